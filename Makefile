@@ -1,0 +1,53 @@
+# The developer interface. Needs Python >= 3.11 and make; everything else goes into .venv.
+PYTHON ?= python3
+WORKERS ?= 2
+BIN := .venv/bin
+# What `make gpu` runs; GPU_PYTHON=python3 takes a machine's own torch, with nothing installed.
+GPU_PYTHON ?= $(BIN)/python
+
+.DELETE_ON_ERROR:
+.PHONY: help install lint test demo docs bench gpu clean
+
+help:
+	@echo "make install   .venv with the pinned versions and the tightfit command"
+	@echo "make lint      ruff and strict typing"
+	@echo "make test      the whole suite on the CPU"
+	@echo "make demo      train a small GPT on the Python standard library's source"
+	@echo "make docs      write the generated pages of docs/ again"
+	@echo "make bench     the benchmarks, recorded in results/"
+	@echo "make gpu       the GPU tests, the quickstart and the benchmarks on a CUDA device"
+	@echo "make clean     remove .venv and the caches"
+
+install: .venv/.installed
+
+.venv/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("$(PYTHON) is Python %d.%d, and tightfit needs 3.11 or later; run: make $(MAKECMDGOALS) PYTHON=python3.11" % v[:2])'
+	$(PYTHON) -m venv .venv
+	@echo "installing the pinned versions into .venv: a few minutes, mostly torch"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS)
+
+demo: install
+	$(BIN)/tightfit train quickstart
+
+docs: install
+	$(BIN)/python docs/generate.py
+
+bench: install
+	for file in benchmarks/*.py; do $(BIN)/python "$$file" || exit 1; done
+
+gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),install)
+	@$(GPU_PYTHON) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("make gpu: torch %s sees no CUDA device here" % torch.__version__)'
+	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu -W default
+	PYTHONPATH=src $(GPU_PYTHON) -m tightfit train quickstart device=cuda
+	if [ -x benchmarks/gpu.sh ]; then PYTHONPATH=src PYTHON=$(GPU_PYTHON) benchmarks/gpu.sh; fi
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,206 @@
+"""Write the pages of docs/ that come from declarations: one a technique, their index, and the recipe's fields.
+
+    python docs/generate.py           write what changed, remove pages of techniques that are gone
+    python docs/generate.py --check   write nothing; exit 1 and name the pages that are not current
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import yaml
+from pydantic import RootModel
+
+from refusals import knobs, refusals
+from tightfit.recipe import Data, Recipe
+from tightfit.techniques import SLOTS, Technique
+from tightfit.techniques.compile import BACKENDS
+
+DOCS = Path(__file__).parent
+NOTICE = "<!-- Written by docs/generate.py from declarations in src/tightfit; change those, then run: make docs -->\n"
+
+EXACT = {
+    "bitwise": "leaves the gradients as they are, bit for bit",
+    "rounding": "leaves the gradients as they are up to rounding: sums run in another order",
+    "changes": "changes the numbers by design",
+}
+
+CONSTRAINTS = {"ge": "at least {}", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
+
+def pages() -> dict[str, str]:
+    """Every generated page's text, by its path below docs/."""
+    variants = [variant for slot in SLOTS.values() for variant in slot]
+    result = {f"techniques/{page_name(variant)}": technique_page(variant) for variant in variants}
+    result["techniques/README.md"] = index_page()
+    result["techniques/compile-backends.md"] = backends_page()
+    result["recipe.md"] = recipe_page()
+    return result
+
+
+def page_name(variant: type[Technique]) -> str:
+    """The file of a technique's page."""
+    return f"{variant.slot}.md" if len(SLOTS[variant.slot]) == 1 else f"{variant.slot}-{variant.name}.md"
+
+
+def technique_page(variant: type[Technique]) -> str:
+    """One technique: what it is, what it costs, its knobs, the settings worth trying, and when it is refused."""
+    alone = len(SLOTS[variant.slot]) == 1
+    written = "its knobs, such as `loading.workers=2`" if alone else f"`{variant.slot}={variant.name}`"
+    exact = EXACT[variant.exact]
+    if variant.exact == "changes":
+        exact += f"; the held-out loss on quickstart's data may end {variant.tolerance:g} nats above fp32 AdamW's"
+    parts = [
+        f"# {variant.slot}" if alone else f"# {variant.slot}: {variant.name}",
+        _paragraph(variant),
+        f"- Write: {written}\n- Exactness: {exact}\n- Speed: {variant.speed}\n- Memory: {variant.memory}",
+        "## Knobs",
+        _knobs_table(knobs(variant), f"{variant.slot}.") if knobs(variant) else "None.",
+    ]
+    rungs = [f"{variant.slot}: {_yaml(_short(rung))}" for rung in variant.rungs()]
+    if len(rungs) > 1:
+        parts += ["## Settings worth trying", "\n".join(f"- `{rung}`" for rung in rungs)]
+    reasons = refusals(variant)
+    if reasons:
+        rows = [(r.where, r.when, r.reason) for r in reasons]
+        parts += ["## Refused", _table(("on", "with", "because"), rows)]
+    if variant.slot == "compile":
+        parts.append("See the [table of backends](compile-backends.md).")
+    parts.append("[All techniques](README.md)")
+    return _page(parts)
+
+
+def index_page() -> str:
+    """Every technique in a table for each slot."""
+    parts = [
+        "# Techniques",
+        "One page for each choice a recipe makes. A field that says `auto` is filled in from the device and the model; "
+        "what a recipe names stays as named. `bitwise`, `rounding` and `changes` say how a technique leaves the "
+        "gradients.",
+    ]
+    for slot, variants in SLOTS.items():
+        rows = [(f"[{v.name}]({page_name(v)})", v.exact, v.speed, v.memory) for v in variants]
+        parts += [f"## {slot}", _table(("name", "exactness", "speed", "memory"), rows)]
+    return _page(parts)
+
+
+def backends_page() -> str:
+    """The guides' table of torch.compile backends, and what became of each."""
+    rows = [(f"`{name}`", purpose, f"`{instead}`" if instead else "") for name, (purpose, instead) in BACKENDS.items()]
+    return _page([
+        "# Backends of torch.compile",
+        "Each can be written as `compile.backend`; those that cannot train, or are gone, are refused with what to "
+        "write instead.",
+        _table(("backend", "what it is", "write instead"), rows),
+        "[All techniques](README.md)",
+    ])
+
+
+def recipe_page() -> str:
+    """Every field of a recipe."""
+    links = {slot: f"; see [its techniques](techniques/README.md#{slot})" for slot in SLOTS}
+    return _page([
+        "# Recipe",
+        "A recipe is a YAML file of these fields; `key=value` on the command line overrides one, and dots reach into "
+        "`data` and into techniques. Fields left out take their defaults.",
+        _knobs_table(Recipe.model_fields, "", links),
+        "## data",
+        "A short string stands for `{source: ...}`.",
+        _knobs_table(Data.model_fields, "data."),
+    ])
+
+
+def _knobs_table(fields: Mapping[str, Any], prefix: str, links: Mapping[str, str] | None = None) -> str:
+    rows = []
+    for name, field in fields.items():
+        default = field.get_default(call_default_factory=True)
+        kind = _type(field.annotation, field.metadata)
+        if name in SLOTS and not prefix:
+            kind = "technique, or `auto`" if len(SLOTS[name]) > 1 else "technique"
+        meaning = (field.description or "").rstrip(".") + (links or {}).get(name, "")
+        rows.append((f"`{prefix}{name}`", kind, f"`{_yaml(default)}`", meaning))
+    return _table(("field", "type", "default", "meaning"), rows)
+
+
+def _type(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    """A field's type as a person reads it: `int, at least 1, or auto`."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    limits = [
+        text.format(f"{getattr(limit, key):g}")
+        for limit in metadata
+        for key, text in CONSTRAINTS.items()
+        if hasattr(limit, key)
+    ]
+    if origin is Annotated:
+        inner = [m for extra in arguments[1:] for m in getattr(extra, "metadata", [extra])]
+        return _type(arguments[0], inner)
+    if origin is Literal:
+        text = ", ".join(f"`{value}`" for value in arguments)
+    elif origin in (Union, UnionType):
+        text = ", or ".join(_type(branch) for branch in arguments)
+    elif origin is tuple:
+        text = ("list of " if arguments[-1] is ... else f"{len(arguments)} values, each ") + _type(arguments[0])
+    elif annotation is NoneType:
+        text = "`null`"
+    else:
+        text = "mapping" if origin is dict or annotation is Data else annotation.__name__
+    return ", ".join([text, *limits])
+
+
+def _short(value: Technique) -> Any:
+    """A technique as a recipe holds it."""
+    return Recipe.from_dict({value.slot: value}).to_dict()[value.slot]
+
+
+def _yaml(value: Any) -> str:
+    """A value in YAML's flow style, on one line."""
+    plain = _short(value) if isinstance(value, Technique) else RootModel(value).model_dump(mode="json")
+    text: str = yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, width=float("inf"))
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def _paragraph(variant: type[Technique]) -> str:
+    return " ".join(inspect.getdoc(variant).split())  # type: ignore[union-attr]
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    cells = ([" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in lines)
+    return "\n".join("| " + " | ".join(line) + " |" for line in cells)
+
+
+def _page(parts: Sequence[str]) -> str:
+    return NOTICE + "\n" + "\n\n".join(parts) + "\n"
+
+
+def outdated() -> list[Path]:
+    """Files below docs/ that are not what `pages` says: changed, missing, or of a technique that is gone."""
+    current = {DOCS / path: text for path, text in pages().items()}
+    wrong = [path for path, text in current.items() if not path.is_file() or path.read_text("utf-8") != text]
+    return sorted([*wrong, *(set((DOCS / "techniques").glob("*.md")) - set(current))])
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the pages, or with `--check` name those that are not current. Returns the exit status."""
+    wrong = outdated()
+    for path in wrong:
+        print(path.relative_to(DOCS.parent))
+    if "--check" in arguments:
+        return 1 if wrong else 0
+    texts = pages()
+    for path in wrong:
+        text = texts.get(path.relative_to(DOCS).as_posix())
+        if text is None:
+            path.unlink()
+        else:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,33 @@
+"""tightfit: fit a bigger transformer on one GPU, and train it faster.
+
+    tightfit.Trainer(model, recipe, dataset).train()
+    tightfit.apply(model, recipe)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tightfit.backends.pytorch.own_loop import Applied, apply
+    from tightfit.recipe import Recipe
+    from tightfit.training.trainer import Trainer
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Applied": "tightfit.backends.pytorch.own_loop",
+    "Recipe": "tightfit.recipe",
+    "Trainer": "tightfit.training.trainer",
+    "apply": "tightfit.backends.pytorch.own_loop",
+}
+
+__all__ = ["Applied", "Recipe", "Trainer", "__version__", "apply"]
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded when first used, so that `import tightfit` and `tightfit --help` stay quick.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tightfit' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,5 @@
+"""`python -m tightfit`: the same as the command `tightfit`."""
+
+from tightfit.cli import main
+
+main()

@@ -1,0 +1,118 @@
+"""What the framework-free code asks of a backend: build a step, run it, save it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from tightfit.devices import Device
+from tightfit.recipe import Recipe
+from tightfit.tasks import Window
+
+
+@dataclass(frozen=True)
+class Total:
+    """A sum and what it is to be divided by: the form in which metrics add up over micro-batches and processes."""
+
+    sum: float
+    count: int
+
+    @property
+    def mean(self) -> float:
+        return self.sum / max(self.count, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What one step reports. `grad_norm` is the norm before clipping, None where nothing is clipped."""
+
+    loss: Total
+    grad_norm: float | None = None
+
+
+class PendingResult(Protocol):
+    """A step's result that may still be under way on the device."""
+
+    def ready(self) -> bool:
+        """Whether `read` would return at once."""
+
+    def read(self) -> StepResult:
+        """Wait for the step and return its result."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """What a look at one real forward pass showed.
+
+    attention_kernels: the attention kernels that ran, by name.
+    saved_bytes: bytes kept for the backward pass (parameters not counted), by dtype.
+    """
+
+    attention_kernels: tuple[str, ...] = ()
+    saved_bytes: dict[str, int]
+
+
+class WindowSource(Protocol):
+    """Where windows come from: each is a pure function of its index. It must survive pickling to a worker process."""
+
+    def window(self, index: int) -> Window:
+        """The window of that index, counted from the run's beginning."""
+
+
+class Step(Protocol):
+    """One optimizer step over a window: the function that training runs, planning traces and profiling measures."""
+
+    @property
+    def inspection(self) -> Inspection | None:
+        """What the first forward pass showed; None before it."""
+
+    @property
+    def parameter_count(self) -> int:
+        """Number of the model's parameters, shared ones once."""
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds spent compiling so far."""
+
+    def windows(self, source: WindowSource, start: int, stop: int) -> Iterator[Any]:
+        """The windows from `start` up to, not including, `stop`, prepared ahead as the recipe's loading says."""
+
+    def __call__(self, window: Any, learning_rate: float) -> PendingResult:
+        """Learn from one of `windows`' windows."""
+
+    def evaluate(self, windows: Iterable[Window]) -> Total:
+        """The summed loss over `windows`, with nothing learned."""
+
+    def generate(self, prompt: Sequence[int], new_tokens: int, temperature: float, seed: int) -> list[int]:
+        """Token ids that a causal-lm continues `prompt` with."""
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write weights, optimizer and random state as safetensors into `folder`; return the rest as JSON values."""
+
+    def load(self, folder: Path, meta: dict[str, Any]) -> None:
+        """Restore what `save` wrote, exactly. Raises CheckpointError where it does not fit this recipe's model."""
+
+    def export(self, folder: Path) -> None:
+        """Write the model alone, in the form that others read (`save_pretrained`, or safetensors)."""
+
+    def peak_memory(self) -> int:
+        """Peak bytes: allocated on a CUDA device, resident in the process on the CPU."""
+
+
+class Backend(Protocol):
+    """A framework."""
+
+    def device(self, recipe: Recipe) -> Device:
+        """The device that the recipe runs on. Raises Refused where there is none."""
+
+    def build(self, recipe: Recipe, device: Device, model: Any = None) -> Any:
+        """The model with every technique of a resolved recipe applied.
+
+        model: a module of the caller's own, instead of what `recipe.model` names.
+        Raises Refused with all reasons where a technique cannot serve.
+        """
+
+    def step(self, build: Any) -> Step:
+        """The training step of a build."""

@@ -1,0 +1,1 @@
+"""The PyTorch backend: one file a technique, with the names of `tightfit.techniques`."""

@@ -1,0 +1,50 @@
+"""How each technique is applied in PyTorch: one explicit table, and what is absent with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tightfit.backends.pytorch import attention, checkpointing, compile, loading, optimizer, precision
+from tightfit.backends.pytorch.build import Build
+from tightfit.techniques import Technique
+from tightfit.techniques import attention as attentions
+from tightfit.techniques import checkpointing as checkpointings
+from tightfit.techniques import compile as compiles
+from tightfit.techniques import loading as loadings
+from tightfit.techniques import optimizer as optimizers
+from tightfit.techniques import precision as precisions
+
+APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
+    attentions.Eager: attention.eager,
+    attentions.Sdpa: attention.sdpa,
+    attentions.Flex: attention.flex,
+    attentions.FlashAttn: attention.flash_attn,
+    precisions.Fp32: precision.fp32,
+    precisions.Fp16: precision.fp16,
+    precisions.Bf16: precision.bf16,
+    precisions.Bf16Pure: precision.bf16_pure,
+    checkpointings.NoCheckpointing: checkpointing.no_checkpointing,
+    checkpointings.EveryBlock: checkpointing.every_block,
+    checkpointings.EveryNth: checkpointing.every_nth,
+    checkpointings.Segments: checkpointing.segments,
+    checkpointings.MlpOnly: checkpointing.mlp_only,
+    checkpointings.AttentionOnly: checkpointing.attention_only,
+    checkpointings.Selective: checkpointing.selective,
+    checkpointings.MemoryBudget: checkpointing.memory_budget,
+    compiles.NoCompile: compile.no_compile,
+    compiles.PerBlock: compile.per_block,
+    compiles.WholeModel: compile.whole_model,
+    optimizers.AdamW: optimizer.adamw,
+    optimizers.Sgd: optimizer.sgd,
+    optimizers.Adafactor: optimizer.adafactor,
+    optimizers.Lion: optimizer.lion,
+    optimizers.AdamW8bit: optimizer.adamw_8bit,
+    optimizers.AdamW4bit: optimizer.adamw_4bit,
+    optimizers.AdamWAnyPrecision: optimizer.adamw_anyprecision,
+    loadings.Loading: loading.loading,
+}
+"""Every technique of `SLOTS` that this backend has, and the function that applies it."""
+
+ABSENT: Mapping[type[Technique], str] = {}
+"""Techniques that this backend does not have, with the reason."""

@@ -1,0 +1,101 @@
+"""A window as tensors: from numpy in a loading worker, to pinned memory, to the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tightfit.tasks import MaskKind, MicroBatch, Window
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorBatch:
+    """A micro-batch on a device; the fields are those of `tasks.MicroBatch`.
+
+    document_starts: int32 (documents + 1,), where each document begins in the flattened (B * T) tokens, ending with
+        B * T; only with mask `packed`. This is the form that variable-length kernels read.
+    """
+
+    inputs: dict[str, Tensor]
+    labels: Tensor
+    mask: MaskKind = "none"
+    padding: Tensor | None = None
+    document_ids: Tensor | None = None
+    document_starts: Tensor | None = None
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> TensorBatch:
+        """The same batch with `change` applied to every tensor."""
+
+        def maybe(value: Tensor | None) -> Tensor | None:
+            return None if value is None else change(value)
+
+        return replace(
+            self,
+            inputs={name: change(value) for name, value in self.inputs.items()},
+            labels=change(self.labels),
+            padding=maybe(self.padding),
+            document_ids=maybe(self.document_ids),
+            document_starts=maybe(self.document_starts),
+        )
+
+    def pin_memory(self) -> TensorBatch:
+        return self.map(lambda t: t.pin_memory())
+
+    def to(self, device: torch.device) -> TensorBatch:
+        """Copied to `device`, without waiting where the memory is pinned."""
+        if device.type == "cpu":
+            return self
+        return self.map(lambda t: t.to(device, non_blocking=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorWindow:
+    """A window whose micro-batches are tensors in host memory; the other fields are those of `tasks.Window`."""
+
+    micro_batches: tuple[TensorBatch, ...]
+    count: int
+    samples: int
+    tokens: int
+    index: int
+    origin: str
+
+    def pin_memory(self) -> TensorWindow:
+        return replace(self, micro_batches=tuple(m.pin_memory() for m in self.micro_batches))
+
+
+def document_starts(document_ids: np.ndarray) -> np.ndarray:
+    """Where documents begin in the flattened rows: int32 (documents + 1,) for `document_ids` (B, T)."""
+    fresh = np.ones(document_ids.shape, dtype=bool)
+    fresh[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
+    return np.append(np.flatnonzero(fresh), document_ids.size).astype(np.int32)
+
+
+def tensor_batch(micro_batch: MicroBatch) -> TensorBatch:
+    """The micro-batch as tensors that share the arrays' memory."""
+    ids, padding = micro_batch.document_ids, micro_batch.padding
+    # Causal models are told nothing of padding, which is right only where it follows a row's real tokens.
+    assert padding is None or (padding[:, 1:] <= padding[:, :-1]).all(), "padding must follow the real tokens"
+    return TensorBatch(
+        inputs={name: torch.from_numpy(value) for name, value in micro_batch.inputs.items()},
+        labels=torch.from_numpy(micro_batch.labels),
+        mask=micro_batch.mask,
+        padding=None if padding is None else torch.from_numpy(padding),
+        document_ids=None if ids is None else torch.from_numpy(ids),
+        document_starts=None if ids is None else torch.from_numpy(document_starts(ids)),
+    )
+
+
+def tensor_window(window: Window) -> TensorWindow:
+    """The window as tensors that share the arrays' memory."""
+    return TensorWindow(
+        micro_batches=tuple(tensor_batch(m) for m in window.micro_batches),
+        count=window.count,
+        samples=window.samples,
+        tokens=window.tokens,
+        index=window.index,
+        origin=window.origin,
+    )

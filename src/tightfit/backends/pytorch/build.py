@@ -1,0 +1,116 @@
+"""What techniques transform on the way to a training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tightfit.backends.base import WindowSource
+from tightfit.backends.pytorch.batch import TensorBatch, TensorWindow
+from tightfit.backends.pytorch.models import logits_of
+from tightfit.devices import Device
+from tightfit.models import ModelFacts
+from tightfit.recipe import Recipe
+from tightfit.tasks import Task
+
+Context = Callable[[], AbstractContextManager[Any]]
+MaskArguments = Callable[[TensorBatch], dict[str, Any]]
+OptimizerFactory = Callable[[nn.Module], Optimizer]
+Windows = Callable[[WindowSource, int, int], Iterator[TensorWindow]]
+
+
+def no_mask(batch: TensorBatch) -> dict[str, Any]:
+    """The arguments of a model that is told nothing about which positions may see each other."""
+    return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """A model on its way to a step. Each technique takes one and returns one, changed with `dataclasses.replace`.
+
+    model: the module itself, changed in place; parameter names stay what they are without any technique.
+    stacks: the model's repeated blocks, one tuple for each stack (an encoder-decoder has two), in forward order.
+    mask_arguments: the keyword arguments that tell the model which positions may see each other; a value of None
+        leaves that argument out.
+    forward_contexts: entered around every forward pass and its loss (autocast).
+    settings: process settings held while steps run (tf32, the allowed SDPA kernels), entered once by `session`.
+    loss_scaling: whether gradients are scaled up for fp16.
+    optimizer_factory: makes the optimizer from the finished model.
+    windows: prepares windows ahead of the step.
+    evaluation_dtype: cast the weights to this for evaluation; None keeps them.
+    notes: sentences for the person running this, such as a risky combination.
+    """
+
+    recipe: Recipe
+    device: Device
+    torch_device: torch.device
+    task: Task
+    facts: ModelFacts
+    model: nn.Module
+    stacks: tuple[tuple[nn.Module, ...], ...]
+    mask_arguments: MaskArguments = no_mask
+    forward_contexts: tuple[Context, ...] = ()
+    settings: tuple[Context, ...] = ()
+    loss_scaling: bool = False
+    optimizer_factory: OptimizerFactory | None = None
+    windows: Windows | None = None
+    evaluation_dtype: torch.dtype | None = None
+    notes: tuple[str, ...] = ()
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Hold the process settings that the techniques asked for, and put back what was there."""
+        with ExitStack() as stack:
+            for setting in self.settings:
+                stack.enter_context(setting())
+            yield
+
+    @contextmanager
+    def forward_context(self) -> Iterator[None]:
+        """Everything that surrounds a forward pass and its loss."""
+        with ExitStack() as stack:
+            for context in self.forward_contexts:
+                stack.enter_context(context())
+            yield
+
+    def logits(self, batch: TensorBatch) -> Tensor:
+        """The model's logits for a micro-batch on the device: (B, T, vocabulary) or (B, classes).
+
+        Rows that only pad the vocabulary are cut off, so that they neither win nor weigh in the loss.
+        """
+        weights = next(self.model.parameters()).dtype
+        inputs = {name: t.to(weights) if t.is_floating_point() else t for name, t in batch.inputs.items()}
+        arguments = {**inputs, **self.mask_arguments(batch)}
+        logits = logits_of(self.model(**{name: value for name, value in arguments.items() if value is not None}))
+        if self.recipe.pad_vocab_to and self.task.reads == "tokens" and logits.dim() == 3:
+            return logits[..., : self.facts.vocab_size]
+        return logits
+
+    @contextmanager
+    def evaluation_weights(self) -> Iterator[None]:
+        """Hold the weights in the evaluation's format, and put the originals back, bit for bit.
+
+        Each weight is replaced before the next one, and the originals wait in host memory while the device holds
+        the smaller ones.
+        """
+        dtype = self.evaluation_dtype
+        if dtype is None:
+            yield
+            return
+        wide = [p for p in self.model.parameters() if p.dtype == torch.float32]
+        originals = [t.data for t in wide]
+        if self.torch_device.type != "cpu":
+            originals = [t.cpu() for t in originals]
+        for tensor in wide:
+            tensor.data = tensor.data.to(dtype)
+        try:
+            yield
+        finally:
+            for tensor, original in zip(wide, originals, strict=True):
+                tensor.data = original.to(self.torch_device)

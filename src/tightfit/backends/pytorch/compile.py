@@ -1,0 +1,44 @@
+"""torch.compile over blocks or the whole model, and the time it takes."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.regions import compile_module
+from tightfit.techniques.compile import NoCompile, PerBlock, WholeModel
+
+OUTERMOST = ("_compile.compile_inner", "backward._backward_impl")
+"""Dynamo's timed sections that contain all others: of a forward pass's compilation, and of a backward pass's."""
+
+
+def no_compile(technique: NoCompile, build: Build) -> Build:
+    return build
+
+
+def per_block(technique: PerBlock, build: Build) -> Build:
+    for stack in build.stacks:
+        for block in stack:
+            compile_module(block, **_arguments(technique))
+    return build
+
+
+def whole_model(technique: WholeModel, build: Build) -> Build:
+    compile_module(build.model, **_arguments(technique))
+    return build
+
+
+def _arguments(technique: PerBlock | WholeModel) -> dict[str, Any]:
+    # `mode` is Inductor's; the other backends refuse it.
+    mode = {"mode": technique.mode} if technique.backend == "inductor" and technique.mode != "default" else {}
+    return {"backend": technique.backend, **mode}
+
+
+def compile_seconds() -> float:
+    """Seconds that Dynamo and its backends have spent compiling in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is None:  # nothing was compiled, and loading Dynamo takes seconds
+        return 0.0
+    times: dict[str, list[float]] = dynamo.compilation_time_metrics
+    return sum(sum(times.get(name, ())) for name in OUTERMOST)

@@ -1,0 +1,57 @@
+"""A look at one real forward pass: which attention kernel ran, and in which formats activations are kept."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from tightfit.backends.base import Inspection
+from tightfit.backends.pytorch.attention_functions import kernel_names
+
+
+class Inspector:
+    """A context manager around one forward pass. It changes no result: it listens to the profiler and to what
+    autograd saves."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        self._saved: dict[int, tuple[int, str]] = {}
+        self._profiler: torch.autograd.profiler.profile | None = None
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._note, lambda tensor: tensor)
+
+    def _note(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._parameters:
+            self._saved[storage.data_ptr()] = (storage.nbytes(), str(tensor.dtype).removeprefix("torch."))
+        return tensor.detach()  # an output kept with its own history would be a cycle that only the collector frees
+
+    def __enter__(self) -> Self:
+        # A caller's own profiler would end with this one: then kernels go unnamed.
+        if not torch._C._autograd._profiler_enabled():
+            # Op names are all that is asked for: without Kineto, whose first start takes seconds, and without its log.
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+            self._profiler = torch.autograd.profiler.profile(use_kineto=False)
+            self._profiler.__enter__()
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._hooks.__exit__(kind, error, trace)
+        if self._profiler is not None:
+            self._profiler.__exit__(kind, error, trace)
+
+    def result(self) -> Inspection:
+        """What was seen, after the forward pass."""
+        saved: Counter[str] = Counter()
+        for size, dtype in self._saved.values():
+            saved[dtype] += size
+        events = () if self._profiler is None else self._profiler.key_averages()
+        kernels = kernel_names(event.key for event in events)
+        return Inspection(attention_kernels=tuple(kernels), saved_bytes=dict(saved))

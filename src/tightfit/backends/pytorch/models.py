@@ -1,0 +1,252 @@
+"""Models as PyTorch modules: built from a recipe, read for their logits, saved."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from safetensors.torch import load_model as load_safetensors
+from safetensors.torch import save_model as save_safetensors
+from torch import Tensor, nn
+
+from tightfit.backends.pytorch.padding import unpadded
+from tightfit.backends.pytorch.transformer import Transformer
+from tightfit.errors import ModelError, nearest
+from tightfit.models import (
+    OUR_TRANSFORMER,
+    TransformerConfig,
+    explain_hub_error,
+    facts_of,
+    one_line,
+    read_config,
+    resolve_source,
+)
+from tightfit.recipe import Recipe
+from tightfit.tasks import Task
+
+WEIGHTS = "model.safetensors"
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+"""What a folder's weights are called."""
+
+LOGITS_OF_EACH_TOKEN = ("causal-lm", "masked-lm")
+"""The tasks that the bundled transformer serves."""
+
+SEES_BOTH_SIDES = frozenset({"xlnet", "xlm", "flaubert"})
+"""Model types whose causal-lm class is not causal by itself."""
+
+
+class BuiltModel(NamedTuple):
+    """A model in training mode, and what the person who trains it should know, as sentences."""
+
+    model: nn.Module
+    notes: tuple[str, ...] = ()
+
+
+def build_model(
+    recipe: Recipe, task: Task, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> BuiltModel:
+    """The recipe's model for the task, on `device` (`meta` for shapes alone), its weights in `dtype`.
+
+    Weights are the stored ones where the recipe wants them and there are any; others are drawn on the device, from
+    `recipe.seed` alone. Raises ModelError for what cannot be found, loaded or built.
+    """
+    device, source = torch.device(device), resolve_source(recipe)
+    torch.manual_seed(recipe.seed)
+    if source.kind == "factory":
+        model = _from_factory(source.name, recipe.model_overrides, device)
+        return BuiltModel(ready_to_train(model.to(device=device, dtype=dtype), recipe))
+    config = read_config(recipe)
+    stored = recipe.pretrained and source.kind != "bundled"
+    notes: list[str] = []
+    if stored and source.kind == "folder" and not _has_weights(Path(source.name)):
+        stored = False
+        notes.append(f"the folder {source.name} holds no weights: the model starts from its configuration")
+    if isinstance(config, TransformerConfig):
+        model = _our_transformer(config, Path(source.name) if stored else None, task, device)
+        return BuiltModel(ready_to_train(model.to(device=device, dtype=dtype), recipe), tuple(notes))
+    if task.name == "causal-lm" and config.model_type in SEES_BOTH_SIDES:
+        notes.append(f"{type(config).__name__} sees the tokens it predicts: its causal-lm loss says nothing")
+    if stored:
+        if recipe.precision != "auto" and recipe.precision.name == "fp16" and config.dtype == torch.bfloat16:
+            notes.append("this model was trained in bf16, whose larger range fp16 does not have: its activations may "
+                         "overflow; precision=bf16 is safer")
+        model, found = _from_stored(source.name, config, recipe, task, device, dtype)
+        notes += found
+    else:
+        model = _from_config(config, recipe, task, device, dtype)
+    return BuiltModel(ready_to_train(model, recipe), tuple(notes))
+
+
+def ready_to_train(model: nn.Module, recipe: Recipe) -> nn.Module:
+    """The model in training mode, with its caches off and, where it classifies, the padding token that it looks for.
+
+    For models that come from elsewhere as well.
+    """
+    for part in model.modules():  # T5's decoder, for one, has a configuration of its own
+        if isinstance(part, transformers.PreTrainedModel):
+            part.config.use_cache = False
+    if isinstance(model, transformers.PreTrainedModel) and recipe.task == "sequence-classification":
+        model.config.pad_token_id = facts_of(model.config, recipe).pad_token_id
+    return model.train()
+
+
+def _from_config(
+    config: Any, recipe: Recipe, task: Task, device: torch.device, dtype: torch.dtype
+) -> nn.Module:
+    auto = getattr(transformers, task.auto_class)
+    try:
+        with torch.device(device):
+            model: nn.Module = auto.from_config(config, dtype=dtype, trust_remote_code=recipe.trust_remote_code)
+    except (ValueError, TypeError, AssertionError, ZeroDivisionError, RuntimeError, ImportError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise ModelError(_explain_build(recipe, config, task, error)) from error
+    return model
+
+
+def _from_stored(
+    name: str, config: Any, recipe: Recipe, task: Task, device: torch.device, dtype: torch.dtype
+) -> tuple[nn.Module, list[str]]:
+    """The model with its stored weights, and notes on the weights that had to be drawn at random.
+
+    A classifier of another size is drawn anew; any other weight of another size is an error.
+    """
+    auto = getattr(transformers, task.auto_class)
+    try:
+        model, loading = auto.from_pretrained(
+            name, config=config, dtype=dtype, trust_remote_code=recipe.trust_remote_code,
+            ignore_mismatched_sizes=True, output_loading_info=True,
+        )
+    except Exception as error:  # the hub's client, its transport and remote code each raise their own
+        unserved = isinstance(error, ValueError) and "Unrecognized configuration class" in str(error)
+        message = _explain_build(recipe, config, task, error) if unserved else explain_hub_error(name, error)
+        raise ModelError(message) from error
+    labels, drawn = config.num_labels, sorted(loading["missing_keys"])
+    for key, stored, wanted in sorted(loading["mismatched_keys"]):
+        if not (task.name.endswith("classification") and tuple(wanted)[:1] == (labels,)):
+            raise ModelError(
+                f"model: the stored weight {key} of {name!r} has shape {tuple(stored)}, and the recipe asks for "
+                f"{tuple(wanted)}; take back the changed vocab_size or model_overrides, or write pretrained=false"
+            )
+        drawn.append(key)
+    notes = [f"not stored with {name}, so drawn at random: {', '.join(drawn)}"] if drawn else []
+    return model.to(device), notes
+
+
+def _our_transformer(config: TransformerConfig, folder: Path | None, task: Task, device: torch.device) -> nn.Module:
+    if task.name not in LOGITS_OF_EACH_TOKEN:
+        raise ModelError(f"task: the bundled transformer gives logits for each token, which {task.name} does not use; "
+                         f"write task={LOGITS_OF_EACH_TOKEN[0]}")
+    with torch.device(device):
+        model = Transformer(config)
+    if folder is not None:
+        try:
+            load_safetensors(model, folder / WEIGHTS, device=str(device))
+        except (OSError, RuntimeError, SafetensorError) as error:
+            raise ModelError(f"model: the weights in {str(folder)!r} do not fit: {one_line(error)}; take back "
+                             "model_overrides, or write pretrained=false") from error
+    return model
+
+
+def _from_factory(name: str, arguments: Mapping[str, Any], device: torch.device) -> nn.Module:
+    """What the factory `package.module:attribute` returns. Raises ModelError for a part of the name that is missing,
+    arguments that it does not take, and a result that is no nn.Module."""
+    module_name, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if not f"{module_name}.".startswith(f"{error.name}."):
+            raise ModelError(f"model: importing {module_name!r} failed: {one_line(error)}") from error
+        raise ModelError(f"model: there is no module {module_name!r}; install its package, or put its folder "
+                         "on PYTHONPATH") from None
+    for part in path.split("."):
+        if not hasattr(found, part):
+            choices = [known for known in dir(found) if not known.startswith("_")]
+            raise ModelError(f"model: {module_name} has no {path!r}; {nearest(part, choices)}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ModelError(f"model: {name!r} is a {type(found).__name__}; name a function or class that returns a module")
+    try:
+        inspect.signature(found).bind(**arguments)
+    except TypeError as error:
+        raise ModelError(f"model_overrides: {name} cannot be called with {dict(arguments)}: {error}") from None
+    with torch.device(device) if device.type != "cpu" else nullcontext():
+        model = found(**arguments)
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"model: {name!r} returned a {type(model).__name__}; it should return a torch.nn.Module")
+    return model
+
+
+def _explain_build(recipe: Recipe, config: Any, task: Task, error: BaseException) -> str:
+    if "Unrecognized configuration class" in str(error):
+        return (f"task: transformers has no {task.name} model of type {config.model_type!r}; write another task, "
+                f"or another model than {recipe.model!r}")
+    return f"model: {recipe.model!r} cannot be built: {one_line(error)}"
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(next(folder.glob(pattern), None) is not None for pattern in WEIGHT_FILES)
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits in what a model returned: the tensor itself, its `logits`, or the first of a tuple."""
+    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if logits is None and isinstance(output, tuple) and output:
+        logits = output[0]
+    if not isinstance(logits, Tensor):
+        raise ModelError(f"model: its forward returned a {type(output).__name__}; it should return the logits, "
+                         "an object with `logits`, or a tuple that begins with them")
+    return logits
+
+
+def accepted_arguments(model: nn.Module) -> frozenset[str]:
+    """Names of the keyword arguments of the model's forward, and `kwargs` where it takes any others as well."""
+    parameters = list(inspect.signature(type(model).forward).parameters.values())[1:]
+    names = {"kwargs" if p.kind is p.VAR_KEYWORD else p.name for p in parameters if p.kind is not p.VAR_POSITIONAL}
+    return frozenset(names)
+
+
+def parameter_count(model: nn.Module) -> int:
+    """The model's parameters; tied ones count once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Keep transformers' own bars off a screen that has one already."""
+    shown = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers.utils.logging.enable_progress_bar()
+
+
+def save_model(model: nn.Module, folder: Path | str) -> None:
+    """Write the model's configuration and weights (safetensors) so that `model: <folder>` reads them.
+
+    transformers' models are written by `save_pretrained`; of a model of unknown class only its own code can make sense.
+    Rows that only pad the vocabulary are left out.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with unpadded(model):
+        if isinstance(model, transformers.PreTrainedModel):
+            with _no_progress_bars():
+                model.save_pretrained(folder)
+            return
+        save_safetensors(model, str(folder / WEIGHTS))
+    described: dict[str, Any] = {"class": f"{type(model).__module__}.{type(model).__qualname__}"}
+    if isinstance(model, Transformer):
+        described = {"model_type": OUR_TRANSFORMER, **asdict(model.shape)}
+    (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")

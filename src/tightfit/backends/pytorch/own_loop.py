@@ -1,0 +1,94 @@
+"""`tightfit.apply`: a recipe's techniques for people who keep their own loop."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from tightfit.backends.pytorch.backend import PytorchBackend
+from tightfit.backends.pytorch.build import Build
+from tightfit.errors import RecipeError
+from tightfit.recipe import Recipe
+from tightfit.techniques import SLOTS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Applied:
+    """A model and its optimizer with a recipe's techniques applied, and what the recipe asks of the loop itself.
+
+    accelerator_kwargs: for `accelerate.Accelerator(**kwargs)`: mixed precision and accumulation, so that they are
+        done there and nowhere twice.
+    left_to_you: the same and the rest, as sentences, for a loop without Accelerate.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    accelerator_kwargs: dict[str, Any]
+    left_to_you: tuple[str, ...]
+    build: Build
+
+    def settings(self) -> AbstractContextManager[None]:
+        """Hold the process settings that the recipe asks for (tf32, SDPA kernels, a memory budget) around a loop."""
+        return self.build.session()
+
+
+def apply(model: nn.Module, recipe: Recipe | dict[str, Any]) -> Applied:
+    """Apply a recipe's techniques to `model` (in place) and make its optimizer; the loop stays the caller's.
+
+    Autocast, loss scaling, accumulation, clipping and the learning-rate schedule are not applied: they are listed in
+    `left_to_you`, and `accelerator_kwargs` hands the first three to Accelerate.
+
+    Raises RecipeError where a technique or the micro-batch is still `auto`, and Refused where one cannot serve here.
+    """
+    recipe = recipe if isinstance(recipe, Recipe) else Recipe.from_dict(recipe)
+    fields = [*(slot for slot in SLOTS if slot != "loading"), "micro_batch_size"]
+    open_fields = [name for name in fields if getattr(recipe, name) == "auto"]
+    if open_fields:
+        raise RecipeError(f"{', '.join(open_fields)}: still auto; write a value for each, such as precision=fp32")
+    backend = PytorchBackend()
+    build = backend.build(recipe, backend.device(recipe), model)
+    assert build.optimizer_factory is not None
+    assert recipe.precision != "auto"
+    assert recipe.micro_batch_size != "auto"
+    accumulation = math.ceil(recipe.batch_size / recipe.micro_batch_size)
+    mixed = recipe.precision.name if recipe.precision.name in ("fp16", "bf16") else "no"
+    return Applied(
+        model=build.model,
+        optimizer=build.optimizer_factory(build.model),
+        accelerator_kwargs={
+            "mixed_precision": mixed,
+            "gradient_accumulation_steps": accumulation,
+            "cpu": build.torch_device.type == "cpu",
+        },
+        left_to_you=_left_to_you(recipe, build, mixed, accumulation),
+        build=build,
+    )
+
+
+def _left_to_you(recipe: Recipe, build: Build, mixed: str, accumulation: int) -> tuple[str, ...]:
+    kind = build.torch_device.type
+    sentences = []
+    if mixed != "no":
+        dtype = {"fp16": "float16", "bf16": "bfloat16"}[mixed]
+        sentences.append(f"autocast: with torch.autocast({kind!r}, dtype=torch.{dtype}) around the forward pass")
+    if build.loss_scaling:
+        sentences.append(f"loss scaling: torch.amp.GradScaler({kind!r})")
+    if accumulation > 1:
+        sentences.append(
+            f"accumulation: {accumulation} micro-batches of {recipe.micro_batch_size} a step, each one's summed loss "
+            "divided by the number of labels in all of them"
+        )
+    if recipe.max_grad_norm:
+        sentences.append(f"clipping: torch.nn.utils.clip_grad_norm_(model.parameters(), {recipe.max_grad_norm})")
+    if recipe.lr_scheduler_type != "constant" or recipe.warmup_steps:
+        sentences.append(f"schedule: {recipe.lr_scheduler_type}, {recipe.warmup_steps} warm-up steps")
+    if recipe.empty_cache_steps:
+        sentences.append(f"torch.cuda.empty_cache() every {recipe.empty_cache_steps} steps")
+    if build.settings:
+        sentences.append("process settings: with applied.settings() around the loop")
+    return tuple(sentences)

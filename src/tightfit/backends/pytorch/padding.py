@@ -1,0 +1,131 @@
+"""Vocabularies padded to a round size, for the sake of the matrix kernels.
+
+The added rows of the embedding and of the output layer are zero. No token reads them, and the caller cuts their
+logits off (`logits[..., :vocab_size]`), so that they never win and never weigh in a softmax: they get no gradient.
+The configuration keeps the real size, and a model is saved without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tightfit.errors import ModelError
+
+BIAS_BUFFER = "final_logits_bias"
+"""BART's bias on the logits: a buffer (1, vocabulary)."""
+
+ROWS_BEFORE = "rows_before_padding"
+"""Attribute of a padded model: the rows its vocabulary had."""
+
+
+def pad_vocab(model: nn.Module, multiple: int, vocab_size: int) -> int:
+    """Round the rows of the model's embedding, and of its output layer, up to a multiple, in place.
+
+    The parameters are replaced wherever they are used, so that tied ones stay tied; build the optimizer afterwards.
+    Returns `vocab_size`, the number of logits to keep. Raises ModelError for a model with no vocabulary of that size.
+    """
+    tables = _tables(model, vocab_size)
+    before = max(t.shape[0] for t in tables)
+    rows = -(-before // multiple) * multiple
+    if rows == before:
+        return vocab_size
+    replacements = {
+        id(table): nn.Parameter(_with_rows(table.detach(), 0, rows), requires_grad=table.requires_grad)
+        for table in tables
+    }
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) in replacements:
+                module._parameters[name] = replacements[id(parameter)]
+                _note_rows(module, rows)
+    for module in _biased(model):
+        module._buffers[BIAS_BUFFER] = _with_rows(_bias(module), 1, rows)
+    setattr(model, ROWS_BEFORE, before)
+    return vocab_size
+
+
+@contextmanager
+def unpadded(model: nn.Module) -> Iterator[None]:
+    """Hold a padded vocabulary at the size it had, for saving and for generating, and put the padding back after."""
+    before = getattr(model, ROWS_BEFORE, None)
+    if before is None:
+        yield
+        return
+    tables = _vocabulary_parameters(model)
+    rows, full = tables[0].shape[0], [table.data for table in tables]
+    mine = {id(table) for table in tables}
+    holders = [m for m in model.modules() if any(id(p) in mine for p in m._parameters.values())]
+    for table in tables:
+        table.data = table.data[:before].clone()
+    for module in holders:
+        _note_rows(module, before)
+    for module in _biased(model):
+        module._buffers[BIAS_BUFFER] = _bias(module)[:, :before].clone()
+    try:
+        yield
+    finally:
+        for table, data in zip(tables, full, strict=True):
+            table.data = data
+        for module in holders:
+            _note_rows(module, rows)
+        for module in _biased(model):
+            module._buffers[BIAS_BUFFER] = _with_rows(_bias(module), 1, rows)
+
+
+def _tables(model: nn.Module, vocab_size: int) -> list[nn.Parameter]:
+    tables = _vocabulary_parameters(model)
+    if not tables:
+        raise ModelError(f"pad_vocab_to: {type(model).__name__} has no token embedding that can be found; give "
+                         "it get_input_embeddings and get_output_embeddings, or write pad_vocab_to: null")
+    wrong = [t.shape[0] for t in tables if t.shape[0] < vocab_size]
+    if wrong:
+        raise ModelError(f"pad_vocab_to: the vocabulary has {vocab_size} tokens, and {type(model).__name__}'s "
+                         f"embedding {wrong[0]} rows; write vocab_size: {wrong[0]}")
+    return tables
+
+
+def _vocabulary_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters with one row for each token: the embedding, the output layer and its bias, each once."""
+    ends = [_end(model, "get_input_embeddings"), _end(model, "get_output_embeddings")]
+    if not isinstance(ends[0], nn.Embedding):
+        return []
+    parameters = (p for module in ends if isinstance(module, nn.Module) for p in module._parameters.values())
+    return list({id(p): p for p in parameters if p is not None}.values())
+
+
+def _end(model: nn.Module, getter: str) -> Any:
+    """What a model answers to one of the two questions by which its vocabulary is found, None where it does not."""
+    answer: Callable[[], Any] = getattr(model, getter, lambda: None)
+    try:
+        return answer()
+    except NotImplementedError:  # transformers: this model has no embedding of tokens
+        return None
+
+
+def _with_rows(table: Tensor, dim: int, rows: int) -> Tensor:
+    """`table` with zeros behind its last row along `dim`."""
+    missing = rows - table.shape[dim]
+    return F.pad(table, (0, 0) * (table.dim() - 1 - dim) + (0, missing))
+
+
+def _note_rows(module: nn.Module, rows: int) -> None:
+    """Keep what the module says of its size in step with its weight."""
+    if isinstance(module, nn.Embedding):
+        module.num_embeddings = rows
+    elif isinstance(module, nn.Linear):
+        module.out_features = rows
+
+
+def _biased(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if BIAS_BUFFER in module._buffers]
+
+
+def _bias(module: nn.Module) -> Tensor:
+    bias = module._buffers[BIAS_BUFFER]
+    assert bias is not None
+    return bias

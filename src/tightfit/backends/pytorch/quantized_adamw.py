@@ -1,0 +1,76 @@
+"""torchao's AdamW with states of 8 and 4 bits, its embeddings left at 32 bits. Importing this needs torchao."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torchao import optim as torchao_optim
+from torchao.optim import subclass_4bit, subclass_8bit
+from torchao.optim.adam import single_param_adam
+
+
+class _Quantized:
+    """What both share. Mixed in before a torchao optimizer, whose learning rate is a tensor to be filled in place.
+
+    groups: parameter groups. in_32_bits: parameters whose states stay fp32, the embeddings: their rows see gradients
+        rarely and of very different size, which one scale over a block of rows fits badly (Dettmers et al. 2022).
+    Tensors of fewer than 4096 values, or not a multiple of the block, are not quantized either: their states are fp32.
+    """
+
+    param_groups: list[dict[str, Any]]
+    state: dict[Tensor, dict[str, Any]]
+    bf16_stochastic_round: bool
+
+    def __init__(self, groups: list[dict[str, Any]], in_32_bits: Iterable[nn.Parameter], **options: Any) -> None:
+        self._in_32_bits = frozenset(in_32_bits)
+        super().__init__(groups, **options)  # type: ignore[call-arg]
+        with unset_fake_temporarily():  # torchao reads these tables' values once, which fake tensors have not
+            for module in (subclass_4bit, subclass_8bit):
+                module.get_qmap_signed()
+                module.get_qmap_unsigned()
+
+    def _new_buffer(self, p: Tensor, signed: bool) -> Tensor:
+        if p in self._in_32_bits:
+            return torch.zeros_like(p, dtype=torch.float32)
+        buffer: Tensor = super()._new_buffer(p, signed)  # type: ignore[misc]
+        return buffer.float() if type(buffer) is Tensor else buffer
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update: torchao's compiled kernel for each parameter on CUDA, the same formula uncompiled elsewhere,
+        where compiling may lack a C++ compiler and would not pay."""
+        if self.param_groups[0]["params"][0].is_cuda:
+            return super().step(closure)  # type: ignore[misc]
+        loss = None if closure is None else closure()
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        self._update(parameter, group)
+        return loss
+
+    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        assert parameter.grad is not None
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            state["exp_avg"] = self._new_buffer(parameter, True)
+            state["exp_avg_sq"] = self._new_buffer(parameter, False)
+        state["step"] += 1
+        single_param_adam(
+            parameter.detach(), parameter.grad, state["step"], state["exp_avg"], state["exp_avg_sq"],
+            max_exp_avg_sq=None, lr=group["lr"], beta1=group["betas"][0], beta2=group["betas"][1],
+            weight_decay=group["weight_decay"], eps=group["eps"], IS_ADAMW=True,
+            BF16_STOCHASTIC_ROUND=self.bf16_stochastic_round and parameter.dtype is torch.bfloat16,
+        )  # fmt: skip
+
+
+class AdamW8bit(_Quantized, torchao_optim.AdamW8bit):  # type: ignore[misc]
+    """AdamW whose states take 8 bits a value and one fp32 scale a block."""
+
+
+class AdamW4bit(_Quantized, torchao_optim.AdamW4bit):  # type: ignore[misc]
+    """AdamW whose states take 4 bits a value and one fp32 scale a block."""

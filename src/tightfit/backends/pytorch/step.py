@@ -1,0 +1,204 @@
+"""The training step: one optimizer update from one window of micro-batches."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tightfit.backends.base import Inspection, StepResult, Total, WindowSource
+from tightfit.backends.pytorch.batch import TensorBatch, TensorWindow, tensor_window
+from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.compile import compile_seconds
+from tightfit.backends.pytorch.generation import generate
+from tightfit.backends.pytorch.inspection import Inspector
+from tightfit.backends.pytorch.losses import cross_entropy_sum
+from tightfit.backends.pytorch.models import parameter_count, save_model
+from tightfit.backends.pytorch.optimizer import set_learning_rate
+from tightfit.backends.pytorch.state import load_state, save_state
+from tightfit.errors import OutOfMemory
+from tightfit.tasks import Window
+
+
+@dataclass(frozen=True)
+class PendingStep:
+    """A step's figures, on their way from the device.
+
+    figures: (2,) in host memory: summed loss, and the gradient norm before clipping or -1 where nothing is clipped.
+    arrived: what to wait for before reading; None where they are there already.
+    """
+
+    figures: Tensor
+    count: int
+    arrived: torch.cuda.Event | None = None
+
+    def ready(self) -> bool:
+        return self.arrived is None or self.arrived.query()
+
+    def read(self) -> StepResult:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        loss, norm = self.figures.tolist()
+        return StepResult(loss=Total(loss, self.count), grad_norm=None if norm == -1 else norm)
+
+
+class Step:
+    """The one function that training runs, planning traces and profiling measures.
+
+    The loss of a window is the sum over all its labels that count, divided by their number, whatever the sizes of its
+    micro-batches: each micro-batch adds its own sum over the window's count.
+    """
+
+    def __init__(self, build: Build) -> None:
+        assert build.optimizer_factory is not None
+        self.build = build
+        self.optimizer = build.optimizer_factory(build.model)
+        self.scaler = torch.amp.GradScaler(build.torch_device.type) if build.loss_scaling else None
+        self.parameters = [p for p in build.model.parameters() if p.requires_grad]
+        self.steps = 0
+        self._doing = "nothing yet"
+        self._inspector: Inspector | None = Inspector(build.model)
+        self._inspection: Inspection | None = None
+        self._compiled_before = compile_seconds()
+
+    @property
+    def inspection(self) -> Inspection | None:
+        return self._inspection
+
+    @property
+    def parameter_count(self) -> int:
+        return parameter_count(self.build.model)
+
+    @property
+    def compile_seconds(self) -> float:
+        return compile_seconds() - self._compiled_before
+
+    def __call__(self, window: TensorWindow, learning_rate: float) -> PendingStep:
+        with self._memory_guard():
+            set_learning_rate(self.optimizer, learning_rate)
+            self.build.model.train()
+            loss = self.accumulate(window)
+            norm = self._update()
+            self.steps += 1
+            every = self.build.recipe.empty_cache_steps
+            if every and self.steps % every == 0 and self.build.torch_device.type == "cuda":
+                torch.cuda.empty_cache()
+            return self._report(loss, norm, window.count)
+
+    def accumulate(self, window: TensorWindow) -> Tensor:
+        """Add every micro-batch's gradients; return the window's summed loss."""
+        total: Tensor | None = None
+        last = len(window.micro_batches)
+        for number, host_batch in enumerate(window.micro_batches, 1):
+            self._doing = f"the forward pass of micro-batch {number} of {last}"
+            loss = self._loss_sum(host_batch.to(self.build.torch_device))
+            total = loss.detach() if total is None else total + loss.detach()
+            self._doing = f"the backward pass of micro-batch {number} of {last}"
+            loss = loss / max(window.count, 1)
+            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+            del loss
+        assert total is not None
+        return total
+
+    def _loss_sum(self, batch: TensorBatch) -> Tensor:
+        with ExitStack() as stack:
+            if self._inspector is not None:
+                stack.enter_context(self._inspector)
+            stack.enter_context(self.build.forward_context())
+            loss = cross_entropy_sum(self.build.logits(batch), batch.labels)
+        if self._inspector is not None:
+            self._inspection, self._inspector = self._inspector.result(), None
+        return loss
+
+    def _update(self) -> Tensor | None:
+        """Clip, step the optimizer and drop the gradients; return the norm before clipping, if clipped."""
+        self._doing = "the optimizer step"
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        norm = None
+        if self.build.recipe.max_grad_norm:
+            norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.build.recipe.max_grad_norm)
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def _report(self, loss: Tensor, norm: Tensor | None, count: int) -> PendingStep:
+        norm = torch.full_like(loss, -1.0) if norm is None else norm
+        figures = torch.stack((loss.double(), norm.double()))
+        if loss.device.type != "cuda":
+            return PendingStep(figures, count)
+        host = torch.empty(2, dtype=torch.float64, pin_memory=True)
+        host.copy_(figures, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        return PendingStep(host, count, arrived)
+
+    @torch.no_grad()
+    def evaluate(self, windows: Iterable[Window]) -> Total:
+        """The summed loss over `windows`, in the evaluation's format, with nothing learned."""
+        build = self.build
+        build.model.eval()
+        loss, count = torch.zeros((), dtype=torch.float64), 0
+        try:
+            with self._memory_guard(), build.evaluation_weights():
+                self._doing = "evaluation"
+                for window in windows:
+                    for host_batch in tensor_window(window).micro_batches:
+                        batch = host_batch.to(build.torch_device)
+                        with build.forward_context():
+                            loss += cross_entropy_sum(build.logits(batch), batch.labels).cpu()
+                    count += window.count
+        finally:
+            build.model.train()
+        return Total(loss.item(), count)
+
+    def windows(self, source: WindowSource, start: int, stop: int) -> Iterator[TensorWindow]:
+        assert self.build.windows is not None
+        return self.build.windows(source, start, stop)
+
+    def generate(self, prompt: Sequence[int], new_tokens: int, temperature: float, seed: int) -> list[int]:
+        return generate(self.build, prompt, new_tokens, temperature, seed)
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        meta = save_state(self.build.model, self.optimizer, folder)
+        return {**meta, "scaler": None if self.scaler is None else self.scaler.state_dict(), "steps": self.steps}
+
+    def load(self, folder: Path, meta: dict[str, Any]) -> None:
+        load_state(self.build.model, self.optimizer, folder, meta)
+        self.steps = meta["steps"]
+        if self.scaler is not None and meta["scaler"]:
+            self.scaler.load_state_dict(meta["scaler"])
+
+    def export(self, folder: Path) -> None:
+        save_model(self.build.model, folder)
+
+    def peak_memory(self) -> int:
+        if self.build.torch_device.type == "cuda":
+            return torch.cuda.max_memory_allocated()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+    @contextmanager
+    def _memory_guard(self) -> Iterator[None]:
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory(f"out of memory in {self._doing}: {_first_sentence(error)}") from None
+        except RuntimeError as error:  # the CPU's allocator raises a plain RuntimeError
+            if "can't allocate memory" not in str(error):
+                raise
+            raise OutOfMemory(f"out of memory in {self._doing}: {_first_sentence(error)}") from None
+
+
+def _first_sentence(error: Exception) -> str:
+    return " ".join(str(error).split(". ")[0].split())

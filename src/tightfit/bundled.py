@@ -1,0 +1,114 @@
+"""The bundled models: shapes as plain numbers, which need no file and no network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Bundled(NamedTuple):
+    """A shape that needs no file: a configuration class (or `transformer`), the task it is made for, its numbers."""
+
+    config_class: str
+    task: str
+    numbers: Mapping[str, Any]
+
+
+def _gpt2(layers: int, heads: int, width: int) -> Bundled:
+    return Bundled("GPT2Config", "causal-lm", {"n_layer": layers, "n_head": heads, "n_embd": width})
+
+
+def _bert(layers: int, heads: int, width: int) -> Bundled:
+    return Bundled("BertConfig", "masked-lm", {
+        "num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": width, "intermediate_size": 4 * width,
+    })
+
+
+def _t5(layers: int, heads: int, width: int, mlp: int) -> Bundled:
+    return Bundled("T5Config", "seq2seq", {
+        "num_layers": layers, "num_decoder_layers": layers, "num_heads": heads, "d_model": width, "d_ff": mlp,
+        "d_kv": 64, "decoder_start_token_id": 0,
+    })
+
+
+def _llama(layers: int, heads: int, kv_heads: int, width: int, mlp: int, **more: Any) -> dict[str, Any]:
+    """The numbers that Llama's configuration shares with its descendants'."""
+    return {
+        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "hidden_size": width, "intermediate_size": mlp, **more,
+    }
+
+
+def _llama3(layers: int, width: int, mlp: int, rope_factor: float, tied: bool) -> Bundled:
+    rope = {
+        "rope_type": "llama3", "rope_theta": 500000.0, "factor": rope_factor, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+    }
+    return Bundled("LlamaConfig", "causal-lm", _llama(
+        layers, 32, 8, width, mlp, vocab_size=128256, max_position_embeddings=131072, rms_norm_eps=1e-5,
+        bos_token_id=128000, eos_token_id=128001, rope_parameters=rope, tie_word_embeddings=tied,
+    ))
+
+
+def _qwen2(layers: int, heads: int, kv_heads: int, width: int, mlp: int, **more: Any) -> Bundled:
+    rope = {"rope_type": "default", "rope_theta": 1000000.0}
+    return Bundled("Qwen2Config", "causal-lm", _llama(
+        layers, heads, kv_heads, width, mlp, bos_token_id=151643, eos_token_id=151643, rope_parameters=rope,
+        max_window_layers=layers, **more,
+    ))
+
+
+BUNDLED: dict[str, Bundled] = {
+    "gpt2": _gpt2(12, 12, 768),
+    "gpt2-medium": _gpt2(24, 16, 1024),
+    "gpt2-large": _gpt2(36, 20, 1280),
+    "gpt2-xl": _gpt2(48, 25, 1600),
+    "bert-base": _bert(12, 12, 768),
+    "bert-large": _bert(24, 16, 1024),
+    "distilbert-base": Bundled("DistilBertConfig", "masked-lm", {
+        "n_layers": 6, "n_heads": 12, "dim": 768, "hidden_dim": 3072,
+    }),
+    "roberta-base": Bundled("RobertaConfig", "masked-lm", {
+        "max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5,
+    }),
+    "t5-small": _t5(6, 8, 512, 2048),
+    "t5-base": _t5(12, 12, 768, 3072),
+    "llama-2-7b": Bundled("LlamaConfig", "causal-lm", _llama(
+        32, 32, 32, 4096, 11008, vocab_size=32000, max_position_embeddings=4096, rms_norm_eps=1e-5,
+    )),
+    "llama-3.1-8b": _llama3(32, 4096, 14336, rope_factor=8.0, tied=False),
+    "llama-3.2-1b": _llama3(16, 2048, 8192, rope_factor=32.0, tied=True),
+    "qwen2.5-0.5b": _qwen2(24, 14, 2, 896, 4864, vocab_size=151936, tie_word_embeddings=True),
+    "qwen2.5-1.5b": _qwen2(
+        28, 12, 2, 1536, 8960, vocab_size=151936, tie_word_embeddings=True, max_position_embeddings=131072,
+    ),
+    "qwen2.5-7b": _qwen2(28, 28, 4, 3584, 18944, vocab_size=152064, max_position_embeddings=131072),
+    "mistral-7b": Bundled("MistralConfig", "causal-lm", _llama(  # version 0.3: no sliding window
+        32, 32, 8, 4096, 14336, vocab_size=32768, max_position_embeddings=32768, rms_norm_eps=1e-5,
+        sliding_window=None, rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
+    )),
+    "opt-125m": Bundled("OPTConfig", "causal-lm", {
+        "num_hidden_layers": 12, "num_attention_heads": 12, "hidden_size": 768, "ffn_dim": 3072,
+    }),
+    "pythia-160m": Bundled("GPTNeoXConfig", "causal-lm", {
+        "num_hidden_layers": 12, "num_attention_heads": 12, "hidden_size": 768, "intermediate_size": 3072,
+        "vocab_size": 50304, "bos_token_id": 0, "eos_token_id": 0,
+    }),
+    "gemma-2b": Bundled("GemmaConfig", "causal-lm", _llama(18, 8, 1, 2048, 16384, head_dim=256)),
+    "phi-2": Bundled("PhiConfig", "causal-lm", {
+        "num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 2560, "intermediate_size": 10240,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.4},
+        "resid_pdrop": 0.1, "bos_token_id": 50256, "eos_token_id": 50256,
+    }),
+    "vit-base": Bundled("ViTConfig", "image-classification", {"num_labels": 1000}),
+    "transformer-156m": Bundled("transformer", "causal-lm", {}),
+}
+"""Bundled shapes by name. What a shape does not state is the configuration class's default."""
+
+HUB_NAMES = frozenset({
+    "albert-base-v2", "bert-base-cased", "bert-base-multilingual-cased", "bert-base-uncased", "bert-large-cased",
+    "bert-large-uncased", "distilbert-base-cased", "distilbert-base-uncased", "distilgpt2", "distilroberta-base",
+    "openai-gpt", "roberta-large", "t5-11b", "t5-3b", "t5-large", "xlm-roberta-base", "xlm-roberta-large",
+    "xlnet-base-cased", "xlnet-large-cased",
+})
+"""Hugging Face ids without an owner: the hub's oldest models. Any other bare name is taken for a misspelling."""

@@ -1,0 +1,64 @@
+"""Folders that are computed once: named by what they are made of, and written whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from tightfit.errors import DataError
+
+
+def digest(parts: Iterable[str | bytes]) -> str:
+    """A name for the sequence `parts`: 32 hexadecimal digits that differ where any part does."""
+    result = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        raw = part.encode() if isinstance(part, str) else part
+        result.update(len(raw).to_bytes(8, "little"))
+        result.update(raw)
+    return result.hexdigest()
+
+
+def files_digest(files: Iterable[tuple[str, Path]]) -> str:
+    """A name for the contents of files and the names they are given. Raises DataError for an unreadable file."""
+    result = hashlib.blake2b(digest_size=16)
+    for name, path in files:
+        result.update(f"{len(name)} {name} ".encode())
+        try:
+            with path.open("rb") as file:
+                size = 0
+                while chunk := file.read(1 << 22):
+                    size += len(chunk)
+                    result.update(chunk)
+        except OSError as error:
+            raise DataError(f"data: {path} cannot be read: {error.strerror}") from None
+        result.update(size.to_bytes(8, "little"))
+    return result.hexdigest()
+
+
+def cached_folder(folder: Path, fill: Callable[[Path], None]) -> Path:
+    """`folder`, if need be made by `fill` in a temporary folder that is renamed when finished.
+
+    Raises DataError where the cache cannot be written.
+    """
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        try:
+            fill(temporary)
+            try:
+                temporary.replace(folder)
+            except OSError:
+                if not folder.is_dir():  # otherwise another process made the same folder first
+                    raise
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:
+        raise DataError(
+            f"cache_dir: cannot write {folder}: {error.strerror or error}; write cache_dir=<a folder with room>"
+        ) from None
+    return folder

@@ -1,0 +1,167 @@
+"""Where documents come from: the standard library's source, files, folders, saved and Hugging Face datasets."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tightfit.data.caching import digest, files_digest
+from tightfit.data.readers import READERS, Row, Wanted, decode, pick, read_file, require_fields
+from tightfit.errors import DataError, MissingLibrary, nearest
+from tightfit.recipe import Data
+
+SKIPPED = frozenset({"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"})
+"""Folders of the standard library that are left out: other people's packages, tests, test data."""
+
+SAVED = "state.json"
+SAVED_SPLITS = "dataset_dict.json"
+"""Files that `datasets.save_to_disk` writes: beside a dataset, and beside a folder of splits."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents that can be read more than once, in the same order each time.
+
+    name: for messages. fingerprint: names the content. rows: the wanted values of every document.
+    """
+
+    name: str
+    fingerprint: str
+    rows: Callable[[], Iterator[Row]]
+
+
+def open_corpus(data: Data, wanted: Wanted) -> Corpus:
+    """The documents that `data` names, reading the `wanted` fields. Raises DataError for what is not there."""
+    if data.source == "stdlib":
+        return _stdlib(wanted)
+    if not data.source:
+        raise DataError("data: the source is empty; write stdlib, dummy, a file, a folder or a Hugging Face dataset id")
+    path = Path(data.source).expanduser()
+    if path.is_file():
+        return _files(str(path), [(path.suffix.lower(), path)], lambda: read_file(path, wanted))
+    if path.is_dir():
+        if (path / SAVED).is_file() or (path / SAVED_SPLITS).is_file():
+            return _dataset(str(path), _load_saved(path, data.split), wanted, data)
+        return _folder(path, wanted)
+    if _looks_like_path(data.source, path):
+        raise missing_path("data", data.source, path)
+    return _dataset(data.source, _load_hub(data), wanted, data)
+
+
+def missing_path(field: str, value: str, path: Path) -> DataError:
+    """The error for a path that does not exist, with the nearest name in its folder."""
+    folder = path.parent
+    while not folder.is_dir():
+        path, folder = folder, folder.parent
+    names = [entry.name for entry in folder.iterdir()]
+    hint = nearest(path.name, names)
+    if not hint.startswith("did"):
+        hint = f"{folder.resolve()} holds {len(names)} other names" if names else f"{folder.resolve()} is empty"
+    return DataError(f"{field}: {value!r} does not exist; {hint}")
+
+
+def _looks_like_path(source: str, path: Path) -> bool:
+    """Whether a source that does not exist was meant as a path: Hugging Face ids are `name` or `owner/name`."""
+    known = path.suffix.lower() in {*READERS, ".txt", ".md", ".py"}
+    beside = path.parent != Path() and path.parent.is_dir()
+    return known or beside or source.startswith((".", "~", "/")) or source.count("/") > 1 or "\\" in source
+
+
+def _files(name: str, files: list[tuple[str, Path]], rows: Callable[[], Iterator[Row]]) -> Corpus:
+    return Corpus(name=name, fingerprint=files_digest(files), rows=rows)
+
+
+def _walk(root: Path, skipped: frozenset[str] = frozenset()) -> list[Path]:
+    """Files below `root` in a fixed order, hidden ones left out."""
+    found = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(f for f in folders if f not in skipped and not f.startswith("."))
+        found += [Path(folder) / name for name in sorted(names) if not name.startswith(".")]
+    return found
+
+
+def _text_of(path: Path) -> str | None:
+    """A file's text, or None where it has none."""
+    try:
+        return decode(path.read_bytes(), path)
+    except DataError:
+        return None
+
+
+def stdlib_files() -> list[tuple[str, Path]]:
+    """The standard library's modules: names relative to it, and paths."""
+    root = Path(sysconfig.get_path("stdlib"))
+    return [(p.relative_to(root).as_posix(), p) for p in _walk(root, SKIPPED) if p.suffix == ".py"]
+
+
+def _stdlib(wanted: Wanted) -> Corpus:
+    if len(wanted) > 1:
+        fields = ", ".join(f"{key}={field}" for key, field in list(wanted.items())[1:])
+        raise DataError(f"data: stdlib has text only, and this task also reads {fields}; write data=<a JSONL file>")
+    files = stdlib_files()
+    if not files:
+        raise DataError("data: this Python has no standard library source; write data=<a file or folder>")
+    return _files("stdlib", files, lambda: ((text,) for _, path in files if (text := _text_of(path)) is not None))
+
+
+def _folder(folder: Path, wanted: Wanted) -> Corpus:
+    """Every readable file below `folder`; binary and empty files are passed over."""
+    known = {p: p.suffix.lower() in READERS for p in _walk(folder) if p.stat().st_size}
+    files = [(p.relative_to(folder).as_posix(), p) for p, tabular in known.items() if tabular or _text_of(p)]
+    if not files:
+        raise DataError(f"data: {folder} holds no text, JSONL, CSV or Parquet file with anything in it")
+    return _files(str(folder), files, lambda: (row for _, path in files for row in read_file(path, wanted)))
+
+
+def _library() -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise MissingLibrary("datasets", "data: a saved or Hugging Face dataset", "datasets") from None
+    return datasets
+
+
+def _load_saved(folder: Path, split: str) -> Any:
+    if not (folder / SAVED_SPLITS).is_file():
+        return _reading(str(folder), lambda: _library().load_from_disk(str(folder)))
+    splits = _reading(str(folder), lambda: _library().load_from_disk(str(folder)))
+    if split not in splits:
+        raise DataError(f"data.split: {folder} has no split {split!r}; {nearest(split, splits)}")
+    return splits[split]
+
+
+def _load_hub(data: Data) -> Any:
+    library = _library()
+    return _reading(data.source, lambda: library.load_dataset(data.source, data.config, split=data.split))
+
+
+def _reading(name: str, load: Callable[[], Any]) -> Any:
+    """What `load` returns; whatever goes wrong in the library or on the network becomes a DataError."""
+    try:
+        return load()
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        hint = nearest(name, ("stdlib", "dummy", *(entry.name for entry in Path().iterdir())))
+        meant = hint if hint.startswith("did") else "write data=<a file or folder>, or data=stdlib"
+        raise DataError(
+            f"data: {name!r} is not a file or folder here, and cannot be read as a Hugging Face dataset: "
+            f"{reason[:400]}; {meant}"
+        ) from None
+
+
+def _dataset(name: str, dataset: Any, wanted: Wanted, data: Data) -> Corpus:
+    require_fields(wanted, dataset.column_names, name)
+    columns = list(wanted.values())
+
+    def rows() -> Iterator[Row]:
+        for number, row in enumerate(dataset.select_columns(columns), 1):
+            yield pick(row, wanted, f"{name} row {number}")
+
+    stored = [("", Path(entry["filename"])) for entry in dataset.cache_files]
+    table = files_digest(stored) if stored else digest(repr(row) for row in rows())
+    # The same stored table serves every split that is a slice of it, so that its digest alone does not tell them apart.
+    return Corpus(name=name, fingerprint=digest((table, data.split, str(len(dataset)))), rows=rows)

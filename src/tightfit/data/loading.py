@@ -1,0 +1,106 @@
+"""From a window's index to its micro-batches: the order of the data, exactly resumable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tightfit.data.masking import generator
+from tightfit.data.samples import Samples
+from tightfit.errors import DataError
+from tightfit.recipe import Recipe
+from tightfit.tasks import Array, MicroBatch, Window, window_of
+
+ORDER = 0x0D4E
+"""Keeps the order's random numbers apart from those of a sample."""
+
+
+class WindowLoader:
+    """Windows of a global batch each, endlessly: `window(k)` is a pure function of `k`, the samples and the recipe.
+
+    Each epoch shows every sample once, in an order that depends on the seed and the epoch alone; its last window is
+    smaller where the samples do not divide evenly. Iterating continues from `state_dict`'s position. Pickles cheaply.
+    """
+
+    def __init__(self, samples: Samples, recipe: Recipe, *, shuffle: bool = True) -> None:
+        """`recipe.micro_batch_size` must be resolved. Raises DataError for fewer samples than a global batch."""
+        if len(samples) < recipe.batch_size:
+            kind = "sample is" if len(samples) == 1 else "samples are"
+            raise DataError(
+                f"batch_size: {len(samples):,} training {kind} fewer than one global batch of {recipe.batch_size:,}; "
+                f"write batch_size={max(len(samples), 1)} or less, or more data"
+            )
+        self.samples = samples
+        self.batch_size = recipe.batch_size
+        self.micro_batch_size = _resolved(recipe)
+        self.seed = recipe.seed
+        self.shuffle = shuffle
+        self.next_window = 0
+        self._order: tuple[int, Array] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_order": None}
+
+    def __len__(self) -> int:
+        """Windows in an epoch."""
+        return (len(self.samples) + self.batch_size - 1) // self.batch_size
+
+    def window(self, index: int) -> Window:
+        """The window of that index, counted from the run's beginning."""
+        epoch, place = divmod(index, len(self))
+        start = place * self.batch_size
+        chosen = self._epoch_order(epoch)[start : start + self.batch_size]
+        origin = f"epoch {epoch}, samples {start} to {start + len(chosen) - 1} of {len(self.samples)}"
+        return make_window(self.samples, chosen, self.micro_batch_size, epoch, index, origin)
+
+    def _epoch_order(self, epoch: int) -> Array:
+        """The permutation of an epoch, int64 (samples,); that of the epoch last asked for is kept."""
+        if self._order is None or self._order[0] != epoch:
+            count = len(self.samples)
+            order = generator(self.seed, epoch, ORDER).permutation(count) if self.shuffle else np.arange(count)
+            self._order = (epoch, order)
+        return self._order[1]
+
+    def __iter__(self) -> Iterator[Window]:
+        while True:
+            self.next_window += 1
+            yield self.window(self.next_window - 1)
+
+    def state_dict(self) -> dict[str, int]:
+        """The position: the index of the window that iterating gives next."""
+        return {"next_window": self.next_window}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue from a position."""
+        self.next_window = state["next_window"]
+
+
+def evaluation_windows(samples: Samples, recipe: Recipe) -> Iterator[Window]:
+    """Windows over at most `eval_samples` samples, evenly spread and in order; the same each time."""
+    size, micro = recipe.batch_size, _resolved(recipe)
+    total = min(len(samples), recipe.eval_samples)
+    spread = np.arange(total) * len(samples) // max(total, 1)
+    for index, start in enumerate(range(0, total, size)):
+        stop = min(start + size, total)
+        chosen = spread[start:stop]
+        origin = f"held-out samples {chosen[0]} to {chosen[-1]} of {len(samples)}"
+        yield make_window(samples, chosen, micro, 0, index, origin)
+
+
+def make_window(samples: Samples, chosen: Array, micro_batch_size: int, epoch: int, index: int, origin: str) -> Window:
+    """The samples `chosen` as one window; its last micro-batch may be smaller."""
+    batches: list[MicroBatch] = []
+    tokens = 0
+    for start in range(0, len(chosen), micro_batch_size):
+        batch, real = samples.batch(chosen[start : start + micro_batch_size], epoch)
+        batches.append(batch)
+        tokens += real
+    return replace(window_of(tuple(batches), index, origin), tokens=tokens)
+
+
+def _resolved(recipe: Recipe) -> int:
+    assert isinstance(recipe.micro_batch_size, int), "micro_batch_size is resolved before data is loaded"
+    return recipe.micro_batch_size

@@ -1,0 +1,167 @@
+"""From a recipe to samples: what to train on, what is held out, and the tokenizer between text and both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tightfit.data.corpora import open_corpus
+from tightfit.data.documents import CausalDocuments, ClassifiedDocuments, MaskedDocuments, TranslatedDocuments
+from tightfit.data.dummy import Dummy
+from tightfit.data.images import open_images
+from tightfit.data.masking import Masking
+from tightfit.data.packing import Packed
+from tightfit.data.readers import Wanted
+from tightfit.data.rows import Rows, samples_from_rows
+from tightfit.data.samples import Examples, Padded, Samples, Subset
+from tightfit.data.splitting import held_out
+from tightfit.data.stream import unigram_loss
+from tightfit.data.tokenized import LABEL, Part, Progress, Split, tokenize
+from tightfit.data.tokenizer_choice import choose_tokenizer, named_tokenizer
+from tightfit.data.tokenizing import Tokenizer
+from tightfit.errors import DataError
+from tightfit.models import ModelFacts
+from tightfit.recipe import Data, Recipe
+from tightfit.tasks import get_task
+
+TEXT, TARGET = "data.text", "data.target"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Data ready to load.
+
+    evaluation: the held-out samples; None where nothing is held out. tokenizer: None where samples are not made from
+    text. unigram_loss: nats per held-out token for a model that knows how often each token occurs and nothing else;
+    None where tokens are not predicted. classes: their names, by id; empty for other tasks.
+    """
+
+    train: Samples
+    evaluation: Samples | None
+    tokenizer: Tokenizer | None = None
+    unigram_loss: float | None = None
+    classes: tuple[str, ...] = ()
+
+
+def prepare(
+    recipe: Recipe, facts: ModelFacts, *, progress: Progress | None = None, dataset: Rows | None = None
+) -> Prepared:
+    """The recipe's data, or the caller's own `dataset` of tokenized rows, as samples of the recipe's task.
+
+    Raises DataError for data that cannot be read, is too small, or disagrees with the recipe or the model.
+    """
+    task = get_task(recipe.task)
+    if task.reads == "tokens":
+        _check_positions(recipe, facts, padded=dataset is not None or not (task.packs and recipe.data.packing))
+    if dataset is not None:
+        return _from_rows(recipe, facts, dataset)
+    if recipe.data.source == "dummy":
+        return _from_dummy(recipe, facts)
+    return _from_images(recipe, facts) if task.reads == "images" else _from_text(recipe, facts, progress)
+
+
+def _check_positions(recipe: Recipe, facts: ModelFacts, padded: bool) -> None:
+    limit = facts.max_positions
+    if limit is None:
+        return
+    if recipe.seq_len > limit:
+        raise DataError(f"seq_len: {recipe.seq_len} exceeds the model's {limit} positions; write seq_len={limit}")
+    multiple = recipe.pad_sequence_to or 1
+    if padded and -(-recipe.seq_len // multiple) * multiple > limit:
+        raise DataError(f"pad_sequence_to: rounding seq_len={recipe.seq_len} up to a multiple of {multiple} passes the "
+                        f"model's {limit} positions; write seq_len={max(limit // multiple * multiple, 1)}")  # fmt: skip
+
+
+def _from_rows(recipe: Recipe, facts: ModelFacts, dataset: Rows) -> Prepared:
+    samples = samples_from_rows(dataset, recipe, facts, get_task(recipe.task))
+    train, evaluation = _divide(samples.examples, recipe.data.eval_fraction, lambda part: _padded(part, recipe, facts))
+    named = recipe.tokenizer not in ("auto", "train")
+    return Prepared(train=train, evaluation=evaluation, tokenizer=named_tokenizer(recipe) if named else None)
+
+
+def _from_dummy(recipe: Recipe, facts: ModelFacts) -> Prepared:
+    make = partial(Dummy, task=recipe.task, facts=facts, seq_len=recipe.seq_len, seed=recipe.seed)
+    count, fraction = recipe.data.samples, recipe.data.eval_fraction
+    evaluation = make(samples=max(round(count * fraction), 1), part=1) if fraction else None
+    return Prepared(train=make(samples=count), evaluation=evaluation)
+
+
+def _from_images(recipe: Recipe, facts: ModelFacts) -> Prepared:
+    images, names = open_images(recipe.data.source, facts)
+    train, evaluation = _divide(images, recipe.data.eval_fraction, lambda part: _padded(part, recipe, facts))
+    return Prepared(train=train, evaluation=evaluation, classes=names)
+
+
+def _divide(examples: Examples, fraction: float, make: Callable[[Examples], Samples]) -> tuple[Samples, Samples | None]:
+    chosen = held_out(len(examples), fraction)
+    if not chosen.any():
+        return make(examples), None
+    return make(Subset(examples, (~chosen).nonzero()[0])), make(Subset(examples, chosen.nonzero()[0]))
+
+
+def _padded(examples: Examples, recipe: Recipe, facts: ModelFacts) -> Padded:
+    causal = recipe.task == "causal-lm"
+    return Padded(examples=examples, pad_id=facts.pad_token_id, multiple=recipe.pad_sequence_to or 1, causal=causal)
+
+
+def _wanted(task: str, data: Data) -> Wanted:
+    """The fields that a task reads, by recipe field; the text comes first."""
+    extra = {"sequence-classification": {LABEL: data.label}, "seq2seq": {TARGET: data.target}}
+    return {TEXT: data.text, **extra.get(task, {})}
+
+
+def _from_text(recipe: Recipe, facts: ModelFacts, progress: Progress | None) -> Prepared:
+    wanted = _wanted(recipe.task, recipe.data)
+    split = Split(open_corpus(recipe.data, wanted), wanted, recipe.data.eval_fraction)
+    tokenizer = choose_tokenizer(recipe, facts, lambda: split.training_texts(progress), split.key)
+    train, evaluation, names = tokenize(split, tokenizer, Path(recipe.cache_dir).expanduser(), progress)
+    if len(names) > facts.num_labels:
+        raise DataError(f"data.label: {split.corpus.name} has {len(names)} classes and the model {facts.num_labels}; "
+                        f"write num_labels={len(names)}")  # fmt: skip
+    packed = get_task(recipe.task).packs and recipe.data.packing
+    tokens = len(train.streams[TEXT])
+    if packed and tokens < recipe.seq_len:
+        raise DataError(f"seq_len: {split.corpus.name} has {tokens:,} training tokens, fewer than one sequence of "
+                        f"{recipe.seq_len:,}; write seq_len={tokens} or less, or more data")  # fmt: skip
+    samples = partial(_text_samples, recipe=recipe, facts=facts, tokenizer=tokenizer, packed=packed)
+    has_evaluation = len(evaluation.streams[TEXT]) > 0
+    return Prepared(
+        train=samples(train),
+        evaluation=samples(evaluation) if has_evaluation else None,
+        tokenizer=tokenizer,
+        unigram_loss=_unigram_loss(recipe.task, train, evaluation) if has_evaluation else None,
+        classes=names,
+    )
+
+
+def _text_samples(part: Part, *, recipe: Recipe, facts: ModelFacts, tokenizer: Tokenizer, packed: bool) -> Samples:
+    stream, length = part.streams[TEXT], recipe.seq_len
+    masking = None
+    if recipe.task == "masked-lm":
+        assert tokenizer.mask_id is not None, "choose_tokenizer refuses a tokenizer without one"
+        masking = Masking(mask_id=tokenizer.mask_id, vocab_size=tokenizer.vocab_size,
+                          special_ids=tokenizer.special_ids, seed=recipe.seed)  # fmt: skip
+    if packed:
+        return Packed(stream, length, masking)
+    examples: Examples
+    if masking is not None:
+        examples = MaskedDocuments(stream, length, masking)
+    elif part.classes is not None:
+        examples = ClassifiedDocuments(stream, part.classes, length)
+    elif TARGET in part.streams:
+        examples = TranslatedDocuments(
+            sources=stream, targets=part.streams[TARGET], seq_len=length,
+            start_id=facts.decoder_start_token_id, pad_id=facts.pad_token_id,
+        )  # fmt: skip
+    else:
+        examples = CausalDocuments(stream, length)
+    return _padded(examples, recipe, facts)
+
+
+def _unigram_loss(task: str, train: Part, evaluation: Part) -> float | None:
+    predicted = {"causal-lm": TEXT, "masked-lm": TEXT, "seq2seq": TARGET}.get(task)
+    if predicted is None:
+        return None
+    return unigram_loss(train.streams[predicted], evaluation.streams[predicted], predicted_only=task == "causal-lm")

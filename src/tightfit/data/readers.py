@@ -1,0 +1,144 @@
+"""One reader for each kind of file: the values of the wanted fields, row by row.
+
+`Wanted` maps a recipe field (`data.text`, `data.label`, `data.target`) to the name of the field in the data. The first
+one is the text. Every reader raises DataError, naming the file and where in it, for what it cannot read.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tightfit.errors import DataError, MissingLibrary
+
+Wanted = Mapping[str, str]
+Row = tuple[Any, ...]
+Reader = Callable[[Path, Wanted], Iterator[Row]]
+
+
+def require_fields(wanted: Wanted, present: Iterable[str], origin: str) -> None:
+    """Raises DataError unless every wanted field is among `present`."""
+    present = list(present)
+    for key, field in wanted.items():
+        if field not in present:
+            raise DataError(
+                f"{key}: {origin} has no field {field!r}; it has {', '.join(present)}; write {key}=<one of them>"
+            )
+
+
+def pick(row: Mapping[str, Any], wanted: Wanted, origin: str) -> Row:
+    """The wanted values of one row, texts checked to be text."""
+    if not all(field in row for field in wanted.values()):
+        require_fields(wanted, row, origin)
+    for key, field in wanted.items():
+        if key != "data.label" and not isinstance(row[field], str):
+            raise DataError(f"{key}: field {field!r} of {origin} is {row[field]!r}, not text; write {key}=<a field>")
+    return tuple(row[field] for field in wanted.values())
+
+
+def decode(raw: bytes, path: Path) -> str:
+    """The text in a file's bytes. Raises DataError for an empty or binary file, or another encoding."""
+    if not raw.strip():
+        raise DataError(f"data: {path} is empty")
+    if b"\0" in raw:
+        raise DataError(f"data: {path} is a binary file; write a text, JSONL, CSV or Parquet file, or a folder of them")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"data: {path} is not UTF-8 text (byte {error.start}); convert it to UTF-8") from None
+
+
+def read_text(path: Path, wanted: Wanted) -> Iterator[Row]:
+    """A text file is one document, and has no other field."""
+    if len(wanted) > 1:
+        others = " and ".join(repr(field) for field in list(wanted.values())[1:])
+        raise DataError(f"data: {path} is a text file, which has no field {others}; write a JSONL, CSV or Parquet file")
+    yield (decode(path.read_bytes(), path),)
+
+
+def read_jsonl(path: Path, wanted: Wanted) -> Iterator[Row]:
+    """One JSON object a line; blank lines are passed over."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            origin = f"{path} line {number}"
+            try:
+                row = json.loads(line)
+            except UnicodeDecodeError:
+                raise DataError(f"data: {origin} is not UTF-8 text") from None
+            except ValueError as error:
+                raise DataError(f"data: {origin} is not JSON: {error}") from None
+            if not isinstance(row, dict):
+                raise DataError(f'data: {origin} is not a JSON object such as {{"text": ...}}')
+            yield pick(row, wanted, origin)
+
+
+def read_csv(path: Path, wanted: Wanted, delimiter: str = ",") -> Iterator[Row]:
+    """Comma-separated values under a line of names; values are texts."""
+    csv.field_size_limit(sys.maxsize)  # the default refuses documents above 128 KiB
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.DictReader(file, delimiter=delimiter)
+        try:
+            require_fields(wanted, rows.fieldnames or (), str(path))
+            for row in rows:
+                yield pick(row, wanted, f"{path} line {rows.line_num}")
+        except UnicodeDecodeError:
+            raise DataError(f"data: {path} is not UTF-8 text; convert it to UTF-8") from None
+        except csv.Error as error:
+            raise DataError(f"data: {path} line {rows.line_num} is not CSV: {error}") from None
+
+
+def read_tsv(path: Path, wanted: Wanted) -> Iterator[Row]:
+    """Tab-separated values."""
+    return read_csv(path, wanted, delimiter="\t")
+
+
+def read_parquet(path: Path, wanted: Wanted) -> Iterator[Row]:
+    """A Parquet file, read a batch of rows at a time."""
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise MissingLibrary("pyarrow", f"data: {path}", "pyarrow") from None
+    try:
+        with ParquetFile(path) as file:
+            require_fields(wanted, file.schema_arrow.names, str(path))
+            number = 0
+            for batch in file.iter_batches(columns=list(wanted.values()), batch_size=1024):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield pick(row, wanted, f"{path} row {number}")
+    except ArrowException as error:
+        raise DataError(f"data: {path} is not a Parquet file: {error}") from None
+
+
+READERS: dict[str, Reader] = {
+    ".jsonl": read_jsonl,
+    ".ndjson": read_jsonl,
+    ".json": read_jsonl,
+    ".csv": read_csv,
+    ".tsv": read_tsv,
+    ".parquet": read_parquet,
+}
+"""Readers by a file name's ending; a file of any other name is read as text."""
+
+
+def read_file(path: Path, wanted: Wanted) -> Iterator[Row]:
+    """The rows of one file. Raises DataError, also for a file that is empty or has no rows."""
+    reader = READERS.get(path.suffix.lower(), read_text)
+    try:
+        if path.stat().st_size == 0:
+            raise DataError(f"data: {path} is empty")
+        empty = True
+        for row in reader(path, wanted):
+            empty = False
+            yield row
+    except OSError as error:
+        raise DataError(f"data: {path} cannot be read: {error.strerror or error}") from None
+    if empty:
+        raise DataError(f"data: {path} has no rows")

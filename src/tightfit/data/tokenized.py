@@ -1,0 +1,180 @@
+"""A corpus as token ids on disk: split, encoded and cached."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tightfit.data.caching import cached_folder, digest
+from tightfit.data.corpora import Corpus
+from tightfit.data.readers import Row, Wanted
+from tightfit.data.splitting import held_out, split_text
+from tightfit.data.stream import StreamWriter, TokenStream
+from tightfit.data.tokenizing import Tokenizer
+from tightfit.errors import DataError
+from tightfit.tasks import Array
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, and how many documents of how many are finished."""
+
+TEXTS = ("data.text", "data.target")
+LABEL = "data.label"
+PARTS = ("train", "evaluation")
+BATCH_CHARACTERS = 1 << 21
+"""Text to encode between two calls of the progress."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """A corpus' rows, each in the training or the held-out part.
+
+    Where rows are text alone, empty ones are left out, and a single one is cut in two.
+    """
+
+    corpus: Corpus
+    wanted: Wanted
+    fraction: float
+
+    @property
+    def key(self) -> str:
+        """Names the parts' content."""
+        fields = (part for pair in self.wanted.items() for part in pair)
+        return digest([self.corpus.fingerprint, repr(self.fraction), *fields])
+
+    @cached_property
+    def chosen(self) -> Array:
+        """Bool (rows,): which rows are held out. Reads the corpus once."""
+        return held_out(sum(1 for _ in self._rows()), self.fraction)
+
+    def rows(self) -> Iterator[tuple[int, Row]]:
+        """Each row with its part's place in `PARTS`."""
+        if len(self.chosen) == 1 and len(self.wanted) == 1 and self.fraction:
+            ((text,),) = self._rows()
+            yield from enumerate((part,) for part in split_text(text, self.fraction) if part)
+        else:
+            yield from zip(self.chosen.astype(int).tolist(), self._rows(), strict=True)
+
+    def training_texts(self, progress: Progress | None = None) -> Iterator[str]:
+        """Every text of the training part."""
+        columns = [i for i, key in enumerate(self.wanted) if key in TEXTS]
+        for number, (part, row) in enumerate(self.rows(), 1):
+            if part == 0:
+                yield from (row[i] for i in columns)
+            if progress is not None:
+                progress("training the tokenizer", min(number, len(self.chosen)), len(self.chosen))
+
+    def _rows(self) -> Iterator[Row]:
+        alone = len(self.wanted) == 1
+        return (row for row in self.corpus.rows() if not alone or row[0].strip())
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a tokenized corpus, by recipe field: streams of token ids, and the classes, int64 (documents,)."""
+
+    streams: dict[str, TokenStream]
+    classes: Array | None
+
+
+def tokenize(
+    split: Split, tokenizer: Tokenizer, cache_dir: Path, progress: Progress | None = None
+) -> tuple[Part, Part, tuple[str, ...]]:
+    """The training part, the held-out part (maybe empty) and the classes' names, from the cache where it has them.
+
+    Raises DataError for data without a single document.
+    """
+
+    def fill(folder: Path) -> None:
+        rows, names = _coded(split)
+        (folder / "names.json").write_text(json.dumps(names), encoding="utf-8")
+        _encode(folder, rows, split, tokenizer, progress)
+
+    key = digest(["tokens 1", split.key, tokenizer.fingerprint])
+    folder = cached_folder(cache_dir / "tokens" / key, fill)
+    names = json.loads((folder / "names.json").read_text(encoding="utf-8"))
+    train, evaluation = (_read_part(folder / part, split.wanted) for part in PARTS)
+    return train, evaluation, tuple(names)
+
+
+def _read_part(folder: Path, wanted: Wanted) -> Part:
+    streams = {key: TokenStream(folder / key) for key in wanted if key in TEXTS}
+    return Part(streams, np.load(folder / f"{LABEL}.npy") if LABEL in wanted else None)
+
+
+def _coded(split: Split) -> tuple[Iterable[tuple[int, Row]], list[str]]:
+    """The rows with labels as ids, and the labels' names."""
+    if not len(split.chosen):
+        raise DataError(f"data: {split.corpus.name} holds no text")
+    if LABEL not in split.wanted:
+        return split.rows(), []
+    place = list(split.wanted).index(LABEL)
+    codes, names = class_ids([row[place] for _, row in split.rows()], split.wanted[LABEL])
+    return ((part, (*row[:place], code)) for (part, row), code in zip(split.rows(), codes, strict=True)), names
+
+
+def class_ids(labels: list[Any], field: str) -> tuple[list[int], list[str]]:
+    """Labels as ids, and the names that the ids stand for: whole numbers are ids already, texts are sorted."""
+    numbers = all(isinstance(v, int) or (isinstance(v, str) and v.strip().isdecimal()) for v in labels)
+    if numbers:
+        ids = [int(v) for v in labels]
+        if min(ids) < 0:
+            raise DataError(f"data.label: field {field!r} holds {min(ids)}; classes are numbered from 0")
+        return ids, [str(i) for i in range(max(ids) + 1)]
+    for number, label in enumerate(labels, 1):
+        if not isinstance(label, str):
+            raise DataError(f"data.label: field {field!r} of row {number} is {label!r}; write a whole number or a text")
+    names = sorted(set(labels))
+    places = {name: place for place, name in enumerate(names)}
+    return [places[label] for label in labels], names
+
+
+def _encode(
+    folder: Path, rows: Iterable[tuple[int, Row]], split: Split, tokenizer: Tokenizer, progress: Progress | None
+) -> None:
+    """Write the rows' streams and classes into a folder for each part."""
+    columns = dict(enumerate(split.wanted))
+    texts = {column: key for column, key in columns.items() if key in TEXTS}
+    writers = {
+        (part, column): StreamWriter(folder / name / key, tokenizer.vocab_size)
+        for part, name in enumerate(PARTS)
+        for column, key in texts.items()
+    }
+    classes: dict[int, list[int]] = {part: [] for part in range(len(PARTS))}
+    done, total = 0, len(split.chosen)
+    for batch in _batches(rows, texts):
+        for column in texts:
+            encoded = tokenizer.encode_batch([row[column] for _, row in batch])
+            for part in classes:
+                mine = [ids for (place, _), ids in zip(batch, encoded, strict=True) if place == part]
+                writers[part, column].extend(mine)
+        for part, row in batch:
+            classes[part] += [label for column, label in enumerate(row) if column not in texts]
+        done += len(batch)
+        if progress is not None:
+            progress("tokenizing", min(done, total), total)
+    for writer in writers.values():
+        writer.close()
+    if LABEL in split.wanted:
+        for part, name in enumerate(PARTS):
+            np.save(folder / name / f"{LABEL}.npy", np.array(classes[part], dtype=np.int64))
+
+
+def _batches(rows: Iterable[tuple[int, Row]], texts: Iterable[int]) -> Iterator[list[tuple[int, Row]]]:
+    """Rows in groups of about `BATCH_CHARACTERS`."""
+    texts = list(texts)
+    waiting: list[tuple[int, Row]] = []
+    size = 0
+    for item in rows:
+        waiting.append(item)
+        size += sum(len(item[1][column]) for column in texts)
+        if size >= BATCH_CHARACTERS:
+            yield waiting
+            waiting, size = [], 0
+    if waiting:
+        yield waiting

@@ -1,0 +1,126 @@
+"""Which tokenizer a recipe means, and training one where it means that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tightfit.data.caching import cached_folder, digest
+from tightfit.data.corpora import missing_path
+from tightfit.data.tokenizing import (
+    END,
+    FILES,
+    MASK,
+    PAD,
+    FastTokenizer,
+    Tokenizer,
+    load_tokenizer,
+    own_threads,
+    read_tokenizer_file,
+)
+from tightfit.errors import DataError
+from tightfit.models import ModelFacts, resolve_source
+from tightfit.recipe import Recipe
+
+TRAINING_CHARACTERS = 100_000_000
+"""A tokenizer is trained on about this much text: the merges it learns hardly change beyond."""
+
+
+def choose_tokenizer(
+    recipe: Recipe, facts: ModelFacts, texts: Callable[[], Iterable[str]], fingerprint: str
+) -> Tokenizer:
+    """The recipe's tokenizer; `texts` are what to train one on, named by `fingerprint`.
+
+    Raises DataError where it cannot be loaded, is larger than the model's vocabulary, or lacks what the task needs.
+    """
+    name = recipe.tokenizer
+    if name == "auto":
+        name = _models_own(recipe) or "train"
+    tokenizer = _trained(recipe, facts, texts, fingerprint) if name == "train" else named_tokenizer(recipe, name)
+    if tokenizer.vocab_size > facts.vocab_size:
+        raise DataError(
+            f"tokenizer: {name!r} has {tokenizer.vocab_size:,} tokens, more than the model's vocabulary of "
+            f"{facts.vocab_size:,}; write vocab_size={tokenizer.vocab_size} or another tokenizer"
+        )
+    if recipe.task == "masked-lm" and tokenizer.mask_id is None:
+        raise DataError(f"tokenizer: {name!r} has no mask token, which masked-lm needs; write tokenizer=train")
+    return tokenizer
+
+
+def _models_own(recipe: Recipe) -> str | None:
+    """The folder or Hugging Face id of the model's own tokenizer, None where it has none."""
+    source = resolve_source(recipe)
+    if source.kind == "folder":
+        return source.name if any((Path(source.name) / file).is_file() for file in FILES) else None
+    return source.name if source.kind == "hub" else None
+
+
+def named_tokenizer(recipe: Recipe, name: str | None = None) -> Tokenizer:
+    """The tokenizer that the recipe names, or `name`: a `tokenizer.json`, a folder or a Hugging Face id.
+
+    Raises DataError where there is none.
+    """
+    name = name or recipe.tokenizer
+    path = Path(name).expanduser()
+    if path.is_file():
+        whole = path.name == "tokenizer.json" and (path.parent / "tokenizer_config.json").is_file()
+        return load_tokenizer(str(path.parent), recipe.trust_remote_code) if whole else read_tokenizer_file(path)
+    if path.is_dir():
+        return load_tokenizer(str(path), recipe.trust_remote_code)
+    if path.suffix == ".json" or name.startswith((".", "~", "/")) or name.count("/") > 1:
+        raise missing_path("tokenizer", name, path)
+    return load_tokenizer(name, recipe.trust_remote_code)
+
+
+def special_tokens(task: str, pad_id: int) -> list[str]:
+    """The special tokens of a trained tokenizer, in the order of their ids.
+
+    Padding stands at the id that the model knows as padding, where that can be, because some models read positions
+    from it or never train its embedding. A causal-lm has nothing to pad with: its padding follows its real tokens.
+    """
+    if task == "causal-lm":
+        return [END]
+    others = [END, MASK] if task == "masked-lm" else [END]
+    place = pad_id if pad_id <= len(others) else 0
+    return [*others[:place], PAD, *others[place:]]
+
+
+def _trained(recipe: Recipe, facts: ModelFacts, texts: Callable[[], Iterable[str]], fingerprint: str) -> FastTokenizer:
+    specials = special_tokens(recipe.task, facts.pad_token_id)
+    key = digest(["byte-level BPE 1", fingerprint, str(facts.vocab_size), *specials])
+
+    def fill(folder: Path) -> None:
+        FastTokenizer(train_bpe(texts(), facts.vocab_size, specials), "train").save(folder)
+
+    folder = cached_folder(Path(recipe.cache_dir).expanduser() / "tokenizers" / key, fill)
+    return read_tokenizer_file(folder / "tokenizer.json")
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str]) -> Any:
+    """A byte-level BPE `tokenizers.Tokenizer` of at most `vocab_size` tokens, the special ones first."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=specials,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    with own_threads():
+        backend.train_from_iterator(_at_most(texts, TRAINING_CHARACTERS), trainer)
+    return backend
+
+
+def _at_most(texts: Iterable[str], characters: int) -> Iterator[str]:
+    """Texts until they sum to `characters`."""
+    total = 0
+    for text in texts:
+        if total >= characters:
+            return
+        total += len(text)
+        yield text

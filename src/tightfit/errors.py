@@ -1,0 +1,67 @@
+"""Every error that tightfit raises for a person to act on.
+
+    TightfitError
+    ├── RecipeError            a field's name or value is wrong
+    │   └── Refused            the value is right, but not here: device, library or another field forbids it
+    ├── DataError              the data cannot be read, or disagrees with the recipe
+    ├── ModelError             the model cannot be found, built or transformed
+    ├── CheckpointError        a checkpoint cannot be written, read or continued from
+    ├── MissingLibrary         an optional library is needed and not installed
+    ├── NonFiniteLoss          the loss became infinite or not a number
+    └── OutOfMemory            the device ran out of memory
+
+Broken invariants of our own are plain `assert`s and built-in exceptions: those are bugs, these are not.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TightfitError(Exception):
+    """Base of every error with a message written for the person running tightfit."""
+
+
+class RecipeError(TightfitError):
+    """A recipe's field name or value is wrong. The message names both, and what to write instead."""
+
+
+class Refused(RecipeError):
+    """A correct choice that this device, its libraries or another field cannot serve, with the reason."""
+
+
+class DataError(TightfitError):
+    """Data that cannot be read, is too small, or disagrees with the recipe."""
+
+
+class ModelError(TightfitError):
+    """A model that cannot be found, built, or transformed as the recipe asks."""
+
+
+class CheckpointError(TightfitError):
+    """A checkpoint that cannot be written, read, or continued from."""
+
+
+class MissingLibrary(TightfitError):
+    """An optional library is needed; the message ends with the command that installs it."""
+
+    def __init__(self, library: str, purpose: str, install: str) -> None:
+        super().__init__(f"{purpose} needs the library {library}, which is not installed; run: pip install {install}")
+
+
+class NonFiniteLoss(TightfitError):
+    """The training loss became infinite or not a number."""
+
+
+class OutOfMemory(TightfitError):
+    """The device ran out of memory; the message says while doing what, and which recipe change would help."""
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """A sentence naming the choice closest to `word`, or all choices where none is close."""
+    choices = sorted(choices)
+    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return "choose from: " + ", ".join(choices)

@@ -1,0 +1,298 @@
+"""Which model a recipe names: bundled shapes as plain numbers, Hugging Face configurations, factories.
+
+No framework is loaded when this module is imported; building the model from its source is the backend's work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from tightfit.bundled import BUNDLED, HUB_NAMES, Bundled
+from tightfit.errors import MissingLibrary, ModelError, nearest
+from tightfit.tasks import TASKS
+
+if TYPE_CHECKING:
+    from tightfit.recipe import Recipe
+
+OUR_TRANSFORMER = "tightfit-transformer"
+"""The `model_type` written into the configuration of a saved `TransformerConfig` model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """What data and planning need to know of a model, read from its configuration alone.
+
+    `max_positions` is None where positions have no limit. Sizes that a model does not have are 0.
+    """
+
+    vocab_size: int = 0
+    num_labels: int = 2
+    max_positions: int | None = None
+    image_size: int = 0
+    num_channels: int = 3
+    pad_token_id: int = 0
+    decoder_start_token_id: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """The shape of the bundled `transformer-156m`: a pre-norm transformer with learned positions, each of whose
+    layers runs its feed-forward block before its attention block. Sizes are in features, tokens or layers."""
+
+    vocab_size: int = 2048
+    hidden_size: int = 1024
+    num_layers: int = 12
+    head_dim: int = 128
+    num_heads: int = 8
+    mlp_expansion: int = 4
+    """Width of the feed-forward block, in hidden sizes."""
+    max_seq_len: int = 512
+    num_outputs: int = 2048
+    """Logits of each position; follows `vocab_size` where only that is changed."""
+    dropout_rate: float = 0.1
+    """Dropout on what each of a layer's two blocks adds."""
+    causal_mask: bool = True
+    softmax_dtype: str = "float32"
+    """Number format of attention's scores and softmax."""
+
+
+SourceKind = Literal["bundled", "folder", "hub", "factory"]
+WELCOME_NAMES = (
+    "a folder such as ./my-model, a Hugging Face id such as openai-community/gpt2, or package.module:factory"
+)
+
+
+class ModelSource(NamedTuple):
+    """Where a model comes from. `name` is the bundled name, the folder, the Hugging Face id, or `module:attribute`."""
+
+    kind: SourceKind
+    name: str
+
+
+def resolve_source(recipe: Recipe) -> ModelSource:
+    """What `recipe.model` names. Touches no network. Raises ModelError for a name that can be none of the four."""
+    name = recipe.model
+    if name in BUNDLED:
+        return ModelSource("bundled", name)
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"model: the folder {name!r} has no config.json; name a folder that save_pretrained wrote")
+        return ModelSource("folder", str(folder))
+    if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", name):
+        return ModelSource("factory", name)
+    if name in HUB_NAMES or re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
+        return ModelSource("hub", name)
+    if "/" in name or name.startswith(("~", ".")):
+        raise ModelError(f"model: {name!r} is not a folder; write {WELCOME_NAMES}")
+    raise ModelError(f"model: {name!r} is not a bundled model ({nearest(name, BUNDLED)}); or write {WELCOME_NAMES}")
+
+
+def read_config(recipe: Recipe) -> Any:
+    """The configuration of the recipe's model, with the recipe's overrides, vocabulary, labels and task written in.
+
+    Returns a `TransformerConfig` or a transformers configuration object; for a factory, which has none to read, its
+    keyword arguments as a namespace. Raises ModelError for what cannot be found, read or set.
+    """
+    source = resolve_source(recipe)
+    changes = dict(recipe.model_overrides)
+    if source.kind == "factory":
+        return SimpleNamespace(**changes)
+    own = {"vocab_size": recipe.vocab_size, "num_labels": recipe.num_labels}
+    changes |= {field: value for field, value in own.items() if value is not None}
+    if source.kind == "bundled":
+        bundled = BUNDLED[source.name]
+        if bundled.config_class == "transformer":
+            return _our_config(dict(bundled.numbers), changes, recipe)
+        return _bundled_config(bundled, changes, recipe)
+    saved = _read_json(Path(source.name) / "config.json") if source.kind == "folder" else {}
+    if saved.get("model_type") == OUR_TRANSFORMER:
+        del saved["model_type"]
+        return _our_config(saved, changes, recipe)
+    if source.kind == "folder" and "class" in saved and "model_type" not in saved:
+        raise ModelError(f"model: {source.name!r} holds the weights of {saved['class']}, which only its own code can "
+                         "build; write model: package.module:factory")
+    return _stored_config(source.name, changes, recipe)
+
+
+def model_facts(recipe: Recipe) -> ModelFacts:
+    """The facts of the recipe's model, from its configuration alone. Raises ModelError as `read_config` does, and
+    for a factory whose vocabulary nothing states."""
+    return _facts_needed(read_config(recipe), recipe, recipe.model)
+
+
+def module_facts(module: object, recipe: Recipe) -> ModelFacts:
+    """The facts of a model object given in place of a name: its `config`'s, where it has one, and the recipe's."""
+    return _facts_needed(getattr(module, "config", SimpleNamespace()), recipe, type(module).__name__)
+
+
+def _facts_needed(config: Any, recipe: Recipe, name: str) -> ModelFacts:
+    facts = facts_of(config, recipe)
+    if TASKS[recipe.task].reads == "tokens" and not facts.vocab_size:
+        raise ModelError(f"vocab_size: {name} has no configuration that states its vocabulary's size; write vocab_size")
+    return facts
+
+
+def facts_of(config: Any, recipe: Recipe) -> ModelFacts:
+    """The facts that a configuration object states; the recipe's `vocab_size` and `num_labels` take precedence."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+
+    def first(*names: str, default: int = 0) -> int:
+        values = (getattr(text, name, None) for name in names)
+        return next((v for v in values if isinstance(v, int) and v >= 0), default)
+
+    vocab_size = recipe.vocab_size or first("vocab_size")
+    positions = first("max_position_embeddings", "max_target_positions", "max_seq_len", default=-1)
+    if getattr(text, "model_type", None) in OFFSET_POSITIONS:
+        positions -= first("pad_token_id", default=0) + 1
+    image_size = getattr(config, "image_size", None) or (224 if TASKS[recipe.task].reads == "images" else 0)
+    if not isinstance(image_size, int):
+        sides = set(image_size)
+        if len(sides) != 1:
+            raise ModelError(f"model_overrides.image_size: {image_size!r} is not a square; write one number")
+        image_size = sides.pop()
+    pad = first("pad_token_id", "eos_token_id")
+    if vocab_size and pad >= vocab_size:
+        pad = 0
+    return ModelFacts(
+        vocab_size=vocab_size,
+        num_labels=recipe.num_labels or getattr(config, "num_labels", None) or 2,
+        max_positions=positions if positions > 0 else None,
+        image_size=image_size,
+        num_channels=getattr(config, "num_channels", 3),
+        pad_token_id=pad,
+        decoder_start_token_id=first("decoder_start_token_id", default=pad),
+    )
+
+
+OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "data2vec-text", "longformer"})
+"""Model types whose position embedding begins behind the padding token's index."""
+
+CAUSAL_FLAG = "is_decoder"
+"""The configuration field that makes an encoder such as BERT causal."""
+
+
+def _our_config(values: dict[str, Any], changes: dict[str, Any], recipe: Recipe) -> TransformerConfig:
+    changes.pop("num_labels", None)
+    if "vocab_size" in changes:
+        changes.setdefault("num_outputs", changes["vocab_size"])
+    if recipe.task == "masked-lm":
+        changes.setdefault("causal_mask", False)
+    fields = {field.name: field for field in dataclasses.fields(TransformerConfig)}
+    _check_fields("TransformerConfig", changes, fields)
+    merged = {**values, **changes}
+    for name, value in merged.items():
+        default = fields[name].default
+        number = isinstance(default, float) and type(value) is int
+        if type(value) is not type(default) and not number:
+            raise ModelError(f"model_overrides.{name}: {value!r} should be a {type(default).__name__}")
+    return TransformerConfig(**merged)
+
+
+def _bundled_config(bundled: Bundled, changes: dict[str, Any], recipe: Recipe) -> Any:
+    config_class = getattr(_transformers(), bundled.config_class)
+    return _make_config(config_class(**bundled.numbers), dict(bundled.numbers), changes, recipe)
+
+
+def _stored_config(name: str, changes: dict[str, Any], recipe: Recipe) -> Any:
+    """The configuration in a folder or on the Hugging Face hub."""
+    try:
+        config = _transformers().AutoConfig.from_pretrained(name, trust_remote_code=recipe.trust_remote_code)
+    except Exception as error:  # the hub's client, its transport and remote code each raise their own
+        raise ModelError(explain_hub_error(name, error)) from error
+    values = config.to_dict()
+    layers = changes.get("num_hidden_layers")
+    if isinstance(layers, int) and isinstance(values.get("layer_types"), list):
+        # One entry for each layer, so a saved list cannot outlive a change of the depth.
+        values["layer_types"] = values["layer_types"][:layers] if layers <= len(values["layer_types"]) else None
+    return _make_config(config, values, changes, recipe)
+
+
+def _make_config(config: Any, values: dict[str, Any], changes: dict[str, Any], recipe: Recipe) -> Any:
+    """`config`, whose fields come from `values`, made again with the changes and with what the task needs.
+
+    Made again, not set: fields such as the width of a head follow from others.
+    """
+    config_class, known = type(config), config.to_dict()
+    aliases: dict[str, str] = config_class.attribute_map
+    changes = {aliases.get(name, name): value for name, value in changes.items()}
+    _check_fields(config_class.__name__, changes, {**known, **aliases, "num_labels": None, "vocab_size": None})
+    num_labels = changes.pop("num_labels", None)
+    vocab_size = changes.get("vocab_size")
+    if "vocab_size" not in known and "text_config" in known and vocab_size is not None:
+        changes["text_config"] = {**known["text_config"], "vocab_size": changes.pop("vocab_size")}
+    if vocab_size is not None:
+        # Special tokens of the old vocabulary that the new one does not have.
+        for name, value in known.items():
+            if name.endswith("_token_id") and isinstance(value, int) and value >= vocab_size:
+                changes.setdefault(name, None)
+    if recipe.task == "causal-lm" and CAUSAL_FLAG in known and not known.get("is_encoder_decoder"):
+        changes.setdefault(CAUSAL_FLAG, True)
+    if changes:
+        try:
+            config = config_class.from_dict({**values, **changes})
+        except Exception as error:  # the configurations validate with exceptions of several libraries
+            raise ModelError(f"model_overrides: {config_class.__name__} refuses {changes}: {one_line(error)}") from None
+    if num_labels is not None:
+        config.num_labels = num_labels
+    return config
+
+
+def _check_fields(owner: str, changes: Iterable[str], known: Iterable[str]) -> None:
+    names = {name for name in known if not name.startswith("_")}
+    for name in changes:
+        if name not in names:
+            raise ModelError(f"model_overrides.{name}: not a field of {owner}; {nearest(name, names)}")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model: {str(path)!r} cannot be read as JSON: {one_line(error)}") from None
+    if not isinstance(values, dict):
+        raise ModelError(f"model: {str(path)!r} should hold a JSON object")
+    return values
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise MissingLibrary("transformers", "a model's configuration", "transformers") from None
+    return transformers
+
+
+def explain_hub_error(name: str, error: BaseException) -> str:
+    """One sentence for what went wrong while a folder or a Hugging Face model was read, and what to do."""
+    from huggingface_hub import errors
+
+    causes = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    where = f"model: {name!r}"
+    for kinds, sentence in (
+        ((errors.GatedRepoError,), "is gated: accept its terms on its page, then run: hf auth login"),
+        ((errors.RepositoryNotFoundError, errors.RevisionNotFoundError),
+         f"is not on the Hugging Face hub, or is private; {nearest(name, BUNDLED)}"),
+        ((errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, ConnectionError, TimeoutError),
+         "is not cached, and the Hugging Face hub cannot be reached; name a local folder or a bundled model"),
+    ):
+        if any(isinstance(cause, kinds) for cause in causes):
+            return f"{where} {sentence}"
+    if "trust_remote_code" in str(error):
+        return f"{where} comes with Python code of its own; read it, then write trust_remote_code=true"
+    return f"{where} cannot be read: {one_line(error)}"
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's message without line breaks, at most 300 characters long."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "..."

@@ -1,0 +1,55 @@
+"""Simple, documented choices for a recipe's `auto` fields.
+
+| field | choice |
+|---|---|
+| micro_batch_size | the largest power of two with at most 16,384 tokens on a CUDA device and 4,096 on the CPU, at most the global batch |
+| precision | CUDA: bf16 from compute capability 8.0, fp16 below; CPU: fp32 |
+| checkpointing | none |
+| optimizer | adamw, fused |
+| attention | sdpa, its kernel chosen by PyTorch |
+| compile | off |
+| loading.workers | CUDA: 2; CPU: 0 |
+"""  # noqa: E501 - a table's row is one line
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tightfit.devices import Device
+from tightfit.recipe import Recipe
+from tightfit.techniques.attention import Sdpa
+from tightfit.techniques.base import Technique
+from tightfit.techniques.checkpointing import NoCheckpointing
+from tightfit.techniques.compile import NoCompile
+from tightfit.techniques.optimizer import AdamW
+from tightfit.techniques.precision import Bf16, Fp16, Fp32
+
+MICRO_BATCH_TOKENS = {"cuda": 16_384, "cpu": 4_096}
+
+
+def resolve(recipe: Recipe, device: Device) -> Recipe:
+    """The recipe with every `auto` replaced; what a person pinned stays."""
+    workers = {"cuda": 2, "cpu": 0}[device.kind]
+    choices: dict[str, Technique | int] = {
+        "micro_batch_size": _micro_batch(recipe, device),
+        "precision": _precision(device),
+        "checkpointing": NoCheckpointing(),
+        "optimizer": AdamW(),
+        "attention": Sdpa(),
+        "compile": NoCompile(),
+    }
+    changes: dict[str, object] = {name: value for name, value in choices.items() if getattr(recipe, name) == "auto"}
+    if recipe.loading.workers == "auto":
+        changes["loading"] = replace(recipe.loading, workers=workers)
+    return recipe.model_copy(update=changes)
+
+
+def _micro_batch(recipe: Recipe, device: Device) -> int:
+    fits = max(MICRO_BATCH_TOKENS[device.kind] // recipe.seq_len, 1)
+    return min(1 << (fits.bit_length() - 1), recipe.batch_size)
+
+
+def _precision(device: Device) -> Technique:
+    if device.kind == "cpu":
+        return Fp32()
+    return Bf16() if device.at_least(8) else Fp16()

@@ -1,0 +1,171 @@
+"""The recipe: what to train and how, one field per choice; YAML and `key=value` in, YAML out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
+
+from tightfit.errors import RecipeError
+from tightfit.recipe_text import explain, parse_technique, technique_to_yaml
+from tightfit.tasks import TASKS
+from tightfit.techniques import SLOTS, Attention, Checkpointing, Compile, Loading, Optimizer, Precision
+
+if TYPE_CHECKING:
+    from tightfit.devices import Device
+
+Auto = Literal["auto"]
+Positive = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial"]
+
+
+def _slot(name: str) -> tuple[BeforeValidator, PlainSerializer]:
+    return BeforeValidator(lambda value: parse_technique(name, value)), PlainSerializer(technique_to_yaml)
+
+
+class Data(BaseModel):
+    """Where the examples come from. A short string in a recipe stands for `{source: ...}`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    source: str = "stdlib"
+    """`stdlib` (the Python standard library's own source), `dummy` (random), a text, JSONL, CSV or Parquet file, a
+    folder of them or of images, a folder saved by `datasets`, or a Hugging Face dataset id."""
+    config: str | None = None
+    """The Hugging Face dataset's configuration."""
+    split: str = "train"
+    """The Hugging Face dataset's split to train on."""
+    text: str = "text"
+    """Field that holds the text (seq2seq: the source text)."""
+    label: str = "label"
+    """Field that holds the class."""
+    target: str = "target"
+    """Field that holds the target text of seq2seq."""
+    packing: bool = True
+    """Fill every row with documents, kept apart by document ids; otherwise one document a row, padded."""
+    samples: Positive = 512
+    """Number of random examples that `dummy` makes."""
+    eval_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
+    """Share of the documents held out for evaluation."""
+
+
+class Recipe(BaseModel):
+    """What to train and how. Frozen; build another with `override`."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True,
+        protected_namespaces=(),
+    )
+
+    model: str = "gpt2"
+    """A bundled shape, a Hugging Face id, a local folder, or `package.module:factory`."""
+    model_overrides: dict[str, Any] = Field(default_factory=dict)
+    """Fields of the model's configuration to change, such as `n_layer: 4`."""
+    pretrained: bool = True
+    """Load the weights where the model has some; otherwise start from its configuration."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with a Hugging Face model."""
+    task: Literal[tuple(TASKS)] = "causal-lm"  # type: ignore[valid-type]
+    """causal-lm, masked-lm, sequence-classification, seq2seq or image-classification."""
+    data: Annotated[Data, BeforeValidator(lambda v: {"source": v} if isinstance(v, str) else v)] = Data()
+    """Where the examples come from."""
+    tokenizer: str = "auto"
+    """A Hugging Face id, a folder or a tokenizer.json; `train` trains a byte-level BPE on the data; auto takes the
+    model's own where it has one and trains one otherwise."""
+    vocab_size: Positive | None = None
+    """Size of the vocabulary; by default the model configuration's."""
+    num_labels: Positive | None = None
+    """Number of classes; by default the model configuration's."""
+    seq_len: Positive = 1024
+    """Tokens in a sequence."""
+    pad_vocab_to: Positive | None = None
+    """Round the embedding's rows up to a multiple of this; loss and logits of real tokens stay the same."""
+    pad_sequence_to: Positive | None = None
+    """Round padded sequences up to a multiple of this; padding never counts."""
+    batch_size: Positive = 64
+    """Global batch, in sequences: what one optimizer step learns from."""
+    micro_batch_size: Positive | Auto = "auto"
+    """Sequences in one forward pass; accumulation is derived, and the last micro-batch may be smaller."""
+    precision: Annotated[Precision | Auto, *_slot("precision")] = "auto"
+    """Number formats: fp32, tf32, fp16, bf16, bf16-pure."""
+    checkpointing: Annotated[Checkpointing | Auto, *_slot("checkpointing")] = "auto"
+    """Activation checkpointing."""
+    optimizer: Annotated[Optimizer | Auto, *_slot("optimizer")] = "auto"
+    """The optimizer."""
+    attention: Annotated[Attention | Auto, *_slot("attention")] = "auto"
+    """The attention kernel."""
+    compile: Annotated[Compile | Auto, *_slot("compile")] = "auto"
+    """torch.compile."""
+    loading: Annotated[Loading, *_slot("loading")] = Loading()
+    """How batches reach the device."""
+    offload: Literal["none"] = "none"
+    """Moving states off the device; not there yet."""
+    parallel: Literal["none"] = "none"
+    """More than one device; not there yet."""
+    backend: Literal["pytorch"] = "pytorch"
+    """The framework that runs the step."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to run: auto takes the CUDA device where there is one."""
+    allow_numerics: bool = False
+    """Whether `auto` may pick what changes numerics (8-bit states, pure bf16)."""
+    empty_cache_steps: Positive | None = None
+    """Give cached memory back to the device every so many steps: less fragmentation, about 10 % slower."""
+    learning_rate: Annotated[float, Field(gt=0.0)] = 3e-4
+    """Peak learning rate."""
+    lr_scheduler_type: Schedule = "cosine"
+    """How the learning rate falls after warm-up."""
+    warmup_steps: Natural = 0
+    """Steps over which the learning rate rises from 0."""
+    max_steps: Positive = 300
+    """Optimizer steps to train for."""
+    max_grad_norm: Annotated[float, Field(ge=0.0)] = 1.0
+    """Clip gradients to this norm; 0 does not clip."""
+    seed: Natural = 0
+    """Seeds weights, data order, dropout and sampling."""
+    logging_steps: Positive = 10
+    """Write a line of metrics every so many steps."""
+    eval_steps: Positive | None = None
+    """Evaluate every so many steps; by default only at the end."""
+    eval_samples: Positive = 256
+    """At most so many held-out samples an evaluation."""
+    save_steps: Positive | None = None
+    """Write a checkpoint every so many steps; by default only when stopped."""
+    save_total_limit: Positive = 2
+    """Checkpoints to keep."""
+    output_dir: str | None = None
+    """The run's folder; by default `runs/<name>`."""
+    resume: Literal["auto", "never"] = "auto"
+    """Continue from the newest checkpoint in the run's folder, or insist on an empty folder."""
+    report_to: tuple[str, ...] = ()
+    """Where metrics also go: tensorboard, wandb, and others that Accelerate knows."""
+    sample_prompt: str | None = None
+    """Text to continue at the end of a causal-lm run."""
+    cache_dir: str = "~/.cache/tightfit"
+    """Where trained tokenizers and tokenized data are kept."""
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Build a recipe from plain values. Raises RecipeError naming the field, the value and what to write."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise RecipeError(explain(cls, error)) from None
+
+    def refusals(self, device: Device) -> list[str]:
+        """Reasons why the techniques named here cannot serve on `device`, each naming its field; empty if they can."""
+        named = {slot: getattr(self, slot) for slot in SLOTS}
+        return [
+            f"{slot}: {reason}"
+            for slot, technique in named.items()
+            if technique != "auto"
+            for reason in technique.refuse(self, device)
+        ]
+
+    def override(self, **changes: Any) -> Self:
+        """Another recipe with some fields changed. Raises RecipeError as `from_dict` does."""
+        return self.from_dict({**self.to_dict(), **changes})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: strings, numbers, lists and dicts, as written in YAML."""
+        return self.model_dump(mode="json")

@@ -1,0 +1,76 @@
+"""Finding a recipe: a YAML file, a bundled recipe's name, or a bundled model's name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from tightfit.bundled import BUNDLED
+from tightfit.errors import RecipeError, nearest
+from tightfit.models import model_facts
+from tightfit.recipe import Recipe
+from tightfit.recipe_text import apply_overrides, read_yaml
+
+IF_CUDA = "if_cuda"
+"""A recipe file's mapping of fields that take another value on a CUDA device; what is written on the command line
+stands above it."""
+
+
+def load_recipe(name: str, overrides: Iterable[str] = (), *, cuda: bool = False) -> Recipe:
+    """The recipe of that name with `key=value` overrides. Raises RecipeError for an unknown one.
+
+    cuda: whether it is to run on a CUDA device.
+    """
+    values = recipe_values(name)
+    on_cuda = values.pop(IF_CUDA, {})
+    if not isinstance(on_cuda, dict):
+        raise RecipeError(f"{IF_CUDA}: {on_cuda!r} should be a mapping of fields to values")
+    if cuda:
+        values = {**values, **on_cuda}
+    return Recipe.from_dict(apply_overrides(values, overrides))
+
+
+def recipe_values(name: str) -> dict[str, Any]:
+    """The plain values that a recipe's name or path stands for."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            near = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+            hint = nearest(path.name, near) if near else "no recipe file is in that folder"
+            raise RecipeError(f"{name}: no such recipe file; {hint}")
+        try:
+            return read_yaml(path.read_text(encoding="utf-8"), name)
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecipeError(f"{name}: cannot be read as text ({error})") from None
+    bundled = _bundled()
+    if name in bundled:
+        return read_yaml(bundled[name].read_text(encoding="utf-8"), name)
+    if name in BUNDLED:
+        return _for_model(name)
+    if path.exists():
+        raise RecipeError(f"{name}: a recipe file's name ends in .yaml; a model's folder is named by model={name}")
+    raise RecipeError(f"{name!r} is no recipe; {nearest(name, [*bundled, *BUNDLED])}")
+
+
+def bundled_names() -> list[str]:
+    """The names of the bundled recipes and models."""
+    return sorted({*_bundled(), *BUNDLED})
+
+
+def _for_model(name: str) -> dict[str, Any]:
+    """A recipe for a bundled model: its own task, and sequences that its positions allow."""
+    task = BUNDLED[name].task
+    values: dict[str, Any] = {"model": name, "task": task}
+    if task in ("seq2seq", "image-classification"):
+        values["data"] = "dummy"  # the standard library's source has no pairs and no pictures
+    positions = model_facts(Recipe.from_dict(values)).max_positions
+    if positions is not None and positions < Recipe.model_fields["seq_len"].default:
+        values["seq_len"] = positions
+    return values
+
+
+def _bundled() -> dict[str, Any]:
+    folder = resources.files("tightfit") / "recipes"
+    return {Path(file.name).stem: file for file in folder.iterdir() if file.name.endswith(".yaml")}

@@ -1,0 +1,185 @@
+"""Between what a person writes and a recipe's values: short forms of techniques, overrides, and error sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, RootModel, ValidationError
+
+from tightfit.errors import RecipeError, nearest
+from tightfit.techniques import SLOTS, Technique
+
+SHORT_FORMS: dict[tuple[str, str], dict[str, Any]] = {
+    ("precision", "tf32"): {"name": "fp32", "tf32": True},
+}
+"""Names that stand for a variant with a knob set."""
+
+ELSEWHERE = {
+    "per_device_train_batch_size": "write micro_batch_size (sequences in one forward pass)",
+    "gradient_accumulation_steps": "accumulation is derived: write batch_size (global) and micro_batch_size",
+    "gradient_checkpointing": "write checkpointing=every-block",
+    "fp16": "write precision=fp16",
+    "bf16": "write precision=bf16",
+    "tf32": "write precision=tf32, or precision.tf32=true",
+    "optim": "write optimizer",
+    "torch_compile": "write compile=per-block",
+    "torch_empty_cache_steps": "write empty_cache_steps",
+    "dataloader_num_workers": "write loading.workers",
+    "dataloader_pin_memory": "write loading.pin_memory",
+    "num_train_epochs": "write max_steps",
+    "weight_decay": "write optimizer.weight_decay",
+}
+"""Names from other trainers, and what they are here."""
+
+
+def parse_technique(slot: str, value: Any) -> Technique | str:
+    """The technique that `value` stands for in `slot`: its name, a mapping with `name` and knobs, or itself.
+
+    Raises RecipeError naming the field, the value and the nearest right one.
+    """
+    variants = {variant.name: variant for variant in SLOTS[slot]}
+    if isinstance(value, Technique):
+        return value
+    if isinstance(value, bool) or value is None:  # YAML reads `off` and `null` so
+        value = next((name for name in ("off", "none") if not value and name in variants), str(value).lower())
+    if value == "auto" and len(variants) > 1:
+        return "auto"
+    if isinstance(value, str):
+        value = SHORT_FORMS.get((slot, value), {"name": value})
+    if not isinstance(value, Mapping):
+        raise RecipeError(f"{slot}: {value!r} is not a name or a mapping; {nearest(str(value), variants)}")
+    knobs = dict(value)
+    name = knobs.pop("name", slot if len(variants) == 1 else None)
+    if name is None:
+        raise RecipeError(f"{slot}: {value!r} has no `name`; choose from: {', '.join(sorted(variants))}")
+    if (slot, name) in SHORT_FORMS:
+        short = dict(SHORT_FORMS[slot, name])
+        name, knobs = short.pop("name"), {**short, **knobs}
+    if name not in variants:
+        choices = [*variants, *(short for where, short in SHORT_FORMS if where == slot)]
+        raise RecipeError(f"{slot}: {name!r} is not known; {nearest(str(name), choices)}")
+    try:
+        return variants[name](**knobs)
+    except ValidationError as error:
+        fields = getattr(variants[name], "__pydantic_fields__", {})
+        prefix = slot if len(variants) == 1 else f"{slot} {name}"
+        raise RecipeError(_join(_sentence(e, fields, slot, prefix) for e in error.errors())) from None
+
+
+def technique_to_yaml(value: Technique | str) -> str | dict[str, Any]:
+    """The shortest form of a technique: its name, or a mapping of its name and the knobs that are not the default."""
+    if isinstance(value, str):
+        return value
+    knobs = RootModel(value).model_dump(mode="json", exclude_defaults=True)
+    single = len(SLOTS[value.slot]) == 1
+    if not knobs:
+        return {} if single else value.name
+    return knobs if single else {"name": value.name, **knobs}
+
+
+def explain(model: type[BaseModel], error: ValidationError) -> str:
+    """A validation error as sentences that name each field, its value, and what to write instead."""
+    return _join(_sentence(e, _fields_at(model, e["loc"]), "", "") for e in error.errors())
+
+
+def _join(sentences: Iterable[str]) -> str:
+    """One text; the branches of a union, which begin alike, are joined with `or`."""
+    merged: dict[str, str] = {}
+    for sentence in sentences:
+        head, should, expected = sentence.partition(" should be ")
+        known = merged.get(head)
+        merged[head] = f"{known} or {expected}" if known and should else f"{head}{should}{expected}"
+    return "; ".join(merged.values())
+
+
+def _fields_at(model: type[BaseModel], location: tuple[int | str, ...]) -> Mapping[str, Any]:
+    fields: Mapping[str, Any] = model.model_fields
+    for part in location[:-1]:
+        annotation = getattr(fields.get(str(part)), "annotation", None)
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            fields = annotation.model_fields
+    return fields
+
+
+def _sentence(error: Any, fields: Mapping[str, Any], slot: str, where: str) -> str:
+    # A union's branches add their own names behind the field; only what a person wrote belongs in the path.
+    parts = [str(part) for part in error["loc"]]
+    written = [p for p in parts if p.isidentifier() and p not in ("int", "float", "literal", "constrained")] or parts
+    path = ".".join(([slot] if slot else []) + written)
+    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        name = parts[-1]
+        if name in ELSEWHERE and not slot:
+            return f"{path}: not a field; {ELSEWHERE[name]}"
+        owner = f" of {where}" if where else ""
+        if not fields:
+            return f"{path}: not a field{owner}, which has no knobs"
+        return f"{path}: not a field{owner}; {nearest(name, fields)}"
+    message = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    expected = error.get("ctx", {}).get("expected")
+    if expected == "'auto'":
+        return f"{path}: {error['input']!r} should be {expected}"
+    if expected and isinstance(error["input"], str):
+        choices = [c.strip(" '") for c in expected.replace(" or ", ", ").split(",")]
+        return f"{path}: {error['input']!r} is not known; {nearest(error['input'], choices)}"
+    return f"{path}: {error['input']!r} should be {message}"
+
+
+def read_yaml(text: str, origin: str) -> dict[str, Any]:
+    """A recipe file's plain values. Raises RecipeError for text that is not a YAML mapping."""
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{origin}: not YAML: {' '.join(str(error).split())}") from None
+    if values is None:
+        raise RecipeError(f"{origin}: the file is empty; write at least `model: gpt2`")
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise RecipeError(f"{origin}: a recipe is a mapping of fields to values, such as `model: gpt2`")
+    return values
+
+
+def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Plain recipe values with `key=value` texts applied in order; dots reach into mappings.
+
+    Raises RecipeError for a text without `=`, or a knob whose technique is not named yet.
+    """
+    result = dict(values)
+    for text in overrides:
+        key, equals, raw = text.partition("=")
+        if not equals or not key:
+            raise RecipeError(f"{text!r}: write key=value, such as max_steps=100")
+        try:
+            value = yaml.safe_load(raw) if raw else None
+        except yaml.YAMLError:
+            value = raw
+        *parents, last = key.strip().split(".")
+        place = result
+        for parent in parents:
+            place[parent] = _as_mapping(parent, place.get(parent), text)
+            place = place[parent]
+        place[last] = value
+    return result
+
+
+def _as_mapping(field: str, value: Any, text: str) -> dict[str, Any]:
+    """What a short string stands for, so that one of its fields can be set."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if field == "data":
+        return {"source": value} if value else {}
+    if field in SLOTS and len(SLOTS[field]) > 1:
+        if value in (None, "auto"):
+            raise RecipeError(f"{text!r}: {field} is auto; name it first, such as {field}={SLOTS[field][0].name}")
+        technique = parse_technique(field, value)
+        assert isinstance(technique, Technique)
+        short = technique_to_yaml(technique)
+        return short if isinstance(short, dict) else {"name": short}
+    if value is not None:
+        raise RecipeError(f"{text!r}: {field} is {value!r}, which has no fields")
+    return {}
+
+
+def to_yaml(values: Mapping[str, Any]) -> str:
+    """Plain values as YAML text, in the order given."""
+    return yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, default_flow_style=None, width=100)

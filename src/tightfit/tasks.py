@@ -1,0 +1,143 @@
+"""What a model is trained to do: the arrays of a micro-batch, and which of its labels count.
+
+A task's loss is the sum of cross-entropy over the labels that count (those not `IGNORE`), computed from the logits.
+Labels never reach the model, because a model's own loss cannot be normalized over a window of micro-batches. Labels
+are aligned with logits: `labels[b, t]` is what `logits[b, t]` predicts, so nothing is shifted inside the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from tightfit.errors import RecipeError, nearest
+
+if TYPE_CHECKING:
+    from tightfit.models import ModelFacts
+
+IGNORE = -100
+"""The label of a position that does not count."""
+
+MaskKind = Literal["none", "padded", "packed"]
+Array = np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """What one forward pass reads.
+
+    inputs: the model's arguments by name, such as `input_ids` (B, T) int64 and, where positions restart,
+        `position_ids` (B, T) int64; `pixel_values` (B, C, H, W) float32; `decoder_input_ids` (B, S) int64.
+    labels: int64, (B, T) aligned with the logits, or (B,) for classification; `IGNORE` where nothing counts.
+    mask: which positions may see each other, besides the model's own causality: every one (`none`), only real ones
+        (`padded`, see `padding`), or only those of the same document (`packed`, see `document_ids`).
+    padding: (B, T) bool, True on real tokens, which come first in a row; only with mask `padded`.
+    document_ids: (B, T) int32, equal within a document, rising along a row; only with mask `packed`.
+    """
+
+    inputs: dict[str, Array]
+    labels: Array
+    mask: MaskKind = "none"
+    padding: Array | None = None
+    document_ids: Array | None = None
+
+    @property
+    def samples(self) -> int:
+        return int(self.labels.shape[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """The micro-batches of one global batch: what one optimizer step reads.
+
+    count: number of labels that count, over all micro-batches; the loss is divided by it.
+    tokens: number of real input positions (images: number of images).
+    index: which window of the run this is, from 0.
+    origin: where in the data it lies, for messages, such as "epoch 0, samples 64 to 127".
+    """
+
+    micro_batches: tuple[MicroBatch, ...]
+    count: int
+    samples: int
+    tokens: int
+    index: int = 0
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """Shape and dtype of one array, and the range its integers are drawn from (low included, high not)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    low: int = 0
+    high: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSpec:
+    """Shapes and dtypes of a micro-batch: all that planning, and dummy data, need to know of the data."""
+
+    inputs: dict[str, ArraySpec] = field(default_factory=dict)
+    labels: ArraySpec
+    mask: MaskKind = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One kind of training. `auto_class` is the transformers class that builds a model for it."""
+
+    name: str
+    auto_class: str
+    reads: Literal["tokens", "images"] = "tokens"
+    packs: bool = False
+    """Whether documents may share a row."""
+
+    def batch_spec(self, samples: int, seq_len: int, facts: ModelFacts, packed: bool = False) -> BatchSpec:
+        """The micro-batch of `samples` sequences of `seq_len` tokens (or images of the model's own size)."""
+        classes = ArraySpec((samples,), "int64", 0, facts.num_labels)
+        if self.reads == "images":
+            size = facts.image_size
+            pixels = ArraySpec((samples, facts.num_channels, size, size), "float32")
+            return BatchSpec(inputs={"pixel_values": pixels}, labels=classes)
+        ids = ArraySpec((samples, seq_len), "int64", 0, facts.vocab_size)
+        if self.name == "sequence-classification":
+            return BatchSpec(inputs={"input_ids": ids}, labels=classes)
+        if self.name == "seq2seq":
+            return BatchSpec(inputs={"input_ids": ids, "decoder_input_ids": ids}, labels=ids)
+        if packed and self.packs:
+            positions = ArraySpec((samples, seq_len), "int64", 0, seq_len)
+            return BatchSpec(inputs={"input_ids": ids, "position_ids": positions}, labels=ids, mask="packed")
+        return BatchSpec(inputs={"input_ids": ids}, labels=ids)
+
+
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        Task(name="causal-lm", auto_class="AutoModelForCausalLM", packs=True),
+        Task(name="masked-lm", auto_class="AutoModelForMaskedLM", packs=True),
+        Task(name="sequence-classification", auto_class="AutoModelForSequenceClassification"),
+        Task(name="seq2seq", auto_class="AutoModelForSeq2SeqLM"),
+        Task(name="image-classification", auto_class="AutoModelForImageClassification", reads="images"),
+    )
+}
+
+
+def get_task(name: str) -> Task:
+    """The task of that name. Raises RecipeError for an unknown one."""
+    if name not in TASKS:
+        raise RecipeError(f"task: {name!r} is not a task; {nearest(name, TASKS)}")
+    return TASKS[name]
+
+
+def window_of(micro_batches: tuple[MicroBatch, ...], index: int = 0, origin: str = "") -> Window:
+    """Count what a window's micro-batches hold."""
+    count = sum(int((m.labels != IGNORE).sum()) for m in micro_batches)
+    tokens = 0
+    for m in micro_batches:
+        ids = m.inputs.get("input_ids")
+        tokens += m.samples if ids is None else int(ids.size if m.padding is None else m.padding.sum())
+    samples = sum(m.samples for m in micro_batches)
+    return Window(micro_batches=micro_batches, count=count, samples=samples, tokens=tokens, index=index, origin=origin)

@@ -1,0 +1,46 @@
+"""The techniques by slot: the one list that recipe, backends, documentation and tests read."""
+
+from __future__ import annotations
+
+from tightfit.techniques.attention import Attention, Eager, FlashAttn, Flex, Sdpa
+from tightfit.techniques.base import Technique
+from tightfit.techniques.checkpointing import (
+    AttentionOnly,
+    Checkpointing,
+    EveryBlock,
+    EveryNth,
+    MemoryBudget,
+    MlpOnly,
+    NoCheckpointing,
+    Segments,
+    Selective,
+)
+from tightfit.techniques.compile import Compile, NoCompile, PerBlock, WholeModel
+from tightfit.techniques.loading import Loading
+from tightfit.techniques.optimizer import (
+    Adafactor,
+    AdamW,
+    AdamW4bit,
+    AdamW8bit,
+    AdamWAnyPrecision,
+    Lion,
+    Optimizer,
+    Sgd,
+)
+from tightfit.techniques.precision import Bf16, Bf16Pure, Fp16, Fp32, Precision
+
+SLOTS: dict[str, tuple[type[Technique], ...]] = {
+    "attention": (Eager, Sdpa, Flex, FlashAttn),
+    "precision": (Fp32, Fp16, Bf16, Bf16Pure),
+    "checkpointing": (
+        NoCheckpointing, EveryBlock, EveryNth, Segments, MlpOnly, AttentionOnly, Selective, MemoryBudget,
+    ),
+    "compile": (NoCompile, PerBlock, WholeModel),
+    "optimizer": (AdamW, Sgd, Adafactor, Lion, AdamW8bit, AdamW4bit, AdamWAnyPrecision),
+    "loading": (Loading,),
+}
+"""Every technique, by the recipe field it fills, in the order in which a backend applies them."""
+
+__all__ = [
+    "SLOTS", "Attention", "Checkpointing", "Compile", "Loading", "Optimizer", "Precision", "Technique",
+]

@@ -1,0 +1,96 @@
+"""How attention is computed: the kernels that avoid, or keep, the matrix of sequence by sequence scores."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from tightfit.techniques.base import Technique, technique
+
+if TYPE_CHECKING:
+    from tightfit.devices import Device
+    from tightfit.recipe import Recipe
+
+SdpaKernel = Literal["auto", "flash", "efficient", "cudnn", "math"]
+
+
+class Attention(Technique):
+    slot: ClassVar[str] = "attention"
+    exact: ClassVar = "rounding"
+
+
+@technique
+class Eager(Attention):
+    """Plain matrix products and a softmax in fp32. It keeps every layer's matrix of scores, which grows with the
+    square of the sequence: the reference the other kernels are compared with."""
+
+    name: ClassVar[str] = "eager"
+    speed: ClassVar[str] = "slowest"
+    memory: ClassVar[str] = "most: batch x heads x sequence x sequence for each layer"
+
+
+@technique
+class Sdpa(Attention):
+    """PyTorch's scaled_dot_product_attention, which picks a fused kernel, or the one named here."""
+
+    name: ClassVar[str] = "sdpa"
+    speed: ClassVar[str] = "faster, most with long sequences"
+    memory: ClassVar[str] = "linear in the sequence (flash, efficient and cuDNN kernels)"
+
+    kernel: SdpaKernel = "auto"
+    """The kernel to allow: auto lets PyTorch choose; flash and cudnn need half precision; math is the unfused one."""
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        reasons = []
+        if device.kind == "cpu" and self.kernel in ("efficient", "cudnn"):
+            reasons.append(f"the {self.kernel} kernel exists on CUDA devices only; write attention.kernel=auto")
+        if device.kind == "cuda":
+            full = recipe.precision != "auto" and recipe.precision.name == "fp32"
+            if self.kernel in ("flash", "cudnn") and not device.at_least(8):
+                reasons.append(f"the {self.kernel} kernel needs compute capability 8.0 or later; "
+                               "write attention.kernel=efficient")
+            if self.kernel in ("flash", "cudnn") and full:
+                reasons.append(f"the {self.kernel} kernel needs half precision; write precision=bf16 "
+                               "or attention.kernel=efficient")
+        return reasons
+
+    @classmethod
+    def rungs(cls) -> list[Self]:
+        return [cls(), cls(kernel="flash"), cls(kernel="efficient"), cls(kernel="cudnn"), cls(kernel="math")]
+
+
+@technique
+class Flex(Attention):
+    """PyTorch's FlexAttention: a compiled kernel that skips what a block mask rules out, so that packed documents
+    cost only what lies inside them."""
+
+    name: ClassVar[str] = "flex"
+    speed: ClassVar[str] = "fast with packed documents"
+    memory: ClassVar[str] = "linear in the sequence"
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        if device.kind == "cpu":
+            return ["FlexAttention has no backward pass on the CPU; write attention=sdpa"]
+        return []
+
+
+@technique
+class FlashAttn(Attention):
+    """The flash-attn library's own kernels, where it is installed."""
+
+    name: ClassVar[str] = "flash-attn"
+    speed: ClassVar[str] = "as the flash kernel, or faster on the newest GPUs"
+    memory: ClassVar[str] = "linear in the sequence"
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        reasons = []
+        if device.kind == "cpu":
+            reasons.append("flash-attn runs on CUDA devices only; write attention=sdpa")
+        elif not device.at_least(8):
+            reasons.append("flash-attn needs compute capability 8.0 or later; write attention=sdpa")
+        if importlib.util.find_spec("flash_attn") is None:
+            reasons.append("the library flash-attn is not installed; run: pip install flash-attn --no-build-isolation, "
+                           "or write attention=sdpa")
+        if recipe.precision != "auto" and recipe.precision.name == "fp32":
+            reasons.append("flash-attn needs half precision; write precision=bf16")
+        return reasons

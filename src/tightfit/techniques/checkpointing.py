@@ -1,0 +1,126 @@
+"""Activation checkpointing: keep less of the forward pass, and compute it again in the backward pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+
+from pydantic import Field
+
+from tightfit.techniques.base import Exactness, Technique, technique
+
+if TYPE_CHECKING:
+    from tightfit.devices import Device
+    from tightfit.recipe import Recipe
+
+
+class Checkpointing(Technique):
+    slot: ClassVar[str] = "checkpointing"
+    exact: ClassVar[Exactness] = "bitwise"
+
+
+@technique
+class NoCheckpointing(Checkpointing):
+    """Keep every activation that the backward pass reads."""
+
+    name: ClassVar[str] = "none"
+    speed: ClassVar[str] = "the baseline"
+    memory: ClassVar[str] = "the baseline"
+
+
+@technique
+class EveryBlock(Checkpointing):
+    """Keep only each block's input, and recompute the block in the backward pass."""
+
+    name: ClassVar[str] = "every-block"
+    speed: ClassVar[str] = "20 to 30 % slower"
+    memory: ClassVar[str] = "activations fall to one block's, plus one input for each block"
+
+
+@technique
+class EveryNth(Checkpointing):
+    """Recompute every n-th block's activations in the backward pass, and keep the other blocks'."""
+
+    name: ClassVar[str] = "every-nth"
+    speed: ClassVar[str] = "one n-th of every-block's cost"
+    memory: ClassVar[str] = "about one n-th of every-block's saving"
+
+    n: Annotated[int, Field(ge=1)] = 2
+    """Checkpoint one block in n."""
+
+    @classmethod
+    def rungs(cls) -> list[Self]:
+        return [cls(n=2), cls(n=3)]
+
+
+@technique
+class Segments(Checkpointing):
+    """Keep only the input of each run of consecutive blocks: with about sqrt(layers) runs, memory grows with the
+    square root of the depth (Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost)."""
+
+    name: ClassVar[str] = "segments"
+    speed: ClassVar[str] = "as every-block"
+    memory: ClassVar[str] = "one input for each segment, plus one segment's activations"
+
+    count: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Number of segments; auto is the square root of the number of blocks, rounded."""
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        if recipe.compile != "auto" and recipe.compile.name == "whole":
+            return ["a segment opens and closes between blocks, which one compiled region does not allow; "
+                    "write compile=per-block"]
+        return []
+
+
+@technique
+class MlpOnly(Checkpointing):
+    """Recompute the feed-forward part of each block, and keep attention's activations."""
+
+    name: ClassVar[str] = "mlp"
+    speed: ClassVar[str] = "slower by about the feed-forward part's forward time"
+    memory: ClassVar[str] = "saves the wide hidden activations, the largest of a block at short sequences"
+
+
+@technique
+class AttentionOnly(Checkpointing):
+    """Recompute the attention part of each block, and keep the feed-forward's activations."""
+
+    name: ClassVar[str] = "attention"
+    speed: ClassVar[str] = "slower by about attention's forward time"
+    memory: ClassVar[str] = "saves queries, keys and values, and under eager attention the score matrices"
+
+
+@technique
+class Selective(Checkpointing):
+    """Keep the results of the costly ops of each block and recompute the cheap ones."""
+
+    name: ClassVar[str] = "selective"
+    speed: ClassVar[str] = "a few percent slower"
+    memory: ClassVar[str] = "saves the element-wise and normalization results"
+
+    keep: Literal["matmul-and-attention", "attention", "every-other-matmul"] = "matmul-and-attention"
+    """Which results to keep: every matrix product's and attention's, attention's alone, or attention's and every
+    second matrix product's."""
+
+    @classmethod
+    def rungs(cls) -> list[Self]:
+        return [cls(), cls(keep="attention"), cls(keep="every-other-matmul")]
+
+
+@technique
+class MemoryBudget(Checkpointing):
+    """Let the compiler choose what to recompute, so that saved activations stay within a share of what they were."""
+
+    name: ClassVar[str] = "memory-budget"
+    exact: ClassVar = "rounding"
+    speed: ClassVar[str] = "a few percent slower; less at larger budgets"
+    memory: ClassVar[str] = "saved activations at most the budget's share"
+
+    budget: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
+    """Share of the activations to keep: 1 keeps what the compiler would anyway, 0 only each region's inputs and
+    what random numbers made."""
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        if recipe.compile == "auto" or not recipe.compile.partitions:
+            return ["a memory budget is kept by a compiler that partitions the graph; write compile=per-block with "
+                    "backend inductor or aot_eager"]
+        return []

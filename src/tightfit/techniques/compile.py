@@ -1,0 +1,115 @@
+"""torch.compile: what is compiled, by which backend, in which mode."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from tightfit.techniques.base import Technique, technique
+
+if TYPE_CHECKING:
+    from tightfit.devices import Device
+    from tightfit.recipe import Recipe
+
+CompileBackend = Literal[
+    "inductor", "aot_eager", "eager", "cudagraphs",
+    "nvfuser", "aot_nvfuser", "aot_cudagraphs", "ofi", "fx2trt", "onnxrt", "ipex",
+]
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+
+BACKENDS: dict[str, tuple[str, str]] = {
+    "eager": ("debugging: runs the extracted graph as it is", ""),
+    "aot_eager": ("debugging: runs AOTAutograd's forward and backward graphs, no code generated", ""),
+    "inductor": ("training and inference: generated Triton or C++ kernels", ""),
+    "cudagraphs": ("training and inference: CUDA graphs over AOTAutograd's graphs", ""),
+    "nvfuser": ("was nvFuser with TorchScript; no longer part of PyTorch", "inductor"),
+    "aot_nvfuser": ("was nvFuser with AOTAutograd; no longer part of PyTorch", "inductor"),
+    "aot_cudagraphs": ("the old name of the backend cudagraphs", "cudagraphs"),
+    "ofi": ("TorchScript's optimize_for_inference: it cannot train; no longer part of PyTorch", "inductor"),
+    "fx2trt": ("TensorRT, now the library torch-tensorrt: it cannot train", "inductor"),
+    "onnxrt": ("ONNX Runtime: it cannot train here", "inductor"),
+    "ipex": ("Intel's extension, retired in favour of what PyTorch itself has for CPUs", "inductor"),
+}
+"""The guides' backends: purpose, and what to write instead where a backend cannot train or is gone."""
+
+
+class Compile(Technique):
+    slot: ClassVar[str] = "compile"
+
+    @property
+    def partitions(self) -> bool:
+        """Whether forward and backward are partitioned by a compiler, which then decides what is kept between them."""
+        return False
+
+
+@technique
+class NoCompile(Compile):
+    """Run the model as it is, op by op."""
+
+    name: ClassVar[str] = "off"
+    exact: ClassVar = "bitwise"
+    speed: ClassVar[str] = "the baseline"
+    memory: ClassVar[str] = "the baseline"
+
+
+class _Compiled(Compile):
+    exact: ClassVar = "rounding"
+    backend: CompileBackend = "inductor"
+
+    @property
+    def partitions(self) -> bool:
+        return self.backend != "eager"
+
+    def _refuse_backend(self, device: Device) -> list[str]:
+        purpose, instead = BACKENDS[self.backend]
+        if instead:
+            return [f"compile backend {self.backend}: {purpose}; write compile.backend={instead}"]
+        if self.backend == "cudagraphs" and device.kind == "cpu":
+            return ["CUDA graphs need a CUDA device; write compile.backend=inductor"]
+        if self.backend == "inductor" and device.kind == "cpu" and not (shutil.which("g++") or shutil.which("clang++")):
+            return ["backend inductor generates C++ for the CPU, and no C++ compiler is on the PATH; install g++, "
+                    "or write compile.backend=aot_eager"]
+        return []
+
+
+@technique
+class PerBlock(_Compiled):
+    """Compile each block of the model: equal blocks share one compilation, so that compile time does not grow with
+    depth."""
+
+    name: ClassVar[str] = "per-block"
+    speed: ClassVar[str] = "faster; seconds to a minute of compiling"
+    memory: ClassVar[str] = "often less: fused element-wise chains keep fewer results"
+
+    backend: CompileBackend = "inductor"
+    """Who generates the code; see the table of backends."""
+    mode: CompileMode = "default"
+    """How long the compiler may search."""
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        return self._refuse_backend(device)
+
+    @classmethod
+    def rungs(cls) -> list[Self]:
+        return [cls(), cls(backend="aot_eager")]
+
+
+@technique
+class WholeModel(_Compiled):
+    """Compile the whole model as one region."""
+
+    name: ClassVar[str] = "whole"
+    speed: ClassVar[str] = "faster; compile time grows with depth"
+    memory: ClassVar[str] = "often less: fused element-wise chains keep fewer results"
+
+    backend: CompileBackend = "inductor"
+    """Who generates the code; see the table of backends."""
+    mode: CompileMode = "default"
+    """How long the compiler may search."""
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        return self._refuse_backend(device)
+
+    @classmethod
+    def rungs(cls) -> list[Self]:
+        return [cls(), cls(backend="aot_eager")]

@@ -1,0 +1,195 @@
+"""Optimizers: how fast an update is computed, and how many bytes a parameter its states take."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+
+from pydantic import Field
+
+from tightfit.techniques.base import Exactness, Technique, technique
+from tightfit.techniques.precision import Rounding
+
+if TYPE_CHECKING:
+    from tightfit.devices import Device
+    from tightfit.recipe import Recipe
+
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+NonNegative = Annotated[float, Field(ge=0.0)]
+Implementation = Literal["auto", "loop", "foreach", "fused"]
+
+
+class Optimizer(Technique):
+    slot: ClassVar[str] = "optimizer"
+    exact: ClassVar[Exactness] = "changes"
+    tolerance: ClassVar[float] = 0.1
+    state_bytes: ClassVar[float]
+    """Bytes of optimizer state a parameter, for fp32 weights, as a rule of thumb."""
+    bf16_roundings: ClassVar[tuple[Rounding, ...]] = ("nearest",)
+    """The ways this optimizer can update weights that are bf16 themselves."""
+
+    def _needs(self, module: str, package: str) -> list[str]:
+        if importlib.util.find_spec(module) is None:
+            return [f"optimizer {self.name} comes from the library {package}, which is not installed; "
+                    f"run: pip install {package}"]
+        return []
+
+
+@technique
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay, from torch.optim: one parameter at a time, in multi-tensor operations
+    (foreach), or in one fused kernel."""
+
+    name: ClassVar[str] = "adamw"
+    exact: ClassVar = "rounding"
+    speed: ClassVar[str] = "fused is the fastest, loop the slowest"
+    memory: ClassVar[str] = "8 bytes a parameter; foreach adds about one copy of the parameters at its peak"
+    state_bytes: ClassVar[float] = 8.0
+    bf16_roundings: ClassVar = ("kahan", "stochastic", "nearest")
+
+    implementation: Implementation = "auto"
+    """loop, foreach (multi-tensor) or fused; auto is fused."""
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """Decay rates of the running mean and the running mean of squares."""
+    eps: NonNegative = 1e-8
+    """Added to the denominator."""
+    weight_decay: NonNegative = 0.01
+    """Decoupled weight decay, on matrices only."""
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        rounding = None if recipe.precision == "auto" else recipe.precision.weight_rounding
+        if self.implementation == "auto" or rounding in (None, "nearest"):
+            return []
+        return [f"AdamW that rounds bf16 weights by {rounding!r} has one implementation; "
+                "write optimizer.implementation=auto"]
+
+    @classmethod
+    def rungs(cls) -> list[Self]:
+        return [cls(implementation="loop"), cls(implementation="foreach"), cls(implementation="fused")]
+
+
+@technique
+class Sgd(Optimizer):
+    """Stochastic gradient descent with momentum."""
+
+    name: ClassVar[str] = "sgd"
+    tolerance: ClassVar[float] = 1.0
+    speed: ClassVar[str] = "the cheapest update"
+    memory: ClassVar[str] = "4 bytes a parameter; none without momentum"
+    state_bytes: ClassVar[float] = 4.0
+    bf16_roundings: ClassVar = ("kahan", "nearest")
+
+    momentum: Beta = 0.9
+    """Decay rate of the velocity; 0 keeps no state."""
+    weight_decay: NonNegative = 0.01
+    """Weight decay, on matrices only."""
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        kahan = recipe.precision != "auto" and recipe.precision.weight_rounding == "kahan"
+        return self._needs("optimi", "torch-optimi") if kahan else []
+
+
+@technique
+class Adafactor(Optimizer):
+    """Adafactor from torch.optim: the running mean of squares of a matrix is kept as one row and one column
+    (Shazeer and Stern 2018). Its learning rate is relative to each matrix's own size: about 1e-2 is usual."""
+
+    name: ClassVar[str] = "adafactor"
+    tolerance: ClassVar[float] = 0.5
+    speed: ClassVar[str] = "slower than AdamW"
+    memory: ClassVar[str] = "almost none for matrices: rows plus columns"
+    state_bytes: ClassVar[float] = 0.05
+
+    weight_decay: NonNegative = 0.01
+    """Decoupled weight decay, on matrices only."""
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        if recipe.precision == "auto" or recipe.precision.weight_rounding is None:
+            return []
+        return ["Adafactor's relative steps are mostly smaller than a bf16 weight's last bit and would be lost; "
+                "write precision=bf16, or optimizer=adamw"]
+
+
+@technique
+class Lion(Optimizer):
+    """Lion from torch-optimi: the sign of an interpolated momentum, one state (Chen et al. 2023). It wants a
+    learning rate three to ten times smaller than AdamW's."""
+
+    name: ClassVar[str] = "lion"
+    tolerance: ClassVar[float] = 0.3
+    speed: ClassVar[str] = "a cheaper update than AdamW's"
+    memory: ClassVar[str] = "4 bytes a parameter"
+    state_bytes: ClassVar[float] = 4.0
+    bf16_roundings: ClassVar = ("kahan", "nearest")
+
+    betas: tuple[Beta, Beta] = (0.9, 0.99)
+    """Interpolation of the update, and decay rate of the momentum."""
+    weight_decay: NonNegative = 0.1
+    """Decoupled weight decay, on matrices only; Lion wants three to ten times AdamW's."""
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        return self._needs("optimi", "torch-optimi")
+
+
+@technique
+class AdamW8bit(Optimizer):
+    """AdamW from torchao with both states quantized to 8 bits in blocks; embeddings keep 32-bit states
+    (Dettmers et al. 2022)."""
+
+    name: ClassVar[str] = "adamw-8bit"
+    speed: ClassVar[str] = "as AdamW once compiled"
+    memory: ClassVar[str] = "2 bytes a parameter, 8 for embeddings"
+    state_bytes: ClassVar[float] = 2.0
+    bf16_roundings: ClassVar = ("stochastic", "nearest")
+
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """Decay rates of the running mean and the running mean of squares."""
+    weight_decay: NonNegative = 0.01
+    """Decoupled weight decay, on matrices only."""
+    block_size: Annotated[int, Field(ge=32)] = 256
+    """Values that share one scale."""
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        return self._needs("torchao", "torchao")
+
+
+@technique
+class AdamW4bit(Optimizer):
+    """AdamW from torchao with both states quantized to 4 bits in blocks; embeddings keep 32-bit states
+    (Li et al. 2023)."""
+
+    name: ClassVar[str] = "adamw-4bit"
+    tolerance: ClassVar[float] = 0.2
+    speed: ClassVar[str] = "as AdamW once compiled"
+    memory: ClassVar[str] = "1 byte a parameter, 8 for embeddings"
+    state_bytes: ClassVar[float] = 1.0
+    bf16_roundings: ClassVar = ("stochastic", "nearest")
+
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """Decay rates of the running mean and the running mean of squares."""
+    weight_decay: NonNegative = 0.01
+    """Decoupled weight decay, on matrices only."""
+    block_size: Annotated[int, Field(ge=32)] = 128
+    """Values that share one scale."""
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        return self._needs("torchao", "torchao")
+
+
+@technique
+class AdamWAnyPrecision(Optimizer):
+    """AdamW whose states may each have their own format, bf16 by default, with Kahan summation where the weights
+    are bf16 too (the scheme of torchdistX's AnyPrecisionAdamW)."""
+
+    name: ClassVar[str] = "adamw-anyprecision"
+    speed: ClassVar[str] = "as AdamW's foreach"
+    memory: ClassVar[str] = "4 bytes a parameter (bf16 states); 2 more for Kahan under bf16-pure"
+    state_bytes: ClassVar[float] = 4.0
+    bf16_roundings: ClassVar = ("kahan", "stochastic", "nearest")
+
+    momentum: Literal["fp32", "bf16"] = "bf16"
+    """Format of the running mean."""
+    variance: Literal["fp32", "bf16"] = "bf16"
+    """Format of the running mean of squares."""
+    weight_decay: NonNegative = 0.01
+    """Decoupled weight decay, on matrices only."""

@@ -1,0 +1,124 @@
+"""Number formats: what the matrix products run in, and what weights and optimizer states are kept in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from tightfit.techniques.base import Technique, technique
+
+if TYPE_CHECKING:
+    from tightfit.devices import Device
+    from tightfit.recipe import Recipe
+
+Rounding = Literal["kahan", "stochastic", "nearest"]
+
+
+class Precision(Technique):
+    slot: ClassVar[str] = "precision"
+
+    tf32: bool = False
+
+    @property
+    def weight_rounding(self) -> Rounding | None:
+        """How updates of weights that are bf16 themselves are rounded; None where weights are fp32."""
+        return None
+
+    def _refuse_tf32(self, device: Device) -> list[str]:
+        if self.tf32 and not device.at_least(8):
+            return [f"tf32 is a mode of CUDA devices of compute capability 8.0 or later, which {device.name} is not; "
+                    "write precision.tf32=false"]
+        return []
+
+
+@technique
+class Fp32(Precision):
+    """Everything in 32-bit floating point; with `tf32`, matrix products round their inputs to 19 bits and run on the
+    tensor cores. `precision=tf32` is short for this with `tf32: true`."""
+
+    name: ClassVar[str] = "fp32"
+    exact: ClassVar = "bitwise"
+    speed: ClassVar[str] = "the baseline; with tf32 up to 3 times faster on Ampere and later"
+    memory: ClassVar[str] = "the baseline: 4 bytes a weight, 4 a gradient"
+
+    tf32: bool = False
+    """Let matrix products and convolutions of fp32 tensors use the tensor cores (CUDA, capability 8.0 and later)."""
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        return self._refuse_tf32(device)
+
+
+@technique
+class Fp16(Precision):
+    """Mixed precision with 16-bit floating point under autocast, and dynamic loss scaling against its small range."""
+
+    name: ClassVar[str] = "fp16"
+    exact: ClassVar = "changes"
+    tolerance: ClassVar[float] = 0.05
+    speed: ClassVar[str] = "2 to 5 times faster on tensor cores"
+    memory: ClassVar[str] = "activations halve; weights stay fp32, with a half copy while a step runs"
+
+    tf32: bool = False
+    """Also let what stays in fp32 use tf32."""
+    full_eval: bool = False
+    """Evaluate with the weights themselves in fp16: half the memory, figures a little off."""
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        return self._refuse_tf32(device)
+
+
+@technique
+class Bf16(Precision):
+    """Mixed precision with bfloat16 under autocast: fp32's range, so no loss scaling."""
+
+    name: ClassVar[str] = "bf16"
+    exact: ClassVar = "changes"
+    tolerance: ClassVar[float] = 0.05
+    speed: ClassVar[str] = "2 to 5 times faster on tensor cores"
+    memory: ClassVar[str] = "activations halve; weights stay fp32, with a half copy while a step runs"
+
+    tf32: bool = False
+    """Also let what stays in fp32 use tf32."""
+    full_eval: bool = False
+    """Evaluate with the weights themselves in bf16: half the memory, figures a little off."""
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        return _refuse_bf16(device) + self._refuse_tf32(device)
+
+
+@technique
+class Bf16Pure(Precision):
+    """Weights, gradients and optimizer states all in bfloat16. Its 8 bits of mantissa lose small updates, so the
+    update is rounded stochastically or carries a Kahan compensation."""
+
+    name: ClassVar[str] = "bf16-pure"
+    exact: ClassVar = "changes"
+    tolerance: ClassVar[float] = 0.15
+    speed: ClassVar[str] = "as bf16, with no casts of weights"
+    memory: ClassVar[str] = "2 bytes a weight, 2 a gradient, 4 for AdamW's states (6 with Kahan)"
+
+    rounding: Rounding = "kahan"
+    """How a weight takes an update smaller than its last bit: kahan keeps the lost part in one more bf16 tensor,
+    stochastic rounds up or down at random in proportion, nearest loses it."""
+
+    @property
+    def weight_rounding(self) -> Rounding:
+        return self.rounding
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        reasons = _refuse_bf16(device)
+        if recipe.optimizer != "auto" and self.rounding not in recipe.optimizer.bf16_roundings:
+            able = " or ".join(recipe.optimizer.bf16_roundings)
+            reasons.append(f"optimizer {recipe.optimizer.name} cannot round bf16 weights with {self.rounding!r}; "
+                           f"write precision.rounding={able}")
+        return reasons
+
+    @classmethod
+    def rungs(cls) -> list[Self]:
+        return [cls(), cls(rounding="stochastic")]
+
+
+def _refuse_bf16(device: Device) -> list[str]:
+    if device.kind == "cuda" and not device.at_least(8):
+        return [f"{device.name} computes bf16 in emulation only (compute capability "
+                f"{'.'.join(map(str, device.capability or ()))}, 8.0 is needed); write precision=fp16"]
+    return []

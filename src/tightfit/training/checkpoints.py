@@ -1,0 +1,122 @@
+"""Checkpoints that are whole or not there: written under a temporary name, checked, renamed.
+
+    checkpoints/step-00000100/
+        weights.safetensors, optimizer.safetensors, random.safetensors
+        checkpoint.json       step, next window, each file's size and CRC-32, the backend's own values
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tightfit.errors import CheckpointError
+
+MANIFEST = "checkpoint.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint on disk. `meta` is what the backend returned when it was saved."""
+
+    folder: Path
+    step: int
+    meta: dict[str, Any]
+    counters: dict[str, float]
+
+
+def save(parent: Path, step: int, write: Callable[[Path], dict[str, Any]], counters: dict[str, float]) -> Path:
+    """Let `write` fill a folder, then give it its name; a crash at any moment leaves the older ones untouched.
+
+    Raises CheckpointError where the disk is full or not writable; what was written is removed.
+    """
+    final = parent / f"step-{step:08d}"
+    temporary = parent / f".writing-step-{step:08d}"
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        meta = write(temporary)
+        files = {path.name: {"bytes": path.stat().st_size, "crc32": _crc32(path)} for path in temporary.iterdir()}
+        manifest = {"step": step, "counters": counters, "files": files, "meta": meta}
+        (temporary / MANIFEST).write_text(json.dumps(manifest))
+        for path in (*temporary.iterdir(), temporary):
+            _flush(path)
+        if final.exists():
+            shutil.rmtree(final)
+        temporary.rename(final)
+        _flush(parent)
+    except Exception as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError) or "os error" in str(error) or "No space left" in str(error):
+            raise CheckpointError(
+                f"the checkpoint of step {step} could not be written to {parent}: {' '.join(str(error).split())}; "
+                "older checkpoints are untouched. Free some space, or write output_dir=... and run again"
+            ) from None
+        raise
+    return final
+
+
+def prune(parent: Path, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints, and what a crash left half written."""
+    for folder in folders(parent)[:-keep]:
+        shutil.rmtree(folder, ignore_errors=True)
+    for folder in parent.glob(".writing-*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def folders(parent: Path) -> list[Path]:
+    """The checkpoints under `parent`, oldest first."""
+    return sorted(path for path in parent.glob("step-*") if path.is_dir())
+
+
+def read(folder: Path) -> Checkpoint:
+    """A checkpoint whose every file is as it was written. Raises CheckpointError naming what is not."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        for name, expected in manifest["files"].items():
+            path = folder / name
+            if path.stat().st_size != expected["bytes"] or _crc32(path) != expected["crc32"]:
+                raise CheckpointError(f"{path}: not as it was written")
+        return Checkpoint(
+            folder=folder, step=manifest["step"], meta=manifest["meta"], counters=manifest["counters"]
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{folder}: {' '.join(str(error).split()) or type(error).__name__}") from None
+
+
+def newest(parent: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+    """The newest whole checkpoint; a broken one is passed over, saying so. None where there is none.
+
+    Raises CheckpointError where all are broken: starting anew would hide the loss.
+    """
+    present = folders(parent)
+    for folder in reversed(present):
+        try:
+            return read(folder)
+        except CheckpointError as error:
+            warn(f"checkpoint {folder.name} is broken ({error}); falling back to the one before")
+    if present:
+        raise CheckpointError(f"every checkpoint in {parent} is broken; remove that folder to start anew")
+    return None
+
+
+def _crc32(path: Path) -> int:
+    value = 0
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 22):
+            value = zlib.crc32(chunk, value)
+    return value
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,109 @@
+"""What a person sees while a run goes on: a progress bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+
+class Listener(Protocol):
+    """Who is told how a run goes."""
+
+    def message(self, text: str) -> None:
+        """Something a person should read."""
+
+    def preparing(self, what: str, done: int, total: int) -> None:
+        """Work before the first step."""
+
+    def started(self, step: int, steps: int) -> None:
+        """The first step is about to run."""
+
+    def stepped(self, step: int, loss: float, tokens_per_second: float) -> None:
+        """A step has ended."""
+
+    def finished(self) -> None:
+        """No more steps."""
+
+
+class Quiet:
+    """A listener for code that wants no output."""
+
+    def message(self, text: str) -> None: ...
+
+    def preparing(self, what: str, done: int, total: int) -> None: ...
+
+    def started(self, step: int, steps: int) -> None: ...
+
+    def stepped(self, step: int, loss: float, tokens_per_second: float) -> None: ...
+
+    def finished(self) -> None: ...
+
+
+class Terminal:
+    """A progress bar with loss, tokens/s and time left; plain lines, some seconds apart, where there is no terminal."""
+
+    def __init__(self, console: Console, seconds_between_lines: float = 10.0) -> None:
+        self.console = console
+        self._between = 0.1 if console.is_terminal else seconds_between_lines
+        self._last = 0.0
+        self._began = time.monotonic()
+        self._first = 0
+        self._steps = 0
+        self._task: TaskID | None = None
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"), TimeRemainingColumn(), console=console,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def message(self, text: str) -> None:
+        self.console.print(text, highlight=False)
+
+    def preparing(self, what: str, done: int, total: int) -> None:
+        if not self._due(done >= total):
+            return
+        if self._bar.disable:
+            self.console.print(f"{what}: {done}/{total}", highlight=False)
+        elif self._task is None:
+            self._task = self._bar.add_task(what, total=total, completed=done, figures="")
+        else:
+            self._bar.update(self._task, description=what, total=total, completed=done)
+
+    def started(self, step: int, steps: int) -> None:
+        self._first, self._steps, self._began = step, steps, time.monotonic()
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+        self._task = self._bar.add_task("training", total=steps, completed=step, figures="")
+
+    def stepped(self, step: int, loss: float, tokens_per_second: float) -> None:
+        if not self._due(step >= self._steps):
+            return
+        figures = f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s"
+        if self._bar.disable:
+            left = (time.monotonic() - self._began) / max(step - self._first, 1) * (self._steps - step)
+            self.console.print(f"step {step}/{self._steps}  {figures}  {left:.0f} s left", highlight=False)
+        elif self._task is not None:
+            self._bar.update(self._task, completed=step, figures=figures)
+
+    def finished(self) -> None:
+        self._bar.stop()
+
+    def _due(self, last: bool) -> bool:
+        now = time.monotonic()
+        if not last and now - self._last < self._between:
+            return False
+        self._last = now
+        return True

@@ -1,0 +1,112 @@
+"""A run's folder: who may write to it, which recipe it holds, and what may change when it goes on.
+
+    recipe.yaml, metrics.jsonl, summary.json, checkpoints/, model/
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tightfit.errors import CheckpointError, RecipeError
+from tightfit.recipe import Recipe
+from tightfit.recipe_text import read_yaml, to_yaml
+
+MAY_CHANGE = frozenset({
+    "max_steps", "logging_steps", "eval_steps", "eval_samples", "save_steps", "save_total_limit", "output_dir",
+    "resume", "report_to", "sample_prompt", "cache_dir", "loading", "empty_cache_steps", "device", "allow_numerics",
+})  # fmt: skip
+"""Fields that the mathematics of a step does not depend on: a run may go on with others."""
+
+RECIPE, METRICS, SUMMARY, CHECKPOINTS, MODEL = "recipe.yaml", "metrics.jsonl", "summary.json", "checkpoints", "model"
+LOCK = ".lock"
+
+
+class RunFolder:
+    """The folder of one run, made if need be. Raises RecipeError where it cannot be written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            probe = path / ".probe"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise RecipeError(
+                f"output_dir: {path} cannot be written ({reason}); write output_dir=... elsewhere"
+            ) from None
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / CHECKPOINTS
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes from writing here. The lock falls with the process, however it ends."""
+        with (self.path / LOCK).open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RecipeError(
+                    f"output_dir: another process is training in {self.path}; wait for it, or write output_dir=..."
+                ) from None
+            yield
+
+    def saved_recipe(self) -> Recipe | None:
+        """The resolved recipe of the run that is here; None where there is none."""
+        path = self.path / RECIPE
+        if not path.exists():
+            return None
+        return Recipe.from_dict(read_yaml(path.read_text(), str(path)))
+
+    def require_fresh(self) -> None:
+        """Raises RecipeError where something other than an unstarted run is here."""
+        if others := sorted(p.name for p in self.path.iterdir() if p.name != LOCK):
+            raise RecipeError(
+                f"output_dir: {self.path} is not empty (it holds {', '.join(others[:3])}); write output_dir=... "
+                "elsewhere, or remove it"
+            )
+
+    def write_recipe(self, recipe: Recipe) -> None:
+        write_atomically(self.path / RECIPE, to_yaml(recipe.to_dict()))
+
+    def write_summary(self, values: dict[str, Any]) -> None:
+        write_atomically(self.path / SUMMARY, json.dumps(values, indent=2) + "\n")
+
+    def summary(self) -> dict[str, Any] | None:
+        """The summary of a run that finished here."""
+        path = self.path / SUMMARY
+        return json.loads(path.read_text()) if path.exists() else None
+
+
+def continued(wanted: Recipe, saved: Recipe) -> Recipe:
+    """`wanted` with what it leaves to `auto` taken from the run it continues.
+
+    Raises CheckpointError listing every difference that the mathematics depends on.
+    """
+    values, before = wanted.to_dict(), saved.to_dict()
+    filled = {name: before[name] if value == "auto" else value for name, value in values.items()}
+    differing = [name for name in filled if name not in MAY_CHANGE and filled[name] != before[name]]
+    if differing:
+        lines = "; ".join(f"{name}: {before[name]!r} then, {filled[name]!r} now" for name in differing)
+        raise CheckpointError(
+            f"this run was started with another recipe ({lines}); write what it had, or another output_dir"
+        )
+    return Recipe.from_dict(filled)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a whole file under a temporary name, then give it its own."""
+    temporary = path.with_name(f".{path.name}.writing")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -1,0 +1,36 @@
+"""Stopping on request: SIGTERM and Ctrl-C end the run after the step at hand, saved."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+
+class StopRequest:
+    """A context manager that turns SIGTERM and SIGINT into a flag. A second Ctrl-C interrupts at once.
+
+    Outside the main thread, where Python allows no handlers, it never asks to stop.
+    """
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._request)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number)

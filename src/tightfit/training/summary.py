@@ -1,0 +1,90 @@
+"""What a finished run says of itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from tightfit.backends.base import Inspection
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """A run's figures. Seconds are this process's; loss is in nats a label; memory in bytes.
+
+    training_seconds: time in steps and waiting for data; evaluation, saving and compiling are apart.
+    data_wait_seconds: the part of it spent waiting for data.
+    peak_memory: allocated on a CUDA device, resident in the process on the CPU.
+    stopped_by: the signal that ended the run early; None where it ran to its last step.
+    """
+
+    steps: int
+    seconds: float
+    training_seconds: float
+    compile_seconds: float
+    data_wait_seconds: float
+    samples_per_second: float
+    tokens_per_second: float
+    peak_memory: int
+    device: str
+    parameters: int = 0
+    loss: float | None = None
+    eval_loss: float | None = None
+    unigram_loss: float | None = None
+    attention_kernels: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    sample: str | None = None
+    stopped_by: str | None = None
+    output_dir: str = ""
+    losses: tuple[float, ...] = field(default=(), repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        values = asdict(self)
+        values.pop("losses")
+        return values
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """The summary that `to_dict` gave."""
+        known: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
+        return cls(**known)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Name and value of each figure, as a person reads them."""
+        share = self.data_wait_seconds / self.training_seconds if self.training_seconds else 0.0
+        memory = "peak memory" if self.device != "CPU" else "peak memory of the process"
+        rows = [
+            ("time", f"{self.seconds:.1f} s for {self.steps} steps on {self.device}"),
+            ("throughput", f"{self.samples_per_second:,.1f} samples/s, {self.tokens_per_second:,.0f} tokens/s"),
+            (memory, f"{self.peak_memory / 2**20:,.0f} MiB"),
+            ("waiting for data", f"{self.data_wait_seconds:.2f} s ({share:.1%} of training)"),
+        ]
+        if self.compile_seconds:
+            rows.append(("compiling", f"{self.compile_seconds:.1f} s, not counted in throughput"))
+        if self.attention_kernels:
+            rows.append(("attention kernel", ", ".join(self.attention_kernels)))
+        if self.loss is not None:
+            rows.append(("training loss", f"{self.loss:.4f}"))
+        if self.eval_loss is not None:
+            against = ""
+            if self.unigram_loss is not None:
+                against = f", against {self.unigram_loss:.4f} for guessing by frequency alone"
+            perplexity = math.exp(min(self.eval_loss, 700))
+            rows.append(("held-out loss", f"{self.eval_loss:.4f} (perplexity {perplexity:,.1f}){against}"))
+        return rows
+
+
+def precision_warning(precision: str, inspection: Inspection | None) -> str | None:
+    """A sentence where fp32 tensors dominate what a half-precision run keeps for its backward pass."""
+    if inspection is None or precision == "fp32":
+        return None
+    total = sum(inspection.saved_bytes.values())
+    wide = inspection.saved_bytes.get("float32", 0)
+    if total == 0 or wide <= total / 2:
+        return None
+    return (
+        f"under {precision}, {wide / total:.0%} of the activations kept for the backward pass are fp32 "
+        f"({wide / 2**20:,.0f} MiB of {total / 2**20:,.0f} in a micro-batch): look for a softmax, a norm or a loss "
+        "that runs in fp32"
+    )

@@ -1,0 +1,102 @@
+"""Every optimizer technique at every setting worth trying, over fp32 weights and each way it rounds bf16 ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tightfit.backends.pytorch.apply import APPLY
+from tightfit.backends.pytorch.build import Build
+from tightfit.devices import Device
+from tightfit.models import ModelFacts
+from tightfit.recipe import Recipe
+from tightfit.tasks import get_task
+from tightfit.techniques import SLOTS
+from tightfit.techniques.optimizer import Optimizer as Declared
+from tightfit.techniques.precision import Bf16Pure, Fp32, Precision
+
+CPU = Device(kind="cpu", name="cpu", memory_bytes=1 << 30)
+RATES = {"adafactor": 0.05, "sgd": 0.03, "lion": 1e-3}
+"""Learning rates that suit the tiny regression, where 3e-3 does not."""
+
+
+@dataclass(frozen=True)
+class Case:
+    technique: Declared
+    precision: Precision
+    rate: float | None = None
+
+    def __str__(self) -> str:
+        knob = getattr(self.technique, "implementation", "")
+        return "-".join(filter(None, (self.technique.name, knob, getattr(self.precision, "rounding", ""))))
+
+    @property
+    def learning_rate(self) -> float:
+        return RATES.get(self.technique.name, 3e-3) if self.rate is None else self.rate
+
+    def build(self, model: nn.Module) -> Build:
+        """Precision and optimizer applied, and nothing else."""
+        recipe = Recipe.from_dict(
+            {"precision": self.precision, "optimizer": self.technique, "learning_rate": self.learning_rate}
+        )
+        build = Build(
+            recipe=recipe, device=CPU, torch_device=torch.device("cpu"), task=get_task("causal-lm"), facts=ModelFacts(),
+            model=model, stacks=(),
+        )  # fmt: skip
+        for technique in (self.precision, self.technique):
+            build = APPLY[type(technique)](technique, build)
+        return build
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        factory = self.build(model).optimizer_factory
+        assert factory is not None
+        return factory(model)
+
+
+def _cases() -> list[Case]:
+    variants = cast(tuple[type[Declared], ...], SLOTS["optimizer"])
+    return [Case(rung, Fp32()) for variant in variants for rung in variant.rungs()] + [
+        Case(variant(), Bf16Pure(rounding=rounding)) for variant in variants for rounding in variant.bf16_roundings
+    ]
+
+
+CASES = _cases()
+
+
+class Tiny(nn.Module):
+    """A regression on token ids: matrices large enough to be quantized, biases, a normalization, an embedding."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(64, width)
+        self.hidden = nn.Linear(width, width * 2)
+        self.norm = nn.LayerNorm(width * 2)
+        self.out = nn.Linear(width * 2, 8)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden: Tensor = self.out(self.norm(torch.tanh(self.hidden(self.embedding(ids)))))
+        return hidden
+
+
+def tiny() -> Tiny:
+    torch.manual_seed(0)
+    return Tiny()
+
+
+def train(model: Tiny, optimizer: Optimizer, steps: range) -> list[float]:
+    """Losses of these steps; everything random depends on the step's number alone."""
+    teacher = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+    losses = []
+    for step in steps:
+        torch.manual_seed(step)
+        ids = torch.randint(64, (32,))
+        loss = (model(ids).float() - teacher[ids]).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses

@@ -1,0 +1,232 @@
+"""Models built from every kind of source, at the published sizes, and saved so that they load again."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from tests.architectures import tiny_config, tiny_model
+from tightfit.backends.pytorch.models import (
+    BuiltModel,
+    accepted_arguments,
+    build_model,
+    logits_of,
+    parameter_count,
+    ready_to_train,
+    save_model,
+)
+from tightfit.backends.pytorch.transformer import Transformer
+from tightfit.bundled import BUNDLED
+from tightfit.errors import ModelError
+from tightfit.recipe import Recipe
+from tightfit.tasks import get_task
+
+PUBLISHED = {
+    "gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200,
+    "bert-base": 109_514_298, "bert-large": 335_174_458, "distilbert-base": 66_985_530, "roberta-base": 124_697_433,
+    "t5-small": 60_506_624, "t5-base": 222_903_552, "llama-2-7b": 6_738_415_616, "llama-3.1-8b": 8_030_261_248,
+    "llama-3.2-1b": 1_235_814_400, "qwen2.5-0.5b": 494_032_768, "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-7b": 7_615_616_512, "mistral-7b": 7_248_023_552, "opt-125m": 125_239_296, "pythia-160m": 162_322_944,
+    "gemma-2b": 2_506_172_416, "phi-2": 2_779_683_840, "vit-base": 86_567_656, "transformer-156m": 155_877_376,
+}
+SMALL_GPT2 = {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 32}
+SMALL_OURS = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "head_dim": 8, "max_seq_len": 32}
+
+
+def build(model: str, task: str = "causal-lm", **values: Any) -> BuiltModel:
+    recipe = Recipe.from_dict({"model": model, "task": task, **values})
+    return build_model(recipe, get_task(task))
+
+
+def same_weights(one: nn.Module, two: nn.Module) -> bool:
+    first, second = one.state_dict(), two.state_dict()
+    return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_published_sizes(name: str) -> None:
+    recipe = Recipe.from_dict({"model": name, "task": BUNDLED[name].task})
+    model, notes = build_model(recipe, get_task(recipe.task), "meta")
+    assert parameter_count(model) == PUBLISHED[name]
+    assert notes == ()
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize(("name", "overrides"), [("gpt2", SMALL_GPT2), ("transformer-156m", SMALL_OURS)])
+def test_weights_come_from_the_seed_alone(name: str, overrides: dict[str, Any]) -> None:
+    first = build(name, model_overrides=overrides, vocab_size=64).model
+    torch.rand(3)
+    assert same_weights(first, build(name, model_overrides=overrides, vocab_size=64).model)
+    assert not same_weights(first, build(name, model_overrides=overrides, vocab_size=64, seed=1).model)
+    assert first.training
+    assert {p.dtype for p in first.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(("name", "overrides"), [("gpt2", SMALL_GPT2), ("transformer-156m", SMALL_OURS)])
+def test_a_saved_model_loads_again(name: str, overrides: dict[str, Any], tmp_path: Path) -> None:
+    model = build(name, model_overrides=overrides, vocab_size=64).model
+    save_model(model, tmp_path)
+    loaded, notes = build(str(tmp_path), seed=5)
+    assert same_weights(model, loaded)
+    assert notes == ()
+    assert loaded.training
+    assert not same_weights(model, build(str(tmp_path), seed=5, pretrained=False).model)
+
+
+@pytest.mark.parametrize(("name", "overrides", "change"), [
+    ("gpt2", SMALL_GPT2, {"n_embd": 32}), ("transformer-156m", SMALL_OURS, {"hidden_size": 32}),
+])
+def test_weights_that_do_not_fit(
+    name: str, overrides: dict[str, Any], change: dict[str, Any], tmp_path: Path
+) -> None:
+    save_model(build(name, model_overrides=overrides, vocab_size=64).model, tmp_path)
+    with pytest.raises(ModelError, match=r"model_overrides, or write pretrained=false"):
+        build(str(tmp_path), model_overrides=change)
+    with pytest.raises(ModelError, match=r"write pretrained=false"):
+        build(str(tmp_path), vocab_size=65)
+    assert build(str(tmp_path), model_overrides=change, pretrained=False).model
+
+
+def test_a_folder_without_weights_starts_from_its_configuration(tmp_path: Path) -> None:
+    tiny_config("gpt2").save_pretrained(tmp_path)
+    model, (note,) = build(str(tmp_path))
+    assert isinstance(model, transformers.GPT2LMHeadModel)
+    assert "holds no weights" in note
+
+
+def test_broken_weights(tmp_path: Path) -> None:
+    for name in ("llama", "ours"):
+        model = tiny_model("llama") if name == "llama" else build("transformer-156m", model_overrides=SMALL_OURS).model
+        save_model(model, tmp_path / name)
+        (tmp_path / name / "model.safetensors").write_bytes(b"not weights")
+        with pytest.raises(ModelError, match=r"^model: .*"):
+            build(str(tmp_path / name))
+
+
+def test_a_classifier_of_another_size_is_drawn_anew(tmp_path: Path) -> None:
+    save_model(tiny_model("vit", num_labels=5), tmp_path)
+    model, (note,) = build(str(tmp_path), "image-classification", num_labels=3)
+    assert "classifier" in note
+    assert logits_of(model(pixel_values=torch.zeros(1, 3, 16, 16))).shape == (1, 3)
+    assert build(str(tmp_path), "image-classification").notes == ()
+
+
+def test_bf16_checkpoints_under_fp16_are_noted(tmp_path: Path) -> None:
+    save_model(tiny_model("llama").to(torch.bfloat16), tmp_path)
+    model, (note,) = build(str(tmp_path), precision="fp16")
+    assert "precision=bf16" in note
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert build(str(tmp_path), precision="bf16").notes == ()
+
+
+def test_caches_are_off_and_classifiers_know_their_padding() -> None:
+    model = build("gpt2", "sequence-classification", model_overrides=SMALL_GPT2, num_labels=3).model
+    assert model.config.use_cache is False
+    assert logits_of(model(input_ids=torch.ones(2, 4, dtype=torch.int64))).shape == (2, 3)
+    given = tiny_model("t5").eval()
+    ids = torch.ones(2, 4, dtype=torch.int64)
+    assert ready_to_train(given, Recipe()).training
+    assert given(input_ids=ids, decoder_input_ids=ids).past_key_values is None
+
+
+def test_a_bert_for_causal_lm_sees_no_future() -> None:
+    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    model = build("bert-base", model_overrides=small, vocab_size=64).model.eval()
+    ids = torch.arange(8)[None]
+    other = ids.clone()
+    other[0, 5] = 60
+    one, two = (model(input_ids=i).logits for i in (ids, other))
+    assert torch.equal(one[:, :5], two[:, :5])
+    assert not torch.equal(one[:, 5:], two[:, 5:])
+
+
+def test_a_task_the_model_has_no_class_for(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="task: transformers has no image-classification model of type 'gpt2'"):
+        build("gpt2", "image-classification", model_overrides=SMALL_GPT2)
+    save_model(tiny_model("gpt2"), tmp_path)
+    with pytest.raises(ModelError, match="task: transformers has no seq2seq model of type 'gpt2'"):
+        build(str(tmp_path), "seq2seq")
+    with pytest.raises(ModelError, match="task: the bundled transformer gives logits for each token"):
+        build("transformer-156m", "sequence-classification", model_overrides=SMALL_OURS)
+
+
+def test_a_shape_that_cannot_be_built() -> None:
+    with pytest.raises(ModelError, match=r"model: 'gpt2' cannot be built: .*divisible"):
+        build("gpt2", model_overrides={**SMALL_GPT2, "n_head": 3})
+
+
+class Named(nn.Module):
+    """Takes what a factory's recipe may give."""
+
+    def __init__(self, width: int = 4, vocab: int = 10) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocab, width)
+        self.out = nn.Linear(width, vocab)
+
+    def forward(self, input_ids: torch.Tensor, scale: float = 1.0, **kwargs: Any) -> tuple[torch.Tensor, str]:
+        return self.out(self.embed(input_ids)) * scale, "aside"
+
+    @staticmethod
+    def of_nothing() -> str:
+        return "no module"
+
+
+THIS = "tests.backends.pytorch.test_model_sources"
+
+
+def test_factories(tmp_path: Path) -> None:
+    model = build(f"{THIS}:Named", model_overrides={"width": 6}, vocab_size=10).model
+    assert isinstance(model, Named)
+    assert model.embed.weight.shape == (10, 6)
+    assert same_weights(model, build(f"{THIS}:Named", model_overrides={"width": 6}).model)
+    assert accepted_arguments(model) == {"input_ids", "scale", "kwargs"}
+    assert logits_of(model(torch.zeros(1, 2, dtype=torch.int64))).shape == (1, 2, 10)
+    save_model(model, tmp_path)
+    with pytest.raises(ModelError, match=r"holds the weights of .*Named.*package.module:factory"):
+        build(str(tmp_path))
+
+
+@pytest.mark.parametrize(("name", "overrides", "says"), [
+    ("no_such_package.models:make", {}, r"there is no module 'no_such_package.models'"),
+    (f"{THIS}.deeper:make", {}, r"there is no module"),
+    (f"{THIS}:Nmed", {}, r"has no 'Nmed'; did you mean 'Named'\?"),
+    (f"{THIS}:THIS", {}, r"is a str; name a function or class"),
+    (f"{THIS}:Named.of_nothing", {}, r"returned a str; it should return a torch.nn.Module"),
+    (f"{THIS}:Named", {"widht": 3}, r"model_overrides: .*cannot be called with .*widht"),
+])
+def test_factories_that_cannot_serve(name: str, overrides: dict[str, Any], says: str) -> None:
+    with pytest.raises(ModelError, match=says):
+        build(name, model_overrides=overrides)
+
+
+def test_a_factory_whose_own_imports_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "needs_more.py").write_text("import a_library_that_is_missing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModelError, match=r"importing 'needs_more' failed: No module named 'a_library_that_is_missing'"):
+        build("needs_more:make")
+    sys.modules.pop("needs_more", None)
+
+
+def test_logits_of() -> None:
+    logits = torch.zeros(2, 3)
+    assert logits_of(logits) is logits
+    assert logits_of((logits, None)) is logits
+    assert logits_of(transformers.modeling_outputs.CausalLMOutput(logits=logits)) is logits
+    for wrong in ({"logits": logits}, (), None, ("no", logits)):
+        with pytest.raises(ModelError, match=f"its forward returned a {type(wrong).__name__}"):
+            logits_of(wrong)
+
+
+def test_accepted_arguments() -> None:
+    assert {"input_ids", "attention_mask", "position_ids", "use_cache"} <= accepted_arguments(tiny_model("gpt2"))
+    assert "position_ids" not in accepted_arguments(tiny_model("t5"))
+    with torch.device("meta"):
+        ours = build("transformer-156m", model_overrides=SMALL_OURS).model
+    assert isinstance(ours, Transformer)
+    assert accepted_arguments(ours) == {"input_ids", "attention_mask", "position_ids", "kwargs"}

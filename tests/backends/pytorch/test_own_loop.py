@@ -1,0 +1,128 @@
+"""People's own loops: the documented examples give the built-in loop's losses at the built-in loop's peak memory."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from torch import nn
+
+from tests.architectures import tiny_model
+from tightfit import Recipe, apply
+from tightfit.backends.pytorch.backend import PytorchBackend
+from tightfit.backends.pytorch.batch import TensorWindow, tensor_window
+from tightfit.backends.pytorch.build import Build
+from tightfit.data import prepare
+from tightfit.data.loading import WindowLoader
+from tightfit.errors import RecipeError, Refused
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+CLOSED = {
+    "attention": "sdpa", "checkpointing": "none", "compile": "off", "optimizer": "adamw", "precision": "fp32",
+    "batch_size": 8, "micro_batch_size": 2, "learning_rate": 1e-2, "lr_scheduler_type": "constant", "seq_len": 32,
+    "data": {"source": "dummy", "samples": 40}, "device": "cpu",
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerator():
+    """Accelerate keeps its settings for the life of a process; a test wants its own."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def example(name: str) -> Callable[..., list[float]]:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.train
+
+
+def make_model() -> nn.Module:
+    """Two layers wide enough that activations, not the optimizer, make the peak."""
+    return tiny_model("gpt2", n_embd=64, n_inner=512)
+
+
+def windows(recipe: Recipe, build: Build) -> list[TensorWindow]:
+    source = WindowLoader(prepare(recipe, build.facts).train, recipe)
+    return [tensor_window(source.window(index)) for index in range(4)]
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """The most bytes allocated at once during `work`, by torch.profiler's own allocation events."""
+    gc.collect()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        work()
+    events = profiler.profiler.kineto_results.events()
+    live = most = 0
+    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+        live += event.nbytes()
+        most = max(most, live)
+    return most
+
+
+def built_in(recipe: Recipe) -> tuple[list[float], int]:
+    backend = PytorchBackend()
+    build = backend.build(recipe, backend.device(recipe), make_model())
+    step, made = backend.step(build), windows(recipe, build)
+    losses: list[float] = []
+
+    def work() -> None:
+        losses.extend(step(window, recipe.learning_rate).read().loss.mean for window in made)
+
+    with build.session():
+        return losses, peak_bytes(work)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "every-block"])
+@pytest.mark.parametrize(("name", "precision"), [
+    ("plain_pytorch", "fp32"), ("with_accelerate", "fp32"), ("with_accelerate", "bf16"),
+])
+def test_an_example_gives_the_built_in_losses_and_peak(name, precision, checkpointing):
+    recipe = Recipe.from_dict({**CLOSED, "precision": precision, "checkpointing": checkpointing})
+    expected, expected_peak = built_in(recipe)
+    backend = PytorchBackend()
+    made = windows(recipe, backend.build(recipe, backend.device(recipe), make_model()))
+    pairs = [[(batch.inputs["input_ids"], batch.labels) for batch in window.micro_batches] for window in made]
+    model, losses, train = make_model(), [], example(name)
+    peak = peak_bytes(lambda: losses.extend(train(model, recipe.to_dict(), pairs)))
+    assert losses == pytest.approx(expected, rel=1e-5 if precision == "fp32" else 1e-2)
+    assert losses[-1] != losses[0]
+    assert peak == pytest.approx(expected_peak, rel=0.02 if precision == "fp32" else 0.1)
+
+
+@pytest.mark.parametrize("name", ["plain_pytorch", "with_accelerate"])
+def test_an_example_runs_as_it_stands(name, capsys):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.main()
+    losses = [float(x) for x in capsys.readouterr().out.strip("[]\n").split(",")]
+    assert losses[-1] < losses[0]
+
+
+def test_an_open_choice_is_refused_by_name():
+    with pytest.raises(RecipeError, match="precision, checkpointing"):
+        apply(tiny_model("gpt2"), {"attention": "sdpa", "optimizer": "adamw", "compile": "off", "micro_batch_size": 1})
+
+
+def test_a_choice_that_cannot_serve_is_refused():
+    with pytest.raises(Refused, match="attention"):
+        apply(tiny_model("gpt2"), {**CLOSED, "attention": "flex"})
+
+
+def test_what_is_left_is_listed():
+    applied = apply(tiny_model("gpt2"), {
+        **CLOSED, "optimizer": "lion", "micro_batch_size": 4, "batch_size": 16, "precision": "fp16",
+        "checkpointing": "every-block", "warmup_steps": 5,
+    })
+    assert applied.accelerator_kwargs == {"mixed_precision": "fp16", "gradient_accumulation_steps": 4, "cpu": True}
+    text = "\n".join(applied.left_to_you)
+    for word in ("torch.float16", "GradScaler", "4 micro-batches of 4", "clip_grad_norm_", "5 warm-up steps"):
+        assert word in text

@@ -1,0 +1,44 @@
+"""What the tests share: a tiny recipe, and a quiet, offline process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# A test that reaches for a hub must fail at once, not wait for the network.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(scope="session")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache of trained tokenizers and tokenized text for the whole session."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, shared_cache: Path) -> dict[str, Any]:
+    """Recipe values that train in a second: a two-layer GPT-2 on random tokens, dropout off."""
+    return {
+        "model": "gpt2",
+        "model_overrides": {
+            "n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 32,
+            "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+        },
+        "vocab_size": 128,
+        "data": {"source": "dummy", "samples": 32},
+        "seq_len": 16,
+        "batch_size": 8,
+        "micro_batch_size": 4,
+        "max_steps": 4,
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "constant",
+        "logging_steps": 1,
+        "output_dir": str(tmp_path / "run"),
+        "cache_dir": str(shared_cache),
+        "device": "cpu",
+    }

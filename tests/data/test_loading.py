@@ -1,0 +1,154 @@
+"""The order of the data: every sample once an epoch, ragged ends, exact resuming, workers."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from tests.data.helpers import FACTS, recipe, same, write_texts
+from tightfit.data import WindowLoader, evaluation_windows, prepare
+from tightfit.data.samples import Example, Padded
+from tightfit.errors import DataError
+from tightfit.tasks import IGNORE, Window
+
+if TYPE_CHECKING:
+    from tightfit.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """`count` samples; number n is n % 5 + 1 tokens, all of them n."""
+
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def example(self, index: int, epoch: int) -> Example:
+        ids = np.full(index % 5 + 1, index, dtype=np.int64)
+        return Example({"input_ids": ids}, np.asarray(epoch))
+
+
+def numbered(count: int, multiple: int = 1) -> Padded:
+    return Padded(examples=Numbered(count), pad_id=999, multiple=multiple)
+
+
+def shown(windows: list[Window]) -> list[int]:
+    return [int(row[0]) for w in windows for m in w.micro_batches for row in m.inputs["input_ids"]]
+
+
+def test_an_epoch_shows_every_sample_once_and_its_last_window_is_ragged(tmp_path: Path) -> None:
+    loader = WindowLoader(numbered(11), recipe(tmp_path, batch_size=4, micro_batch_size=3))
+    assert len(loader) == 3
+    windows = [loader.window(k) for k in range(6)]
+    assert [w.samples for w in windows] == [4, 4, 3] * 2
+    assert [[m.samples for m in w.micro_batches] for w in windows[:3]] == [[3, 1], [3, 1], [3]]
+    first, second = shown(windows[:3]), shown(windows[3:])
+    assert sorted(first) == sorted(second) == list(range(11))
+    assert first != second
+    assert first != list(range(11))
+    assert windows[4].origin == "epoch 1, samples 4 to 7 of 11"
+    assert [w.index for w in windows] == list(range(6))
+    assert [int(w.micro_batches[0].labels[0]) for w in windows] == [0, 0, 0, 1, 1, 1]  # the epoch reaches the samples
+
+
+def test_without_shuffling_samples_come_in_order(tmp_path: Path) -> None:
+    loader = WindowLoader(numbered(6), recipe(tmp_path), shuffle=False)
+    assert shown([loader.window(0), loader.window(1)]) == list(range(6))
+
+
+def test_the_order_depends_on_the_seed(tmp_path: Path) -> None:
+    orders = [shown([WindowLoader(numbered(50), recipe(tmp_path, seed=s, batch_size=50)).window(0)]) for s in (0, 0, 1)]
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_padding_and_its_counts(tmp_path: Path) -> None:
+    loader = WindowLoader(numbered(6, multiple=4), recipe(tmp_path, batch_size=6, micro_batch_size=6), shuffle=False)
+    window = loader.window(0)
+    batch = window.micro_batches[0]
+    assert batch.inputs["input_ids"].shape == (6, 8)  # the longest has 5 tokens
+    assert batch.mask == "padded"
+    assert batch.padding is not None
+    assert batch.padding.sum(axis=1).tolist() == [1, 2, 3, 4, 5, 1]
+    assert (batch.inputs["input_ids"][~batch.padding] == 999).all()
+    assert window.tokens == 16
+
+
+def test_nothing_padded_needs_no_mask(tmp_path: Path) -> None:
+    loader = WindowLoader(numbered(6), recipe(tmp_path, batch_size=1, micro_batch_size=1), shuffle=False)
+    batch = loader.window(2).micro_batches[0]
+    assert (batch.mask, batch.padding) == ("none", None)
+
+
+def test_resuming_equals_not_stopping(tmp_path: Path) -> None:
+    settings = recipe(tmp_path, task="masked-lm", data=str(write_texts(tmp_path / "a.jsonl")))
+    samples = prepare(settings, FACTS).train
+    undisturbed = list(islice(WindowLoader(samples, settings), 40))
+    for stop in (0, 1, 17, 39):
+        loader = WindowLoader(samples, settings)
+        before = list(islice(loader, stop))
+        state = loader.state_dict()
+        assert state == {"next_window": stop}
+        again = WindowLoader(samples, settings)
+        again.load_state_dict(state)
+        windows = before + list(islice(again, 40 - stop))
+        assert all(same(a, b) for a, b in zip(undisturbed, windows, strict=True))
+    assert len({w.origin.split(",")[0] for w in undisturbed}) > 1  # it passed into another epoch
+
+
+def _windows_of(pickled: bytes, indices: list[int]) -> list[Window]:
+    loader = pickle.loads(pickled)
+    return [loader.window(k) for k in indices]
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_a_worker_process_makes_the_same_windows(packing: bool, tmp_path: Path) -> None:
+    source = str(write_texts(tmp_path / "a.jsonl", 300))
+    settings: Recipe = recipe(tmp_path, data={"source": source, "packing": packing})
+    loader = WindowLoader(prepare(settings, FACTS).train, settings)
+    expected = [loader.window(k) for k in (0, 5, 3)]
+    pickled = pickle.dumps(loader)
+    assert len(pickled) < 5_000  # the tokens stay in their file
+    with get_context("spawn").Pool(1) as pool:
+        windows = pool.apply(_windows_of, (pickled, [0, 5, 3]))
+    assert all(same(a, b) for a, b in zip(expected, windows, strict=True))
+
+
+def test_a_loader_in_use_pickles_without_its_order(tmp_path: Path) -> None:
+    loader = WindowLoader(numbered(100_000), recipe(tmp_path))
+    first = loader.window(0)
+    assert len(pickle.dumps(loader)) < 2_000
+    assert same(pickle.loads(pickle.dumps(loader)).window(0), first)
+
+
+def test_fewer_samples_than_a_global_batch(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"batch_size: 3 training samples are fewer .* of 4; write batch_size=3"):
+        WindowLoader(numbered(3), recipe(tmp_path))
+
+
+def test_evaluation_is_the_same_each_time_and_bounded(tmp_path: Path) -> None:
+    settings = recipe(tmp_path, eval_samples=10)
+    once, twice = (list(evaluation_windows(numbered(31), settings)) for _ in range(2))
+    assert all(same(a, b) for a, b in zip(once, twice, strict=True))
+    assert [w.samples for w in once] == [4, 4, 2]
+    numbers = shown(once)
+    assert numbers == sorted(set(numbers))
+    assert numbers[0] == 0
+    assert numbers[-1] >= 27  # spread over all of them
+    assert shown(list(evaluation_windows(numbered(3), settings))) == [0, 1, 2]
+
+
+def test_labels_that_do_not_count_are_not_counted(tmp_path: Path) -> None:
+    settings = recipe(tmp_path, data=str(write_texts(tmp_path / "a.jsonl")))
+    loader = WindowLoader(prepare(settings, FACTS).train, settings)
+    for k in range(len(loader)):
+        window = loader.window(k)
+        assert window.count == sum(int((m.labels != IGNORE).sum()) for m in window.micro_batches)
+        assert window.tokens == window.samples * 16

@@ -1,0 +1,107 @@
+"""A person's own tokenized rows as samples of every task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.data.helpers import FACTS, recipe
+from tightfit.data import prepare, samples_from_rows
+from tightfit.errors import DataError
+from tightfit.models import ModelFacts
+from tightfit.tasks import IGNORE, MicroBatch, get_task
+
+
+def batch_of(
+    rows: Any, tmp_path: Path, task: str = "causal-lm", facts: ModelFacts = FACTS, **changes: Any
+) -> MicroBatch:
+    samples = samples_from_rows(rows, recipe(tmp_path, task=task, **changes), facts, get_task(task))
+    return samples.batch(np.arange(len(samples)), 0)[0]
+
+
+def test_causal_rows_predict_their_own_tokens(tmp_path: Path) -> None:
+    batch = batch_of([{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9]}], tmp_path)
+    assert batch.inputs["input_ids"].tolist() == [[5, 6, 7], [8, 9, 0]]
+    assert batch.labels.tolist() == [[6, 7, IGNORE], [9, IGNORE, IGNORE]]
+    assert batch.mask == "none"
+
+
+def test_causal_labels_are_shifted(tmp_path: Path) -> None:
+    rows = [{"input_ids": [5, 6, 7, 8], "labels": [IGNORE, IGNORE, 7, 8]}]
+    assert batch_of(rows, tmp_path).labels.tolist() == [[IGNORE, 7, 8, IGNORE]]
+
+
+def test_long_rows_are_cut_and_keep_the_last_label(tmp_path: Path) -> None:
+    batch = batch_of([{"input_ids": list(range(1, 9))}], tmp_path, seq_len=4)
+    assert batch.inputs["input_ids"].tolist() == [[1, 2, 3, 4]]
+    assert batch.labels.tolist() == [[2, 3, 4, 5]]
+
+
+@pytest.mark.parametrize("row", [
+    {"input_ids": [5, 6, 0, 0], "attention_mask": [1, 1, 0, 0], "labels": [5, 6, IGNORE, IGNORE]},
+    {"input_ids": [0, 0, 5, 6], "attention_mask": [0, 0, 1, 1], "labels": [IGNORE, IGNORE, 5, 6]},
+])  # fmt: skip
+def test_padding_that_came_along_is_dropped(row: dict[str, Any], tmp_path: Path) -> None:
+    batch = batch_of([row], tmp_path)
+    assert (batch.inputs["input_ids"].tolist(), batch.labels.tolist()) == ([[5, 6]], [[6, IGNORE]])
+
+
+def test_classification_rows(tmp_path: Path) -> None:
+    rows = [
+        {"input_ids": np.array([5, 6, 7]), "token_type_ids": [0, 1, 1], "labels": 2},
+        {"input_ids": np.array([8]), "token_type_ids": [1], "labels": np.int64(0)},
+    ]
+    batch = batch_of(
+        rows, tmp_path, "sequence-classification", ModelFacts(vocab_size=400, num_labels=3, pad_token_id=9)
+    )
+    assert batch.labels.tolist() == [2, 0]
+    assert batch.inputs["input_ids"].tolist() == [[5, 6, 7], [8, 9, 9]]
+    assert batch.inputs["token_type_ids"].tolist() == [[0, 1, 1], [1, 0, 0]]
+    assert batch.padding is not None
+    assert batch.padding.tolist() == [[True] * 3, [True, False, False]]
+
+
+def test_seq2seq_rows(tmp_path: Path) -> None:
+    rows = [{"input_ids": [5], "labels": [6, IGNORE, 7, IGNORE]}, {"input_ids": [5, 6], "labels": [8]}]
+    facts = ModelFacts(vocab_size=400, pad_token_id=1, decoder_start_token_id=2)
+    batch = batch_of(rows, tmp_path, "seq2seq", facts)
+    assert batch.inputs["decoder_input_ids"].tolist() == [[2, 6, 1, 7], [2, 1, 1, 1]]
+    assert batch.labels.tolist() == [[6, IGNORE, 7, IGNORE], [8, IGNORE, IGNORE, IGNORE]]
+    assert batch.mask == "padded"
+
+
+def test_masked_lm_and_image_rows(tmp_path: Path) -> None:
+    batch = batch_of([{"input_ids": [5, 3], "labels": [IGNORE, 6]}], tmp_path, "masked-lm")
+    assert batch.labels.tolist() == [[IGNORE, 6]]
+    images = batch_of([{"pixel_values": np.ones((3, 2, 2)), "labels": 1}], tmp_path, "image-classification")
+    assert images.inputs["pixel_values"].dtype == np.float32
+    assert images.labels.tolist() == [1]
+
+
+@pytest.mark.parametrize(("task", "row", "message"), [
+    ("causal-lm", {"ids": [1]}, "row 0 has no 'input_ids', which causal-lm needs; it has: ids"),
+    ("masked-lm", {"input_ids": [1]}, "row 0 has no 'labels'"),
+    ("causal-lm", {"input_ids": [400]}, r"400 among its input_ids, which should lie in 0 to 399; write vocab_size=401"),
+    ("sequence-classification", {"input_ids": [4], "labels": 3}, "3 among its labels.* write num_labels=4"),
+    ("causal-lm", {"input_ids": [4, 5], "labels": [4]}, "row 0 has 1 labels for 2 input_ids"),
+])  # fmt: skip
+def test_rows_that_do_not_serve(task: str, row: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        batch_of([row], tmp_path, task)
+
+
+def test_a_dataset_of_the_datasets_library(tmp_path: Path) -> None:
+    import datasets
+
+    rows = [{"input_ids": [5, 6, 7 + i]} for i in range(10)]
+    settings = recipe(tmp_path, data={"source": "unused", "eval_fraction": 0.2})
+    prepared = prepare(settings, FACTS, dataset=datasets.Dataset.from_list(rows))
+    assert prepared.evaluation is not None
+    assert (len(prepared.train), len(prepared.evaluation)) == (8, 2)
+    both = [s.batch(np.arange(len(s)), 0)[0].inputs["input_ids"][:, 2].tolist() for s in
+            (prepared.train, prepared.evaluation)]  # fmt: skip
+    assert sorted(both[0] + both[1]) == list(range(7, 17))
+    assert (prepared.tokenizer, prepared.unigram_loss) == (None, None)

@@ -1,0 +1,149 @@
+"""The command line as a person meets it: real processes, exit statuses, one-line errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+RECIPE = """\
+model: gpt2
+model_overrides: {n_layer: 1, n_head: 2, n_embd: 32, n_positions: 64}
+vocab_size: 300
+data: %(data)s
+seq_len: 32
+batch_size: 4
+max_steps: 6
+logging_steps: 2
+save_steps: 3
+sample_prompt: "def "
+output_dir: %(run)s
+cache_dir: %(cache)s
+"""
+TEXT = "def add(a, b):\n    return a + b\n\n\n" * 80
+
+
+@pytest.fixture
+def place(tmp_path: Path, shared_cache: Path) -> Path:
+    (tmp_path / "code.txt").write_text(TEXT)
+    places = {"data": tmp_path / "code.txt", "run": tmp_path / "run", "cache": shared_cache}
+    (tmp_path / "mine.yaml").write_text(RECIPE % places)
+    return tmp_path
+
+
+def tightfit(*words: str, cwd: Path, **more) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tightfit", *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False, **more)
+
+
+def test_train_writes_a_whole_run(place):
+    done = tightfit("train", "mine.yaml", "report_to=[tensorboard]", cwd=place)
+    assert done.returncode == 0, done.stderr
+    figures = ("held-out loss", "tokens/s", "samples/s", "peak memory", "waiting for data", "attention kernel")
+    for word in (*figures, "sample"):
+        assert word in done.stdout, done.stdout
+    run = place / "run"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in steps] == [2, 4, 6]
+    assert {"step", "loss", "learning_rate", "tokens_per_second", "samples_per_second"} <= steps[0].keys()
+    assert lines[-1]["step"] == 6
+    assert lines[-1]["eval_loss"] > 0
+    assert list((run / "trackers").rglob("events.out.tfevents*"))
+    assert (run / "recipe.yaml").exists()
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert AutoModelForCausalLM.from_pretrained(run / "model").config.vocab_size == 300
+    tokenizer = AutoTokenizer.from_pretrained(run / "model")
+    assert tokenizer.decode(tokenizer("def add").input_ids) == "def add"
+    again = tightfit("train", str(run / "recipe.yaml"), cwd=place)
+    assert again.returncode == 0
+    assert "finished run" in again.stdout
+
+
+@pytest.mark.parametrize(("words", "expected"), [
+    (["train", "nope"], ["'nope'", "recipe"]),
+    (["train", "mine.yaml", "modle=gpt2"], ["modle", "'model'"]),
+    (["train", "mine.yaml", "optimizer=adan"], ["optimizer", "'adan'"]),
+    (["train", "mine.yaml", "model=gpt3"], ["model", "'gpt3'", "'gpt2'"]),
+    (["train", "mine.yaml", "batch_size=0"], ["batch_size", "0"]),
+    (["train", "mine.yaml", "data=missing.txt"], ["data", "missing.txt"]),
+    (["train", "mine.yaml", "seq_len=128"], ["seq_len", "128", "64"]),
+    (["train", "mine.yaml", "attention=flex", "device=cpu"], ["attention", "sdpa"]),
+    (["train", "mine.yaml", "precision=tf32", "device=cpu"], ["precision", "tf32"]),
+    (["train", "mine.yaml", "output_dir=/proc/here"], ["output_dir", "/proc/here"]),
+    (["train", "mine.yaml", "report_to=[tensorbored]"], ["report_to", "'tensorboard'"]),
+    (["train", "mine.yaml", "max_steps"], ["max_steps", "key=value"]),
+])
+def test_bad_input_is_one_line_and_exit_2(place, words, expected):
+    done = tightfit(*words, cwd=place)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("tightfit: ")
+    assert done.stderr.count("\n") == 1
+    for word in expected:
+        assert word in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_says_so(place, number):
+    command = [sys.executable, "-m", "tightfit", "train", "mine.yaml", "max_steps=100000", "save_steps=null"]
+    process = subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    metrics = place / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (metrics.exists() and metrics.read_text().count("\n") > 2):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in err
+    assert "the same command goes on" in out
+    assert len(list((place / "run" / "checkpoints").glob("step-*"))) == 1
+
+
+def test_help_loads_no_framework():
+    code = "import sys\nfrom tightfit.cli import app\nfrom typer.testing import CliRunner\n" \
+           "result = CliRunner().invoke(app, ['--help'])\nassert 'train' in result.output, result.output\n" \
+           "print(sorted({'torch', 'transformers', 'jax', 'numpy', 'pydantic'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_help_takes_under_a_third_of_importing_torch():
+    def seconds(*command: str) -> float:
+        def once() -> float:
+            began = time.perf_counter()
+            subprocess.run([sys.executable, *command], capture_output=True, check=True)
+            return time.perf_counter() - began
+
+        return min(once() for _ in range(3))
+
+    assert seconds("-m", "tightfit", "--help") < seconds("-c", "import torch") / 3
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk_is_said_and_older_checkpoints_stay(place):
+    disk = place / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1800k", "tmpfs", str(disk)]
+    mounted = subprocess.run(command, check=False, capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("this machine allows no mounts")
+    try:
+        done = tightfit("train", "mine.yaml", f"output_dir={disk}/run", "save_steps=1", "save_total_limit=5", cwd=place)
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+        assert "No space left" in done.stderr
+        left = [path.name for path in (disk / "run" / "checkpoints").iterdir()]
+        assert left
+        assert all(name.startswith("step-") for name in left)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)

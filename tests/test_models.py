@@ -1,0 +1,187 @@
+"""What a recipe's `model` names, the configuration it stands for, and the sentences for what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from huggingface_hub import errors as hub_errors
+
+from tightfit.bundled import BUNDLED, HUB_NAMES
+from tightfit.errors import ModelError
+from tightfit.models import (
+    ModelSource,
+    TransformerConfig,
+    explain_hub_error,
+    model_facts,
+    module_facts,
+    read_config,
+    resolve_source,
+)
+from tightfit.recipe import Recipe
+
+
+def recipe(model: str, **values: Any) -> Recipe:
+    return Recipe.from_dict({"model": model, **values})
+
+
+def write_config(folder: Path, **values: Any) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(values))
+    return str(folder)
+
+
+@pytest.mark.parametrize(("name", "kind"), [
+    ("gpt2", "bundled"), ("transformer-156m", "bundled"), ("openai-community/gpt2", "hub"),
+    ("bert-base-uncased", "hub"), ("my_package.models:make", "factory"), ("models:Outer.inner", "factory"),
+])
+def test_sources(name: str, kind: str) -> None:
+    assert resolve_source(recipe(name)) == ModelSource(kind, name)
+
+
+def test_a_folder_is_a_source(tmp_path: Path) -> None:
+    name = write_config(tmp_path / "saved", model_type="gpt2")
+    assert resolve_source(recipe(name)) == ModelSource("folder", name)
+
+
+@pytest.mark.parametrize(("name", "says"), [
+    ("gpt2-mediun", "model: 'gpt2-mediun' is not a bundled model .did you mean 'gpt2-medium'"),
+    ("llama-3.1-8", "did you mean 'llama-3.1-8b'"),
+    ("a-b-c", "choose from: bert-base, .*Hugging Face id such as .*package.module:factory"),
+    ("./nowhere", "'./nowhere' is not a folder"),
+    ("/no/where/at/all", "is not a folder"),
+])
+def test_unknown_names(name: str, says: str) -> None:
+    with pytest.raises(ModelError, match=says):
+        resolve_source(recipe(name))
+
+
+def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"has no config\.json"):
+        resolve_source(recipe(str(tmp_path)))
+
+
+def test_no_bundled_name_hides_a_hub_name() -> None:
+    assert not HUB_NAMES & BUNDLED.keys()
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_every_bundled_shape_states_fields_of_its_class(name: str) -> None:
+    """A misspelt field would be kept without a word, and the class's default used."""
+    config = read_config(recipe(name, task=BUNDLED[name].task))
+    undeclared = {"num_labels", "decoder_start_token_id"}  # which transformers keeps for every class
+    for field, value in BUNDLED[name].numbers.items():
+        assert field in undeclared or field in type(config).__dataclass_fields__
+        stated = getattr(config, field)
+        assert stated == value or (field == "rope_parameters" and value.items() <= stated.items())
+
+
+@pytest.mark.parametrize(("name", "values", "expected"), [
+    ("gpt2", {}, {"vocab_size": 50257, "max_positions": 1024, "pad_token_id": 50256}),
+    ("gpt2", {"vocab_size": 300}, {"vocab_size": 300, "pad_token_id": 0}),
+    ("bert-base", {"task": "sequence-classification", "num_labels": 7}, {"num_labels": 7, "max_positions": 512}),
+    ("roberta-base", {"task": "masked-lm"}, {"max_positions": 512, "pad_token_id": 1}),
+    ("t5-small", {"task": "seq2seq"}, {"max_positions": None, "decoder_start_token_id": 0, "vocab_size": 32128}),
+    ("llama-3.1-8b", {}, {"vocab_size": 128256, "max_positions": 131072}),
+    ("vit-base", {"task": "image-classification"}, {"image_size": 224, "num_channels": 3, "num_labels": 1000}),
+    ("vit-base", {"task": "image-classification", "model_overrides": {"image_size": 32}, "num_labels": 10},
+     {"image_size": 32, "num_labels": 10}),
+    ("transformer-156m", {}, {"vocab_size": 2048, "max_positions": 512}),
+    ("my.models:make", {"vocab_size": 99}, {"vocab_size": 99, "max_positions": None}),
+    ("my.models:make", {"task": "image-classification", "num_labels": 5}, {"image_size": 224, "num_labels": 5}),
+])
+def test_facts(name: str, values: dict[str, Any], expected: dict[str, Any]) -> None:
+    facts = model_facts(recipe(name, **values))
+    assert {field: getattr(facts, field) for field in expected} == expected
+
+
+def test_facts_of_a_module() -> None:
+    module = SimpleNamespace(config=SimpleNamespace(vocab_size=70, max_position_embeddings=12))
+    facts = module_facts(module, recipe("gpt2"))
+    assert (facts.vocab_size, facts.max_positions) == (70, 12)
+    with pytest.raises(ModelError, match=r"vocab_size: SimpleNamespace has no configuration.*; write vocab_size"):
+        module_facts(SimpleNamespace(), recipe("gpt2"))
+
+
+def test_overrides_and_the_fields_that_follow_from_them() -> None:
+    config = read_config(recipe("llama-3.1-8b", model_overrides={"hidden_size": 64, "num_hidden_layers": 3}))
+    assert (config.num_hidden_layers, config.head_dim, config.intermediate_size) == (3, 2, 14336)
+    config = read_config(recipe("gpt2", model_overrides={"num_hidden_layers": 4}))  # a common name for n_layer
+    assert config.n_layer == 4
+
+
+def test_a_changed_vocabulary_drops_the_special_tokens_it_does_not_have() -> None:
+    config = read_config(recipe("gpt2", vocab_size=300))
+    assert (config.vocab_size, config.bos_token_id, config.eos_token_id) == (300, None, None)
+    config = read_config(recipe("bert-base", task="masked-lm", vocab_size=300))
+    assert config.pad_token_id == 0
+
+
+def test_a_folders_layer_list_follows_the_depth(tmp_path: Path) -> None:
+    kinds = ["full_attention", "sliding_attention"] * 2
+    name = write_config(tmp_path / "saved", model_type="qwen2", num_hidden_layers=4, layer_types=kinds)
+    config = read_config(recipe(name, model_overrides={"num_hidden_layers": 2}))
+    assert config.layer_types == kinds[:2]
+    assert len(read_config(recipe(name, model_overrides={"num_hidden_layers": 6})).layer_types) == 6
+
+
+def test_an_encoder_is_made_causal_for_causal_lm() -> None:
+    assert read_config(recipe("bert-base", task="causal-lm")).is_decoder
+    assert not read_config(recipe("bert-base", task="masked-lm")).is_decoder
+
+
+def test_our_transformers_configuration(tmp_path: Path) -> None:
+    config = read_config(recipe("transformer-156m", vocab_size=300, model_overrides={"num_layers": 2}))
+    assert config == TransformerConfig(vocab_size=300, num_outputs=300, num_layers=2)
+    assert not read_config(recipe("transformer-156m", task="masked-lm")).causal_mask
+    name = write_config(tmp_path / "saved", model_type="tightfit-transformer", num_layers=3, dropout_rate=0)
+    assert read_config(recipe(name)) == TransformerConfig(num_layers=3, dropout_rate=0)
+
+
+@pytest.mark.parametrize(("name", "overrides", "says"), [
+    ("gpt2", {"n_layers": 4}, "model_overrides.n_layers: not a field of GPT2Config; did you mean 'n_layer'"),
+    ("transformer-156m", {"num_layer": 4}, "not a field of TransformerConfig; did you mean 'num_layers'"),
+    ("transformer-156m", {"num_layers": "four"}, "model_overrides.num_layers: 'four' should be a int"),
+    ("gpt2", {"n_layer": "four"}, "model_overrides: GPT2Config refuses .*n_layer.*four"),
+    ("vit-base", {"image_size": [32, 64]}, "model_overrides.image_size: .32, 64. is not a square"),
+])
+def test_wrong_overrides(name: str, overrides: dict[str, Any], says: str) -> None:
+    with pytest.raises(ModelError, match=says):
+        model_facts(recipe(name, model_overrides=overrides, task=BUNDLED[name].task))
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("{", "cannot be read as JSON"),
+    ("[]", "should hold a JSON object"),
+    ('{"class": "theirs.Model"}', "holds the weights of theirs.Model.*package.module:factory"),
+    ('{"model_type": "gpt9"}', "cannot be read: .*gpt9"),
+    ('{"model_type": "x", "auto_map": {"AutoConfig": "code.Config"}}', "write trust_remote_code=true"),
+])
+def test_unreadable_folders(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=says):
+        read_config(recipe(str(tmp_path)))
+
+
+def test_an_unreachable_hub_is_one_sentence() -> None:
+    with pytest.raises(ModelError, match=r"^model: .no-one/nothing. is not cached, and the .* reached; [^.]*$"):
+        read_config(recipe("no-one/nothing"))
+
+
+def test_hub_errors_are_told_apart() -> None:
+    class Missing(hub_errors.RepositoryNotFoundError):
+        def __init__(self) -> None:
+            Exception.__init__(self, "401")
+
+    class Gated(hub_errors.GatedRepoError):
+        def __init__(self) -> None:
+            Exception.__init__(self, "403")
+
+    for cause, says in ((Missing(), "is not on the Hugging Face hub"), (Gated(), "is gated: accept its terms")):
+        error = OSError("a long text")
+        error.__cause__ = cause
+        assert says in explain_hub_error("meta-llama/x", error)
+    assert explain_hub_error("a/b", OSError("two\nlines")) == "model: 'a/b' cannot be read: two lines"

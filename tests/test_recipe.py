@@ -1,0 +1,134 @@
+"""Recipes: values in, values out, and errors that say what to write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tightfit.devices import Device
+from tightfit.errors import RecipeError
+from tightfit.planning.defaults import resolve
+from tightfit.recipe import Recipe
+from tightfit.recipe_files import bundled_names, load_recipe
+from tightfit.recipe_text import apply_overrides, to_yaml
+from tightfit.techniques import SLOTS
+
+CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 34)
+T4 = Device(kind="cuda", name="T4", memory_bytes=1 << 34, capability=(7, 5))
+A100 = Device(kind="cuda", name="A100", memory_bytes=1 << 36, capability=(8, 0))
+
+
+RUNGS = [(slot, rung) for slot, variants in SLOTS.items() for variant in variants for rung in variant.rungs()]
+
+
+@pytest.mark.parametrize(("slot", "technique"), RUNGS)
+def test_every_rung_survives_yaml(slot, technique, tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(to_yaml(Recipe.from_dict({slot: technique}).to_dict()))
+    assert getattr(load_recipe(str(file)), slot) == technique
+
+
+@pytest.mark.parametrize(("values", "words"), [
+    ({"modle": "gpt2"}, ["modle", "did you mean 'model'"]),
+    ({"optimizer": "adam"}, ["optimizer", "'adam'", "'adamw'"]),
+    ({"optimizer": {"name": "lion", "beta": 1}}, ["optimizer.beta", "lion", "'betas'"]),
+    ({"optimizer": {"betas": [0.9, 0.99]}}, ["optimizer", "name"]),
+    ({"checkpointing": {"name": "every-nth", "n": 0}}, ["checkpointing.n", "0", "greater than or equal to 1"]),
+    ({"batch_size": 0}, ["batch_size", "0", "greater than or equal to 1"]),
+    ({"micro_batch_size": "many"}, ["micro_batch_size", "'many'", "integer", "'auto'"]),
+    ({"task": "causallm"}, ["task", "'causallm'", "'causal-lm'"]),
+    ({"data": {"sorce": "x"}}, ["data.sorce", "'source'"]),
+    ({"learning_rate": -1.0}, ["learning_rate", "-1.0", "greater than 0"]),
+    ({"lr_scheduler_type": "cosin"}, ["lr_scheduler_type", "'cosin'", "'cosine'"]),
+    ({"attention": {"name": "sdpa", "kernel": "flsh"}}, ["attention.kernel", "'flsh'", "'flash'"]),
+    ({"compile": {"name": "off", "mode": "default"}}, ["compile.mode", "no knobs"]),
+    ({"per_device_train_batch_size": 8}, ["per_device_train_batch_size", "micro_batch_size"]),
+    ({"gradient_checkpointing": True}, ["gradient_checkpointing", "checkpointing=every-block"]),
+    ({"precision": True}, ["precision", "true", "choose from"]),
+    ({"backend": "tensorflow"}, ["backend", "'tensorflow'", "pytorch"]),
+])
+def test_a_wrong_field_names_itself_its_value_and_the_right_one(values, words):
+    with pytest.raises(RecipeError) as error:
+        Recipe.from_dict(values)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_overrides_reach_into_short_forms_in_order():
+    values = apply_overrides({"optimizer": "adamw"}, [
+        "optimizer=adamw-8bit", "optimizer.block_size=128", "compile=off", "data=dummy", "data.samples=8",
+        "learning_rate=1e-3", "model_overrides.n_layer=3",
+    ])
+    recipe = Recipe.from_dict(values)
+    assert recipe.optimizer.name == "adamw-8bit"
+    assert recipe.optimizer.block_size == 128
+    assert recipe.compile.name == "off"
+    assert (recipe.data.source, recipe.data.samples) == ("dummy", 8)
+    assert recipe.learning_rate == 1e-3
+    assert recipe.model_overrides == {"n_layer": 3}
+
+
+@pytest.mark.parametrize(("override", "word"), [
+    ("max_steps", "key=value"), ("precision.full_eval=true", "name it first"), ("seed.x=1", "has no fields"),
+])
+def test_a_wrong_override_says_so(override, word):
+    with pytest.raises(RecipeError, match=word):
+        apply_overrides({"seed": 1}, [override])
+
+
+def test_tf32_is_short_for_fp32_with_the_knob():
+    recipe = Recipe.from_dict({"precision": "tf32"})
+    assert (recipe.precision.name, recipe.precision.tf32) == ("fp32", True)
+    assert recipe.refusals(T4)
+    assert recipe.refusals(CPU)
+    assert not recipe.refusals(A100)
+
+
+@pytest.mark.parametrize(("values", "device", "word"), [
+    ({"precision": "bf16"}, T4, "fp16"),
+    ({"attention": "flex"}, CPU, "sdpa"),
+    ({"attention": {"name": "sdpa", "kernel": "cudnn"}}, CPU, "kernel=auto"),
+    ({"attention": {"name": "sdpa", "kernel": "flash"}, "precision": "fp32"}, A100, "precision=bf16"),
+    ({"compile": {"name": "whole", "backend": "nvfuser"}}, A100, "inductor"),
+    ({"compile": {"name": "whole", "backend": "aot_cudagraphs"}}, A100, "cudagraphs"),
+    ({"checkpointing": "memory-budget"}, A100, "compile=per-block"),
+    ({"precision": {"name": "bf16-pure", "rounding": "stochastic"}, "optimizer": "lion"}, A100, "kahan"),
+])
+def test_what_a_device_cannot_do_is_refused_with_what_to_write(values, device, word):
+    (reason, *_) = Recipe.from_dict(values).refusals(device)
+    assert word in reason
+
+
+def test_auto_is_resolved_and_pins_stay():
+    open_recipe = Recipe.from_dict({"seq_len": 1024, "batch_size": 64, "checkpointing": "every-block"})
+    on_cpu, on_t4, on_a100 = (resolve(open_recipe, device) for device in (CPU, T4, A100))
+    assert [r.precision.name for r in (on_cpu, on_t4, on_a100)] == ["fp32", "fp16", "bf16"]
+    assert [r.micro_batch_size for r in (on_cpu, on_a100)] == [4, 16]
+    assert on_cpu.checkpointing.name == "every-block"
+    assert "auto" not in {getattr(on_cpu, slot) for slot in SLOTS}
+    assert on_cpu.loading.workers == 0
+    assert resolve(Recipe(micro_batch_size=7), CPU).micro_batch_size == 7
+
+
+def test_every_bundled_name_is_a_recipe():
+    for name in bundled_names():
+        assert load_recipe(name)
+
+
+def test_a_recipe_file_is_found_or_the_nearest_is_named(tmp_path: Path):
+    (tmp_path / "mine.yaml").write_text("model: gpt2\nif_cuda: {seq_len: 2048}\nseq_len: 64\n")
+    assert load_recipe(str(tmp_path / "mine.yaml")).seq_len == 64
+    assert load_recipe(str(tmp_path / "mine.yaml"), cuda=True).seq_len == 2048
+    assert load_recipe(str(tmp_path / "mine.yaml"), ["seq_len=8"], cuda=True).seq_len == 8
+    with pytest.raises(RecipeError, match=r"mine\.yaml"):
+        load_recipe(str(tmp_path / "mime.yaml"))
+    with pytest.raises(RecipeError, match="quickstart"):
+        load_recipe("quikstart")
+
+
+@pytest.mark.parametrize("text", ["", "- a\n- b\n", "model: [", "model: gpt2\n  x: 1\n", "1: 2\n"])
+def test_a_file_that_is_no_recipe_says_so(tmp_path: Path, text: str):
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(RecipeError, match=r"bad\.yaml"):
+        load_recipe(str(tmp_path / "bad.yaml"))

@@ -1,0 +1,90 @@
+"""What every technique's declaration must hold, so that recipe, docs and planner can rely on it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import get_args
+
+import pytest
+
+from refusals import knobs
+from tightfit.devices import Device
+from tightfit.recipe import Recipe
+from tightfit.techniques import SLOTS, Technique
+from tightfit.techniques.base import Exactness
+
+VARIANTS = [variant for variants in SLOTS.values() for variant in variants]
+RUNGS = [rung for variant in VARIANTS for rung in variant.rungs()]
+DEVICES = [
+    Device(kind="cpu", name="a processor", memory_bytes=0),
+    Device(kind="cuda", name="an older GPU", memory_bytes=0, capability=(7, 5)),
+    Device(kind="cuda", name="a newer GPU", memory_bytes=0, capability=(9, 0)),
+]
+
+each_variant = pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: f"{v.slot}-{v.name}")
+each_rung = pytest.mark.parametrize("rung", RUNGS, ids=repr)
+
+
+@each_variant
+def test_is_documented(variant: type[Technique]) -> None:
+    own = vars(variant)["__doc__"]
+    assert own, "no docstring"
+    assert not own.startswith(f"{variant.__name__}("), "the docstring is the one dataclasses make up"
+    assert variant.speed, "no word on speed"
+    assert variant.memory, "no word on memory"
+    undocumented = [name for name, field in knobs(variant).items() if not field.description]
+    assert not undocumented
+
+
+@each_variant
+def test_has_few_knobs_with_defaults(variant: type[Technique]) -> None:
+    assert len(knobs(variant)) <= 4
+    variant()
+
+
+@each_variant
+def test_is_a_frozen_dataclass_that_takes_no_unknown_knob(variant: type[Technique]) -> None:
+    technique = variant()
+    assert dataclasses.is_dataclass(variant)
+    for field in (*knobs(variant), "unknown"):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(technique, field, None)
+    with pytest.raises(ValueError, match="unknown"):
+        variant(unknown=1)
+
+
+@each_variant
+def test_says_how_exact_it_is(variant: type[Technique]) -> None:
+    assert variant.exact in get_args(Exactness)
+    assert variant.exact != "changes" or variant.tolerance > 0, "what changes the numbers says by how much"
+
+
+@pytest.mark.parametrize("slot", SLOTS)
+def test_names_are_unique_in_their_slot(slot: str) -> None:
+    names = [variant.name for variant in SLOTS[slot]]
+    assert len(names) == len(set(names))
+    assert "auto" not in names
+    assert all(variant.slot == slot for variant in SLOTS[slot])
+    assert slot in Recipe.model_fields
+
+
+@each_rung
+def test_rung_survives_yaml(rung: Technique) -> None:
+    recipe = Recipe.from_dict({rung.slot: rung})
+    assert getattr(Recipe.from_dict(recipe.to_dict()), rung.slot) == rung
+
+
+@each_variant
+def test_rungs_differ(variant: type[Technique]) -> None:
+    rungs = variant.rungs()
+    assert rungs
+    assert all(type(rung) is variant for rung in rungs)
+    assert len(set(map(repr, rungs))) == len(rungs)
+
+
+@each_rung
+@pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)
+def test_refusals_say_what_to_write_or_install(rung: Technique, device: Device) -> None:
+    recipe = Recipe.from_dict({"precision": "fp32", rung.slot: rung})
+    for reason in rung.refuse(recipe, device):
+        assert "; write " in reason or "or write " in reason or "run: pip install " in reason, reason

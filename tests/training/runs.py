@@ -1,0 +1,35 @@
+"""Runs that are killed and go on: shared by the forked and the cold tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from tightfit.training.trainer import Trainer
+
+
+def train(values: dict[str, Any]) -> None:
+    """One run in this process, on one thread so that sums have one order."""
+    torch.set_num_threads(1)
+    Trainer(recipe=values).train()
+
+
+def final_weights(run: Path) -> dict[str, torch.Tensor]:
+    """The finished model's tensors."""
+    return load_file(run / "model" / "model.safetensors")
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    """Whether two finished runs hold the same bits."""
+    a, b = final_weights(one), final_weights(other)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def logged_losses(run: Path) -> dict[int, float]:
+    """Loss by step, from metrics.jsonl."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line["loss"] for line in lines if "loss" in line}

@@ -1,0 +1,72 @@
+"""A checkpoint is whole or not there."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from tightfit.errors import CheckpointError
+from tightfit.training import checkpoints
+
+
+def write(content: bytes):
+    def fill(folder: Path):
+        (folder / "weights.safetensors").write_bytes(content)
+        return {"note": "from the backend"}
+
+    return fill
+
+
+def test_what_is_saved_is_read(tmp_path):
+    folder = checkpoints.save(tmp_path, 7, write(b"abc"), {"tokens": 5})
+    found = checkpoints.read(folder)
+    assert (found.step, found.meta, found.counters) == (7, {"note": "from the backend"}, {"tokens": 5})
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "remove", "manifest", "manifest type"])
+def test_a_broken_newest_falls_back_saying_so(tmp_path, harm):
+    checkpoints.save(tmp_path, 1, write(b"first"), {})
+    newest = checkpoints.save(tmp_path, 2, write(b"second"), {})
+    weights, manifest = newest / "weights.safetensors", newest / checkpoints.MANIFEST
+    {
+        "flip": lambda: weights.write_bytes(b"secOnd"),
+        "cut": lambda: weights.write_bytes(b"sec"),
+        "remove": weights.unlink,
+        "manifest": lambda: manifest.write_text('{"step": 2'),
+        "manifest type": lambda: manifest.write_text("[]"),
+    }[harm]()
+    said: list[str] = []
+    found = checkpoints.newest(tmp_path, said.append)
+    assert found is not None
+    assert found.step == 1
+    assert "step-00000002 is broken" in said[0]
+
+
+def test_all_broken_is_an_error_and_none_is_none(tmp_path):
+    assert checkpoints.newest(tmp_path, pytest.fail) is None
+    folder = checkpoints.save(tmp_path, 1, write(b"first"), {})
+    (folder / checkpoints.MANIFEST).unlink()
+    with pytest.raises(CheckpointError, match="every checkpoint"):
+        checkpoints.newest(tmp_path, lambda text: None)
+
+
+def test_a_full_disk_leaves_the_older_ones_and_nothing_half_written(tmp_path):
+    checkpoints.save(tmp_path, 1, write(b"first"), {})
+
+    def full(folder: Path):
+        (folder / "weights.safetensors").write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(CheckpointError, match=r"step 2 .*No space left"):
+        checkpoints.save(tmp_path, 2, full, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_only_the_newest_are_kept(tmp_path):
+    for step in (1, 2, 10, 100):
+        checkpoints.save(tmp_path, step, write(b"x"), {})
+    (tmp_path / ".writing-step-00000101").mkdir()
+    checkpoints.prune(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000010", "step-00000100"]

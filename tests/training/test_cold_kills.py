@@ -1,0 +1,62 @@
+"""Twenty fresh processes of one run, each killed at a random step: the weights end as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.training.runs import logged_losses, same_weights
+
+KILLS = 20
+STEPS = 120
+
+
+def command(run: dict[str, object], folder: Path) -> list[str]:
+    values = {**run, "output_dir": str(folder)}
+    recipe = folder.with_suffix(".yaml")
+    recipe.write_text(yaml.safe_dump(values))
+    return [sys.executable, "-m", "tightfit", "train", str(recipe)]
+
+
+def lines(path: Path) -> int:
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+@pytest.mark.cold
+def test_killed_twenty_times_from_cold(tiny, tmp_path):
+    overrides = {**tiny["model_overrides"], "resid_pdrop": 0.1, "attn_pdrop": 0.1}
+    run = {**tiny, "model_overrides": overrides, "data": {"source": "dummy", "samples": 37}, "max_steps": STEPS,
+           "save_steps": 1, "lr_scheduler_type": "cosine", "optimizer": "adamw", "loading": {"workers": 1}}
+    quiet = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    moments = random.Random(0)
+    disturbed, metrics = tmp_path / "disturbed", tmp_path / "disturbed" / "metrics.jsonl"
+    kills = 0
+    for _ in range(KILLS):
+        process = subprocess.Popen(command(run, disturbed), **quiet)
+        before, target = lines(metrics), None
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            now = lines(metrics)
+            if target is None and now != before:  # it has begun; the file was cut back to the checkpoint first
+                target = now + moments.randint(0, 4)
+            if target is not None and now >= target:
+                break
+            time.sleep(0.002)
+        assert process.poll() is None, process.stdout.read().decode()
+        process.kill()
+        process.wait()
+        kills += 1
+    assert kills == KILLS
+    assert not (disturbed / "model").exists()
+    for folder in (disturbed, tmp_path / "undisturbed"):
+        done = subprocess.run(command(run, folder), check=False, **quiet)
+        assert done.returncode == 0, done.stdout.decode()
+    assert same_weights(tmp_path / "undisturbed", disturbed)
+    assert logged_losses(tmp_path / "undisturbed") == logged_losses(disturbed)

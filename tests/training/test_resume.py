@@ -1,0 +1,169 @@
+"""A run that was stopped, killed or damaged goes on to the very weights of one that was not."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.training.runs import logged_losses, same_weights, train
+from tightfit.errors import CheckpointError, RecipeError
+from tightfit.training.trainer import Trainer
+
+FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture
+def run(tiny):
+    """A run with dropout, several epochs, ragged windows, warm-up and clipping: everything that could drift."""
+    overrides = {**tiny["model_overrides"], "resid_pdrop": 0.1, "attn_pdrop": 0.1, "embd_pdrop": 0.1}
+    return {**tiny, "model_overrides": overrides, "data": {"source": "dummy", "samples": 21}, "max_steps": 12,
+            "save_steps": 1, "lr_scheduler_type": "cosine", "warmup_steps": 2, "loading": {"workers": 0}}
+
+
+@pytest.fixture
+def undisturbed(run, tmp_path) -> Path:
+    folder = tmp_path / "undisturbed"
+    train({**run, "output_dir": str(folder), "save_steps": None})
+    return folder
+
+
+def killed_after(values, seconds: float) -> bool:
+    """Train in a forked process and kill it some time after it began writing; whether it was still at work then."""
+    metrics = Path(values["output_dir"]) / "metrics.jsonl"
+    before = metrics.stat().st_mtime_ns if metrics.exists() else None
+    process = FORK.Process(target=train, args=(values,))
+    process.start()
+    while process.is_alive() and (not metrics.exists() or metrics.stat().st_mtime_ns == before):
+        time.sleep(0.001)
+    time.sleep(seconds)
+    process.kill()
+    process.join()
+    return process.exitcode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_killed_at_random_moments(run, undisturbed, seed):
+    moments = random.Random(seed)
+    kills = sum(killed_after(run, moments.uniform(0.0, 0.15)) for _ in range(4))
+    train(run)
+    assert kills > 1
+    assert same_weights(undisturbed, Path(run["output_dir"]))
+    assert logged_losses(undisturbed) == logged_losses(Path(run["output_dir"]))
+
+
+@pytest.mark.parametrize("change", [
+    {"optimizer": "adamw-8bit"}, {"optimizer": "lion"}, {"precision": "fp16"}, {"precision": "bf16-pure"},
+    {"precision": {"name": "bf16-pure", "rounding": "stochastic"}}, {"checkpointing": "every-block"},
+    {"loading": {"workers": 2}},
+], ids=str)
+def test_stopped_half_way(run, tmp_path, change):
+    values = {**run, **change, "save_steps": 5, "max_steps": 8}
+    train({**values, "output_dir": str(tmp_path / "whole"), "save_steps": None})
+    # The schedule looks ahead to max_steps, so the first half runs under the same one and is cut short by a signal.
+    process = FORK.Process(target=_train_and_stop, args=(values,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    train(values)
+    assert same_weights(tmp_path / "whole", Path(run["output_dir"]))
+
+
+def _train_and_stop(values) -> None:
+    from tightfit.training.progress import Quiet
+
+    class StopAtFive(Quiet):
+        def stepped(self, step, loss, tokens_per_second):
+            if step == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    summary = Trainer(recipe=values, listener=StopAtFive()).train()
+    assert summary.stopped_by == "SIGTERM"
+    assert summary.steps < 8
+
+
+def test_a_broken_newest_checkpoint_falls_back(run, undisturbed):
+    process = FORK.Process(target=_train_and_stop, args=({**run, "max_steps": 12},))
+    process.start()
+    process.join()
+    newest = max((Path(run["output_dir"]) / "checkpoints").iterdir())
+    (newest / "optimizer.safetensors").write_bytes(b"not what was written")
+    said = []
+
+    class Listening:
+        def message(self, text): said.append(text)
+        def preparing(self, what, done, total): ...
+        def started(self, step, steps): ...
+        def stepped(self, step, loss, tokens_per_second): ...
+        def finished(self): ...
+
+    Trainer(recipe=run, listener=Listening()).train()
+    assert any(f"checkpoint {newest.name} is broken" in text for text in said)
+    assert same_weights(undisturbed, Path(run["output_dir"]))
+
+
+def test_a_changed_recipe_is_refused_with_the_difference(run):
+    train({**run, "max_steps": 2})
+    with pytest.raises(CheckpointError, match=r"learning_rate: 0\.001 then, 0\.002 now"):
+        train({**run, "learning_rate": 2e-3})
+    with pytest.raises(CheckpointError, match="optimizer"):
+        train({**run, "optimizer": "lion"})
+
+
+def test_more_steps_and_other_logging_may_be_asked_for(run):
+    train({**run, "max_steps": 2})
+    train({**run, "max_steps": 4, "logging_steps": 2, "eval_steps": 2})
+    assert set(logged_losses(Path(run["output_dir"]))) == {1, 2, 4}
+
+
+def test_what_was_auto_comes_from_the_run_that_goes_on(run):
+    train({**run, "max_steps": 1, "micro_batch_size": 2})
+    summary = Trainer(recipe={**run, "max_steps": 2, "micro_batch_size": "auto"}).train()
+    assert summary.steps == 2
+    assert "micro_batch_size: 2" in (Path(run["output_dir"]) / "recipe.yaml").read_text()
+
+
+def test_a_finished_run_is_not_run_again(run):
+    train(run)
+    before = (Path(run["output_dir"]) / "metrics.jsonl").read_text()
+    began = time.perf_counter()
+    assert Trainer(recipe=run).train().steps == 12
+    assert time.perf_counter() - began < 5
+    assert (Path(run["output_dir"]) / "metrics.jsonl").read_text() == before
+
+
+def test_resume_never_asks_for_an_empty_folder(run):
+    train({**run, "resume": "never", "max_steps": 1})
+    with pytest.raises(RecipeError, match="not empty"):
+        train({**run, "resume": "never"})
+
+
+def test_a_folder_of_something_else_is_left_alone(run):
+    folder = Path(run["output_dir"])
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("years of work")
+    with pytest.raises(RecipeError, match=r"thesis\.txt"):
+        train(run)
+
+
+def test_two_processes_do_not_share_a_folder(run):
+    long = {**run, "max_steps": 100_000, "save_steps": None}
+    process = FORK.Process(target=train, args=(long,))
+    process.start()
+    try:
+        lock = Path(run["output_dir"]) / ".lock"
+        for _ in range(100):
+            if lock.exists():
+                break
+            time.sleep(0.05)
+        time.sleep(0.2)
+        with pytest.raises(RecipeError, match="another process"):
+            train(run)
+    finally:
+        process.kill()
+        process.join()
