@@ -15,7 +15,7 @@ help:
 	@echo "make demo      train a small GPT on the Python standard library's source"
 	@echo "make docs      write the generated pages of docs/ again"
 	@echo "make bench     the benchmarks, recorded in results/"
-	@echo "make gpu       the GPU tests, the quickstart and the benchmarks on a CUDA device"
+	@echo "make gpu       the GPU tests, then the quickstart and the benchmarks recorded, on a CUDA device"
 	@echo "make clean     remove .venv and the caches"
 
 install: .venv/.installed
@@ -46,8 +46,7 @@ bench: install
 gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),install)
 	@$(GPU_PYTHON) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("make gpu: torch %s sees no CUDA device here" % torch.__version__)'
 	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu -W default
-	PYTHONPATH=src $(GPU_PYTHON) -m tightfit train quickstart device=cuda
-	if [ -x benchmarks/gpu.sh ]; then PYTHONPATH=src PYTHON=$(GPU_PYTHON) benchmarks/gpu.sh; fi
+	PYTHONPATH=src PYTHON=$(GPU_PYTHON) benchmarks/gpu.sh
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache

@@ -94,7 +94,9 @@ def plot(curves: dict[str, Any], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=300)
-    steps = parser.parse_args().steps
+    parser.add_argument("--name", default="convergence")
+    arguments = parser.parse_args()
+    steps, record_name = arguments.steps, arguments.name
     curves: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, changes in RUNS.items():
@@ -104,8 +106,8 @@ def main() -> None:
             allowed = tolerance(changes)
             curves[name].update({"above_fp32_adamw": end - base, "tolerance": allowed, "within": end - base <= allowed})
             print(f"{name:24} {end:.4f}  {end - base:+.4f} (at most {allowed:+.2f})", flush=True)
-    print(record.write("convergence", {"steps": steps, "runs": curves}))
-    plot(curves, record.RESULTS / "convergence.png")
+    print(record.write(record_name, {"steps": steps, "runs": curves}))
+    plot(curves, record.RESULTS / f"{record_name}.png")
     sys.exit(0 if all(curve["within"] for curve in curves.values()) else 1)
 
 

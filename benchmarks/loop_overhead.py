@@ -2,12 +2,11 @@
 
 The three train the same model from the same weights on the same rows in the same process, in turn, several rounds; a
 ratio is taken within each round, so that a machine whose speed drifts cannot favour one of them. Warm-up steps are
-left out. Run: python benchmarks/loop_overhead.py [--rounds 7]
+left out. Run: python benchmarks/loop_overhead.py
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
 import tempfile
 import time
@@ -26,8 +25,10 @@ from tightfit.training.progress import Quiet
 
 WARM_UP = 5
 SHAPES = {
-    "tiny": {"layers": 1, "heads": 2, "width": 32, "vocabulary": 256, "length": 16, "batch": 4, "steps": 200},
-    "quickstart": {"layers": 4, "heads": 4, "width": 256, "vocabulary": 4096, "length": 256, "batch": 16, "steps": 12},
+    "tiny": {"layers": 1, "heads": 2, "width": 32, "vocabulary": 256, "length": 16, "batch": 4, "steps": 200,
+             "threads": 1, "rounds": 21},
+    "quickstart": {"layers": 4, "heads": 4, "width": 192, "vocabulary": 2048, "length": 256, "batch": 4, "steps": 12,
+                   "threads": 2, "rounds": 21},
 }
 RATE = 1e-3
 
@@ -125,15 +126,13 @@ LOOPS: dict[str, Callable[[dict[str, int], list[dict[str, np.ndarray]]], float]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    rounds = parser.parse_args().rounds
     logging.disable(logging.WARNING)
-    outcome: dict[str, Any] = {"rounds": rounds, "warm_up_steps": WARM_UP, "shapes": {}}
+    outcome: dict[str, Any] = {"warm_up_steps": WARM_UP, "shapes": {}}
     for name, shape in SHAPES.items():
         rows = make_rows(shape)
         seconds: dict[str, list[float]] = {loop: [] for loop in LOOPS}
-        for turn in range(rounds):
+        torch.set_num_threads(shape["threads"])
+        for turn in range(shape["rounds"]):
             order = list(LOOPS)[turn % 3 :] + list(LOOPS)[: turn % 3]
             for loop in order:
                 seconds[loop].append(LOOPS[loop](shape, rows))

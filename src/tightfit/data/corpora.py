@@ -14,8 +14,10 @@ from tightfit.data.readers import READERS, Row, Wanted, decode, pick, read_file,
 from tightfit.errors import DataError, MissingLibrary, nearest
 from tightfit.recipe import Data
 
-SKIPPED = frozenset({"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"})
-"""Folders of the standard library that are left out: other people's packages, tests, test data."""
+SKIPPED = frozenset({
+    "site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__", "encodings", "pydoc_data",
+})  # fmt: skip
+"""Folders of the standard library that are left out: other people's packages, tests, test data, generated tables."""
 
 SAVED = "state.json"
 SAVED_SPLITS = "dataset_dict.json"

@@ -69,7 +69,8 @@ class RowExamples:
                 raise DataError(f"dataset: row {index} has no {name!r}, which {self.task} needs; it has: {held}")
         if self.task == "image-classification":
             return Example({"pixel_values": np.asarray(row["pixel_values"], np.float32)}, self._class(row, index))
-        shown = np.asarray(row.get("attention_mask", np.ones(len(row["input_ids"]))), dtype=bool)
+        mask = row.get("attention_mask")
+        shown = slice(None) if mask is None else np.asarray(mask, dtype=bool)
         ids = self._ids(row, "input_ids", index)[shown][: self.seq_len + 1]
         inputs = {"input_ids": ids[: self.seq_len]}
         for name in PADDED_WITH_ZERO & row.keys():
@@ -83,8 +84,8 @@ class RowExamples:
         labels = ids
         if row.get("labels") is not None:
             labels = self._ids(row, "labels", index)
-            if len(labels) != len(shown):
-                raise DataError(f"dataset: row {index} has {len(labels)} labels for {len(shown)} input_ids")
+            if len(labels) != len(row["input_ids"]):
+                raise DataError(f"dataset: row {index} has {len(labels)} labels for {len(row['input_ids'])} input_ids")
             labels = labels[shown][: self.seq_len + 1]
         if self.task == "causal-lm":
             return Example(inputs, next_tokens(labels, self.seq_len).labels)
@@ -101,6 +102,8 @@ class RowExamples:
         return label
 
     def _check(self, values: Array, name: str, index: int, high: int, field: str) -> None:
+        if values.size == 0 or (values.min() >= 0 and values.max() < high):
+            return
         real = values[values != IGNORE]
         if real.size and (real.min() < 0 or real.max() >= high):
             worst = real.min() if real.min() < 0 else real.max()

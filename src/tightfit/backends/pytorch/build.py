@@ -71,13 +71,12 @@ class Build:
                 stack.enter_context(setting())
             yield
 
-    @contextmanager
-    def forward_context(self) -> Iterator[None]:
+    def forward_context(self) -> AbstractContextManager[Any]:
         """Everything that surrounds a forward pass and its loss."""
-        with ExitStack() as stack:
-            for context in self.forward_contexts:
-                stack.enter_context(context())
-            yield
+        stack = ExitStack()
+        for context in self.forward_contexts:
+            stack.enter_context(context())
+        return stack
 
     def logits(self, batch: TensorBatch) -> Tensor:
         """The model's logits for a micro-batch on the device: (B, T, vocabulary) or (B, classes).

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,15 +27,20 @@ from tightfit.errors import OutOfMemory
 from tightfit.tasks import Window
 
 
+NOT_CLIPPED = -1.0
+"""What stands for a gradient norm where none was taken."""
+
+
 @dataclass(frozen=True)
 class PendingStep:
     """A step's figures, on their way from the device.
 
-    figures: (2,) in host memory: summed loss, and the gradient norm before clipping or -1 where nothing is clipped.
+    figures: summed loss, and the gradient norm before clipping or `NOT_CLIPPED`; (2,) in host memory where they are
+        still to arrive.
     arrived: what to wait for before reading; None where they are there already.
     """
 
-    figures: Tensor
+    figures: Tensor | tuple[float, float]
     count: int
     arrived: torch.cuda.Event | None = None
 
@@ -45,8 +50,8 @@ class PendingStep:
     def read(self) -> StepResult:
         if self.arrived is not None:
             self.arrived.synchronize()
-        loss, norm = self.figures.tolist()
-        return StepResult(loss=Total(loss, self.count), grad_norm=None if norm == -1 else norm)
+        loss, norm = self.figures.tolist() if isinstance(self.figures, Tensor) else self.figures
+        return StepResult(loss=Total(loss, self.count), grad_norm=None if norm == NOT_CLIPPED else norm)
 
 
 class Step:
@@ -67,6 +72,7 @@ class Step:
         self._inspector: Inspector | None = Inspector(build.model)
         self._inspection: Inspection | None = None
         self._compiled_before = compile_seconds()
+        build.model.train()
 
     @property
     def inspection(self) -> Inspection | None:
@@ -83,7 +89,6 @@ class Step:
     def __call__(self, window: TensorWindow, learning_rate: float) -> PendingStep:
         with self._memory_guard():
             set_learning_rate(self.optimizer, learning_rate)
-            self.build.model.train()
             loss = self.accumulate(window)
             norm = self._update()
             self.steps += 1
@@ -108,14 +113,14 @@ class Step:
         return total
 
     def _loss_sum(self, batch: TensorBatch) -> Tensor:
-        with ExitStack() as stack:
-            if self._inspector is not None:
-                stack.enter_context(self._inspector)
-            stack.enter_context(self.build.forward_context())
-            loss = cross_entropy_sum(self.build.logits(batch), batch.labels)
         if self._inspector is not None:
-            self._inspection, self._inspector = self._inspector.result(), None
-        return loss
+            inspector, self._inspector = self._inspector, None
+            with inspector:
+                loss = self._loss_sum(batch)
+            self._inspection = inspector.result()
+            return loss
+        with self.build.forward_context():
+            return cross_entropy_sum(self.build.logits(batch), batch.labels)
 
     def _update(self) -> Tensor | None:
         """Clip, step the optimizer and drop the gradients; return the norm before clipping, if clipped."""
@@ -134,10 +139,10 @@ class Step:
         return norm
 
     def _report(self, loss: Tensor, norm: Tensor | None, count: int) -> PendingStep:
-        norm = torch.full_like(loss, -1.0) if norm is None else norm
-        figures = torch.stack((loss.double(), norm.double()))
         if loss.device.type != "cuda":
-            return PendingStep(figures, count)
+            return PendingStep((loss.item(), NOT_CLIPPED if norm is None else norm.item()), count)
+        norm = torch.full_like(loss, NOT_CLIPPED) if norm is None else norm
+        figures = torch.stack((loss.double(), norm.double()))
         host = torch.empty(2, dtype=torch.float64, pin_memory=True)
         host.copy_(figures, non_blocking=True)
         arrived = torch.cuda.Event()

@@ -1,0 +1,56 @@
+"""The quickstart, recorded: its summary, its loss curve and a plot of it.
+
+Run: python benchmarks/quickstart.py [key=value ...]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import record
+import torch
+from rich.console import Console
+
+import tightfit
+from tightfit.recipe_files import load_recipe
+from tightfit.training.progress import Terminal
+
+
+def plot(lines: list[dict[str, Any]], unigram: float, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(8, 4.2))
+    train = [(line["step"], line["loss"]) for line in lines if "loss" in line]
+    held_out = [(line["step"], line["eval_loss"]) for line in lines if "eval_loss" in line]
+    axis.plot(*zip(*train, strict=True), color="tab:blue", label="training")
+    axis.plot(*zip(*held_out, strict=True), "o-", color="tab:orange", label="held out")
+    axis.axhline(unigram, color="gray", linestyle="--", label="guessing by frequency alone")
+    axis.set(xlabel="step", ylabel="loss, nats a token", title="tightfit train quickstart")
+    axis.grid(alpha=0.3)
+    axis.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    cuda = torch.cuda.is_available()
+    with tempfile.TemporaryDirectory() as folder, Terminal(Console()) as terminal:
+        recipe = load_recipe("quickstart", [*sys.argv[1:], f"output_dir={folder}/run"], cuda=cuda)
+        summary = tightfit.Trainer(recipe=recipe, listener=terminal).train()
+        lines = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
+    assert summary.unigram_loss is not None
+    name = "quickstart_gpu" if cuda else "quickstart"
+    values = {**summary.to_dict(), "output_dir": None, "curve": lines}
+    print(record.write(name, {"overrides": sys.argv[1:], "summary": values}))
+    plot(lines, summary.unigram_loss, record.RESULTS / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main()
