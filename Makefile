@@ -41,7 +41,7 @@ docs: install
 	$(BIN)/python docs/generate.py
 
 bench: install
-	for file in benchmarks/*.py; do $(BIN)/python "$$file" || exit 1; done
+	for file in $(filter-out benchmarks/record.py,$(wildcard benchmarks/*.py)); do $(BIN)/python "$$file" || exit 1; done
 
 gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),install)
 	@$(GPU_PYTHON) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("make gpu: torch %s sees no CUDA device here" % torch.__version__)'

@@ -39,7 +39,8 @@ def make_model(shape: dict[str, int]) -> nn.Module:
         n_layer=shape["layers"], n_head=shape["heads"], n_embd=shape["width"], n_positions=shape["length"],
         vocab_size=shape["vocabulary"], resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
     )
-    return transformers.AutoModelForCausalLM.from_config(config)
+    model: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
+    return model
 
 
 def make_rows(shape: dict[str, int]) -> list[dict[str, np.ndarray]]:
@@ -51,7 +52,7 @@ def make_rows(shape: dict[str, int]) -> list[dict[str, np.ndarray]]:
 def bare(shape: dict[str, int], rows: list[dict[str, np.ndarray]]) -> float:
     """The loop a person writes by hand. Returns seconds a step."""
     model = make_model(shape)
-    loader = DataLoader(rows, batch_size=shape["batch"], shuffle=True)  # type: ignore[arg-type]
+    loader: DataLoader[Any] = DataLoader(rows, batch_size=shape["batch"], shuffle=True)  # type: ignore[arg-type]
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}]
@@ -99,7 +100,7 @@ def ours(shape: dict[str, int], rows: list[dict[str, np.ndarray]]) -> float:
 def hugging_face(shape: dict[str, int], rows: list[dict[str, np.ndarray]]) -> float:
     """The Hugging Face Trainer with its own flags."""
 
-    class Clock(transformers.TrainerCallback):
+    class Clock(transformers.TrainerCallback):  # type: ignore[misc]
         began = ended = 0.0
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

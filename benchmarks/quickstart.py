@@ -11,10 +11,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import record
 import torch
 from rich.console import Console
 
+import record
 import tightfit
 from tightfit.recipe_files import load_recipe
 from tightfit.training.progress import Terminal

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,9 @@ EXACT = {
     "rounding": "leaves the gradients as they are up to rounding: sums run in another order",
     "changes": "changes the numbers by design",
 }
+
+CONVERGENCE = DOCS.parent / "results" / "convergence.json"
+"""What benchmarks/convergence.py recorded last."""
 
 CONSTRAINTS = {"ge": "at least {}", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
 
@@ -70,8 +74,30 @@ def technique_page(variant: type[Technique]) -> str:
         parts += ["## Refused", _table(("on", "with", "because"), rows)]
     if variant.slot == "compile":
         parts.append("See the [table of backends](compile-backends.md).")
+    parts += _measured(variant)
     parts.append("[All techniques](README.md)")
     return _page(parts)
+
+
+def _measured(variant: type[Technique]) -> list[str]:
+    """The newest recorded loss of every run that chose this technique; nothing where none is recorded."""
+    if not CONVERGENCE.exists():
+        return []
+    record = json.loads(CONVERGENCE.read_text())
+    rows = []
+    for name, run in record["runs"].items():
+        chosen = run["changes"].get(variant.slot)
+        if (chosen["name"] if isinstance(chosen, dict) else chosen) == variant.name:
+            end = run["held_out"][-1][1]
+            rows.append((name, f"{run['learning_rate']:g}", f"{end:.3f}", f"{run['above_fp32_adamw']:+.3f}"))
+    if not rows:
+        return []
+    where = record["environment"]
+    place = f"{where['device']}, torch {where['torch']}, {where['date']}"
+    source = (f"Quickstart's data, a smaller model, {record['steps']} steps, {place}; nats a token, in "
+              "[convergence.json](../../results/convergence.json).")  # fmt: skip
+    table = _table(("run", "peak learning rate", "held-out loss", "against fp32 AdamW"), rows)
+    return ["## Measured", source, table]
 
 
 def index_page() -> str:

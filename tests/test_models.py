@@ -146,6 +146,11 @@ def test_our_transformers_configuration(tmp_path: Path) -> None:
     ("transformer-156m", {"num_layer": 4}, "not a field of TransformerConfig; did you mean 'num_layers'"),
     ("transformer-156m", {"num_layers": "four"}, "model_overrides.num_layers: 'four' should be a int"),
     ("gpt2", {"n_layer": "four"}, "model_overrides: GPT2Config refuses .*n_layer.*four"),
+    ("transformer-156m", {"num_heads": 0}, "model_overrides.num_heads: 0 should be 1 or more"),
+    ("transformer-156m", {"hidden_size": -8}, "model_overrides.hidden_size: -8 should be 1 or more"),
+    ("transformer-156m", {"dropout_rate": 2}, "model_overrides.dropout_rate: 2 should be at least 0 and less than 1"),
+    ("transformer-156m", {"dropout_rate": float("nan")}, "model_overrides.dropout_rate: nan should be at least 0"),
+    ("transformer-156m", {"num_outputs": 9}, "num_outputs: 9 is less than .* 2048; write num_outputs=2048 or more"),
     ("vit-base", {"image_size": [32, 64]}, "model_overrides.image_size: .32, 64. is not a square"),
 ])
 def test_wrong_overrides(name: str, overrides: dict[str, Any], says: str) -> None:
@@ -157,6 +162,7 @@ def test_wrong_overrides(name: str, overrides: dict[str, Any], says: str) -> Non
     ("{", "cannot be read as JSON"),
     ("[]", "should hold a JSON object"),
     ('{"class": "theirs.Model"}', "holds the weights of theirs.Model.*package.module:factory"),
+    ('{"model_type": "tightfit-transformer", "num_layer": 2}', "has 'num_layer', .*; did you mean 'num_layers'"),
     ('{"model_type": "gpt9"}', "cannot be read: .*gpt9"),
     ('{"model_type": "x", "auto_map": {"AutoConfig": "code.Config"}}', "write trust_remote_code=true"),
 ])

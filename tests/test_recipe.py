@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from tightfit.cli import app
 from tightfit.devices import Device
 from tightfit.errors import RecipeError
 from tightfit.planning.defaults import resolve
@@ -47,6 +49,23 @@ def test_every_rung_survives_yaml(slot, technique, tmp_path):
     ({"gradient_checkpointing": True}, ["gradient_checkpointing", "checkpointing=every-block"]),
     ({"precision": True}, ["precision", "true", "choose from"]),
     ({"backend": "tensorflow"}, ["backend", "'tensorflow'", "pytorch"]),
+    ({"weight_decay": 0.1}, ["weight_decay", "optimizer=adamw optimizer.weight_decay=0.1"]),
+    ({"learning_rate": float("inf")}, ["learning_rate", "inf", "finite"]),
+    ({"max_grad_norm": float("nan")}, ["max_grad_norm", "nan", "finite"]),
+    ({"optimizer": {"name": "adamw", "betas": [float("nan"), 0.9]}}, ["optimizer.betas", "nan", "finite"]),
+    ({"learning_rate": True}, ["learning_rate", "True", "a number"]),
+    ({"seq_len": True}, ["seq_len", "True", "a number"]),
+    ({"micro_batch_size": True}, ["micro_batch_size", "True", "a number", "'auto'"]),
+    ({"loading": {"workers": 1025}}, ["loading.workers", "1025", "at most 1024"]),
+    ({"seed": 2**63}, ["seed", "at most 9223372036854775807"]),
+    ({"vocab_size": 2**31}, ["vocab_size", "at most 2147483647"]),
+    ({"max_steps": 10**30}, ["max_steps", "at most"]),
+    ({"seed": "9" * 5000}, ["seed", "999...", "too many digits"]),
+    ({"seed": 10**5000}, ["seed", "the value should be"]),
+    ({"optimizer": {"name": ["x"]}}, ["optimizer", "['x']", "adamw"]),
+    ({"optimizer": {"name": {"a": 1}}}, ["optimizer", "{'a': 1}", "adamw"]),
+    ({"precision": {"name": "fp32", 3: 4}}, ["precision", "3", "knob"]),
+    ({"data": {1: 2}}, ["data", "1", "not the name of a field"]),
 ])
 def test_a_wrong_field_names_itself_its_value_and_the_right_one(values, words):
     with pytest.raises(RecipeError) as error:
@@ -71,6 +90,9 @@ def test_overrides_reach_into_short_forms_in_order():
 
 @pytest.mark.parametrize(("override", "word"), [
     ("max_steps", "key=value"), ("precision.full_eval=true", "name it first"), ("seed.x=1", "has no fields"),
+    ("attention.kernel=flash", "attention=sdpa"), (".=1", "'.=1'"), ("data.=1", "'data.=1'"),
+    ("--seed=3", "write seed=3"), ("--seed", "write seed=VALUE"), ("data={source: a, source: b}", "'source'.*twice"),
+    ("model_overrides=" + "[" * 3000, "model_overrides: .*too deeply"),
 ])
 def test_a_wrong_override_says_so(override, word):
     with pytest.raises(RecipeError, match=word):
@@ -127,8 +149,56 @@ def test_a_recipe_file_is_found_or_the_nearest_is_named(tmp_path: Path):
         load_recipe("quikstart")
 
 
-@pytest.mark.parametrize("text", ["", "- a\n- b\n", "model: [", "model: gpt2\n  x: 1\n", "1: 2\n"])
+@pytest.mark.parametrize("text", ["", "- a\n- b\n", "model: [", "model: gpt2\n  x: 1\n", "1: 2\n",
+                                  "seed: 2026-99-99\n", "seed: 1\nseed: 2\n", "model_overrides: " + "[" * 3000,
+                                  "model_overrides: &a {x: *a}\n"])
 def test_a_file_that_is_no_recipe_says_so(tmp_path: Path, text: str):
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(RecipeError, match=r"bad\.yaml"):
         load_recipe(str(tmp_path / "bad.yaml"))
+
+
+def test_a_mistaken_option_is_told_with_its_value():
+    with pytest.raises(RecipeError, match="write learning_rate=1e-4"):
+        apply_overrides({}, ["--learning-rate", "1e-4"])
+    with pytest.raises(RecipeError, match="write seed=VALUE"):
+        apply_overrides({}, ["--seed", "max_steps=3"])
+
+
+def test_the_command_line_lists_recipes_and_models_and_takes_no_options_for_fields():
+    listed = CliRunner().invoke(app, ["recipes"]).output
+    assert listed.index("recipes\n  quickstart\nmodels\n") < listed.index("bert-base")
+    assert "masked-lm" in listed
+    assert "docs/recipe.md" in CliRunner().invoke(app, ["train", "--help"]).output
+    mistaken = CliRunner().invoke(app, ["train", "quickstart", "--learning_rate", "1e-4"])
+    assert str(mistaken.exception) == "--learning_rate: no such option; write learning_rate=1e-4"
+
+
+def test_one_tracker_may_be_written_as_a_string():
+    assert Recipe.from_dict(apply_overrides({}, ["report_to=tensorboard"])).report_to == ("tensorboard",)
+
+
+def test_text_that_only_looks_like_a_date_stays_text():
+    assert apply_overrides({}, ["sample_prompt=2026-99-99"]) == {"sample_prompt": "2026-99-99"}
+
+
+def test_a_merged_yaml_key_may_be_written_over(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text("model_overrides: {<<: {n_layer: 1, n_head: 2}, n_layer: 3}\n")
+    assert load_recipe(str(tmp_path / "a.yaml")).model_overrides == {"n_layer": 3, "n_head": 2}
+
+
+def test_a_model_is_a_recipe_by_its_hugging_face_id_or_its_folder(tmp_path: Path):
+    recipe = load_recipe("facebook/opt-125m")
+    assert recipe == Recipe(model="facebook/opt-125m", task="causal-lm")
+    folder = tmp_path / "runs" / "model"
+    folder.mkdir(parents=True)
+    with pytest.raises(RecipeError, match=r"\.yaml"):
+        load_recipe(str(folder))
+    (folder / "config.json").write_text('{"model_type": "gpt2", "n_positions": 128, "vocab_size": 300}')
+    recipe = load_recipe(str(folder), ["max_steps=3"])
+    assert (recipe.model, recipe.seq_len, recipe.max_steps) == (str(folder), 128, 3)
+
+
+def test_a_name_too_long_for_a_file_is_no_recipe():
+    with pytest.raises(RecipeError, match="is no recipe"):
+        load_recipe("a" * 5000)

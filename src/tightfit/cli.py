@@ -13,7 +13,6 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tightfit.recipe import Recipe
     from tightfit.training.summary import Summary
 
 app = typer.Typer(
@@ -26,7 +25,10 @@ app = typer.Typer(
 )
 
 RecipeName = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a bundled recipe or model.")
+    str,
+    typer.Argument(
+        metavar="RECIPE", help="A YAML file, a bundled recipe or model, a model's folder or its Hugging Face id."
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -45,9 +47,12 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-@app.command()
+@app.command(context_settings={"ignore_unknown_options": True})  # they reach the overrides, which say what to write
 def train(recipe: RecipeName, overrides: Overrides = None) -> None:
-    """Train a model by a recipe; the same command goes on where it stopped."""
+    """Train a model by a recipe; the same command goes on where it stopped.
+
+    Example: `tightfit train gpt2 data=notes.txt seq_len=512 precision=bf16`. Every field is in docs/recipe.md.
+    """
     from rich.console import Console
 
     from tightfit.training.progress import Terminal
@@ -55,11 +60,10 @@ def train(recipe: RecipeName, overrides: Overrides = None) -> None:
     _quiet_libraries()
     console = Console(soft_wrap=True)
     with Terminal(console) as terminal:
-        from tightfit.training.trainer import Trainer
+        from tightfit.training.trainer import Trainer, recipe_for_machine
 
-        settled = _load(recipe, overrides or [])
-        trainer = Trainer(recipe=settled, listener=terminal, name=recipe)
-        summary = trainer.train()
+        settled = recipe_for_machine(recipe, overrides or [])
+        summary = Trainer(recipe=settled, listener=terminal, name=recipe).train()
     _show(console, summary)
     if summary.stopped_by is not None:
         console.print(f"stopped by {summary.stopped_by} at step {summary.steps}, saved; the same command goes on")
@@ -69,26 +73,21 @@ def train(recipe: RecipeName, overrides: Overrides = None) -> None:
 @app.command()
 def recipes() -> None:
     """List the bundled recipes and models."""
-    from tightfit.recipe_files import bundled_names
+    from tightfit.bundled import BUNDLED
+    from tightfit.recipe_files import bundled_recipes
 
-    for name in bundled_names():
-        typer.echo(name)
+    typer.echo("recipes")
+    for name in bundled_recipes():
+        typer.echo(f"  {name}")
+    typer.echo("models")
+    for name in sorted(BUNDLED):
+        typer.echo(f"  {name:<24} {BUNDLED[name].task}")
 
 
 def _quiet_libraries() -> None:
     """Keep what libraries log about themselves while they load off the screen; errors still show."""
     for name in ("torchao", "torch.utils._pytree", "transformers"):
         logging.getLogger(name).setLevel(logging.ERROR)
-
-
-def _load(name: str, overrides: list[str]) -> Recipe:
-    """The recipe as this machine would run it: on CUDA where there is such a device and the CPU was not asked for."""
-    from tightfit.backends import load_backend
-    from tightfit.recipe_files import load_recipe
-
-    plain = load_recipe(name, overrides)
-    device = load_backend(plain.backend).device(plain)
-    return load_recipe(name, overrides, cuda=device.kind == "cuda")
 
 
 def _show(console: Console, summary: Summary) -> None:

@@ -47,7 +47,11 @@ class MissingLibrary(TightfitError):
     """An optional library is needed; the message ends with the command that installs it."""
 
     def __init__(self, library: str, purpose: str, install: str) -> None:
-        super().__init__(f"{purpose} needs the library {library}, which is not installed; run: pip install {install}")
+        super().__init__(library, purpose, install)  # what pickling hands to this method again
+
+    def __str__(self) -> str:
+        library, purpose, install = self.args
+        return f"{purpose} needs the library {library}, which is not installed; run: pip install {install}"
 
 
 class NonFiniteLoss(TightfitError):

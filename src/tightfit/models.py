@@ -187,13 +187,25 @@ def _our_config(values: dict[str, Any], changes: dict[str, Any], recipe: Recipe)
         changes.setdefault("causal_mask", False)
     fields = {field.name: field for field in dataclasses.fields(TransformerConfig)}
     _check_fields("TransformerConfig", changes, fields)
+    for name in values:
+        if name not in fields:
+            raise ModelError(f"model: its config.json has {name!r}, which is not a field of TransformerConfig; "
+                             f"{nearest(name, fields)}")
     merged = {**values, **changes}
     for name, value in merged.items():
         default = fields[name].default
         number = isinstance(default, float) and type(value) is int
         if type(value) is not type(default) and not number:
             raise ModelError(f"model_overrides.{name}: {value!r} should be a {type(default).__name__}")
-    return TransformerConfig(**merged)
+        if type(value) is int and not number and value < 1:
+            raise ModelError(f"model_overrides.{name}: {value} should be 1 or more")
+    config = TransformerConfig(**merged)
+    if not 0 <= config.dropout_rate < 1:  # nor is nan
+        raise ModelError(f"model_overrides.dropout_rate: {config.dropout_rate} should be at least 0 and less than 1")
+    if config.num_outputs < config.vocab_size:
+        raise ModelError(f"model_overrides.num_outputs: {config.num_outputs} is less than the vocabulary of "
+                         f"{config.vocab_size}; write num_outputs={config.vocab_size} or more")
+    return config
 
 
 def _bundled_config(bundled: Bundled, changes: dict[str, Any], recipe: Recipe) -> Any:

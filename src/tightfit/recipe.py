@@ -10,13 +10,13 @@ from tightfit.errors import RecipeError
 from tightfit.recipe_text import explain, parse_technique, technique_to_yaml
 from tightfit.tasks import TASKS
 from tightfit.techniques import SLOTS, Attention, Checkpointing, Compile, Loading, Optimizer, Precision
+from tightfit.techniques.base import NUMBER, Natural, Positive, at_most
 
 if TYPE_CHECKING:
     from tightfit.devices import Device
 
 Auto = Literal["auto"]
-Positive = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
+Size = Annotated[int, Field(ge=1), at_most(2**31 - 1), NUMBER]
 Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial"]
 
 
@@ -46,7 +46,7 @@ class Data(BaseModel):
     """Fill every row with documents, kept apart by document ids; otherwise one document a row, padded."""
     samples: Positive = 512
     """Number of random examples that `dummy` makes."""
-    eval_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
+    eval_fraction: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False), NUMBER] = 0.05
     """Share of the documents held out for evaluation."""
 
 
@@ -73,13 +73,13 @@ class Recipe(BaseModel):
     tokenizer: str = "auto"
     """A Hugging Face id, a folder or a tokenizer.json; `train` trains a byte-level BPE on the data; auto takes the
     model's own where it has one and trains one otherwise."""
-    vocab_size: Positive | None = None
+    vocab_size: Size | None = None
     """Size of the vocabulary; by default the model configuration's."""
-    num_labels: Positive | None = None
+    num_labels: Size | None = None
     """Number of classes; by default the model configuration's."""
     seq_len: Positive = 1024
     """Tokens in a sequence."""
-    pad_vocab_to: Positive | None = None
+    pad_vocab_to: Size | None = None
     """Round the embedding's rows up to a multiple of this; loss and logits of real tokens stay the same."""
     pad_sequence_to: Positive | None = None
     """Round padded sequences up to a multiple of this; padding never counts."""
@@ -111,7 +111,7 @@ class Recipe(BaseModel):
     """Whether `auto` may pick what changes numerics (8-bit states, pure bf16)."""
     empty_cache_steps: Positive | None = None
     """Give cached memory back to the device every so many steps: less fragmentation, about 10 % slower."""
-    learning_rate: Annotated[float, Field(gt=0.0)] = 3e-4
+    learning_rate: Annotated[float, Field(gt=0.0, allow_inf_nan=False), NUMBER] = 3e-4
     """Peak learning rate."""
     lr_scheduler_type: Schedule = "cosine"
     """How the learning rate falls after warm-up."""
@@ -119,9 +119,9 @@ class Recipe(BaseModel):
     """Steps over which the learning rate rises from 0."""
     max_steps: Positive = 300
     """Optimizer steps to train for."""
-    max_grad_norm: Annotated[float, Field(ge=0.0)] = 1.0
+    max_grad_norm: Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER] = 1.0
     """Clip gradients to this norm; 0 does not clip."""
-    seed: Natural = 0
+    seed: Annotated[int, Field(ge=0), at_most(2**63 - 1), NUMBER] = 0
     """Seeds weights, data order, dropout and sampling."""
     logging_steps: Positive = 10
     """Write a line of metrics every so many steps."""
@@ -137,7 +137,7 @@ class Recipe(BaseModel):
     """The run's folder; by default `runs/<name>`."""
     resume: Literal["auto", "never"] = "auto"
     """Continue from the newest checkpoint in the run's folder, or insist on an empty folder."""
-    report_to: tuple[str, ...] = ()
+    report_to: Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)] = ()
     """Where metrics also go: tensorboard, wandb, and others that Accelerate knows."""
     sample_prompt: str | None = None
     """Text to continue at the end of a causal-lm run."""

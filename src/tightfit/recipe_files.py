@@ -1,7 +1,8 @@
-"""Finding a recipe: a YAML file, a bundled recipe's name, or a bundled model's name."""
+"""Finding a recipe: a YAML file, a bundled recipe's name, or a model's: bundled, a folder or a Hugging Face id."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
@@ -16,6 +17,9 @@ from tightfit.recipe_text import apply_overrides, read_yaml
 IF_CUDA = "if_cuda"
 """A recipe file's mapping of fields that take another value on a CUDA device; what is written on the command line
 stands above it."""
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+"""What a Hugging Face id with an owner looks like."""
 
 
 def load_recipe(name: str, overrides: Iterable[str] = (), *, cuda: bool = False) -> Recipe:
@@ -35,6 +39,10 @@ def load_recipe(name: str, overrides: Iterable[str] = (), *, cuda: bool = False)
 def recipe_values(name: str) -> dict[str, Any]:
     """The plain values that a recipe's name or path stands for."""
     path = Path(name)
+    try:
+        exists = path.exists()
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"{name[:40]!r}... is no recipe: {getattr(error, 'strerror', None) or error}") from None
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             near = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
@@ -48,10 +56,19 @@ def recipe_values(name: str) -> dict[str, Any]:
     if name in bundled:
         return read_yaml(bundled[name].read_text(encoding="utf-8"), name)
     if name in BUNDLED:
-        return _for_model(name)
-    if path.exists():
+        return _for_model(name, BUNDLED[name].task)
+    if (path / "config.json").is_file():
+        return _for_model(name, Recipe.model_fields["task"].default)
+    if exists:
         raise RecipeError(f"{name}: a recipe file's name ends in .yaml; a model's folder is named by model={name}")
+    if HUB_ID.fullmatch(name):
+        return {"model": name}
     raise RecipeError(f"{name!r} is no recipe; {nearest(name, [*bundled, *BUNDLED])}")
+
+
+def bundled_recipes() -> list[str]:
+    """The names of the bundled recipes."""
+    return sorted(_bundled())
 
 
 def bundled_names() -> list[str]:
@@ -59,9 +76,8 @@ def bundled_names() -> list[str]:
     return sorted({*_bundled(), *BUNDLED})
 
 
-def _for_model(name: str) -> dict[str, Any]:
-    """A recipe for a bundled model: its own task, and sequences that its positions allow."""
-    task = BUNDLED[name].task
+def _for_model(name: str, task: str) -> dict[str, Any]:
+    """A recipe for a model whose configuration is on this machine, with sequences that its positions allow."""
     values: dict[str, Any] = {"model": name, "task": task}
     if task in ("seq2seq", "image-classification"):
         values["data"] = "dummy"  # the standard library's source has no pairs and no pictures

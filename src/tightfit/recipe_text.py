@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -29,7 +30,7 @@ ELSEWHERE = {
     "dataloader_num_workers": "write loading.workers",
     "dataloader_pin_memory": "write loading.pin_memory",
     "num_train_epochs": "write max_steps",
-    "weight_decay": "write optimizer.weight_decay",
+    "weight_decay": "write optimizer=adamw optimizer.weight_decay=0.1",
 }
 """Names from other trainers, and what they are here."""
 
@@ -51,15 +52,22 @@ def parse_technique(slot: str, value: Any) -> Technique | str:
     if not isinstance(value, Mapping):
         raise RecipeError(f"{slot}: {value!r} is not a name or a mapping; {nearest(str(value), variants)}")
     knobs = dict(value)
+    for knob in knobs:
+        if not isinstance(knob, str):
+            raise RecipeError(f"{slot}: {knob!r} is not the name of a knob")
     name = knobs.pop("name", slot if len(variants) == 1 else None)
+    if name is False:  # YAML reads `off` so
+        name = next((off for off in ("off", "none") if off in variants), name)
     if name is None:
         raise RecipeError(f"{slot}: {value!r} has no `name`; choose from: {', '.join(sorted(variants))}")
+    if not isinstance(name, str):
+        raise RecipeError(f"{slot}: {_shown(name)} is not a name; choose from: {', '.join(sorted(variants))}")
     if (slot, name) in SHORT_FORMS:
         short = dict(SHORT_FORMS[slot, name])
         name, knobs = short.pop("name"), {**short, **knobs}
     if name not in variants:
         choices = [*variants, *(short for where, short in SHORT_FORMS if where == slot)]
-        raise RecipeError(f"{slot}: {name!r} is not known; {nearest(str(name), choices)}")
+        raise RecipeError(f"{slot}: {name!r} is not known; {nearest(name, choices)}")
     try:
         return variants[name](**knobs)
     except ValidationError as error:
@@ -82,6 +90,15 @@ def technique_to_yaml(value: Technique | str) -> str | dict[str, Any]:
 def explain(model: type[BaseModel], error: ValidationError) -> str:
     """A validation error as sentences that name each field, its value, and what to write instead."""
     return _join(_sentence(e, _fields_at(model, e["loc"]), "", "") for e in error.errors())
+
+
+def _shown(value: Any) -> str:
+    """A value as a person wrote it, cut where it is long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits; lists many levels deep
+        return "the value"
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def _join(sentences: Iterable[str]) -> str:
@@ -116,21 +133,50 @@ def _sentence(error: Any, fields: Mapping[str, Any], slot: str, where: str) -> s
         if not fields:
             return f"{path}: not a field{owner}, which has no knobs"
         return f"{path}: not a field{owner}; {nearest(name, fields)}"
+    if error["type"] == "invalid_key":
+        return f"{path}: {_shown(error['input'])} is not the name of a field"
+    if error["type"] == "int_parsing_size":
+        return f"{path}: {_shown(error['input'])} has too many digits"
     message = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     expected = error.get("ctx", {}).get("expected")
     if expected == "'auto'":
-        return f"{path}: {error['input']!r} should be {expected}"
+        return f"{path}: {_shown(error['input'])} should be {expected}"
     if expected and isinstance(error["input"], str):
         choices = [c.strip(" '") for c in expected.replace(" or ", ", ").split(",")]
-        return f"{path}: {error['input']!r} is not known; {nearest(error['input'], choices)}"
-    return f"{path}: {error['input']!r} should be {message}"
+        return f"{path}: {_shown(error['input'])} is not known; {nearest(error['input'], choices)}"
+    return f"{path}: {_shown(error['input'])} should be {message}"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's plain values; a key that stands twice in a mapping is refused, where the last would win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge")]
+        seen: set[str] = set()
+        for key in keys:
+            if key.value in seen:
+                raise RecipeError(f"{key.value!r} is written twice; keep one")
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _load(text: str) -> Any:
+    """A YAML text's value. Raises RecipeError, YAMLError, RecursionError, or ValueError for what only looks like a
+    date and for a value that holds itself."""
+    value = yaml.load(text, _Loader)
+    json.dumps(value, default=str, skipkeys=True)  # which refuses circles
+    return value
 
 
 def read_yaml(text: str, origin: str) -> dict[str, Any]:
     """A recipe file's plain values. Raises RecipeError for text that is not a YAML mapping."""
     try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        values = _load(text)
+    except RecipeError as error:
+        raise RecipeError(f"{origin}: {error}") from None
+    except RecursionError:
+        raise RecipeError(f"{origin}: values are nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: what looks like a date and is none
         raise RecipeError(f"{origin}: not YAML: {' '.join(str(error).split())}") from None
     if values is None:
         raise RecipeError(f"{origin}: the file is empty; write at least `model: gpt2`")
@@ -145,32 +191,45 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
     Raises RecipeError for a text without `=`, or a knob whose technique is not named yet.
     """
     result = dict(values)
-    for text in overrides:
+    texts = list(overrides)
+    for text, following in zip(texts, [*texts, ""][1:], strict=True):
         key, equals, raw = text.partition("=")
+        if key.startswith("-"):
+            given = raw if equals else "VALUE" if "=" in following else following or "VALUE"
+            raise RecipeError(f"{key}: no such option; write {key.lstrip('-').replace('-', '_')}={given}")
         if not equals or not key:
-            raise RecipeError(f"{text!r}: write key=value, such as max_steps=100")
+            raise RecipeError(f"{_shown(text)}: write key=value, such as max_steps=100")
         try:
-            value = yaml.safe_load(raw) if raw else None
-        except yaml.YAMLError:
+            value = _load(raw) if raw else None
+        except RecipeError as error:
+            raise RecipeError(f"{key}: {error}") from None
+        except RecursionError:
+            raise RecipeError(f"{key}: {_shown(raw)} is nested too deeply") from None
+        except (yaml.YAMLError, ValueError):  # text that only looks like YAML, or like a date
             value = raw
-        *parents, last = key.strip().split(".")
+        *parents, last = path = key.strip().split(".")
+        if not all(path):
+            hint = "write key=value, such as data.packing=false"
+            raise RecipeError(f"{_shown(text)}: a name is missing beside a dot; {hint}")
         place = result
-        for parent in parents:
-            place[parent] = _as_mapping(parent, place.get(parent), text)
+        for depth, parent in enumerate(parents):
+            place[parent] = _as_mapping(parent, place.get(parent), text, path[depth + 1])
             place = place[parent]
         place[last] = value
     return result
 
 
-def _as_mapping(field: str, value: Any, text: str) -> dict[str, Any]:
-    """What a short string stands for, so that one of its fields can be set."""
+def _as_mapping(field: str, value: Any, text: str, knob: str) -> dict[str, Any]:
+    """What a short string stands for, so that its field `knob` can be set."""
     if isinstance(value, Mapping):
         return dict(value)
     if field == "data":
         return {"source": value} if value else {}
     if field in SLOTS and len(SLOTS[field]) > 1:
         if value in (None, "auto"):
-            raise RecipeError(f"{text!r}: {field} is auto; name it first, such as {field}={SLOTS[field][0].name}")
+            able = [variant for variant in SLOTS[field] if knob in getattr(variant, "__pydantic_fields__", {})]
+            name = (able or SLOTS[field])[0].name
+            raise RecipeError(f"{text!r}: {field} is auto; name it first, such as {field}={name}")
         technique = parse_technique(field, value)
         assert isinstance(technique, Technique)
         short = technique_to_yaml(technique)

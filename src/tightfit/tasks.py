@@ -54,15 +54,13 @@ class Window:
 
     count: number of labels that count, over all micro-batches; the loss is divided by it.
     tokens: number of real input positions (images: number of images).
-    index: which window of the run this is, from 0.
-    origin: where in the data it lies, for messages, such as "epoch 0, samples 64 to 127".
+    origin: where in the data it lies, for messages, such as "epoch 0, samples 7, 31, 4, 12".
     """
 
     micro_batches: tuple[MicroBatch, ...]
     count: int
     samples: int
     tokens: int
-    index: int = 0
     origin: str = ""
 
 
@@ -91,9 +89,17 @@ class Task:
 
     name: str
     auto_class: str
+    predicts: Literal["next", "hidden", "target", "class"]
+    """What the labels are: each token's successor, the hidden tokens, another text's tokens, one class a sample."""
     reads: Literal["tokens", "images"] = "tokens"
     packs: bool = False
     """Whether documents may share a row."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Fields that a row of a tokenized data set must have."""
+        inputs = "pixel_values" if self.reads == "images" else "input_ids"
+        return (inputs,) if self.predicts == "next" else (inputs, "labels")
 
     def batch_spec(self, samples: int, seq_len: int, facts: ModelFacts, packed: bool = False) -> BatchSpec:
         """The micro-batch of `samples` sequences of `seq_len` tokens (or images of the model's own size)."""
@@ -103,9 +109,9 @@ class Task:
             pixels = ArraySpec((samples, facts.num_channels, size, size), "float32")
             return BatchSpec(inputs={"pixel_values": pixels}, labels=classes)
         ids = ArraySpec((samples, seq_len), "int64", 0, facts.vocab_size)
-        if self.name == "sequence-classification":
+        if self.predicts == "class":
             return BatchSpec(inputs={"input_ids": ids}, labels=classes)
-        if self.name == "seq2seq":
+        if self.predicts == "target":
             return BatchSpec(inputs={"input_ids": ids, "decoder_input_ids": ids}, labels=ids)
         if packed and self.packs:
             positions = ArraySpec((samples, seq_len), "int64", 0, seq_len)
@@ -116,11 +122,12 @@ class Task:
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
-        Task(name="causal-lm", auto_class="AutoModelForCausalLM", packs=True),
-        Task(name="masked-lm", auto_class="AutoModelForMaskedLM", packs=True),
-        Task(name="sequence-classification", auto_class="AutoModelForSequenceClassification"),
-        Task(name="seq2seq", auto_class="AutoModelForSeq2SeqLM"),
-        Task(name="image-classification", auto_class="AutoModelForImageClassification", reads="images"),
+        Task(name="causal-lm", auto_class="AutoModelForCausalLM", predicts="next", packs=True),
+        Task(name="masked-lm", auto_class="AutoModelForMaskedLM", predicts="hidden", packs=True),
+        Task(name="sequence-classification", auto_class="AutoModelForSequenceClassification", predicts="class"),
+        Task(name="seq2seq", auto_class="AutoModelForSeq2SeqLM", predicts="target"),
+        Task(name="image-classification", auto_class="AutoModelForImageClassification", predicts="class",
+             reads="images"),
     )
 }
 
@@ -132,7 +139,7 @@ def get_task(name: str) -> Task:
     return TASKS[name]
 
 
-def window_of(micro_batches: tuple[MicroBatch, ...], index: int = 0, origin: str = "") -> Window:
+def window_of(micro_batches: tuple[MicroBatch, ...], origin: str = "") -> Window:
     """Count what a window's micro-batches hold."""
     count = sum(int((m.labels != IGNORE).sum()) for m in micro_batches)
     tokens = 0
@@ -140,4 +147,4 @@ def window_of(micro_batches: tuple[MicroBatch, ...], index: int = 0, origin: str
         ids = m.inputs.get("input_ids")
         tokens += m.samples if ids is None else int(ids.size if m.padding is None else m.padding.sum())
     samples = sum(m.samples for m in micro_batches)
-    return Window(micro_batches=micro_batches, count=count, samples=samples, tokens=tokens, index=index, origin=origin)
+    return Window(micro_batches=micro_batches, count=count, samples=samples, tokens=tokens, origin=origin)

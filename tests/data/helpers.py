@@ -46,7 +46,7 @@ def arrays(batch: MicroBatch) -> dict[str, Array]:
 
 def same(one: Window, other: Window) -> bool:
     """Whether two windows are equal to the last bit."""
-    facts = [(w.count, w.samples, w.tokens, w.index, w.origin, len(w.micro_batches)) for w in (one, other)]
+    facts = [(w.count, w.samples, w.tokens, w.origin, len(w.micro_batches)) for w in (one, other)]
     if facts[0] != facts[1]:
         return False
     for a, b in zip(one.micro_batches, other.micro_batches, strict=True):

@@ -74,8 +74,8 @@ def test_a_single_document_is_cut(tmp_path: Path) -> None:
 
 
 def test_nothing_held_out(tmp_path: Path) -> None:
-    settings = recipe(tmp_path, data={"source": str(write_texts(tmp_path / "a.jsonl")), "eval_fraction": 0.0})
-    prepared = prepare(settings, FACTS)
+    source = str(write_texts(tmp_path / "a.jsonl"))
+    prepared = prepare(recipe(tmp_path, data={"source": source, "eval_fraction": 0.0}), FACTS)
     assert (prepared.evaluation, prepared.unigram_loss) == (None, None)
 
 
@@ -130,7 +130,7 @@ def classified(tmp_path: Path, labels: list[Any], **changes: Any) -> Recipe:
 def test_classification(tmp_path: Path) -> None:
     labels = ["pos", "neg", "neutral", "neg"] * 10
     prepared = prepare(classified(tmp_path, labels), FACTS)
-    assert prepared.classes == ("neg", "neutral", "pos")
+    assert prepared.classes == {0: "neg", 1: "neutral", 2: "pos"}
     assert prepared.unigram_loss is None
     batch = everything(prepared)
     assert batch.labels.shape == (36,)
@@ -151,18 +151,19 @@ def test_classification(tmp_path: Path) -> None:
 def test_classes_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data\.label: .* has 4 classes and the model 3; write num_labels=4"):
         prepare(classified(tmp_path, ["a", "b", "c", "d"]), FACTS)
-    with pytest.raises(DataError, match=r"5 classes and the model 3; write num_labels=5"):
+    assert prepare(classified(tmp_path, [0, 2, 1, 1]), FACTS).classes is None  # numbers are no names
+    with pytest.raises(DataError, match=r"5 classes and the model 3; .* write num_labels=5"):
         prepare(classified(tmp_path, [0, 4, 1, 1]), FACTS)
     with pytest.raises(DataError, match="of row 2 is None"):
         prepare(classified(tmp_path, ["a", None, "b", "a"]), FACTS)
 
 
 def test_labels_that_are_numbers_stay_so() -> None:
-    assert class_ids([2, 0, 1], "label") == class_ids(["2", "0", "1"], "label") == ([2, 0, 1], ["0", "1", "2"])
-    assert class_ids(["10", "9"], "label")[0] == [10, 9]
-    assert class_ids([True, False], "label")[0] == [1, 0]
+    assert class_ids([2, 0, 1], "label", 3) == class_ids(["2", "0", "1"], "label", 3) == ([2, 0, 1], ["0", "1", "2"])
+    assert class_ids(["10", "9"], "label", 11)[0] == [10, 9]
+    assert class_ids([True, False], "label", 2)[0] == [1, 0]
     with pytest.raises(DataError, match="holds -1"):
-        class_ids([-1, 0], "label")
+        class_ids([-1, 0], "label", 2)
 
 
 def test_seq2seq(tmp_path: Path) -> None:
@@ -227,11 +228,10 @@ def save_images(folder: Path, sizes: dict[str, int]) -> None:
 
 def test_images(tmp_path: Path) -> None:
     save_images(tmp_path / "pics", {"black": 6, "red": 4})
-    settings = recipe(
-        tmp_path, task="image-classification", data={"source": str(tmp_path / "pics"), "eval_fraction": 0.2}
-    )
+    source = {"source": str(tmp_path / "pics"), "eval_fraction": 0.2}
+    settings = recipe(tmp_path, task="image-classification", data=source)
     prepared = prepare(settings, TINY_IMAGES)
-    assert prepared.classes == ("black", "red")
+    assert prepared.classes == {0: "black", 1: "red"}
     assert prepared.evaluation is not None
     assert (len(prepared.train), len(prepared.evaluation)) == (8, 2)
     batch = everything(prepared)
@@ -280,9 +280,7 @@ def test_image_folders_that_cannot_serve(tmp_path: Path) -> None:
 
 def test_too_short_and_too_long(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("few words")
-    with pytest.raises(
-        DataError, match=r"seq_len: .* has \d+ training tokens, fewer than one sequence of 64; write seq_len="
-    ):
+    with pytest.raises(DataError, match=r"seq_len: .* has \d+ training tokens, fewer than one sequence of 64; write"):
         prepare(recipe(tmp_path, data=str(tmp_path / "a.txt"), seq_len=64), FACTS)
     with pytest.raises(DataError, match="seq_len: 65 exceeds the model's 64 positions; write seq_len=64"):
         prepare(recipe(tmp_path, data="dummy", seq_len=65), FACTS)
@@ -296,6 +294,6 @@ def test_too_short_and_too_long(tmp_path: Path) -> None:
         WindowLoader(short.train, recipe(tmp_path, batch_size=64))
 
 
-def test_truncation_keeps_the_end() -> None:
-    assert truncated(np.arange(10), 4).tolist() == [0, 1, 2, 9]
-    assert truncated(np.arange(4), 4).tolist() == [0, 1, 2, 3]
+@pytest.mark.parametrize(("tokens", "kept"), [(10, [0, 1, 2, 9]), (4, [0, 1, 2, 3])])
+def test_truncation_keeps_the_end(tokens: int, kept: list[int]) -> None:
+    assert truncated(np.arange(tokens), 4).tolist() == kept

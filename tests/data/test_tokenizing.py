@@ -18,6 +18,7 @@ from tightfit.data.tokenizing import END, Tokenizer, load_tokenizer, read_tokeni
 from tightfit.errors import DataError
 from tightfit.models import ModelFacts
 from tightfit.recipe import Recipe
+from tightfit.tasks import get_task
 
 TEXTS = texts(60)
 
@@ -77,7 +78,7 @@ def test_a_failed_training_leaves_nothing_behind(tmp_path: Path) -> None:
     ("sequence-classification", 50256, ["<pad>", END]),
 ])  # fmt: skip
 def test_special_tokens_stand_where_the_model_knows_padding(task: str, pad_id: int, expected: list[str]) -> None:
-    assert special_tokens(task, pad_id) == expected
+    assert special_tokens(get_task(task), pad_id) == expected
 
 
 def test_a_masked_lm_gets_its_tokens(tmp_path: Path) -> None:

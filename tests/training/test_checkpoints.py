@@ -22,7 +22,7 @@ def write(content: bytes):
 def test_what_is_saved_is_read(tmp_path):
     folder = checkpoints.save(tmp_path, 7, write(b"abc"), {"tokens": 5})
     found = checkpoints.read(folder)
-    assert (found.step, found.meta, found.counters) == (7, {"note": "from the backend"}, {"tokens": 5})
+    assert (found.step, found.meta, found.loop) == (7, {"note": "from the backend"}, {"tokens": 5})
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "remove", "manifest", "manifest type"])
@@ -42,6 +42,8 @@ def test_a_broken_newest_falls_back_saying_so(tmp_path, harm):
     assert found is not None
     assert found.step == 1
     assert "step-00000002 is broken" in said[0]
+    assert [path.name for path in checkpoints.folders(tmp_path)] == ["step-00000001"]
+    assert (tmp_path / "broken-step-00000002").exists()
 
 
 def test_all_broken_is_an_error_and_none_is_none(tmp_path):

@@ -48,8 +48,9 @@ def killed_after(values, seconds: float) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_killed_at_random_moments(run, undisturbed, seed):
-    moments = random.Random(seed)
+def test_killed_at_random_moments(run, tmp_path, seed):
+    run, undisturbed, moments = {**run, "max_steps": 40}, tmp_path / "undisturbed", random.Random(seed)
+    train({**run, "output_dir": str(undisturbed), "save_steps": None})
     kills = sum(killed_after(run, moments.uniform(0.0, 0.15)) for _ in range(4))
     train(run)
     assert kills > 1

@@ -26,10 +26,15 @@ class Total:
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What one step reports. `grad_norm` is the norm before clipping, None where nothing is clipped."""
+    """What one step reports.
+
+    grad_norm: the norm before clipping, None where nothing is clipped.
+    skipped: whether loss scaling left the weights alone because the gradients overflowed.
+    """
 
     loss: Total
     grad_norm: float | None = None
+    skipped: bool = False
 
 
 class PendingResult(Protocol):
@@ -56,6 +61,9 @@ class Inspection:
 
 class WindowSource(Protocol):
     """Where windows come from: each is a pure function of its index. It must survive pickling to a worker process."""
+
+    def __len__(self) -> int:
+        """Windows in an epoch."""
 
     def window(self, index: int) -> Window:
         """The window of that index, counted from the run's beginning."""
@@ -94,11 +102,18 @@ class Step(Protocol):
     def load(self, folder: Path, meta: dict[str, Any]) -> None:
         """Restore what `save` wrote, exactly. Raises CheckpointError where it does not fit this recipe's model."""
 
-    def export(self, folder: Path) -> None:
-        """Write the model alone, in the form that others read (`save_pretrained`, or safetensors)."""
+    def export(self, folder: Path, classes: dict[int, str] | None) -> None:
+        """Write the model alone, in the form that others read (`save_pretrained`, or safetensors).
+
+        classes: the names of the classes it tells apart, where the data named them.
+        """
+
+    def is_finite(self) -> bool:
+        """Whether every weight is a finite number."""
 
     def peak_memory(self) -> int:
-        """Peak bytes: allocated on a CUDA device, resident in the process on the CPU."""
+        """Peak bytes: allocated on a CUDA device since the step was made; on the CPU resident in the process, since it
+        began."""
 
 
 class Backend(Protocol):

@@ -7,8 +7,11 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from tightfit.errors import DataError
+
+Read = TypeVar("Read")
 
 
 def digest(parts: Iterable[str | bytes]) -> str:
@@ -36,6 +39,19 @@ def files_digest(files: Iterable[tuple[str, Path]]) -> str:
             raise DataError(f"data: {path} cannot be read: {error.strerror}") from None
         result.update(size.to_bytes(8, "little"))
     return result.hexdigest()
+
+
+def cached(folder: Path, fill: Callable[[Path], None], read: Callable[[Path], Read]) -> Read:
+    """What `read` makes of the cached `folder`. A damaged one, for which it raises, is made anew, once.
+
+    Raises DataError where the cache cannot be written.
+    """
+    if folder.is_dir():
+        try:
+            return read(folder)
+        except (OSError, ValueError, EOFError, DataError):
+            shutil.rmtree(folder, ignore_errors=True)
+    return read(cached_folder(folder, fill))
 
 
 def cached_folder(folder: Path, fill: Callable[[Path], None]) -> Path:

@@ -49,6 +49,8 @@ def open_corpus(data: Data, wanted: Wanted) -> Corpus:
         if (path / SAVED).is_file() or (path / SAVED_SPLITS).is_file():
             return _dataset(str(path), _load_saved(path, data.split), wanted, data)
         return _folder(path, wanted)
+    if path.exists():
+        raise DataError(f"data: {data.source!r} is not a regular file; write a file, a folder, stdlib or dummy")
     if _looks_like_path(data.source, path):
         raise missing_path("data", data.source, path)
     return _dataset(data.source, _load_hub(data), wanted, data)
@@ -111,8 +113,8 @@ def _stdlib(wanted: Wanted) -> Corpus:
 
 
 def _folder(folder: Path, wanted: Wanted) -> Corpus:
-    """Every readable file below `folder`; binary and empty files are passed over."""
-    known = {p: p.suffix.lower() in READERS for p in _walk(folder) if p.stat().st_size}
+    """Every readable file below `folder`; binary and empty files, and links to nothing, are passed over."""
+    known = {p: p.suffix.lower() in READERS for p in _walk(folder) if p.is_file() and p.stat().st_size}
     files = [(p.relative_to(folder).as_posix(), p) for p, tabular in known.items() if tabular or _text_of(p)]
     if not files:
         raise DataError(f"data: {folder} holds no text, JSONL, CSV or Parquet file with anything in it")

@@ -8,17 +8,17 @@ import numpy as np
 
 from tightfit.data.masking import generator
 from tightfit.models import ModelFacts
-from tightfit.tasks import Array, ArraySpec, MicroBatch, get_task
+from tightfit.tasks import Array, ArraySpec, MicroBatch, Task
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dummy:
     """`samples` random rows of `seq_len` tokens, or images, each a pure function of the seed and its index.
 
-    part: 0 for training, 1 for evaluation; the two differ. The labels of a causal-lm are the row's next tokens.
+    part: 0 for training, 1 for evaluation; the two differ. Where a task predicts next tokens, labels are the row's.
     """
 
-    task: str
+    task: Task
     facts: ModelFacts
     seq_len: int
     samples: int
@@ -28,8 +28,11 @@ class Dummy:
     def __len__(self) -> int:
         return self.samples
 
+    def numbers(self, indices: Array) -> Array:
+        return indices
+
     def batch(self, indices: Array, epoch: int) -> tuple[MicroBatch, int]:
-        spec = get_task(self.task).batch_spec(1, self.seq_len, self.facts)
+        spec = self.task.batch_spec(1, self.seq_len, self.facts)
         rows = [self._row(int(index), {**spec.inputs, "labels": spec.labels}) for index in indices]
         arrays = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
         labels = arrays.pop("labels")
@@ -38,7 +41,7 @@ class Dummy:
 
     def _row(self, index: int, specs: dict[str, ArraySpec]) -> dict[str, Array]:
         random = generator(self.seed, self.part, index)
-        if self.task == "causal-lm":
+        if self.task.predicts == "next":
             drawn = random.integers(0, self.facts.vocab_size, (1, self.seq_len + 1))
             return {"input_ids": drawn[:, :-1], "labels": drawn[:, 1:]}
         return {name: _draw(random, spec) for name, spec in specs.items()}

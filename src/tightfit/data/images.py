@@ -39,20 +39,24 @@ class ImageFolder:
         return Example({"pixel_values": pixels}, np.asarray(self.classes[index], dtype=np.int64))
 
 
-def open_images(source: str, facts: ModelFacts) -> tuple[ImageFolder, tuple[str, ...]]:
-    """The images in `source/<class>/`, and the names of the classes, sorted. Raises DataError for other contents."""
+def open_images(source: str, facts: ModelFacts, num_labels: int | None) -> tuple[ImageFolder, tuple[str, ...]]:
+    """The images in `source/<class>/`, and the names of the classes, sorted.
+
+    Raises DataError for other contents, and for fewer classes than the model's where no `num_labels` asks for those.
+    """
     _pillow()
     folder = Path(source).expanduser()
     if not folder.exists():
         raise missing_path("data", source, folder)
     classes = sorted(p for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
-    found = {c.name: sorted(p for p in c.iterdir() if p.suffix.lower() in ENDINGS) for c in classes}
+    found = {c.name: sorted(p for p in c.iterdir() if p.suffix.lower() in ENDINGS and p.is_file()) for c in classes}
     names = tuple(name for name, files in found.items() if files)
     if not names:
         raise DataError(f"data: {source!r} holds no images; write a folder with one folder of png or jpg files a class")
-    if len(names) > facts.num_labels:
+    needed = max(len(names), 2)
+    if needed > facts.num_labels or (num_labels is None and needed < facts.num_labels):
         raise DataError(f"data: {source!r} has {len(names)} classes and the model {facts.num_labels}; "
-                        f"write num_labels={len(names)}")  # fmt: skip
+                        f"write num_labels={needed}")  # fmt: skip
     if not facts.image_size or facts.num_channels not in MODES:
         raise DataError(f"model: images of size {facts.image_size} with {facts.num_channels} channels cannot be made "
                         "from image files; write a model that reads square images of 1 or 3 channels")  # fmt: skip

@@ -17,15 +17,21 @@ from tightfit.tasks import Array, MicroBatch, Window, window_of
 ORDER = 0x0D4E
 """Keeps the order's random numbers apart from those of a sample."""
 
+NAMED = 8
+"""A window's origin names so many of its samples."""
+
 
 class WindowLoader:
     """Windows of a global batch each, endlessly: `window(k)` is a pure function of `k`, the samples and the recipe.
 
     Each epoch shows every sample once, in an order that depends on the seed and the epoch alone; its last window is
-    smaller where the samples do not divide evenly. Iterating continues from `state_dict`'s position. Pickles cheaply.
+    smaller where the samples do not divide evenly. Pickles cheaply.
+
+    The built-in loop asks for windows by index, and resumes at the next one. Iterating is for a loop of your own: it
+    continues from the position that `state_dict` gave and `load_state_dict` took.
     """
 
-    def __init__(self, samples: Samples, recipe: Recipe, *, shuffle: bool = True) -> None:
+    def __init__(self, samples: Samples, recipe: Recipe) -> None:
         """`recipe.micro_batch_size` must be resolved. Raises DataError for fewer samples than a global batch."""
         if len(samples) < recipe.batch_size:
             kind = "sample is" if len(samples) == 1 else "samples are"
@@ -37,7 +43,6 @@ class WindowLoader:
         self.batch_size = recipe.batch_size
         self.micro_batch_size = _resolved(recipe)
         self.seed = recipe.seed
-        self.shuffle = shuffle
         self.next_window = 0
         self._order: tuple[int, Array] | None = None
 
@@ -53,15 +58,13 @@ class WindowLoader:
         epoch, place = divmod(index, len(self))
         start = place * self.batch_size
         chosen = self._epoch_order(epoch)[start : start + self.batch_size]
-        origin = f"epoch {epoch}, samples {start} to {start + len(chosen) - 1} of {len(self.samples)}"
-        return make_window(self.samples, chosen, self.micro_batch_size, epoch, index, origin)
+        origin = f"epoch {epoch}, samples {_numbers(self.samples, chosen)}"
+        return make_window(self.samples, chosen, self.micro_batch_size, epoch, origin)
 
     def _epoch_order(self, epoch: int) -> Array:
         """The permutation of an epoch, int64 (samples,); that of the epoch last asked for is kept."""
         if self._order is None or self._order[0] != epoch:
-            count = len(self.samples)
-            order = generator(self.seed, epoch, ORDER).permutation(count) if self.shuffle else np.arange(count)
-            self._order = (epoch, order)
+            self._order = (epoch, generator(self.seed, epoch, ORDER).permutation(len(self.samples)))
         return self._order[1]
 
     def __iter__(self) -> Iterator[Window]:
@@ -83,14 +86,12 @@ def evaluation_windows(samples: Samples, recipe: Recipe) -> Iterator[Window]:
     size, micro = recipe.batch_size, _resolved(recipe)
     total = min(len(samples), recipe.eval_samples)
     spread = np.arange(total) * len(samples) // max(total, 1)
-    for index, start in enumerate(range(0, total, size)):
-        stop = min(start + size, total)
-        chosen = spread[start:stop]
-        origin = f"held-out samples {chosen[0]} to {chosen[-1]} of {len(samples)}"
-        yield make_window(samples, chosen, micro, 0, index, origin)
+    for start in range(0, total, size):
+        chosen = spread[start : start + size]
+        yield make_window(samples, chosen, micro, 0, f"held-out samples {_numbers(samples, chosen)}")
 
 
-def make_window(samples: Samples, chosen: Array, micro_batch_size: int, epoch: int, index: int, origin: str) -> Window:
+def make_window(samples: Samples, chosen: Array, micro_batch_size: int, epoch: int, origin: str) -> Window:
     """The samples `chosen` as one window; its last micro-batch may be smaller."""
     batches: list[MicroBatch] = []
     tokens = 0
@@ -98,7 +99,13 @@ def make_window(samples: Samples, chosen: Array, micro_batch_size: int, epoch: i
         batch, real = samples.batch(chosen[start : start + micro_batch_size], epoch)
         batches.append(batch)
         tokens += real
-    return replace(window_of(tuple(batches), index, origin), tokens=tokens)
+    return replace(window_of(tuple(batches), origin), tokens=tokens)
+
+
+def _numbers(samples: Samples, chosen: Array) -> str:
+    """The first of the samples `chosen`, by their numbers in the data: `7, 31, 4, ... (64 in all)`."""
+    named = ", ".join(str(number) for number in samples.numbers(chosen[:NAMED]))
+    return named if len(chosen) <= NAMED else f"{named}, ... ({len(chosen)} in all)"
 
 
 def _resolved(recipe: Recipe) -> int:

@@ -26,6 +26,9 @@ class Packed:
     def __len__(self) -> int:
         return (len(self.stream) + self.seq_len - 1) // self.seq_len
 
+    def numbers(self, indices: Array) -> Array:
+        return indices
+
     def batch(self, indices: Array, epoch: int) -> tuple[MicroBatch, int]:
         """The micro-batch of those rows, and its number of real tokens."""
         length = min(self.seq_len, len(self.stream))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from tightfit.data.corpora import open_corpus
 from tightfit.data.documents import CausalDocuments, ClassifiedDocuments, MaskedDocuments, TranslatedDocuments
@@ -13,20 +14,18 @@ from tightfit.data.dummy import Dummy
 from tightfit.data.images import open_images
 from tightfit.data.masking import Masking
 from tightfit.data.packing import Packed
-from tightfit.data.readers import Wanted
+from tightfit.data.readers import LABEL, TARGET, TEXT, Wanted
 from tightfit.data.rows import Rows, samples_from_rows
-from tightfit.data.samples import Examples, Padded, Samples, Subset
+from tightfit.data.samples import Examples, Padded, Samples
 from tightfit.data.splitting import held_out
-from tightfit.data.stream import unigram_loss
-from tightfit.data.tokenized import LABEL, Part, Progress, Split, tokenize
+from tightfit.data.stream import TokenStream, unigram_loss
+from tightfit.data.tokenized import Part, Progress, Split, tokenize
 from tightfit.data.tokenizer_choice import choose_tokenizer, named_tokenizer
 from tightfit.data.tokenizing import Tokenizer
 from tightfit.errors import DataError
 from tightfit.models import ModelFacts
 from tightfit.recipe import Data, Recipe
-from tightfit.tasks import get_task
-
-TEXT, TARGET = "data.text", "data.target"
+from tightfit.tasks import Task, get_task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +34,15 @@ class Prepared:
 
     evaluation: the held-out samples; None where nothing is held out. tokenizer: None where samples are not made from
     text. unigram_loss: nats per held-out token for a model that knows how often each token occurs and nothing else;
-    None where tokens are not predicted. classes: their names, by id; empty for other tasks.
+    None where tokens are not predicted. classes: the classes' names by id, from 0 without gaps; None where the data
+    names none: labels are numbers, or rows of the caller's own, or no classes.
     """
 
     train: Samples
     evaluation: Samples | None
     tokenizer: Tokenizer | None = None
     unigram_loss: float | None = None
-    classes: tuple[str, ...] = ()
+    classes: dict[int, str] | None = None
 
 
 def prepare(
@@ -76,70 +76,84 @@ def _check_positions(recipe: Recipe, facts: ModelFacts, padded: bool) -> None:
 
 def _from_rows(recipe: Recipe, facts: ModelFacts, dataset: Rows) -> Prepared:
     samples = samples_from_rows(dataset, recipe, facts, get_task(recipe.task))
-    train, evaluation = _divide(samples.examples, recipe.data.eval_fraction, lambda part: _padded(part, recipe, facts))
+    train, evaluation = _divide(samples, recipe.data.eval_fraction)
     named = recipe.tokenizer not in ("auto", "train")
     return Prepared(train=train, evaluation=evaluation, tokenizer=named_tokenizer(recipe) if named else None)
 
 
 def _from_dummy(recipe: Recipe, facts: ModelFacts) -> Prepared:
-    make = partial(Dummy, task=recipe.task, facts=facts, seq_len=recipe.seq_len, seed=recipe.seed)
+    make = partial(Dummy, task=get_task(recipe.task), facts=facts, seq_len=recipe.seq_len, seed=recipe.seed)
     count, fraction = recipe.data.samples, recipe.data.eval_fraction
     evaluation = make(samples=max(round(count * fraction), 1), part=1) if fraction else None
     return Prepared(train=make(samples=count), evaluation=evaluation)
 
 
 def _from_images(recipe: Recipe, facts: ModelFacts) -> Prepared:
-    images, names = open_images(recipe.data.source, facts)
-    train, evaluation = _divide(images, recipe.data.eval_fraction, lambda part: _padded(part, recipe, facts))
-    return Prepared(train=train, evaluation=evaluation, classes=names)
+    images, names = open_images(recipe.data.source, facts, recipe.num_labels)
+    train, evaluation = _divide(_padded(images, recipe, facts), recipe.data.eval_fraction)
+    return Prepared(train=train, evaluation=evaluation, classes=dict(enumerate(names)))
 
 
-def _divide(examples: Examples, fraction: float, make: Callable[[Examples], Samples]) -> tuple[Samples, Samples | None]:
-    chosen = held_out(len(examples), fraction)
+def _divide(samples: Padded, fraction: float) -> tuple[Samples, Samples | None]:
+    chosen = held_out(len(samples), fraction)
     if not chosen.any():
-        return make(examples), None
-    return make(Subset(examples, (~chosen).nonzero()[0])), make(Subset(examples, chosen.nonzero()[0]))
+        return samples, None
+    return replace(samples, chosen=(~chosen).nonzero()[0]), replace(samples, chosen=chosen.nonzero()[0])
 
 
 def _padded(examples: Examples, recipe: Recipe, facts: ModelFacts) -> Padded:
-    causal = recipe.task == "causal-lm"
+    causal = get_task(recipe.task).predicts == "next"
     return Padded(examples=examples, pad_id=facts.pad_token_id, multiple=recipe.pad_sequence_to or 1, causal=causal)
 
 
-def _wanted(task: str, data: Data) -> Wanted:
+def _wanted(task: Task, data: Data) -> Wanted:
     """The fields that a task reads, by recipe field; the text comes first."""
-    extra = {"sequence-classification": {LABEL: data.label}, "seq2seq": {TARGET: data.target}}
-    return {TEXT: data.text, **extra.get(task, {})}
+    extra = {"class": {LABEL: data.label}, "target": {TARGET: data.target}}
+    return {TEXT: data.text, **extra.get(task.predicts, {})}
 
 
 def _from_text(recipe: Recipe, facts: ModelFacts, progress: Progress | None) -> Prepared:
-    wanted = _wanted(recipe.task, recipe.data)
+    task = get_task(recipe.task)
+    wanted = _wanted(task, recipe.data)
     split = Split(open_corpus(recipe.data, wanted), wanted, recipe.data.eval_fraction)
     tokenizer = choose_tokenizer(recipe, facts, lambda: split.training_texts(progress), split.key)
-    train, evaluation, names = tokenize(split, tokenizer, Path(recipe.cache_dir).expanduser(), progress)
+    cache_dir = Path(recipe.cache_dir).expanduser()
+    train, evaluation, names = tokenize(split, tokenizer, cache_dir, facts.num_labels, progress)
     if len(names) > facts.num_labels:
-        raise DataError(f"data.label: {split.corpus.name} has {len(names)} classes and the model {facts.num_labels}; "
+        raise DataError(f"{LABEL}: {split.corpus.name} has {len(names)} classes and the model {facts.num_labels}; "
                         f"write num_labels={len(names)}")  # fmt: skip
-    packed = get_task(recipe.task).packs and recipe.data.packing
+    packed = task.packs and recipe.data.packing
     tokens = len(train.streams[TEXT])
     if packed and tokens < recipe.seq_len:
         raise DataError(f"seq_len: {split.corpus.name} has {tokens:,} training tokens, fewer than one sequence of "
                         f"{recipe.seq_len:,}; write seq_len={tokens} or less, or more data")  # fmt: skip
+    if not _something_to_predict(task, train.streams[TEXT], tokenizer):
+        raise DataError(f"data: there is no token to predict in the documents of {split.corpus.name}: each is empty or "
+                        "holds special tokens only; write data=<documents with text>")  # fmt: skip
     samples = partial(_text_samples, recipe=recipe, facts=facts, tokenizer=tokenizer, packed=packed)
     has_evaluation = len(evaluation.streams[TEXT]) > 0
     return Prepared(
         train=samples(train),
         evaluation=samples(evaluation) if has_evaluation else None,
         tokenizer=tokenizer,
-        unigram_loss=_unigram_loss(recipe.task, train, evaluation) if has_evaluation else None,
-        classes=names,
+        unigram_loss=_unigram_loss(task, train, evaluation) if has_evaluation else None,
+        classes=None if all(name.isdecimal() for name in names) else dict(enumerate(names)),
     )
+
+
+def _something_to_predict(task: Task, train: TokenStream, tokenizer: Tokenizer) -> bool:
+    """Whether any token of the training documents can be a label."""
+    if task.predicts == "next":  # a document's first token has none before it to be predicted from
+        return len(train) > train.documents
+    if task.predicts == "hidden":
+        return bool(np.delete(train.counts, list(tokenizer.special_ids)).any())
+    return True
 
 
 def _text_samples(part: Part, *, recipe: Recipe, facts: ModelFacts, tokenizer: Tokenizer, packed: bool) -> Samples:
     stream, length = part.streams[TEXT], recipe.seq_len
     masking = None
-    if recipe.task == "masked-lm":
+    if get_task(recipe.task).predicts == "hidden":
         assert tokenizer.mask_id is not None, "choose_tokenizer refuses a tokenizer without one"
         masking = Masking(mask_id=tokenizer.mask_id, vocab_size=tokenizer.vocab_size,
                           special_ids=tokenizer.special_ids, seed=recipe.seed)  # fmt: skip
@@ -160,8 +174,8 @@ def _text_samples(part: Part, *, recipe: Recipe, facts: ModelFacts, tokenizer: T
     return _padded(examples, recipe, facts)
 
 
-def _unigram_loss(task: str, train: Part, evaluation: Part) -> float | None:
-    predicted = {"causal-lm": TEXT, "masked-lm": TEXT, "seq2seq": TARGET}.get(task)
-    if predicted is None:
+def _unigram_loss(task: Task, train: Part, evaluation: Part) -> float | None:
+    if task.predicts == "class":
         return None
-    return unigram_loss(train.streams[predicted], evaluation.streams[predicted], predicted_only=task == "causal-lm")
+    text = TARGET if task.predicts == "target" else TEXT
+    return unigram_loss(train.streams[text], evaluation.streams[text], predicted_only=task.predicts == "next")

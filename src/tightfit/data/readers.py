@@ -1,7 +1,7 @@
 """One reader for each kind of file: the values of the wanted fields, row by row.
 
-`Wanted` maps a recipe field (`data.text`, `data.label`, `data.target`) to the name of the field in the data. The first
-one is the text. Every reader raises DataError, naming the file and where in it, for what it cannot read.
+`Wanted` maps a recipe field (`TEXT`, `LABEL`, `TARGET`) to the name of the field in the data. The first one is the
+text. Every reader raises DataError, naming the file and where in it, for what it cannot read.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.errors import DataError, MissingLibrary
+
+TEXT, TARGET, LABEL = "data.text", "data.target", "data.label"
+TEXTS = (TEXT, TARGET)
+"""The recipe fields that name a field of the data, and those whose values are texts."""
 
 Wanted = Mapping[str, str]
 Row = tuple[Any, ...]
@@ -35,7 +39,7 @@ def pick(row: Mapping[str, Any], wanted: Wanted, origin: str) -> Row:
     if not all(field in row for field in wanted.values()):
         require_fields(wanted, row, origin)
     for key, field in wanted.items():
-        if key != "data.label" and not isinstance(row[field], str):
+        if key in TEXTS and not isinstance(row[field], str):
             raise DataError(f"{key}: field {field!r} of {origin} is {row[field]!r}, not text; write {key}=<a field>")
     return tuple(row[field] for field in wanted.values())
 
@@ -71,11 +75,24 @@ def read_jsonl(path: Path, wanted: Wanted) -> Iterator[Row]:
                 row = json.loads(line)
             except UnicodeDecodeError:
                 raise DataError(f"data: {origin} is not UTF-8 text") from None
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"data: {origin} is not JSON: {error}") from None
             if not isinstance(row, dict):
                 raise DataError(f'data: {origin} is not a JSON object such as {{"text": ...}}')
-            yield pick(row, wanted, origin)
+            values = pick(row, wanted, origin)
+            _check_characters(values, origin)
+            yield values
+
+
+def _check_characters(values: Row, origin: str) -> None:
+    """Raises DataError for a text with half of a surrogate pair, which JSON can escape and no encoding can write."""
+    for value in values:
+        try:
+            if isinstance(value, str):
+                value.encode()
+        except UnicodeEncodeError as error:
+            half = ascii(value[error.start])
+            raise DataError(f"data: {origin} holds {half}, half of a character; remove it or write the whole") from None
 
 
 def read_csv(path: Path, wanted: Wanted, delimiter: str = ",") -> Iterator[Row]:

@@ -14,15 +14,6 @@ from tightfit.models import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, Array, Task
 
-NEEDED = {
-    "causal-lm": ("input_ids",),
-    "masked-lm": ("input_ids", "labels"),
-    "sequence-classification": ("input_ids", "labels"),
-    "seq2seq": ("input_ids", "labels"),
-    "image-classification": ("pixel_values", "labels"),
-}
-"""Fields that a row must have, by task."""
-
 
 class Rows(Protocol):
     """Any map-style data set: a list of dicts, a `datasets.Dataset`."""
@@ -42,10 +33,10 @@ def samples_from_rows(rows: Rows, recipe: Recipe, facts: ModelFacts, task: Task)
     -100 where nothing counts). A causal-lm without labels predicts its own tokens. Raises DataError for a row that
     lacks what the task needs.
     """
-    examples = RowExamples(rows=rows, task=task.name, seq_len=recipe.seq_len, facts=facts)
+    examples = RowExamples(rows=rows, task=task, seq_len=recipe.seq_len, facts=facts)
     if len(examples):
         examples.example(0, 0)
-    causal = task.name == "causal-lm"
+    causal = task.predicts == "next"
     return Padded(examples=examples, pad_id=facts.pad_token_id, multiple=recipe.pad_sequence_to or 1, causal=causal)
 
 
@@ -54,7 +45,7 @@ class RowExamples:
     """Rows as examples of a task."""
 
     rows: Rows
-    task: str
+    task: Task
     seq_len: int
     facts: ModelFacts
 
@@ -63,11 +54,11 @@ class RowExamples:
 
     def example(self, index: int, epoch: int) -> Example:
         row = self.rows[index]
-        for name in NEEDED[self.task]:
+        for name in self.task.needs:
             if row.get(name) is None:
                 held = ", ".join(k for k in row)
-                raise DataError(f"dataset: row {index} has no {name!r}, which {self.task} needs; it has: {held}")
-        if self.task == "image-classification":
+                raise DataError(f"dataset: row {index} has no {name!r}, which {self.task.name} needs; it has: {held}")
+        if self.task.reads == "images":
             return Example({"pixel_values": np.asarray(row["pixel_values"], np.float32)}, self._class(row, index))
         mask = row.get("attention_mask")
         shown = slice(None) if mask is None else np.asarray(mask, dtype=bool)
@@ -75,9 +66,9 @@ class RowExamples:
         inputs = {"input_ids": ids[: self.seq_len]}
         for name in PADDED_WITH_ZERO & row.keys():
             inputs[name] = self._ids(row, name, index)[shown][: self.seq_len]
-        if self.task == "sequence-classification":
+        if self.task.predicts == "class":
             return Example(inputs, self._class(row, index))
-        if self.task == "seq2seq":
+        if self.task.predicts == "target":
             target = self._ids(row, "labels", index)[: self.seq_len]
             start, pad = self.facts.decoder_start_token_id, self.facts.pad_token_id
             return Example({**inputs, "decoder_input_ids": shifted_right(target, start, pad)}, target)
@@ -87,7 +78,7 @@ class RowExamples:
             if len(labels) != len(row["input_ids"]):
                 raise DataError(f"dataset: row {index} has {len(labels)} labels for {len(row['input_ids'])} input_ids")
             labels = labels[shown][: self.seq_len + 1]
-        if self.task == "causal-lm":
+        if self.task.predicts == "next":
             return Example(inputs, next_tokens(labels, self.seq_len).labels)
         return Example(inputs, labels[: self.seq_len])
 

@@ -24,6 +24,9 @@ class Samples(Protocol):
         """The micro-batch of the samples `indices` (int64, 1-d) as seen in `epoch`, and its number of real tokens
         (images: of images). A pure function of its arguments."""
 
+    def numbers(self, indices: Array) -> Array:
+        """What the samples `indices` are called in the data, for messages: int64 (indices,)."""
+
 
 @dataclass(frozen=True)
 class Example:
@@ -48,19 +51,24 @@ class Padded:
     """Samples of one example a row, padded on the right to the longest of the micro-batch.
 
     pad_id: the model's padding token. multiple: rows are rounded up to a multiple of this. causal: nothing looks back
-    at padding, so the micro-batch needs no mask.
+    at padding, so the micro-batch needs no mask. chosen: which of the examples these are, int64 (samples,); None for
+    all of them.
     """
 
     examples: Examples
     pad_id: int
     multiple: int = 1
     causal: bool = False
+    chosen: Array | None = None
 
     def __len__(self) -> int:
-        return len(self.examples)
+        return len(self.examples) if self.chosen is None else len(self.chosen)
+
+    def numbers(self, indices: Array) -> Array:
+        return indices if self.chosen is None else self.chosen[indices]
 
     def batch(self, indices: Array, epoch: int) -> tuple[MicroBatch, int]:
-        rows = [self.examples.example(int(i), epoch) for i in indices]
+        rows = [self.examples.example(int(i), epoch) for i in self.numbers(indices)]
         if "input_ids" not in rows[0].inputs:
             stacked = {name: np.stack([r.inputs[name] for r in rows]) for name in rows[0].inputs}
             return MicroBatch(inputs=stacked, labels=np.stack([r.labels for r in rows])), len(rows)
@@ -83,20 +91,6 @@ class Padded:
         for place, row in zip(result, rows, strict=True):
             place[: len(row)] = row
         return result
-
-
-@dataclass(frozen=True)
-class Subset:
-    """Some of the examples, under new numbers."""
-
-    examples: Examples
-    indices: Array
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def example(self, index: int, epoch: int) -> Example:
-        return self.examples.example(int(self.indices[index]), epoch)
 
 
 def next_tokens(ids: Array, length: int) -> Example:

@@ -48,6 +48,11 @@ class TokenStream:
     def __len__(self) -> int:
         return int(self.starts[-1])
 
+    def check(self) -> None:
+        """Open every file. Raises OSError, ValueError or EOFError for one that is missing or damaged."""
+        if len(self.starts) < 1 or len(self.tokens) != self.starts[-1] or self.counts.ndim != 1:
+            raise ValueError(f"{self.folder} holds another number of tokens than it states")
+
     def document(self, index: int, limit: int | None = None) -> Array:
         """The first `limit` tokens of a document, int64."""
         start, stop = int(self.starts[index]), int(self.starts[index + 1])

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from tightfit.data.caching import cached_folder, digest
+from tightfit.data.caching import cached, digest
 from tightfit.data.corpora import Corpus
-from tightfit.data.readers import Row, Wanted
+from tightfit.data.readers import LABEL, TEXTS, Row, Wanted
 from tightfit.data.splitting import held_out, split_text
 from tightfit.data.stream import StreamWriter, TokenStream
 from tightfit.data.tokenizing import Tokenizer
@@ -23,8 +23,6 @@ from tightfit.tasks import Array
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, and how many documents of how many are finished."""
 
-TEXTS = ("data.text", "data.target")
-LABEL = "data.label"
 PARTS = ("train", "evaluation")
 BATCH_CHARACTERS = 1 << 21
 """Text to encode between two calls of the progress."""
@@ -83,52 +81,66 @@ class Part:
 
 
 def tokenize(
-    split: Split, tokenizer: Tokenizer, cache_dir: Path, progress: Progress | None = None
+    split: Split, tokenizer: Tokenizer, cache_dir: Path, num_labels: int, progress: Progress | None = None
 ) -> tuple[Part, Part, tuple[str, ...]]:
     """The training part, the held-out part (maybe empty) and the classes' names, from the cache where it has them.
 
-    Raises DataError for data without a single document.
+    Raises DataError for data without a single document, and for labels numbered beyond `num_labels`.
     """
 
     def fill(folder: Path) -> None:
-        rows, names = _coded(split)
+        rows, names = _coded(split, num_labels)
         (folder / "names.json").write_text(json.dumps(names), encoding="utf-8")
         _encode(folder, rows, split, tokenizer, progress)
 
     key = digest(["tokens 1", split.key, tokenizer.fingerprint])
-    folder = cached_folder(cache_dir / "tokens" / key, fill)
+    return cached(cache_dir / "tokens" / key, fill, lambda folder: _read(folder, split.wanted))
+
+
+def _read(folder: Path, wanted: Wanted) -> tuple[Part, Part, tuple[str, ...]]:
     names = json.loads((folder / "names.json").read_text(encoding="utf-8"))
-    train, evaluation = (_read_part(folder / part, split.wanted) for part in PARTS)
+    if not isinstance(names, list):
+        raise ValueError("names.json should hold a list")
+    train, evaluation = (_read_part(folder / part, wanted) for part in PARTS)
     return train, evaluation, tuple(names)
 
 
 def _read_part(folder: Path, wanted: Wanted) -> Part:
     streams = {key: TokenStream(folder / key) for key in wanted if key in TEXTS}
+    for stream in streams.values():
+        stream.check()
     return Part(streams, np.load(folder / f"{LABEL}.npy") if LABEL in wanted else None)
 
 
-def _coded(split: Split) -> tuple[Iterable[tuple[int, Row]], list[str]]:
+def _coded(split: Split, num_labels: int) -> tuple[Iterable[tuple[int, Row]], list[str]]:
     """The rows with labels as ids, and the labels' names."""
     if not len(split.chosen):
         raise DataError(f"data: {split.corpus.name} holds no text")
     if LABEL not in split.wanted:
         return split.rows(), []
     place = list(split.wanted).index(LABEL)
-    codes, names = class_ids([row[place] for _, row in split.rows()], split.wanted[LABEL])
+    codes, names = class_ids([row[place] for _, row in split.rows()], split.wanted[LABEL], num_labels)
     return ((part, (*row[:place], code)) for (part, row), code in zip(split.rows(), codes, strict=True)), names
 
 
-def class_ids(labels: list[Any], field: str) -> tuple[list[int], list[str]]:
-    """Labels as ids, and the names that the ids stand for: whole numbers are ids already, texts are sorted."""
+def class_ids(labels: list[Any], field: str, num_labels: int) -> tuple[list[int], list[str]]:
+    """Labels as ids, and the names that the ids stand for: whole numbers are ids already, texts are sorted.
+
+    Raises DataError for other labels, and for numbers of `num_labels` or more, before it counts up to them.
+    """
     numbers = all(isinstance(v, int) or (isinstance(v, str) and v.strip().isdecimal()) for v in labels)
     if numbers:
         ids = [int(v) for v in labels]
         if min(ids) < 0:
-            raise DataError(f"data.label: field {field!r} holds {min(ids)}; classes are numbered from 0")
+            raise DataError(f"{LABEL}: field {field!r} holds {min(ids)}; classes are numbered from 0")
+        if max(ids) >= num_labels:
+            needed = max(ids) + 1
+            raise DataError(f"{LABEL}: field {field!r} holds {max(ids)}, so it has {needed} classes and the model "
+                            f"{num_labels}; number the classes from 0, or write num_labels={needed}")  # fmt: skip
         return ids, [str(i) for i in range(max(ids) + 1)]
     for number, label in enumerate(labels, 1):
         if not isinstance(label, str):
-            raise DataError(f"data.label: field {field!r} of row {number} is {label!r}; write a whole number or a text")
+            raise DataError(f"{LABEL}: field {field!r} of row {number} is {label!r}; write a whole number or a text")
     names = sorted(set(labels))
     places = {name: place for place, name in enumerate(names)}
     return [places[label] for label in labels], names

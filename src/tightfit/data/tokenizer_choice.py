@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tightfit.data.caching import cached_folder, digest
+from tightfit.data.caching import cached, digest
 from tightfit.data.corpora import missing_path
 from tightfit.data.tokenizing import (
     END,
@@ -22,9 +23,14 @@ from tightfit.data.tokenizing import (
 from tightfit.errors import DataError
 from tightfit.models import ModelFacts, resolve_source
 from tightfit.recipe import Recipe
+from tightfit.tasks import Task, get_task
 
 TRAINING_CHARACTERS = 100_000_000
 """A tokenizer is trained on about this much text: the merges it learns hardly change beyond."""
+
+LONGEST_RUN = 256
+LONG_RUNS = re.compile(rf"\S{{{LONGEST_RUN + 1},}}|\s{{{LONGEST_RUN + 1},}}")
+"""Longer runs without a space, or of nothing but spaces, are cut for training, whose time grows with their square."""
 
 
 def choose_tokenizer(
@@ -43,8 +49,8 @@ def choose_tokenizer(
             f"tokenizer: {name!r} has {tokenizer.vocab_size:,} tokens, more than the model's vocabulary of "
             f"{facts.vocab_size:,}; write vocab_size={tokenizer.vocab_size} or another tokenizer"
         )
-    if recipe.task == "masked-lm" and tokenizer.mask_id is None:
-        raise DataError(f"tokenizer: {name!r} has no mask token, which masked-lm needs; write tokenizer=train")
+    if get_task(recipe.task).predicts == "hidden" and tokenizer.mask_id is None:
+        raise DataError(f"tokenizer: {name!r} has no mask token, which {recipe.task} needs; write tokenizer=train")
     return tokenizer
 
 
@@ -73,28 +79,28 @@ def named_tokenizer(recipe: Recipe, name: str | None = None) -> Tokenizer:
     return load_tokenizer(name, recipe.trust_remote_code)
 
 
-def special_tokens(task: str, pad_id: int) -> list[str]:
+def special_tokens(task: Task, pad_id: int) -> list[str]:
     """The special tokens of a trained tokenizer, in the order of their ids.
 
     Padding stands at the id that the model knows as padding, where that can be, because some models read positions
-    from it or never train its embedding. A causal-lm has nothing to pad with: its padding follows its real tokens.
+    from it or never train its embedding. Where the next token is predicted, nothing looks at padding, and it has none.
     """
-    if task == "causal-lm":
+    if task.predicts == "next":
         return [END]
-    others = [END, MASK] if task == "masked-lm" else [END]
+    others = [END, MASK] if task.predicts == "hidden" else [END]
     place = pad_id if pad_id <= len(others) else 0
     return [*others[:place], PAD, *others[place:]]
 
 
 def _trained(recipe: Recipe, facts: ModelFacts, texts: Callable[[], Iterable[str]], fingerprint: str) -> FastTokenizer:
-    specials = special_tokens(recipe.task, facts.pad_token_id)
-    key = digest(["byte-level BPE 1", fingerprint, str(facts.vocab_size), *specials])
+    specials = special_tokens(get_task(recipe.task), facts.pad_token_id)
+    key = digest(["byte-level BPE 2", fingerprint, str(facts.vocab_size), *specials])
 
     def fill(folder: Path) -> None:
         FastTokenizer(train_bpe(texts(), facts.vocab_size, specials), "train").save(folder)
 
-    folder = cached_folder(Path(recipe.cache_dir).expanduser() / "tokenizers" / key, fill)
-    return read_tokenizer_file(folder / "tokenizer.json")
+    folder = Path(recipe.cache_dir).expanduser() / "tokenizers" / key
+    return cached(folder, fill, lambda made: read_tokenizer_file(made / "tokenizer.json"))
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str]) -> Any:
@@ -117,10 +123,20 @@ def train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str]) -> Any
 
 
 def _at_most(texts: Iterable[str], characters: int) -> Iterator[str]:
-    """Texts until they sum to `characters`."""
+    """Texts until they sum to `characters`, in pieces where they hold long runs."""
     total = 0
     for text in texts:
         if total >= characters:
             return
         total += len(text)
-        yield text
+        yield from _pieces(text)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """`text`, in several pieces where a run in it is longer than `LONGEST_RUN`."""
+    start = 0
+    for run in LONG_RUNS.finditer(text):
+        for cut in range(run.start() + LONGEST_RUN, run.end(), LONGEST_RUN):
+            yield text[start:cut]
+            start = cut
+    yield text[start:]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeVar, cast, dataclass_transform
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, cast, dataclass_transform
 
-from pydantic import ConfigDict
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass as _pydantic_dataclass
 
 if TYPE_CHECKING:
@@ -15,6 +15,30 @@ Exactness = Literal["bitwise", "rounding", "changes"]
 """How the technique leaves the gradients: the same bits, the same up to rounding, or changed by design."""
 
 T = TypeVar("T")
+
+
+def _not_boolean(value: Any) -> Any:
+    if isinstance(value, bool):  # which Python takes for 0 or 1
+        raise ValueError("a number")
+    return value
+
+
+def at_most(limit: int) -> AfterValidator:
+    """A validator that refuses integers above `limit`."""
+
+    def check(value: int) -> int:
+        if value > limit:
+            raise ValueError(f"at most {limit}")
+        return value
+
+    return AfterValidator(check)
+
+
+NUMBER = BeforeValidator(_not_boolean)
+"""What stands beside the limits of every number: `true` and `false` are none."""
+
+Positive = Annotated[int, Field(ge=1), at_most(2**40), NUMBER]
+Natural = Annotated[int, Field(ge=0), at_most(2**40), NUMBER]
 
 
 class Technique:
@@ -46,4 +70,9 @@ class Technique:
 def technique(cls: type[T]) -> type[T]:
     """Make a class a technique: frozen, keyword-only, validated, its knobs' docstrings kept at run time."""
     config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-    return cast(type[T], _pydantic_dataclass(frozen=True, kw_only=True, config=config)(cls))
+    made = _pydantic_dataclass(frozen=True, kw_only=True, config=config)(cls)
+    for name, knob in vars(made)["__pydantic_fields__"].items():
+        if knob.description is None:  # pydantic reads the docstrings of a class's own knobs only
+            inherited = (vars(base).get("__pydantic_fields__", {}).get(name) for base in made.__mro__[1:])
+            knob.description = next((k.description for k in inherited if k is not None and k.description), None)
+    return cast(type[T], made)

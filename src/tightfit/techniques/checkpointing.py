@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from tightfit.techniques.base import Exactness, Technique, technique
+from tightfit.techniques.base import NUMBER, Exactness, Positive, Technique, technique
 
 if TYPE_CHECKING:
     from tightfit.devices import Device
@@ -44,7 +44,7 @@ class EveryNth(Checkpointing):
     speed: ClassVar[str] = "one n-th of every-block's cost"
     memory: ClassVar[str] = "about one n-th of every-block's saving"
 
-    n: Annotated[int, Field(ge=1)] = 2
+    n: Positive = 2
     """Checkpoint one block in n."""
 
     @classmethod
@@ -61,7 +61,7 @@ class Segments(Checkpointing):
     speed: ClassVar[str] = "as every-block"
     memory: ClassVar[str] = "one input for each segment, plus one segment's activations"
 
-    count: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    count: Positive | Literal["auto"] = "auto"
     """Number of segments; auto is the square root of the number of blocks, rounded."""
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
@@ -115,7 +115,7 @@ class MemoryBudget(Checkpointing):
     speed: ClassVar[str] = "a few percent slower; less at larger budgets"
     memory: ClassVar[str] = "saved activations at most the budget's share"
 
-    budget: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
+    budget: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False), NUMBER] = 0.5
     """Share of the activations to keep: 1 keeps what the compiler would anyway, 0 only each region's inputs and
     what random numbers made."""
 

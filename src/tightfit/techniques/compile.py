@@ -52,15 +52,21 @@ class NoCompile(Compile):
     memory: ClassVar[str] = "the baseline"
 
 
+@technique
 class _Compiled(Compile):
     exact: ClassVar = "rounding"
+    memory: ClassVar[str] = "often less: fused element-wise chains keep fewer results"
+
     backend: CompileBackend = "inductor"
+    """Who generates the code; see the table of backends."""
+    mode: CompileMode = "default"
+    """How long the compiler may search."""
 
     @property
     def partitions(self) -> bool:
         return self.backend != "eager"
 
-    def _refuse_backend(self, device: Device) -> list[str]:
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         purpose, instead = BACKENDS[self.backend]
         if instead:
             return [f"compile backend {self.backend}: {purpose}; write compile.backend={instead}"]
@@ -71,6 +77,10 @@ class _Compiled(Compile):
                     "or write compile.backend=aot_eager"]
         return []
 
+    @classmethod
+    def rungs(cls) -> list[Self]:
+        return [cls(), cls(backend="aot_eager")]
+
 
 @technique
 class PerBlock(_Compiled):
@@ -79,19 +89,6 @@ class PerBlock(_Compiled):
 
     name: ClassVar[str] = "per-block"
     speed: ClassVar[str] = "faster; seconds to a minute of compiling"
-    memory: ClassVar[str] = "often less: fused element-wise chains keep fewer results"
-
-    backend: CompileBackend = "inductor"
-    """Who generates the code; see the table of backends."""
-    mode: CompileMode = "default"
-    """How long the compiler may search."""
-
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        return self._refuse_backend(device)
-
-    @classmethod
-    def rungs(cls) -> list[Self]:
-        return [cls(), cls(backend="aot_eager")]
 
 
 @technique
@@ -100,16 +97,3 @@ class WholeModel(_Compiled):
 
     name: ClassVar[str] = "whole"
     speed: ClassVar[str] = "faster; compile time grows with depth"
-    memory: ClassVar[str] = "often less: fused element-wise chains keep fewer results"
-
-    backend: CompileBackend = "inductor"
-    """Who generates the code; see the table of backends."""
-    mode: CompileMode = "default"
-    """How long the compiler may search."""
-
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        return self._refuse_backend(device)
-
-    @classmethod
-    def rungs(cls) -> list[Self]:
-        return [cls(), cls(backend="aot_eager")]

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from tightfit.techniques.base import Technique, technique
+from tightfit.techniques.base import NUMBER, Technique, at_most, technique
 
 
 @technique
@@ -19,11 +19,11 @@ class Loading(Technique):
     speed: ClassVar[str] = "faster where the step waits for data"
     memory: ClassVar[str] = "none on the device; each worker holds its prefetched windows in host memory"
 
-    workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    workers: Annotated[int, Field(ge=0), at_most(1024), NUMBER] | Literal["auto"] = "auto"
     """Worker processes; 0 prepares windows in the training process; auto is 0 on the CPU and 2 on a GPU."""
     pin_memory: bool = True
     """Copy windows from page-locked host memory (CUDA devices only; no effect on the CPU)."""
-    prefetch: Annotated[int, Field(ge=1)] = 2
+    prefetch: Annotated[int, Field(ge=1), at_most(1024), NUMBER] = 2
     """Windows each worker prepares ahead."""
 
     @classmethod

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from tightfit.techniques.base import Exactness, Technique, technique
+from tightfit.techniques.base import NUMBER, Exactness, Technique, at_most, technique
 from tightfit.techniques.precision import Rounding
 
 if TYPE_CHECKING:
     from tightfit.devices import Device
     from tightfit.recipe import Recipe
 
-Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
-NonNegative = Annotated[float, Field(ge=0.0)]
+Beta = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False), NUMBER]
+NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER]
+BlockSize = Annotated[int, Field(ge=32), at_most(2**31 - 1), NUMBER]
 Implementation = Literal["auto", "loop", "foreach", "fused"]
 
 
@@ -36,7 +37,31 @@ class Optimizer(Technique):
 
 
 @technique
-class AdamW(Optimizer):
+class _Decaying(Optimizer):
+    weight_decay: NonNegative = 0.01
+    """Decoupled weight decay, on matrices only."""
+
+
+@technique
+class _Adam(_Decaying):
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """Decay rates of the running mean and the running mean of squares."""
+
+
+@technique
+class _Quantized(_Adam):
+    speed: ClassVar[str] = "as AdamW once compiled"
+    bf16_roundings: ClassVar = ("stochastic", "nearest")
+
+    block_size: BlockSize = 256
+    """Values that share one scale."""
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        return self._needs("torchao", "torchao")
+
+
+@technique
+class AdamW(_Adam):
     """Adam with decoupled weight decay, from torch.optim: one parameter at a time, in multi-tensor operations
     (foreach), or in one fused kernel."""
 
@@ -49,12 +74,8 @@ class AdamW(Optimizer):
 
     implementation: Implementation = "auto"
     """loop, foreach (multi-tensor) or fused; auto is fused."""
-    betas: tuple[Beta, Beta] = (0.9, 0.999)
-    """Decay rates of the running mean and the running mean of squares."""
     eps: NonNegative = 1e-8
     """Added to the denominator."""
-    weight_decay: NonNegative = 0.01
-    """Decoupled weight decay, on matrices only."""
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         rounding = None if recipe.precision == "auto" else recipe.precision.weight_rounding
@@ -69,7 +90,7 @@ class AdamW(Optimizer):
 
 
 @technique
-class Sgd(Optimizer):
+class Sgd(_Decaying):
     """Stochastic gradient descent with momentum."""
 
     name: ClassVar[str] = "sgd"
@@ -90,7 +111,7 @@ class Sgd(Optimizer):
 
 
 @technique
-class Adafactor(Optimizer):
+class Adafactor(_Decaying):
     """Adafactor from torch.optim: the running mean of squares of a matrix is kept as one row and one column
     (Shazeer and Stern 2018). Its learning rate is relative to each matrix's own size: about 1e-2 is usual."""
 
@@ -100,9 +121,6 @@ class Adafactor(Optimizer):
     memory: ClassVar[str] = "almost none for matrices: rows plus columns"
     state_bytes: ClassVar[float] = 0.05
 
-    weight_decay: NonNegative = 0.01
-    """Decoupled weight decay, on matrices only."""
-
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         if recipe.precision == "auto" or recipe.precision.weight_rounding is None:
             return []
@@ -111,12 +129,12 @@ class Adafactor(Optimizer):
 
 
 @technique
-class Lion(Optimizer):
+class Lion(_Decaying):
     """Lion from torch-optimi: the sign of an interpolated momentum, one state (Chen et al. 2023). It wants a
-    learning rate three to ten times smaller than AdamW's."""
+    learning rate three to ten times smaller than AdamW's, and trails it at small batches."""
 
     name: ClassVar[str] = "lion"
-    tolerance: ClassVar[float] = 0.3
+    tolerance: ClassVar[float] = 0.5
     speed: ClassVar[str] = "a cheaper update than AdamW's"
     memory: ClassVar[str] = "4 bytes a parameter"
     state_bytes: ClassVar[float] = 4.0
@@ -132,52 +150,30 @@ class Lion(Optimizer):
 
 
 @technique
-class AdamW8bit(Optimizer):
+class AdamW8bit(_Quantized):
     """AdamW from torchao with both states quantized to 8 bits in blocks; embeddings keep 32-bit states
     (Dettmers et al. 2022)."""
 
     name: ClassVar[str] = "adamw-8bit"
-    speed: ClassVar[str] = "as AdamW once compiled"
     memory: ClassVar[str] = "2 bytes a parameter, 8 for embeddings"
     state_bytes: ClassVar[float] = 2.0
-    bf16_roundings: ClassVar = ("stochastic", "nearest")
-
-    betas: tuple[Beta, Beta] = (0.9, 0.999)
-    """Decay rates of the running mean and the running mean of squares."""
-    weight_decay: NonNegative = 0.01
-    """Decoupled weight decay, on matrices only."""
-    block_size: Annotated[int, Field(ge=32)] = 256
-    """Values that share one scale."""
-
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        return self._needs("torchao", "torchao")
 
 
 @technique
-class AdamW4bit(Optimizer):
+class AdamW4bit(_Quantized):
     """AdamW from torchao with both states quantized to 4 bits in blocks; embeddings keep 32-bit states
     (Li et al. 2023)."""
 
     name: ClassVar[str] = "adamw-4bit"
     tolerance: ClassVar[float] = 0.2
-    speed: ClassVar[str] = "as AdamW once compiled"
     memory: ClassVar[str] = "1 byte a parameter, 8 for embeddings"
     state_bytes: ClassVar[float] = 1.0
-    bf16_roundings: ClassVar = ("stochastic", "nearest")
 
-    betas: tuple[Beta, Beta] = (0.9, 0.999)
-    """Decay rates of the running mean and the running mean of squares."""
-    weight_decay: NonNegative = 0.01
-    """Decoupled weight decay, on matrices only."""
-    block_size: Annotated[int, Field(ge=32)] = 128
-    """Values that share one scale."""
-
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        return self._needs("torchao", "torchao")
+    block_size: BlockSize = 128
 
 
 @technique
-class AdamWAnyPrecision(Optimizer):
+class AdamWAnyPrecision(_Decaying):
     """AdamW whose states may each have their own format, bf16 by default, with Kahan summation where the weights
     are bf16 too (the scheme of torchdistX's AnyPrecisionAdamW)."""
 
@@ -191,5 +187,3 @@ class AdamWAnyPrecision(Optimizer):
     """Format of the running mean."""
     variance: Literal["fp32", "bf16"] = "bf16"
     """Format of the running mean of squares."""
-    weight_decay: NonNegative = 0.01
-    """Decoupled weight decay, on matrices only."""

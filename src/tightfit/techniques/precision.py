@@ -16,14 +16,18 @@ Rounding = Literal["kahan", "stochastic", "nearest"]
 class Precision(Technique):
     slot: ClassVar[str] = "precision"
 
-    tf32: bool = False
-
     @property
     def weight_rounding(self) -> Rounding | None:
         """How updates of weights that are bf16 themselves are rounded; None where weights are fp32."""
         return None
 
-    def _refuse_tf32(self, device: Device) -> list[str]:
+
+@technique
+class _Fp32Weights(Precision):
+    tf32: bool = False
+    """Let matrix products and convolutions of fp32 tensors use the tensor cores (CUDA, capability 8.0 and later)."""
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         if self.tf32 and not device.at_least(8):
             return [f"tf32 is a mode of CUDA devices of compute capability 8.0 or later, which {device.name} is not; "
                     "write precision.tf32=false"]
@@ -31,7 +35,18 @@ class Precision(Technique):
 
 
 @technique
-class Fp32(Precision):
+class _Mixed(_Fp32Weights):
+    exact: ClassVar = "changes"
+    tolerance: ClassVar[float] = 0.05
+    speed: ClassVar[str] = "2 to 5 times faster on tensor cores"
+    memory: ClassVar[str] = "activations halve; weights stay fp32, with a half copy while a step runs"
+
+    full_eval: bool = False
+    """Evaluate with the weights themselves in 16 bits: half the memory, figures a little off."""
+
+
+@technique
+class Fp32(_Fp32Weights):
     """Everything in 32-bit floating point; with `tf32`, matrix products round their inputs to 19 bits and run on the
     tensor cores. `precision=tf32` is short for this with `tf32: true`."""
 
@@ -40,49 +55,22 @@ class Fp32(Precision):
     speed: ClassVar[str] = "the baseline; with tf32 up to 3 times faster on Ampere and later"
     memory: ClassVar[str] = "the baseline: 4 bytes a weight, 4 a gradient"
 
-    tf32: bool = False
-    """Let matrix products and convolutions of fp32 tensors use the tensor cores (CUDA, capability 8.0 and later)."""
-
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        return self._refuse_tf32(device)
-
 
 @technique
-class Fp16(Precision):
+class Fp16(_Mixed):
     """Mixed precision with 16-bit floating point under autocast, and dynamic loss scaling against its small range."""
 
     name: ClassVar[str] = "fp16"
-    exact: ClassVar = "changes"
-    tolerance: ClassVar[float] = 0.05
-    speed: ClassVar[str] = "2 to 5 times faster on tensor cores"
-    memory: ClassVar[str] = "activations halve; weights stay fp32, with a half copy while a step runs"
-
-    tf32: bool = False
-    """Also let what stays in fp32 use tf32."""
-    full_eval: bool = False
-    """Evaluate with the weights themselves in fp16: half the memory, figures a little off."""
-
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        return self._refuse_tf32(device)
 
 
 @technique
-class Bf16(Precision):
+class Bf16(_Mixed):
     """Mixed precision with bfloat16 under autocast: fp32's range, so no loss scaling."""
 
     name: ClassVar[str] = "bf16"
-    exact: ClassVar = "changes"
-    tolerance: ClassVar[float] = 0.05
-    speed: ClassVar[str] = "2 to 5 times faster on tensor cores"
-    memory: ClassVar[str] = "activations halve; weights stay fp32, with a half copy while a step runs"
-
-    tf32: bool = False
-    """Also let what stays in fp32 use tf32."""
-    full_eval: bool = False
-    """Evaluate with the weights themselves in bf16: half the memory, figures a little off."""
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        return _refuse_bf16(device) + self._refuse_tf32(device)
+        return _refuse_bf16(device) + super().refuse(recipe, device)
 
 
 @technique

@@ -2,7 +2,7 @@
 
     checkpoints/step-00000100/
         weights.safetensors, optimizer.safetensors, random.safetensors
-        checkpoint.json       step, next window, each file's size and CRC-32, the backend's own values
+        checkpoint.json       step, the loop's and the backend's values, each file's size and CRC-32; its own CRC-32
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ MANIFEST = "checkpoint.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint on disk. `meta` is what the backend returned when it was saved."""
+    """A checkpoint on disk. `meta` is what the backend returned when it was saved, `loop` what the loop gave."""
 
     folder: Path
     step: int
     meta: dict[str, Any]
-    counters: dict[str, float]
+    loop: dict[str, Any]
 
 
-def save(parent: Path, step: int, write: Callable[[Path], dict[str, Any]], counters: dict[str, float]) -> Path:
+def save(parent: Path, step: int, write: Callable[[Path], dict[str, Any]], loop: dict[str, Any]) -> Path:
     """Let `write` fill a folder, then give it its name; a crash at any moment leaves the older ones untouched.
 
     Raises CheckpointError where the disk is full or not writable; what was written is removed.
@@ -43,12 +43,10 @@ def save(parent: Path, step: int, write: Callable[[Path], dict[str, Any]], count
         temporary.mkdir(parents=True)
         meta = write(temporary)
         files = {path.name: {"bytes": path.stat().st_size, "crc32": _crc32(path)} for path in temporary.iterdir()}
-        manifest = {"step": step, "counters": counters, "files": files, "meta": meta}
-        (temporary / MANIFEST).write_text(json.dumps(manifest))
+        text = json.dumps({"step": step, "loop": loop, "files": files, "meta": meta})
+        (temporary / MANIFEST).write_text(f"{text}\n{zlib.crc32(text.encode())}\n")
         for path in (*temporary.iterdir(), temporary):
             _flush(path)
-        if final.exists():
-            shutil.rmtree(final)
         temporary.rename(final)
         _flush(parent)
     except Exception as error:
@@ -78,29 +76,38 @@ def folders(parent: Path) -> list[Path]:
 def read(folder: Path) -> Checkpoint:
     """A checkpoint whose every file is as it was written. Raises CheckpointError naming what is not."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
+        text, checksum = (folder / MANIFEST).read_text().splitlines()
+        if zlib.crc32(text.encode()) != int(checksum):
+            raise CheckpointError(f"{folder / MANIFEST}: not as it was written")
+        manifest = json.loads(text)
         for name, expected in manifest["files"].items():
             path = folder / name
             if path.stat().st_size != expected["bytes"] or _crc32(path) != expected["crc32"]:
                 raise CheckpointError(f"{path}: not as it was written")
         return Checkpoint(
-            folder=folder, step=manifest["step"], meta=manifest["meta"], counters=manifest["counters"]
+            folder=folder, step=manifest["step"], meta=manifest["meta"], loop=manifest["loop"]
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder}: {' '.join(str(error).split()) or type(error).__name__}") from None
 
 
 def newest(parent: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The newest whole checkpoint; a broken one is passed over, saying so. None where there is none.
+    """The newest whole checkpoint; a broken one is put aside, saying so. None where there is none.
 
     Raises CheckpointError where all are broken: starting anew would hide the loss.
     """
-    present = folders(parent)
+    present, broken = folders(parent), []
     for folder in reversed(present):
         try:
-            return read(folder)
+            found = read(folder)
         except CheckpointError as error:
             warn(f"checkpoint {folder.name} is broken ({error}); falling back to the one before")
+            broken.append(folder)
+            continue
+        for other in broken:
+            shutil.rmtree(other.with_name(f"broken-{other.name}"), ignore_errors=True)
+            other.rename(other.with_name(f"broken-{other.name}"))
+        return found
     if present:
         raise CheckpointError(f"every checkpoint in {parent} is broken; remove that folder to start anew")
     return None

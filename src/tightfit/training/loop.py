@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import time
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from tightfit.backends.base import PendingResult, Step, StepResult, Total, WindowSource
-from tightfit.errors import NonFiniteLoss
+from tightfit.errors import CheckpointError, NonFiniteLoss
+from tightfit.planning.advice import steadier
 from tightfit.recipe import Recipe
 from tightfit.tasks import Window
 from tightfit.training import checkpoints
@@ -19,15 +21,18 @@ from tightfit.training.run_folder import RunFolder
 from tightfit.training.schedule import learning_rate
 from tightfit.training.stopping import StopRequest
 
-COUNTERS = ("training_seconds", "data_wait_seconds", "samples", "tokens")
+SKIPS_IN_A_ROW = 50
+"""So many steps skipped by loss scaling, one after the other, mean that it will not recover."""
 
 
 @dataclass
 class Progress:
-    """How far a run has come. Seconds count steps and waiting for data in this process; evaluation, saving and
-    compiling are left out."""
+    """How far a run has come. All but `step` is this process's; seconds count steps and waiting for data, while
+    evaluation, saving and compiling are left out."""
 
     step: int = 0
+    first_step: int = 0
+    skipped_steps: int = 0
     training_seconds: float = 0.0
     data_wait_seconds: float = 0.0
     samples: int = 0
@@ -43,6 +48,7 @@ class _Interval:
 
     loss: float = 0.0
     count: int = 0
+    skipped: int = 0
     samples: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -50,6 +56,7 @@ class _Interval:
     def add(self, result: StepResult, window: Any, seconds: float) -> None:
         self.loss += result.loss.sum
         self.count += result.loss.count
+        self.skipped += result.skipped
         self.samples += window.samples
         self.tokens += window.tokens
         self.seconds += seconds
@@ -93,13 +100,22 @@ class Loop:
         self.listener = listener
         self.progress = Progress()
         self._interval = _Interval()
-        self._mark = 0.0
-        self._compiled = 0.0
+        self._saved_at: int | None = None
+        self._evaluated_at: int | None = None
+        self._skips = 0
+        self._restart_clock()
 
     def resume(self, checkpoint: checkpoints.Checkpoint) -> None:
-        """Go on from a checkpoint."""
+        """Go on from a checkpoint. Raises CheckpointError where the data is another."""
         self.step.load(checkpoint.folder, checkpoint.meta)
-        self.progress.step = checkpoint.step
+        self.progress.step = self.progress.first_step = self._saved_at = checkpoint.step
+        if checkpoint.step > self.recipe.max_steps:
+            raise CheckpointError(f"max_steps: this run has already taken {checkpoint.step} steps, more than "
+                                  f"{self.recipe.max_steps}; write a larger max_steps, or another output_dir")
+        if checkpoint.loop["data"] != _signature(self.source):
+            raise CheckpointError("data: it is not what it was when this run began (its first global batch or its "
+                                  "number of batches differs); bring it back, or write another output_dir")
+        self._interval = _Interval(**checkpoint.loop["interval"])
 
     def run(self) -> Progress:
         """Train to the last step. Raises NonFiniteLoss; a request to stop saves and returns."""
@@ -108,7 +124,7 @@ class Loop:
         with StopRequest() as stop:
             windows = self.step.windows(self.source, progress.step, recipe.max_steps)
             taken: _Taken | None = None
-            self._mark = time.perf_counter()
+            self._restart_clock()
             while progress.step < recipe.max_steps and stop.signal is None:
                 before = time.perf_counter()
                 window = next(windows)
@@ -128,21 +144,19 @@ class Loop:
                 self._account(taken)
             if stop.signal is not None:
                 progress.stopped_by = stop.signal.name
+            self.save()
+            if progress.stopped_by is None and self._evaluated_at != progress.step:
+                self.evaluate()
         self.listener.finished()
-        if progress.stopped_by is None and progress.eval_loss is None:
-            self.evaluate()
-        self.save()
         return progress
+
+    def _restart_clock(self) -> None:
+        self._mark, self._compiled = time.perf_counter(), self.step.compile_seconds
 
     def _account(self, taken: _Taken) -> None:
         """Read a step's figures, check them, and write a line where one is due."""
         result = taken.pending.read()
-        if not math.isfinite(result.loss.sum):
-            raise NonFiniteLoss(
-                f"the loss of step {taken.number} is {result.loss.sum} (batch: {taken.window.origin}); nothing was "
-                f"saved since. Try learning_rate={self.recipe.learning_rate / 3:.1g}, warmup_steps="
-                f"{max(2 * self.recipe.warmup_steps, 100)}, max_grad_norm=1.0 or precision=fp32, or look at that batch"
-            )
+        self._check(taken, result)
         now, compiled = time.perf_counter(), self.step.compile_seconds
         seconds = max(now - self._mark - (compiled - self._compiled), 1e-9)
         self._mark, self._compiled = now, compiled
@@ -156,6 +170,22 @@ class Loop:
         if taken.number % self.recipe.logging_steps == 0 or taken.number == self.recipe.max_steps:
             self._write_line(taken, result)
 
+    def _check(self, taken: _Taken, result: StepResult) -> None:
+        """Raises NonFiniteLoss where the step's loss or, without loss scaling to skip the step, its gradients are."""
+        what = None
+        if not math.isfinite(result.loss.sum):
+            what = f"the loss of step {taken.number} is {result.loss.sum}"
+        elif result.grad_norm is not None and not math.isfinite(result.grad_norm) and not result.skipped:
+            what = f"the gradients of step {taken.number} are not finite (norm {result.grad_norm})"
+        self._skips = self._skips + 1 if result.skipped else 0
+        self.progress.skipped_steps += result.skipped
+        if self._skips >= SKIPS_IN_A_ROW:
+            what = f"loss scaling has skipped {self._skips} steps up to step {taken.number}: fp16 overflows"
+        if what is not None:
+            advice = "; or ".join(steadier(self.recipe))
+            raise NonFiniteLoss(f"{what} (batch: {taken.window.origin}); nothing was saved since. Try {advice}; or "
+                                "look at that batch")
+
     def _write_line(self, taken: _Taken, result: StepResult) -> None:
         seen, self._interval = self._interval, _Interval()
         line: dict[str, Any] = {
@@ -167,6 +197,8 @@ class Loop:
         }
         if result.grad_norm is not None:
             line["grad_norm"] = result.grad_norm
+        if seen.skipped:
+            line["skipped_steps"] = seen.skipped
         self._write(line)
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -178,12 +210,12 @@ class Loop:
         return any(n is not None and step % n == 0 for n in every)
 
     def _pause(self, step: int) -> None:
-        """Evaluate and save where they are due, off the clock."""
+        """Save and evaluate where they are due, off the clock; saving first, for nothing may be lost to the other."""
+        if self.recipe.save_steps and step % self.recipe.save_steps == 0:
+            self.save()
         if self.recipe.eval_steps and step % self.recipe.eval_steps == 0:
             self.evaluate()
-        if self.recipe.save_steps and step % self.recipe.save_steps == 0 and step < self.recipe.max_steps:
-            self.save()
-        self._mark = time.perf_counter()
+        self._restart_clock()
 
     def evaluate(self) -> None:
         """The held-out loss, written down; nothing where nothing is held out."""
@@ -192,12 +224,34 @@ class Loop:
         total = self.step.evaluate(self.evaluation())
         if total.count == 0:
             return
+        self._evaluated_at = self.progress.step
         self.progress.eval_loss = total.mean
         self._write({"step": self.progress.step, "eval_loss": total.mean})
         self.listener.message(f"step {self.progress.step}: held-out loss {total.mean:.4f}")
 
     def save(self) -> None:
-        """A checkpoint of the step at hand; older ones beyond the limit go."""
-        counters = {name: getattr(self.progress, name) for name in COUNTERS}
-        checkpoints.save(self.folder.checkpoints, self.progress.step, self.step.save, counters)
+        """A checkpoint of the step at hand, if it has none; older ones beyond the limit go.
+
+        Raises NonFiniteLoss rather than save weights that are no numbers.
+        """
+        step = self.progress.step
+        if self._saved_at == step:
+            return
+        if not self.step.is_finite():
+            raise NonFiniteLoss(f"the weights of step {step} are not finite; they were not saved. Try "
+                                + "; or ".join(steadier(self.recipe)))
+        seen = self._interval
+        interval = {"loss": seen.loss, "count": seen.count, "skipped": seen.skipped}
+        loop = {"interval": interval, "data": _signature(self.source)}
+        checkpoints.save(self.folder.checkpoints, step, self.step.save, loop)
+        self._saved_at = step
         checkpoints.prune(self.folder.checkpoints, self.recipe.save_total_limit)
+
+
+def _signature(source: WindowSource) -> list[int]:
+    """What tells a run's data from other data: windows in an epoch, and a checksum of the first one's arrays."""
+    value = 0
+    for batch in source.window(0).micro_batches:
+        for array in (*batch.inputs.values(), batch.labels):
+            value = zlib.crc32(array.tobytes(), value)
+    return [len(source), value]

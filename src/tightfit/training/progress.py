@@ -50,13 +50,14 @@ class Terminal:
         self.console = console
         self._between = 0.1 if console.is_terminal else seconds_between_lines
         self._last = 0.0
+        self._gone = False
         self._began = time.monotonic()
         self._first = 0
         self._steps = 0
         self._task: TaskID | None = None
         self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"), TimeRemainingColumn(), console=console,
+            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}", markup=False), TimeRemainingColumn(), console=console,
             disable=not console.is_terminal,
         )
 
@@ -70,13 +71,18 @@ class Terminal:
         self._bar.stop()
 
     def message(self, text: str) -> None:
-        self.console.print(text, highlight=False)
+        if self._gone:
+            return
+        try:
+            self.console.print(text, highlight=False, markup=False)
+        except OSError:  # whoever read the output has gone; the run goes on
+            self._gone = True
 
     def preparing(self, what: str, done: int, total: int) -> None:
         if not self._due(done >= total):
             return
         if self._bar.disable:
-            self.console.print(f"{what}: {done}/{total}", highlight=False)
+            self.message(f"{what}: {done}/{total}")
         elif self._task is None:
             self._task = self._bar.add_task(what, total=total, completed=done, figures="")
         else:
@@ -94,7 +100,7 @@ class Terminal:
         figures = f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s"
         if self._bar.disable:
             left = (time.monotonic() - self._began) / max(step - self._first, 1) * (self._steps - step)
-            self.console.print(f"step {step}/{self._steps}  {figures}  {left:.0f} s left", highlight=False)
+            self.message(f"step {step}/{self._steps}  {figures}  {left:.0f} s left")
         elif self._task is not None:
             self._bar.update(self._task, completed=step, figures=figures)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -17,9 +18,13 @@ from tightfit.errors import CheckpointError, RecipeError
 from tightfit.recipe import Recipe
 from tightfit.recipe_text import read_yaml, to_yaml
 
+ROUNDING = ("micro_batch_size", "attention", "checkpointing", "compile")
+"""Those of them that change a step's rounding, or the random numbers that dropout draws."""
+
 MAY_CHANGE = frozenset({
     "max_steps", "logging_steps", "eval_steps", "eval_samples", "save_steps", "save_total_limit", "output_dir",
     "resume", "report_to", "sample_prompt", "cache_dir", "loading", "empty_cache_steps", "device", "allow_numerics",
+    *ROUNDING,
 })  # fmt: skip
 """Fields that the mathematics of a step does not depend on: a run may go on with others."""
 
@@ -37,6 +42,9 @@ class RunFolder:
             probe = path / ".probe"
             probe.touch()
             probe.unlink()
+            for name in (CHECKPOINTS, MODEL):
+                if (path / name).exists() and not (path / name).is_dir():
+                    raise NotADirectoryError(errno.ENOTDIR, f"{name} in it is not a folder")
         except OSError as error:
             reason = error.strerror or str(error)
             raise RecipeError(
@@ -52,8 +60,8 @@ class RunFolder:
         """Keep other processes from writing here. The lock falls with the process, however it ends."""
         with (self.path / LOCK).open("w") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, not inherited by loader workers
+            except BlockingIOError:
                 raise RecipeError(
                     f"output_dir: another process is training in {self.path}; wait for it, or write output_dir=..."
                 ) from None
@@ -64,10 +72,15 @@ class RunFolder:
         path = self.path / RECIPE
         if not path.exists():
             return None
-        return Recipe.from_dict(read_yaml(path.read_text(), str(path)))
+        try:
+            return Recipe.from_dict(read_yaml(path.read_text(), str(path)))
+        except (OSError, UnicodeDecodeError, RecipeError) as error:
+            raise RecipeError(
+                f"{path}: the recipe of the run in this folder cannot be read ({error}); write another output_dir"
+            ) from None
 
     def require_fresh(self) -> None:
-        """Raises RecipeError where something other than an unstarted run is here."""
+        """Raises RecipeError where anything is here."""
         if others := sorted(p.name for p in self.path.iterdir() if p.name != LOCK):
             raise RecipeError(
                 f"output_dir: {self.path} is not empty (it holds {', '.join(others[:3])}); write output_dir=... "
@@ -81,25 +94,40 @@ class RunFolder:
         write_atomically(self.path / SUMMARY, json.dumps(values, indent=2) + "\n")
 
     def summary(self) -> dict[str, Any] | None:
-        """The summary of a run that finished here."""
-        path = self.path / SUMMARY
-        return json.loads(path.read_text()) if path.exists() else None
+        """The summary of a run that finished here; None where there is none that can be read."""
+        try:
+            values = json.loads((self.path / SUMMARY).read_text())
+        except (OSError, ValueError):
+            return None
+        return values if isinstance(values, dict) else None
 
 
-def continued(wanted: Recipe, saved: Recipe) -> Recipe:
-    """`wanted` with what it leaves to `auto` taken from the run it continues.
+def continued(wanted: Recipe, saved: Recipe) -> tuple[Recipe, list[str]]:
+    """`wanted` with what it leaves to `auto` taken from the run it continues, and which fields change its rounding.
 
     Raises CheckpointError listing every difference that the mathematics depends on.
     """
     values, before = wanted.to_dict(), saved.to_dict()
     filled = {name: before[name] if value == "auto" else value for name, value in values.items()}
-    differing = [name for name in filled if name not in MAY_CHANGE and filled[name] != before[name]]
-    if differing:
-        lines = "; ".join(f"{name}: {before[name]!r} then, {filled[name]!r} now" for name in differing)
+    lines = [
+        line
+        for name in filled
+        if name not in MAY_CHANGE
+        for line in _differences(name, before[name], filled[name])
+    ]
+    if lines:
         raise CheckpointError(
-            f"this run was started with another recipe ({lines}); write what it had, or another output_dir"
+            f"this run was started with another recipe ({'; '.join(lines)}); write what it had, or another output_dir"
         )
-    return Recipe.from_dict(filled)
+    return Recipe.from_dict(filled), [name for name in ROUNDING if filled[name] != before[name]]
+
+
+def _differences(name: str, then: Any, now: Any) -> list[str]:
+    """Each value that differs, by its dotted name."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        keys = dict.fromkeys([*then, *now])
+        return [line for key in keys for line in _differences(f"{name}.{key}", then.get(key), now.get(key))]
+    return [] if then == now else [f"{name}: {then!r} then, {now!r} now"]
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Stopping on request: SIGTERM and Ctrl-C end the run after the step at hand, saved."""
+"""Stopping on request: SIGTERM, Ctrl-C and a terminal that closes end the run after the step at hand, saved."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Self
 
 
 class StopRequest:
-    """A context manager that turns SIGTERM and SIGINT into a flag. A second Ctrl-C interrupts at once.
+    """A context manager that turns SIGTERM, SIGINT and SIGHUP into a flag. A second Ctrl-C interrupts at once.
 
     Outside the main thread, where Python allows no handlers, it never asks to stop.
     """
@@ -20,8 +20,9 @@ class StopRequest:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._request)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                    self._before[number] = signal.signal(number, self._request)
         return self
 
     def __exit__(

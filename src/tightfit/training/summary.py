@@ -16,6 +16,8 @@ class Summary:
     training_seconds: time in steps and waiting for data; evaluation, saving and compiling are apart.
     data_wait_seconds: the part of it spent waiting for data.
     peak_memory: allocated on a CUDA device, resident in the process on the CPU.
+    first_step: the step that this process went on from; 0 for a run in one piece.
+    skipped_steps: steps in which loss scaling left the weights alone.
     stopped_by: the signal that ended the run early; None where it ran to its last step.
     """
 
@@ -28,6 +30,8 @@ class Summary:
     tokens_per_second: float
     peak_memory: int
     device: str
+    first_step: int = 0
+    skipped_steps: int = 0
     parameters: int = 0
     loss: float | None = None
     eval_loss: float | None = None
@@ -46,33 +50,41 @@ class Summary:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """The summary that `to_dict` gave."""
+        """The summary that `to_dict` gave. Raises TypeError for other fields."""
         known: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
         return cls(**known)
 
     def rows(self) -> list[tuple[str, str]]:
         """Name and value of each figure, as a person reads them."""
         share = self.data_wait_seconds / self.training_seconds if self.training_seconds else 0.0
+        # A sample without tokens, such as a picture, counts as one.
+        tokens = f", {self.tokens_per_second:,.0f} tokens/s" if self.tokens_per_second > self.samples_per_second else ""
         memory = "peak memory" if self.device != "CPU" else "peak memory of the process"
         rows = [
-            ("time", f"{self.seconds:.1f} s for {self.steps} steps on {self.device}"),
-            ("throughput", f"{self.samples_per_second:,.1f} samples/s, {self.tokens_per_second:,.0f} tokens/s"),
+            ("time", f"{self.seconds:.1f} s for {self.steps - self.first_step} steps on {self.device}"),
+            ("throughput", f"{self.samples_per_second:,.1f} samples/s{tokens}"),
             (memory, f"{self.peak_memory / 2**20:,.0f} MiB"),
             ("waiting for data", f"{self.data_wait_seconds:.2f} s ({share:.1%} of training)"),
         ]
+        if self.skipped_steps:
+            rows.append(("skipped by loss scaling", f"{self.skipped_steps} steps"))
         if self.compile_seconds:
             rows.append(("compiling", f"{self.compile_seconds:.1f} s, not counted in throughput"))
         if self.attention_kernels:
             rows.append(("attention kernel", ", ".join(self.attention_kernels)))
         if self.loss is not None:
-            rows.append(("training loss", f"{self.loss:.4f}"))
+            rows.append(("last step's loss", f"{self.loss:.4f}"))
         if self.eval_loss is not None:
             against = ""
             if self.unigram_loss is not None:
-                against = f", against {self.unigram_loss:.4f} for guessing by frequency alone"
-            perplexity = math.exp(min(self.eval_loss, 700))
-            rows.append(("held-out loss", f"{self.eval_loss:.4f} (perplexity {perplexity:,.1f}){against}"))
+                perplexity = math.exp(min(self.eval_loss, 700))
+                against = f" (perplexity {perplexity:,.1f}), against {self.unigram_loss:.4f} for guessing by frequency"
+            rows.append(("held-out loss", f"{self.eval_loss:.4f}{against}"))
         return rows
+
+
+WORTH_SAYING = 256 * 2**20
+"""Bytes of fp32 activations below which nobody needs a warning."""
 
 
 def precision_warning(precision: str, inspection: Inspection | None) -> str | None:
@@ -81,10 +93,10 @@ def precision_warning(precision: str, inspection: Inspection | None) -> str | No
         return None
     total = sum(inspection.saved_bytes.values())
     wide = inspection.saved_bytes.get("float32", 0)
-    if total == 0 or wide <= total / 2:
+    if wide < WORTH_SAYING or wide <= total / 2:
         return None
     return (
         f"under {precision}, {wide / total:.0%} of the activations kept for the backward pass are fp32 "
         f"({wide / 2**20:,.0f} MiB of {total / 2**20:,.0f} in a micro-batch): look for a softmax, a norm or a loss "
-        "that runs in fp32"
+        "(the logits of a large vocabulary) that runs in fp32; a smaller micro_batch_size keeps less of it at once"
     )

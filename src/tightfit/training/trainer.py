@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from tightfit.backends import load_backend
 from tightfit.backends.base import Backend, Step
 from tightfit.data import Prepared, prepare
 from tightfit.data.loading import WindowLoader, evaluation_windows
 from tightfit.devices import Device
-from tightfit.errors import OutOfMemory, RecipeError
-from tightfit.models import model_facts, module_facts
+from tightfit.errors import CheckpointError, OutOfMemory, RecipeError
+from tightfit.models import model_facts, module_facts, resolve_source
 from tightfit.planning.advice import smaller
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
@@ -54,13 +57,15 @@ class Trainer:
         self.module = None if model is None or isinstance(model, str) else model
         self.dataset = dataset
         self.listener: Listener = listener or Quiet()
-        label = name or (recipe if isinstance(recipe, str) else self.recipe.model)
-        self.path = Path(self.recipe.output_dir or Path("runs") / _label(str(label)))
+        given = str(recipe) if isinstance(recipe, str | Path) else None
+        label = name or given or (type(model).__name__ if self.module is not None else self.recipe.model)
+        self.path = Path(self.recipe.output_dir or Path("runs") / _label(label)).expanduser()
         self.backend: Backend = load_backend(self.recipe.backend)
 
     def train(self) -> Summary:
         """Run to the recipe's last step, or go on where an earlier run in the same folder stopped.
 
+        SIGTERM and Ctrl-C end the run early, saved: the summary's `stopped_by` then names the signal.
         Raises the errors of `tightfit.errors`, each naming what to change.
         """
         began = time.perf_counter()
@@ -69,14 +74,16 @@ class Trainer:
             recipe, device = self._settle(folder)
             if (finished := _finished(folder, recipe)) is not None:
                 self.listener.message(
-                    f"{folder.path} holds a finished run of {recipe.max_steps} steps; to train on write a larger "
+                    f"{folder.path} holds a finished run of {finished.steps} steps; to train on write a larger "
                     "max_steps=..., to start anew another output_dir=..."
                 )
                 return finished
             try:
                 return self._train(recipe, device, folder, began)
             except OutOfMemory as error:
-                raise OutOfMemory(f"{error}. Try: {'; or '.join(smaller(recipe))}") from None
+                raise OutOfMemory(f"{error}. Try: {'; or '.join(smaller(recipe, device))}") from None
+            except (OSError, SafetensorError) as error:
+                raise CheckpointError(f"{folder.path}: {' '.join(str(error).split())}") from error
 
     def _settle(self, folder: RunFolder) -> tuple[Recipe, Device]:
         """The resolved recipe: what `auto` stands for here, or stood for when the run in this folder began."""
@@ -84,25 +91,34 @@ class Trainer:
         if recipe.resume == "never" or saved is None:
             folder.require_fresh()
         device = self.backend.device(recipe)
-        if saved is not None:
-            recipe = continued(recipe, saved)
-        recipe = resolve(recipe, device)
-        return recipe, device
+        kept = bool(checkpoints.folders(folder.checkpoints))
+        finished = _finished(folder, recipe) is not None
+        if saved is not None and not kept and not finished and folder.summary() is not None:
+            raise CheckpointError(f"output_dir: {folder.path} holds a finished run whose checkpoints are gone; write "
+                                  "another output_dir")
+        if saved is not None and (kept or finished):
+            recipe, rounding = continued(recipe, saved)
+            if rounding and not finished:
+                self.listener.message(f"{', '.join(rounding)} changed: the run goes on to rounding, not bit for bit")
+        return resolve(recipe, device), device
 
     def _train(self, recipe: Recipe, device: Device, folder: RunFolder, began: float) -> Summary:
         module = self.module
         facts = model_facts(recipe) if module is None else module_facts(module, recipe)
         data = prepare(recipe, facts, progress=self.listener.preparing, dataset=self.dataset)
-        source = WindowLoader(data.train, recipe)
+        source, evaluation = WindowLoader(data.train, recipe), data.evaluation
         build = self.backend.build(recipe, device, self.module)
         for note in build.notes:
             self.listener.message(f"note: {note}")
         step = self.backend.step(build)
+        self.listener.message(_beginning(recipe, step, data, len(source), module is None))
         folder.write_recipe(recipe)
         found = checkpoints.newest(folder.checkpoints, self.listener.message)
-        metrics = MetricsFile(folder.path / METRICS, found.step if found else 0)
-        evaluation = data.evaluation
-        with build.session(), Trackers(recipe, folder.path) as trackers:
+        with (
+            build.session(),
+            MetricsFile(folder.path / METRICS, found.step if found else 0) as metrics,
+            Trackers(recipe, folder.path) as trackers,
+        ):
             loop = Loop(
                 recipe, step, source,
                 None if evaluation is None else lambda: evaluation_windows(evaluation, recipe),
@@ -111,19 +127,34 @@ class Trainer:
             if found is not None:
                 loop.resume(found)
                 self.listener.message(f"going on from step {found.step} of {recipe.max_steps}")
-            try:
-                progress = loop.run()
-            finally:
-                metrics.close()
-            sample = None if progress.stopped_by else _sample(recipe, step, data)
-        summary = self._summary(recipe, device, step, data, progress, began)
-        summary = replace(summary, sample=sample, parameters=step.parameter_count, output_dir=str(folder.path))
-        if summary.stopped_by is None:
-            step.export(folder.path / MODEL)
+            progress = loop.run()
+            summary = self._summary(recipe, device, step, data, progress, began)
+            if summary.stopped_by is not None:
+                return summary
+            step.export(folder.path / MODEL, data.classes)
             if data.tokenizer is not None:
                 data.tokenizer.save(folder.path / MODEL)
             folder.write_summary(summary.to_dict())
+            summary = replace(summary, sample=self._sample(recipe, step, data))
+        folder.write_summary(summary.to_dict())
         return summary
+
+    def _sample(self, recipe: Recipe, step: Step, data: Prepared) -> str | None:
+        """The recipe's prompt, continued by the trained model; None where there is none to continue."""
+        if recipe.sample_prompt is None or recipe.task != "causal-lm" or data.tokenizer is None:
+            return None
+        try:
+            prompt = data.tokenizer.encode_prompt(recipe.sample_prompt)
+            if not prompt:
+                self.listener.message("no sample: sample_prompt holds no token to begin with")
+                return None
+            tokens = step.generate(prompt, SAMPLE_TOKENS, temperature=0.7, seed=recipe.seed)
+        except (OutOfMemory, TypeError, UnicodeError) as error:  # a prompt may be no text that a tokenizer takes
+            self.listener.message(f"no sample: {error}")
+            return None
+        if data.tokenizer.end_id in tokens:
+            tokens = tokens[: tokens.index(data.tokenizer.end_id)]
+        return recipe.sample_prompt + data.tokenizer.decode(tokens)
 
     def _summary(
         self, recipe: Recipe, device: Device, step: Step, data: Prepared, progress: Progress, began: float
@@ -134,6 +165,10 @@ class Trainer:
         warning = precision_warning(recipe.precision.name, inspection)
         return Summary(
             steps=progress.step,
+            first_step=progress.first_step,
+            skipped_steps=progress.skipped_steps,
+            parameters=step.parameter_count,
+            output_dir=str(self.path),
             seconds=time.perf_counter() - began,
             training_seconds=progress.training_seconds,
             compile_seconds=step.compile_seconds,
@@ -160,27 +195,35 @@ def as_recipe(recipe: Recipe | dict[str, Any] | str | Path | None, model: Any = 
     if recipe is None or isinstance(recipe, dict):
         return Recipe.from_dict({**(recipe or {}), **changes})
     if isinstance(recipe, str | Path):
-        return load_recipe(str(recipe), [f"{name}={value}" for name, value in changes.items()])
+        return recipe_for_machine(str(recipe), [f"{name}={value}" for name, value in changes.items()])
     raise RecipeError(f"recipe: {type(recipe).__name__} is not a Recipe, a mapping, or a recipe file's name")
+
+
+def recipe_for_machine(name: str, overrides: Iterable[str] = ()) -> Recipe:
+    """The recipe of that name as this machine runs it: on CUDA where there is such a device and it may be used."""
+    overrides = list(overrides)
+    plain = load_recipe(name, overrides)
+    device = load_backend(plain.backend).device(plain)
+    return load_recipe(name, overrides, cuda=device.kind == "cuda")
 
 
 def _finished(folder: RunFolder, recipe: Recipe) -> Summary | None:
     """The summary of a run that is complete here at the recipe's last step."""
-    values = folder.summary()
-    if values is None or values["steps"] < recipe.max_steps:
+    try:
+        summary = Summary.from_dict(folder.summary() or {})
+    except TypeError:  # none, or one of another version
         return None
-    return Summary.from_dict(values)
+    return summary if summary.steps >= recipe.max_steps else None
 
 
-def _sample(recipe: Recipe, step: Step, data: Prepared) -> str | None:
-    """The recipe's prompt, continued by the trained model."""
-    if recipe.sample_prompt is None or recipe.task != "causal-lm" or data.tokenizer is None:
-        return None
-    prompt = data.tokenizer.encode_prompt(recipe.sample_prompt)
-    tokens = step.generate(prompt, SAMPLE_TOKENS, temperature=0.7, seed=recipe.seed)
-    if data.tokenizer.end_id in tokens:
-        tokens = tokens[: tokens.index(data.tokenizer.end_id)]
-    return recipe.sample_prompt + data.tokenizer.decode(tokens)
+def _beginning(recipe: Recipe, step: Step, data: Prepared, windows: int, named: bool) -> str:
+    """One line on what is about to be trained."""
+    weights = ""
+    if named and resolve_source(recipe).kind == "bundled":
+        weights = " from random weights (a bundled shape; a Hugging Face id or folder brings its own)"
+    model = recipe.model if named else "your model"
+    return (f"{model}: {step.parameter_count:,} parameters{weights}; {len(data.train):,} training samples, "
+            f"{windows:,} steps an epoch; micro_batch_size {recipe.micro_batch_size}")
 
 
 def _label(name: str) -> str:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
-from tests.architectures import CAUSAL, IMAGES, MASKED, SEQ2SEQ
+from tests.architectures import CAUSAL, IMAGES, MASKED, SEQ2SEQ, tiny_model
 from tests.backends.pytorch.attention_cases import batch_of, built, make, real, reference, task_of
+from tightfit.backends.pytorch import attention
+from tightfit.backends.pytorch import attention_arguments as told
 from tightfit.backends.pytorch import attention_functions as functions
 from tightfit.backends.pytorch import attention_kernels as kernels
 from tightfit.backends.pytorch.attention_arguments import attention_style
 from tightfit.backends.pytorch.attention_masks import dense_mask, document_mask, plain_mask
+from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
+from tightfit.recipe import Recipe
 from tightfit.techniques.attention import Eager, Flex, Sdpa
 
 NAMES = (*CAUSAL, *MASKED, *SEQ2SEQ, *IMAGES, "gemma3", "modernbert", "llama4", "biogpt")
@@ -313,6 +318,39 @@ def test_kernel_names() -> None:
         assert functions.kernel_names(event.key for event in profile.key_averages()) == [expected]
     assert functions.kernel_names(["aten::_flash_attention_forward", "torch_attn::_varlen_attn"]) == [
         "variable-length flash"]
+
+
+def test_a_dense_mask_of_packed_documents_is_named(monkeypatch) -> None:
+    monkeypatch.setattr(functions, "packed_way", lambda *args: "dense")
+    build = built(make("llama"), Sdpa())
+    for kind, mask in (("packed", [functions.DENSE_MASK]), ("none", [])):
+        with torch.no_grad(), torch.autograd.profiler.profile(use_kineto=False) as profile:
+            build.logits(batch_of(kind, "causal-lm"))
+        assert functions.kernel_names(event.key for event in profile.key_averages())[1:] == mask
+
+
+@pytest.mark.parametrize(("values", "changes", "capability", "said"), [
+    ({"precision": "bf16"}, {}, (9, 0), None),
+    ({"precision": "fp32", "data": {"packing": False}}, {}, (9, 0), None),
+    ({"precision": "fp32"}, {}, (9, 0), "precision=bf16"),
+    ({"precision": "fp16"}, {}, (7, 5), "data.packing=false"),
+    ({"precision": "bf16"}, {"attention_dropout": 0.1}, (9, 0), "model_overrides.attention_dropout=0"),
+    ({"precision": "bf16", "attention": {"name": "sdpa", "kernel": "efficient"}}, {}, (9, 0), "attention.kernel=auto"),
+], ids=str)
+def test_a_dense_mask_is_noted_at_the_build(values, changes, capability, said) -> None:
+    recipe = Recipe.from_dict({"attention": "sdpa", **values})
+    gpu = Device(kind="cuda", name="a GPU", memory_bytes=1 << 34, capability=capability)
+    build = built(make("llama"), Eager())
+    build = replace(build, recipe=recipe, device=gpu, model=tiny_model("llama", **changes))
+    notes = attention.sdpa(recipe.attention, build).notes
+    assert (said is None and not notes) or said in notes[0]
+
+
+def test_a_block_mask_of_causality_is_made_once_a_length() -> None:
+    arguments = told.block_arguments(make("llama"), True)
+    first, second = (arguments(batch_of("none", "causal-lm", seed)) for seed in range(2))
+    assert first["attention_mask"] is second["attention_mask"]
+    assert told.block_arguments(make("mistral"), True)(batch_of("none", "causal-lm"))["attention_mask"].numel() == 0
 
 
 def test_the_choice_is_not_saved_with_the_model(tmp_path) -> None:

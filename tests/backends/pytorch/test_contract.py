@@ -39,9 +39,10 @@ def identifier(value) -> str:
     return value if isinstance(value, str) else str(value)
 
 
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(("slot", "rung"), RUNGS, ids=identifier)
-def test_a_rung_builds_steps_and_learns(slot, rung, tiny):
-    values = {**tiny, slot: rung, "batch_size": 8, "micro_batch_size": 3, "learning_rate": 1e-2,
+def test_a_rung_builds_steps_and_learns(slot, rung, kind, tiny):
+    values = {**tiny, slot: rung, "device": kind, "batch_size": 8, "micro_batch_size": 3, "learning_rate": 1e-2,
               "data": {"source": "dummy", "samples": 9}, **NEEDS.get(rung.name, {})}
     backend = PytorchBackend()
     recipe = Recipe.from_dict(values)

@@ -159,6 +159,8 @@ def test_a_task_the_model_has_no_class_for(tmp_path: Path) -> None:
 def test_a_shape_that_cannot_be_built() -> None:
     with pytest.raises(ModelError, match=r"model: 'gpt2' cannot be built: .*divisible"):
         build("gpt2", model_overrides={**SMALL_GPT2, "n_head": 3})
+    with pytest.raises(ModelError, match=r"model: 'gpt2' cannot be built: .*foo"):
+        build("gpt2", model_overrides={**SMALL_GPT2, "activation_function": "foo"})
 
 
 class Named(nn.Module):
@@ -175,6 +177,14 @@ class Named(nn.Module):
     @staticmethod
     def of_nothing() -> str:
         return "no module"
+
+    @staticmethod
+    def failing() -> nn.Module:
+        raise KeyError("a missing setting")
+
+    @staticmethod
+    def leaving() -> nn.Module:
+        sys.exit(3)
 
 
 THIS = "tests.backends.pytorch.test_model_sources"
@@ -198,6 +208,8 @@ def test_factories(tmp_path: Path) -> None:
     (f"{THIS}:Nmed", {}, r"has no 'Nmed'; did you mean 'Named'\?"),
     (f"{THIS}:THIS", {}, r"is a str; name a function or class"),
     (f"{THIS}:Named.of_nothing", {}, r"returned a str; it should return a torch.nn.Module"),
+    (f"{THIS}:Named.failing", {}, r"Named.failing' failed with KeyError: 'a missing setting'"),
+    (f"{THIS}:Named.leaving", {}, r"Named.leaving' failed with SystemExit: 3"),
     (f"{THIS}:Named", {"widht": 3}, r"model_overrides: .*cannot be called with .*widht"),
 ])
 def test_factories_that_cannot_serve(name: str, overrides: dict[str, Any], says: str) -> None:
@@ -211,6 +223,9 @@ def test_a_factory_whose_own_imports_fail(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(ModelError, match=r"importing 'needs_more' failed: No module named 'a_library_that_is_missing'"):
         build("needs_more:make")
     sys.modules.pop("needs_more", None)
+    (tmp_path / "fails.py").write_text("1 / 0\n")
+    with pytest.raises(ModelError, match="importing 'fails' failed with ZeroDivisionError: division by zero"):
+        build("fails:make")
 
 
 def test_logits_of() -> None:

@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tightfit.backends.pytorch import attention_arguments as told
 from tightfit.backends.pytorch.attention_functions import EAGER, FLEX, SDPA, register
+from tightfit.backends.pytorch.attention_kernels import HALF
 from tightfit.backends.pytorch.build import Build
 from tightfit.errors import Refused
 from tightfit.techniques.attention import Eager, FlashAttn, Flex, Sdpa
@@ -42,14 +43,39 @@ def sdpa(technique: Sdpa, build: Build) -> Build:
             return _its_own(build, f"attention: {type(build.model).__name__} computes attention itself; that is kept")
         if special:
             return _ours(EAGER, build, f"attention: this model's {special} need eager attention, which is used")
-        return _ours(SDPA, build)
+        return _ours(SDPA, build, *_dense_note(technique, build))
     if special:
         raise Refused(f"attention.kernel: {technique.kernel!r} cannot serve this model's {special}; "
                       "write attention=eager")
     if style == "own":
         raise _refused(f"sdpa with the {technique.kernel} kernel", build.model)
-    ours = _ours(SDPA, build)
+    dropout = told.attention_dropout(build.model)
+    if technique.kernel == "flash" and build.device.kind == "cpu" and dropout is not None:
+        raise Refused(f"attention.kernel: the CPU's flash kernel has no dropout; write model_overrides.{dropout}=0 or "
+                      "attention.kernel=auto")
+    ours = _ours(SDPA, build, *_dense_note(technique, build))
     return replace(ours, settings=(*ours.settings, partial(sdpa_kernel, [KERNELS[technique.kernel]])))
+
+
+def _dense_note(technique: Sdpa, build: Build) -> tuple[str, ...]:
+    """A sentence where, on CUDA, packed documents will cost SDPA a T x T mask: see `attention_kernels.packed_way`."""
+    if build.device.kind != "cuda" or not (build.task.packs and build.recipe.data.packing):
+        return ()
+    dropout = told.attention_dropout(build.model)
+    whole = build.recipe.precision != "auto" and build.recipe.precision.name == "fp32"
+    wide = whole and not any(p.dtype in HALF for p in build.model.parameters())
+    reasons = {
+        "fp32 has no variable-length kernel; write precision=bf16 or attention=flex": wide,
+        f"the {build.device.name} has no variable-length kernel; write data.packing=false or attention=flex":
+            not build.device.at_least(8),
+        "the variable-length kernel is the flash one; write attention.kernel=auto":
+            technique.kernel not in ("auto", "flash"),
+        f"the variable-length kernel has no dropout; write model_overrides.{dropout}=0": dropout is not None,
+    }
+    found = [reason for reason, holds in reasons.items() if holds]
+    if not found:
+        return ()
+    return (f"attention: packed documents are kept apart by a mask of seq_len x seq_len: {'; '.join(found)}",)
 
 
 def flex(technique: Flex, build: Build) -> Build:

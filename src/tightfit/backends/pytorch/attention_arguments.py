@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from tightfit.backends.pytorch.attention_functions import create_blocks, near_blocks
 from tightfit.backends.pytorch.attention_masks import (
     additive_mask,
     distance_mask,
@@ -28,6 +30,8 @@ HIDDEN_PATTERNS = re.compile(r"\b(?:create_chunked_causal_mask|(?:or|and)_mask_f
 READS_FOUR_DIMENSIONS = re.compile(r"\bcreate_(?:causal|bidirectional)_mask\(")
 COUNTS_THE_MASK = re.compile(r"cumsum\(attention_mask|attention_mask(?:\.\w+\(\))*\.cumsum")
 RELATIVE = re.compile(r"relative_attention_bias|rotary")
+ATTENTION_DROPOUT = ("attn_pdrop", "attention_dropout", "attention_probs_dropout_prob")
+"""What configurations call the probability of dropout inside attention."""
 RESTART = "write data.packing=false"
 
 
@@ -55,6 +59,18 @@ def has_sinks(model: nn.Module) -> bool:
     return any(isinstance(getattr(m, "sinks", None), Tensor) for m in model.modules())
 
 
+def has_windows(model: nn.Module) -> bool:
+    """Whether a layer's attention may have a sliding window."""
+    config = getattr(model, "config", None)
+    return getattr(config, "sliding_window", None) is not None
+
+
+def attention_dropout(model: nn.Module) -> str | None:
+    """The field of the model's configuration that sets dropout inside attention, where it is more than 0."""
+    config = getattr(model, "config", None)
+    return next((name for name in ATTENTION_DROPOUT if getattr(config, name, None)), None)
+
+
 def needs_eager(model: nn.Module) -> str | None:
     """What of the model's attention only eager attention serves, as a few words."""
     if has_sinks(model):
@@ -70,15 +86,20 @@ def typed_arguments(model: nn.Module) -> Arguments:
 
 
 def block_arguments(model: nn.Module, causal: bool) -> Arguments:
-    """Arguments in which documents and padding are a BlockMask, made once a micro-batch."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
+    """Arguments in which documents and padding are a BlockMask, made once a micro-batch; mere causality is one made
+    once a length, unless layers have sliding windows and so masks of their own."""
     both = "decoder_input_ids" in forward_parameters(model)
+    shared = causal and not both and not has_windows(model)
+
+    @lru_cache(maxsize=8)
+    def causality(length: int, device: torch.device) -> Any:
+        return near_blocks(length, True, None, device)
 
     def blocks(batch: TensorBatch) -> dict[str, Any]:
         ids = batch.document_ids if batch.mask == "packed" else batch.padding
         if ids is None or (batch.mask == "padded" and causal):
-            return {"attention_mask": plain_mask(batch.labels.device)}
+            device = batch.labels.device
+            return {"attention_mask": causality(batch.labels.shape[1], device) if shared else plain_mask(device)}
         if both:
             raise ModelError("attention: 'flex' cannot keep padding out of an encoder-decoder; write attention=sdpa")
         packed = batch.mask == "packed"
@@ -88,7 +109,7 @@ def block_arguments(model: nn.Module, causal: bool) -> Arguments:
             return seen & (q >= k) if causal else seen
 
         rows, length = ids.shape
-        return {"attention_mask": create_block_mask(allowed, rows, None, length, length, device=str(ids.device))}
+        return {"attention_mask": create_blocks(allowed, rows, length, ids.device)}
 
     return _with_decoder(model, blocks)
 

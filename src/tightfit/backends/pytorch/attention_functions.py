@@ -42,7 +42,6 @@ SDPA = "tightfit_sdpa"
 FLEX = "tightfit_flex"
 
 
-
 def register() -> None:
     """Make our functions known to transformers by name. Doing it again changes nothing."""
     from transformers import AttentionInterface, AttentionMaskInterface
@@ -153,7 +152,7 @@ def flex_attention(
     window = _window(query, sliding_window)
     if is_plain(attention_mask) or (causal and is_key_mask(attention_mask, query)):
         plain = not causal and window is None
-        attention_mask = None if plain else _block_mask(query.shape[2], causal, window, query.device)
+        attention_mask = None if plain else near_blocks(query.shape[2], causal, window, query.device)
     elif isinstance(attention_mask, Tensor):
         raise ModelError("attention: 'flex' was given a mask of numbers instead of a block mask; write attention=sdpa")
     elif window is not None:
@@ -208,13 +207,29 @@ def _compiled_flex() -> Callable[..., Any]:
     return torch.compile(flex.flex_attention)
 
 
-@functools.lru_cache(maxsize=8)
-def _block_mask(length: int, causal: bool, window: int | None, device: torch.device) -> Any:
+@functools.cache
+def _compiled_create() -> Callable[..., Any]:
+    return torch.compile(flex.create_block_mask)
+
+
+def create_blocks(allowed: Callable[..., Tensor], rows: int | None, length: int, device: torch.device) -> Any:
+    """The BlockMask (rows or 1, 1, length, length) of the pairs that `allowed(row, head, q, k)` lets attend.
+
+    On CUDA it is made by a compiled kernel: uncompiled, all rows * length * length pairs would stand in memory.
+    """
+    compiled = device.type == "cuda" and not torch.compiler.is_compiling()
+    create: Any = _compiled_create() if compiled else flex.create_block_mask
+    return create(allowed, rows, None, length, length, device=str(device))
+
+
+def near_blocks(length: int, causal: bool, window: int | None, device: torch.device) -> Any:
+    """The BlockMask of causality and a sliding window, the same for every row."""
+
     def near(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
         allowed = q >= k if causal else q == q
         return allowed if window is None else allowed & ((q - k).abs() < window)
 
-    return flex.create_block_mask(near, None, None, length, length, device=str(device))
+    return create_blocks(near, None, length, device)
 
 
 KERNELS: tuple[tuple[str, str], ...] = (
@@ -229,14 +244,18 @@ KERNELS: tuple[tuple[str, str], ...] = (
     ("FlashAttn", "flash-attn"),
 )
 """Parts of the profiler's op names, most particular first, and the kernel each gives away."""
+DENSE_MASK = "a T x T mask keeps the packed documents apart"
+DENSE_MASK_OP = "aten::bucketize"
+"""The op that `attention_masks.document_mask`, and no fused kernel, begins with."""
 
 
 def kernel_names(events: Iterable[str]) -> list[str]:
     """The attention kernels that ran, from the op names a profiler saw in a forward pass; a softmax and no fused
-    kernel is eager attention; empty where nothing can be told, as inside fully compiled regions."""
+    kernel is eager attention; empty where nothing can be told, as inside fully compiled regions. A T x T mask of packed
+    documents, which a fused kernel was to avoid, is named as well."""
     names = list(events)
     found = {next((kernel for part, kernel in KERNELS if part in name), "") for name in names if "backward" not in name}
     fused = sorted(found - {""})
     if not fused and any(name == "aten::_softmax" for name in names):
         return ["eager (matrix products and a softmax)"]
-    return fused
+    return [*fused, DENSE_MASK] if fused and DENSE_MASK_OP in names else fused

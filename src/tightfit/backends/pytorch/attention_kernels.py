@@ -5,6 +5,7 @@ Shapes are as in `attention_functions`: query (B, H, T, D), key and value (B, he
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any, Literal
 
@@ -18,8 +19,6 @@ from tightfit.errors import ModelError
 
 PackedWay = Literal["varlen", "slices", "dense"]
 
-VARLEN_OPTIONS = frozenset(inspect.signature(varlen_attn).parameters)
-"""What torch's variable-length kernel takes: causality and grouped heads are said differently across versions."""
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -66,7 +65,8 @@ def packed_way(query: Tensor, value: Tensor, dropout: float, position_bias: Tens
 
     varlen: the variable-length flash kernel, on CUDA in half precision without dropout.
     slices: each document by itself, on the CPU outside compiled regions.
-    dense: a T x T mask, the fallback for the rest.
+    dense: a T x T mask, the fallback for the rest. `attention.sdpa` notes it at the build where it can be known, and
+        `attention_functions.kernel_names` names it where it ran.
     """
     if position_bias is not None:
         return "dense"
@@ -95,7 +95,7 @@ def varlen(
     bound that the device need not be asked for."""
     rows, heads, length, size = query.shape
     options: dict[str, Any] = {"scale": scaling}
-    if "window_size" in VARLEN_OPTIONS:
+    if _varlen_takes("window_size"):
         reach = -1 if window is None else window - 1
         options["window_size"] = (reach, 0 if causal else reach)
     elif window is not None:
@@ -103,7 +103,7 @@ def varlen(
                          "write data.packing=false, or install a newer PyTorch")
     else:
         options["is_causal"] = causal
-    if "enable_gqa" in VARLEN_OPTIONS:
+    if _varlen_takes("enable_gqa"):
         options["enable_gqa"] = heads != key.shape[1]
     else:
         key, value = repeat_heads(query, key, value)
@@ -112,6 +112,17 @@ def varlen(
     output = varlen_attn(q, k, v, starts, starts, length, length, **options)
     assert isinstance(output, Tensor)
     return output.view(rows, length, heads, size)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _varlen_takes(option: str) -> bool:
+    return option in _varlen_options()
+
+
+@functools.cache
+def _varlen_options() -> frozenset[str]:
+    """What torch's variable-length kernel takes: causality and grouped heads are said differently across versions."""
+    return frozenset(inspect.signature(varlen_attn).parameters)
 
 
 def slices(

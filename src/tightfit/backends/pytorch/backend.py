@@ -11,8 +11,10 @@ from torch import nn
 from tightfit.backends.pytorch.apply import APPLY
 from tightfit.backends.pytorch.blocks import find_stacks
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.models import build_model, ready_to_train
+from tightfit.backends.pytorch.memory import memory_guard
+from tightfit.backends.pytorch.models import build_model, cast_weights, ready_to_train
 from tightfit.backends.pytorch.padding import pad_vocab
+from tightfit.backends.pytorch.precision import weight_dtype
 from tightfit.backends.pytorch.step import Step
 from tightfit.devices import Device
 from tightfit.errors import Refused
@@ -43,13 +45,20 @@ class PytorchBackend:
         reasons = recipe.refusals(device)
         if reasons:
             raise Refused("; ".join(reasons))
+        with memory_guard(lambda: "building the model"):
+            return self._build(recipe, device, model)
+
+    def _build(self, recipe: Recipe, device: Device, model: nn.Module | None) -> Build:
         task, torch_device = get_task(recipe.task), torch.device(device.kind)
         notes: tuple[str, ...] = ()
+        dtype = weight_dtype(recipe.precision)
         if model is None:
             facts = model_facts(recipe)
-            model, notes = build_model(recipe, task, torch_device)
+            model, notes = build_model(recipe, task, torch_device, dtype)
         else:
             facts = module_facts(model, recipe)
+            if dtype != torch.float32:
+                cast_weights(model, dtype)  # before it moves, so that the device never holds it wider
             model = ready_to_train(model.to(torch_device), recipe)
         if recipe.pad_vocab_to:
             pad_vocab(model, recipe.pad_vocab_to, facts.vocab_size)

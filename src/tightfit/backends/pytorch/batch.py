@@ -1,4 +1,4 @@
-"""A window as tensors: from numpy in a loading worker, to pinned memory, to the device."""
+"""A window as tensors: from numpy, to pinned memory, to the device."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ class TensorWindow:
     count: int
     samples: int
     tokens: int
-    index: int
     origin: str
 
     def pin_memory(self) -> TensorWindow:
@@ -96,6 +95,5 @@ def tensor_window(window: Window) -> TensorWindow:
         count=window.count,
         samples=window.samples,
         tokens=window.tokens,
-        index=window.index,
         origin=window.origin,
     )

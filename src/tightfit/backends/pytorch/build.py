@@ -30,6 +30,14 @@ def no_mask(batch: TensorBatch) -> dict[str, Any]:
     return {}
 
 
+@contextmanager
+def _held(contexts: tuple[Context, ...]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context())
+        yield
+
+
 @dataclass(frozen=True, kw_only=True)
 class Build:
     """A model on its way to a step. Each technique takes one and returns one, changed with `dataclasses.replace`.
@@ -63,20 +71,13 @@ class Build:
     evaluation_dtype: torch.dtype | None = None
     notes: tuple[str, ...] = ()
 
-    @contextmanager
-    def session(self) -> Iterator[None]:
+    def session(self) -> AbstractContextManager[None]:
         """Hold the process settings that the techniques asked for, and put back what was there."""
-        with ExitStack() as stack:
-            for setting in self.settings:
-                stack.enter_context(setting())
-            yield
+        return _held(self.settings)
 
-    def forward_context(self) -> AbstractContextManager[Any]:
+    def forward_context(self) -> AbstractContextManager[None]:
         """Everything that surrounds a forward pass and its loss."""
-        stack = ExitStack()
-        for context in self.forward_contexts:
-            stack.enter_context(context())
-        return stack
+        return _held(self.forward_contexts)
 
     def logits(self, batch: TensorBatch) -> Tensor:
         """The model's logits for a micro-batch on the device: (B, T, vocabulary) or (B, classes).

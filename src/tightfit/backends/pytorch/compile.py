@@ -36,9 +36,9 @@ def _arguments(technique: PerBlock | WholeModel) -> dict[str, Any]:
 
 
 def compile_seconds() -> float:
-    """Seconds that Dynamo and its backends have spent compiling in this process."""
+    """Seconds that Dynamo and its backends have spent compiling in this process; 0 where this torch does not tell."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     if dynamo is None:  # nothing was compiled, and loading Dynamo takes seconds
         return 0.0
-    times: dict[str, list[float]] = dynamo.compilation_time_metrics
+    times: dict[str, list[float]] = getattr(dynamo, "compilation_time_metrics", {})  # a private record
     return sum(sum(times.get(name, ())) for name in OUTERMOST)

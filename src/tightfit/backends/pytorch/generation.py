@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 
@@ -20,17 +21,20 @@ def generate(build: Build, prompt: Sequence[int], new_tokens: int, temperature: 
     random = torch.Generator().manual_seed(seed)
     tokens = list(prompt)
     context = build.recipe.seq_len
+    compiled = build.recipe.compile != "auto" and build.recipe.compile.name != "off"
     build.model.eval()
     try:
-        for _ in range(new_tokens):
-            ids = torch.tensor([tokens[-context:]], dtype=torch.int64, device=build.torch_device)
-            with build.forward_context():
-                logits = build.logits(TensorBatch(inputs={"input_ids": ids}, labels=ids))[0, -1].float().cpu()
-            if temperature:
-                likely = torch.softmax(logits / temperature, -1)
-                tokens.append(int(torch.multinomial(likely, 1, generator=random)))
-            else:
-                tokens.append(int(logits.argmax()))
+        # Uncompiled, for each new length would be compiled anew.
+        with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+            for _ in range(new_tokens):
+                ids = torch.tensor([tokens[-context:]], dtype=torch.int64, device=build.torch_device)
+                with build.forward_context():
+                    logits = build.logits(TensorBatch(inputs={"input_ids": ids}, labels=ids))[0, -1].float().cpu()
+                if temperature:
+                    likely = torch.softmax(logits / temperature, -1)
+                    tokens.append(int(torch.multinomial(likely, 1, generator=random)))
+                else:
+                    tokens.append(int(logits.argmax()))
     finally:
         build.model.train()
     return tokens[len(prompt) :]

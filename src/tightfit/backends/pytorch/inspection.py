@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -32,11 +34,11 @@ class Inspector:
 
     def __enter__(self) -> Self:
         # A caller's own profiler would end with this one: then kernels go unnamed.
-        if not torch._C._autograd._profiler_enabled():
-            # Op names are all that is asked for: without Kineto, whose first start takes seconds, and without its log.
-            os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        if not _profiler_runs():
+            # Op names are all that is asked for: without Kineto, whose first start takes seconds.
             self._profiler = torch.autograd.profiler.profile(use_kineto=False)
-            self._profiler.__enter__()
+            with _no_kineto_log():
+                self._profiler.__enter__()
         self._hooks.__enter__()
         return self
 
@@ -55,3 +57,24 @@ class Inspector:
         events = () if self._profiler is None else self._profiler.key_averages()
         kernels = kernel_names(event.key for event in events)
         return Inspection(attention_kernels=tuple(kernels), saved_bytes=dict(saved))
+
+
+def _profiler_runs() -> bool:
+    """Whether a profiler is at work in this process. Only a private function of torch tells; without it, one may be."""
+    autograd = getattr(torch._C, "_autograd", None)
+    enabled = getattr(autograd, "_profiler_enabled", None)
+    return True if enabled is None else bool(enabled())
+
+
+@contextmanager
+def _no_kineto_log() -> Iterator[None]:
+    """Keep Kineto from writing to stderr, unless a level was asked for. It reads the level once, as it first starts."""
+    name = "KINETO_LOG_LEVEL"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "99"
+    try:
+        yield
+    finally:
+        del os.environ[name]

@@ -1,12 +1,16 @@
 """Windows prepared ahead of the step: torch's DataLoader over window indices.
 
 A window is a pure function of its index, so resuming is starting at the next index, exact with any number of workers.
+Workers send it as arrays, through a pipe: a tensor would take a file descriptor each, of which a window of many
+micro-batches needs hundreds.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -14,30 +18,71 @@ from torch.utils.data import DataLoader, Dataset
 from tightfit.backends.base import WindowSource
 from tightfit.backends.pytorch.batch import TensorWindow, tensor_window
 from tightfit.backends.pytorch.build import Build
+from tightfit.errors import TightfitError
+from tightfit.tasks import Window
 from tightfit.techniques.loading import Loading
 
 
-class _Windows(Dataset[TensorWindow]):
+@dataclass(frozen=True)
+class _Made:
+    """A window, or why there is none: DataLoader would bury a worker's error in a traceback of its own."""
+
+    window: Window | TightfitError
+
+    def tensors(self) -> TensorWindow:
+        if isinstance(self.window, TightfitError):
+            raise self.window
+        return tensor_window(self.window)
+
+    def pin_memory(self) -> _Made | _Pinned:
+        """Called by DataLoader, in a thread of its own where there are workers."""
+        return self if isinstance(self.window, TightfitError) else _Pinned(self.tensors().pin_memory())
+
+
+@dataclass(frozen=True)
+class _Pinned:
+    """A window in pinned memory."""
+
+    window: TensorWindow
+
+    def tensors(self) -> TensorWindow:
+        return self.window
+
+
+class _Windows(Dataset[_Made]):
     def __init__(self, source: WindowSource) -> None:
         self.source = source
 
-    def __getitem__(self, index: int) -> TensorWindow:
-        return tensor_window(self.source.window(index))
+    def __getitem__(self, index: int) -> _Made:
+        try:
+            return _Made(self.source.window(index))
+        except TightfitError as error:
+            return _Made(error)
+
+
+def _start_worker(number: int) -> None:
+    """Leave Ctrl-C, and what is sent to a whole process group, to the training process: it takes its step, saves, and
+    then stops its workers."""
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def loading(technique: Loading, build: Build) -> Build:
     def windows(source: WindowSource, start: int, stop: int) -> Iterator[TensorWindow]:
         workers = technique.workers
         assert workers != "auto", "resolve the recipe first"
-        loader = DataLoader(
+        loader: DataLoader[_Made | _Pinned] = DataLoader(
             _Windows(source),
             batch_size=None,
             sampler=range(start, stop),
             num_workers=workers,
             prefetch_factor=technique.prefetch if workers else None,
             pin_memory=technique.pin_memory and build.torch_device.type == "cuda",
+            worker_init_fn=_start_worker,
             generator=torch.Generator(),  # its own, so that starting workers draws nothing from the run's stream
         )
-        return iter(loader)
+        for made in loader:  # nothing else refers to its iterator, so that an error, too, ends the workers at once
+            yield made.tensors()
 
     return replace(build, windows=windows)

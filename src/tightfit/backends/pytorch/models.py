@@ -18,9 +18,10 @@ from safetensors.torch import load_model as load_safetensors
 from safetensors.torch import save_model as save_safetensors
 from torch import Tensor, nn
 
+from tightfit.backends.pytorch.memory import is_out_of_memory
 from tightfit.backends.pytorch.padding import unpadded
 from tightfit.backends.pytorch.transformer import Transformer
-from tightfit.errors import ModelError, nearest
+from tightfit.errors import ModelError, TightfitError, nearest
 from tightfit.models import (
     OUR_TRANSFORMER,
     TransformerConfig,
@@ -54,16 +55,21 @@ class BuiltModel(NamedTuple):
 def build_model(
     recipe: Recipe, task: Task, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> BuiltModel:
-    """The recipe's model for the task, on `device` (`meta` for shapes alone), its weights in `dtype`.
+    """The recipe's model for the task, on `device` (`meta` for shapes alone), its weights in `dtype`, which the device
+    never holds wider. Buffers keep the format that the model gives them: fp32 for the frequencies of rotary positions.
 
     Weights are the stored ones where the recipe wants them and there are any; others are drawn on the device, from
-    `recipe.seed` alone. Raises ModelError for what cannot be found, loaded or built.
+    `recipe.seed` alone. A factory's module is drawn on the host where `dtype` is not fp32, since only it knows what it
+    must not round. Normal draws, which most models start from, are the fp32 ones rounded; a transformers model that
+    draws from another distribution may differ from its fp32 build in more than the rounding.
+    Raises ModelError for what cannot be found, loaded or built.
     """
     device, source = torch.device(device), resolve_source(recipe)
     torch.manual_seed(recipe.seed)
     if source.kind == "factory":
-        model = _from_factory(source.name, recipe.model_overrides, device)
-        return BuiltModel(ready_to_train(model.to(device=device, dtype=dtype), recipe))
+        on_host = dtype != torch.float32 and device.type != "meta"
+        model = _from_factory(source.name, recipe.model_overrides, torch.device("cpu") if on_host else device)
+        return BuiltModel(ready_to_train(cast_weights(model, dtype).to(device), recipe))
     config = read_config(recipe)
     stored = recipe.pretrained and source.kind != "bundled"
     notes: list[str] = []
@@ -71,8 +77,8 @@ def build_model(
         stored = False
         notes.append(f"the folder {source.name} holds no weights: the model starts from its configuration")
     if isinstance(config, TransformerConfig):
-        model = _our_transformer(config, Path(source.name) if stored else None, task, device)
-        return BuiltModel(ready_to_train(model.to(device=device, dtype=dtype), recipe), tuple(notes))
+        model = _our_transformer(config, Path(source.name) if stored else None, task, device, dtype)
+        return BuiltModel(ready_to_train(model, recipe), tuple(notes))
     if task.name == "causal-lm" and config.model_type in SEES_BOTH_SIDES:
         notes.append(f"{type(config).__name__} sees the tokens it predicts: its causal-lm loss says nothing")
     if stored:
@@ -84,6 +90,15 @@ def build_model(
     else:
         model = _from_config(config, recipe, task, device, dtype)
     return BuiltModel(ready_to_train(model, recipe), tuple(notes))
+
+
+def cast_weights(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The same module, its weights in `dtype`, one after the other. Buffers, such as the frequencies of rotary
+    positions, keep their format: rounding those would shift every position."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+    return model
 
 
 def ready_to_train(model: nn.Module, recipe: Recipe) -> nn.Module:
@@ -106,8 +121,10 @@ def _from_config(
     try:
         with torch.device(device):
             model: nn.Module = auto.from_config(config, dtype=dtype, trust_remote_code=recipe.trust_remote_code)
-    except (ValueError, TypeError, AssertionError, ZeroDivisionError, RuntimeError, ImportError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
+    except (
+        ValueError, TypeError, AssertionError, ArithmeticError, RuntimeError, ImportError, LookupError, AttributeError
+    ) as error:
+        if is_out_of_memory(error):
             raise
         raise ModelError(_explain_build(recipe, config, task, error)) from error
     return model
@@ -142,11 +159,13 @@ def _from_stored(
     return model.to(device), notes
 
 
-def _our_transformer(config: TransformerConfig, folder: Path | None, task: Task, device: torch.device) -> nn.Module:
+def _our_transformer(
+    config: TransformerConfig, folder: Path | None, task: Task, device: torch.device, dtype: torch.dtype
+) -> nn.Module:
     if task.name not in LOGITS_OF_EACH_TOKEN:
         raise ModelError(f"task: the bundled transformer gives logits for each token, which {task.name} does not use; "
                          f"write task={LOGITS_OF_EACH_TOKEN[0]}")
-    with torch.device(device):
+    with torch.device(device), _default_dtype(dtype):  # it has no buffers that this could round
         model = Transformer(config)
     if folder is not None:
         try:
@@ -157,9 +176,20 @@ def _our_transformer(config: TransformerConfig, folder: Path | None, task: Task,
     return model
 
 
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """New floating-point tensors in `dtype`."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def _from_factory(name: str, arguments: Mapping[str, Any], device: torch.device) -> nn.Module:
     """What the factory `package.module:attribute` returns. Raises ModelError for a part of the name that is missing,
-    arguments that it does not take, and a result that is no nn.Module."""
+    arguments that it does not take, whatever it raises, and a result that is no nn.Module."""
     module_name, _, path = name.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
@@ -168,6 +198,9 @@ def _from_factory(name: str, arguments: Mapping[str, Any], device: torch.device)
             raise ModelError(f"model: importing {module_name!r} failed: {one_line(error)}") from error
         raise ModelError(f"model: there is no module {module_name!r}; install its package, or put its folder "
                          "on PYTHONPATH") from None
+    except (Exception, SystemExit) as error:  # another person's code raises anything
+        raise ModelError(f"model: importing {module_name!r} failed with {type(error).__name__}: "
+                         f"{one_line(error)}") from error
     for part in path.split("."):
         if not hasattr(found, part):
             choices = [known for known in dir(found) if not known.startswith("_")]
@@ -180,7 +213,12 @@ def _from_factory(name: str, arguments: Mapping[str, Any], device: torch.device)
     except TypeError as error:
         raise ModelError(f"model_overrides: {name} cannot be called with {dict(arguments)}: {error}") from None
     with torch.device(device) if device.type != "cpu" else nullcontext():
-        model = found(**arguments)
+        try:
+            model = found(**arguments)
+        except (Exception, SystemExit) as error:  # another person's code raises anything
+            if isinstance(error, TightfitError) or is_out_of_memory(error):
+                raise
+            raise ModelError(f"model: {name!r} failed with {type(error).__name__}: {one_line(error)}") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"model: {name!r} returned a {type(model).__name__}; it should return a torch.nn.Module")
     return model
@@ -190,7 +228,8 @@ def _explain_build(recipe: Recipe, config: Any, task: Task, error: BaseException
     if "Unrecognized configuration class" in str(error):
         return (f"task: transformers has no {task.name} model of type {config.model_type!r}; write another task, "
                 f"or another model than {recipe.model!r}")
-    return f"model: {recipe.model!r} cannot be built: {one_line(error)}"
+    reason = f"{one_line(error)} is not known" if isinstance(error, KeyError) else one_line(error)
+    return f"model: {recipe.model!r} cannot be built: {reason}"
 
 
 def _has_weights(folder: Path) -> bool:
@@ -232,16 +271,19 @@ def _no_progress_bars() -> Iterator[None]:
             transformers.utils.logging.enable_progress_bar()
 
 
-def save_model(model: nn.Module, folder: Path | str) -> None:
+def save_model(model: nn.Module, folder: Path | str, classes: dict[int, str] | None = None) -> None:
     """Write the model's configuration and weights (safetensors) so that `model: <folder>` reads them.
 
     transformers' models are written by `save_pretrained`; of a model of unknown class only its own code can make sense.
-    Rows that only pad the vocabulary are left out.
+    Rows that only pad the vocabulary are left out. `classes` names labels in the configuration.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with unpadded(model):
         if isinstance(model, transformers.PreTrainedModel):
+            if classes:
+                model.config.id2label = {**model.config.id2label, **classes}
+                model.config.label2id = {name: number for number, name in model.config.id2label.items()}
             with _no_progress_bars():
                 model.save_pretrained(folder)
             return

@@ -22,7 +22,7 @@ from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.optimizer_state import set_rate
 from tightfit.errors import MissingLibrary, ModelError
 from tightfit.techniques import optimizer as declared
-from tightfit.techniques.precision import Bf16Pure, Rounding
+from tightfit.techniques.precision import Rounding
 
 Groups = list[dict[str, Any]]
 
@@ -139,7 +139,8 @@ def adamw_anyprecision(technique: declared.AdamWAnyPrecision, build: Build) -> B
 def _rounding(build: Build) -> Rounding | None:
     """How bf16 weights are rounded; None where weights are not bf16."""
     precision = build.recipe.precision
-    return precision.rounding if isinstance(precision, Bf16Pure) else None
+    assert precision != "auto", "resolve the recipe first"
+    return precision.weight_rounding
 
 
 def _with(build: Build, make: Callable[..., Optimizer], weight_decay: float, **options: Any) -> Build:

@@ -87,6 +87,8 @@ def _left_to_you(recipe: Recipe, build: Build, mixed: str, accumulation: int) ->
         sentences.append(f"clipping: torch.nn.utils.clip_grad_norm_(model.parameters(), {recipe.max_grad_norm})")
     if recipe.lr_scheduler_type != "constant" or recipe.warmup_steps:
         sentences.append(f"schedule: {recipe.lr_scheduler_type}, {recipe.warmup_steps} warm-up steps")
+    if recipe.pad_vocab_to:
+        sentences.append(f"vocabulary: logits[..., :{build.facts.vocab_size}] before the loss; the rest is padding")
     if recipe.empty_cache_steps:
         sentences.append(f"torch.cuda.empty_cache() every {recipe.empty_cache_steps} steps")
     if build.settings:

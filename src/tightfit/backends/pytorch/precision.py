@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from tightfit.backends.pytorch.build import Build
-from tightfit.techniques.precision import Bf16, Bf16Pure, Fp16, Fp32
+from tightfit.backends.pytorch.models import cast_weights
+from tightfit.techniques.precision import Bf16, Bf16Pure, Fp16, Fp32, Precision
 
 
 def fp32(technique: Fp32, build: Build) -> Build:
@@ -36,12 +38,14 @@ def bf16(technique: Bf16, build: Build) -> Build:
 
 
 def bf16_pure(technique: Bf16Pure, build: Build) -> Build:
-    """Weights in bf16; how their updates round is the optimizer's part. Buffers, such as the frequencies of rotary
-    positions, keep their format: rounding those would shift every position."""
-    for parameter in build.model.parameters():
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.to(torch.bfloat16)
+    """Weights in bf16; how their updates round is the optimizer's part."""
+    cast_weights(build.model, torch.bfloat16)
     return build
+
+
+def weight_dtype(precision: Precision | Literal["auto"]) -> torch.dtype:
+    """What weights are kept in, and so what the model is to be built in."""
+    return torch.bfloat16 if isinstance(precision, Bf16Pure) else torch.float32
 
 
 def _with_autocast(build: Build, dtype: torch.dtype) -> Build:
@@ -52,18 +56,72 @@ def _with_autocast(build: Build, dtype: torch.dtype) -> Build:
 def _with_tf32(build: Build, allowed: bool) -> Build:
     if build.torch_device.type != "cuda":
         return build
-    return replace(build, settings=(*build.settings, partial(_fp32_products, "tf32" if allowed else "ieee")))
+    return replace(build, settings=(*build.settings, partial(fp32_products, allowed)))
 
 
 @contextmanager
-def _fp32_products(precision: str) -> Iterator[None]:
-    """How fp32 matrix products and convolutions compute, on CUDA, while this is entered."""
-    places: tuple[Any, ...] = (torch.backends.cuda.matmul, getattr(torch.backends.cudnn, "conv"))  # noqa: B009
-    before = [place.fp32_precision for place in places]
-    for place in places:
-        place.fp32_precision = precision
+def fp32_products(tf32: bool) -> Iterator[None]:
+    """How fp32 matrix products, convolutions and recurrent layers compute while this is entered.
+
+    torch keeps the older, process-wide flags beside a newer setting for each operator, and reading an older one raises
+    where the two disagree, as Inductor does when it tunes: so both are set, and both put back.
+    """
+    flags, before = _flags(), _read_settings()
     try:
+        _set_flags(("high" if tf32 else "highest", tf32))
+        for place in _operators():
+            place.fp32_precision = "tf32" if tf32 else "ieee"
         yield
     finally:
-        for place, value in zip(places, before, strict=True):
+        _set_flags(flags)
+        for place, value in zip(_places(), before, strict=True):
             place.fp32_precision = value
+
+
+def _operators() -> tuple[Any, ...]:
+    """Where the newer interface keeps CUDA's operators."""
+    cudnn: Any = torch.backends.cudnn
+    return torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn
+
+
+def _places() -> tuple[Any, ...]:
+    """Every place whose setting the flags or we change, after those it takes a missing value from."""
+    backends: Any = torch.backends
+    return backends, backends.cudnn, backends.mkldnn.matmul, *_operators()
+
+
+def _read_settings() -> list[str]:
+    """Each place's own setting: those above it are out of the way while it is read."""
+    values = []
+    try:
+        for place in _places():
+            values.append(place.fp32_precision)
+            place.fp32_precision = "none"
+    finally:
+        for place, value in zip(_places(), values, strict=False):
+            place.fp32_precision = value
+    return values
+
+
+def _flags() -> tuple[str, bool]:
+    """The older flags, for matrix products and for cuDNN, even where they disagree with the newer settings."""
+    before = _read_settings()
+    try:
+        for place in _places():
+            place.fp32_precision = "ieee"
+        products = torch.get_float32_matmul_precision()
+        try:
+            cudnn = torch.backends.cudnn.allow_tf32
+        except RuntimeError:  # it is on, which the settings just made deny
+            cudnn = True
+    finally:
+        for place, value in zip(_places(), before, strict=True):
+            place.fp32_precision = value
+    return products, cudnn
+
+
+def _set_flags(flags: tuple[str, bool]) -> None:
+    with warnings.catch_warnings():  # some versions of torch advise against these flags, which Inductor reads
+        warnings.filterwarnings("ignore", message=".*(TF32|fp32_precision)")
+        torch.set_float32_matmul_precision(flags[0])
+        torch.backends.cudnn.allow_tf32 = flags[1]

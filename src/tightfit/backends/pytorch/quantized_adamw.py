@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torchao import optim as torchao_optim
-from torchao.optim import subclass_4bit, subclass_8bit
-from torchao.optim.adam import single_param_adam
+
+from tightfit.errors import ModelError
+
+TABLES = ("get_qmap_signed", "get_qmap_unsigned")
+
+
+def _inner(module: str, name: str) -> Any:
+    """`torchao.optim.<module>.<name>`, which torchao does not promise to keep. Raises ModelError without it."""
+    try:
+        return getattr(importlib.import_module(f"torchao.optim.{module}"), name)
+    except (ImportError, AttributeError) as error:
+        raise ModelError(f"optimizer: this version of torchao has no optim.{module}.{name}, which the 8-bit and 4-bit "
+                         "optimizers need; write optimizer=adamw, or install torchao 0.17") from error
 
 
 class _Quantized:
@@ -28,10 +40,13 @@ class _Quantized:
     def __init__(self, groups: list[dict[str, Any]], in_32_bits: Iterable[nn.Parameter], **options: Any) -> None:
         self._in_32_bits = frozenset(in_32_bits)
         super().__init__(groups, **options)  # type: ignore[call-arg]
-        with unset_fake_temporarily():  # torchao reads these tables' values once, which fake tensors have not
-            for module in (subclass_4bit, subclass_8bit):
-                module.get_qmap_signed()
-                module.get_qmap_unsigned()
+        self._formula = _inner("adam", "single_param_adam")
+        # torchao reads these tables' values once, which fake tensors have not. Torch's way out of those is private.
+        real = getattr(torch._subclasses.fake_tensor, "unset_fake_temporarily", nullcontext)
+        with real():
+            for module in ("subclass_4bit", "subclass_8bit"):
+                for table in TABLES:
+                    _inner(module, table)()
 
     def _new_buffer(self, p: Tensor, signed: bool) -> Tensor:
         if p in self._in_32_bits:
@@ -60,7 +75,7 @@ class _Quantized:
             state["exp_avg"] = self._new_buffer(parameter, True)
             state["exp_avg_sq"] = self._new_buffer(parameter, False)
         state["step"] += 1
-        single_param_adam(
+        self._formula(
             parameter.detach(), parameter.grad, state["step"], state["exp_avg"], state["exp_avg_sq"],
             max_exp_avg_sq=None, lr=group["lr"], beta1=group["betas"][0], beta2=group["betas"][1],
             weight_decay=group["weight_decay"], eps=group["eps"], IS_ADAMW=True,

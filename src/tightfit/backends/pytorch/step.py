@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,12 +21,12 @@ from tightfit.backends.pytorch.compile import compile_seconds
 from tightfit.backends.pytorch.generation import generate
 from tightfit.backends.pytorch.inspection import Inspector
 from tightfit.backends.pytorch.losses import cross_entropy_sum
+from tightfit.backends.pytorch.memory import memory_guard
 from tightfit.backends.pytorch.models import parameter_count, save_model
 from tightfit.backends.pytorch.optimizer import set_learning_rate
 from tightfit.backends.pytorch.state import load_state, save_state
-from tightfit.errors import OutOfMemory
+from tightfit.errors import ModelError
 from tightfit.tasks import Window
-
 
 NOT_CLIPPED = -1.0
 """What stands for a gradient norm where none was taken."""
@@ -37,11 +38,13 @@ class PendingStep:
 
     figures: summed loss, and the gradient norm before clipping or `NOT_CLIPPED`; (2,) in host memory where they are
         still to arrive.
+    scaled: whether the loss was scaled, so that gradients that are not finite only skipped the step.
     arrived: what to wait for before reading; None where they are there already.
     """
 
     figures: Tensor | tuple[float, float]
     count: int
+    scaled: bool
     arrived: torch.cuda.Event | None = None
 
     def ready(self) -> bool:
@@ -51,7 +54,11 @@ class PendingStep:
         if self.arrived is not None:
             self.arrived.synchronize()
         loss, norm = self.figures.tolist() if isinstance(self.figures, Tensor) else self.figures
-        return StepResult(loss=Total(loss, self.count), grad_norm=None if norm == NOT_CLIPPED else norm)
+        return StepResult(
+            loss=Total(loss, self.count),
+            grad_norm=None if norm == NOT_CLIPPED else norm,
+            skipped=self.scaled and not math.isfinite(norm),
+        )
 
 
 class Step:
@@ -73,6 +80,8 @@ class Step:
         self._inspection: Inspection | None = None
         self._compiled_before = compile_seconds()
         build.model.train()
+        if build.torch_device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
 
     @property
     def inspection(self) -> Inspection | None:
@@ -87,7 +96,7 @@ class Step:
         return compile_seconds() - self._compiled_before
 
     def __call__(self, window: TensorWindow, learning_rate: float) -> PendingStep:
-        with self._memory_guard():
+        with self._guarded("the step"):
             set_learning_rate(self.optimizer, learning_rate)
             loss = self.accumulate(window)
             norm = self._update()
@@ -116,11 +125,32 @@ class Step:
         if self._inspector is not None:
             inspector, self._inspector = self._inspector, None
             with inspector:
-                loss = self._loss_sum(batch)
+                loss = self._first_loss_sum(batch)
             self._inspection = inspector.result()
             return loss
         with self.build.forward_context():
             return cross_entropy_sum(self.build.logits(batch), batch.labels)
+
+    def _first_loss_sum(self, batch: TensorBatch) -> Tensor:
+        """The first loss, with what the model owes us checked. Raises ModelError."""
+        name = type(self.build.model).__name__
+        with self.build.forward_context():
+            try:
+                logits = self.build.logits(batch)
+            except TypeError as error:
+                if "unexpected keyword argument" not in str(error):
+                    raise
+                raise ModelError(f"model: {name} is called with {', '.join(batch.inputs)} by name, and refuses: "
+                                 f"{error}") from None
+            if logits.shape[:-1] != batch.labels.shape:
+                raise ModelError(f"model: {name} gives logits of shape {tuple(logits.shape)}; labels of shape "
+                                 f"{tuple(batch.labels.shape)} need one row of logits each")
+            if int(batch.labels.max()) >= logits.shape[-1]:
+                raise ModelError(f"model: {name} gives {logits.shape[-1]} logits, and the data has the label "
+                                 f"{int(batch.labels.max())}; write vocab_size or num_labels to match the model")
+            if not logits.requires_grad:
+                raise ModelError(f"model: the logits of {name} depend on no parameter that can be trained")
+            return cross_entropy_sum(logits, batch.labels)
 
     def _update(self) -> Tensor | None:
         """Clip, step the optimizer and drop the gradients; return the norm before clipping, if clipped."""
@@ -130,6 +160,8 @@ class Step:
         norm = None
         if self.build.recipe.max_grad_norm:
             norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.build.recipe.max_grad_norm)
+        elif self.scaler is not None:  # a norm that is not finite is how a skipped step shows
+            norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         if self.scaler is None:
             self.optimizer.step()
         else:
@@ -140,29 +172,28 @@ class Step:
 
     def _report(self, loss: Tensor, norm: Tensor | None, count: int) -> PendingStep:
         if loss.device.type != "cuda":
-            return PendingStep((loss.item(), NOT_CLIPPED if norm is None else norm.item()), count)
+            figures = (loss.item(), NOT_CLIPPED if norm is None else norm.item())
+            return PendingStep(figures, count, self.scaler is not None)
         norm = torch.full_like(loss, NOT_CLIPPED) if norm is None else norm
-        figures = torch.stack((loss.double(), norm.double()))
         host = torch.empty(2, dtype=torch.float64, pin_memory=True)
-        host.copy_(figures, non_blocking=True)
+        host.copy_(torch.stack((loss.double(), norm.double())), non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
-        return PendingStep(host, count, arrived)
+        return PendingStep(host, count, self.scaler is not None, arrived)
 
     @torch.no_grad()
     def evaluate(self, windows: Iterable[Window]) -> Total:
         """The summed loss over `windows`, in the evaluation's format, with nothing learned."""
         build = self.build
         build.model.eval()
-        loss, count = torch.zeros((), dtype=torch.float64), 0
+        loss, count = torch.zeros((), dtype=torch.float64, device=build.torch_device), 0
         try:
-            with self._memory_guard(), build.evaluation_weights():
-                self._doing = "evaluation"
+            with self._guarded("evaluation"), build.evaluation_weights():
                 for window in windows:
                     for host_batch in tensor_window(window).micro_batches:
                         batch = host_batch.to(build.torch_device)
                         with build.forward_context():
-                            loss += cross_entropy_sum(build.logits(batch), batch.labels).cpu()
+                            loss += cross_entropy_sum(build.logits(batch), batch.labels)
                     count += window.count
         finally:
             build.model.train()
@@ -173,20 +204,27 @@ class Step:
         return self.build.windows(source, start, stop)
 
     def generate(self, prompt: Sequence[int], new_tokens: int, temperature: float, seed: int) -> list[int]:
-        return generate(self.build, prompt, new_tokens, temperature, seed)
+        with self._guarded("generating a sample"):
+            return generate(self.build, prompt, new_tokens, temperature, seed)
 
     def save(self, folder: Path) -> dict[str, Any]:
         meta = save_state(self.build.model, self.optimizer, folder)
         return {**meta, "scaler": None if self.scaler is None else self.scaler.state_dict(), "steps": self.steps}
 
     def load(self, folder: Path, meta: dict[str, Any]) -> None:
-        load_state(self.build.model, self.optimizer, folder, meta)
+        with self._guarded("restoring a checkpoint"):
+            load_state(self.build.model, self.optimizer, folder, meta)
         self.steps = meta["steps"]
         if self.scaler is not None and meta["scaler"]:
             self.scaler.load_state_dict(meta["scaler"])
 
-    def export(self, folder: Path) -> None:
-        save_model(self.build.model, folder)
+    def export(self, folder: Path, classes: dict[int, str] | None) -> None:
+        with self._guarded("writing the model"):
+            save_model(self.build.model, folder, classes)
+
+    def is_finite(self) -> bool:
+        norms = torch._foreach_norm([p.detach() for p in self.parameters], ord=float("inf"))
+        return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
 
     def peak_memory(self) -> int:
         if self.build.torch_device.type == "cuda":
@@ -194,16 +232,7 @@ class Step:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
     @contextmanager
-    def _memory_guard(self) -> Iterator[None]:
-        try:
+    def _guarded(self, doing: str) -> Iterator[None]:
+        self._doing = doing
+        with memory_guard(lambda: self._doing):
             yield
-        except torch.OutOfMemoryError as error:
-            raise OutOfMemory(f"out of memory in {self._doing}: {_first_sentence(error)}") from None
-        except RuntimeError as error:  # the CPU's allocator raises a plain RuntimeError
-            if "can't allocate memory" not in str(error):
-                raise
-            raise OutOfMemory(f"out of memory in {self._doing}: {_first_sentence(error)}") from None
-
-
-def _first_sentence(error: Exception) -> str:
-    return " ".join(str(error).split(". ")[0].split())

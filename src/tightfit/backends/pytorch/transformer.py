@@ -152,4 +152,6 @@ def _lecun_normal_(weight: Tensor, fan_in: int) -> None:
     """
     std = math.sqrt(1 / fan_in) / TRUNCATED_STD
     mass = math.erf(math.sqrt(2))
-    weight.uniform_(-mass, mass).erfinv_().mul_(math.sqrt(2) * std).clamp_(-2 * std, 2 * std)
+    drawn = torch.empty_like(weight, dtype=torch.float32)  # half precision has too few steps near the ends
+    drawn.uniform_(-mass, mass).erfinv_().mul_(math.sqrt(2) * std).clamp_(-2 * std, 2 * std)
+    weight.copy_(drawn)

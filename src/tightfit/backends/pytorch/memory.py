@@ -1,0 +1,30 @@
+"""Running out of memory, said in one sentence: while doing what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from tightfit.errors import OutOfMemory
+
+CPU_ALLOCATOR = "can't allocate memory"
+"""What the CPU's allocator says; it raises a plain RuntimeError."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the error is an allocator's, of the device or of the CPU."""
+    return isinstance(error, torch.OutOfMemoryError) or CPU_ALLOCATOR in str(error)
+
+
+@contextmanager
+def memory_guard(doing: Callable[[], str]) -> Iterator[None]:
+    """Turn the device's out-of-memory error into ours, naming what `doing` says was under way. Raises OutOfMemory."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        said = " ".join(str(error).split(". ")[0].split())
+        raise OutOfMemory(f"out of memory in {doing()}: {said}") from None

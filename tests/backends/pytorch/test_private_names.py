@@ -1,0 +1,54 @@
+"""Names that torch and torchao do not promise to keep: without one, what needs it is left out or says so."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from tightfit.backends.pytorch.compile import compile_seconds
+from tightfit.backends.pytorch.inspection import Inspector
+from tightfit.errors import ModelError
+
+
+def test_compile_seconds_without_dynamos_record(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace())
+    assert compile_seconds() == 0.0
+
+
+def test_kernels_go_unnamed_where_a_profiler_may_run(monkeypatch):
+    model, x = nn.Linear(4, 4), torch.ones(2, 4)
+    monkeypatch.delattr(torch._C._autograd, "_profiler_enabled")
+    with Inspector(model) as inspector:
+        model(x).softmax(-1)
+    result = inspector.result()
+    assert result.attention_kernels == ()
+    assert result.saved_bytes
+
+
+@pytest.mark.parametrize("level", [None, "3"])
+def test_the_profilers_log_level_is_put_back(monkeypatch, level):
+    monkeypatch.delenv("KINETO_LOG_LEVEL", raising=False)
+    if level:
+        monkeypatch.setenv("KINETO_LOG_LEVEL", level)
+    model = nn.Linear(4, 4)
+    with Inspector(model) as inspector:
+        assert os.environ.get("KINETO_LOG_LEVEL") == level
+        model(torch.ones(2, 4)).softmax(-1)
+    assert inspector.result().attention_kernels == ("eager (matrix products and a softmax)",)
+    assert os.environ.get("KINETO_LOG_LEVEL") == level
+
+
+def test_a_torchao_without_its_inner_parts_is_a_sentence(monkeypatch):
+    from torchao.optim import adam
+
+    from tightfit.backends.pytorch.quantized_adamw import AdamW8bit
+
+    weight = nn.Parameter(torch.ones(8, 8))
+    monkeypatch.delattr(adam, "single_param_adam")
+    with pytest.raises(ModelError, match=r"torchao has no optim\.adam\.single_param_adam.*write optimizer=adamw"):
+        AdamW8bit([{"params": [weight]}], ())

@@ -1,0 +1,120 @@
+"""Data that is damaged, degenerate or hostile: one sentence, or a cache made anew; never a traceback or a hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import string
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.data.helpers import FACTS, arrays, recipe, write_jsonl, write_texts
+from tightfit.data import Prepared, prepare
+from tightfit.data.corpora import open_corpus
+from tightfit.data.tokenizer_choice import LONGEST_RUN, _pieces
+from tightfit.errors import DataError
+from tightfit.models import ModelFacts
+from tightfit.recipe import Data
+
+TEXT = {"data.text": "text"}
+
+
+def test_one_huge_label(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [{"text": f"row {i}", "label": i * 10**8} for i in range(2)])
+    with pytest.raises(DataError, match=r"data\.label: .* holds 100000000, .* model 3; number the classes"):
+        prepare(recipe(tmp_path, task="sequence-classification", data=str(path)), FACTS)
+
+
+def test_a_long_line_without_spaces(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    text = "".join(draw.choices(string.ascii_letters, k=300_000))
+    (tmp_path / "a.txt").write_text(text)
+    prepared = prepare(recipe(tmp_path, data={"source": str(tmp_path / "a.txt"), "eval_fraction": 0}), FACTS)
+    assert prepared.tokenizer is not None
+    assert prepared.tokenizer.vocab_size == 400
+
+
+@pytest.mark.parametrize("text", ["", "short words", "a" * 5000, f"b {'a' * 600} c{' ' * 700}d", "a" * LONGEST_RUN])
+def test_pieces_are_the_text(text: str) -> None:
+    pieces = list(_pieces(text))
+    assert "".join(pieces) == text
+    assert all(len(run) <= LONGEST_RUN for piece in pieces for run in piece.split())
+    assert (len(pieces) == 1) == (len(text) <= LONGEST_RUN)
+
+
+@pytest.mark.parametrize(("task", "packing"), [("causal-lm", False), ("causal-lm", True), ("masked-lm", False)])
+def test_nothing_to_predict(task: str, packing: bool, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [{"text": "<|endoftext|>"}] * 30)
+    with pytest.raises(DataError, match="there is no token to predict in the documents of"):
+        prepare(recipe(tmp_path, task=task, data={"source": str(path), "packing": packing}), FACTS)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize(("pattern", "damage"), [
+    ("tokens/*/train/*/tokens.npy", cut),
+    ("tokens/*/train/*/starts.npy", emptied),
+    ("tokens/*/evaluation/*/counts.npy", cut),
+    ("tokens/*/names.json", lambda path: path.write_text("{")),
+    ("tokens/*/names.json", lambda path: path.write_text("7")),
+    ("tokens/*/train", shutil.rmtree),
+    ("tokenizers/*/tokenizer.json", cut),
+    ("tokenizers/*/tokenizer.json", os.remove),
+])
+def test_a_damaged_cache_is_made_anew(pattern: str, damage: Callable[[Path], object], tmp_path: Path) -> None:
+    settings = recipe(tmp_path, data={"source": str(write_texts(tmp_path / "a.jsonl")), "eval_fraction": 0.2})
+
+    def rows(prepared: Prepared) -> dict[str, np.ndarray]:
+        return arrays(prepared.train.batch(np.arange(len(prepared.train)), 0)[0])
+
+    first = {name: value.copy() for name, value in rows(prepare(settings, FACTS)).items()}
+    (path,) = (tmp_path / "cache").glob(pattern)
+    damage(path)
+    second = rows(prepare(settings, FACTS))
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(("line", "says"), [
+    (json.dumps({"text": "a\ud800b"}), r"a\.jsonl line 2 holds '\\ud800', half of a character"),
+    ('{"text": ' + "[" * 100_000, r"a\.jsonl line 2 is not JSON"),
+])
+def test_lines_that_no_encoding_or_parser_takes(line: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"text": "fine \\ud83d\\ude00"}}\n{line}\n')
+    with pytest.raises(DataError, match=says):
+        list(open_corpus(Data(source=str(path)), TEXT).rows())
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some text")
+    (tmp_path / "b.txt").symlink_to(tmp_path / "nowhere.txt")
+    os.mkfifo(tmp_path / "c.txt")
+    assert list(open_corpus(Data(source=str(tmp_path)), TEXT).rows()) == [("some text",)]
+    for source in (os.devnull, str(tmp_path / "c.txt")):
+        with pytest.raises(DataError, match="is not a regular file; write a file, a folder"):
+            open_corpus(Data(source=source), TEXT)
+
+
+def test_fewer_image_classes_than_the_models(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for name in ("a", "b"):
+        (tmp_path / "pics" / name).mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / "pics" / name / "0.png")
+    source = {"source": str(tmp_path / "pics"), "eval_fraction": 0}
+    settings = recipe(tmp_path, task="image-classification", data=source)
+    facts = ModelFacts(num_labels=5, image_size=4)
+    with pytest.raises(DataError, match="has 2 classes and the model 5; write num_labels=2"):
+        prepare(settings, facts)
+    assert len(prepare(settings.override(num_labels=5), facts).train) == 2

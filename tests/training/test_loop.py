@@ -1,0 +1,170 @@
+"""The loop, driven by a step of known figures: what it writes, when it saves, and when it refuses to go on."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tightfit.backends.base import StepResult, Total
+from tightfit.errors import CheckpointError, NonFiniteLoss
+from tightfit.recipe import Recipe
+from tightfit.tasks import MicroBatch, Window, window_of
+from tightfit.training import checkpoints
+from tightfit.training.loop import SKIPS_IN_A_ROW, Loop
+from tightfit.training.progress import Quiet
+from tightfit.training.records import MetricsFile, Trackers
+from tightfit.training.run_folder import RunFolder
+
+
+class Source:
+    def __init__(self, windows: int = 5) -> None:
+        self.windows = windows
+
+    def __len__(self) -> int:
+        return self.windows
+
+    def window(self, index: int) -> Window:
+        batch = MicroBatch(inputs={"input_ids": np.zeros((2, 3), np.int64)}, labels=np.zeros((2, 3), np.int64))
+        return window_of((batch,), f"window {index}")
+
+
+class Pending:
+    def __init__(self, result: StepResult, ready: bool) -> None:
+        self.result, self.is_ready = result, ready
+
+    def ready(self) -> bool:
+        return self.is_ready
+
+    def read(self) -> StepResult:
+        return self.result
+
+
+class FakeStep:
+    """Gives the results that `script` says for each step, and notes what is asked of it."""
+
+    inspection = None
+    parameter_count = 1
+    compile_seconds = 0.0
+
+    def __init__(self, script: Callable[[int], StepResult] = lambda step: StepResult(loss=Total(6.0, 6)),
+                 lagging: bool = False) -> None:
+        self.script, self.lagging, self.taken, self.finite = script, lagging, 0, True
+        self.asked: list[str] = []
+
+    def windows(self, source: Source, start: int, stop: int):
+        return (source.window(index) for index in range(start, stop))
+
+    def __call__(self, window: Window, learning_rate: float) -> Pending:
+        self.taken += 1
+        return Pending(self.script(self.taken), ready=not self.lagging)
+
+    def evaluate(self, windows: Any) -> Total:
+        self.asked.append("evaluate")
+        return Total(3.0, 2)
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        self.asked.append(f"save {self.taken}")
+        (folder / "weights.safetensors").write_bytes(bytes([self.taken]))
+        return {}
+
+    def load(self, folder: Path, meta: dict[str, Any]) -> None:
+        self.taken = (folder / "weights.safetensors").read_bytes()[0]
+
+    def is_finite(self) -> bool:
+        return self.finite
+
+
+def run(step: FakeStep, folder: Path, listener: Any = None, source: Source | None = None, **values: Any) -> Loop:
+    recipe = Recipe.from_dict({"max_steps": 6, "logging_steps": 2, **values})
+    place = RunFolder(folder)
+    found = checkpoints.newest(place.checkpoints, lambda text: None)
+    with MetricsFile(folder / "metrics.jsonl", found.step if found else 0) as metrics, Trackers(recipe, folder) as none:
+        loop = Loop(recipe, step, source or Source(), list, place, metrics, none, listener or Quiet())
+        if found is not None:
+            loop.resume(found)
+        loop.run()
+    return loop
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("lagging", [False, True])
+def test_every_step_is_counted_once_however_late_its_figures_come(tmp_path, lagging):
+    step = FakeStep(lambda number: StepResult(loss=Total(6.0 * number, 6)), lagging)
+    loop = run(step, tmp_path)
+    assert loop.progress.losses == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert [line["loss"] for line in lines(tmp_path) if "loss" in line] == [1.5, 3.5, 5.5]
+    assert (loop.progress.samples, loop.progress.tokens) == (12, 36)
+    assert loop.progress.eval_loss == 1.5
+
+
+def test_saving_comes_before_evaluating_and_once_a_step(tmp_path):
+    step = FakeStep()
+    run(step, tmp_path, save_steps=3, eval_steps=3)
+    assert step.asked == ["save 3", "evaluate", "save 6", "evaluate"]
+
+
+def test_an_interval_that_a_stop_cut_is_logged_whole(tmp_path):
+    class StopAtThree(Quiet):
+        def stepped(self, step, loss, tokens_per_second):
+            if step == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    script = lambda number: StepResult(loss=Total(6.0 * number, 6))  # noqa: E731
+    stopped = run(FakeStep(script), tmp_path, StopAtThree())
+    assert (stopped.progress.stopped_by, stopped.progress.step) == ("SIGTERM", 3)
+    resumed = run(FakeStep(script), tmp_path)
+    assert resumed.progress.first_step == 3
+    assert [line["loss"] for line in lines(tmp_path) if "loss" in line] == [1.5, 3.5, 5.5]
+
+
+@pytest.mark.parametrize("result", [
+    StepResult(loss=Total(math.nan, 6)), StepResult(loss=Total(math.inf, 6)),
+    StepResult(loss=Total(6.0, 6), grad_norm=math.nan),
+])
+def test_what_is_not_finite_stops_the_run_unsaved(tmp_path, result):
+    step = FakeStep(lambda number: result if number == 4 else StepResult(loss=Total(6.0, 6)))
+    with pytest.raises(NonFiniteLoss, match=r"step 4 .*window 3.*learning_rate=") as error:
+        run(step, tmp_path, save_steps=2)
+    assert "\n" not in str(error.value)
+    assert [folder.name for folder in checkpoints.folders(tmp_path / "checkpoints")] == ["step-00000002"]
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    step = FakeStep()
+    step.finite = False
+    with pytest.raises(NonFiniteLoss, match="weights of step 2"):
+        run(step, tmp_path, save_steps=2)
+    assert not checkpoints.folders(tmp_path / "checkpoints")
+
+
+def test_skipped_steps_are_counted_and_too_many_stop_the_run(tmp_path):
+    skipped = StepResult(loss=Total(6.0, 6), grad_norm=math.inf, skipped=True)
+    loop = run(FakeStep(lambda number: skipped if number < 4 else StepResult(loss=Total(6.0, 6))), tmp_path)
+    assert loop.progress.skipped_steps == 3
+    assert [line.get("skipped_steps") for line in lines(tmp_path) if "loss" in line] == [2, 1, None]
+    assert lines(tmp_path)[0]["grad_norm"] is None
+    with pytest.raises(NonFiniteLoss, match="fp16 overflows"):
+        run(FakeStep(lambda number: skipped), tmp_path / "other", max_steps=SKIPS_IN_A_ROW + 1)
+
+
+def test_other_data_is_refused_on_resume(tmp_path):
+    run(FakeStep(), tmp_path, max_steps=2)
+    with pytest.raises(CheckpointError, match="data: it is not what it was"):
+        run(FakeStep(), tmp_path, source=Source(7))
+
+
+def test_a_run_past_the_last_step_says_so(tmp_path):
+    run(FakeStep(), tmp_path, max_steps=4)
+    with pytest.raises(CheckpointError, match="already taken 4 steps"):
+        run(FakeStep(), tmp_path, max_steps=2)
