@@ -53,12 +53,10 @@ def train(recipe: RecipeName, overrides: Overrides = None) -> None:
 
     Example: `tightfit train gpt2 data=notes.txt seq_len=512 precision=bf16`. Every field is in docs/recipe.md.
     """
-    from rich.console import Console
-
-    from tightfit.training.progress import Terminal
+    from tightfit.training.progress import LastingConsole, Terminal
 
     _quiet_libraries()
-    console = Console(soft_wrap=True)
+    console = LastingConsole(soft_wrap=True)
     with Terminal(console) as terminal:
         from tightfit.training.trainer import Trainer, recipe_for_machine
 

@@ -43,8 +43,8 @@ def save(parent: Path, step: int, write: Callable[[Path], dict[str, Any]], loop:
         temporary.mkdir(parents=True)
         meta = write(temporary)
         files = {path.name: {"bytes": path.stat().st_size, "crc32": _crc32(path)} for path in temporary.iterdir()}
-        text = json.dumps({"step": step, "loop": loop, "files": files, "meta": meta})
-        (temporary / MANIFEST).write_text(f"{text}\n{zlib.crc32(text.encode())}\n")
+        manifest = {"step": step, "loop": loop, "files": files, "meta": meta}
+        (temporary / MANIFEST).write_text(json.dumps({"crc32": _crc32_of(manifest), "checkpoint": manifest}))
         for path in (*temporary.iterdir(), temporary):
             _flush(path)
         temporary.rename(final)
@@ -76,10 +76,10 @@ def folders(parent: Path) -> list[Path]:
 def read(folder: Path) -> Checkpoint:
     """A checkpoint whose every file is as it was written. Raises CheckpointError naming what is not."""
     try:
-        text, checksum = (folder / MANIFEST).read_text().splitlines()
-        if zlib.crc32(text.encode()) != int(checksum):
+        whole = json.loads((folder / MANIFEST).read_text())
+        manifest = whole["checkpoint"]
+        if _crc32_of(manifest) != whole["crc32"]:
             raise CheckpointError(f"{folder / MANIFEST}: not as it was written")
-        manifest = json.loads(text)
         for name, expected in manifest["files"].items():
             path = folder / name
             if path.stat().st_size != expected["bytes"] or _crc32(path) != expected["crc32"]:
@@ -111,6 +111,10 @@ def newest(parent: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     if present:
         raise CheckpointError(f"every checkpoint in {parent} is broken; remove that folder to start anew")
     return None
+
+
+def _crc32_of(values: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(values).encode())
 
 
 def _crc32(path: Path) -> int:

@@ -43,6 +43,13 @@ class Quiet:
     def finished(self) -> None: ...
 
 
+class LastingConsole(Console):
+    """A console that falls silent where nobody reads it any more, instead of ending the program."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 class Terminal:
     """A progress bar with loss, tokens/s and time left; plain lines, some seconds apart, where there is no terminal."""
 
@@ -75,7 +82,7 @@ class Terminal:
             return
         try:
             self.console.print(text, highlight=False, markup=False)
-        except OSError:  # whoever read the output has gone; the run goes on
+        except OSError:  # such as a full disk behind it; the run goes on
             self._gone = True
 
     def preparing(self, what: str, done: int, total: int) -> None:

@@ -1,0 +1,99 @@
+"""The Trainer at its edges: models that are not what they should be, data that changed, terminals that went away."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tightfit import Trainer
+from tightfit.errors import CheckpointError, ModelError
+from tightfit.training.progress import LastingConsole, Quiet, Terminal
+
+ROWS = [{"input_ids": list(range(i, i + 16))} for i in range(40)]
+
+
+class Named(nn.Module):
+    """A model of one's own: an embedding and a linear layer, giving logits as a bare tensor."""
+
+    def __init__(self, logits: int = 64, positions: int = 0, frozen: bool = False) -> None:
+        super().__init__()
+        self.words, self.out, self.drop, self.frozen = nn.Embedding(64, 8), nn.Linear(8, logits), positions, frozen
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        logits = self.out(self.words(input_ids))[:, self.drop :]
+        return logits.detach() if self.frozen else logits
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> dict[str, object]:
+    return {
+        "vocab_size": 64, "seq_len": 16, "batch_size": 8, "micro_batch_size": 4, "max_steps": 3, "learning_rate": 0.1,
+        "output_dir": str(tmp_path / "run"), "device": "cpu", "logging_steps": 1,
+    }
+
+
+def test_a_model_of_ones_own_trains_on_rows(recipe):
+    summary = Trainer(Named(), recipe, ROWS).train()
+    assert summary.losses[-1] < summary.losses[0]
+    assert (Path(summary.output_dir) / "model" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(("model", "words"), [
+    (nn.Sequential(nn.Embedding(64, 8), nn.Linear(8, 64)), "is called with input_ids by name"),
+    (Named(logits=10), "gives 10 logits, and the data has the label"),
+    (Named(positions=1), "gives logits of shape"),
+    (Named(frozen=True), "depend on no parameter"),
+])
+def test_a_model_that_breaks_the_contract_is_named(recipe, model, words):
+    with pytest.raises(ModelError, match=words):
+        Trainer(model, recipe, ROWS).train()
+
+
+def test_other_data_is_refused_on_resume(recipe):
+    Trainer(Named(), recipe, ROWS).train()
+    with pytest.raises(CheckpointError, match="data: it is not what it was"):
+        Trainer(Named(), {**recipe, "max_steps": 5}, ROWS[::-1]).train()
+
+
+def test_a_finished_run_without_its_checkpoints_is_left_alone(recipe):
+    Trainer(Named(), recipe, ROWS).train()
+    run = Path(str(recipe["output_dir"]))
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(CheckpointError, match="checkpoints are gone"):
+        Trainer(Named(), {**recipe, "max_steps": 5}, ROWS).train()
+    assert json.loads((run / "summary.json").read_text())["steps"] == 3
+
+
+@pytest.mark.parametrize("prompt", ["", "a \ud800 b"])
+def test_a_prompt_that_cannot_be_continued_costs_only_the_sample(tiny, tmp_path, prompt):
+    (tmp_path / "text.txt").write_text("some words to learn from, over and over\n" * 200)
+    said: list[str] = []
+
+    class Listening(Quiet):
+        def message(self, text: str) -> None:
+            said.append(text)
+
+    changes = {"data": str(tmp_path / "text.txt"), "vocab_size": 300, "max_steps": 1, "sample_prompt": prompt}
+    summary = Trainer(recipe={**tiny, **changes}, listener=Listening()).train()
+    assert summary.sample is None
+    assert any("no sample" in text for text in said)
+    assert (Path(summary.output_dir) / "summary.json").exists()
+
+
+def test_a_terminal_that_went_away_does_not_stop_the_run():
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    terminal = Terminal(LastingConsole(file=Gone()), seconds_between_lines=0.0)
+    with terminal:
+        terminal.preparing("reading", 1, 2)
+        terminal.started(0, 2)
+        terminal.stepped(1, 1.0, 1.0)
+        terminal.message("[/not markup]")
