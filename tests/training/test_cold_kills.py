@@ -34,12 +34,14 @@ def test_killed_twenty_times_from_cold(tiny, tmp_path):
     overrides = {**tiny["model_overrides"], "resid_pdrop": 0.1, "attn_pdrop": 0.1}
     run = {**tiny, "model_overrides": overrides, "data": {"source": "dummy", "samples": 37}, "max_steps": STEPS,
            "save_steps": 1, "lr_scheduler_type": "cosine", "optimizer": "adamw", "loading": {"workers": 1}}
-    quiet = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    said = tmp_path / "said.txt"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     moments = random.Random(0)
     disturbed, metrics = tmp_path / "disturbed", tmp_path / "disturbed" / "metrics.jsonl"
     kills = 0
     for _ in range(KILLS):
-        process = subprocess.Popen(command(run, disturbed), **quiet)
+        with said.open("w") as output:
+            process = subprocess.Popen(command(run, disturbed), env=environment, stdout=output, stderr=output)
         before, target = lines(metrics), None
         deadline = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < deadline:
@@ -49,14 +51,14 @@ def test_killed_twenty_times_from_cold(tiny, tmp_path):
             if target is not None and now >= target:
                 break
             time.sleep(0.002)
-        assert process.poll() is None, process.stdout.read().decode()
+        assert process.poll() is None, said.read_text()
         process.kill()
         process.wait()
         kills += 1
     assert kills == KILLS
     assert not (disturbed / "model").exists()
     for folder in (disturbed, tmp_path / "undisturbed"):
-        done = subprocess.run(command(run, folder), check=False, **quiet)
-        assert done.returncode == 0, done.stdout.decode()
+        done = subprocess.run(command(run, folder), check=False, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
     assert same_weights(tmp_path / "undisturbed", disturbed)
     assert logged_losses(tmp_path / "undisturbed") == logged_losses(disturbed)
