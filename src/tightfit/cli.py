@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -116,7 +115,3 @@ def main() -> None:
     except KeyboardInterrupt:
         typer.echo("tightfit: interrupted", err=True)
         sys.exit(130)
-    except BrokenPipeError:
-        # Whoever read our output has gone; Python would complain again while flushing at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)

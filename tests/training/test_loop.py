@@ -120,7 +120,9 @@ def test_an_interval_that_a_stop_cut_is_logged_whole(tmp_path):
             if step == 3:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    script = lambda number: StepResult(loss=Total(6.0 * number, 6))  # noqa: E731
+    def script(number: int) -> StepResult:
+        return StepResult(loss=Total(6.0 * number, 6))
+
     stopped = run(FakeStep(script), tmp_path, StopAtThree())
     assert (stopped.progress.stopped_by, stopped.progress.step) == ("SIGTERM", 3)
     resumed = run(FakeStep(script), tmp_path)

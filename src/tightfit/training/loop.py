@@ -107,14 +107,14 @@ class Loop:
 
     def resume(self, checkpoint: checkpoints.Checkpoint) -> None:
         """Go on from a checkpoint. Raises CheckpointError where the data is another."""
-        self.step.load(checkpoint.folder, checkpoint.meta)
-        self.progress.step = self.progress.first_step = self._saved_at = checkpoint.step
         if checkpoint.step > self.recipe.max_steps:
             raise CheckpointError(f"max_steps: this run has already taken {checkpoint.step} steps, more than "
                                   f"{self.recipe.max_steps}; write a larger max_steps, or another output_dir")
         if checkpoint.loop["data"] != _signature(self.source):
             raise CheckpointError("data: it is not what it was when this run began (its first global batch or its "
                                   "number of batches differs); bring it back, or write another output_dir")
+        self.step.load(checkpoint.folder, checkpoint.meta)
+        self.progress.step = self.progress.first_step = self._saved_at = checkpoint.step
         self._interval = _Interval(**checkpoint.loop["interval"])
 
     def run(self) -> Progress:

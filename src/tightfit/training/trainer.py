@@ -145,11 +145,14 @@ class Trainer:
             return None
         try:
             prompt = data.tokenizer.encode_prompt(recipe.sample_prompt)
-            if not prompt:
-                self.listener.message("no sample: sample_prompt holds no token to begin with")
-                return None
+        except (TypeError, UnicodeError):  # such as a lone surrogate
+            prompt = []
+        if not prompt:
+            self.listener.message("no sample: sample_prompt holds no token to begin with")
+            return None
+        try:
             tokens = step.generate(prompt, SAMPLE_TOKENS, temperature=0.7, seed=recipe.seed)
-        except (OutOfMemory, TypeError, UnicodeError) as error:  # a prompt may be no text that a tokenizer takes
+        except OutOfMemory as error:
             self.listener.message(f"no sample: {error}")
             return None
         if data.tokenizer.end_id in tokens:

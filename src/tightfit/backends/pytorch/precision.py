@@ -45,7 +45,7 @@ def bf16_pure(technique: Bf16Pure, build: Build) -> Build:
 
 def weight_dtype(precision: Precision | Literal["auto"]) -> torch.dtype:
     """What weights are kept in, and so what the model is to be built in."""
-    return torch.bfloat16 if isinstance(precision, Bf16Pure) else torch.float32
+    return torch.float32 if precision == "auto" or precision.weight_rounding is None else torch.bfloat16
 
 
 def _with_autocast(build: Build, dtype: torch.dtype) -> Build:
