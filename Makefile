@@ -40,8 +40,11 @@ demo: install
 docs: install
 	$(BIN)/python docs/generate.py
 
+# All but what has no command of its own, and what only a GPU tells: benchmarks/gpu.sh runs that.
+GPU_ONLY := allocator_snapshots context_bytes cuda_op_tables plan_vs_gpu
 bench: install
-	for file in $(filter-out benchmarks/record.py,$(wildcard benchmarks/*.py)); do $(BIN)/python "$$file" || exit 1; done
+	for file in $$(grep -l __main__ $(filter-out $(GPU_ONLY:%=benchmarks/%.py),$(wildcard benchmarks/*.py))); do \
+	  $(BIN)/python "$$file" || exit 1; done
 
 gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),install)
 	@$(GPU_PYTHON) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("make gpu: torch %s sees no CUDA device here" % torch.__version__)'

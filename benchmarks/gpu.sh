@@ -1,6 +1,58 @@
 #!/usr/bin/env bash
-# What awaits a CUDA device: each part ends within minutes and records its outcome in results/.
-set -euo pipefail
+# The measurements that await a CUDA device, the most telling first; each is recorded in results/ within 8 minutes.
+#   benchmarks/gpu.sh                     all of them, one after the other
+#   benchmarks/gpu.sh plan_vs_gpu 1/3     one of them, here a third of it
+# One that fails stops none behind it; a table at the end says what ran. PYTHON names the interpreter.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
 python=${PYTHON:-.venv/bin/python}
-"$python" benchmarks/quickstart.py
-"$python" benchmarks/convergence.py --steps 300 --name convergence_gpu
+export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
+limit=${LIMIT:-480}  # seconds
+
+table=()
+failed=0
+
+measure() {  # NAME [ARGUMENT ...]: run benchmarks/NAME.py, and note how that went
+  local name=$1 began=$SECONDS status outcome
+  shift
+  echo "== $name $*"
+  timeout --kill-after=10 "$limit" "$python" "benchmarks/$name.py" "$@"
+  status=$?
+  case $status in
+    0) outcome="went well" ;;
+    124 | 137) outcome="took longer than $limit seconds" ;;
+    *) outcome="ended with status $status" ;;
+  esac
+  [ "$status" = 0 ] || failed=1
+  table+=("$(printf '%-40s %5d s  %s' "$name $*" $((SECONDS - began)) "$outcome")")
+}
+
+part() {  # NAME [PART]
+  case $1 in
+    context_bytes | ceilings | cuda_op_tables | quickstart) measure "$1" ;;
+    plan_vs_gpu) measure plan_vs_gpu --part "${2:-1/1}" --minutes 7.5 ;;
+    allocator_snapshots) measure allocator_snapshots --output results/allocator_snapshots ;;
+    convergence) measure convergence --steps 300 --name convergence_gpu ;;
+    *)
+      echo "gpu.sh: '$1' is not one of context_bytes, ceilings, cuda_op_tables, plan_vs_gpu, allocator_snapshots," \
+        "quickstart, convergence" >&2
+      exit 2
+      ;;
+  esac
+}
+
+if [ $# -gt 0 ]; then
+  part "$@"
+else
+  part context_bytes
+  part ceilings
+  part cuda_op_tables
+  for number in 1 2 3; do part plan_vs_gpu "$number/3"; done
+  part allocator_snapshots
+  part quickstart
+  part convergence
+fi
+
+echo
+printf '%s\n' "${table[@]}"
+exit "$failed"

@@ -1,4 +1,5 @@
-"""Write the pages of docs/ that come from declarations: one a technique, their index, and the recipe's fields.
+"""Write the pages of docs/ that come from declarations: one a technique, their index, and the recipe's fields; and
+those that come from records in results/.
 
     python docs/generate.py           write what changed, remove pages of techniques that are gone
     python docs/generate.py --check   write nothing; exit 1 and name the pages that are not current
@@ -17,13 +18,14 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import yaml
 from pydantic import RootModel
 
+from recorded import recorded_pages
 from refusals import knobs, refusals
-from tightfit.recipe import Data, Recipe
+from tightfit.recipe import Data, Inference, Recipe
 from tightfit.techniques import SLOTS, Technique
 from tightfit.techniques.compile import BACKENDS
 
 DOCS = Path(__file__).parent
-NOTICE = "<!-- Written by docs/generate.py from declarations in src/tightfit; change those, then run: make docs -->\n"
+NOTICE = "<!-- Written by docs/generate.py from src/tightfit and results/; change those, then run: make docs -->\n"
 
 EXACT = {
     "bitwise": "leaves the gradients as they are, bit for bit",
@@ -43,6 +45,8 @@ def pages() -> dict[str, str]:
     result["techniques/README.md"] = index_page()
     result["techniques/compile-backends.md"] = backends_page()
     result["recipe.md"] = recipe_page()
+    for path, parts in recorded_pages().items():
+        result[path] = _page([part if isinstance(part, str) else _table(*part) for part in parts])
     return result
 
 
@@ -132,11 +136,14 @@ def recipe_page() -> str:
     return _page([
         "# Recipe",
         "A recipe is a YAML file of these fields; `key=value` on the command line overrides one, and dots reach into "
-        "`data` and into techniques. Fields left out take their defaults.",
+        "`data`, `inference` and techniques. Fields left out take their defaults.",
         _knobs_table(Recipe.model_fields, "", links),
         "## data",
         "A short string stands for `{source: ...}`.",
         _knobs_table(Data.model_fields, "data."),
+        "## inference",
+        "A number stands for `{new_tokens: ...}`.",
+        _knobs_table(Inference.model_fields, "inference."),
     ])
 
 
@@ -173,7 +180,7 @@ def _type(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     elif annotation is NoneType:
         text = "`null`"
     else:
-        text = "mapping" if origin is dict or annotation is Data else annotation.__name__
+        text = "mapping" if origin is dict or annotation in (Data, Inference) else annotation.__name__
     return ", ".join([text, *limits])
 
 

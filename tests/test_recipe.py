@@ -66,6 +66,9 @@ def test_every_rung_survives_yaml(slot, technique, tmp_path):
     ({"optimizer": {"name": {"a": 1}}}, ["optimizer", "{'a': 1}", "adamw"]),
     ({"precision": {"name": "fp32", 3: 4}}, ["precision", "3", "knob"]),
     ({"data": {1: 2}}, ["data", "1", "not the name of a field"]),
+    ({"mode": "infer"}, ["mode", "'infer'", "'inference'"]),
+    ({"inference": 0}, ["inference.new_tokens", "0", "greater than or equal to 1"]),
+    ({"inference": {"beam": 4}}, ["inference.beam", "'beams'"]),
 ])
 def test_a_wrong_field_names_itself_its_value_and_the_right_one(values, words):
     with pytest.raises(RecipeError) as error:
@@ -86,6 +89,15 @@ def test_overrides_reach_into_short_forms_in_order():
     assert (recipe.data.source, recipe.data.samples) == ("dummy", 8)
     assert recipe.learning_rate == 1e-3
     assert recipe.model_overrides == {"n_layer": 3}
+
+
+def test_a_number_stands_for_the_tokens_to_generate():
+    def inference(*overrides, **values):
+        return Recipe.from_dict(apply_overrides(values, overrides)).inference.model_dump()
+
+    assert inference("inference=64", "inference.beams=4") == {"new_tokens": 64, "beams": 4}
+    assert inference("inference.beams=2", inference=32) == {"new_tokens": 32, "beams": 2}
+    assert inference("inference.beams=2") == {"new_tokens": 128, "beams": 2}
 
 
 @pytest.mark.parametrize(("override", "word"), [

@@ -1,5 +1,6 @@
 """tightfit: fit a bigger transformer on one GPU, and train it faster.
 
+    tightfit.plan(model, recipe, gpu="rtx-4090")
     tightfit.Trainer(model, recipe, dataset).train()
     tightfit.apply(model, recipe)
 """
@@ -11,19 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tightfit.backends.pytorch.own_loop import Applied, apply
+    from tightfit.planner import plan
     from tightfit.recipe import Recipe
+    from tightfit.reporting.readable_plan import ReadablePlan
     from tightfit.training.trainer import Trainer
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Applied": "tightfit.backends.pytorch.own_loop",
+    "ReadablePlan": "tightfit.reporting.readable_plan",
     "Recipe": "tightfit.recipe",
     "Trainer": "tightfit.training.trainer",
     "apply": "tightfit.backends.pytorch.own_loop",
+    "plan": "tightfit.planner",
 }
 
-__all__ = ["Applied", "Recipe", "Trainer", "__version__", "apply"]
+__all__ = ["Applied", "ReadablePlan", "Recipe", "Trainer", "__version__", "apply", "plan"]
 
 
 def __getattr__(name: str) -> Any:

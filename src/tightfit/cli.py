@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,12 +24,10 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-RecipeName = Annotated[
-    str,
-    typer.Argument(
-        metavar="RECIPE", help="A YAML file, a bundled recipe or model, a model's folder or its Hugging Face id."
-    ),
-]
+RECIPE = typer.Argument(
+    metavar="RECIPE", help="A YAML file, a bundled recipe or model, a model's folder or its Hugging Face id."
+)
+RecipeName = Annotated[str, RECIPE]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
@@ -65,6 +64,61 @@ def train(recipe: RecipeName, overrides: Overrides = None) -> None:
     if summary.stopped_by is not None:
         console.print(f"stopped by {summary.stopped_by} at step {summary.steps}, saved; the same command goes on")
         raise typer.Exit(128 + signal.Signals[summary.stopped_by])
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def plan(
+    recipe: Annotated[str | None, RECIPE] = None,
+    overrides: Overrides = None,
+    gpu: Annotated[str | None, typer.Option(
+        metavar="NAME", help="A GPU such as `rtx-4090` (`tightfit gpus` lists them), `all` of them, or `cpu` for this "
+        "machine's processor; by default its own GPU.")] = None,
+    gpu_memory: Annotated[str | None, typer.Option(
+        metavar="SIZE", help="Memory such as `24GB`: of a card that is not listed, or instead of the named one's.",
+    )] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+    price: Annotated[list[str] | None, typer.Option(
+        metavar="NAME=x", help="With `--gpu all`: what a GPU costs, in any unit; once for each GPU.")] = None,
+    training_args: Annotated[Path | None, typer.Option(
+        metavar="FILE.json", help="Hugging Face TrainingArguments, as `to_json_string` writes them.")] = None,
+    top: Annotated[int | None, typer.Option(min=1, metavar="N", help="Show the N best alone.")] = None,
+) -> None:  # fmt: skip
+    """Predict memory and speed of every combination of techniques, on a GPU that need not be there, and choose.
+
+    Example: `tightfit plan gpt2 seq_len=1024 --gpu rtx-4090`. How to read it is in docs/plan.md.
+    """
+    _quiet_libraries()
+    from tightfit.plan_command import run_plan
+
+    run_plan(recipe, overrides or [], gpu=gpu, gpu_memory=gpu_memory, as_json=as_json, prices=price or [],
+             training_arguments=training_args, top=top)
+
+
+@app.command()
+def gpus() -> None:
+    """List the GPUs that a plan can be made for."""
+    from rich.console import Console
+
+    from tightfit.reporting.gpu_table import gpu_table
+
+    Console().print(gpu_table())
+
+
+@app.command()
+def doctor(
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="Measure how fast this machine really is.")] = False,
+    device: Annotated[str, typer.Option(
+        metavar="DEVICE", help="`cuda` or `cpu`; `auto` takes the GPU where there is one.")] = "auto",
+) -> None:  # fmt: skip
+    """Measure this machine's ceilings, which plans are then calibrated by. The rest of a check-up is not there yet."""
+    from tightfit.errors import RecipeError
+
+    if not calibrate:
+        raise RecipeError("doctor: the check-up is not there yet; write --calibrate to measure this machine for plans")
+    _quiet_libraries()
+    from tightfit.doctor.command import run_calibration
+
+    run_calibration(device)
 
 
 @app.command()

@@ -1,22 +1,191 @@
-"""The device a recipe runs on, as far as choosing and refusing techniques needs it."""
+"""The device a recipe runs on: what it holds, how fast it is, and what its hardware can do.
+
+`find_device` names one of the catalogue's GPUs, `device_of_memory` a card of which only the size is known.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field, replace
 from typing import Literal
+
+from tightfit.device_catalogue import CARDS, Card
+from tightfit.errors import RecipeError, nearest
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+FORMATS = {"float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}
+"""Number formats with peaks of their own, by PyTorch's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """A processor that trains: its kind, and what its hardware can do."""
+    """A processor that trains: its kind, and what its hardware can do. Bandwidths are bytes a second, 0 where not
+    known."""
 
     kind: Literal["cpu", "cuda"]
     name: str
     memory_bytes: int
-    """Total memory of the device; host memory for the CPU."""
+    """Total memory of the device, as CUDA reports it; host memory for the CPU."""
     capability: tuple[int, int] | None = None
     """CUDA compute capability; None for the CPU."""
+    bandwidth: float = 0.0
+    """Bytes a second to and from its memory; 0 where not known."""
+    flops: dict[str, float] = field(default_factory=dict)
+    """Dense peak of matrix products, operations a second, by number format: fp32, tf32, fp16, bf16, fp8. Products of
+    16 and 8 bits accumulate in fp32. A format that the hardware has no units for is left out."""
+    units: int = 0
+    """Streaming multiprocessors, or cores of a CPU."""
+    l2_bytes: int = 0
+    """Level 2 cache, shared by all units; 0 where not known."""
+    link_bandwidth: float = 0.0
+    """To another GPU over NVLink, in one direction, all links together; 0 without NVLink."""
+    pcie_bandwidth: float = 0.0
+    """To the host's memory, in one direction."""
+    source: str = ""
+    """The documents that the figures come from; what could not be verified is named as such."""
+    notes: str = ""
+    """What was assumed, as a sentence; empty where nothing was."""
 
     def at_least(self, major: int, minor: int = 0) -> bool:
         """Whether this is a CUDA device of at least that compute capability."""
         return self.capability is not None and self.capability >= (major, minor)
+
+    def peak(self, dtype: str, tf32: bool = False) -> float:
+        """Dense peak of matrix products on tensors of a dtype, operations a second; 0 where no peak is known.
+
+        dtype: PyTorch's name, such as `bfloat16`. A dtype that the device has no peak for counts as float32, which
+            is what it runs as at best.
+        tf32: whether products of float32 may run on the tensor cores.
+        """
+        fp32 = self.flops.get("fp32", 0.0)
+        own = FORMATS.get(dtype.removeprefix("torch."), "fp32")
+        return self.flops.get("tf32" if own == "fp32" and tf32 else own, fp32)
+
+
+def catalogue() -> tuple[Device, ...]:
+    """Every GPU that has a name here, older generations first."""
+    return tuple(map(_device, CARDS))
+
+
+def find_device(name: str) -> Device:
+    """The catalogue's GPU of that name: `rtx-4090`, `4090`, `a100-80gb-sxm`, or as a driver writes it, `NVIDIA
+    A100-SXM4-80GB`. Raises RecipeError for an unknown name, and for one that several cards share."""
+    given = frozenset(_words(name))
+    found = [card for card in CARDS if _means(card, given)]
+    if len(found) == 1:
+        return _device(found[0])
+    if found:
+        choices = ", ".join(sorted(_slug(card.name) for card in found))
+        raise RecipeError(f"gpu: {name!r} is the name of {len(found)} GPUs; write one of: {choices}")
+    raise RecipeError(f"gpu: {name!r} is not in the catalogue; write --gpu-memory 24GB for a card that is not there; "
+                      + nearest(_slug(" ".join(_words(name))), [_slug(card.name) for card in CARDS]))
+
+
+def parse_memory(text: str) -> int:
+    """Bytes of device memory from `24GB`, `24 gb`, `23.5GiB` or `16384MiB`. Raises RecipeError for anything else.
+
+    GB is the size a card is sold by, and stands for what CUDA reports on it: that many GiB, less what the driver
+    keeps, see `reported_memory`. GiB and MiB are taken as they are, for figures read off a card.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(gb|gib|mib)\s*", text, re.IGNORECASE | re.ASCII)
+    if match is None:
+        raise RecipeError(f"gpu-memory: {text!r} is not a size of memory; write 24GB for a card sold as 24 GB, or what "
+                          "CUDA reports as 23.5GiB or 24081MiB")
+    number, unit = float(match[1]), match[2].lower()
+    size = number * (MIB if unit == "mib" else GIB)
+    if not GIB <= size <= 1024 * GIB:
+        raise RecipeError(f"gpu-memory: {text!r} should be at least 1GB and at most 1024GB")
+    return reported_memory(round(size)) if unit == "gb" else round(size)
+
+
+def reported_memory(nominal: int) -> int:
+    """Bytes that CUDA reports on a card sold by `nominal` bytes: less 576 MiB or 2.1 %, whichever is more.
+
+    The rule lies at or below every card of the catalogue but those whose GDDR6 corrects errors, by 2.5 % at most.
+    Error correction takes another 6 %: name such a card (T4, A10, L4, L40S).
+    """
+    return nominal - max(576 * MIB, nominal * 21 // 1000)
+
+
+REFERENCES = ("RTX 3060 12GB", "RTX A4000", "RTX 3090", "RTX A6000", "A100 80GB SXM")
+"""Whose capability and speed a card is taken to have of which only the memory is known: Ampere, the oldest generation
+with bf16 and FlashAttention. An older card has neither, and a data-center card of its size may be slower."""
+
+
+def device_of_memory(memory_bytes: int) -> Device:
+    """A CUDA card of that much memory, with everything else as on the smallest of `REFERENCES` that holds as much;
+    its name and notes say which."""
+    references = [_device(card) for name in REFERENCES for card in CARDS if card.name == name]
+    near = 1.05  # the references' own memory depends on the driver
+    like = next((r for r in references if r.memory_bytes * near >= memory_bytes), references[-1])
+    major, minor = like.capability or (0, 0)
+    return replace(
+        like,
+        name=f"{_size(memory_bytes)} card (like {like.name})",
+        memory_bytes=memory_bytes,
+        notes=f"only its memory is known: compute capability {major}.{minor}, peaks and bandwidth are assumed to be "
+              f"those of the {like.name}",
+    )
+
+
+def with_memory(device: Device, memory_bytes: int) -> Device:
+    """The device with another amount of memory, which its name and notes then say."""
+    note = f"its memory was given; {device.name} has {_size(device.memory_bytes)}"
+    return replace(
+        device,
+        name=f"{device.name} with {_size(memory_bytes)}",
+        memory_bytes=memory_bytes,
+        notes="; ".join(filter(None, (device.notes, note))),
+    )
+
+
+def _size(memory_bytes: int) -> str:
+    return f"{memory_bytes / GIB:.1f} GiB"
+
+
+def _device(card: Card) -> Device:
+    peaks = {"fp32": card.fp32, "tf32": card.tf32, "fp16": card.fp16, "bf16": card.bf16, "fp8": card.fp8}
+    return Device(
+        kind="cuda",
+        name=card.name,
+        memory_bytes=card.memory_mib * MIB,
+        capability=card.capability,
+        bandwidth=card.bandwidth * 1e9,
+        flops={number_format: peak * 1e12 for number_format, peak in peaks.items() if peak},
+        units=card.units,
+        l2_bytes=round(card.l2_mib * MIB),
+        link_bandwidth=card.link * 1e9,
+        pcie_bandwidth=card.pcie * 1e9,
+        source=card.source,
+    )
+
+
+def _slug(name: str) -> str:
+    return name.lower().replace(" ", "-")
+
+
+NOISE = frozenset({"nvidia", "geforce", "tesla", "gpu", "generation", "edition", "hbm3e"})
+"""Words in the names of drivers and shops that tell no two cards of the catalogue apart."""
+
+
+def _words(name: str) -> list[str]:
+    """The words of a card's name, spelled alike however it is written: `RTX4060Ti-16 GB` has rtx, 4060, ti, 16gb."""
+    text = re.sub(r"(\d+)\s*gi?b?\b", r"\1gb ", name.lower())
+    text = re.sub(r"sxm\d", "sxm", text)
+    text = re.sub(r"(rtx|titan)(?=[a-z]?\d|rtx)", r"\1 ", text)
+    text = re.sub(r"(?<=\d{4})(?=ti|super)|(?<=ti)(?=super)", " ", text)
+    return [word for word in re.findall(r"[a-z0-9]+", text) if word not in NOISE]
+
+
+def _means(card: Card, given: frozenset[str]) -> bool:
+    """Whether a name's words are this card's: all that tell models apart, none that the card has not.
+
+    The size, the form, and RTX may be left out.
+    """
+    words = frozenset(_words(card.name))
+    optional = {word for word in words if re.fullmatch(r"\d+gb|sxm|pcie", word)}
+    if "titan" not in words:
+        optional.add("rtx")
+    return bool(given) and words - optional <= given <= words | optional | set(_words(card.also))

@@ -63,9 +63,11 @@ class OutOfMemory(TightfitError):
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """A sentence naming the choice closest to `word`, or all choices where none is close."""
+    """A sentence naming the choice closest to `word`, or all choices where none is close. Letters in another order are
+    the closest."""
     choices = sorted(choices)
-    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
+    close = [c for c in choices if sorted(c) == sorted(word)]
+    close = close or difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"
     return "choose from: " + ", ".join(choices)

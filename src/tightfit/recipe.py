@@ -11,13 +11,24 @@ from tightfit.recipe_text import explain, parse_technique, technique_to_yaml
 from tightfit.tasks import TASKS
 from tightfit.techniques import SLOTS, Attention, Checkpointing, Compile, Loading, Optimizer, Precision
 from tightfit.techniques.base import NUMBER, Natural, Positive, at_most
+from tightfit.training_arguments.table import check_carried
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from transformers import TrainingArguments
+
     from tightfit.devices import Device
 
 Auto = Literal["auto"]
 Size = Annotated[int, Field(ge=1), at_most(2**31 - 1), NUMBER]
 Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial"]
+
+
+def _is_short(value: Any) -> bool:
+    """Whether a value stands for the first field of a nested mapping, by being none itself."""
+    return not isinstance(value, BaseModel | dict)
 
 
 def _slot(name: str) -> tuple[BeforeValidator, PlainSerializer]:
@@ -50,6 +61,17 @@ class Data(BaseModel):
     """Share of the documents held out for evaluation."""
 
 
+class Inference(BaseModel):
+    """What is generated from each prompt. A number in a recipe stands for `{new_tokens: ...}`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    new_tokens: Positive = 128
+    """Tokens to generate after each prompt."""
+    beams: Positive = 1
+    """Beams to search with; 1 takes the likeliest token at every step."""
+
+
 class Recipe(BaseModel):
     """What to train and how. Frozen; build another with `override`."""
 
@@ -68,6 +90,10 @@ class Recipe(BaseModel):
     """Run Python code that comes with a Hugging Face model."""
     task: Literal[tuple(TASKS)] = "causal-lm"  # type: ignore[valid-type]
     """causal-lm, masked-lm, sequence-classification, seq2seq or image-classification."""
+    mode: Literal["train", "inference"] = "train"
+    """What to plan for: training, or generating from `batch_size` prompts of `seq_len` tokens. Only `train` trains."""
+    inference: Annotated[Inference, BeforeValidator(lambda v: {"new_tokens": v} if _is_short(v) else v)] = Inference()
+    """With `mode: inference`, what is generated."""
     data: Annotated[Data, BeforeValidator(lambda v: {"source": v} if isinstance(v, str) else v)] = Data()
     """Where the examples come from."""
     tokenizer: str = "auto"
@@ -143,6 +169,9 @@ class Recipe(BaseModel):
     """Text to continue at the end of a causal-lm run."""
     cache_dir: str = "~/.cache/tightfit"
     """Where trained tokenizers and tokenized data are kept."""
+    hugging_face: Annotated[dict[str, Any], BeforeValidator(check_carried)] = Field(default_factory=dict)
+    """Arguments of a Hugging Face Trainer that are no field here, such as `log_level` or `num_train_epochs`: kept for
+    TrainingArguments, and without effect on training here."""
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
@@ -151,6 +180,23 @@ class Recipe(BaseModel):
             return cls.model_validate(values)
         except ValidationError as error:
             raise RecipeError(explain(cls, error)) from None
+
+    @classmethod
+    def from_training_arguments(
+        cls, arguments: TrainingArguments | Mapping[str, Any] | str | Path, **fields: Any
+    ) -> Self:
+        """The recipe that says what Hugging Face's TrainingArguments say; every field it makes is pinned.
+
+        arguments: a TrainingArguments, a mapping of its names, or the path of a JSON file of `to_json_string`.
+        fields: what the arguments do not have (model, data, seq_len, attention), or what replaces them, such as
+            `checkpointing="auto"`.
+
+        Arguments without a counterpart that concern no step are kept in `hugging_face`. Raises RecipeError naming each
+        other one, with the reason and what to write instead.
+        """
+        from tightfit.training_arguments import from_training_arguments
+
+        return from_training_arguments(cls, arguments, fields)
 
     def refusals(self, device: Device) -> list[str]:
         """Reasons why the techniques named here cannot serve on `device`, each naming its field; empty if they can."""

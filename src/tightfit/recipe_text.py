@@ -225,6 +225,8 @@ def _as_mapping(field: str, value: Any, text: str, knob: str) -> dict[str, Any]:
         return dict(value)
     if field == "data":
         return {"source": value} if value else {}
+    if field == "inference":
+        return {} if value is None else {"new_tokens": value}
     if field in SLOTS and len(SLOTS[field]) > 1:
         if value in (None, "auto"):
             able = [variant for variant in SLOTS[field] if knob in getattr(variant, "__pydantic_fields__", {})]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tightfit import Trainer
-from tightfit.errors import CheckpointError, ModelError
+from tightfit.errors import CheckpointError, ModelError, RecipeError
 from tightfit.training.progress import LastingConsole, Quiet, Terminal
 
 ROWS = [{"input_ids": list(range(i, i + 16))} for i in range(40)]
@@ -84,6 +84,12 @@ def test_a_prompt_that_cannot_be_continued_costs_only_the_sample(tiny, tmp_path,
     assert summary.sample is None
     assert any("no sample" in text for text in said)
     assert (Path(summary.output_dir) / "summary.json").exists()
+
+
+def test_a_recipe_for_inference_trains_nothing(tiny):
+    with pytest.raises(RecipeError, match=r"mode: 'inference' .*write mode=train, or .*plan"):
+        Trainer(recipe={**tiny, "mode": "inference"})
+    assert not Path(tiny["output_dir"]).exists()
 
 
 def test_a_terminal_that_went_away_does_not_stop_the_run():

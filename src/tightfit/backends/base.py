@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from tightfit.devices import Device
 from tightfit.recipe import Recipe
 from tightfit.tasks import Window
+from tightfit.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -131,3 +132,10 @@ class Backend(Protocol):
 
     def step(self, build: Any) -> Step:
         """The training step of a build."""
+
+    def predict(self, recipe: Recipe, device: Device, model: Any = None) -> Trace:
+        """What the step of a resolved recipe does on a device that need not be there: see `trace.Trace`.
+
+        No weights are read, and no parameter is allocated. Raises as `build` does, and ModelError where a model cannot
+        be traced.
+        """

@@ -25,11 +25,11 @@ from tightfit.techniques.optimizer import AdamW
 from tightfit.techniques.precision import Bf16, Fp16, Fp32
 
 MICRO_BATCH_TOKENS = {"cuda": 16_384, "cpu": 4_096}
+WORKERS = {"cuda": 2, "cpu": 0}
 
 
 def resolve(recipe: Recipe, device: Device) -> Recipe:
     """The recipe with every `auto` replaced; what a person pinned stays."""
-    workers = {"cuda": 2, "cpu": 0}[device.kind]
     choices: dict[str, Technique | int] = {
         "micro_batch_size": _micro_batch(recipe, device),
         "precision": _precision(device),
@@ -39,9 +39,14 @@ def resolve(recipe: Recipe, device: Device) -> Recipe:
         "compile": NoCompile(),
     }
     changes: dict[str, object] = {name: value for name, value in choices.items() if getattr(recipe, name) == "auto"}
-    if recipe.loading.workers == "auto":
-        changes["loading"] = replace(recipe.loading, workers=workers)
-    return recipe.model_copy(update=changes)
+    return settle_loading(recipe.model_copy(update=changes), device)
+
+
+def settle_loading(recipe: Recipe, device: Device) -> Recipe:
+    """The recipe with what a search does not decide replaced: the number of workers."""
+    if recipe.loading.workers != "auto":
+        return recipe
+    return recipe.model_copy(update={"loading": replace(recipe.loading, workers=WORKERS[device.kind])})
 
 
 def _micro_batch(recipe: Recipe, device: Device) -> int:

@@ -24,11 +24,12 @@ ROUNDING = ("micro_batch_size", "attention", "checkpointing", "compile")
 MAY_CHANGE = frozenset({
     "max_steps", "logging_steps", "eval_steps", "eval_samples", "save_steps", "save_total_limit", "output_dir",
     "resume", "report_to", "sample_prompt", "cache_dir", "loading", "empty_cache_steps", "device", "allow_numerics",
-    *ROUNDING,
+    "inference", "hugging_face", *ROUNDING,
 })  # fmt: skip
 """Fields that the mathematics of a step does not depend on: a run may go on with others."""
 
 RECIPE, METRICS, SUMMARY, CHECKPOINTS, MODEL = "recipe.yaml", "metrics.jsonl", "summary.json", "checkpoints", "model"
+PLAN = "plan.json"
 LOCK = ".lock"
 
 
@@ -89,6 +90,9 @@ class RunFolder:
 
     def write_recipe(self, recipe: Recipe) -> None:
         write_atomically(self.path / RECIPE, to_yaml(recipe.to_dict()))
+
+    def write_plan(self, values: dict[str, Any]) -> None:
+        write_atomically(self.path / PLAN, json.dumps(values, indent=2) + "\n")
 
     def write_summary(self, values: dict[str, Any]) -> None:
         write_atomically(self.path / SUMMARY, json.dumps(values, indent=2) + "\n")

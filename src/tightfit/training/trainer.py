@@ -18,9 +18,11 @@ from tightfit.devices import Device
 from tightfit.errors import CheckpointError, OutOfMemory, RecipeError
 from tightfit.models import model_facts, module_facts, resolve_source
 from tightfit.planning.advice import smaller
-from tightfit.planning.defaults import resolve
+from tightfit.planning.plan import Plan
+from tightfit.planning.settling import settle
 from tightfit.recipe import Recipe
 from tightfit.recipe_files import load_recipe
+from tightfit.trace import Trace
 from tightfit.training import checkpoints
 from tightfit.training.loop import Loop, Progress
 from tightfit.training.progress import Listener, Quiet
@@ -54,6 +56,9 @@ class Trainer:
         name: str | None = None,
     ) -> None:
         self.recipe = as_recipe(recipe, model)
+        if self.recipe.mode != "train":
+            raise RecipeError("mode: 'inference' is for planning, and trains nothing; write mode=train, or run "
+                              "tightfit plan with this recipe")
         self.module = None if model is None or isinstance(model, str) else model
         self.dataset = dataset
         self.listener: Listener = listener or Quiet()
@@ -61,6 +66,7 @@ class Trainer:
         label = name or given or (type(model).__name__ if self.module is not None else self.recipe.model)
         self.path = Path(self.recipe.output_dir or Path("runs") / _label(label)).expanduser()
         self.backend: Backend = load_backend(self.recipe.backend)
+        self.plan: Plan | None = None
 
     def train(self) -> Summary:
         """Run to the recipe's last step, or go on where an earlier run in the same folder stopped.
@@ -100,7 +106,14 @@ class Trainer:
             recipe, rounding = continued(recipe, saved)
             if rounding and not finished:
                 self.listener.message(f"{', '.join(rounding)} changed: the run goes on to rounding, not bit for bit")
-        return resolve(recipe, device), device
+        if recipe.hugging_face:
+            self.listener.message("hugging_face: these arguments of the Hugging Face Trainer's have no effect here: "
+                                  + ", ".join(sorted(recipe.hugging_face)))
+        settled, self.plan = settle(recipe, device, self._predict, self.listener.message)
+        return settled, device
+
+    def _predict(self, recipe: Recipe, device: Device) -> Trace:
+        return self.backend.predict(recipe, device, self.module)
 
     def _train(self, recipe: Recipe, device: Device, folder: RunFolder, began: float) -> Summary:
         module = self.module
@@ -113,6 +126,8 @@ class Trainer:
         step = self.backend.step(build)
         self.listener.message(_beginning(recipe, step, data, len(source), module is None))
         folder.write_recipe(recipe)
+        if self.plan is not None:
+            folder.write_plan(self.plan.to_json())
         found = checkpoints.newest(folder.checkpoints, self.listener.message)
         with (
             build.session(),

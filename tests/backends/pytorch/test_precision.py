@@ -40,13 +40,18 @@ def state() -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def _restored():
+    _put_back()  # what another test's compiler may have left
     before = state()
     yield
+    _put_back()
+    assert state() == before
+
+
+def _put_back() -> None:
     torch.set_float32_matmul_precision("highest")
     BACKENDS.cudnn.allow_tf32 = True
     BACKENDS.fp32_precision = CUDNN.fp32_precision = "none"
     MATMUL.fp32_precision = BACKENDS.mkldnn.matmul.fp32_precision = "none"
-    assert state() == before
 
 
 def nothing() -> None:
@@ -114,7 +119,7 @@ def test_weights_are_never_wider_on_the_device(tiny, monkeypatch):
         asked.append(dtype)
         return build_model(recipe, task, device, dtype)
 
-    monkeypatch.setattr("tightfit.backends.pytorch.backend.build_model", seen)
+    monkeypatch.setattr("tightfit.backends.pytorch.assembly.build_model", seen)
     backend.build(resolve(recipe, device), device)
     assert asked == [torch.bfloat16]
 

@@ -17,7 +17,6 @@ from torch.nn import functional as F
 from torch.nn.attention import flex_attention as flex
 
 from tightfit.backends.pytorch.attention_kernels import (
-    HALF,
     compute_dtype,
     packed_way,
     repeat_heads,
@@ -33,6 +32,8 @@ from tightfit.backends.pytorch.attention_masks import (
     is_plain,
     mask_function,
 )
+from tightfit.backends.pytorch.cuda_sdpa import HALF
+from tightfit.backends.pytorch.target import active_cuda_target, cuda_target_of
 from tightfit.errors import ModelError
 
 AttentionFunction = Callable[..., tuple[Tensor, None]]
@@ -40,6 +41,8 @@ AttentionFunction = Callable[..., tuple[Tensor, None]]
 EAGER = "tightfit_eager"
 SDPA = "tightfit_sdpa"
 FLEX = "tightfit_flex"
+BLOCK = 128
+"""Positions on each side of a FlexAttention block."""
 
 
 def register() -> None:
@@ -160,6 +163,8 @@ def flex_attention(
                          "padding yet; write attention=sdpa")
 
     query, key, value = (t.to(compute_dtype(query)) for t in (query, key, value))
+    if not torch.compiler.is_compiling() and cuda_target_of(query) is not None:
+        return _planned_flex(query, key, value, causal, scaling).transpose(1, 2).contiguous(), None
     kernel: Any = flex.flex_attention if torch.compiler.is_compiling() else _compiled_flex()
     output: Tensor = kernel(
         query, key, value,
@@ -202,6 +207,14 @@ def _capped(softcap: float) -> Callable[..., Tensor]:
     return capped
 
 
+def _planned_flex(query: Tensor, key: Tensor, value: Tensor, causal: bool, scaling: float | None) -> Tensor:
+    """FlexAttention on fake tensors that stand for CUDA ones, which torch has no rule for outside of compiled regions:
+    it keeps what the flash kernel keeps."""
+    flash = torch.ops.aten._scaled_dot_product_flash_attention
+    output: Tensor = flash(query, key, value, 0.0, causal, scale=scaling)[0]
+    return output[..., : value.shape[-1]]
+
+
 @functools.cache
 def _compiled_flex() -> Callable[..., Any]:
     return torch.compile(flex.flex_attention)
@@ -217,9 +230,21 @@ def create_blocks(allowed: Callable[..., Tensor], rows: int | None, length: int,
 
     On CUDA it is made by a compiled kernel: uncompiled, all rows * length * length pairs would stand in memory.
     """
+    if not torch.compiler.is_compiling() and active_cuda_target() is not None:
+        return _planned_blocks(allowed, rows or 1, length, device)
     compiled = device.type == "cuda" and not torch.compiler.is_compiling()
     create: Any = _compiled_create() if compiled else flex.create_block_mask
     return create(allowed, rows, None, length, length, device=str(device))
+
+
+def _planned_blocks(allowed: Callable[..., Tensor], rows: int, length: int, device: torch.device) -> Any:
+    """A BlockMask of that size, with nothing in it, for fake tensors that stand for CUDA ones."""
+    count = -(-length // BLOCK)
+    numbers = [torch.zeros((rows, 1, count), dtype=torch.int32, device=device) for _ in range(2)]
+    indices = [torch.zeros((rows, 1, count, count), dtype=torch.int32, device=device) for _ in range(2)]
+    return flex.BlockMask.from_kv_blocks(
+        numbers[0], indices[0], numbers[1], indices[1], BLOCK, allowed, seq_lengths=(length, length)
+    )
 
 
 def near_blocks(length: int, causal: bool, window: int | None, device: torch.device) -> Any:

@@ -15,11 +15,11 @@ from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
 
 from tightfit.backends.pytorch.attention_masks import distance_mask
+from tightfit.backends.pytorch.cuda_sdpa import HALF
+from tightfit.backends.pytorch.target import capability_of
 from tightfit.errors import ModelError
 
 PackedWay = Literal["varlen", "slices", "dense"]
-
-HALF = (torch.float16, torch.bfloat16)
 
 
 def repeat_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,8 +42,9 @@ def sdpa(
     """scaled_dot_product_attention: (B, H, T, D of value). Keys and values of grouped heads are repeated only where
     the kernel would otherwise be the unfused one. Raises ModelError where only flash may run and there is a mask."""
     grouped = query.shape[1] != key.shape[1]
-    fused = mask is None and (query.device.type != "cuda" or _flash_can_run(query))
-    if mask is not None and query.device.type == "cuda" and not _takes_masks():
+    on_cuda = capability_of(query) is not None
+    fused = mask is None and (not on_cuda or _flash_can_run(query))
+    if mask is not None and on_cuda and not _takes_masks():
         raise ModelError("attention.kernel: 'flash' takes no mask, and this batch needs one (padding, or packed "
                          "documents with dropout in attention); write attention.kernel=auto")
     if grouped and not fused:
@@ -54,6 +55,7 @@ def sdpa(
     )
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _takes_masks() -> bool:
     """Whether a CUDA kernel besides flash may run."""
     allowed = torch.backends.cuda
@@ -70,7 +72,7 @@ def packed_way(query: Tensor, value: Tensor, dropout: float, position_bias: Tens
     """
     if position_bias is not None:
         return "dense"
-    if query.device.type != "cuda":
+    if capability_of(query) is None:
         return "dense" if torch.compiler.is_compiling() else "slices"
     size = query.shape[-1]
     fits = size == value.shape[-1] and size <= 256 and size % 8 == 0
@@ -79,12 +81,15 @@ def packed_way(query: Tensor, value: Tensor, dropout: float, position_bias: Tens
 
 def _flash_can_run(query: Tensor) -> bool:
     """Whether this CUDA device has the flash kernel for this format, and may run it."""
-    return compute_dtype(query) in HALF and torch.backends.cuda.flash_sdp_enabled() and _has_flash()
+    capability = capability_of(query)
+    has_flash = capability is not None and capability >= (8, 0)
+    return has_flash and compute_dtype(query) in HALF and _flash_is_allowed()
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _has_flash() -> bool:
-    return torch.cuda.get_device_capability() >= (8, 0)
+def _flash_is_allowed() -> bool:
+    enabled: bool = torch.backends.cuda.flash_sdp_enabled()
+    return enabled
 
 
 def varlen(

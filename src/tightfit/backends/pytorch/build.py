@@ -22,6 +22,7 @@ from tightfit.tasks import Task
 Context = Callable[[], AbstractContextManager[Any]]
 MaskArguments = Callable[[TensorBatch], dict[str, Any]]
 OptimizerFactory = Callable[[nn.Module], Optimizer]
+CompileBackend = Callable[[str, str], Any]
 Windows = Callable[[WindowSource, int, int], Iterator[TensorWindow]]
 
 
@@ -51,6 +52,8 @@ class Build:
     loss_scaling: whether gradients are scaled up for fp16.
     optimizer_factory: makes the optimizer from the finished model.
     windows: prepares windows ahead of the step.
+    compile_backend: what torch.compile is given as its backend in the place of one it names, in a mode: planning's own,
+        which generates no code.
     evaluation_dtype: cast the weights to this for evaluation; None keeps them.
     notes: sentences for the person running this, such as a risky combination.
     """
@@ -68,6 +71,7 @@ class Build:
     loss_scaling: bool = False
     optimizer_factory: OptimizerFactory | None = None
     windows: Windows | None = None
+    compile_backend: CompileBackend | None = None
     evaluation_dtype: torch.dtype | None = None
     notes: tuple[str, ...] = ()
 

@@ -20,16 +20,18 @@ def no_compile(technique: NoCompile, build: Build) -> Build:
 def per_block(technique: PerBlock, build: Build) -> Build:
     for stack in build.stacks:
         for block in stack:
-            compile_module(block, **_arguments(technique))
+            compile_module(block, **_arguments(technique, build))
     return build
 
 
 def whole_model(technique: WholeModel, build: Build) -> Build:
-    compile_module(build.model, **_arguments(technique))
+    compile_module(build.model, **_arguments(technique, build))
     return build
 
 
-def _arguments(technique: PerBlock | WholeModel) -> dict[str, Any]:
+def _arguments(technique: PerBlock | WholeModel, build: Build) -> dict[str, Any]:
+    if build.compile_backend is not None:
+        return {"backend": build.compile_backend(technique.backend, technique.mode)}
     # `mode` is Inductor's; the other backends refuse it.
     mode = {"mode": technique.mode} if technique.backend == "inductor" and technique.mode != "default" else {}
     return {"backend": technique.backend, **mode}

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torchao import optim as torchao_optim
 
 from tightfit.errors import ModelError
@@ -52,7 +53,7 @@ class _Quantized:
         if p in self._in_32_bits:
             return torch.zeros_like(p, dtype=torch.float32)
         buffer: Tensor = super()._new_buffer(p, signed)  # type: ignore[misc]
-        return buffer.float() if type(buffer) is Tensor else buffer
+        return buffer if is_traceable_wrapper_subclass(buffer) else buffer.float()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update: torchao's compiled kernel for each parameter on CUDA, the same formula uncompiled elsewhere,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import resource
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,9 @@ from tightfit.backends.pytorch.optimizer import set_learning_rate
 from tightfit.backends.pytorch.state import load_state, save_state
 from tightfit.errors import ModelError
 from tightfit.tasks import Window
+from tightfit.trace import Phase
+
+Watch = Callable[[Phase], None]
 
 NOT_CLIPPED = -1.0
 """What stands for a gradient norm where none was taken."""
@@ -68,15 +71,17 @@ class Step:
     micro-batches: each micro-batch adds its own sum over the window's count.
     """
 
-    def __init__(self, build: Build) -> None:
+    def __init__(self, build: Build, *, watch: Watch | None = None, inspect: bool = True) -> None:
+        """watch: told of each phase as it begins. inspect: whether to look into the first forward pass."""
         assert build.optimizer_factory is not None
         self.build = build
+        self._watch = watch
         self.optimizer = build.optimizer_factory(build.model)
         self.scaler = torch.amp.GradScaler(build.torch_device.type) if build.loss_scaling else None
         self.parameters = [p for p in build.model.parameters() if p.requires_grad]
         self.steps = 0
         self._doing = "nothing yet"
-        self._inspector: Inspector | None = Inspector(build.model)
+        self._inspector: Inspector | None = Inspector(build.model) if inspect else None
         self._inspection: Inspection | None = None
         self._compiled_before = compile_seconds()
         build.model.train()
@@ -111,10 +116,10 @@ class Step:
         total: Tensor | None = None
         last = len(window.micro_batches)
         for number, host_batch in enumerate(window.micro_batches, 1):
-            self._doing = f"the forward pass of micro-batch {number} of {last}"
+            self._enter(Phase.FORWARD, f"the forward pass of micro-batch {number} of {last}")
             loss = self._loss_sum(host_batch.to(self.build.torch_device))
             total = loss.detach() if total is None else total + loss.detach()
-            self._doing = f"the backward pass of micro-batch {number} of {last}"
+            self._enter(Phase.BACKWARD, f"the backward pass of micro-batch {number} of {last}")
             loss = loss / max(window.count, 1)
             (loss if self.scaler is None else self.scaler.scale(loss)).backward()
             del loss
@@ -154,7 +159,7 @@ class Step:
 
     def _update(self) -> Tensor | None:
         """Clip, step the optimizer and drop the gradients; return the norm before clipping, if clipped."""
-        self._doing = "the optimizer step"
+        self._enter(Phase.OPTIMIZER, "the optimizer step")
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         norm = None
@@ -182,7 +187,7 @@ class Step:
         return PendingStep(host, count, self.scaler is not None, arrived)
 
     @torch.no_grad()
-    def evaluate(self, windows: Iterable[Window]) -> Total:
+    def evaluate(self, windows: Iterable[Window | TensorWindow]) -> Total:
         """The summed loss over `windows`, in the evaluation's format, with nothing learned."""
         build = self.build
         build.model.eval()
@@ -190,7 +195,8 @@ class Step:
         try:
             with self._guarded("evaluation"), build.evaluation_weights():
                 for window in windows:
-                    for host_batch in tensor_window(window).micro_batches:
+                    made = window if isinstance(window, TensorWindow) else tensor_window(window)
+                    for host_batch in made.micro_batches:
                         batch = host_batch.to(build.torch_device)
                         with build.forward_context():
                             loss += cross_entropy_sum(build.logits(batch), batch.labels)
@@ -230,6 +236,11 @@ class Step:
         if self.build.torch_device.type == "cuda":
             return torch.cuda.max_memory_allocated()
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+    def _enter(self, phase: Phase, doing: str) -> None:
+        self._doing = doing
+        if self._watch is not None:
+            self._watch(phase)
 
     @contextmanager
     def _guarded(self, doing: str) -> Iterator[None]:

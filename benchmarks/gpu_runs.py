@@ -1,0 +1,234 @@
+"""How `plan_vs_gpu.py` goes through its cases: rows that last, plans made side by side, measurements one by one."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gpu_truth
+import record
+from forking import Job, Outcome, run_forked
+from gpu_cases import Case, all_cases, smoke_cases, write_configurations
+from gpu_predictions import device_of, predict_case
+from gpu_summary import lines, plot, summarize
+from tightfit.calibration import Ceilings, load
+from tightfit.devices import Device
+from tightfit.errors import Refused
+
+PLANNING_SHARE = 0.5
+"""Of the time there is, for planning, at most."""
+PLANNING_SECONDS, CASE_SECONDS, COMPILING_SECONDS = 120.0, 60.0, 180.0
+TRIED = 3
+"""A case that failed so often is left alone."""
+COMPILED_AT_ONCE = 4
+
+Row = dict[str, Any]
+
+
+class Rows:
+    """The file of rows, of one device: the newest of each case."""
+
+    def __init__(self, path: Path, device: Mapping[str, Any]) -> None:
+        self.path, self.device = path, device
+        self.newest: dict[str, Row] = {}
+        for line in path.read_text().splitlines() if path.exists() else ():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:  # cut off as it was written
+                continue
+            if row["device"]["name"] == device["name"]:
+                self.newest[row["key"]] = row
+
+    def add(self, case: Case, **values: Any) -> Row:
+        attempts = self.attempts(case) + 1
+        row = {"key": case.key, "name": case.name, "group": case.group, "line": case.line, "attempts": attempts,
+               "device": self.device, "date": datetime.now(UTC).date().isoformat(), **values}
+        self.newest[case.key] = row
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        whole = not self.path.exists() or self.path.read_bytes()[-1:] in (b"", b"\n")
+        with self.path.open("a") as file:
+            file.write(("" if whole else "\n") + json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        return row
+
+    def measured(self, case: Case) -> bool:
+        return bool(self.newest.get(case.key, {}).get("measured"))
+
+    def attempts(self, case: Case) -> int:
+        return int(self.newest.get(case.key, {}).get("attempts", 0))
+
+    def of(self, cases: Iterable[Case]) -> list[Row]:
+        return [self.newest[case.key] for case in cases if case.key in self.newest]
+
+
+def left_to_do(cases: Iterable[Case], rows: Rows) -> list[Case]:
+    """Cases without a measurement, those that failed before at the end."""
+    waiting = [case for case in cases if not rows.measured(case) and rows.attempts(case) < TRIED]
+    return sorted(waiting, key=rows.attempts)
+
+
+def plan_all(
+    cases: Iterable[Case], device: Device, folder: Path, rows: Rows, at_once: int, deadline: float
+) -> dict[Case, Row]:
+    """Predictions of the cases that can run here, for as many as there is time; the others' reasons become rows."""
+    named = {case.name: case for case in cases}
+    ceilings = ceilings_of(device)
+    jobs = (Job(name, partial(predict_case, case, case.recipe(folder), device, ceilings), PLANNING_SECONDS)
+            for name, case in named.items())
+    found: dict[Case, Row] = {}
+    for outcome in run_forked(jobs, at_once, deadline):
+        case, value = named[outcome.name], outcome.value or {"failure": outcome.failure}
+        if "fits" in value:
+            found[case] = value
+        else:
+            reason = "refused" if "refused" in value else "failure"
+            rows.add(case, **{reason: value[reason] if reason == "refused" else f"planning: {value[reason]}"})
+            print(f"{reason}: {case.name}: {' '.join(value[reason].split())[-300:]}", flush=True)
+    return {case: found[case] for case in named.values() if case in found}
+
+
+def ceilings_of(device: Device) -> Ceilings | None:
+    """This device's, as measured and kept on this machine, or as recorded in results/."""
+    kept = load(device.name, threads=device.units if device.kind == "cpu" else 0)
+    path = record.RESULTS / "ceilings_gpu.json"
+    if kept is None and device.kind == "cuda" and path.exists():
+        recorded = Ceilings.from_dict(json.loads(path.read_text())["ceilings"])
+        kept = recorded if recorded.device == device.name else None
+    return kept
+
+
+def measure_all(plans: Mapping[Case, Row], device: Device, folder: Path, rows: Rows, deadline: float) -> None:
+    """Measure one case after another; each becomes a row."""
+    plain = [case for case in plans if not case.compiles]
+    compiled = [case for case in plans if case.compiles]
+    _measure(plain, plans, device, folder, rows, deadline)
+    if device.kind == "cuda" and compiled:  # what compilers make is kept, so that compiling does not come one by one
+        largest = max(plans[case]["limit"] for case in compiled)
+        at_once = max(min(COMPILED_AT_ONCE, (os.cpu_count() or 1) // 4, device.memory_bytes // largest), 1)
+        for _ in run_forked(_jobs(compiled, plans, device, folder), at_once, deadline):
+            pass
+    _measure(compiled, plans, device, folder, rows, deadline)
+
+
+def _measure(
+    cases: Iterable[Case], plans: Mapping[Case, Row], device: Device, folder: Path, rows: Rows, deadline: float
+) -> None:
+    named = {case.name: case for case in cases}
+    for outcome in run_forked(_jobs(named.values(), plans, device, folder), 1, deadline):
+        case = named[outcome.name]
+        told = {"measured": outcome.value} if outcome.failure is None else {"failure": outcome.failure}
+        rows.add(case, recipe=case.recipe(folder).to_dict(), predicted=plans[case], seconds=outcome.seconds, **told)
+        print(said(case, plans[case], outcome), flush=True)
+
+
+def _jobs(cases: Iterable[Case], plans: Mapping[Case, Row], device: Device, folder: Path) -> Iterator[Job]:
+    for case in cases:
+        others = gpu_truth.used_bytes() if device.kind == "cuda" else None
+        work = partial(gpu_truth.measure, case.recipe(folder), device, plans[case]["limit"],
+                       expandable=case.expandable, others=others)
+        yield Job(case.name, work, COMPILING_SECONDS if case.compiles else CASE_SECONDS)
+
+
+def said(case: Case, plan: Row, outcome: Outcome) -> str:
+    """A measurement in one line."""
+    if outcome.failure is not None:
+        return f"FAILED {case.name}: {' '.join(outcome.failure.split())[-300:]}"
+    found, parts = outcome.value, [f"planned {plan['fits']}: {outcome.value['outcome']}"]
+    if "peak_reserved" in found:
+        parts.append(f"reserved {plan['peak_reserved'] / 2**20:,.0f} MiB planned, "
+                     f"{found['peak_reserved'] / 2**20:,.0f} measured")
+    if "step_seconds" in found:
+        best = plan["step_seconds"]["calibrated"] or plan["step_seconds"]["uncalibrated"]
+        parts.append(f"step {best * 1e3:.1f} ms planned, {found['step_seconds'] * 1e3:.1f} measured")
+    return f"{case.name}: {', '.join(parts)} ({outcome.seconds:.0f} s)"
+
+
+def plan_again(cases: Iterable[Case], device: Device, folder: Path, rows: Rows, at_once: int) -> list[Row]:
+    """The measured rows with what is planned now, with the memory that they were measured with."""
+    ceilings = ceilings_of(device)
+    named = {case.name: case for case in cases if rows.measured(case)}
+    jobs = (Job(name, partial(predict_case, case, case.recipe(folder), device, ceilings,
+                              rows.newest[case.key]["predicted"]["limit"]), PLANNING_SECONDS)
+            for name, case in named.items())
+    found = []
+    for outcome in run_forked(jobs, at_once):
+        row, value = rows.newest[named[outcome.name].key], outcome.value or {"failure": outcome.failure}
+        if "fits" in value:
+            found.append({**row, "predicted": value})
+        else:
+            found.append({**row, "measured": None, "failure": value.get("failure") or value.get("refused")})
+    return found
+
+
+def write_summary(rows: Iterable[Row], planned: int, path: Path, device: Mapping[str, Any]) -> dict[str, Any]:
+    """Print it, and write it beside the rows, with a figure where something was measured."""
+    rows = list(rows)
+    summary = summarize(rows, planned)
+    print("\n".join(lines(summary, rows)))
+    short = ("name", "group", "predicted", "measured", "date")
+    cases = [{field: row[field] for field in short} for row in rows if row.get("measured")]
+    if path.parent == record.RESULTS:
+        print(record.write(path.stem, {"gpu": device, **summary, "cases": cases}))
+    else:
+        path.with_suffix(".json").write_text(json.dumps({"gpu": device, **summary, "cases": cases}, indent=1))
+    if any(row["measured"].get("peak_reserved") for row in cases):
+        plot(rows, path.with_suffix(".png"), f"predicted against measured, {device['name']}")
+    return summary
+
+
+def on_gpu() -> Row:
+    """The CUDA device's facts, from a child. Raises Refused where there is none."""
+    outcome = next(run_forked([Job("device", gpu_truth.describe_device, CASE_SECONDS)]))
+    if outcome.failure is not None:
+        raise Refused(f"no CUDA device can be used here: {outcome.failure.splitlines()[-1]}")
+    facts: Row = outcome.value
+    return facts
+
+
+def recorded_device(path: Path) -> Row:
+    """The device of the newest row. Raises Refused where there is none."""
+    written = path.read_text().splitlines() if path.exists() else []
+    if not written:
+        raise Refused(f"{path} holds no measurement to plan again")
+    facts: Row = json.loads(written[-1])["device"]
+    return facts
+
+
+def run(
+    rows_path: Path, *, on_cpu: bool = False, smoke: bool = False, part: tuple[int, int] = (1, 1), only: str = "",
+    seconds: float = 450.0, again: bool = False, workers: int = 1,
+) -> dict[str, Any]:
+    """Measure what is left of a part of the cases, and sum up what is known of all. Raises Refused without a device.
+
+    only: what a case's group or name has in it. seconds: nothing is begun or goes on after them. again: plan the
+    measured cases again instead. workers: plans made at once.
+    """
+    deadline = time.monotonic() + seconds
+    every = smoke_cases() if on_cpu or smoke else all_cases()
+    number, count = part
+    cases = [case for case in every[number - 1 :: count] if only in f"{case.group} {case.name}"]
+    facts = recorded_device(rows_path) if again else gpu_truth.facts_of(gpu_truth.cpu()) if on_cpu else on_gpu()
+    rows, device = Rows(rows_path, facts), device_of(facts)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_configurations(folder)
+        if again:
+            found = plan_again(every, device, folder, rows, workers)
+        else:
+            half = time.monotonic() + PLANNING_SHARE * (deadline - time.monotonic())
+            plans = plan_all(left_to_do(cases, rows), device, folder, rows, workers, half)
+            measure_all(plans, device, folder, rows, deadline)
+            found = rows.of(every)
+    summary = write_summary(found, len(every), rows_path, facts)
+    left = [case for case in left_to_do(cases, rows) if "refused" not in rows.newest.get(case.key, {})]
+    if left and not again:
+        print(f"{len(left)} cases of this part are left; run it again to go on")
+    return summary

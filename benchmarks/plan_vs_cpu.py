@@ -1,0 +1,104 @@
+"""Predicted memory against what the processor's allocator really hands out, at three peaks of every case.
+
+Truth: torch.profiler's allocation events of two real steps, from the construction of the model on. The peaks are those
+of the forward passes, the backward passes and the optimizer step, the largest over both steps.
+
+Run: python benchmarks/plan_vs_cpu.py [--only TEXT]
+With TEXT, only the cases whose name holds it run, and nothing is recorded. Ends with status 1 where a case errs by more
+than 0.2 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import statistics
+import sys
+import time
+import warnings
+from typing import Any
+
+import torch
+
+import record
+from cpu_cases import Case, cases
+from cpu_truth import PHASES, measured_peaks
+from random_windows import random_window
+from tightfit.backends.pytorch.batch import TensorWindow
+from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.predict import predict
+from tightfit.devices import Device
+
+CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 40)
+BOUND = 0.002
+"""The largest error of any peak of any case, as a share of it."""
+CLEARLY = 1.1
+"""A case is bound by activations where its backward peak is so many times the optimizer's."""
+
+
+def compare(case: Case) -> dict[str, Any]:
+    """One case: bytes predicted and measured at each peak."""
+    recipe, make = case.recipe(), case.model_factory()
+
+    def windows(build: Build) -> list[TensorWindow]:
+        return [random_window(build.recipe, build.task, build.facts, seed) for seed in range(2)]
+
+    torch.manual_seed(0)
+    measured = measured_peaks(recipe, CPU, windows, make)
+    started = time.perf_counter()
+    trace = predict(recipe, CPU, None if make is None else make())
+    seconds = time.perf_counter() - started
+    peaks = {
+        phase: max(trace.peak(span.start, span.stop)[1] for span in trace.spans if span.name == phase)
+        for phase in PHASES
+    }
+    errors = {phase: peaks[phase] / measured[phase] - 1 for phase in PHASES}
+    return {
+        "case": case.name, "measured": measured, "predicted": peaks,
+        "error": {phase: round(error, 7) for phase, error in errors.items()},
+        "activation_bound": measured["backward"] > CLEARLY * measured["optimizer"],
+        "predicted_in": round(seconds, 2),
+    }  # fmt: skip
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    errors = sorted(abs(error) for row in rows for error in row["error"].values())
+    return {
+        "cases": len(rows),
+        "architectures": len({row["case"].split()[0] for row in rows}),
+        "activation_bound": sum(row["activation_bound"] for row in rows),
+        "median": statistics.median(errors),
+        "p95": errors[int(0.95 * (len(errors) - 1))],
+        "worst": errors[-1],
+        "worst_case": max(rows, key=lambda row: max(map(abs, row["error"].values())))["case"],
+        "bound": BOUND,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="predicted against allocated memory on the CPU")
+    parser.add_argument("--only", default="", help="run the cases whose name holds this, and record nothing")
+    only = parser.parse_args().only
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    rows: list[dict[str, Any]] = []
+    chosen = [case for case in cases() if only in case.name]
+    for number, case in enumerate(chosen, 1):
+        row = compare(case)
+        rows.append(row)
+        errors = "  ".join(f"{phase} {error:+.4%}" for phase, error in row["error"].items())
+        print(f"{number}/{len(chosen)} {case.name}: {errors}", flush=True)
+        gc.collect()
+    totals = summary(rows)
+    print(f"{totals['cases']} cases of {totals['architectures']} architectures, {totals['activation_bound']} bound by "
+          f"activations: median {totals['median']:.4%}, p95 {totals['p95']:.4%}, worst {totals['worst']:.4%} "
+          f"({totals['worst_case']}; bound {BOUND:.1%})")
+    if not only:
+        record.write("plan_vs_cpu", {"summary": totals, "rows": rows})
+    return int(totals["worst"] > BOUND)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Predicted memory and step time against measured ones, over recipes of every technique on a CUDA device.
+
+Each case is planned first, on the CPU; the plan sets how much memory the case is given. Then it trains a few steps in
+a process of its own. Rows are added to results/plan_vs_gpu.jsonl as they come, so that a run goes on where the one
+before it ended, and results/plan_vs_gpu.json sums them up.
+
+Run: python benchmarks/plan_vs_gpu.py [--part 1/3] [--minutes 7.5] [--only WORD]
+     python benchmarks/plan_vs_gpu.py --again        plans what was measured once more, with no GPU
+     python benchmarks/plan_vs_gpu.py --device cpu   a few tiny cases, anywhere; their memory is not measured
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROWS = Path(__file__).resolve().parent.parent / "results" / "plan_vs_gpu.jsonl"
+
+
+def part(text: str) -> tuple[int, int]:
+    """`1/3` as numbers."""
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r}: write a part as 1/3, 2/3 or 3/3")
+    return int(number), int(count)
+
+
+@contextmanager
+def cuda_unopened() -> Iterator[None]:
+    """Imports that open no CUDA, which would not survive a fork.
+
+    Where a GPU is asked for, the driver's library answers; and torchao, which asks for its capability as it is imported
+    (by transformers, where it is installed), waits for the child that needs it.
+    """
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    loaded = "torchao" in sys.modules
+    modules: dict[str, Any] = sys.modules
+    if not loaded:
+        modules["torchao"] = None  # as if it were not installed
+    try:
+        yield
+    finally:
+        if not loaded:
+            del modules["torchao"]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit status: 0; 1 where a goal is missed, or a tiny case failed; 2 without a CUDA device."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", type=part, default=(1, 1), help="which of how many parts of the cases, such as 1/3")
+    parser.add_argument("--minutes", type=float, default=7.5, help="nothing runs for longer")
+    parser.add_argument("--only", default="", help="cases whose name or group has this in it")
+    parser.add_argument("--again", action="store_true", help="plan the measured cases again; needs no GPU")
+    parser.add_argument("--smoke", action="store_true", help="a few tiny cases instead")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="the CPU runs the tiny cases alone")
+    parser.add_argument("--rows", type=Path, default=ROWS, help="where the rows are kept")
+    parser.add_argument("--workers", type=int, default=max((os.cpu_count() or 1) - 2, 1), help="plans made at once")
+    asked = parser.parse_args(arguments)
+    with cuda_unopened():
+        from gpu_runs import run
+        from tightfit.errors import Refused
+    try:
+        summary = run(
+            asked.rows, on_cpu=asked.device == "cpu", smoke=asked.smoke, part=asked.part, only=asked.only,
+            seconds=60 * asked.minutes, again=asked.again, workers=asked.workers,
+        )
+    except Refused as reason:
+        print(f"plan_vs_gpu: {reason}", file=sys.stderr)
+        return 2
+    if asked.smoke or asked.device == "cpu":
+        return 1 if summary["failed"] else 0
+    return 1 if any(goal["met"] is False for goal in summary["goals"]) else 0
+
+
+def _stop(number: int, frame: Any) -> None:
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _stop)  # children are ended with this process
+    sys.exit(main())

@@ -1,0 +1,280 @@
+"""The ceilings of the machine at hand: how fast its device really runs, measured once and kept.
+
+A record holds what was measured, by whom it may be used (device, processor, threads, versions), and answers how long a
+piece of work takes by interpolating between its points. Measuring is a backend's work.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import json
+import math
+import os
+import platform
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from tightfit.errors import TightfitError
+
+FOLDER = Path("~/.cache/tightfit/ceilings")
+FORMAT = 1
+"""Version of the file's layout; a file of another one is measured anew."""
+
+BATCH = 16
+"""Products in an op, where they are measured many at a time."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Measured points, by size: `sizes` grow, and each has a value above 0. In between, straight on a log-log scale."""
+
+    sizes: tuple[float, ...]
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.sizes or len(self.sizes) != len(self.values) or min(*self.sizes, *self.values) <= 0:
+            raise ValueError(f"a curve needs sizes and as many values, all above 0, not {self}")
+        if list(self.sizes) != sorted(set(self.sizes)):
+            raise ValueError(f"a curve's sizes must grow, not {self.sizes}")
+
+    def at(self, size: float) -> float:
+        """The value at a size; the nearest point's outside the measured range."""
+        low, share = _place(self.sizes, size)
+        high = min(low + 1, len(self.sizes) - 1)
+        return float(self.values[low] ** (1 - share) * self.values[high] ** share)
+
+    def beyond(self, size: float) -> float:
+        """As `at`, but growing in proportion to the size past the last point: for times."""
+        return self.at(size) * max(size / self.sizes[-1], 1.0)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Operations a second of matrix products (M, K) by (K, N), for M, N and K each of `sizes`: `rates[m][n][k]`."""
+
+    sizes: tuple[int, ...]
+    rates: tuple[tuple[tuple[float, ...], ...], ...]
+
+    def __post_init__(self) -> None:
+        count = len(self.sizes)
+        planes = [len(self.rates) == count, *(len(p) == count for p in self.rates)]
+        rows = [len(row) == count and min(row) > 0 for plane in self.rates for row in plane]
+        if not count or list(self.sizes) != sorted(set(self.sizes)) or not all(planes + rows):
+            raise ValueError("a grid needs growing sizes, and a rate above 0 for each three of them")
+
+    def rate(self, m: float, n: float, k: float) -> float:
+        """Operations a second at that shape, linear between the logarithms of the eight points around it."""
+        corners = self.corners(m, n, k)
+        return math.exp(sum(share * math.log(self.rates[i][j][h]) for (i, j, h), share in corners))
+
+    def corners(self, m: float, n: float, k: float) -> list[tuple[tuple[int, int, int], float]]:
+        """The points around a shape, by their places in `sizes` for M, N and K, and the share of each; they sum to 1.
+        """
+        sides = []
+        for size in (m, n, k):
+            low, share = _place(self.sizes, size)
+            sides.append([(low, 1 - share), (low + 1, share)])
+        return [
+            ((i, j, h), u * v * w)
+            for i, u in sides[0] for j, v in sides[1] for h, w in sides[2] if u * v * w > 0
+        ]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceilings:
+    """What one device, driven by one machine, was measured to do.
+
+    device: the name that `devices.Device` has. processor: the host's. torch: PyTorch's version. threads: how many the
+        CPU computed with; 0 for another device. driver: of the device; empty for the CPU.
+    products: matrix products, by number format, such as `bfloat16`; `tf32` is float32 on the tensor cores. `batches`
+        has the same for many small products in one op.
+    attention: operations a second of fused attention against the sequence's length, by `forward` or `backward`, a
+        space and the features of a head, then by number format; pairs that a causal kernel skips do not count.
+    memory: seconds of ops that memory binds against the bytes they read and write, by family (`FAMILIES`), then by
+        number format.
+    host: the host's seconds for an op by phase: `forward`, `recompute`, `backward`, `optimizer`. On a CUDA device the
+        whole time to issue an op's kernel; on the CPU what comes on top of the op itself.
+    host_to_device: bytes a second from pinned host memory; 0 where there is nothing to copy.
+    """
+
+    device: str
+    kind: Literal["cpu", "cuda"]
+    processor: str
+    torch: str
+    threads: int = 0
+    driver: str = ""
+    date: str = ""
+    products: Mapping[str, Grid] = field(default_factory=dict)
+    batches: Mapping[str, Grid] = field(default_factory=dict)
+    attention: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)
+    memory: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)
+    host: Mapping[str, float] = field(default_factory=dict)
+    host_to_device: float = 0.0
+
+    def attention_rate(self, direction: str, dtype: str, length: float, head: float) -> float | None:
+        """Operations a second of fused attention over so many positions with heads of so many features, in float32
+        where the format was not measured; None where that was not either."""
+        heads = {}
+        for name, curves in self.attention.items():
+            curve = curves.get(dtype) or curves.get("float32")
+            if name.startswith(f"{direction} ") and curve is not None:
+                heads[float(name.split()[1])] = curve.at(length)
+        return Curve(tuple(sorted(heads)), tuple(heads[h] for h in sorted(heads))).at(head) if heads else None
+
+    def memory_seconds(self, family: str, dtype: str, size: float) -> float | None:
+        """Seconds for an op of a family that moves `size` bytes. Of the two 16-bit formats one stands for the other,
+        and float32 for whatever was not measured; `add` for a family that was not. None where nothing was."""
+        curves = self.memory.get(family) or self.memory.get("add") or {}
+        other = {"float16": "bfloat16", "bfloat16": "float16"}.get(dtype, "float32")
+        curve = curves.get(dtype) or curves.get(other) or curves.get("float32")
+        return None if curve is None else curve.beyond(size)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """The record that `dataclasses.asdict` gave. Raises KeyError, TypeError or ValueError for another."""
+        grids = {
+            field: {name: Grid(tuple(g["sizes"]), _tuples(g["rates"])) for name, g in values[field].items()}
+            for field in ("products", "batches")
+        }
+        curves = {field: _curves(values[field]) for field in ("attention", "memory")}
+        return cls(**{**values, **grids, **curves})
+
+
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "add": (),
+    "add_": ("add_", "mul_", "sub_", "div_", "lerp_", "addcmul_", "addcdiv_", "sqrt_", "neg_", "clamp_"),
+    "sqrt": ("sqrt", "rsqrt", "div", "reciprocal"),
+    "pow": ("pow",),
+    "tanh": ("tanh", "tan", "sinh"),
+    "gelu": ("gelu",),
+    "gelu_backward": ("gelu_backward",),
+    "silu": ("silu", "sigmoid", "mish", "hardswish", "softplus"),
+    "silu_backward": ("silu_backward",),
+    "exp": ("exp", "log", "erf", "cos", "sin", "log1p", "expm1"),
+    "gt": ("gt", "lt", "ge", "le", "eq", "ne", "isnan", "isfinite", "logical_not", "logical_and", "bitwise_and"),
+    "where": ("where", "masked_fill", "masked_fill_", "threshold_backward"),
+    "_softmax": ("_softmax", "softmax"),
+    "_safe_softmax": ("_safe_softmax",),
+    "_softmax_backward_data": ("_softmax_backward_data",),
+    "_log_softmax": ("_log_softmax", "log_softmax", "logsumexp"),
+    "_log_softmax_backward_data": ("_log_softmax_backward_data",),
+    "native_layer_norm": ("native_layer_norm", "_fused_rms_norm", "native_group_norm", "native_batch_norm"),
+    "native_layer_norm_backward": ("native_layer_norm_backward", "_fused_rms_norm_backward",
+                                   "native_group_norm_backward", "native_batch_norm_backward"),
+    "sum": ("sum",),
+    "mean": ("mean", "amax", "amin", "max", "min", "var", "std", "var_mean", "argmax", "any", "all", "prod"),
+    "linalg_vector_norm": ("linalg_vector_norm", "_foreach_norm", "_amp_foreach_non_finite_check_and_unscale_"),
+    "clone": ("clone", "copy_"),
+    "cat": ("cat", "stack", "repeat", "constant_pad_nd", "split_with_sizes_copy"),
+    "_to_copy": ("_to_copy",),
+    "zeros": ("zeros", "zeros_like", "new_zeros", "zero_", "fill", "fill_", "full", "full_like", "ones", "ones_like",
+              "new_ones", "nll_loss_backward", "slice_backward", "select_backward", "arange", "_foreach_zero_"),
+    "embedding": ("embedding", "index", "index_select", "gather", "nll_loss_forward"),
+    "embedding_dense_backward": ("embedding_dense_backward", "index_put_", "index_put", "index_add_", "scatter",
+                                 "scatter_add", "scatter_add_", "scatter_"),
+    "bernoulli_": ("bernoulli_", "native_dropout", "bernoulli", "uniform_", "normal_", "rand", "randn", "rand_like",
+                   "randn_like", "randint"),
+    "_foreach_mul_": ("_foreach_mul_", "_foreach_add_", "_foreach_lerp_", "_foreach_addcmul_", "_foreach_addcdiv_",
+                      "_foreach_sqrt", "_foreach_div_", "_foreach_mul", "_foreach_add", "_foreach_copy_"),
+    "_fused_adamw_": ("_fused_adamw_", "_fused_adam_", "_fused_sgd_", "_fused_adagrad_"),
+}
+"""The ops that are measured for others of their like, by name without namespace and overload. Whatever is nowhere here
+counts as `add`."""
+
+FAMILY_OF: dict[str, str] = {name: family for family, names in FAMILIES.items() for name in names}
+
+
+def family_of(op: str) -> str:
+    """The family of an op by its name, with namespace and overload or without."""
+    parts = op.split(".")
+    name = parts[1] if len(parts) > 1 else op
+    return FAMILY_OF.get(name, "add_" if name.endswith("_") and not name.startswith("_") else "add")
+
+
+def save(ceilings: Ceilings, folder: Path = FOLDER) -> Path:
+    """Write the record into `folder`, whole or not at all. Raises TightfitError where it cannot be written."""
+    folder = folder.expanduser()
+    path = folder / _file_name(ceilings.device, ceilings.threads)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                json.dump({"format": FORMAT, "ceilings": asdict(ceilings)}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()
+            raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise TightfitError(f"the measured ceilings could not be written to {folder} ({reason})") from None
+    return path
+
+
+def load(device: str, folder: Path = FOLDER, *, threads: int = 0) -> Ceilings | None:
+    """The record of that device on this machine; None where there is none, or it was measured with another processor,
+    another PyTorch, or another number of threads, or its file is damaged.
+
+    threads: how many the CPU computes with; 0 for another device.
+    """
+    try:
+        whole = json.loads((folder.expanduser() / _file_name(device, threads)).read_text())
+        if whole["format"] != FORMAT:
+            return None
+        found = Ceilings.from_dict(whole["ceilings"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    here = (device, processor(), torch_version(), threads)
+    return found if (found.device, found.processor, found.torch, found.threads) == here else None
+
+
+def processor() -> str:
+    """The host's processor, as its system names it, and its number of cores."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        name = found[1].strip() if found else name
+    return f"{name}, {os.cpu_count()} cores"
+
+
+def torch_version() -> str:
+    """The installed PyTorch's version, without loading it; empty where it is not installed."""
+    try:
+        return metadata.version("torch").partition("+")[0]
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _file_name(device: str, threads: int) -> str:
+    name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+    return f"{name}-{threads}-threads.json" if threads else f"{name}.json"
+
+
+def _place(sizes: tuple[float, ...] | tuple[int, ...], size: float) -> tuple[int, float]:
+    """The index of the point below a size, and how far towards the next it lies, on a log scale, from 0 to 1."""
+    if size <= sizes[0]:
+        return 0, 0.0
+    if size >= sizes[-1]:
+        return len(sizes) - 1, 0.0
+    low = bisect.bisect_right(sizes, size) - 1
+    return low, math.log(size / sizes[low]) / math.log(sizes[low + 1] / sizes[low])
+
+
+def _tuples(rates: list[list[list[float]]]) -> tuple[tuple[tuple[float, ...], ...], ...]:
+    return tuple(tuple(tuple(row) for row in plane) for plane in rates)
+
+
+def _curves(values: dict[str, dict[str, dict[str, list[float]]]]) -> dict[str, dict[str, Curve]]:
+    return {
+        name: {dtype: Curve(tuple(c["sizes"]), tuple(c["values"])) for dtype, c in curves.items()}
+        for name, curves in values.items()
+    }

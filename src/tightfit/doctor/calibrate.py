@@ -1,0 +1,76 @@
+"""Measuring this machine's ceilings, for plans to be calibrated by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tightfit.backends import load_backend
+from tightfit.calibration import FOLDER, Ceilings, save
+from tightfit.devices import find_device
+from tightfit.errors import RecipeError, Refused
+from tightfit.recipe import Recipe
+
+Progress = Callable[[str, float], None]
+"""Told what is measured next, and the share of the work that is done, 0 to 1."""
+
+
+def calibrate(device: str, progress: Progress | None = None, folder: Path = FOLDER) -> tuple[Ceilings, Path]:
+    """Measure this machine's device and keep the result in `folder`, for plans to find.
+
+    device: `auto` for the CUDA device where there is one and the processor elsewhere, `cpu` or `cuda`.
+    Raises Refused where there is no such device, TightfitError where the result cannot be written.
+    """
+    import torch
+
+    from tightfit.backends.pytorch.ceilings import measure
+
+    own = load_backend("pytorch").device(Recipe.from_dict({"device": device}))
+    try:
+        ceilings = measure(torch.device(own.kind), progress)
+    except torch.OutOfMemoryError:
+        raise Refused(f"device: {own.name} has too little free memory to measure; end what else runs on it") from None
+    return ceilings, save(ceilings, folder)
+
+
+def ceiling_rows(ceilings: Ceilings) -> list[tuple[str, str]]:
+    """What was measured, as a person reads it: name and figure, with the data sheet's beside it where there is one."""
+    rows = [("device", ceilings.device), ("processor", ceilings.processor), ("PyTorch", ceilings.torch)]
+    rows += [("threads", str(ceilings.threads))] if ceilings.threads else [("driver", ceilings.driver or "unknown")]
+    sheet = _data_sheet(ceilings.device)
+    for number_format, grid in ceilings.products.items():
+        best = max(rate for plane in grid.rates for row in plane for rate in row)
+        peak = sheet.get(number_format, 0.0)
+        beside = f", {best / peak:.0%} of the data sheet's {peak / 1e12:,.0f}" if peak else ""
+        rows.append((f"products in {number_format}", f"{best / 1e12:,.2f} TFLOP/s at best{beside}"))
+    for direction in ("forward", "backward"):
+        rates = [(max(curve.values), name) for key, curves in ceilings.attention.items()
+                 if key.startswith(direction) for name, curve in curves.items()]
+        if rates:
+            rate, number_format = max(rates)
+            rows.append((f"attention {direction}", f"{rate / 1e12:,.2f} TFLOP/s at best, in {number_format}"))
+    add = ceilings.memory.get("add", {}).get("float32")
+    if add is not None:
+        bandwidth = add.sizes[-1] / add.values[-1]
+        known = sheet.get("bandwidth", 0.0)
+        beside = f", {bandwidth / known:.0%} of the data sheet's {known / 1e9:,.0f}" if known else ""
+        rows.append(("memory", f"{bandwidth / 1e9:,.1f} GB/s in additions{beside}"))
+    if ceilings.host:
+        phases = ", ".join(f"{phase} {seconds * 1e6:,.1f}" for phase, seconds in ceilings.host.items())
+        rows.append(("host", f"microseconds an op: {phases}"))
+    if ceilings.host_to_device:
+        rows.append(("host to device", f"{ceilings.host_to_device / 1e9:,.1f} GB/s"))
+    return rows
+
+
+SHEET_NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "tf32": "tf32"}
+
+
+def _data_sheet(device: str) -> dict[str, float]:
+    """The catalogue's peaks, by the names that ceilings have, and the bandwidth; empty for a device it lacks."""
+    try:
+        card = find_device(device)
+    except RecipeError:
+        return {}
+    peaks = {name: card.flops[short] for name, short in SHEET_NAMES.items() if short in card.flops}
+    return {**peaks, "bandwidth": card.bandwidth}

@@ -1,0 +1,172 @@
+"""Planning with a backend: which device, which recipe, which tools; the search itself is in `tightfit.planning`.
+
+    plan = tightfit.plan("gpt2", {"seq_len": 1024}, gpu="rtx-4090")
+    print(plan)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tightfit.backends import load_backend
+from tightfit.devices import Device, catalogue
+from tightfit.errors import RecipeError
+from tightfit.planning.comparison import Comparison
+from tightfit.planning.comparison import compare as compare_devices
+from tightfit.planning.probing import Progress
+from tightfit.planning.search import search
+from tightfit.planning.standard_tools import standard_tools
+from tightfit.planning.targets import Target, cpu_target, gpu_target
+from tightfit.recipe import Recipe
+from tightfit.recipe_files import IF_CUDA, load_recipe, recipe_values
+from tightfit.recipe_text import apply_overrides
+from tightfit.reporting.readable_plan import ReadablePlan
+from tightfit.trace import Trace, Unseen
+from tightfit.training_arguments.table import FIELDS
+
+RecipeOn = Callable[[bool], Recipe]
+"""The recipe as it is on a CUDA device, or on the CPU: a recipe file may differ between the two."""
+
+
+def plan(
+    model: Any = None,
+    recipe: Recipe | Mapping[str, Any] | str | Path | None = None,
+    gpu: str | None = None,
+    *,
+    gpu_memory: str | None = None,
+    progress: Progress | None = None,
+) -> ReadablePlan:
+    """Predict what each combination of techniques costs on a GPU, which need not be there, and choose one.
+
+    model: a bundled name, Hugging Face id or folder (replacing the recipe's), or a torch module of your own, whose
+        weights are not read; None takes the recipe's.
+    recipe: a Recipe, a mapping of its fields, or the name or path of a recipe file. What it pins is kept.
+    gpu: a name such as `rtx-4090`, or `cpu` for this machine's processor; by default its own CUDA device.
+    gpu_memory: a size such as `24GB`, of a card that has no name here, or instead of the named one's.
+    progress: told how many traces are done, how many there are at most, and what comes next.
+
+    The plan shows as a table where it is printed and in a notebook; `plan.recipe` is the choice. Raises the errors of
+    `tightfit.errors`: for an unknown GPU, contradictory pins, and a model that cannot be traced. Where nothing fits
+    there is a plan all the same, which says so and what would help.
+
+    >>> print(tightfit.plan("gpt2", {"seq_len": 512}, gpu="rtx-4090"))  # doctest: +SKIP
+    """
+    module = None if model is None or isinstance(model, str) else model
+    return plan_on(lambda cuda: _as_recipe(recipe, model, cuda), gpu, gpu_memory, module=module, progress=progress)
+
+
+def plan_on(
+    recipe_on: RecipeOn, gpu: str | None, gpu_memory: str | None = None, *, module: Any = None,
+    progress: Progress | None = None,
+) -> ReadablePlan:  # fmt: skip
+    """As `plan`, of a recipe that may differ between devices."""
+    plain = recipe_on(False)
+    target = _target(plain, gpu, gpu_memory)
+    recipe = recipe_on(target.device.kind == "cuda")
+    if module is not None:
+        recipe = recipe.model_copy(update={"model": _own_name(module)})
+    watched = Watched(recipe.backend, module)
+    tools = standard_tools(watched.predict, target.ceilings)
+    others = catalogue() if target.device.kind == "cuda" else ()
+    found = search(recipe, target.device, tools, catalogue=others, progress=progress)
+    best = found.chosen or next(iter(found.candidates), None)
+    return ReadablePlan.of(found, watched.unseen_of(best.recipe) if best is not None else ())
+
+
+def compare(
+    recipe_on: RecipeOn, prices: Mapping[str, float] | None = None, *, devices: Iterable[Device] | None = None,
+    progress: Progress | None = None,
+) -> Comparison:  # fmt: skip
+    """The recipe planned for every GPU of the catalogue. prices: by `Device.name`."""
+    recipe = recipe_on(True)
+    _check_device(recipe, "all", "cuda")
+    tools = standard_tools(load_backend(recipe.backend).predict)
+    from tightfit.backends.pytorch.unseen import unseen
+
+    chosen = catalogue() if devices is None else devices
+    return compare_devices(recipe, chosen, tools, prices, progress, unseen=unseen)
+
+
+def read_recipe(
+    name: str | None, overrides: Iterable[str] = (), *, cuda: bool, training_arguments: Path | None = None
+) -> Recipe:
+    """The recipe that a command names.
+
+    training_arguments: a JSON file of Hugging Face's TrainingArguments. What it says stands above the recipe's file,
+    and `overrides` above both. Raises RecipeError.
+    """
+    if training_arguments is None:
+        if name is None:
+            raise RecipeError("RECIPE is missing: a YAML file, a bundled recipe or model, a model's folder or its "
+                              "Hugging Face id; tightfit recipes lists what is bundled")
+        return load_recipe(name, overrides, cuda=cuda)
+    values = {} if name is None else recipe_values(name)
+    on_cuda = values.pop(IF_CUDA, {})
+    values = {field: value for field, value in {**values, **(on_cuda if cuda else {})}.items() if field not in FIELDS}
+    fields = apply_overrides(values, overrides)
+    if "model" not in fields:
+        raise RecipeError("model: training arguments do not say which; name it in front of --training-args, or write "
+                          "model=gpt2")
+    return Recipe.from_training_arguments(training_arguments, **fields)
+
+
+class Watched:
+    """A backend's predictions, and what each could not trace."""
+
+    def __init__(self, backend: str, module: Any = None) -> None:
+        self._backend, self._module = load_backend(backend), module
+        self._unseen: dict[str, tuple[Unseen, ...]] = {}
+
+    def predict(self, recipe: Recipe, device: Device) -> Trace:
+        trace = self._backend.predict(recipe, device, self._module)
+        self._unseen[recipe.model_dump_json()] = tuple(trace.unseen)
+        return trace
+
+    def unseen_of(self, recipe: Recipe) -> tuple[Unseen, ...]:
+        """What the recipe's own trace does not show; empty where it was not traced."""
+        return self._unseen.get(recipe.model_dump_json(), ())
+
+
+def own_device(recipe: Recipe, kind: str) -> Device | None:
+    """This machine's device of a kind, `cpu` or `cuda`; None where it has none."""
+    asked = recipe.model_copy(update={"device": "cpu" if kind == "cpu" else "auto"})
+    device = load_backend(recipe.backend).device(asked)
+    return device if device.kind == kind else None
+
+
+def _target(recipe: Recipe, gpu: str | None, gpu_memory: str | None) -> Target:
+    if gpu == "cpu" or (gpu is None and gpu_memory is None and recipe.device == "cpu"):
+        if gpu_memory is not None:
+            raise RecipeError(f"gpu-memory: {gpu_memory!r} belongs to a GPU, and this plan is for the processor")
+        _check_device(recipe, "cpu", "cpu")
+        device = own_device(recipe, "cpu")
+        assert device is not None
+        return cpu_target(device)
+    target = gpu_target(gpu, gpu_memory, lambda: own_device(recipe, "cuda"))
+    _check_device(recipe, gpu or "a GPU", "cuda")
+    return target
+
+
+def _check_device(recipe: Recipe, asked: str, kind: str) -> None:
+    if recipe.device not in ("auto", kind):
+        raise RecipeError(f"device: {recipe.device!r} contradicts planning for {asked}; leave device= out")
+
+
+def _as_recipe(recipe: Recipe | Mapping[str, Any] | str | Path | None, model: Any, cuda: bool) -> Recipe:
+    named = {"model": model} if isinstance(model, str) else {}
+    if isinstance(recipe, Recipe):
+        return recipe.override(**named) if named else recipe
+    if recipe is None:
+        return load_recipe(model, cuda=cuda) if named else Recipe()
+    if isinstance(recipe, Mapping):
+        return Recipe.from_dict({**recipe, **named})
+    if isinstance(recipe, str | Path):
+        return load_recipe(str(recipe), [f"{field}={value}" for field, value in named.items()], cuda=cuda)
+    raise RecipeError(f"recipe: {type(recipe).__name__} is not a Recipe, a mapping, or a recipe file's name")
+
+
+def _own_name(module: Any) -> str:
+    """A module's class, as a recipe names what it builds; there is no configuration to read behind it."""
+    return f"{type(module).__module__}:{type(module).__name__}"

@@ -1,0 +1,224 @@
+"""The combinations of techniques that a search weighs: the settings worth trying, less what is refused.
+
+What a person pinned stays. What says `auto` takes each technique's `rungs()`, with these exceptions:
+
+| field | tried | why not the rest |
+|---|---|---|
+| attention | sdpa with PyTorch's choice of kernel; flex, then eager, where a model has no sdpa | the choice is the fastest that can run; eager keeps the matrix of scores; flash-attn is for those who name it |
+| precision | CUDA: bf16 from compute capability 8.0, fp16 below; where neither fits, fp32 (tf32 from 8.0). CPU: fp32, then bf16 | 16-bit products run at twice the rate at least |
+| checkpointing | every rung; memory-budget with a compiler alone | |
+| compile | off, per-block with inductor | aot_eager is for debugging; whole costs compile time that grows with depth |
+| optimizer | adamw, fused | the loop and foreach are slower and take more |
+| micro_batch_size | between each power of two and the one below, the largest divisor of the global batch; else the power | accumulation of equal micro-batches wastes nothing |
+
+What changes numerics comes in where the recipe allows it, or where nothing else fits: AdamW with 8-bit, 4-bit and
+bf16 states, and bf16-pure. Adafactor, which wants another learning rate, comes in where nothing fits even so. Lion and
+SGD never do: they want another learning rate too, and save no more than 8-bit AdamW.
+"""  # noqa: E501 - a table's row is one line
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tightfit.devices import Device
+from tightfit.errors import Refused
+from tightfit.recipe import Recipe
+from tightfit.techniques import SLOTS, Attention, Checkpointing, Compile, Optimizer, Precision, Technique
+from tightfit.techniques.attention import Eager, Flex, Sdpa
+from tightfit.techniques.compile import NoCompile, PerBlock
+from tightfit.techniques.optimizer import Adafactor, AdamW, AdamW4bit, AdamW8bit, AdamWAnyPrecision
+from tightfit.techniques.precision import Bf16, Bf16Pure, Fp16, Fp32
+
+SEARCHED = ("attention", "precision", "checkpointing", "compile", "optimizer")
+"""The slots that a search decides, besides the micro-batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """How far a search goes from what a person would write.
+
+    full_precision: fp32 too, where half precision comes first. numerics: fewer bits for states and weights.
+    learning_rate: optimizers that want another learning rate. only_where_nothing_fits: only if nothing before it does.
+    """
+
+    full_precision: bool = False
+    numerics: bool = False
+    learning_rate: bool = False
+    only_where_nothing_fits: bool = False
+
+
+@dataclass(frozen=True)
+class Config:
+    """One choice in every slot that a search decides."""
+
+    attention: Attention
+    precision: Precision
+    checkpointing: Checkpointing
+    compile: Compile
+    optimizer: Optimizer
+
+    def on(self, recipe: Recipe, micro_batch: int, batch: int | None = None) -> Recipe:
+        """The recipe with these choices and that micro-batch; `batch`: with another global batch too."""
+        changes: dict[str, object] = {slot: getattr(self, slot) for slot in SEARCHED}
+        changes["micro_batch_size"] = micro_batch
+        if batch is not None:
+            changes["batch_size"] = batch
+        return recipe.model_copy(update=changes)
+
+    @property
+    def family(self) -> tuple[Attention, Technique, Compile]:
+        """What decides the forward and backward passes besides checkpointing: how pure bf16 rounds its updates does
+        not."""
+        precision: Technique = self.precision
+        if isinstance(precision, Bf16Pure):
+            precision = replace(precision, rounding="nearest")
+        return self.attention, precision, self.compile
+
+    @property
+    def update(self) -> tuple[bool, str | None, Optimizer]:
+        """What decides the optimizer's step: the weights' format, their rounding, the optimizer."""
+        rounding = self.precision.weight_rounding
+        return rounding is not None, rounding, self.optimizer
+
+    def with_checkpointing(self, checkpointing: Checkpointing) -> Config:
+        return replace(self, checkpointing=checkpointing)
+
+
+def configs(recipe: Recipe, device: Device, scope: Scope, attention: Attention | None = None) -> list[Config]:
+    """The combinations of a scope that nothing refuses, plainest first.
+
+    attention: instead of the first choice, where that cannot be built.
+    """
+    if attention is None or recipe.attention != "auto":
+        attention = next(iter(attentions(recipe, device)))
+    choices = {slot: list(_values(recipe, device, slot, scope)) for slot in SEARCHED if slot != "attention"}
+    found = []
+    for precision, checkpointing, compiled, optimizer in itertools.product(*choices.values()):
+        config = Config(attention, precision, checkpointing, compiled, optimizer)  # type: ignore[arg-type]
+        if _redundant(recipe, config) or config.on(recipe, 1).refusals(device):
+            continue
+        found.append(config)
+    return sorted(found, key=lambda c: departures_of(recipe, device, c))
+
+
+def attentions(recipe: Recipe, device: Device) -> list[Attention]:
+    """The kernels to try, the next one only where those before it cannot be built."""
+    if recipe.attention != "auto":
+        return [recipe.attention]
+    choices: tuple[Attention, ...] = (Sdpa(), Flex(), Eager())
+    return [choice for choice in choices if not choice.refuse(recipe, device)]
+
+
+def _values(recipe: Recipe, device: Device, slot: str, scope: Scope) -> Iterator[Technique]:
+    pinned = getattr(recipe, slot)
+    if pinned != "auto":
+        yield pinned
+    elif slot == "precision":
+        yield from _precisions(device, scope)
+    elif slot == "checkpointing":
+        for variant in SLOTS[slot]:
+            yield from variant.rungs()
+    elif slot == "compile":
+        yield NoCompile()
+        yield PerBlock.rungs()[0]
+    else:
+        yield AdamW()
+        if scope.numerics:
+            yield from (rung for kind in (AdamWAnyPrecision, AdamW8bit, AdamW4bit) for rung in kind.rungs())
+        if scope.learning_rate:
+            yield from Adafactor.rungs()
+
+
+def _precisions(device: Device, scope: Scope) -> Iterator[Precision]:
+    full = Fp32(tf32=device.at_least(8))
+    if device.kind == "cpu":
+        yield full
+        yield Bf16()
+    else:
+        half = Bf16() if device.at_least(8) else Fp16()
+        yield half
+        if scope.full_precision:
+            yield full
+    if scope.numerics:
+        yield from Bf16Pure.rungs()
+
+
+def _redundant(recipe: Recipe, config: Config) -> bool:
+    """Whether another combination is the same: under pure bf16 AdamW's states are bf16 already."""
+    pure = config.precision.weight_rounding is not None
+    return pure and isinstance(config.optimizer, AdamWAnyPrecision) and recipe.optimizer == "auto"
+
+
+def numerics(recipe: Recipe, config: Config) -> tuple[str, ...]:
+    """What was picked, where the recipe says `auto`, that changes numerics, as `field=value`.
+
+    Mixed precision is not counted: it is how transformers are trained, and its weights stay fp32.
+    """
+    found = []
+    if recipe.optimizer == "auto" and config.optimizer.exact == "changes":
+        found.append(f"optimizer={config.optimizer.name}")
+    if recipe.precision == "auto" and config.precision.weight_rounding is not None:
+        found.append(f"precision={config.precision.name}")
+    return tuple(found)
+
+
+def departures_of(recipe: Recipe, device: Device, config: Config) -> tuple[int, int, int, int]:
+    """How far a combination is from the plainest: changed numerics, a compiler, checkpointing, another precision than
+    is usual on the device. What is pinned is no departure."""
+    usual = next(_precisions(device, Scope()))
+    return (
+        len(numerics(recipe, config)),
+        int(recipe.compile == "auto" and config.compile.name != "off"),
+        int(recipe.checkpointing == "auto" and config.checkpointing.name != "none"),
+        int(recipe.precision == "auto" and config.precision.name != usual.name),
+    )
+
+
+def micro_batch_sizes(recipe: Recipe) -> list[int]:
+    """The micro-batches worth trying, ascending: the pinned one, or one of each octave up to the global batch."""
+    batch = recipe.batch_size
+    if recipe.micro_batch_size != "auto":
+        return [min(recipe.micro_batch_size, batch)]
+    divisors = [d for d in range(1, batch + 1) if batch % d == 0] if batch <= 1 << 20 else [batch]
+    found = {1, batch}
+    power = 2
+    while power < batch:
+        inside = [d for d in divisors if power // 2 < d <= power]
+        found.add(max(inside, key=lambda d: (d % 8 == 0, d), default=power))
+        power *= 2
+    found |= {batch // parts for parts in (2, 3) if batch % parts == 0}
+    return sorted(found)
+
+
+def check_pins(recipe: Recipe, device: Device) -> None:
+    """Raise Refused where what is pinned cannot serve together, naming the one field, or the two, and why."""
+    pinned = [slot for slot in SEARCHED if getattr(recipe, slot) != "auto"]
+    for count in (1, 2, len(pinned)):
+        for slots in itertools.combinations(pinned, count):
+            reasons = _always_refused(recipe, device, slots)
+            if reasons is not None:
+                names = " and ".join(f"{slot}={getattr(recipe, slot).name}" for slot in slots)
+                verb = "cannot serve" if count == 1 else "cannot stand together"
+                raise Refused(f"{names} {verb} on {device.name}: {'; '.join(reasons)}")
+
+
+def _always_refused(recipe: Recipe, device: Device, slots: tuple[str, ...]) -> list[str] | None:
+    """Why these pins are refused whatever the other fields are; None where some combination is not."""
+    everything = [
+        [getattr(recipe, slot)] if slot in slots else [rung for kind in SLOTS[slot] for rung in kind.rungs()]
+        for slot in SEARCHED
+    ]
+    kept: list[str] | None = None
+    for values in itertools.product(*everything):
+        trial = recipe.model_copy(update=dict(zip(SEARCHED, values, strict=True)))
+        reasons = [
+            f"{slot}: {reason}" for slot in SEARCHED for reason in getattr(trial, slot).refuse(trial, device)
+        ]
+        if not reasons:
+            return None
+        ours = [reason for reason in reasons if reason.partition(":")[0] in slots]
+        if ours and len(ours) == len(reasons) and (kept is None or len(ours) < len(kept)):
+            kept = ours
+    return kept

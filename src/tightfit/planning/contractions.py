@@ -1,0 +1,131 @@
+"""How long a tensor contraction takes on a GPU, from its shape: tiles, waves, alignment, and attention's lengths.
+
+A matrix product is cut into tiles of its result, one for a streaming multiprocessor at a time. Tiles that reach over
+the edge compute for nothing (tile quantization); the last wave of tiles leaves multiprocessors idle (wave
+quantization); rows that do not begin at multiples of 16 bytes, 128 on the A100 and its successors, load slower. After
+NVIDIA's Matrix Multiplication Background User's Guide (2023), which names the tiles; what each costs is assumed here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from tightfit.trace import Op
+
+TILES = (
+    (256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (256, 64, 0.85), (64, 256, 0.85), (128, 64, 0.8),
+    (64, 128, 0.8), (64, 64, 0.6),
+)  # fmt: skip
+"""Rows and columns of cuBLAS's tiles (the guide), and how fast each runs beside the largest: assumed, not yet
+measured on a GPU."""
+
+SPLITS = (1, 2, 4, 8, 16)
+SPLIT_COST = 1.1
+"""Parts that a product with few tiles is cut into along K, and what adding them up costs: assumed, not yet measured."""
+
+PROLOGUE = 64
+"""What filling a tile's pipeline and storing its result cost, as so many more steps of K: assumed, not yet measured."""
+
+ALIGNMENT = {128: 1.0, 64: 0.98, 32: 0.96, 16: 0.93, 8: 0.75, 4: 0.6, 2: 0.45, 1: 0.4}
+"""Speed by the bytes that every dimension of a product is a multiple of. That 16 matter everywhere and 128 on the A100
+is the guide's. An odd dimension in 16 bits: from nanoGPT, where padding the vocabulary from 50,257 to 50,304 made a
+step about 25 % faster (A. Karpathy, 2023), a third of its products being the head. The rest is assumed."""
+
+LENGTHS = 256
+"""Attention over this many positions reaches half of what it does over long sequences: assumed, not yet measured."""
+
+SMALL_HEADS = 0.85
+"""Attention's speed with heads of fewer than 128 features: assumed, after FlashAttention-2's figures for 64 and 128."""
+
+
+class Product(NamedTuple):
+    """Matrix products (M, K) by (K, N), `batch` of them alike."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.batch * self.m * self.n * self.k
+
+
+def product_of(op: Op) -> Product | None:
+    """The matrix product that an op's shapes and FLOPs agree on; None for attention and shapes that tell nothing."""
+    if not op.flops or attention_length(op):
+        return None
+    shapes = [shape for shape in op.shapes if len(shape) >= 2]
+    for a, b in pairwise(shapes):
+        found = _product(a, b)
+        if found is not None and found.flops == op.flops:
+            return found
+    if len(shapes) >= 2 and len(shapes[-1]) >= 3:  # a convolution: its weight is (channels out, channels in, ...)
+        n, k = shapes[-1][0], math.prod(shapes[-1][1:])
+        return Product(1, max(op.flops // (2 * n * k), 1), n, k)
+    return None
+
+
+def _product(a: Sequence[int], b: Sequence[int]) -> Product | None:
+    if len(a) == len(b) and a[-1] == b[-2]:
+        return Product(math.prod(a[:-2]), a[-2], b[-1], a[-1])
+    if len(a) == 2 and len(b) == 3 and a[-1] == b[-2]:  # groups of rows, each by its own matrix
+        return Product(b[0], max(a[0] // b[0], 1), b[-1], a[-1]) if a[0] % b[0] == 0 else Product(1, a[0], b[-1], a[-1])
+    if len(b) == 2 and a[-1] == b[-1]:  # a linear layer's weight is (N, K)
+        return Product(1, math.prod(a[:-1]), b[0], a[-1])
+    if len(b) == 2 and a[-1] == b[-2]:
+        return Product(1, math.prod(a[:-1]), b[-1], a[-1])
+    return None
+
+
+def attention_length(op: Op) -> int:
+    """Positions of a fused attention op's keys; 0 for another op. Of packed documents, all of them together."""
+    if "attention" not in op.name and "attn" not in op.name:
+        return 0
+    return max((max(shape[1:-1]) if len(shape) == 4 else shape[0] for shape in op.shapes if len(shape) in (3, 4)),
+               default=0)
+
+
+def is_backward(op: Op) -> bool:
+    """Whether an attention op is a backward one."""
+    return "backward" in op.name
+
+
+def head_size(op: Op) -> int:
+    """Features of an attention op's heads."""
+    return next((shape[-1] for shape in op.shapes if len(shape) in (3, 4)), 0)
+
+
+def alignment(product: Product, item_bytes: int, wide: bool) -> float:
+    """Speed, up to 1, that the dimensions' multiples allow on tensor cores.
+
+    wide: whether 128 bytes are better than 16, as on the A100, H100 and B200.
+    """
+    common = math.gcd(product.m, product.n, product.k) * item_bytes
+    multiple = min(common & -common, 128)
+    return ALIGNMENT[multiple] if wide or multiple < 16 else 1.0
+
+
+def product_seconds(product: Product, rate: float, units: int) -> float:
+    """Seconds for a product on `units` multiprocessors that together do `rate` operations a second: the best way of
+    cutting it into tiles."""
+    best = math.inf
+    for rows, columns, speed in TILES:
+        tiles = product.batch * -(-product.m // rows) * -(-product.n // columns)
+        for parts in SPLITS:
+            waves = -(-tiles * parts // units)
+            depth = product.k / parts + PROLOGUE
+            seconds = waves * 2 * rows * columns * depth * units / (rate * speed) * (SPLIT_COST if parts > 1 else 1.0)
+            best = min(best, seconds)
+            if tiles * parts >= units:
+                break
+    return best
+
+
+def attention_speed(op: Op) -> float:
+    """Speed, up to 1, that an attention op's length and head size allow."""
+    length = attention_length(op)
+    return length / (length + LENGTHS) * (SMALL_HEADS if head_size(op) < 128 else 1.0)

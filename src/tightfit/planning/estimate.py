@@ -1,0 +1,168 @@
+"""One candidate's cost, read off its trace: memory through the allocator, time through the time model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tightfit.devices import Device
+from tightfit.planning.plan import Estimate, Fits, Memory, Time
+from tightfit.recipe import Recipe
+from tightfit.tasks import TASKS
+from tightfit.trace import Category, Trace
+
+
+class Replayed(Protocol):
+    """What `replay.replay` gives; see there."""
+
+    @property
+    def peak_allocated(self) -> int: ...
+    @property
+    def peak_tick(self) -> int: ...
+    @property
+    def peak_reserved(self) -> int: ...
+    @property
+    def fits(self) -> Fits: ...
+    @property
+    def missing(self) -> int: ...
+
+
+class StepTimed(Protocol):
+    """What `timing.step_time` gives; see there."""
+
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def calibrated(self) -> bool: ...
+    @property
+    def notes(self) -> Sequence[str]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """What a step takes. calibrated: by ceilings measured on the machine at hand."""
+
+    seconds: float
+    calibrated: bool = False
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tools:
+    """What planning is done with.
+
+    predict: a resolved recipe's trace on a device. Raises Refused or ModelError for what cannot be built.
+    replay: a trace through the device's allocator, of so many bytes or without end.
+    step_time: what the trace's last step takes.
+    mfu: model FLOPs utilization, 0 to 1, of a step that takes so many seconds; 0 where the peak is not known.
+    """
+
+    predict: Callable[[Recipe, Device], Trace]
+    replay: Callable[[Trace, int | None], Replayed]
+    step_time: Callable[[Trace, Recipe, Device], StepTimed]
+    mfu: Callable[[Recipe, Device, float], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Margin:
+    """What is to stay free of a device's memory: a share of all of it, and a fixed number of bytes.
+
+    It covers what no trace shows: the predictions' own error, other processes, a display.
+    """
+
+    share: float = 0.03
+    fixed: int = 256 << 20
+
+    def of(self, device: Device) -> int:
+        return round(self.share * device.memory_bytes) + self.fixed
+
+
+def capacity(trace: Trace, device: Device) -> int:
+    """Bytes of the device's memory outside its context."""
+    return max(device.memory_bytes - unseen(trace, "context"), 0)
+
+
+def unseen(trace: Trace, where: str) -> int:
+    """Bytes that tracing does not see, in `context`, `allocator` or `host`."""
+    return sum(figure.bytes for figure in trace.unseen if figure.where == where)
+
+
+def memory(trace: Trace, device: Device, tools: Tools, margin: Margin) -> tuple[Memory, Fits, bool]:
+    """The trace's memory on the device; whether it fits; and whether with the margin to spare."""
+    room, spare = capacity(trace, device), margin.of(device)
+    fits: Fits
+    if device.kind == "cpu":  # no caching allocator: reserved is allocated, and nothing is rounded
+        tick, allocated = trace.peak()
+        reserved = allocated = allocated + unseen(trace, "allocator")
+        fits, safe, missing = ("yes" if reserved <= room else "no"), reserved <= room - spare, max(reserved - room, 0)
+    else:
+        replayed = tools.replay(trace, max(room - spare, 1))
+        safe = replayed.fits != "no"
+        if not safe or replayed.fits == "with-retries":
+            replayed = tools.replay(trace, max(room, 1))
+        tick, allocated, reserved = replayed.peak_tick, replayed.peak_allocated, replayed.peak_reserved
+        # with all that it would take without end, it fits; a tight allocator can be said to miss more
+        fits, missing = replayed.fits, min(replayed.missing, max(reserved - room, 0))
+    return (
+        Memory(
+            peak_allocated=allocated,
+            peak_reserved=reserved,
+            context=unseen(trace, "context"),
+            host=unseen(trace, "host"),
+            by_category=by_category(trace, tick, allocated),
+            peak_in=running_at(trace, tick),
+            capacity=room,
+            margin=spare,
+            missing=missing,
+        ),
+        fits,
+        safe,
+    )
+
+
+def by_category(trace: Trace, tick: int, total: int) -> dict[str, int]:
+    """Bytes at a tick by what they hold, which sum to `total`: rounding, and what tracing does not see, is `other`."""
+    held = {category.value: count for category, count in trace.by_category(tick).items()}
+    if not held[Category.KV_CACHE.value]:  # training has none
+        del held[Category.KV_CACHE.value]
+    held[Category.OTHER.value] += total - sum(held.values())
+    return held
+
+
+def running_at(trace: Trace, tick: int) -> str:
+    """What runs at a tick, such as `backward of a micro-batch`."""
+    inside = [span for span in trace.spans if span.start <= tick < span.stop]
+    if not inside:
+        return "building the model"
+    span = min(inside, key=lambda s: s.stop - s.start)
+    names = {"forward": "forward of a micro-batch", "backward": "backward of a micro-batch", "optimizer": "optimizer"}
+    return names.get(span.name, span.name)
+
+
+def join(
+    trace: Trace, needs: Memory, fits: Fits, safe: bool, timed: StepTimed, recipe: Recipe, device: Device, tools: Tools
+) -> Estimate:
+    """An estimate from its parts. recipe: resolved."""
+    seconds = timed.seconds
+    tokens = recipe.seq_len if TASKS[recipe.task].reads == "tokens" else 0
+    samples = recipe.batch_size / seconds if seconds > 0 else 0.0
+    return Estimate(
+        fits=fits,
+        safe=safe,
+        memory=needs,
+        time=Time(
+            step_seconds=seconds,
+            samples_per_second=samples,
+            tokens_per_second=samples * tokens,
+            mfu=tools.mfu(recipe, device, seconds),
+            calibrated=timed.calibrated,
+        ),
+        notes=tuple(dict.fromkeys([*trace.notes, *timed.notes])),
+    )
+
+
+def estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools, margin: Margin | None = None) -> Estimate:
+    """What a resolved recipe costs, from its trace."""
+    needs, fits, safe = memory(trace, device, tools, margin or Margin())
+    return join(trace, needs, fits, safe, tools.step_time(trace, recipe, device), recipe, device, tools)

@@ -1,0 +1,231 @@
+"""The plan: what a recipe would cost on a device in each of its variants, which variant to take, and why.
+
+`Plan.to_json` is the object that `tightfit plan --json` prints and that a run's `plan.json` holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tightfit.devices import Device
+from tightfit.errors import Refused
+from tightfit.planning.alignment import Misalignment
+from tightfit.planning.offload import OffloadAdvice
+from tightfit.planning.wording import size
+from tightfit.recipe import Recipe
+
+Fits = Literal["yes", "with-retries", "no"]
+"""Whether a peak fits the device: at once, only after the allocator has given cached memory back, or not."""
+
+CHOICES = ("micro_batch_size", "precision", "checkpointing", "optimizer", "attention", "compile")
+"""The recipe fields that a search decides."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Predicted memory, in bytes.
+
+    peak_allocated: the most that tensors hold at once, as the device's allocator rounds them; unrounded on the CPU.
+    peak_reserved: the most that the allocator holds, were there no limit; on the CPU the same as peak_allocated.
+    context: what the device's driver and kernels take outside the allocator.
+    host: the machine's own memory, where the device is not it.
+    by_category: what is held at the peak, by `trace.Category` values; sums to peak_allocated. Rounding is `other`.
+    peak_in: what runs at the peak, such as `backward of a micro-batch`.
+    capacity: what the allocator may hold: the device's memory less the context.
+    margin: how much of the capacity is to stay free for a plan to be called safe.
+    missing: how far the capacity would have to grow; 0 where it serves.
+    """
+
+    peak_allocated: int
+    peak_reserved: int
+    context: int
+    host: int
+    by_category: Mapping[str, int]
+    peak_in: str
+    capacity: int
+    margin: int
+    missing: int = 0
+
+    @property
+    def used(self) -> int:
+        """Bytes of the device's memory in use at the peak: reserved and context."""
+        return self.peak_reserved + self.context
+
+
+@dataclass(frozen=True, kw_only=True)
+class Time:
+    """Predicted time of one optimizer step.
+
+    tokens_per_second: 0 for images.
+    mfu: model FLOPs utilization, FLOPs of forward and backward without recomputation over the device's dense peak, 0
+        to 1; 0 where the peak is not known.
+    calibrated: whether the device's ceilings were measured on the machine at hand; else they come from its data sheet.
+    """
+
+    step_seconds: float
+    samples_per_second: float
+    tokens_per_second: float
+    mfu: float
+    calibrated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What one resolved recipe is predicted to cost.
+
+    fits: into the whole device.
+    safe: whether it also fits with `memory.margin` to spare; only what is safe is chosen, unless nothing is.
+    notes: sentences about how sure the figures are.
+    """
+
+    fits: Fits
+    safe: bool
+    memory: Memory
+    time: Time
+    notes: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> int:
+        """Bytes that the device lacks; 0 where it fits."""
+        return self.memory.missing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A resolved recipe and its cost.
+
+    verified: whether the very recipe was traced; else its figures are interpolated between traces of others.
+    changes_numerics: what was picked for it that changes numerics, as `field=value`; empty where nothing was.
+    reasons: sentences: why it is chosen, or what speaks against it.
+    """
+
+    recipe: Recipe
+    estimate: Estimate
+    verified: bool = True
+    changes_numerics: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+    def choices(self) -> dict[str, Any]:
+        """The fields that a search decides, as plain values in the shortest form."""
+        values = self.recipe.to_dict()
+        return {field: values[field] for field in CHOICES}
+
+    def to_json(self, rank: int) -> dict[str, Any]:
+        """Plain values: bytes as integers, times in seconds."""
+        memory, time = self.estimate.memory, self.estimate.time
+        return {
+            "rank": rank,
+            "recipe": self.recipe.to_dict(),
+            "fits": self.estimate.fits,
+            "memory": {
+                "peak_reserved": memory.peak_reserved,
+                "peak_allocated": memory.peak_allocated,
+                "context": memory.context,
+                "host": memory.host,
+                "by_category": dict(memory.by_category),
+            },
+            "time": {
+                "step_seconds": time.step_seconds,
+                "samples_per_second": time.samples_per_second,
+                "tokens_per_second": time.tokens_per_second,
+                "mfu": time.mfu,
+            },
+            "reasons": list(self.reasons),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One field written differently, and what the recipe then costs.
+
+    text: as a person writes it, such as `checkpointing=every-block`.
+    why: in a few words.
+    """
+
+    text: str
+    why: str
+    estimate: Estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What a person asks of a plan, as sentences; empty where there is nothing to say.
+
+    why: why the chosen candidate is.
+    next_best: what the next best would cost.
+    would_not_fit: what would not fit, and by how much.
+    smallest_change: the least change of one field with which the recipe as written fits; None where it fits, or where
+        no single change helps.
+    smallest_gpu: the smallest device of the catalogue on which the recipe as written fits; None where none is known.
+    smallest_gpu_text: the same as a sentence.
+    offload: which branch of the offload tree applies; None where something fits.
+    misaligned: dimensions that leave tensor cores idle, with the gain from padding.
+    """
+
+    why: str = ""
+    next_best: str = ""
+    would_not_fit: tuple[str, ...] = ()
+    smallest_change: Change | None = None
+    smallest_gpu: Device | None = None
+    smallest_gpu_text: str = ""
+    offload: OffloadAdvice | None = None
+    misaligned: tuple[Misalignment, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A recipe's candidates on a device, the best first.
+
+    asked: the recipe as written.
+    candidates: those that fit, fastest first, then informative ones that do not.
+    chosen: the best; None where nothing fits.
+    notes: sentences about the search as a whole: what was refused and why, what was left out.
+    tried: how many combinations were weighed.
+    predictions: how many of them, and of their probes, were traced.
+    """
+
+    device: Device
+    asked: Recipe
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate | None
+    answers: Answers
+    notes: tuple[str, ...] = ()
+    tried: int = 0
+    predictions: int = 0
+
+    @property
+    def recipe(self) -> Recipe:
+        """The chosen recipe, with no `auto` left. Raises Refused where nothing fits."""
+        if self.chosen is None:
+            raise Refused(self.nothing_fits())
+        return self.chosen.recipe
+
+    def nothing_fits(self) -> str:
+        """One sentence for a plan without a choice: by how much the nearest misses, and what would help."""
+        answers, device = self.answers, self.device
+        parts = [f"nothing fits on {device.name}, which has {size(device.memory_bytes)}"]
+        if self.candidates:
+            parts.append(f"the nearest misses {size(self.candidates[0].estimate.missing)}")
+        if answers.smallest_change is not None:
+            parts.append(f"write {answers.smallest_change.text} ({answers.smallest_change.why})")
+        if answers.smallest_gpu is not None:
+            parts.append(f"it fits on {answers.smallest_gpu.name}")
+        if answers.offload is not None:
+            parts.append(answers.offload.sentences[0])
+        return "; ".join(parts)
+
+    def training_arguments(self) -> dict[str, Any]:
+        """The chosen recipe as arguments of transformers' `TrainingArguments`. Raises Refused as `recipe` does, and
+        for a choice that the Hugging Face Trainer has no argument for."""
+        from tightfit.training_arguments import training_arguments
+
+        return training_arguments(self.recipe)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, ready for `json.dumps`: bytes as integers, times in seconds."""
+        return {
+            "device": {"name": self.device.name, "memory_bytes": self.device.memory_bytes},
+            "candidates": [candidate.to_json(rank) for rank, candidate in enumerate(self.candidates, start=1)],
+        }

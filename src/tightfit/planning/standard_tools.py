@@ -1,0 +1,57 @@
+"""The tools that planning is done with outside of tests: the allocator's simulation, the time model, FLOPs from shapes.
+
+`predict` is a backend's and comes from the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tightfit.calibration import Ceilings
+from tightfit.devices import Device
+from tightfit.errors import ModelError
+from tightfit.models import read_config
+from tightfit.planning.allocator import AllocatorSettings
+from tightfit.planning.estimate import Tools
+from tightfit.planning.replay import Replay, replay
+from tightfit.planning.timing import StepTime, step_time
+from tightfit.recipe import Recipe
+from tightfit.shapes import mfu, shape_of, training_flops
+from tightfit.trace import Trace
+
+COMPUTES_IN = {"fp16": "float16", "bf16": "bfloat16", "bf16-pure": "bfloat16"}
+"""The dtype of matrix products by precision; float32 for the rest."""
+
+
+def standard_tools(
+    predict: Callable[[Recipe, Device], Trace],
+    ceilings: Ceilings | None = None,
+    settings: AllocatorSettings | None = None,
+) -> Tools:
+    """The tools. ceilings: measured on this machine, where the device is its own. settings: the allocator's."""
+    flops: dict[tuple[str, str, str, int, int], int] = {}
+
+    def replayed(trace: Trace, capacity: int | None) -> Replay:
+        return replay(trace, capacity, settings)
+
+    def timed(trace: Trace, recipe: Recipe, device: Device) -> StepTime:
+        return step_time(trace, recipe, device, ceilings)
+
+    def utilization(recipe: Recipe, device: Device, seconds: float) -> float:
+        key = (recipe.model, repr(recipe.model_overrides), recipe.task, recipe.batch_size, recipe.seq_len)
+        if key not in flops:
+            flops[key] = _training_flops(recipe)
+        precision = recipe.precision
+        assert precision != "auto", "resolve the recipe first"
+        peak = device.peak(COMPUTES_IN.get(precision.name, "float32"), bool(getattr(precision, "tf32", False)))
+        return mfu(flops[key], seconds, peak) if seconds > 0 else 0.0
+
+    return Tools(predict=predict, replay=replayed, step_time=timed, mfu=utilization)
+
+
+def _training_flops(recipe: Recipe) -> int:
+    """Model FLOPs of a step; 0 for a model whose configuration does not state its shape."""
+    try:
+        return training_flops(shape_of(read_config(recipe), recipe.task), recipe.batch_size, recipe.seq_len)
+    except ModelError:
+        return 0

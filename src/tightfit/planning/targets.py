@@ -1,0 +1,67 @@
+"""Which device a plan is for: the machine's own, one of the catalogue, or a card of which only the memory is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from tightfit.calibration import Ceilings, load
+from tightfit.devices import Device, device_of_memory, find_device, parse_memory, with_memory
+from tightfit.errors import RecipeError, Refused
+
+Own = Callable[[], Device | None]
+"""The machine's own CUDA device, as the framework reports it; None where it has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What is planned for. ceilings: as measured on the device, where it is this machine's own; None elsewhere."""
+
+    device: Device
+    ceilings: Ceilings | None = None
+
+
+def gpu_target(gpu: str | None, gpu_memory: str | None, own: Own) -> Target:
+    """The GPU that a person names.
+
+    gpu: a name of the catalogue; None for this machine's own, or for any card of `gpu_memory`.
+    gpu_memory: a size such as `24GB`, instead of the GPU's own.
+
+    Raises RecipeError for a name or a size that means nothing, Refused where this machine has no GPU.
+    """
+    memory = None if gpu_memory is None else parse_memory(gpu_memory)
+    if gpu is None and memory is not None:
+        return Target(device=device_of_memory(memory))
+    named = None if gpu is None else find_device(gpu)
+    mine = own()
+    if named is None and mine is None:
+        raise Refused("gpu: this machine has no CUDA device to plan for; write --gpu with a name, such as rtx-4090, "
+                      "l40s or h100-sxm (tightfit gpus lists them), --gpu all, --gpu cpu, or --gpu-memory 24GB")
+    if named is None or (mine is not None and _same_card(mine, named)):
+        assert mine is not None
+        device, ceilings = named or with_figures(mine), load(mine.name)
+    else:
+        device, ceilings = named, None
+    return Target(device=device if memory is None else with_memory(device, memory), ceilings=ceilings)
+
+
+def cpu_target(own: Device) -> Target:
+    """This machine's processor."""
+    return Target(device=own, ceilings=load(own.name, threads=own.units))
+
+
+def with_figures(own: Device) -> Device:
+    """The machine's own CUDA device with the figures that the catalogue has of it, or else of a card of its size."""
+    try:
+        like = find_device(own.name)
+    except RecipeError:
+        like = device_of_memory(own.memory_bytes)
+        like = replace(like, notes=f"{own.name} is not in the catalogue; {like.notes}")
+    return replace(like, name=own.name, memory_bytes=own.memory_bytes, capability=own.capability, units=own.units)
+
+
+def _same_card(own: Device, named: Device) -> bool:
+    try:
+        return find_device(own.name).name == named.name
+    except RecipeError:
+        return False

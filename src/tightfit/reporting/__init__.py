@@ -1,0 +1,1 @@
+"""How plans are shown: on a terminal, in a notebook."""

@@ -1,0 +1,107 @@
+"""A candidate's memory as a stacked bar: a letter and a colour for each thing that memory holds.
+
+The letters alone tell the parts apart, so that a bar can be read without colours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from rich.text import Text
+
+from tightfit.planning.plan import Memory
+from tightfit.trace import Category
+
+
+class Part(NamedTuple):
+    """One thing that memory holds: its key, the letter and the colour that stand for it, and its name."""
+
+    key: str
+    letter: str
+    colour: str
+    name: str
+
+
+CACHED, CONTEXT = "cached", "context"
+"""Parts beside the categories: what the allocator holds and no tensor uses; what lies outside the allocator."""
+
+PARTS = (
+    Part(Category.WEIGHTS, "W", "#56b4e9", "weights"),
+    Part(Category.GRADIENTS, "G", "#e69f00", "gradients"),
+    Part(Category.OPTIMIZER, "O", "#1fb58f", "optimizer states"),
+    Part(Category.ACTIVATIONS, "A", "#f0e442", "activations"),
+    Part(Category.KV_CACHE, "K", "#f0a6ca", "KV cache"),
+    Part(Category.TEMPORARY, "T", "#e8743b", "temporary"),
+    Part(Category.OTHER, "R", "#bcbcbc", "rounding and other"),
+    Part(CACHED, "C", "#9a9a9a", "cached by the allocator"),
+    Part(CONTEXT, "X", "#c8b6a6", "context"),
+)
+"""The colours follow Okabe and Ito's palette for colour-blind readers, bright enough for black letters on them."""
+
+INK = "not bold #000000 on {}"  # terminals show bold black as grey
+FREE, END, MORE = ".", "|", ">"
+LARGEST = 1.5
+"""Devices that a bar is wide at most; what needs more ends in MORE."""
+
+
+def parts_of(memory: Memory) -> dict[str, int]:
+    """Bytes of each part at the peak, in the order of PARTS; they sum to `memory.used`."""
+    held = {**memory.by_category, CACHED: memory.peak_reserved - memory.peak_allocated, CONTEXT: memory.context}
+    return {part.key: held[part.key] for part in PARTS if held.get(part.key, 0) > 0}
+
+
+def memory_bar(memory: Memory, device_bytes: int, scale: int, width: int) -> Text:
+    """The parts, what is free, and a mark where the device's memory ends; `width` cells and the mark stand for
+    `scale` bytes."""
+    used, held = memory.used, parts_of(memory)
+    end = min(round(width * device_bytes / scale), width)
+    if used > device_bytes:
+        end = min(end, width - 1)
+        filled = min(max(round(width * used / scale), end + 1), width)
+    else:
+        filled = min(max(round(width * used / scale), 1), end) if held else 0
+    parts = [part for part in PARTS if part.key in held]
+    counts = shared_out(list(held.values()), filled)
+    cells = [part for part, count in zip(parts, counts, strict=True) for _ in range(count)]
+    bar = Text(no_wrap=True, overflow="crop")
+    for place, part in enumerate(cells):
+        if place == end:
+            bar.append(END)
+        cut = place == width - 1 and used > scale
+        bar.append(MORE if cut else part.letter, style=INK.format(part.colour))
+    if used <= device_bytes:
+        bar.append(FREE * (end - filled) + END)
+    return bar
+
+
+def shared_out(amounts: Sequence[int], places: int) -> list[int]:
+    """`places` divided in proportion to the amounts, by largest remainder; they sum to `places`."""
+    total = sum(amounts)
+    if not total:
+        return [0] * len(amounts)
+    exact = [places * amount / total for amount in amounts]
+    shares = [int(value) for value in exact]
+    rest = sorted(range(len(amounts)), key=lambda i: shares[i] - exact[i])
+    for index in rest[: places - sum(shares)]:
+        shares[index] += 1
+    return shares
+
+
+def scale_of(memories: Iterable[Memory], device_bytes: int) -> int:
+    """Bytes that a bar's full width stands for, so that bars can be compared: the device, or the largest need up to
+    LARGEST devices."""
+    return min(max([device_bytes, *(memory.used for memory in memories)]), round(LARGEST * device_bytes))
+
+
+def legend(memories: Iterable[Memory], width: int) -> Text:
+    """What the letters stand for, as far as the bars have them, in lines of at most `width` characters."""
+    present = {key for memory in memories for key in parts_of(memory)}
+    items = [Text.assemble((p.letter, INK.format(p.colour)), f" {p.name}") for p in PARTS if p.key in present]
+    lines: list[Text] = []
+    for item in [*items, Text(f"{FREE} free"), Text(f"{END} the device's end")]:
+        if lines and lines[-1].cell_len + 2 + item.cell_len <= width:
+            lines[-1] = Text.assemble(lines[-1], "  ", item)
+        else:
+            lines.append(item)
+    return Text("\n").join(lines)

@@ -1,0 +1,289 @@
+"""A plan on a terminal: the candidates with a memory bar each, then what a person asks next.
+
+Plain text where there is no terminal. On 80 columns the table is told in two parts, joined by the rank.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from tightfit.devices import Device
+from tightfit.planning.answers import written
+from tightfit.planning.plan import CHOICES, Candidate, Estimate, Plan
+from tightfit.planning.wording import percent, size
+from tightfit.recipe import Recipe
+from tightfit.reporting.memory_bar import legend, memory_bar, scale_of
+from tightfit.trace import Unseen
+
+BAR = (20, 48)
+"""Cells of a memory bar, at least and at most."""
+
+CALIBRATE = {"cuda": "run `tightfit doctor --calibrate` on the card",
+             "cpu": "run `tightfit doctor --calibrate --device cpu`"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its heading, what it says of a candidate, and whether it is aligned right."""
+
+    heading: str
+    text: Callable[[Candidate], str]
+    right: bool = False
+
+
+def show_plan(plan: Plan, console: Console, unseen: Sequence[Unseen] = ()) -> None:
+    """Print the plan. unseen: what the chosen recipe's memory holds that no trace shows."""
+    if not console.is_terminal:
+        console.file.write(plan_text(plan, unseen, console.width) + "\n")
+        return
+    _show(plan, console, unseen)
+
+
+def plan_text(plan: Plan, unseen: Sequence[Unseen] = (), width: int = 100) -> str:
+    """The plan as plain text, `width` characters wide."""
+    console = Console(file=io.StringIO(), width=width, no_color=True, force_terminal=False)
+    _show(plan, console, unseen)
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def _show(plan: Plan, console: Console, unseen: Sequence[Unseen]) -> None:
+    for block in plan_blocks(plan, console.width, unseen):
+        console.print(block, highlight=False)
+
+
+def plan_blocks(plan: Plan, width: int, unseen: Sequence[Unseen] = ()) -> list[RenderableType]:
+    """What is printed of a plan, one under the other."""
+    blocks: list[RenderableType] = [Text(heading(plan), style="bold")]
+    if plan.device.notes:
+        blocks.append(Text(f"{plan.device.name}: {plan.device.notes}"))
+    if plan.candidates:
+        memories = [candidate.estimate.memory for candidate in plan.candidates]
+        blocks += [block for table in _tables(plan, width) for block in (Text(), table)]
+        blocks.append(legend(memories, width))
+        remarks = marks(plan.candidates)
+        blocks += [Text(remarks)] if remarks else []
+    blocks += [Text(), answers_grid(plan, unseen)]
+    return blocks
+
+
+def heading(plan: Plan) -> str:
+    """What was planned for what."""
+    asked = plan.asked
+    length = f", seq_len {asked.seq_len:,}" if _reads_tokens(plan) else ""
+    memory = size(plan.device.memory_bytes)
+    device = plan.device.name if memory in plan.device.name else f"{plan.device.name} ({memory})"
+    return f"{asked.model} on {device}: global batch {asked.batch_size:,}{length}"
+
+
+def columns(plan: Plan) -> tuple[list[Column], list[Column]]:
+    """What each candidate chooses, and what that costs; the rank is apart."""
+    choices = [Column("micro x accum.", lambda c: batches(c.recipe))]
+    choices += [Column(field, partial(_choice, field)) for field in CHOICES[1:]]
+    costs = [
+        Column("reserved", lambda c: ("" if c.verified else "~") + size(c.estimate.memory.peak_reserved), True),
+        Column("fits", lambda c: fits(c.estimate)),
+        Column(unit(plan), lambda c: f"{speed(c.estimate):,.0f}", True),
+        Column("MFU", lambda c: percent(c.estimate.time.mfu) if c.estimate.time.mfu else "-", True),
+        Column("step", lambda c: duration(c.estimate.time.step_seconds), True),
+    ]
+    return choices, costs
+
+
+def _tables(plan: Plan, width: int) -> list[Table]:
+    """One table where the width allows, else the choices and the costs apart."""
+    choices, costs = columns(plan)
+    whole = _table(plan, [*choices, *costs], BAR[0])
+    wanted = _width(whole)
+    if wanted <= width:
+        return [_table(plan, [*choices, *costs], min(BAR[0] + width - wanted, BAR[1]))]
+    spare = width - _width(_table(plan, costs, BAR[0]))
+    ways = (_table(plan, choices), _table(plan, [choices[0], *map(_folded, choices[1:])]))
+    chosen = next((table for table in ways if _width(table) <= width), None) or _written_out(plan)
+    return [chosen, _table(plan, costs, min(max(BAR[0] + spare, 8), BAR[1]))]
+
+
+def _folded(column: Column) -> Column:
+    """The column with a word a line."""
+    return replace(column, text=lambda candidate: column.text(candidate).replace(" ", "\n"))
+
+
+def _written_out(plan: Plan) -> Table:
+    """The choices as a person writes them, for terminals too narrow for a column each."""
+    grid = Table.grid(padding=(0, 2))
+    for rank, candidate in enumerate(plan.candidates, start=1):
+        style = "bold" if candidate is plan.chosen else None
+        grid.add_row(_rank(rank, candidate), Text(f"{batches(candidate.recipe)}: {as_written(candidate.recipe)}"),
+                     style=style)
+    return grid
+
+
+def _rank(rank: int, candidate: Candidate) -> str:
+    return f"{rank}{'*' if candidate.changes_numerics else ''}"
+
+
+def _table(plan: Plan, chosen: Sequence[Column], bar: int | None = None) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("#", justify="right")
+    for column in chosen:
+        table.add_column(column.heading, justify="right" if column.right else "left")
+    if bar is not None:
+        table.add_column("memory at the peak", no_wrap=True)
+    total = plan.device.memory_bytes
+    scale = scale_of([candidate.estimate.memory for candidate in plan.candidates], total)
+    for rank, candidate in enumerate(plan.candidates, start=1):
+        cells: list[RenderableType] = [_rank(rank, candidate)]
+        cells += [Text(column.text(candidate)) for column in chosen]
+        if bar is not None:
+            cells.append(memory_bar(candidate.estimate.memory, total, scale, bar))
+        table.add_row(*cells, style="bold" if candidate is plan.chosen else None)
+    return table
+
+
+def _width(table: Table) -> int:
+    console = Console(file=io.StringIO(), width=1000)
+    return Measurement.get(console, console.options, table).maximum
+
+
+def marks(candidates: Sequence[Candidate]) -> str:
+    """What the marks in the table mean; empty where there are none."""
+    found = []
+    if any(candidate.changes_numerics for candidate in candidates):
+        found.append("* changes numerics")
+    if not all(candidate.verified for candidate in candidates):
+        found.append("~ interpolated between traces")
+    return "  ".join(found)
+
+
+def answers_grid(plan: Plan, unseen: Sequence[Unseen] = ()) -> Table:
+    """The answers, a label and a text each."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    last = ""
+    for label, text in answers(plan, unseen):
+        grid.add_row(Text("" if label == last else label, style="bold"), Text(text))
+        last = label
+    return grid
+
+
+def answers(plan: Plan, unseen: Sequence[Unseen] = ()) -> list[tuple[str, str]]:
+    """What a person asks of a plan, and the answer: label and text; lines of one label stand together."""
+    told, chosen = plan.answers, plan.chosen
+    best = chosen or next(iter(plan.candidates), None)
+    lines: list[tuple[str, str]] = []
+
+    def say(label: str, *texts: str) -> None:
+        lines.extend((label, text) for text in texts if text)
+
+    if chosen is None:
+        nearest = f"; #1 misses {size(best.estimate.missing)}" if best is not None else ""
+        say("choice", f"Nothing fits on {plan.device.name}{nearest}.")
+    else:
+        say("choice", as_written(chosen.recipe))
+        say("why", told.why)
+    say("next best", told.next_best)
+    say("too large", *told.would_not_fit)
+    if told.smallest_change is not None:
+        say("change", f"The smallest that makes it fit: {told.smallest_change.text} ({told.smallest_change.why}).")
+    say("smallest GPU", told.smallest_gpu_text)
+    if told.offload is not None:
+        say("offload", *told.offload.sentences)
+    say("alignment", *(misaligned.sentence for misaligned in told.misaligned))
+    say("numerics", *_numerics(plan.candidates))
+    say("not traced", *(f"{u.name}, {size(u.bytes)}{PLACES[u.where]}: {u.source}" for u in unseen))
+    if best is not None:
+        say("times", calibration(best.estimate, plan.device))
+        say("note", *(note for note in best.estimate.notes if not note.startswith(UNCALIBRATED)))
+    say("note", *plan.notes)
+    say("search", f"{plan.tried:,} combinations weighed, {plan.predictions:,} of them traced.")
+    return lines
+
+
+PLACES: Mapping[str, str] = {"allocator": "", "context": " outside the allocator", "host": " of the host's memory"}
+
+UNCALIBRATED = "not calibrated"
+
+
+def calibration(estimate: Estimate, device: Device) -> str:
+    """Where the times come from."""
+    if estimate.time.calibrated:
+        return "Calibrated: by the ceilings measured on this machine."
+    reason = next((note for note in estimate.notes if note.startswith(UNCALIBRATED)), UNCALIBRATED)
+    return f"{reason[0].upper()}{reason[1:]}; {CALIBRATE[device.kind]}."
+
+
+def _numerics(candidates: Sequence[Candidate]) -> list[str]:
+    """Which candidates change numerics, by what does."""
+    ranks: dict[tuple[str, ...], list[str]] = {}
+    for rank, candidate in enumerate(candidates, start=1):
+        if candidate.changes_numerics:
+            ranks.setdefault(candidate.changes_numerics, []).append(f"#{rank}")
+    return [f"{' and '.join(changes)} changes numerics: {', '.join(marked)}." for changes, marked in ranks.items()]
+
+
+def as_written(recipe: Recipe) -> str:
+    """The choices of a resolved recipe as a person writes them."""
+    return " ".join([f"micro_batch_size={recipe.micro_batch_size}",
+                     *(written(getattr(recipe, slot)) for slot in ("precision", "checkpointing", "optimizer",
+                                                                   "attention", "compile"))])
+
+
+def batches(recipe: Recipe) -> str:
+    """Micro-batch x accumulation."""
+    micro = recipe.micro_batch_size
+    assert micro != "auto"
+    return f"{micro} x {math.ceil(recipe.batch_size / micro)}"
+
+
+def shown(choice: object) -> str:
+    """A technique in a table's cell: its name and the knobs that are not the default."""
+    if not isinstance(choice, dict):
+        return str(choice)
+    knobs = [f"{name}={value}" for name, value in choice.items() if name != "name"]
+    return " ".join([str(choice.get("name", "")), *knobs])
+
+
+def fits(estimate: Estimate) -> str:
+    """Whether it fits, in a word or two."""
+    if estimate.fits == "no":
+        return f"{size(estimate.missing)} short"
+    if estimate.fits == "with-retries":
+        return "with retries"
+    return "yes" if estimate.safe else "barely"
+
+
+def speed(estimate: Estimate) -> float:
+    """Tokens a second; samples a second for images."""
+    return estimate.time.tokens_per_second or estimate.time.samples_per_second
+
+
+def duration(seconds: float) -> str:
+    """Seconds for reading."""
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 120 else f"{seconds / 60:,.1f} min"
+
+
+def unit(plan: Plan) -> str:
+    """What throughput is counted in."""
+    return "tokens/s" if _reads_tokens(plan) else "samples/s"
+
+
+def _choice(field: str, candidate: Candidate) -> str:
+    return shown(candidate.choices()[field])
+
+
+def _reads_tokens(plan: Plan) -> bool:
+    return any(candidate.estimate.time.tokens_per_second for candidate in plan.candidates)

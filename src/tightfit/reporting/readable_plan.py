@@ -1,0 +1,39 @@
+"""A plan that shows itself: as text where it is printed, as a table in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Self
+
+from tightfit.planning.plan import Plan
+from tightfit.planning.wording import size
+from tightfit.reporting.plan_html import plan_html
+from tightfit.reporting.plan_table import as_written, heading, plan_text, speed, unit
+from tightfit.trace import Unseen
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ReadablePlan(Plan):
+    """A plan, and how it reads. unseen: what the chosen recipe's memory holds that no trace shows, each with its
+    source."""
+
+    unseen: tuple[Unseen, ...] = ()
+
+    @classmethod
+    def of(cls, plan: Plan, unseen: Sequence[Unseen] = ()) -> Self:
+        """The same plan, readable."""
+        return cls(**{field.name: getattr(plan, field.name) for field in fields(Plan)}, unseen=tuple(unseen))
+
+    def __str__(self) -> str:
+        return plan_text(self, self.unseen)
+
+    def __repr__(self) -> str:
+        if self.chosen is None:
+            return f"<Plan: {heading(self)}: nothing fits>"
+        estimate = self.chosen.estimate
+        return (f"<Plan: {heading(self)}: {as_written(self.chosen.recipe)}: {speed(estimate):,.0f} {unit(self)}, "
+                f"{size(estimate.memory.used)}>")
+
+    def _repr_html_(self) -> str:
+        return plan_html(self, self.unseen)

@@ -1,0 +1,45 @@
+"""How a search goes on, on the terminal's error stream: standard output is the plan's own."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class SearchProgress:
+    """A bar that goes away when the work is done; plain lines, some seconds apart, where there is no terminal.
+
+    Call it with how much is done, how much there is at most, and what comes next.
+    """
+
+    def __init__(self, console: Console, what: str, between: float = SECONDS_BETWEEN_LINES) -> None:
+        self._console, self._what, self._between = console, what, between
+        self._last = time.monotonic()
+        self._bar = Progress(
+            SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20),
+            TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal,
+        )  # fmt: skip
+        self._task = self._bar.add_task(what, total=None)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def __call__(self, done: int, most: int, text: str) -> None:
+        self._bar.update(self._task, description=text, completed=done, total=most)
+        now = time.monotonic()
+        if self._bar.disable and done < most and now - self._last >= self._between:
+            self._last = now
+            self._console.print(f"{self._what}, {done} of at most {most} done: {text}", highlight=False,
+                                markup=False, soft_wrap=True)

@@ -1,0 +1,214 @@
+"""What one training step does, predicted or measured: its ops, its allocations, and the spans of time they lie in.
+
+Time is counted in ticks: every op, allocation and release takes the next one. Bytes are what was asked for, before
+any allocator rounds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+import numpy as np
+
+
+class Category(StrEnum):
+    """What memory holds.
+
+    Activations are what is kept for the backward pass, logits included; a gradient counts as one once it is a
+    parameter's `.grad`; temporary is the rest of a step's memory, gradients of activations and autocast's copies of
+    weights included; the inputs, and whatever is none of these, are other.
+
+    In inference, activations are what the model's modules make in a pass, and the KV cache is all that is kept from
+    one pass to the next: keys and values, their copies in the order of the beams, an encoder's output.
+    """
+
+    WEIGHTS = "weights"
+    GRADIENTS = "gradients"
+    OPTIMIZER = "optimizer"
+    ACTIVATIONS = "activations"
+    KV_CACHE = "kv-cache"
+    TEMPORARY = "temporary"
+    OTHER = "other"
+
+
+class OpClass(StrEnum):
+    """What kind of work an op does: which of the device's limits binds it."""
+
+    CONTRACTION = "tensor contraction"
+    NORMALIZATION = "statistical normalization"
+    ELEMENTWISE = "element-wise"
+    MOVEMENT = "data movement"
+    COMMUNICATION = "communication"
+    OTHER = "other"
+
+
+class Phase(StrEnum):
+    """The part of a run that an op belongs to."""
+
+    SETUP = "setup"
+    DATA = "data"
+    FORWARD = "forward"
+    RECOMPUTE = "recompute"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    EVALUATION = "evaluation"
+    SAVE = "save"
+    RESUME = "resume"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(slots=True)
+class Op:
+    """One operation that the device runs.
+
+    name: as the framework names it, such as `aten.mm`.
+    module: dotted name of the model's module it belongs to; empty outside of all.
+    shapes: the shapes of its tensor arguments, in order.
+    dtype: the number format it computes in, such as `bfloat16`.
+    flops: floating-point operations; 0 where it is bound by memory.
+    bytes_read, bytes_written: bytes of device memory.
+    kernels: how many kernels it launches.
+    seconds: how long it takes; None where that is not known.
+    """
+
+    name: str
+    tick: int
+    phase: Phase
+    op_class: OpClass
+    module: str = ""
+    shapes: tuple[tuple[int, ...], ...] = ()
+    dtype: str = ""
+    flops: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    kernels: int = 1
+    seconds: float | None = None
+
+
+@dataclass(slots=True)
+class Allocation:
+    """A piece of memory, alive in the ticks from `born` up to, not including, `died`; None lives on.
+
+    category: what it holds from the tick `became` on; before it is temporary.
+    op: the op that asked for it.
+    """
+
+    born: int
+    died: int | None
+    bytes: int
+    category: Category = Category.TEMPORARY
+    became: int = 0
+    module: str = ""
+    op: str = ""
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A stretch of ticks, from `start` up to, not including, `stop`.
+
+    name: `step 1`, `step 2`, `evaluation`, `save`, `resume`; inside a step, `forward` and `backward` of each
+        micro-batch, and `optimizer`; in inference `prefill` and `decode`.
+    step: the optimizer step it lies in, counted from 1; 0 outside of all.
+    times: how often it is run where the trace holds it once: a window's micro-batches that are all alike, or decoding
+        passes between the first and the last.
+    """
+
+    name: str
+    start: int
+    stop: int
+    step: int = 0
+    times: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unseen:
+    """Memory that tracing cannot see, as a figure of its own.
+
+    where: `context` outside the allocator, `allocator` inside it, `host` in the machine's own memory.
+    source: where the figure comes from, as a sentence.
+    """
+
+    name: str
+    bytes: int
+    where: Literal["context", "allocator", "host"]
+    source: str
+
+
+@dataclass(kw_only=True)
+class Trace:
+    """What a run does, from building the model to the second step, evaluation, saving and resuming.
+
+    origin: whether it was predicted or measured.
+    notes: sentences about how sure it is.
+    """
+
+    origin: Literal["predicted", "measured"]
+    ops: list[Op] = field(default_factory=list)
+    allocations: list[Allocation] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    unseen: list[Unseen] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def span(self, name: str) -> Span:
+        """The first span of that name. Raises KeyError where there is none."""
+        for span in self.spans:
+            if span.name == name:
+                return span
+        raise KeyError(name)
+
+    def curve(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ticks at which memory changes, int64 (N,), and the bytes allocated from each on, int64 (N,)."""
+        return live_bytes(self.allocations)
+
+    def peak(self, start: int = 0, stop: int | None = None) -> tuple[int, int]:
+        """The tick, from `start` up to, not including, `stop`, with the most bytes allocated, and those bytes."""
+        ticks, live = self.curve()
+        first = int(np.searchsorted(ticks, start, side="right")) - 1  # what is alive as the stretch begins
+        last = len(ticks) if stop is None else int(np.searchsorted(ticks, stop, side="left"))
+        low = max(first, 0)
+        if low >= last:
+            return start, 0
+        at = low + int(np.argmax(live[low:last]))
+        return max(int(ticks[at]), start), int(live[at])
+
+    def alive(self, tick: int) -> list[Allocation]:
+        """The allocations alive at that tick, the largest first."""
+        found = [a for a in self.allocations if a.born <= tick and (a.died is None or a.died > tick)]
+        return sorted(found, key=lambda a: -a.bytes)
+
+    def by_category(self, tick: int) -> dict[Category, int]:
+        """Bytes alive at that tick, by what they hold at it."""
+        totals = dict.fromkeys(Category, 0)
+        for allocation in self.alive(tick):
+            holds = allocation.category if allocation.became <= tick else Category.TEMPORARY
+            totals[holds] += allocation.bytes
+        return totals
+
+    def step_ops(self) -> Iterable[tuple[Op, int]]:
+        """The ops of the last step that the trace holds, each with how often it runs in it."""
+        steps = [span for span in self.spans if span.step and span.name.startswith("step ")]
+        if not steps:
+            return
+        whole = steps[-1]
+        repeated = [s for s in self.spans if s.step == whole.step and s.times > 1]
+        for op in self.ops:
+            if whole.start <= op.tick < whole.stop:
+                yield op, next((s.times for s in repeated if s.start <= op.tick < s.stop), 1)
+
+
+def live_bytes(allocations: Iterable[Allocation]) -> tuple[np.ndarray, np.ndarray]:
+    """Ticks at which memory changes, in order, and the bytes alive from each on."""
+    events = [(a.born, a.bytes) for a in allocations]
+    events += [(a.died, -a.bytes) for a in allocations if a.died is not None]
+    if not events:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    array = np.array(events, dtype=np.int64)
+    array = array[np.argsort(array[:, 0], kind="stable")]
+    ticks, starts = np.unique(array[:, 0], return_index=True)
+    return ticks, np.cumsum(np.add.reduceat(array[:, 1], starts))

@@ -1,0 +1,184 @@
+"""A trace's events in order, told apart by the group of blocks in whose work they happen."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tightfit.trace import Category, Trace
+
+NO_MODULE_RUNS = ("optimizer", "save", "resume")
+"""Spans in which no module runs: what is released there lies where its owner does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """A repeated stack as it was traced.
+
+    path: what its blocks are called, up to their number, such as `model.layers`.
+    period: blocks in a group; groups are alike. template: the number of the group to copy, one with a group on either
+        side of it. head: blocks in front of the first group.
+    """
+
+    path: str
+    period: int
+    template: int
+    head: int = 0
+
+
+class Group(NamedTuple):
+    """A group of a stack, by its distance from the template."""
+
+    stack: int
+    distance: int
+
+
+class Event(NamedTuple):
+    """Something that happens at a tick: a birth, a turn of category, a death, an op, the opening or close of a span."""
+
+    kind: str
+    item: int
+
+
+@dataclass
+class Run:
+    """Consecutive events of one group, or outside of all.
+
+    outside: whether they lie in a span in which no module runs.
+    """
+
+    group: Group | None
+    outside: bool = False
+    events: list[Event] = field(default_factory=list)
+
+
+class Reader:
+    """A trace's events in order, in runs of one group each."""
+
+    def __init__(self, trace: Trace, stacks: Sequence[Stack]) -> None:
+        self.trace = trace
+        self.stacks = stacks
+        self._patterns = [re.compile(re.escape(stack.path) + r"\.(\d+)(?=\.|$)") for stack in stacks]
+        self._places: dict[str, tuple[Group | None, str]] = {"": (None, "")}
+        self.events = self._in_order()
+        self.runs = _joined(self._runs())
+        self.birth_groups = self._births()
+        self.twins = self._twins()
+
+    def place(self, module: str) -> tuple[Group | None, str]:
+        """The group that a module lies in, and its name with the group's number left out."""
+        if module not in self._places:
+            self._places[module] = self._find(module)
+        return self._places[module]
+
+    def _find(self, module: str) -> tuple[Group | None, str]:
+        for number, (stack, pattern) in enumerate(zip(self.stacks, self._patterns, strict=True)):
+            found = pattern.match(module)
+            if found is not None:
+                group, inside = divmod(int(found[1]) - stack.head, stack.period)
+                return Group(number, group - stack.template), f"{stack.path}.+{inside}{module[found.end():]}"
+        return None, module
+
+    def renumbered(self, module: str, group: Group | None, more: int) -> str:
+        """The module's name with its block `more` groups further on."""
+        if group is None or not more:
+            return module
+        found = self._patterns[group.stack].match(module)
+        assert found is not None
+        stack = self.stacks[group.stack]
+        return f"{stack.path}.{int(found[1]) + more * stack.period}{module[found.end():]}"
+
+    def _in_order(self) -> list[tuple[int, Event]]:
+        trace = self.trace
+        events = [(s.start, Event("open", i)) for i, s in enumerate(trace.spans)]
+        events += [(s.stop, Event("close", i)) for i, s in enumerate(trace.spans)]
+        events += [(op.tick, Event("op", i)) for i, op in enumerate(trace.ops)]
+        for i, a in enumerate(trace.allocations):
+            events.append((a.born, Event("birth", i)))
+            if a.became > a.born:
+                events.append((a.became, Event("turn", i)))
+            if a.died is not None:
+                events.append((a.died, Event("death", i)))
+        events.sort()
+        return list(_settled(events))
+
+    def _runs(self) -> Iterator[Run]:
+        trace = self.trace
+        apart = [(s.start, s.stop) for s in trace.spans if s.name in NO_MODULE_RUNS]
+        run, group = Run(None), None
+        for (tick, event), (_, following) in zip(self.events, [*self.events[1:], (0, Event("close", 0))], strict=True):
+            outside = any(a <= tick < z for a, z in apart)
+            if event.kind == "op" and outside and not trace.ops[event.item].module and following.kind == "birth":
+                group = self.place(trace.allocations[following.item].module)[0]  # what it makes says whose it is
+            elif event.kind == "op":
+                group = self.place(trace.ops[event.item].module)[0]
+            elif event.kind == "birth" or (event.kind == "death" and outside and self._is_kept(event.item)):
+                group = self.place(trace.allocations[event.item].module)[0]
+            elif event.kind in ("open", "close"):
+                group = None
+            if group != run.group or outside != run.outside:
+                yield run
+                run = Run(group, outside)
+            run.events.append(event)
+        yield run
+
+    def _births(self) -> dict[int, Group | None]:
+        """The group in whose work each allocation is born."""
+        return {e.item: run.group for run in self.runs for e in run.events if e.kind == "birth"}
+
+    def _is_kept(self, item: int) -> bool:
+        """Whether an allocation is a parameter's own: its gradient or its states, released one parameter after the
+        other."""
+        return self.trace.allocations[item].category in (Category.GRADIENTS, Category.OPTIMIZER)
+
+    def _twins(self) -> dict[int, dict[Group, int]]:
+        """For every allocation born in a group: the same one of each group."""
+        same: dict[tuple[object, ...], dict[Group, int]] = defaultdict(dict)
+        counts: dict[tuple[object, ...], int] = defaultdict(int)
+        twins: dict[int, dict[Group, int]] = {}
+        spans = 0
+        for run in self.runs:
+            for event in run.events:
+                spans += event.kind == "open"
+                if event.kind != "birth" or run.group is None:
+                    continue
+                a = self.trace.allocations[event.item]
+                key = (spans, run.group.stack, self.place(a.module)[1], a.op, a.shape, a.dtype)
+                counts[run.group, *key] += 1
+                twins[event.item] = same[counts[run.group, *key], *key]
+                twins[event.item][run.group] = event.item
+        return twins
+
+
+def _settled(events: list[tuple[int, Event]]) -> Iterator[tuple[int, Event]]:
+    """The events with what is released at one go in the order of its birth: a cache is emptied in any order."""
+    for kind, streak in itertools.groupby(events, key=lambda pair: pair[1].kind):
+        if kind != "death":
+            yield from streak
+        else:
+            ticks, deaths = zip(*streak, strict=True)
+            yield from zip(ticks, sorted(deaths), strict=True)
+
+
+def _joined(runs: Iterator[Run]) -> list[Run]:
+    """The runs, with what happens outside of all groups between two of one stack counted to the later one."""
+    joined: list[Run] = []
+    for run in runs:
+        if not run.events:
+            continue
+        if len(joined) > 1 and run.group is not None and joined[-1].group is None:
+            between, before = joined[-1], joined[-2]
+            inside = before.group is not None and before.group.stack == run.group.stack
+            parting = ("open", "close", "birth", "death") if between.outside else ("open", "close")
+            if inside and not any(event.kind in parting for event in between.events):
+                joined.pop()
+                run.events[:0] = between.events
+        if joined and joined[-1].group is not None and joined[-1].group == run.group:
+            joined[-1].events += run.events
+        else:
+            joined.append(run)
+    return joined

@@ -1,0 +1,18 @@
+"""Hugging Face's TrainingArguments to a recipe, and a recipe to TrainingArguments.
+
+One process on one device: `per_device_train_batch_size` is the micro-batch, and times `gradient_accumulation_steps`
+the global batch. What a recipe cannot hold is kept in its field `hugging_face` or refused by name, as `table` says;
+nothing is dropped. Arguments that count epochs (`max_steps` is -1) leave a recipe's `max_steps` at its default, and
+are given back as epochs until `max_steps` is changed; shares of all steps are then shares of that default.
+
+Some pairs are close, not the same. Hugging Face's `adafactor` takes the learning rate as the step itself, torch's as
+relative to each matrix. `adamw_bnb_8bit` is bitsandbytes' and `adamw_torch_8bit` torchao's with no exception for
+embeddings; here it is torchao's with embeddings at 32 bits. `dataloader_prefetch_factor` counts micro-batches,
+`loading.prefetch` windows. `every_n_layers` counts layers over the whole model, every-nth within each stack.
+"""
+
+from __future__ import annotations
+
+from tightfit.training_arguments.conversion import from_training_arguments, left_to_you, training_arguments
+
+__all__ = ["from_training_arguments", "left_to_you", "training_arguments"]

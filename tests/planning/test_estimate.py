@@ -1,0 +1,149 @@
+"""One candidate's cost: memory through the allocator, categories that add up, time, and what fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.planning.toy import MIB, Toy
+from tightfit.devices import Device
+from tightfit.planning.defaults import resolve
+from tightfit.planning.estimate import Margin, by_category, capacity, estimate, memory, running_at
+from tightfit.planning.standard_tools import standard_tools
+from tightfit.recipe import Recipe
+from tightfit.trace import Allocation, Category, Span, Trace, Unseen
+
+TOY = Toy.drawn(3)
+NOTHING = Margin(share=0.0, fixed=0)
+
+
+def gpu(memory_bytes):
+    return Device(kind="cuda", name="toy", memory_bytes=memory_bytes, capability=(8, 0), bandwidth=1e12,
+                  flops={"bf16": 1e14, "fp32": 1e13, "tf32": 5e13}, units=100)
+
+
+def recipe_on(device, **fields):
+    return resolve(Recipe(batch_size=8, micro_batch_size=2, loading={"workers": 2}, **fields), device)
+
+
+def small(kind="cuda"):
+    """Weights of 3 MiB and a passing 700,001 bytes; 5 MiB of context, 2 MiB that the allocator holds unseen."""
+    return Trace(
+        origin="predicted",
+        allocations=[
+            Allocation(born=1, died=None, bytes=3 * MIB, category=Category.WEIGHTS),
+            Allocation(born=5, died=8, bytes=700_001),
+        ],
+        spans=[Span(name="forward", start=4, stop=9, step=1), Span(name="step 1", start=3, stop=12, step=1)],
+        unseen=[Unseen(name="context", bytes=5 * MIB, where="context", source=""),
+                Unseen(name="workspace", bytes=2 * MIB, where="allocator", source=""),
+                Unseen(name="pinned", bytes=77, where="host", source="")],
+    )
+
+
+def test_the_processor_has_no_allocator():
+    device = Device(kind="cpu", name="CPU", memory_bytes=32 * MIB)
+    needs, fits, safe = memory(small(), device, TOY.tools(), NOTHING)
+    assert needs.peak_allocated == needs.peak_reserved == 5 * MIB + 700_001
+    assert (fits, safe, needs.capacity, needs.missing) == ("yes", True, 27 * MIB, 0)
+    assert needs.by_category["weights"] == 3 * MIB
+    assert needs.by_category["temporary"] == 700_001
+    assert needs.by_category["other"] == 2 * MIB
+    assert (needs.context, needs.host, needs.peak_in) == (5 * MIB, 77, "forward of a micro-batch")
+
+
+@pytest.mark.parametrize(("total", "fits", "missing"), [(11 * MIB, "yes", 0), (10 * MIB, "no", 700_001)])
+def test_the_processor_fits_to_the_byte(total, fits, missing):
+    device = Device(kind="cpu", name="CPU", memory_bytes=total)
+    needs, found, _ = memory(small(), device, TOY.tools(), NOTHING)
+    assert (found, needs.missing) == (fits, missing)
+
+
+def test_the_allocator_rounds():
+    """By its rules: 3 MiB in a segment of 20 MiB, from which the workspace's 2 MiB are cut too; 700,001 bytes are
+    rounded to a multiple of 512 in a segment of 2 MiB."""
+    device = gpu(64 * MIB)
+    tools = standard_tools(TOY.predict)
+    trace = small()
+    trace.unseen.pop(1)
+    needs, fits, safe = memory(trace, device, tools, NOTHING)
+    assert needs.peak_allocated == 3 * MIB + 700_416
+    assert needs.peak_reserved == 22 * MIB
+    assert needs.by_category["other"] == 700_416 - 700_001
+    assert (fits, safe) == ("yes", True)
+    needs, fits, safe = memory(trace, gpu(26 * MIB), tools, NOTHING)
+    assert (fits, needs.capacity) == ("no", 21 * MIB)
+    assert needs.missing == 1 * MIB
+
+
+def test_the_margin_decides_what_is_safe_not_what_fits():
+    tools = standard_tools(TOY.predict)
+    trace = small()
+    trace.unseen.clear()
+    for fixed, safe in ((2 * MIB, True), (2 * MIB + 1, False)):
+        needs, fits, found = memory(trace, gpu(24 * MIB), tools, Margin(share=0.0, fixed=fixed))
+        assert (fits, found, needs.margin) == ("yes", safe, fixed)
+    assert Margin(share=0.25, fixed=3).of(gpu(100)) == 28
+
+
+def test_categories_sum_to_the_peak():
+    device = gpu(1 << 34)
+    recipe = recipe_on(device, precision="bf16")
+    tools = replace(standard_tools(TOY.predict), step_time=TOY.seconds)
+    for checkpointing in ("none", "every-block"):
+        changed = recipe.override(checkpointing=checkpointing)
+        cost = estimate(TOY.predict(changed, device), changed, device, tools)
+        assert sum(cost.memory.by_category.values()) == cost.memory.peak_allocated
+        assert all(isinstance(count, int) and count >= 0 for count in cost.memory.by_category.values())
+        assert set(cost.memory.by_category) == {
+            "weights", "gradients", "optimizer", "activations", "temporary", "other"}
+        assert cost.memory.by_category["weights"] == TOY.blocks * TOY.weights * 4
+
+
+def test_a_cache_of_keys_has_a_category_where_there_is_one():
+    trace = Trace(origin="predicted", allocations=[Allocation(born=1, died=None, bytes=5, category=Category.KV_CACHE)])
+    assert by_category(trace, 1, 7) == {"weights": 0, "gradients": 0, "optimizer": 0, "activations": 0, "kv-cache": 5,
+                                        "temporary": 0, "other": 2}
+
+
+def test_time_follows_from_seconds():
+    device = gpu(1 << 34)
+    recipe = recipe_on(device, seq_len=128)
+    cost = estimate(TOY.predict(recipe, device), recipe, device, TOY.tools())
+    assert cost.time.samples_per_second == pytest.approx(8 / cost.time.step_seconds)
+    assert cost.time.tokens_per_second == pytest.approx(1024 / cost.time.step_seconds)
+    assert cost.time.mfu == 0.5
+
+
+def test_images_have_no_tokens():
+    device = gpu(1 << 34)
+    recipe = recipe_on(device, task="image-classification", model="vit-base", data="dummy")
+    time = estimate(TOY.predict(recipe, device), recipe, device, TOY.tools()).time
+    assert time.tokens_per_second == 0
+    assert time.samples_per_second > 0
+
+
+def test_names_what_runs_at_the_peak():
+    trace = small()
+    assert running_at(trace, 5) == "forward of a micro-batch"
+    assert running_at(trace, 10) == "step 1"
+    assert running_at(trace, 2) == "building the model"
+
+
+def test_the_context_is_no_room():
+    assert capacity(small(), gpu(64 * MIB)) == 59 * MIB
+    assert capacity(small(), gpu(2)) == 0
+
+
+def test_standard_tools_count_flops_from_the_shape():
+    """12 layers of 7,077,888 weights and a head of 38,597,376: 6 FLOPs each a token, and 12 for each pair, layer and
+    feature (arXiv 2204.02311, appendix B)."""
+    device = gpu(1 << 34)
+    tools = standard_tools(TOY.predict)
+    recipe = recipe_on(device, model="gpt2", seq_len=1024, precision="bf16")
+    flops = 8 * 1024 * (6 * (12 * 7_077_888 + 768 * 50_257) + 12 * 12 * 768 * 1024)
+    assert tools.mfu(recipe, device, 2.0) == pytest.approx(flops / 2.0 / 1e14, rel=1e-6)
+    assert tools.mfu(recipe, replace(device, flops={}), 2.0) == 0
+    full = recipe.override(precision="tf32")
+    assert tools.mfu(full, device, 2.0) == pytest.approx(flops / 2.0 / 5e13, rel=1e-6)

@@ -1,0 +1,264 @@
+"""Plans as people see them: bars whose letters stand for bytes, tables that fit the terminal, the answers."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+
+from tests.reporting.plans import CARD, GIB, candidate, estimate, fitting, memory, nothing_fits
+from tightfit.reporting.memory_bar import legend, memory_bar, parts_of, scale_of, shared_out
+from tightfit.reporting.plan_table import duration, plan_text, show_plan
+from tightfit.reporting.readable_plan import ReadablePlan
+from tightfit.trace import Unseen
+
+UNSEEN = (Unseen(name="CUDA context", bytes=GIB, where="context", source="measured on a card"),
+          Unseen(name="cuBLAS workspaces", bytes=32 << 20, where="allocator", source="its handbook"))
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def on_terminal(plan, width, **settings):
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system="truecolor", **settings)
+    show_plan(plan, console, UNSEEN)
+    return console.file.getvalue()
+
+
+def squeezed(text):
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("make", [fitting, nothing_fits])
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_no_line_is_wider_than_the_terminal(make, width):
+    lines = plan_text(make(), UNSEEN, width).splitlines()
+    assert max(map(len, lines)) <= width
+
+
+def test_eighty_columns_hold_every_choice_and_figure_unbroken():
+    text = plan_text(fitting(), width=80)
+    for word in ("16 x 4", "24 x 3", "32 x 2", "bf16", "none", "adamw-8bit", "sdpa", "off", "13.0 GiB", "~7.0 GiB",
+                 "with retries", "3.0 GiB short", "10,000", "9,000", "40 %", "3.28 s"):
+        assert re.search(rf"(^|\s){re.escape(word)}(\s|$)", text, re.MULTILINE), (word, text)
+    heads = [line.split() for line in text.splitlines() if line.lstrip().startswith("#  ")]
+    assert [head[-1] for head in heads] == ["compile", "peak"]
+
+
+def test_a_wide_terminal_has_one_table():
+    lines = plan_text(fitting(), width=200).splitlines()
+    heads = [line for line in lines if line.lstrip().startswith("#  ")]
+    assert len(heads) == 1
+    row = next(line for line in lines if line.lstrip().startswith("1  "))
+    assert all(word in row for word in ("16 x 4", "bf16", "13.0 GiB", "yes", "10,000", "WW"))
+
+
+def test_a_techniques_knobs_go_on_a_line_of_their_own_where_they_would_be_too_wide():
+    selective = candidate(estimate(), checkpointing={"name": "selective", "keep": "attention"}, optimizer="adamw-8bit")
+    lines = plan_text(replace(fitting(), candidates=(selective,), chosen=selective), width=80).splitlines()
+    row = next(number for number, line in enumerate(lines) if line.startswith("1  16 x 4"))
+    assert lines[row].split() == ["1", "16", "x", "4", "bf16", "selective", "adamw-8bit", "sdpa", "off"]
+    assert lines[row + 1].split() == ["keep=attention"]
+    assert lines[row + 1].index("keep") == lines[row].index("selective")
+
+
+def test_long_choices_and_narrow_terminals_lose_nothing():
+    plan = fitting()
+    long = candidate(estimate(), precision="bf16-pure", checkpointing={"name": "memory-budget", "budget": 0.25},
+                     optimizer="adamw-anyprecision", attention="flash-attn", compile="per-block")
+    text = plan_text(replace(plan, candidates=(long,), chosen=long), width=80)
+    choices, _, costs = text.partition("reserved")
+    for word in ("memory-budget", "budget=0.25", "adamw-anyprecision", "flash-attn", "per-block"):
+        assert word in squeezed(choices), word
+    assert "WW" in costs
+
+
+def test_without_a_terminal_there_are_no_escapes_and_no_colours_are_needed():
+    plan = fitting()
+    console = Console(file=io.StringIO(), width=80)
+    show_plan(plan, console, UNSEEN)
+    plain = console.file.getvalue()
+    assert "\x1b" not in plain
+    coloured = on_terminal(plan, 80)
+    assert "\x1b[" in coloured
+    stripped = "\n".join(line.rstrip() for line in ANSI.sub("", coloured).splitlines())
+    assert stripped == plain.rstrip("\n")
+
+
+def test_no_color_is_heeded(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "38;2" not in on_terminal(fitting(), 80)
+    assert "48;2" not in on_terminal(fitting(), 80)
+
+
+def test_ascii_terminals_get_ascii():
+    raw = io.BytesIO()
+    console = Console(file=io.TextIOWrapper(raw, encoding="ascii"), width=80, force_terminal=True, color_system=None)
+    show_plan(fitting(), console)
+    console.file.flush()
+    assert b"16 x 4" in raw.getvalue()
+
+
+def test_the_answers_are_there():
+    text = squeezed(plan_text(fitting(), UNSEEN, width=80))
+    for sentence in (
+        "micro_batch_size=16 precision=bf16 checkpointing=none optimizer=adamw attention=sdpa compile=off",
+        "The fastest that fits.", "optimizer=adamw-8bit: 10 % slower.", "micro_batch_size=32 does not fit",
+        "No smaller GPU would do.", "write pad_vocab_to=8.", "optimizer=adamw-8bit changes numerics: #2.",
+        "CUDA context, 1.0 GiB outside the allocator: measured on a card", "cuBLAS workspaces, 32 MiB: its handbook",
+        "Not calibrated: from the sheet; run `tightfit doctor --calibrate` on the card.", "mind the gap",
+        "left out: flex cannot serve", "1,234 combinations weighed, 7 of them traced.", "~ interpolated",
+    ):
+        assert sentence in text, sentence
+    assert re.search(r"2\* +24 x 3", text)
+
+
+def test_calibrated_times_say_so():
+    chosen = candidate(estimate(calibrated=True))
+    text = plan_text(replace(fitting(), candidates=(chosen,), chosen=chosen))
+    assert "Calibrated: by the ceilings measured on this machine." in text
+    assert "doctor --calibrate" not in text
+
+
+def test_nothing_fits_says_what_would_help():
+    text = squeezed(plan_text(nothing_fits(), width=80))
+    for sentence in ("Nothing fits on Test Card; #1 misses 90.0 GiB.", "checkpointing=every-block (recompute)",
+                     "The smallest GPU is Big Card.", "It does not fit: ZeRO-2.", "Device: 3 GiB."):
+        assert sentence in text
+
+
+def test_images_count_samples():
+    chosen = candidate(estimate(tokens=0.0))
+    text = plan_text(replace(fitting(), candidates=(chosen,), chosen=chosen))
+    assert "samples/s" in text
+    assert "tokens/s" not in text
+    assert "seq_len" not in text.splitlines()[0]
+
+
+def test_an_unknown_peak_leaves_mfu_out():
+    cost = estimate()
+    chosen = candidate(replace(cost, time=replace(cost.time, mfu=0.0)))
+    row = next(line for line in plan_text(replace(fitting(), candidates=(chosen,))).splitlines() if "10,000" in line)
+    assert re.search(r"10,000 +- ", row)
+
+
+def test_a_close_fit_is_not_called_safe():
+    chosen = candidate(estimate(safe=False))
+    assert re.search(r"13.0 GiB +barely", plan_text(replace(fitting(), candidates=(chosen,), chosen=chosen)))
+
+
+def test_parts_sum_to_what_is_used():
+    one = memory()
+    assert sum(parts_of(one).values()) == one.used == 14 * GIB
+    assert list(parts_of(one)) == ["weights", "gradients", "optimizer", "activations", "temporary", "other", "cached",
+                                   "context"]
+
+
+def test_a_bar_is_drawn_to_scale():
+    bar = memory_bar(memory(), CARD.memory_bytes, CARD.memory_bytes, 48).plain
+    assert bar == "WWGGOOOOAAAAAAAAAAAATTTRCCXX" + 20 * "." + "|"
+
+
+def test_a_bar_passes_the_devices_end_where_it_does_not_fit():
+    large = memory(2.0)
+    assert large.used == 26 * GIB
+    scale = scale_of([large, memory()], CARD.memory_bytes)
+    assert scale == large.used
+    bar = memory_bar(large, CARD.memory_bytes, scale, 26).plain
+    assert bar.index("|") == 24
+    assert len(bar) == 27
+    assert "." not in bar
+    short = memory_bar(memory(), CARD.memory_bytes, scale, 26).plain
+    assert (short.index("."), short.index("|")) == (14, 24)
+
+
+def test_what_barely_misses_still_passes_the_end():
+    large = memory(22.01 / 12)
+    bar = memory_bar(large, CARD.memory_bytes, scale_of([large], CARD.memory_bytes), 10).plain
+    assert not bar.endswith("|")
+    assert "|" in bar
+
+
+def test_what_is_far_too_large_is_cut_off():
+    huge = memory(20.0)
+    scale = scale_of([huge], CARD.memory_bytes)
+    assert scale == 36 * GIB
+    bar = memory_bar(huge, CARD.memory_bytes, scale, 36).plain
+    assert bar.endswith(">")
+    assert (len(bar), bar.index("|")) == (37, 24)
+
+
+def test_the_smallest_need_is_seen_and_no_need_is_none():
+    tiny = memory(1e-6, peak_reserved=round(12e-6 * GIB), context=0)
+    assert memory_bar(tiny, CARD.memory_bytes, CARD.memory_bytes, 10).plain == "A.........|"
+    empty = memory(0.0, peak_allocated=0, peak_reserved=0, context=0)
+    assert memory_bar(empty, CARD.memory_bytes, CARD.memory_bytes, 10).plain == "..........|"
+
+
+def test_the_legend_names_what_the_bars_have():
+    text = legend([memory()], 80).plain
+    assert "W weights" in text
+    assert "X context" in text
+    assert "KV cache" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert all(len(line.split("  ")) == 1 for line in legend([memory()], 12).plain.splitlines())
+    cached = memory(by_category={**memory().by_category, "kv-cache": 5})
+    assert "K KV cache" in legend([cached], 80).plain
+
+
+@pytest.mark.parametrize(("amounts", "places", "expected"), [
+    ([1, 1, 2], 4, [1, 1, 2]), ([5, 3, 2], 4, [2, 1, 1]), ([7], 3, [3]), ([], 3, []), ([0, 0], 2, [0, 0]),
+    ([1, 10**12], 5, [0, 5]),
+])
+def test_places_are_shared_by_largest_remainder(amounts, places, expected):
+    assert shared_out(amounts, places) == expected
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.00305, "3.05 ms"), (1.7087, "1.71 s"), (600, "10.0 min")])
+def test_durations(seconds, expected):
+    assert duration(seconds) == expected
+
+
+class Checker(HTMLParser):
+    """Every element is closed in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen, self.text = [], [], ""
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+        self.seen.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.mark.parametrize("make", [fitting, nothing_fits])
+def test_a_notebook_shows_a_table(make):
+    plan = make()
+    asked = plan.asked.model_copy(update={"model": "<script>x</script>&"})
+    checker = Checker()
+    checker.feed(ReadablePlan.of(replace(plan, asked=asked), UNSEEN)._repr_html_())
+    assert checker.open == []
+    assert "script" not in checker.seen
+    assert "<script>x</script>&" in checker.text
+    assert "CUDA context" in checker.text
+    assert checker.seen.count("tr") > len(plan.candidates)
+
+
+def test_a_readable_plan_prints_and_stays_a_plan():
+    plan = fitting()
+    shown = ReadablePlan.of(plan, UNSEEN)
+    assert "16 x 4" in str(shown)
+    assert "CUDA context" in str(shown)
+    assert shown.recipe == plan.recipe
+    assert shown.to_json() == plan.to_json()
+    assert "\n" not in repr(shown)
+    assert "10,000 tokens/s" in repr(shown)
+    assert "nothing fits" in repr(ReadablePlan.of(nothing_fits()))

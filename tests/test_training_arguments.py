@@ -1,0 +1,313 @@
+"""TrainingArguments to a recipe and back, against the installed class: each argument round-trips or is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import subprocess
+import sys
+import warnings
+from enum import Enum
+
+import pytest
+import transformers
+from transformers import GPT2Config, GPT2LMHeadModel, Seq2SeqTrainingArguments, Trainer, TrainingArguments
+
+from tests.training_arguments_cases import EXAMPLES, NEEDS, OTHER, SETTLED, SPELLINGS, VARIANTS
+from tightfit.errors import RecipeError
+from tightfit.recipe import Recipe
+from tightfit.recipe_text import read_yaml, to_yaml
+from tightfit.training_arguments import left_to_you, training_arguments
+from tightfit.training_arguments.table import BESIDE, CARRIED, DEFAULTS, FIELDS, MAPPED, REFUSED, RENAMED, SPELLED
+
+INSTALLED = [field for field in dataclasses.fields(TrainingArguments) if field.init]
+
+
+@pytest.fixture(autouse=True)
+def ampere(monkeypatch):
+    """TrainingArguments as a machine with an Ampere GPU makes them: bf16 and tf32 are refused elsewhere."""
+    home = transformers.training_args
+    monkeypatch.setattr(home, "is_torch_bf16_gpu_available", lambda: True)
+    monkeypatch.setattr(home, "is_torch_tf32_available", lambda: True)
+    monkeypatch.setattr(home, "enable_tf32", lambda on: None)
+
+
+@pytest.fixture(autouse=True)
+def log_level(request):
+    """transformers' own, from which TrainingArguments derives whether to show progress."""
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity(transformers.logging.log_levels[getattr(request, "param", "warning")])
+    yield
+    transformers.logging.set_verbosity(before)
+
+
+def default_of(field):
+    return field.default if field.default is not dataclasses.MISSING else field.default_factory()
+
+
+def another(field):
+    """A value of the field that is not its default. Fails for a new field that suggests none."""
+    default = default_of(field)
+    if field.name in OTHER:
+        return OTHER[field.name]
+    if isinstance(default, bool):
+        return not default
+    assert isinstance(default, int | float), f"{field.name}: give OTHER a value for it"
+    return default * 2 if default > 0 else default + 0.5 if isinstance(default, float) else default + 3
+
+
+def plain(arguments: TrainingArguments) -> dict:
+    values = {field.name: getattr(arguments, field.name) for field in INSTALLED}
+    return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
+
+
+def built(arguments: dict) -> dict:
+    """Every argument as the real class makes it of `arguments`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return plain(TrainingArguments(**{RENAMED.get(name, name): value for name, value in arguments.items()}))
+
+
+def round_trip(arguments, **fields) -> dict:
+    return training_arguments(Recipe.from_training_arguments(arguments, attention="sdpa", **fields))
+
+
+def test_the_table_is_the_installed_class():
+    assert {field.name: default_of(field) for field in INSTALLED} == DEFAULTS
+
+
+def test_every_argument_stands_in_one_table():
+    assert len(MAPPED) + len(CARRIED) + len(REFUSED) == len(DEFAULTS)
+    assert set(MAPPED) >= SPELLED
+    assert {name for names in FIELDS.values() for name in names} - set(REFUSED) == set(MAPPED)
+
+
+def test_every_field_of_a_recipe_is_an_argument_or_beside():
+    assert not set(FIELDS) & set(BESIDE)
+    assert {*FIELDS, *BESIDE} == set(Recipe.model_fields)
+
+
+@pytest.mark.parametrize("field", INSTALLED, ids=lambda field: field.name)
+def test_each_argument_round_trips_or_is_refused_by_name(field):
+    given = {**NEEDS.get(field.name, {}), field.name: another(field)}
+    assert given[field.name] != default_of(field)
+    if field.name in REFUSED:
+        with pytest.raises(RecipeError, match=rf"(^|; ){field.name}: .+; .+") as caught:
+            Recipe.from_training_arguments(given)
+        assert "secret" not in str(caught.value)
+        return
+    recipe = Recipe.from_training_arguments(given, attention="sdpa")
+    back = training_arguments(recipe)
+    assert back[field.name] == given[field.name]
+    assert built(back) == built(given)
+    assert Recipe.from_training_arguments(back, attention="sdpa") == recipe
+    assert Recipe.from_dict(read_yaml(to_yaml(recipe.to_dict()), "")) == recipe
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_arguments_round_trip_together(seed):
+    chance = random.Random(seed)
+    alone = {"bf16", "fp16", "bf16_full_eval", "fp16_full_eval", "optim_args", "dataloader_prefetch_factor",
+             "dataloader_persistent_workers", "load_best_model_at_end", "adam_epsilon", *REFUSED}  # fmt: skip
+    fields = [field for field in INSTALLED if field.name not in alone]
+    given = {
+        field.name: chance.choice(SPELLINGS[field.name]) if field.name in SPELLINGS else another(field)
+        for field in chance.sample(fields, 12)
+    }
+    recipe = Recipe.from_training_arguments(given, attention="sdpa")
+    back = training_arguments(recipe)
+    assert built(back) == built(given)
+    assert Recipe.from_training_arguments(back, attention="sdpa") == recipe
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_guides_examples_round_trip(name, tmp_path):
+    given = EXAMPLES[name]
+    back = round_trip(given)
+    assert back.items() >= {RENAMED.get(name, name): value for name, value in given.items()}.items()
+    assert built(back) == built(given)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        real = TrainingArguments(**{RENAMED.get(name, name): value for name, value in given.items()})
+    assert built(round_trip(real)) == plain(real)
+
+    file = tmp_path / "args.json"
+    file.write_text(real.to_json_string())
+    assert round_trip(file) == round_trip(str(file)) == round_trip(real)
+
+
+def test_what_the_largest_example_means():
+    recipe = Recipe.from_training_arguments(EXAMPLES["compile"], model="bert-base-uncased", seq_len=512)
+    assert recipe.to_dict() | {
+        "model": "bert-base-uncased",
+        "seq_len": 512,
+        "batch_size": 64,
+        "micro_batch_size": 4,
+        "precision": "bf16",
+        "checkpointing": "every-block",
+        "optimizer": {"name": "adamw-8bit", "weight_decay": 0.0},
+        "compile": "whole",
+        "loading": {"workers": 4},
+        "empty_cache_steps": 4,
+        "learning_rate": 5e-5,
+        "lr_scheduler_type": "linear",
+        "attention": "auto",
+    } == recipe.to_dict()
+
+
+def test_tf32_beside_bf16_is_a_knob_of_precision():
+    recipe = Recipe.from_training_arguments(EXAMPLES["recomputed bf16 with tf32"])
+    assert recipe.to_dict()["precision"] == {"name": "bf16", "tf32": True}
+    assert recipe.to_dict()["optimizer"] == {"name": "adamw", "weight_decay": 0.0}
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+def test_a_recipe_comes_back_but_for_what_is_left_to_you(changes):
+    recipe = Recipe.from_dict({**SETTLED, **changes})
+    given = training_arguments(recipe)
+    built(given)
+    beside = {name: getattr(recipe, name) for name in BESIDE if name != "hugging_face"}
+    left = {name for sentence in left_to_you(recipe) for name in sentence.split(": ")[0].split(", ")}
+    back = Recipe.from_training_arguments(given, **beside)
+    was, now = recipe.to_dict(), back.to_dict()
+    if was["optimizer"] == {"name": "adamw", "implementation": "fused"}:
+        was["optimizer"] = "adamw"  # which is fused
+    assert {name for name in was if was[name] != now[name]} <= left - {"hugging_face"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        again = Recipe.from_training_arguments(TrainingArguments(**given), **beside)
+    assert again == back
+
+
+@pytest.mark.parametrize(("changes", "field", "words"), [
+    ({"checkpointing": "segments"}, "checkpointing", "tightfit.apply(model, recipe)"),
+    ({"precision": "bf16-pure"}, "precision", "optimizers=(applied.optimizer, None)"),
+    ({"optimizer": "adamw-4bit"}, "optimizer", "with applied.settings()"),
+    ({"compile": "per-block"}, "compile", "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION=true"),
+    ({"attention": "flash-attn"}, "attention", "attn_implementation='flash_attention_2'"),
+    ({"attention": {"name": "sdpa", "kernel": "flash"}}, "attention", "SDPBackend.FLASH_ATTENTION"),
+    ({"optimizer": "adafactor"}, "learning_rate", "relative"),
+    ({"seq_len": 77}, "seq_len", "77"),
+])  # fmt: skip
+def test_what_no_argument_says_is_left_to_you(changes, field, words):
+    sentences = left_to_you(Recipe.from_dict({**SETTLED, **changes}))
+    assert any(field in sentence.split(": ")[0].split(", ") and words in sentence for sentence in sentences), sentences
+
+
+@pytest.mark.parametrize(("strategy", "told"), [("epoch", True), ("no", False)])
+def test_a_larger_evaluation_batch_than_planned_is_told(strategy, told):
+    given = {"per_device_train_batch_size": 4, "eval_strategy": strategy}
+    sentences = left_to_you(Recipe.from_training_arguments(given, attention="sdpa"))
+    assert any("per_device_eval_batch_size=8 is more" in sentence for sentence in sentences) == told
+
+
+def test_what_apply_makes_is_not_made_by_arguments_too():
+    recipe = Recipe.from_dict({**SETTLED, "checkpointing": "every-block", "compile": "per-block",
+                               "optimizer": "adamw-4bit", "precision": "bf16"})  # fmt: skip
+    given = training_arguments(recipe)
+    assert not {"gradient_checkpointing", "torch_compile", "optim"} & set(given)
+    assert given["bf16"] is True
+
+
+def test_the_named_variable_makes_accelerate_compile_blocks(monkeypatch):
+    from accelerate.utils import TorchDynamoPlugin
+
+    assert not TorchDynamoPlugin(backend="inductor").use_regional_compilation
+    monkeypatch.setenv("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", "true")
+    assert TorchDynamoPlugin(backend="inductor").use_regional_compilation
+
+
+@pytest.mark.parametrize(("optimizer", "name", "options"), [
+    ("adamw", "AdamW", {"fused": True, "betas": (0.9, 0.999), "eps": 1e-8}),
+    ({"name": "adamw", "implementation": "foreach"}, "AdamW", {"betas": (0.9, 0.999), "eps": 1e-8}),
+    ({"name": "sgd", "momentum": 0.7}, "SGD", {"momentum": 0.7}),
+    ({"name": "sgd", "momentum": 0.0}, "SGD", {}),
+    ("adafactor", "Adafactor", {"scale_parameter": False, "relative_step": False}),
+    ("adamw-8bit", "AdamW8bit", {"block_size": 256, "betas": (0.9, 0.999)}),
+    ({"name": "adamw-4bit", "block_size": 256}, "AdamW4bit", {"block_size": 256}),
+])  # fmt: skip
+def test_the_trainer_makes_the_optimizer_that_the_recipe_names(optimizer, name, options):
+    given = training_arguments(Recipe.from_dict({**SETTLED, "optimizer": optimizer}))
+    made, kwargs = Trainer.get_optimizer_cls_and_kwargs(TrainingArguments(**given))
+    assert made.__name__ == name
+    assert kwargs.items() >= {"lr": 3e-4, **options}.items()
+    assert ("fused" in kwargs) == ("fused" in options)
+
+
+def test_every_nth_recomputes_the_blocks_that_transformers_does():
+    given = training_arguments(Recipe.from_dict({**SETTLED, "checkpointing": {"name": "every-nth", "n": 2}}))
+    model = GPT2LMHeadModel(GPT2Config(n_layer=5, n_head=1, n_embd=8, vocab_size=8, n_positions=8))
+    model.gradient_checkpointing_enable(**given["gradient_checkpointing_kwargs"])
+    blocks = model.transformer.h
+    assert [block for block in blocks if block.gradient_checkpointing] == list(blocks[::2])
+
+
+@pytest.mark.parametrize(("warmup", "steps"), [(0.1, 250), (0.0301, 333), (12, 250), (0, 250)])
+def test_shares_of_all_steps_are_those_of_the_trainer(warmup, steps):
+    given = {"warmup_steps": warmup, "max_steps": steps}
+    recipe = Recipe.from_training_arguments(given, attention="sdpa")
+    assert recipe.warmup_steps == TrainingArguments(**given).get_warmup_steps(steps)
+    assert training_arguments(recipe)["warmup_steps"] == warmup
+    assert training_arguments(recipe.override(warmup_steps=5))["warmup_steps"] == 5
+
+
+def test_epochs_stay_epochs_until_steps_are_written():
+    recipe = Recipe.from_training_arguments({"num_train_epochs": 2}, attention="sdpa")
+    assert recipe.max_steps == Recipe().max_steps
+    assert training_arguments(recipe)["max_steps"] == -1
+    assert any(line.startswith("max_steps: ") and "num_train_epochs=2" in line for line in left_to_you(recipe))
+    assert training_arguments(recipe.override(max_steps=50))["max_steps"] == 50
+    assert round_trip({"num_train_epochs": 2}, max_steps=300)["max_steps"] == 300
+
+
+def test_a_spelling_stands_only_while_the_recipe_says_the_same():
+    recipe = Recipe.from_training_arguments({"optim": "adamw_bnb_8bit", "log_level": "error"}, attention="sdpa")
+    assert training_arguments(recipe)["optim"] == "adamw_bnb_8bit"
+    changed = recipe.override(optimizer="lion")
+    assert training_arguments(changed)["optim"] == "lion_32bit"
+    assert training_arguments(changed)["log_level"] == "error"
+    assert any(line.startswith("hugging_face: optim=") for line in left_to_you(changed))
+
+
+def test_fields_stand_in_for_arguments_even_for_refused_ones():
+    given = {"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycles": 2}, "optim": "lomo",
+             "weight_decay": 0.3, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}  # fmt: skip
+    with pytest.raises(RecipeError) as caught:
+        Recipe.from_training_arguments(given, optimizer="adamw")
+    assert "lr_scheduler_kwargs: " in str(caught.value)
+    recipe = Recipe.from_training_arguments(
+        given, lr_scheduler_type="cosine", optimizer="auto", micro_batch_size="auto", checkpointing="segments",
+        precision="auto", device="cpu",
+    )  # fmt: skip
+    assert (recipe.batch_size, recipe.micro_batch_size, recipe.optimizer) == (16, "auto", "auto")
+    assert not {"optim", "weight_decay", "lr_scheduler_type", "lr_scheduler_kwargs"} & set(recipe.hugging_face)
+    with pytest.raises(RecipeError, match="micro_batch_size, precision, optimizer, attention: still auto"):
+        training_arguments(recipe)
+
+
+def test_a_subclass_is_read_while_its_own_arguments_have_their_defaults():
+    recipe = Recipe.from_training_arguments(Seq2SeqTrainingArguments(seed=3))
+    assert recipe.seed == 3
+    with pytest.raises(RecipeError, match="predict_with_generate"):
+        Recipe.from_training_arguments(Seq2SeqTrainingArguments(predict_with_generate=True))
+
+
+@pytest.mark.parametrize("log_level", ["warning", "error"], indirect=True)
+def test_a_default_object_keeps_only_what_a_recipe_has_no_value_for():
+    recipe = Recipe.from_training_arguments(TrainingArguments())
+    assert recipe.hugging_face == {"max_steps": -1, "save_total_limit": None}
+
+
+def test_mappings_are_read_without_a_framework():
+    code = (
+        "import sys\n"
+        "from tightfit.recipe import Recipe\n"
+        "from tightfit.training_arguments import training_arguments\n"
+        f"recipe = Recipe.from_training_arguments({json.dumps(EXAMPLES['batch of 64'])}, attention='sdpa')\n"
+        "assert training_arguments(recipe)['gradient_accumulation_steps'] == 16\n"
+        "print([name for name in ('torch', 'transformers') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

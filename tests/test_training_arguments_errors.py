@@ -1,0 +1,88 @@
+"""Arguments that a recipe cannot hold, and files and values that are none: errors that say what to write."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.training_arguments_cases import SETTLED
+from tightfit.errors import RecipeError
+from tightfit.recipe import Recipe
+from tightfit.training_arguments import training_arguments
+
+
+def test_all_that_is_refused_is_said_at_once():
+    with pytest.raises(RecipeError) as caught:
+        Recipe.from_training_arguments(
+            {"deepspeed": "/path/to/ds_config.json", "optim": "adamw_hf", "use_liger_kernel": True}
+        )
+    for name in ("deepspeed: '/path/to/ds_config.json'", "optim: 'adamw_hf'", "use_liger_kernel: True"):
+        assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(("given", "words"), [
+    ({"learning_rte": 1.0}, ["learning_rte", "'learning_rate'"]),
+    ({"warmup_ratio": 0.1}, ["warmup_ratio", "warmup_steps"]),
+    ({"quite_unlike_any": 1}, ["quite_unlike_any", "leave it out"]),
+    ({"no_cuda": True, "use_cpu": True}, ["no_cuda", "use_cpu"]),
+    ({"bf16": True, "fp16": True}, ["fp16", "bf16", "keep one"]),
+    ({"bf16_full_eval": True}, ["bf16_full_eval", "bf16=True"]),
+    ({"bf16": "yes"}, ["bf16", "'yes'", "true or false"]),
+    ({"max_steps": 1.5}, ["max_steps", "1.5", "whole number"]),
+    ({"learning_rate": "fast"}, ["learning_rate", "'fast'", "a number"]),
+    ({"learning_rate": -1.0}, ["learning_rate", "-1.0", "greater than 0"]),
+    ({"per_device_train_batch_size": 0}, ["per_device_train_batch_size", "0", "at least 1"]),
+    ({"lr_scheduler_type": "cosine_with_restarts"}, ["lr_scheduler_type", "choose from", "cosine"]),
+    ({"optim": "galore_adamw"}, ["optim", "'galore_adamw'"]),
+    ({"optim": "adamw_torch_8bit", "adam_epsilon": 1e-6}, ["adam_epsilon", "1e-08"]),
+    ({"optim": "adamw_torch_8bit", "optim_args": "block_size=128"}, ["optim_args", "block_size=128"]),
+    ({"optim": "adamw_anyprecision", "optim_args": "use_kahan_summation=True"}, ["optim_args", "use_kahan_summation"]),
+    ({"optim": "adamw_anyprecision", "adam_beta2": 0.95}, ["adam_beta2", "0.999"]),
+    ({"optim": "sgd", "optim_args": "momentum"}, ["optim_args", "momentum", "name=value"]),
+    ({"optim": "sgd", "optim_args": "momentum=high"}, ["optim_args", "high", "a number"]),
+    ({"optim_args": "x=1"}, ["optim_args", "x=1", "adamw"]),
+    ({"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
+     ["gradient_checkpointing_kwargs", "use_reentrant", "write False"]),
+    ({"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"offload": True}},
+     ["gradient_checkpointing_kwargs", "offload"]),
+    ({"gradient_checkpointing": True, "gradient_checkpointing_kwargs": "{"}, ["gradient_checkpointing_kwargs", "JSON"]),
+    ({"torch_compile_backend": "tvm"}, ["torch_compile_backend", "'tvm'"]),
+    ({"torch_compile_mode": "fast"}, ["torch_compile_mode", "'fast'"]),
+    ({"report_to": "all"}, ["report_to", "'all'", "name the trackers"]),
+    ({"eval_strategy": "steps", "eval_steps": 2.5}, ["eval_steps", "2.5"]),
+    ({"eval_strategy": "step"}, ["eval_strategy", "'steps'"]),
+    ({"logging_steps": 0}, ["logging_steps", "0"]),
+    ({"warmup_steps": -1}, ["warmup_steps", "-1"]),
+    ({"dataloader_prefetch_factor": 2}, ["dataloader_prefetch_factor", "dataloader_num_workers"]),
+    (7, ["7", "a JSON file's path"]),
+])  # fmt: skip
+def test_errors_name_the_argument_and_what_to_write(given, words):
+    with pytest.raises(RecipeError) as caught:
+        Recipe.from_training_arguments(given)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize("text", [None, "not json", "[1]"])
+def test_a_file_that_is_no_arguments_is_refused(tmp_path, text):
+    file = tmp_path / "args.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(RecipeError, match=r"args\.json: .+ write args\.to_json_string\(\) into it"):
+        Recipe.from_training_arguments(file)
+
+
+@pytest.mark.parametrize(("value", "words"), [
+    ({"bf16": True}, ["bf16", "write precision"]),
+    ({"deepspeed": "x"}, ["deepspeed", "leave it out"]),
+    ({"log_levl": "error"}, ["log_levl", "'log_level'"]),
+    ({"run_name": object()}, ["plain"]),
+    (["log_level"], ["hugging_face", "mapping"]),
+])  # fmt: skip
+def test_hugging_face_holds_only_what_the_recipe_does_not_say(value, words):
+    with pytest.raises(RecipeError) as caught:
+        Recipe.from_dict({"hugging_face": value})
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_a_batch_of_unequal_micro_batches_is_refused():
+    with pytest.raises(RecipeError, match=r"batch_size: 30 is no multiple of micro_batch_size 8.*write batch_size=24"):
+        training_arguments(Recipe.from_dict({**SETTLED, "batch_size": 30}))
