@@ -80,6 +80,18 @@ def test_this_machines_processor(recipe, run):
         assert word in out
 
 
+def test_inference_is_planned_by_number_format_and_attention(recipe, run):
+    status, out, _ = run("plan", recipe, "mode=inference", "inference=8", "compile=auto", "--gpu", "rtx-4090")
+    assert status == 0
+    assert "on RTX 4090 (23.5 GiB): inference, 6 prompts, seq_len 16, 8 new tokens" in out
+    for word in ("prefill", "bf16 full_eval=True", "eager", "KV cache", "6 combinations weighed, 7 of them traced"):
+        assert word in out
+    assert "micro" not in out
+    status, _, err = run("plan", recipe, "mode=inference", "inference=20", "--gpu", "cpu")
+    assert status == 2
+    assert "write seq_len=12" in err
+
+
 def test_json_is_all_that_standard_output_holds(recipe, tmp_path):
     words = ["plan", recipe, "--gpu", "rtx-4090", "--json"]
     done = subprocess.run([sys.executable, "-m", "tightfit", *words], capture_output=True, text=True, cwd=tmp_path,

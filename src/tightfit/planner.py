@@ -82,11 +82,10 @@ def compare(
     """The recipe planned for every GPU of the catalogue. prices: by `Device.name`."""
     recipe = recipe_on(True)
     _check_device(recipe, "all", "cuda")
-    tools = standard_tools(load_backend(recipe.backend).predict)
-    from tightfit.backends.pytorch.unseen import unseen
-
+    backend = load_backend(recipe.backend)
+    tools = standard_tools(backend.predict)
     chosen = catalogue() if devices is None else devices
-    return compare_devices(recipe, chosen, tools, prices, progress, unseen=unseen)
+    return compare_devices(recipe, chosen, tools, prices, progress, unseen=backend.unseen)
 
 
 def read_recipe(

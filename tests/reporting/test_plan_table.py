@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from tests.reporting.plans import CARD, GIB, candidate, estimate, fitting, memory, nothing_fits
+from tightfit.recipe import Recipe
 from tightfit.reporting.memory_bar import legend, memory_bar, parts_of, scale_of, shared_out
 from tightfit.reporting.plan_table import duration, plan_text, show_plan
 from tightfit.reporting.readable_plan import ReadablePlan
@@ -131,7 +132,8 @@ def test_nothing_fits_says_what_would_help():
 
 def test_images_count_samples():
     chosen = candidate(estimate(tokens=0.0))
-    text = plan_text(replace(fitting(), candidates=(chosen,), chosen=chosen))
+    asked = Recipe.from_dict({"model": "vit-base", "task": "image-classification"})
+    text = plan_text(replace(fitting(), asked=asked, candidates=(chosen,), chosen=chosen))
     assert "samples/s" in text
     assert "tokens/s" not in text
     assert "seq_len" not in text.splitlines()[0]

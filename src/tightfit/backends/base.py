@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from tightfit.devices import Device
 from tightfit.recipe import Recipe
 from tightfit.tasks import Window
-from tightfit.trace import Trace
+from tightfit.trace import Trace, Unseen
 
 
 @dataclass(frozen=True)
@@ -139,3 +139,6 @@ class Backend(Protocol):
         No weights are read, and no parameter is allocated. Raises as `build` does, and ModelError where a model cannot
         be traced.
         """
+
+    def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[Unseen]:
+        """What the recipe's step takes on a device besides what its trace, of this device or of one like it, holds."""

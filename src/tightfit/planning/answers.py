@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
+from tightfit.models import read_config
 from tightfit.planning.candidates import Config, numerics
 from tightfit.planning.exploring import Exploration, Found
 from tightfit.planning.plan import Candidate
 from tightfit.planning.probing import Spent
 from tightfit.planning.wording import percent, size
+from tightfit.recipe import Recipe
 from tightfit.recipe_text import technique_to_yaml
+from tightfit.shapes import shape_of
 from tightfit.techniques import Technique
 
 SHOWN = 5
@@ -133,3 +136,17 @@ def candidate(exploration: Exploration, found: Found, reasons: list[str]) -> Can
         reasons=tuple(reasons),
     )
 
+
+def still_known(recipe: Recipe) -> str:
+    """What can be said of a model that cannot be traced: what its shape says, by the rules of thumb."""
+    try:
+        count = shape_of(read_config(recipe), recipe.task).parameters
+    except ModelError:
+        return "its configuration does not state its size either"
+    pure = recipe.precision != "auto" and recipe.precision.weight_rounding is not None
+    weights = size((2 if pure else 4) * count)
+    if recipe.mode == "inference":
+        return f"what can still be said: {count:,} parameters, so {weights} of weights, before any activation"
+    states = 8.0 if recipe.optimizer == "auto" else recipe.optimizer.state_bytes
+    return (f"what can still be said: {count:,} parameters, so {weights} of weights, {weights} of gradients and "
+            f"{size(round(states * count))} of optimizer states, before any activation")

@@ -34,6 +34,8 @@ class StepTimed(Protocol):
     @property
     def seconds(self) -> float: ...
     @property
+    def data(self) -> float: ...
+    @property
     def calibrated(self) -> bool: ...
     @property
     def notes(self) -> Sequence[str]: ...
@@ -41,9 +43,11 @@ class StepTimed(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """What a step takes. calibrated: by ceilings measured on the machine at hand."""
+    """What a step takes. data: what of it waits for the window. calibrated: by ceilings measured on the machine at
+    hand."""
 
     seconds: float
+    data: float = 0.0
     calibrated: bool = False
     notes: Sequence[str] = ()
 
@@ -136,7 +140,7 @@ def running_at(trace: Trace, tick: int) -> str:
     if not inside:
         return "building the model"
     span = min(inside, key=lambda s: s.stop - s.start)
-    names = {"forward": "forward of a micro-batch", "backward": "backward of a micro-batch", "optimizer": "optimizer"}
+    names = {"forward": "forward of a micro-batch", "backward": "backward of a micro-batch", "decode": "decoding"}
     return names.get(span.name, span.name)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tightfit.devices import Device
-from tightfit.planning.timing import StepTime
+from tightfit.planning.estimate import StepTimed
 from tightfit.recipe import Recipe
 from tightfit.trace import Span, Trace
 
@@ -35,7 +35,7 @@ class InferenceTime:
 
 
 def inference_time(
-    trace: Trace, recipe: Recipe, device: Device, timed: Callable[[Trace, Recipe, Device], StepTime]
+    trace: Trace, recipe: Recipe, device: Device, timed: Callable[[Trace, Recipe, Device], StepTimed]
 ) -> InferenceTime:
     """The time of a trace of inference. timed: what a trace's last step takes, such as `timing.step_time`."""
     prefill, decode = (timed(stage(trace, name), recipe, device) for name in (PREFILL, DECODE))

@@ -21,6 +21,13 @@ Fits = Literal["yes", "with-retries", "no"]
 
 CHOICES = ("micro_batch_size", "precision", "checkpointing", "optimizer", "attention", "compile")
 """The recipe fields that a search decides."""
+INFERENCE_CHOICES = ("precision", "attention")
+"""The same of a recipe with `mode: inference`."""
+
+
+def choices_of(recipe: Recipe) -> tuple[str, ...]:
+    """The recipe fields that a search decides for it."""
+    return CHOICES if recipe.mode == "train" else INFERENCE_CHOICES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +63,13 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Time:
-    """Predicted time of one optimizer step.
+    """Predicted time of one optimizer step; with `mode: inference`, of generating from one batch of prompts.
 
-    tokens_per_second: 0 for images.
+    tokens_per_second: of the sequences read; of those generated where something is; 0 for images.
     mfu: model FLOPs utilization, FLOPs of forward and backward without recomputation over the device's dense peak, 0
         to 1; 0 where the peak is not known.
     calibrated: whether the device's ceilings were measured on the machine at hand; else they come from its data sheet.
+    prefill_seconds: of `step_seconds`, how long until the first token; 0 for training.
     """
 
     step_seconds: float
@@ -69,6 +77,7 @@ class Time:
     tokens_per_second: float
     mfu: float
     calibrated: bool = False
+    prefill_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,11 +119,12 @@ class Candidate:
     def choices(self) -> dict[str, Any]:
         """The fields that a search decides, as plain values in the shortest form."""
         values = self.recipe.to_dict()
-        return {field: values[field] for field in CHOICES}
+        return {field: values[field] for field in choices_of(self.recipe)}
 
     def to_json(self, rank: int) -> dict[str, Any]:
         """Plain values: bytes as integers, times in seconds."""
         memory, time = self.estimate.memory, self.estimate.time
+        first = {"prefill_seconds": time.prefill_seconds} if self.recipe.mode == "inference" else {}
         return {
             "rank": rank,
             "recipe": self.recipe.to_dict(),
@@ -131,6 +141,7 @@ class Candidate:
                 "samples_per_second": time.samples_per_second,
                 "tokens_per_second": time.tokens_per_second,
                 "mfu": time.mfu,
+                **first,
             },
             "reasons": list(self.reasons),
         }
@@ -221,6 +232,8 @@ class Plan:
         for a choice that the Hugging Face Trainer has no argument for."""
         from tightfit.training_arguments import training_arguments
 
+        if self.asked.mode == "inference":
+            raise Refused("mode: 'inference' has no training arguments; write mode=train")
         return training_arguments(self.recipe)
 
     def to_json(self) -> dict[str, Any]:

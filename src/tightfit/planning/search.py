@@ -8,19 +8,28 @@ import psutil
 
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
-from tightfit.models import read_config
 from tightfit.planning.alignment import Misalignment, dimensions, misaligned
-from tightfit.planning.answers import SHOWN, SHOWN_TOO_LARGE, candidate, compared, named, ranked, too_large, why
+from tightfit.planning.answers import (
+    SHOWN,
+    SHOWN_TOO_LARGE,
+    candidate,
+    compared,
+    named,
+    ranked,
+    still_known,
+    too_large,
+    why,
+)
 from tightfit.planning.candidates import attentions, check_pins, micro_batch_sizes
 from tightfit.planning.defaults import settle_loading
 from tightfit.planning.estimate import Margin, Tools
 from tightfit.planning.exploring import Exploration, Found
+from tightfit.planning.inference_search import search_inference
 from tightfit.planning.plan import Answers, Candidate, Plan
 from tightfit.planning.probing import Prober, Progress, Spent
 from tightfit.planning.remedies import offload, probe_thriftiest, smallest_change, smallest_gpu
 from tightfit.planning.wording import size
 from tightfit.recipe import Recipe
-from tightfit.shapes import shape_of
 
 TRACES = 30
 """Traces that a search makes at most."""
@@ -50,6 +59,8 @@ def search(
     Raises Refused for pins that contradict each other, naming them, and where nothing can be built; ModelError for a
     model that cannot be traced, with what can be said all the same.
     """
+    if recipe.mode == "inference":
+        return search_inference(recipe, device, tools, margin=margin, catalogue=catalogue, progress=progress)
     check_pins(recipe, device)
     settled = settle_loading(recipe, device)
     exploration = _explored(recipe, settled, device, tools, margin or Margin(), max(limit - KEPT_BACK, 1), progress)
@@ -92,7 +103,9 @@ def _explored(
     recipe: Recipe, settled: Recipe, device: Device, tools: Tools, margin: Margin, limit: int, progress: Progress | None
 ) -> Exploration:
     """The search's result, with the first attention that can be built."""
-    used, exploration = 0, None
+    used = 0
+    failure: ModelError | None = None
+    refused: list[str] = []
     for attention in attentions(recipe, device):
         prober = Prober(settled, device, tools, margin, micro_batch_sizes(recipe), limit, progress)
         prober.predictions = used
@@ -101,11 +114,11 @@ def _explored(
         if prober.sample() is not None:
             return exploration
         used = prober.predictions
-    assert exploration is not None
-    prober = exploration.prober
-    if prober.failure is not None:
-        raise ModelError(f"{prober.failure}; {_still_known(recipe)}") from prober.failure
-    reasons = list(dict.fromkeys(prober.refused.values()))
+        failure = failure or prober.failure
+        refused += prober.refused.values()
+    if failure is not None:
+        raise ModelError(f"{failure}; {still_known(recipe)}") from failure
+    reasons = list(dict.fromkeys(refused))
     raise Refused("; ".join(reasons[:3]) or f"no combination of techniques serves this recipe on {device.name}")
 
 
@@ -170,16 +183,3 @@ def _help(answers: Answers) -> list[str]:
 def _refused(prober: Prober) -> list[str]:
     """What could not be built, each reason once."""
     return [f"left out: {reason}" for reason in dict.fromkeys(prober.refused.values())]
-
-
-def _still_known(recipe: Recipe) -> str:
-    """What can be said of a model that cannot be traced: what its shape says, by the rules of thumb."""
-    try:
-        count = shape_of(read_config(recipe), recipe.task).parameters
-    except ModelError:
-        return "its configuration does not state its size either"
-    states = 8.0 if recipe.optimizer == "auto" else recipe.optimizer.state_bytes
-    pure = recipe.precision != "auto" and recipe.precision.weight_rounding is not None
-    weights = size((2 if pure else 4) * count)
-    return (f"what can still be said: {count:,} parameters, so {weights} of weights, {weights} of gradients and "
-            f"{size(round(states * count))} of optimizer states, before any activation")

@@ -239,7 +239,8 @@ def _notes(
         figures = "a rough default by the number of cores" if device.kind == "cpu" else "the data sheet's figures"
         yield f"not calibrated: times come from {figures} and shares of them that were not measured here"
     if device.kind == "cuda" and idle > 0.1 * seconds:
-        yield (f"the device waits for the host {100 * idle / seconds:.0f} % of the step: larger micro-batches, or "
-               "compile, help more than faster arithmetic")
+        help_more = "larger micro-batches, or compile, help" if recipe.mode == "train" else "a larger batch helps"
+        yield (f"the device waits for the host {100 * idle / seconds:.0f} % of the time: {help_more} more than faster "
+               "arithmetic")
     if TASKS[recipe.task].reads == "images":
         yield "decoding images is not counted: see the share of a run that is spent waiting for data"

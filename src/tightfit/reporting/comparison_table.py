@@ -10,7 +10,7 @@ from rich.text import Text
 from tightfit.planning.comparison import Compared, Comparison
 from tightfit.planning.plan import Candidate
 from tightfit.planning.wording import size
-from tightfit.reporting.plan_table import batches, fits, shown
+from tightfit.reporting.plan_table import batches, fits, shown, work
 
 USUAL = {"attention": "sdpa", "compile": "off"}
 """Choices that a summary leaves out, being nearly everyone's."""
@@ -22,8 +22,7 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
     tokens = any(row.chosen is not None and row.chosen.estimate.time.tokens_per_second for row in rows)
     priced = any(row.price is not None for row in rows)
     throughput = "tokens/s" if tokens else "samples/s"
-    console.print(Text(f"{asked.model}: global batch {asked.batch_size:,}"
-                       + (f", seq_len {asked.seq_len:,}" if tokens else ""), style="bold"))
+    console.print(Text(f"{asked.model}: {work(asked)}", style="bold"))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("GPU", no_wrap=True)
     table.add_column("memory in use", justify="right", no_wrap=True)
@@ -64,7 +63,7 @@ def _cells(row: Compared, priced: bool) -> list[str]:
 def summary(candidate: Candidate) -> str:
     """A candidate's choices in few words."""
     choices = candidate.choices()
-    words = [batches(candidate.recipe).replace(" ", "")]
+    words = [batches(candidate.recipe).replace(" ", "")] if candidate.recipe.mode == "train" else []
     words += [shown(value) for field, value in choices.items()
               if field != "micro_batch_size" and USUAL.get(field) != value]
     word = fits(candidate.estimate)

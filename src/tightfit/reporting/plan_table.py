@@ -19,10 +19,11 @@ from rich.text import Text
 
 from tightfit.devices import Device
 from tightfit.planning.answers import written
-from tightfit.planning.plan import CHOICES, Candidate, Estimate, Plan
+from tightfit.planning.plan import Candidate, Estimate, Plan, choices_of
 from tightfit.planning.wording import percent, size
 from tightfit.recipe import Recipe
 from tightfit.reporting.memory_bar import legend, memory_bar, scale_of
+from tightfit.tasks import TASKS
 from tightfit.trace import Unseen
 
 BAR = (20, 48)
@@ -80,24 +81,39 @@ def plan_blocks(plan: Plan, width: int, unseen: Sequence[Unseen] = ()) -> list[R
 
 def heading(plan: Plan) -> str:
     """What was planned for what."""
-    asked = plan.asked
-    length = f", seq_len {asked.seq_len:,}" if _reads_tokens(plan) else ""
     memory = size(plan.device.memory_bytes)
     device = plan.device.name if memory in plan.device.name else f"{plan.device.name} ({memory})"
-    return f"{asked.model} on {device}: global batch {asked.batch_size:,}{length}"
+    return f"{plan.asked.model} on {device}: {work(plan.asked)}"
+
+
+def work(asked: Recipe) -> str:
+    """How much a step does, or generating."""
+    task = TASKS[asked.task]
+    length = f", seq_len {asked.seq_len:,}" if task.reads == "tokens" else ""
+    if asked.mode == "train":
+        return f"global batch {asked.batch_size:,}{length}"
+    if task.predicts not in ("next", "target"):
+        return f"inference, batch {asked.batch_size:,}{length}"
+    new, beams = asked.inference.new_tokens, asked.inference.beams
+    return f"inference, {asked.batch_size:,} prompts{length}, {new:,} new tokens{f', {beams} beams' * (beams > 1)}"
 
 
 def columns(plan: Plan) -> tuple[list[Column], list[Column]]:
     """What each candidate chooses, and what that costs; the rank is apart."""
-    choices = [Column("micro x accum.", lambda c: batches(c.recipe))]
-    choices += [Column(field, partial(_choice, field)) for field in CHOICES[1:]]
+    inference = plan.asked.mode == "inference"
+    choices = [] if inference else [Column("micro x accum.", lambda c: batches(c.recipe))]
+    fields = choices_of(plan.asked)
+    choices += [Column(field, partial(_choice, field)) for field in fields if field != "micro_batch_size"]
     costs = [
         Column("reserved", lambda c: ("" if c.verified else "~") + size(c.estimate.memory.peak_reserved), True),
         Column("fits", lambda c: fits(c.estimate)),
         Column(unit(plan), lambda c: f"{speed(c.estimate):,.0f}", True),
-        Column("MFU", lambda c: percent(c.estimate.time.mfu) if c.estimate.time.mfu else "-", True),
-        Column("step", lambda c: duration(c.estimate.time.step_seconds), True),
     ]
+    if inference:
+        costs.append(Column("prefill", lambda c: duration(c.estimate.time.prefill_seconds), True))
+    else:
+        costs.append(Column("MFU", lambda c: percent(c.estimate.time.mfu) if c.estimate.time.mfu else "-", True))
+    costs.append(Column("batch" if inference else "step", lambda c: duration(c.estimate.time.step_seconds), True))
     return choices, costs
 
 
@@ -124,8 +140,8 @@ def _written_out(plan: Plan) -> Table:
     grid = Table.grid(padding=(0, 2))
     for rank, candidate in enumerate(plan.candidates, start=1):
         style = "bold" if candidate is plan.chosen else None
-        grid.add_row(_rank(rank, candidate), Text(f"{batches(candidate.recipe)}: {as_written(candidate.recipe)}"),
-                     style=style)
+        micro = f"{batches(candidate.recipe)}: " if candidate.recipe.mode == "train" else ""
+        grid.add_row(_rank(rank, candidate), Text(micro + as_written(candidate.recipe)), style=style)
     return grid
 
 
@@ -235,9 +251,9 @@ def _numerics(candidates: Sequence[Candidate]) -> list[str]:
 
 def as_written(recipe: Recipe) -> str:
     """The choices of a resolved recipe as a person writes them."""
-    return " ".join([f"micro_batch_size={recipe.micro_batch_size}",
-                     *(written(getattr(recipe, slot)) for slot in ("precision", "checkpointing", "optimizer",
-                                                                   "attention", "compile"))])
+    slots = [field for field in choices_of(recipe) if field != "micro_batch_size"]
+    micro = [f"micro_batch_size={recipe.micro_batch_size}"] if recipe.mode == "train" else []
+    return " ".join([*micro, *(written(getattr(recipe, slot)) for slot in slots)])
 
 
 def batches(recipe: Recipe) -> str:

@@ -12,10 +12,11 @@ from tightfit.backends.pytorch.memory import memory_guard
 from tightfit.backends.pytorch.predict import predict
 from tightfit.backends.pytorch.predict_inference import predict_inference
 from tightfit.backends.pytorch.step import Step
+from tightfit.backends.pytorch.unseen import unseen
 from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.recipe import Recipe
-from tightfit.trace import Trace
+from tightfit.trace import Trace, Unseen
 
 
 class PytorchBackend:
@@ -47,3 +48,6 @@ class PytorchBackend:
 
     def predict(self, recipe: Recipe, device: Device, model: nn.Module | None = None) -> Trace:
         return (predict if recipe.mode == "train" else predict_inference)(recipe, device, model)
+
+    def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[Unseen]:
+        return unseen(recipe, device, trace)
