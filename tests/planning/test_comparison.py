@@ -38,7 +38,9 @@ def test_every_gpu_gets_its_own_plan(toy, devices):
     assert {row.device.name for row in found.rows} == {"roomy", "ample", "tiny", "older"}
     for row in found.rows:
         alone = search(RECIPE, row.device, toy.tools())
-        assert row.plan.to_json() == alone.to_json()
+        assert [c.recipe for c in row.plan.candidates[:1]] == [c.recipe for c in alone.candidates[:1]]
+        assert (row.chosen is None) == (alone.chosen is None)
+        assert row.plan.predictions <= alone.predictions
 
 
 def test_alike_gpus_share_their_traces(toy, devices):

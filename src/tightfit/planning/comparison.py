@@ -88,7 +88,7 @@ def compare(
         tell = None if progress is None else _beside(progress, number, len(ordered), device.name)
         price = prices.get(device.name)
         try:
-            plan = search(recipe, device, replace(tools, predict=shared), progress=tell)
+            plan = search(recipe, device, replace(tools, predict=shared), progress=tell, choice_alone=True)
             rows.append(Compared(device=device, plan=plan, price=price))
         except Refused as error:
             rows.append(Compared(device=device, refused=str(error), price=price))

@@ -223,9 +223,8 @@ class Plan:
             parts.append(f"write {answers.smallest_change.text} ({answers.smallest_change.why})")
         if answers.smallest_gpu is not None:
             parts.append(f"it fits on {answers.smallest_gpu.name}")
-        if answers.offload is not None:
-            parts.append(answers.offload.sentences[0])
-        return "; ".join(parts)
+        offload = "" if answers.offload is None else f". {answers.offload.sentences[0].rstrip('.')}"
+        return "; ".join(parts) + offload
 
     def training_arguments(self) -> dict[str, Any]:
         """The chosen recipe as arguments of transformers' `TrainingArguments`. Raises Refused as `recipe` does, and

@@ -49,12 +49,14 @@ def search(
     host_bytes: int | None = None,
     limit: int = TRACES,
     progress: Progress | None = None,
+    choice_alone: bool = False,
 ) -> Plan:
     """The plan of a recipe on a device.
 
     tools: see `standard_tools`. margin: what is to stay free. catalogue: GPUs among which the smallest that would do is
     named; none are asked about where it is empty. host_bytes: of the machine around the device, for offloading; by
-    default this machine's. limit: traces at most. progress: told of each trace.
+    default this machine's. limit: traces at most. progress: told of each trace. choice_alone: make
+    no trace that only an answer beside the choice needs.
 
     Raises Refused for pins that contradict each other, naming them, and where nothing can be built; ModelError for a
     model that cannot be traced, with what can be said all the same.
@@ -67,7 +69,8 @@ def search(
     prober = exploration.prober
     prober.limit = limit
     exploration.verify()
-    exploration.fill(COMPARED)
+    if not choice_alone:
+        exploration.fill(COMPARED)
     best, shown = exploration.best(), ranked(exploration)
     if best is None:
         probe_thriftiest(exploration)
@@ -78,7 +81,8 @@ def search(
         candidates.append(candidate(exploration, found, sentences if found is best else [compared(found, best)]))
     large = too_large(exploration)[:SHOWN_TOO_LARGE if best is not None else SHOWN]
     candidates += [candidate(exploration, found, [_misses(found, device, best)]) for found in large]
-    answers = _answers(exploration, best, shown, large, sentences, catalogue, host_bytes)
+    answers = (Answers(why=" ".join(sentences)) if choice_alone
+               else _answers(exploration, best, shown, large, sentences, catalogue, host_bytes))
     if best is not None:  # one object says all: the chosen candidate carries the answers too
         told = [*sentences, answers.next_best, answers.smallest_gpu_text, *(m.sentence for m in answers.misaligned)]
         candidates[0] = candidate(exploration, best, [sentence for sentence in told if sentence])
