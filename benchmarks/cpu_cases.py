@@ -74,6 +74,18 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }  # fmt: skip
 """Configuration class of transformers, task, and numbers."""
 
+MISSED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "squeezebert": ("SqueezeBertConfig", "masked-lm", {**_BERT, "embedding_size": 64}),
+    "roformer": ("RoFormerConfig", "masked-lm", {**_BERT, "embedding_size": 64}),
+    "convbert": ("ConvBertConfig", "masked-lm", _BERT),
+    "biogpt": ("BioGptConfig", "causal-lm", {**_WIDTH, "max_position_embeddings": 256}),
+}
+"""Models that are predicted wrongly. The first three make themselves a mask that hides nothing: transformers sees so in
+a real run, and not on fake tensors, which hold no values. BioGPT stands for dropout inside attention over packed
+documents, whose memory hangs on lengths that planning does not know."""
+
+KNOWN = {**MODELS, **MISSED}
+
 OURS = "transformer"
 """Our own bundled model, by a recipe of its own."""
 _OURS = {"hidden_size": 64, "num_layers": 2, "head_dim": 16, "num_heads": 4, "max_seq_len": 256}
@@ -114,7 +126,7 @@ class Case:
             rate = {} if self.dropout else {"dropout_rate": 0.0}
             own = {"model": "transformer-156m", "model_overrides": {**_OURS, **rate}, "task": "causal-lm"}
         else:
-            own = {"task": MODELS[self.model][1]}
+            own = {"task": KNOWN[self.model][1]}
         images = own["task"] == "image-classification"
         return Recipe.from_dict({
             "precision": "fp32", "checkpointing": "none", "optimizer": "adamw", "attention": "sdpa", "compile": "off",
@@ -126,7 +138,7 @@ class Case:
         """Makes the model; None where the recipe names it."""
         if self.model == OURS:
             return None
-        class_name, task, numbers = MODELS[self.model]
+        class_name, task, numbers = KNOWN[self.model]
         vocabulary = {} if task == "image-classification" else {"vocab_size": VOCABULARY}
         config = getattr(transformers, class_name)(**{**numbers, **vocabulary})
         if not self.dropout:
@@ -148,9 +160,20 @@ def cases() -> list[Case]:
     return [_case(name, number) for number, name in enumerate(n for n in names for _ in range(CASES_EACH))]
 
 
+def missed_cases() -> list[Case]:
+    """Cases that are known to miss: recorded beside the others, and in no figure."""
+    settings: dict[str, dict[str, Any]] = {
+        "squeezebert": {"precision": "bf16"},
+        "roformer": {"precision": "fp16", "checkpointing": "selective"},
+        "convbert": {"precision": "fp16", "checkpointing": "selective"},
+        "biogpt": {"checkpointing": "every-block", "optimizer": "sgd", "micro_batch_size": 2, "data": "stdlib"},
+    }
+    return [Case(model, settings[model]) for model in MISSED]
+
+
 def _case(model: str, number: int) -> Case:
     lap = number // CASES_EACH
-    task = "causal-lm" if model == OURS else MODELS[model][1]
+    task = "causal-lm" if model == OURS else KNOWN[model][1]
     checkpointing = CHECKPOINTING[number % len(CHECKPOINTING)]
     precision: Any = PRECISION[(number + lap) % len(PRECISION)]
     optimizer = OPTIMIZER[(2 * number + lap) % len(OPTIMIZER)]
@@ -165,8 +188,8 @@ def _case(model: str, number: int) -> Case:
     }
     if number % 4 == 3:
         settings["attention"] = "eager"
-    if number % 6 == 5 and task != "image-classification" and model not in UNPACKED:
-        settings["data"] = "stdlib"
+    if number % 6 == 5 and task != "image-classification":
+        settings["data"] = {"source": "stdlib", "packing": False} if model in UNPACKED else "stdlib"
     if number % 7 == 6:
         settings["max_grad_norm"] = 0.0
     if number % 8 == 7 and task != "image-classification":
@@ -174,17 +197,19 @@ def _case(model: str, number: int) -> Case:
     return Case(model, settings, dropout=number % 2 == 0)
 
 
-UNPACKED = frozenset({"xlnet", "bloom"})
-"""Models that cannot keep packed documents apart."""
-WITHOUT: dict[str, frozenset[str]] = {}
+UNPACKED = frozenset({"xlnet", "bloom", "deberta-v2"})
+"""Models that cannot keep packed documents apart: theirs are padded."""
 
+PARTLESS = {"swin": frozenset({"attention", "mlp"})}
+"""Checkpointing that is refused with an error, for the model's blocks (stages) have no such part to recompute alone:
+every-block takes its place."""
 
 def _served(model: str, checkpointing: Any) -> Any:
     name = checkpointing if isinstance(checkpointing, str) else checkpointing["name"]
-    return "every-block" if name in WITHOUT.get(model, ()) else checkpointing
+    return "every-block" if name in PARTLESS.get(model, ()) else checkpointing
 
 
 def _short(value: Any) -> str:
     if isinstance(value, dict):
-        return ":".join(str(part) for part in value.values())
+        return ":".join(f"no-{key}" if part is False else str(part) for key, part in value.items())
     return str(value)

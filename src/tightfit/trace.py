@@ -117,6 +117,7 @@ class Span:
     step: the optimizer step it lies in, counted from 1; 0 outside of all.
     times: how often it is run where the trace holds it once: a window's micro-batches that are all alike, or decoding
         passes between the first and the last.
+    seconds: wall seconds, where it was measured.
     """
 
     name: str
@@ -124,6 +125,7 @@ class Span:
     stop: int
     step: int = 0
     times: int = 1
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,10 @@ from tightfit.trace import Category, Trace
 NO_MODULE_RUNS = ("optimizer", "save", "resume")
 """Spans in which no module runs: what is released there lies where its owner does."""
 
+LIST = 3
+"""Memory of so many groups that is released at one go is a list's: a loop over the parameters keeps the last one's
+temporaries until it makes the next one's."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
@@ -65,7 +69,7 @@ class Reader:
         self._patterns = [re.compile(re.escape(stack.path) + r"\.(\d+)(?=\.|$)") for stack in stacks]
         self._places: dict[str, tuple[Group | None, str]] = {"": (None, "")}
         self.events = self._in_order()
-        self.runs = _joined(self._runs())
+        self.runs = _joined(list(self._runs()))
         self.birth_groups = self._births()
         self.twins = self._twins()
 
@@ -109,6 +113,7 @@ class Reader:
     def _runs(self) -> Iterator[Run]:
         trace = self.trace
         apart = [(s.start, s.stop) for s in trace.spans if s.name in NO_MODULE_RUNS]
+        parted = self._parted()
         run, group = Run(None), None
         for (tick, event), (_, following) in zip(self.events, [*self.events[1:], (0, Event("close", 0))], strict=True):
             outside = any(a <= tick < z for a, z in apart)
@@ -116,7 +121,7 @@ class Reader:
                 group = self.place(trace.allocations[following.item].module)[0]  # what it makes says whose it is
             elif event.kind == "op":
                 group = self.place(trace.ops[event.item].module)[0]
-            elif event.kind == "birth" or (event.kind == "death" and outside and self._is_kept(event.item)):
+            elif event.kind == "birth" or (event.kind == "death" and outside and event.item in parted):
                 group = self.place(trace.allocations[event.item].module)[0]
             elif event.kind in ("open", "close"):
                 group = None
@@ -130,10 +135,16 @@ class Reader:
         """The group in whose work each allocation is born."""
         return {e.item: run.group for run in self.runs for e in run.events if e.kind == "birth"}
 
-    def _is_kept(self, item: int) -> bool:
-        """Whether an allocation is a parameter's own: its gradient or its states, released one parameter after the
-        other."""
-        return self.trace.allocations[item].category in (Category.GRADIENTS, Category.OPTIMIZER)
+    def _parted(self) -> set[int]:
+        """Allocations whose release, where no module runs, lies with their owner: a parameter's own, its gradient or
+        its states, released one parameter after the other, and the lists that a foreach op made, released at one go."""
+        trace = self.trace
+        parted = {i for i, a in enumerate(trace.allocations) if a.category in (Category.GRADIENTS, Category.OPTIMIZER)}
+        for kind, streak in itertools.groupby((event for _, event in self.events), key=lambda event: event.kind):
+            released = [event.item for event in streak] if kind == "death" else []
+            if len({self.place(trace.allocations[item].module)[0] for item in released}) >= LIST:
+                parted.update(released)
+        return parted
 
     def _twins(self) -> dict[int, dict[Group, int]]:
         """For every allocation born in a group: the same one of each group."""
@@ -164,17 +175,16 @@ def _settled(events: list[tuple[int, Event]]) -> Iterator[tuple[int, Event]]:
             yield from zip(ticks, sorted(deaths), strict=True)
 
 
-def _joined(runs: Iterator[Run]) -> list[Run]:
+def _joined(runs: Sequence[Run]) -> list[Run]:
     """The runs, with what happens outside of all groups between two of one stack counted to the later one."""
     joined: list[Run] = []
-    for run in runs:
+    for at, run in enumerate(runs):
         if not run.events:
             continue
         if len(joined) > 1 and run.group is not None and joined[-1].group is None:
             between, before = joined[-1], joined[-2]
             inside = before.group is not None and before.group.stack == run.group.stack
-            parting = ("open", "close", "birth", "death") if between.outside else ("open", "close")
-            if inside and not any(event.kind in parting for event in between.events):
+            if inside and not _parts(between, runs[at:]):
                 joined.pop()
                 run.events[:0] = between.events
         if joined and joined[-1].group is not None and joined[-1].group == run.group:
@@ -182,3 +192,18 @@ def _joined(runs: Iterator[Run]) -> list[Run]:
         else:
             joined.append(run)
     return joined
+
+
+def _parts(between: Run, later: Sequence[Run]) -> bool:
+    """Whether a run outside of all groups is more than a preparation for the group's work that follows, such as a
+    factor that an optimizer computes for one parameter, out of numbers that are no parameter's."""
+    if any(event.kind in ("open", "close") for event in between.events):
+        return True
+    if not between.outside:
+        return False
+    if any(event.kind == "death" for event in between.events):
+        return True
+    born = {event.item for event in between.events if event.kind == "birth"}
+    for run in itertools.takewhile(lambda run: born and run.group in (None, later[0].group), later):
+        born.difference_update(event.item for event in run.events if event.kind == "death")
+    return bool(born)

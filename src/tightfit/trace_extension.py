@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from tightfit.trace import Allocation, Trace
+from tightfit.trace import Allocation, Op, Trace
 from tightfit.trace_events import Event, Group, Reader, Run, Stack
 
 
@@ -106,21 +106,20 @@ class Writer:
         op, made = self.reader.trace.ops[item], self.written
         gains = (0, 0, 0) if in_template else self.rates.ops.get(item, (0, 0, 0))
         flops, read, wrote = (self.more * gain for gain in gains)
-        made.trace.ops.append(replace(
-            op, tick=self.tick, module=self._name(op.module, copy), flops=op.flops + flops,
-            bytes_read=op.bytes_read + read, bytes_written=op.bytes_written + wrote,
+        made.trace.ops.append(Op(  # not `replace`, which takes most of a deep trace's time
+            op.name, self.tick, op.phase, op.op_class, self._name(op.module, copy), op.shapes, op.dtype,
+            op.flops + flops, op.bytes_read + read, op.bytes_written + wrote, op.kernels, op.seconds,
         ))
         made.ops.append((item, in_template))
 
     def _write_birth(self, item: int, copy: int, in_template: bool) -> None:
         a, made = self.reader.trace.allocations[item], self.written
         gain = 0 if in_template else self.rates.allocations.get(item, 0)
-        allocation = replace(
-            a, born=self.tick, became=min(self.tick, a.became), died=None, bytes=a.bytes + self.more * gain,
-            module=self._name(a.module, copy),
+        became = self.tick if a.became >= a.born else min(self.tick, a.became)
+        allocation = Allocation(
+            self.tick, None, a.bytes + self.more * gain, a.category, became, self._name(a.module, copy), a.op, a.shape,
+            a.dtype,
         )
-        if a.became >= a.born:
-            allocation.became = self.tick
         self._made[item, copy] = allocation
         made.trace.allocations.append(allocation)
         made.allocations.append((item, in_template))
@@ -134,26 +133,20 @@ class Writer:
     def _meant(self, item: int, group: Group | None, copy: int) -> list[Allocation]:
         """The allocations that an event in the work of `group` means, of which this is copy number `copy`.
 
-        A neighbour's memory that the template's work releases is, for the copies next to a copy, that copy's own.
+        The memory of a group's neighbour is, for a copy, that of the copy's own neighbour.
         """
         born = self.reader.birth_groups[item]
-        near = group is not None and born is not None and group.stack == born.stack
-        apart = (born.distance - group.distance) if near else 0  # type: ignore[union-attr]
-        keys: list[tuple[int, int]]
-        if group is not None and group.distance == 0:
-            if not near or abs(apart) > 1:
-                raise NotAlike
-            at_edge = copy == (0 if apart < 0 else self.more)
-            if apart == 0:
-                keys = [(item, copy)]
-            elif at_edge:
-                keys = [(item, 0)]
-            else:
-                keys = [(self._twin(item, group), copy + apart)]
+        near = group is not None and born is not None and group.stack == born.stack \
+            and abs(born.distance - group.distance) <= 1
+        keys: Sequence[tuple[int, int]]
+        if near:
+            assert group is not None
+            assert born is not None
+            keys = [self._beside(item, born, group, copy)]
+        elif group is not None and group.distance == 0:
+            raise NotAlike
         elif born is None or born.distance != 0:
             keys = [(item, 0)]
-        elif near and abs(apart) == 1:
-            keys = [(item, self.more if apart < 0 else 0)]
         else:
             keys = [(item, number) for number in range(self.more + 1)]
         try:
@@ -161,9 +154,19 @@ class Writer:
         except KeyError:
             raise NotAlike from None
 
-    def _twin(self, item: int, template: Group) -> int:
+    def _beside(self, item: int, born: Group, group: Group, copy: int) -> tuple[int, int]:
+        """What a neighbour's item is for copy number `copy` of `group`: the item or its twin, and which copy of it."""
+        place = copy if group.distance == 0 else group.distance + (self.more if group.distance > 0 else 0)
+        place += born.distance - group.distance
+        if 0 <= place <= self.more:
+            distance, copy = 0, place
+        else:
+            distance, copy = (place if place < 0 else place - self.more), 0
+        return (item if distance == born.distance else self._twin(item, Group(group.stack, distance))), copy
+
+    def _twin(self, item: int, group: Group) -> int:
         try:
-            return self.reader.twins[item][template]
+            return self.reader.twins[item][group]
         except KeyError:
             raise NotAlike from None
 

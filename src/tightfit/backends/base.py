@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from tightfit.devices import Device
 from tightfit.recipe import Recipe
 from tightfit.tasks import Window
-from tightfit.trace import Trace, Unseen
+from tightfit.trace import Phase, Trace, Unseen
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,26 @@ class Inspection:
 
     attention_kernels: tuple[str, ...] = ()
     saved_bytes: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """A few real steps, measured.
+
+    trace: of one step; ticks are nanoseconds.
+    step_seconds: wall seconds of a step as it is, the wait for its data included; of several, the one of median length.
+    phase_seconds: the same by phase (data, forward, backward with recomputation, optimizer); they sum to it.
+    overhead: what the step that `trace` is of took, over `step_seconds`.
+    peak_bytes: the most allocated in that step, by the allocator's own account where it has one.
+    memory_record: that account, as PyTorch's memory_viz reads it once it is pickled; None on the CPU.
+    """
+
+    trace: Trace
+    step_seconds: float
+    phase_seconds: dict[Phase, float]
+    overhead: float
+    peak_bytes: int
+    memory_record: dict[str, Any] | None = None
 
 
 class WindowSource(Protocol):
@@ -116,6 +136,10 @@ class Step(Protocol):
         """Peak bytes: allocated on a CUDA device since the step was made; on the CPU resident in the process, since it
         began."""
 
+    def context_memory(self) -> int | None:
+        """Bytes that this process has on the CUDA device outside the allocator: context, kernels, libraries. None on
+        the CPU, and where the driver does not say."""
+
 
 class Backend(Protocol):
     """A framework."""
@@ -138,6 +162,12 @@ class Backend(Protocol):
 
         No weights are read, and no parameter is allocated. Raises as `build` does, and ModelError where a model cannot
         be traced.
+        """
+
+    def measure(self, step: Any, windows: Iterator[Any], chrome_trace: Path | None = None) -> Measurement:
+        """Take a few steps of `step` on its own `windows`, and say what they took and where it went.
+
+        chrome_trace: where the framework's own profile goes, in the form that Perfetto opens.
         """
 
     def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[Unseen]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import psutil
 import torch
 from torch import nn
 
+from tightfit.backends.base import Measurement
 from tightfit.backends.pytorch.assembly import assemble
+from tightfit.backends.pytorch.batch import TensorWindow
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.measuring import measure
 from tightfit.backends.pytorch.memory import memory_guard
 from tightfit.backends.pytorch.predict import predict
 from tightfit.backends.pytorch.predict_inference import predict_inference
@@ -48,6 +54,11 @@ class PytorchBackend:
 
     def predict(self, recipe: Recipe, device: Device, model: nn.Module | None = None) -> Trace:
         return (predict if recipe.mode == "train" else predict_inference)(recipe, device, model)
+
+    def measure(
+        self, step: Step, windows: Iterator[TensorWindow], chrome_trace: Path | None = None
+    ) -> Measurement:
+        return measure(step, windows, chrome_trace=chrome_trace)
 
     def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[Unseen]:
         return unseen(recipe, device, trace)

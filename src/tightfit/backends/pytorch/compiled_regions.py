@@ -75,6 +75,12 @@ class CompiledCall:
 
 
 Record = Callable[[CompiledCall], None]
+Begin = Callable[[], None]
+"""Told that a compiled graph is called, before it frees any of its arguments."""
+
+
+def unnoticed() -> None:
+    """A Begin for whoever need not know."""
 
 
 def planning_backend(
@@ -84,19 +90,21 @@ def planning_backend(
     mode: str = "default",
     gpu: bool = False,
     scratch: Scratch = no_scratch,
+    begin: Begin = unnoticed,
 ) -> str | CompilerBackend:
     """What to give torch.compile as its backend, in the place of `backend` in `mode`, when tensors are fake.
 
     record: told of each call of a compiled graph, while its arguments or its outputs are alive.
     gpu: whether kernels are fused as for a GPU.
     scratch: what a library's kernel takes beyond its result while it runs.
+    begin: told that a compiled graph is called, before it frees any of its arguments.
     The backends that generate no code run the graph's ops one by one: they serve as they are.
     """
     if backend != "inductor":
         return "aot_eager" if backend == "cudagraphs" else backend
     cuda_graph = gpu and mode in ("reduce-overhead", "max-autotune")
     caveats = (SEARCHED if mode.startswith("max-autotune") else "") + (LAUNCHED_TOGETHER if cuda_graph else "")
-    return _Planned(record, gpu, scratch, cuda_graph, caveats)
+    return _Planned(record, begin, gpu, scratch, cuda_graph, caveats)
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,7 @@ class _Planned:
     compiled."""
 
     record: Record
+    begin: Begin
     gpu: bool
     scratch: Scratch
     cuda_graph: bool
@@ -183,6 +192,7 @@ class _Graph:
         sources = {output.index: args[output.index] for output in schedule.outputs if output.kind == "input"}
         mode = next((value.fake_mode for value in args if isinstance(value, torch._subclasses.FakeTensor)), None)
         storages = _last_uses(args, schedule.last_uses)
+        self.backend.begin()
         args.clear()
         freed = _unheld(storages, keep=sources.values())
         scratch = schedule.peak([(storage.nbytes(), last) for storage, last in freed])

@@ -33,10 +33,13 @@ def composed(compositions: Compositions, target_of: TargetOf) -> Iterator[None]:
     library = torch.library.Library("aten", "IMPL")
     try:
         for op, compose in compositions.items():
+            op._dispatch_cache.clear()
             library.impl(op._name, partial(_composed, op, compose, target_of), "AutogradCPU", allow_override=True)
         yield
     finally:
         library._destroy()
+        for op in compositions:  # which remembers where it was dispatched to
+            op._dispatch_cache.clear()
 
 
 def _composed(op: Any, compose: Callable[..., Any], target_of: TargetOf, *args: Any, **kwargs: Any) -> Any:

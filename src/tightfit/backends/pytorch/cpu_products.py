@@ -2,13 +2,15 @@
 
 oneDNN chooses its blocks by instruction set, cache sizes and number of threads, and tells nobody their size. So each
 kernel is run once on zeros, in a thread of its own where no mode of the caller holds, and the allocator's events are
-read. Large arguments are cut down to what no longer changes the blocks, so that little memory is taken: a product
-beyond `LARGEST` asks for what that one does, and a convolution's memory grows evenly with the samples.
+read. Products that would take long or much memory are tried at a smaller size with blocks cut in the same way, and a
+convolution's memory grows evenly with the samples.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 import threading
 from typing import Any, NamedTuple
 
@@ -19,9 +21,19 @@ Arguments = tuple[Any, ...]
 
 HALF = (torch.float16, torch.bfloat16)
 
-LARGEST_SIDE, LARGEST_SUM, MOST_MATRICES = 1024, 4096, 64
-"""Rows or columns of a product, values in one of its sums, and products in a batch, beyond which its blocks stay the
-same: found by trying, up to 32,768 (oneDNN 3.12, AVX-512, 1 and 2 threads)."""
+MOST_WORK, MOST_VALUES = 2**33, 2**26
+"""Multiplications of a product, and values in one of its factors or in its result, up to which it is tried as it is: a
+fraction of a second, and 128 MiB in half precision."""
+
+STEP = 1024
+"""Sides are cut down by multiples of this, so that what is left over at the end of the blocks stays the same."""
+
+SHORTEST = (1, STEP, 4 * STEP, STEP)
+"""What is left at least of the products in a batch, of rows, of values in a sum and of columns. A sum is kept longest:
+its length changes the blocks most."""
+
+MOST_MATRICES = 64
+"""Products in a batch beyond which what oneDNN asks for stays the same (found by trying; oneDNN 3.12)."""
 
 FEW = 8
 """Samples of a convolution that is tried; for more, it is tried with half of them as well."""
@@ -47,17 +59,38 @@ def product(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
     left, right = [a for a in args if isinstance(a, Tensor)][-2:]
     onednn = by_onednn(left.dtype)
     packed = onednn and (left.dim() == 3 or right.dim() == 1)
-    copied = 0
-    forms = []
-    for factor in (left, right):
-        fits = _readable(factor, packed)
-        if not fits:
-            copied += _bytes(factor) if packed or factor.dim() < 3 else _bytes(factor[0])
-        forms.append(_cut(factor, is_left=factor is left, as_it_lies=fits))
+    fits = [_readable(factor, packed) for factor in (left, right)]
+    copied = sum(
+        _bytes(factor) if packed or factor.dim() < 3 else _bytes(factor[0])
+        for factor, readable in zip((left, right), fits, strict=True) if not readable
+    )  # fmt: skip
     if not onednn:
         return copied
     name = "mv" if right.dim() == 1 else "bmm" if left.dim() == 3 else "mm"
-    return copied + _run_on_zeros(getattr(torch.ops.aten, name).default, tuple(forms), torch.get_num_threads())
+    batch = left.shape[:-2] and (min(int(left.shape[0]), MOST_MATRICES),)
+    _, rows, inner, columns = cut(math.prod(batch), *left.shape[-2:], 1 if name == "mv" else int(right.shape[-1]))
+    shapes = ((*batch, rows, inner), (inner,) if name == "mv" else (*batch, inner, columns))
+    forms = tuple(_form(*each) for each in zip((left, right), shapes, fits, strict=True))
+    return copied + _run_on_zeros(getattr(torch.ops.aten, name).default, forms, torch.get_num_threads())
+
+
+def cut(*sides: int) -> tuple[int, ...]:
+    """A product of no more than MOST_WORK and MOST_VALUES, where SHORTEST allows. sides: of the batch, rows, values in
+    a sum, columns; of those, the longest is cut first."""
+    found = list(sides)
+    while math.prod(found) > MOST_WORK or _values(found) > MOST_VALUES:
+        least = [short + (side - short) % STEP for side, short in zip(sides, SHORTEST, strict=True)]
+        at = max(range(1, len(found)), key=lambda n: found[n] - least[n])
+        if found[at] <= least[at]:
+            break
+        found[at] -= -(-(found[at] - least[at]) // (2 * STEP)) * STEP
+    return tuple(found)
+
+
+def _values(sides: list[int]) -> int:
+    """In the largest of the factors and the result of a product."""
+    batch, *matrix = sides
+    return batch * max(a * b for a, b in itertools.combinations(matrix, 2))
 
 
 def by_onednn(dtype: torch.dtype) -> bool:
@@ -75,6 +108,18 @@ def attention_products(query: Tensor, rows: int, keys: int) -> int:
     of_keys = (_Form((keys, rows), (1, keys), dtype), _Form((rows, size), (size, 1), dtype))
     found = max(_run_on_zeros(torch.ops.aten.mm.default, forms, threads) for forms in (of_rows, of_keys))
     return found + 4 if found else 0  # a factor is a tensor of its own
+
+
+@functools.cache
+def packs_attention(dtype: torch.dtype) -> bool:
+    """Whether attention's forward pass packs its factors for the processor's matrix instructions (AMX). Tried: of 64
+    keys with one value each, it then takes more than a block of scores, statistics and output."""
+    if not by_onednn(dtype):
+        return False
+    count, threads = 64, 1
+    factor = _Form((1, 1, count, 1), (count, count, 1, 1), dtype)
+    found = _run_on_zeros(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default, (factor,) * 3, threads)
+    return found > threads * 32 * ((count + 3) * 4 + count * dtype.itemsize)
 
 
 def convolution(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
@@ -107,17 +152,13 @@ def _readable(factor: Tensor, packed: bool) -> bool:
     return (across == 1 and down >= max(1, columns)) or (down == 1 and across >= max(1, rows))
 
 
-def _cut(factor: Tensor, *, is_left: bool, as_it_lies: bool) -> _Form:
-    """A factor no larger than what decides the blocks, in rows or in columns as it was."""
-    if factor.dim() == 1:
-        return _Form((min(factor.shape[0], LARGEST_SUM),), (1,), factor.dtype)
-    most = (LARGEST_SIDE, LARGEST_SUM) if is_left else (LARGEST_SUM, LARGEST_SIDE)
-    rows, columns = (min(size, limit) for size, limit in zip(factor.shape[-2:], most, strict=True))
+def _form(factor: Tensor, shape: tuple[int, ...], as_it_lies: bool) -> _Form:
+    """A factor of another size, in rows or in columns as it was."""
+    if len(shape) == 1:
+        return _Form(shape, (1,), factor.dtype)
+    rows, columns = shape[-2:]
     in_columns = as_it_lies and factor.stride(-1) != 1 and factor.stride(-2) == 1
-    inner = (1, rows) if in_columns else (columns, 1)
-    if factor.dim() == 2:
-        return _Form((rows, columns), inner, factor.dtype)
-    return _Form((min(factor.shape[0], MOST_MATRICES), rows, columns), (rows * columns, *inner), factor.dtype)
+    return _Form(shape, (rows * columns, *((1, rows) if in_columns else (columns, 1)))[-len(shape) :], factor.dtype)
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tightfit.backends.pytorch.cpu_products import HALF, attention_products, convolution, product
+from tightfit.backends.pytorch.cpu_attention_scratch import attention, attention_backward
+from tightfit.backends.pytorch.cpu_products import HALF, convolution, product
 
 Arguments = tuple[Any, ...]
 Formula = Callable[[Arguments, dict[str, Any], Any], int]
@@ -109,9 +110,67 @@ def _logsumexp(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
     return _size(args[0], result.dtype) + _size(result)
 
 
+def _index_select(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+    """Along the second dimension the input is read in one piece (TensorAdvancedIndexing.cpp, index_select_out_cpu_)."""
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+    return _in_pieces(args, 1) if args[0].dim() > 1 and dim % args[0].dim() == 1 else 0
+
+
+def _index_add(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+    """In half precision, along the first or the last dimension, this is `scatter_add` with an index that is the same
+    for every value of a row (TensorAdvancedIndexing.cpp, index_add_cpu_)."""
+    dims, dim, source = result.dim(), args[1] % max(result.dim(), 1), args[3]
+    if result.dtype not in HALF or dims < 2 or dim not in (0, dims - 1):
+        return 0
+    return _rows_of_sums(result) if dim == 0 and _whole(result, source) else _size(result, torch.float32)
+
+
 def _scattered(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
     """In half precision sums are taken in a copy in fp32 (cpu/ScatterGatherKernel.cpp, create_acc_buffer)."""
     return _size(result, torch.float32) if result.dtype in HALF else 0
+
+
+def _scatter_add(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+    """As other scattering, but for whole rows (ScatterGatherKernel.cpp, cpu_scatter_reduce_expanded_index)."""
+    if result.dtype in HALF and _of_rows(args[1], args[2]) and _whole(args[0], args[3]):
+        return _rows_of_sums(result)
+    return _scattered(args, kwargs, result)
+
+
+def _gather(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+    """As scattering, but for whole rows (cpu/ScatterGatherKernel.cpp, cpu_gather_expanded_index_kernel)."""
+    return 0 if _of_rows(args[1], args[2]) and _whole(args[0]) else _scattered(args, kwargs, result)
+
+
+def _of_rows(dim: int, index: Tensor) -> bool:
+    """Whether an index along the first dimension is the same for every value of a row."""
+    if index.dim() < 2 or dim % index.dim():
+        return False
+    return index.stride(0) == 1 and not any(index.stride()[1:])
+
+
+def _whole(*tensors: Tensor) -> bool:
+    return all(tensor.is_contiguous() for tensor in tensors)
+
+
+def _rows_of_sums(result: Tensor) -> int:
+    """A row of sums in fp32 in every thread."""
+    return torch.get_num_threads() * _size(result, torch.float32) // max(int(result.shape[0]), 1)
+
+
+def _copied(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+    """A copy of a matrix in columns into one in rows."""
+    source = args[1] if len(args) > 1 and isinstance(args[1], Tensor) and args[0] is result else args[0]
+    return _turned(source) if result.is_contiguous() and source.dtype == result.dtype else 0
+
+
+def _turned(matrix: Tensor) -> int:
+    """The buffer through which a matrix that lies in columns is copied into rows: 60 of either
+    (Copy.cpp, copy_same_type_transpose_); 120 of numbers of one byte."""
+    if matrix.dim() != 2 or matrix.stride() != (1, matrix.shape[0]) or matrix.numel() < 60 * 60:
+        return 0
+    side = 120 if matrix.element_size() == 1 else 60
+    return side * side * matrix.element_size()
 
 
 def _safe_softmax(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
@@ -129,6 +188,14 @@ def _sort(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
     return int(args[0].shape[along]) * 8 if args[0].dim() else 0
 
 
+def _resized(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+    """Several channels are resized side by side: a copy of the input in that order, and of the result
+    (cpu/UpSampleKernel.cpp)."""
+    image = args[0]
+    beside = image.shape[1] == 1 or image.is_contiguous(memory_format=torch.channels_last)
+    return 0 if beside else _size(image) + _size(result)
+
+
 def _batch_norm_backward(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
     """The gradient of what was normalized, before it is scaled (Normalization.cpp)."""
     return _size(args[0])
@@ -136,7 +203,8 @@ def _batch_norm_backward(args: Arguments, kwargs: dict[str, Any], result: Any) -
 
 def _in_pieces(args: Arguments, count: int) -> int:
     """Bytes of those of the first `count` arguments that do not lie in one piece."""
-    return sum(_size(t) for t in args[:count] if not t.is_contiguous())
+    apart = [t for t in args[:count] if not t.is_contiguous()]
+    return sum(map(_size, apart)) + max(map(_turned, apart), default=0)
 
 
 def _first(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
@@ -159,64 +227,31 @@ def _layer_norm_backward(args: Arguments, kwargs: dict[str, Any], result: Any) -
     (layer_norm.cpp, cpu/layer_norm_kernel.cpp)."""
     row = math.prod(args[2]) * int(args[1].element_size())
     rows = 2 * torch.get_num_threads() if args[7][1] or args[7][2] else 0
-    return rows * row + _in_pieces(args, 2)
-
-
-def _attention(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
-    """A block of scores, two values a row and a block of output in every thread, in fp32; in half precision the
-    block of scores once more; and a mask whose rows are not in one piece (cpu/FlashAttentionKernel.cpp,
-    cpu_flash_attention)."""
-    query, value = args[0], args[2]
-    rows, keys = _blocks(query, value)
-    values = rows * (keys + 2 + query.shape[-1]) * _wide(query)
-    halves = rows * keys * query.element_size() if query.dtype in HALF else 0
-    return int(torch.get_num_threads() * (values + halves)) + _mask_copy(kwargs)
-
-
-def _attention_backward(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
-    """A block of weights and one of their gradients in every thread, in half precision in both formats, and one sum a
-    row (cpu/FlashAttentionKernel.cpp, cpu_flash_attention_backward). Of the sums, the profiler sees one thread's."""
-    gradient, query, value = args[0], args[1], args[3]
-    rows, keys = _blocks(query, value)
-    halves = query.element_size() if query.dtype in HALF else 0
-    total = torch.get_num_threads() * 2 * rows * keys * (_wide(query) + halves) + rows * _wide(query)
-    if not gradient.transpose(1, 2).is_contiguous():
-        total += _size(gradient)
-    return int(total) + attention_products(query, rows, keys) + _mask_copy(kwargs)
-
-
-def _mask_copy(kwargs: dict[str, Any]) -> int:
-    """The copy of an attention mask whose rows are not in one piece, such as T5's positions' biases."""
-    mask = kwargs.get("attn_mask")
-    return 0 if mask is None or mask.stride(-1) == 1 or mask.shape[-1] == 1 else _size(mask)
-
-
-def _blocks(query: Tensor, value: Tensor) -> tuple[int, int]:
-    """Queries and keys that one block of scores holds."""
-    queries, keys = query.shape[2], value.shape[2]
-    rows = 256 if queries >= 768 else 64 if queries >= 192 else 32
-    return min(rows, queries), min(512, keys)
-
-
-def _wide(tensor: Tensor) -> int:
-    return max(tensor.element_size(), 4)
+    apart = [t for t in args[:2] if not t.is_contiguous()]
+    return sum(map(_size, apart)) + max(rows * row, *map(_turned, apart), 0)
 
 
 IN_ONE_PIECE = (
-    "_softmax", "_log_softmax", "native_layer_norm", "native_dropout", "index_select",
-    "nll_loss_forward", "max_pool2d_with_indices", "avg_pool2d", "upsample_nearest2d",
-)
+    "_softmax", "_log_softmax", "native_layer_norm", "native_dropout",
+    "nll_loss_forward", "max_pool2d_with_indices", "avg_pool2d",
+)  # fmt: skip
 """Ops that copy an input that does not lie in one piece."""
 
 FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "mv", "addmv"), product),
     **dict.fromkeys(("convolution", "convolution_backward"), convolution),
     **dict.fromkeys(("sum", "prod", "cumsum", "cumprod"), _accumulated),
-    **dict.fromkeys(("scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "gather"), _scattered),
-    **dict.fromkeys(("masked_fill", "masked_fill_", "_foreach_copy_"), _nothing),
+    **dict.fromkeys(("scatter", "scatter_", "scatter_reduce", "scatter_reduce_"), _scattered),
+    **dict.fromkeys(("scatter_add", "scatter_add_"), _scatter_add),
+    **dict.fromkeys(("index_add", "index_add_"), _index_add),
+    **dict.fromkeys(("clone", "copy_", "masked_fill"), _copied),
+    **dict.fromkeys(("masked_fill_", "_foreach_copy_"), _nothing),
     **dict.fromkeys(IN_ONE_PIECE, _first),
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data", "embedding_dense_backward"), _both),
+    **dict.fromkeys(("upsample_bilinear2d", "upsample_nearest2d"), _resized),
     "where": _chosen,
+    "gather": _gather,
+    "index_select": _index_select,
     "mean": _mean,
     "sort": _sort,
     "native_batch_norm_backward": _batch_norm_backward,
@@ -224,7 +259,7 @@ FORMULAS: dict[str, Formula] = {
     "_safe_softmax": _safe_softmax,
     "embedding": _embedding,
     "native_layer_norm_backward": _layer_norm_backward,
-    "_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    "_scaled_dot_product_flash_attention_for_cpu": attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": attention_backward,
 }
 """By the op's name, whatever its overload."""

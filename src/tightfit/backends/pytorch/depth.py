@@ -89,7 +89,11 @@ def repeated_stacks(model: nn.Module, stacks: Iterable[Sequence[nn.Module]], rec
 
 
 def _technique_period(recipe: Recipe) -> int | None:
-    """Blocks after which checkpointing does the same again; None where that depends on the depth."""
+    """Blocks after which checkpointing does the same again; None where that depends on the depth.
+
+    Segments are as long as the depth makes them, and few, about its square root: tracing four of them and five more
+    would save nothing.
+    """
     name = recipe.checkpointing if recipe.checkpointing == "auto" else recipe.checkpointing.name
     if name == "segments":
         return None

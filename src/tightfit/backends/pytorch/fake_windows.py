@@ -16,7 +16,8 @@ from tightfit.recipe import Recipe
 from tightfit.tasks import Task
 
 DOCUMENTS_A_ROW = 4
-"""Documents taken to share a packed row: planning reads no data. Their number costs a few bytes, not their lengths."""
+"""Documents taken to share a packed row: planning reads no data. Their number costs a few bytes, and their lengths
+nothing, but on the CPU with dropout inside attention, which takes memory by the square of a document's length."""
 
 Placed = Callable[[Tensor], None]
 """Told of each tensor that reaches the device."""
@@ -39,7 +40,7 @@ class FakeBatch:
         length = recipe.seq_len if packed or random else padded_length(recipe)
         spec = self.task.batch_spec(self.samples, length, self.facts, packed)
         tokens = (self.samples, length)
-        padded = not packed and not random and self.task.reads == "tokens" and self.task.predicts != "next"
+        padded = is_padded(recipe, self.task)
         batch = TensorBatch(
             inputs={name: torch.empty(s.shape, dtype=getattr(torch, s.dtype)) for name, s in spec.inputs.items()},
             labels=torch.empty(spec.labels.shape, dtype=torch.int64),
@@ -57,6 +58,12 @@ class FakeBatch:
 
     def _starts(self) -> Tensor:
         return torch.empty(self.samples * DOCUMENTS_A_ROW + 1, dtype=torch.int32)
+
+
+def is_padded(recipe: Recipe, task: Task) -> bool:
+    """Whether a micro-batch's rows end in padding: documents of their own length, where padding is told from text."""
+    packed = task.packs and recipe.data.packing
+    return recipe.data.source != "dummy" and not packed and task.reads == "tokens" and task.predicts != "next"
 
 
 def padded_length(recipe: Recipe) -> int:

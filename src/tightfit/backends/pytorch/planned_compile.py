@@ -21,7 +21,8 @@ class Regions:
     def __init__(self, tracker: Tracker, device: Device, scratch: Scratch) -> None:
         self.tracker = tracker
         self.notes: list[str] = []
-        self._backend = partial(planning_backend, self._record, gpu=device.kind == "cuda", scratch=scratch)
+        self._backend = partial(planning_backend, self._record, gpu=device.kind == "cuda", scratch=scratch,
+                                begin=tracker.region_begins)
 
     def backend(self, name: str, mode: str) -> Any:
         """What torch.compile is given in the place of the backend `name` in `mode`."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from tightfit.backends.pytorch import cpu_scratch, cuda_scratch
 from tightfit.backends.pytorch.assembly import assemble
@@ -23,7 +24,7 @@ from tightfit.backends.pytorch.batch import TensorWindow
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.compiled_regions import compiling_for
 from tightfit.backends.pytorch.depth import Shorten
-from tightfit.backends.pytorch.fake_windows import fake_window, micro_batch_sizes, told_apart
+from tightfit.backends.pytorch.fake_windows import fake_window, is_padded, micro_batch_sizes, told_apart
 from tightfit.backends.pytorch.optimizer_state import load_state, state_tensors
 from tightfit.backends.pytorch.planned_compile import Regions, compiled_modules
 from tightfit.backends.pytorch.random_states import counted_random_states
@@ -35,6 +36,7 @@ from tightfit.backends.pytorch.unseen import unseen
 from tightfit.backends.pytorch.untraceable import explained
 from tightfit.devices import Device
 from tightfit.recipe import Recipe
+from tightfit.tasks import get_task
 from tightfit.trace import Category, Phase, Trace
 from tightfit.trace_events import Stack
 from tightfit.trace_extension import extend
@@ -42,9 +44,10 @@ from tightfit.trace_extension import extend
 ON_HOST = torch.device("cpu")
 
 
-SHALLOW, TEMPLATE = 4, 2
+SHALLOW, TEMPLATE, DEEPEST = 4, 2, 6
 """Groups of blocks in the shallower of the two traces that stand for a deep model, and which of them is copied: one
-with its like before it and a neighbour behind."""
+with its like before it and a neighbour behind. Where that neighbour, as the last, works otherwise (the first gradient
+of an encoder's output is not added to any), one group more is traced, up to DEEPEST."""
 
 WORTHWHILE = 2 * SHALLOW + 2
 """From so many groups on, two shallow traces are quicker than a whole one."""
@@ -67,19 +70,26 @@ def predict(recipe: Recipe, device: Device, model: nn.Module | None = None, *, w
 def _of_any_depth(recipe: Recipe, device: Device, model: nn.Module | None, whole: bool) -> Trace:
     if whole:
         return _traced(recipe, device, model)
-    shallow, deeper = Shorten(SHALLOW, WORTHWHILE), Shorten(SHALLOW + 1, WORTHWHILE)
-    trace = _traced(recipe, device, model, shallow)
-    if not shallow.stacks:
-        return trace
-    stacks = [Stack(path=s.path, period=s.period, template=TEMPLATE, head=s.head) for s in shallow.stacks]
-    extended = extend(trace, _traced(recipe, device, model, deeper), stacks, shallow.groups - SHALLOW)
-    return _traced(recipe, device, model) if extended is None else extended
+    first = Shorten(SHALLOW, WORTHWHILE)
+    shallow = _traced(recipe, device, model, first)
+    if not first.stacks:
+        return shallow
+    stacks = [Stack(path=s.path, period=s.period, template=TEMPLATE, head=s.head) for s in first.stacks]
+    for depth in range(SHALLOW + 1, DEEPEST + 1):
+        deeper = _traced(recipe, device, model, Shorten(depth, WORTHWHILE))
+        with collected_between_phases():  # the collector would go through a deep trace's ops again and again
+            extended = extend(shallow, deeper, stacks, first.groups - depth + 1)
+        if extended is not None:
+            return extended
+        shallow = deeper
+    return _traced(recipe, device, model)
 
 
 def _traced(recipe: Recipe, device: Device, model: nn.Module | None, shorten: Shorten | None = None) -> Trace:
     on_cpu, compiled = device.kind == "cpu", recipe.compile != "auto" and recipe.compile.name != "off"
     scratch = cpu_scratch.scratch if on_cpu else cuda_scratch.scratch
-    tracker = Tracker(scratch=scratch, answer=answer)
+    padded = is_padded(recipe, get_task(recipe.task))
+    tracker = Tracker(scratch=scratch, answer=partial(answer, padded=padded))
     regions = Regions(tracker, device, scratch)
 
     def change(build: Build) -> Build:
@@ -94,7 +104,10 @@ def _traced(recipe: Recipe, device: Device, model: nn.Module | None, shorten: Sh
         if compiled:
             stack.enter_context(compiling_for(partial(PlanningMode, device)))
         own = None if model is None else without_values(model)
-        build = assemble(recipe, device, ON_HOST, own, change)
+        with undrawn():
+            build = assemble(recipe, device, ON_HOST, own, change)
+        if build.optimizer_factory is not None:  # what its library makes once a process, such as tables, is no step's
+            build.optimizer_factory(build.model)
         tracker.follow(build.model, compiled_modules(build))
         stack.callback(tracker.unfollow)
         stack.enter_context(tracker)
@@ -103,7 +116,7 @@ def _traced(recipe: Recipe, device: Device, model: nn.Module | None, shorten: Sh
             stack.enter_context(counted_random_states(tracker))
         stack.enter_context(explained(build, tracker))
         _run(build, tracker)
-    trace = tracker.trace("predicted")
+        trace = tracker.trace("predicted")  # here, for what is freed from now on is no part of it
     trace.notes += [*build.notes, *regions.notes]
     return trace
 
@@ -121,6 +134,17 @@ def collected_between_phases() -> Iterator[None]:
         gc.unfreeze()
         if enabled:
             gc.enable()
+
+
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """Inside, transformers' models draw no initial weights: fake tensors have no values, which some draws read."""
+    draw = PreTrainedModel.initialize_weights
+    PreTrainedModel.initialize_weights = lambda model: None
+    try:
+        yield
+    finally:
+        PreTrainedModel.initialize_weights = draw
 
 
 def without_values(model: nn.Module) -> nn.Module:

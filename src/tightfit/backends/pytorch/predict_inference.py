@@ -32,7 +32,7 @@ from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.generating import Generation, one_pass, recompute
 from tightfit.backends.pytorch.generation_masks import masks_as_generated
 from tightfit.backends.pytorch.models import cast_weights
-from tightfit.backends.pytorch.predict import ON_HOST, collected_between_phases, without_values
+from tightfit.backends.pytorch.predict import ON_HOST, collected_between_phases, undrawn, without_values
 from tightfit.backends.pytorch.scalar_reads import answer
 from tightfit.backends.pytorch.target import PlanningMode, as_on
 from tightfit.backends.pytorch.tracing import Tracker
@@ -61,14 +61,16 @@ def predict_inference(recipe: Recipe, device: Device, model: nn.Module | None = 
     recipe = recipe.model_copy(update={"pretrained": False})
     tracker = Tracker(scratch=(cpu_scratch if device.kind == "cpu" else cuda_scratch).scratch, answer=answer)
     with collected_between_phases(), as_on(device), PlanningMode(device), masks_as_generated(), _quiet():
-        build = inference_build(recipe, device, ON_HOST, None if model is None else without_values(model))
+        own = None if model is None else without_values(model)
+        with undrawn():
+            build = inference_build(recipe, device, ON_HOST, own)
         tracker.follow(build.model)
         try:
             with tracker, build.session(), torch.no_grad(), build.forward_context(), explained(build, tracker):
                 _run(build, tracker, whole)
+                trace = tracker.trace("predicted")  # here, for what is freed from now on is no part of it
         finally:
             tracker.unfollow()
-    trace = tracker.trace("predicted")
     trace.notes += build.notes
     trace.unseen += unseen(recipe, device, trace)
     return trace

@@ -11,8 +11,8 @@ regions change nothing.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -41,7 +41,7 @@ def recompute(model: nn.Module, chains: Iterable[Sequence[nn.Module]], policy: P
     regions = []
     for chain in chains:
         if len(chain) == 1:
-            _recompute_one(chain[0], context_fn)
+            _recompute_one(chain[0], policy)
         elif chain:
             regions.append(_Region(chain, type(model).__name__, context_fn))
     if regions:
@@ -73,20 +73,41 @@ def _context_fn(policy: PolicyFactory | None) -> ContextFn:
 
 
 def _selective_contexts(policy: PolicyFactory) -> Any:
+    return tuple(map(_without_cast_cache, _compiled_contexts(policy)))
+
+
+def _compiled_contexts(policy: PolicyFactory) -> Any:
+    """What the compiler reads: it traces both computations into one graph."""
     return torch_checkpoint.create_selective_checkpoint_contexts(policy())
 
 
-def _recompute_one(module: nn.Module, context_fn: ContextFn) -> None:
+@contextmanager
+def _without_cast_cache(inner: AbstractContextManager[Any]) -> Iterator[None]:
+    """A block that runs several times would find its weights cast already where its recomputation casts them, and
+    torch then takes the two for different computations."""
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        with inner:
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(cached)
+
+
+def _recompute_one(module: nn.Module, policy: PolicyFactory | None) -> None:
     # The compiler cannot read torch's own no-op, which is the default.
-    contexts: dict[str, Any] = {} if context_fn is torch_checkpoint.noop_context_fn else {"context_fn": context_fn}
-    module.forward = partial(_call_one, module, module.forward, _first_parameter(module.forward), contexts)
+    eager: dict[str, Any] = {} if policy is None else {"context_fn": _context_fn(policy)}
+    compiled: dict[str, Any] = {} if policy is None else {"context_fn": partial(_compiled_contexts, policy)}
+    module.forward = partial(_call_one, module, module.forward, _first_parameter(module.forward), eager, compiled)
 
 
 def _call_one(
-    module: nn.Module, forward: Forward, first: str, contexts: dict[str, Any], /, *args: Any, **kwargs: Any
+    module: nn.Module, forward: Forward, first: str, eager: dict[str, Any], compiled: dict[str, Any], /,
+    *args: Any, **kwargs: Any,
 ) -> Any:
     if not (module.training and torch.is_grad_enabled()):
         return forward(*args, **kwargs)
+    contexts = compiled if torch.compiler.is_compiling() else eager
     # Only positional tensors tell `checkpoint` which devices' random states to restore.
     if not args and first in kwargs:
         args = (kwargs.pop(first),)

@@ -7,7 +7,7 @@ healthy run takes:
 |---|---|---|
 | `GradScaler._maybe_opt_step` | 0 | no gradient overflowed: the optimizer steps |
 | `GenerationMixin._beam_search` | True | the beams can still improve: generation goes on |
-| transformers' checks whether a mask hides nothing | False | a mask is only given where it hides something |
+| transformers' checks whether a mask hides nothing | False where rows are padded, else True | a mask is only given where it hides something; what a model makes itself for want of one hides nothing |
 | any `bool` of `all` or `isfinite` | True | a check finds everything right, rows hold one document |
 | any other `bool(tensor)` | False | the branch left out: layerdrop keeps its layer, a check finds nothing wrong |
 | any other number | 1 | a denominator, a factor and a norm that change nothing |
@@ -17,7 +17,7 @@ Whoever asks transformers whether a tensor is fake is told no, for then it build
 
 A result whose very shape hangs on values (`nonzero`, `unique`) has no answer here: the step is then refused, by the
 module and the op that asked.
-"""
+"""  # noqa: E501 - a table's row is one line
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default
 BY_READER: dict[str, float] = {
     "GradScaler._maybe_opt_step.<locals>.<genexpr>": 0.0,  # its own sum, not what the optimizer reads inside it
     "GenerationMixin._beam_search": 1.0,
-    "_ignore_bidirectional_mask_sdpa": 0.0,
-    "_can_skip_bidirectional_mask_xpu": 0.0,
 }
 """Answers by the qualified name of a function on the reader's stack."""
 
+MASK_READERS = ("_ignore_bidirectional_mask_sdpa", "_can_skip_bidirectional_mask_xpu")
+"""Functions that ask whether a mask hides nothing."""
 
 CHECKS = ("aten.all.", "aten._is_all_true.", "aten.isfinite.")
 """Ops whose result is true when nothing is wrong."""
 
 
-def answer(func: Any, args: tuple[Any, ...], maker: Callable[[Tensor], str]) -> Any:
+def answer(func: Any, args: tuple[Any, ...], maker: Callable[[Tensor], str], *, padded: bool = True) -> Any:
     """The table's answer to an op that reads a value; NotImplemented for any other op.
 
-    maker: names the op that made a tensor.
+    maker: names the op that made a tensor. padded: whether rows end in padding.
     """
     if func is torch.ops.aten.equal.default:
         return args[0].shape == args[1].shape
@@ -58,8 +58,8 @@ def answer(func: Any, args: tuple[Any, ...], maker: Callable[[Tensor], str]) -> 
         return NotImplemented
     dtype = args[0].dtype
     if dtype == torch.bool:
-        return bool(_by_reader(1.0 if maker(args[0]).startswith(CHECKS) else 0.0))
-    value = _by_reader(1.0)
+        return bool(_by_reader(1.0 if maker(args[0]).startswith(CHECKS) else 0.0, padded))
+    value = _by_reader(1.0, padded)
     return value if dtype.is_floating_point else int(value)
 
 
@@ -78,10 +78,13 @@ def taken_for_real() -> Iterator[None]:
         import_utils.is_fake_tensor = ask
 
 
-def _by_reader(otherwise: float) -> float:
+def _by_reader(otherwise: float, padded: bool) -> float:
     frame = sys._getframe(1)
     while frame is not None:
-        found = BY_READER.get(frame.f_code.co_qualname)
+        reader = frame.f_code.co_qualname
+        if reader in MASK_READERS:
+            return float(not padded)
+        found = BY_READER.get(reader)
         if found is not None:
             return found
         frame = frame.f_back  # type: ignore[assignment]

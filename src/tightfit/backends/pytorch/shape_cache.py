@@ -18,7 +18,11 @@ MISSING = object()
 PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.layout, torch.memory_format, torch.device)
 
 Form = tuple[str, Any]
-"""How a result is made: `same` as the argument of that place, `new` or a `view` of an argument, with its metadata."""
+"""How a result is made: `same` as the argument of that place, `new` or a `view` of an argument, with its metadata; a
+`value` that is no tensor."""
+
+Kept = tuple[type | None, tuple[Form | None, ...]]
+"""An op's results: what they come in, a tuple or a list, None for one alone; and how each is made."""
 
 
 class _NotKept(Exception):
@@ -30,7 +34,7 @@ class ShapeCache:
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
-        self._known: dict[tuple[Any, ...], tuple[bool, tuple[Form | None, ...]]] = {}
+        self._known: dict[tuple[Any, ...], Kept] = {}
 
     def key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
         """What the op is known by; None for one that cannot be remembered."""
@@ -65,24 +69,27 @@ class ShapeCache:
         found = self._known.get(key)
         if found is None:
             return MISSING
-        single, forms = found
+        kind, forms = found
         made = [None if form is None else self._make(form, args) for form in forms]
-        return made[0] if single else tuple(made)
+        if kind is None:
+            return made[0]
+        return made if kind is list else tuple(made)
 
     def remember(self, key: tuple[Any, ...], args: tuple[Any, ...], result: Any) -> None:
         """Keep how a result was made, where it can be made again."""
-        single = isinstance(result, Tensor)
-        if not (single or type(result) is tuple):
-            return
+        kind = type(result) if type(result) in (tuple, list) else None
+        if result is None and key[0]._schema.returns:
+            return  # only an op that works in place gives nothing
         try:
-            forms = tuple(self._form(part, args) for part in ((result,) if single else result))
+            self._known[key] = (kind, tuple(self._form(part, args) for part in ((result,) if kind is None else result)))
         except _NotKept:
             return
-        self._known[key] = (single, forms)
 
     def _form(self, result: Any, args: tuple[Any, ...]) -> Form | None:
         if result is None:
             return None
+        if isinstance(result, torch.dtype):
+            return ("value", result)
         if type(result) is not FakeTensor or result.constant is not None or result.layout is not torch.strided:
             raise _NotKept
         storage = result.untyped_storage()
@@ -96,8 +103,10 @@ class ShapeCache:
             raise _NotKept  # part of something larger, or of an argument in a list
         return ("new", _metadata(result))
 
-    def _make(self, form: Form, args: tuple[Any, ...]) -> Tensor:
+    def _make(self, form: Form, args: tuple[Any, ...]) -> Any:
         how, what = form
+        if how == "value":
+            return what
         if how == "same":
             same: Tensor = args[what]
             return same

@@ -19,6 +19,7 @@ from tightfit.backends.pytorch.batch import TensorBatch, TensorWindow, tensor_wi
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.compile import compile_seconds
 from tightfit.backends.pytorch.generation import generate
+from tightfit.backends.pytorch.gpu_memory import gpu_memory
 from tightfit.backends.pytorch.inspection import Inspector
 from tightfit.backends.pytorch.losses import cross_entropy_sum
 from tightfit.backends.pytorch.memory import memory_guard
@@ -75,7 +76,7 @@ class Step:
         """watch: told of each phase as it begins. inspect: whether to look into the first forward pass."""
         assert build.optimizer_factory is not None
         self.build = build
-        self._watch = watch
+        self.watch = watch
         self.optimizer = build.optimizer_factory(build.model)
         self.scaler = torch.amp.GradScaler(build.torch_device.type) if build.loss_scaling else None
         self.parameters = [p for p in build.model.parameters() if p.requires_grad]
@@ -237,10 +238,13 @@ class Step:
             return torch.cuda.max_memory_allocated()
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
+    def context_memory(self) -> int | None:
+        return gpu_memory().context if self.build.torch_device.type == "cuda" else None
+
     def _enter(self, phase: Phase, doing: str) -> None:
         self._doing = doing
-        if self._watch is not None:
-            self._watch(phase)
+        if self.watch is not None:
+            self.watch(phase)
 
     @contextmanager
     def _guarded(self, doing: str) -> Iterator[None]:

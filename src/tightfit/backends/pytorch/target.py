@@ -9,7 +9,7 @@ for "cuda" is decided here. Written for torch 2.11 to 2.13.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 import torch.utils._foreach_utils
 from torch import Tensor
 from torch._guards import TracingContext, active_fake_mode
+from torch._higher_order_ops.utils import registered_hop_fake_fns
 from torch._ops import HigherOrderOperator
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
@@ -27,6 +28,9 @@ from tightfit.backends.pytorch.compositions import composed
 from tightfit.backends.pytorch.cuda_autocast import autocast_as_on_cuda
 from tightfit.backends.pytorch.shape_cache import MISSING, ShapeCache
 from tightfit.devices import Device
+
+FAKE_RULES: Mapping[Any, Any] = registered_hop_fake_fns
+"""Higher-order ops whose rules torch finds for any fake mode."""
 
 
 class PlanningMode(FakeTensorMode):
@@ -56,9 +60,12 @@ class PlanningMode(FakeTensorMode):
         return result
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        rule = self._rules.get(func)
-        if isinstance(func, HigherOrderOperator):  # torch finds their rules by the mode's exact class
-            rule = partial(func.python_key_table[FakeTensorMode], self)
+        rule: Any = self._rules.get(func)
+        if func is torch.ops.higher_order.run_and_save_rng_state and self.target.kind == "cuda":
+            with self:  # a GPU's random state is kept on the host: it takes nothing of the device
+                return torch.empty(0, dtype=torch.uint8), args[0](*args[1:], **(kwargs or {}))
+        if isinstance(func, HigherOrderOperator) and func not in FAKE_RULES:
+            rule = partial(func.python_key_table[FakeTensorMode], self)  # torch finds these by the mode's exact class
         if rule is not None:
             return rule(*args, **(kwargs or {}))
         return super().dispatch(func, types, args, kwargs or {})

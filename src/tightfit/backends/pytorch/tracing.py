@@ -7,7 +7,6 @@ kernels are asked for, forward and backward, and changes nothing.
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tightfit.backends.pytorch.gradient_sums import SUMS, counts_of_a_gradient, without_a_mode
 from tightfit.backends.pytorch.op_costs import cost
+from tightfit.backends.pytorch.tracked_memory import TrackedMemory, tensors_in
 from tightfit.trace import Allocation, Category, Op, Phase, Span, Trace
 
 Scratch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int]
@@ -44,29 +44,36 @@ class Tracker(TorchDispatchMode):
 
     def __init__(self, scratch: Scratch | None = None, answer: Answer | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.tick = 0
+        self.memory = TrackedMemory()
         self.phase = Phase.SETUP
         self.ops: list[Op] = []
-        self.allocations: list[Allocation] = []
         self.spans: list[Span] = []
         self._scratch = scratch
         self._answer = answer
         self._alone = counts_of_a_gradient()
-        self._born_in: list[Phase] = []
         self._backwards: list[int] = []
-        self._live: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._modules: list[str] = []
         self._module_of_node: dict[int, str] = {}
-        self._fixed: set[int] = set()
         self._hooks: list[Any] = []
         self._wrapped: list[tuple[nn.Module, Any]] = []
         self._paused = False
+        self._begun: int | None = None
         self._failure: tuple[int, str, str] | None = None
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Compiled regions report themselves."""
         return True
+
+    @property
+    def tick(self) -> int:
+        """The tick of what happened last."""
+        return self.memory.tick
+
+    @property
+    def allocations(self) -> list[Allocation]:
+        """What was born so far."""
+        return self.memory.allocations
 
     # What the run tells
 
@@ -123,32 +130,18 @@ class Tracker(TorchDispatchMode):
 
     def mark(self, tensor: Tensor, category: Category, *, module: str | None = None, from_birth: bool = False) -> None:
         """Say what a tensor's memory holds, from now on or `from_birth`. Memory that is not known yet is born now."""
-        for part in plain_parts(tensor):
-            index = self._find(part)
-            if index is None:
-                index = self._bear(part, "")
-            allocation = self.allocations[index]
-            if allocation.category is not category:
-                allocation.category = category
-                allocation.became = allocation.born if from_birth else self.tick
-            if module is not None:
-                allocation.module = module
-            self._fixed.add(index)
+        self.memory.mark(tensor, category, self.phase, module, from_birth)
 
     def ignore(self, tensor: Tensor) -> None:
         """Count nothing for memory that is not the device's."""
-        for part in plain_parts(tensor):
-            index = self._find(part)
-            index = self._bear(part, "") if index is None else index
-            self.allocations[index].bytes = 0
-            self._fixed.add(index)
+        self.memory.ignore(tensor, self.phase)
 
     @contextmanager
     def span(self, name: str, *, step: int = 0, times: int = 1) -> Iterator[None]:
         """A named stretch of the trace."""
-        start = self._next()
+        start = self.memory.next()
         yield
-        self.spans.append(Span(name=name, start=start, stop=self._next(), step=step, times=times))
+        self.spans.append(Span(name=name, start=start, stop=self.memory.next(), step=step, times=times))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -159,16 +152,21 @@ class Tracker(TorchDispatchMode):
         finally:
             self._paused = before
 
+    def region_begins(self) -> None:
+        """A region that runs as one is called: what is released up to its report is released in its work."""
+        self._begun = self.memory.next()
+
     def region(self, ops: Iterable[Op], scratch: int, name: str) -> None:
         """A region that ran as one, such as a compiled graph: its kernels, and its passing memory."""
         phase, module = self._place()
-        start = self._next()
+        start, began, self._begun = self.memory.next(), self._begun, None
         if phase is Phase.BACKWARD:
             self._backwards.append(start)
         if scratch:
-            self._pass_through(scratch, name, module, phase, start)
+            self.memory.pass_through(scratch, name, module, phase, start)
         for op in ops:
-            op.tick, op.phase, op.module = self._next(), phase, op.module or module
+            op.tick, op.phase, op.module = began or self.memory.next(), phase, op.module or module
+            began = None
             self.ops.append(op)
 
     def place_of(self, error: BaseException) -> tuple[str, str] | None:
@@ -178,9 +176,9 @@ class Tracker(TorchDispatchMode):
         return self._failure[1:]
 
     def trace(self, origin: Any) -> Trace:
-        """What was seen so far, with every allocation's category settled."""
-        self._settle()
-        return Trace(origin=origin, ops=self.ops, allocations=self.allocations, spans=self.spans)
+        """What was seen, with every allocation's category settled. It ends here: later releases are not followed."""
+        self.memory.settle(self._backwards)
+        return Trace(origin=origin, ops=self.ops, allocations=self.memory.allocations, spans=self.spans)
 
     # What torch tells
 
@@ -197,7 +195,7 @@ class Tracker(TorchDispatchMode):
         if func in SUMS and not torch.is_grad_enabled() and torch._C._current_autograd_node() is not None:
             func = without_a_mode(func, args, self._maker(args[0]), self._alone)
         try:
-            result = func(*args, **kwargs)
+            result = self._run(func, args, kwargs)
         except Exception as error:
             self._failure = (id(error), self._place()[1], str(func))  # not the error, which would hold tensors
             raise
@@ -205,36 +203,45 @@ class Tracker(TorchDispatchMode):
             self._note(func, args, kwargs, result)
         return result
 
+    def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run an op: where a measurement puts its marks."""
+        return func(*args, **kwargs)
+
     def _note(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         phase, module = self._place()
-        start = self._next()
+        start = self.memory.next()
         if phase is Phase.BACKWARD:
             self._backwards.append(start)
-        name = str(func)
+        name, memory = str(func), self.memory
+        outside = phase in OUTSIDE_MODULES
+        worked_on = memory.arguments(args) if outside else ()
         by_tensor = isinstance(result, list | tuple) and args and isinstance(args[0], list | tuple)
-        sources = args[0] if by_tensor else None  # an op over a list of tensors, whose results are each one's
-        if phase in OUTSIDE_MODULES and args:
-            module = self._common_owner(args[0])
+        sources = args[0] if by_tensor else ()  # an op over a list of tensors, whose results are each one's
         for number, tensor in enumerate(tensors_in(result)):
-            index = self._find(tensor)
-            if index is not None:
+            if memory.find(tensor) is not None:
                 continue
-            owner = module
-            if sources is not None and number < len(sources):
-                owner = self.owner(sources[number]) or module
-            made = self._bear(tensor, name, owner, phase)
+            source = memory.find(sources[number]) if number < len(sources) else None
+            owner = module if outside or source is None else memory.allocations[source].module or module
+            made = memory.bear(tensor, name, phase, owner)
+            if outside:
+                memory.owned_by(memory.allocations[made], [[] if source is None else [source], *worked_on])
             if phase is not Phase.OPTIMIZER and name.startswith("aten._to_copy") and self._holds_weight(args[0]):
-                self._fixed.add(made)  # autocast's copy of a weight is temporary, however long it lives
+                memory.fix(made)  # autocast's copy of a weight is temporary, however long it lives
         scratch = self._scratch(func, args, kwargs, result) if self._scratch is not None else 0
         if scratch:  # beside the results, which kernels ask for first
-            self._pass_through(scratch, name, module, phase, self._next())
+            passing = memory.pass_through(scratch, name, module, phase, memory.next())
+            if outside:
+                memory.owned_by(passing, worked_on)
         costs = cost(func, args, kwargs, result)
         if costs.kernels:
-            self.ops.append(Op(
+            op = Op(
                 name=name, tick=start, phase=phase, op_class=costs.op_class, module=module, shapes=costs.shapes,
                 dtype=costs.dtype, flops=costs.flops, bytes_read=costs.bytes_read, bytes_written=costs.bytes_written,
                 kernels=costs.kernels,
-            ))
+            )
+            self.ops.append(op)
+            if outside:
+                memory.owned_by(op, worked_on)
 
     def _place(self) -> tuple[Phase, str]:
         """The phase and the module that the work at hand belongs to."""
@@ -253,24 +260,18 @@ class Tracker(TorchDispatchMode):
             return Phase.BACKWARD, self.owner(variable)
         return Phase.BACKWARD, self._module_of_node.get(node._sequence_nr(), "")
 
-    def _common_owner(self, worked_on: Any) -> str:
-        """The module that a tensor belongs to, or every tensor of a list; empty where they differ."""
-        tensors = worked_on if isinstance(worked_on, list | tuple) else [worked_on]
-        owners = {self.owner(tensor) for tensor in tensors}
-        return owners.pop() if len(owners) == 1 else ""
-
     def owner(self, tensor: Any) -> str:
         """The module that a tensor's memory belongs to; empty for none."""
-        index = self._find(tensor) if isinstance(tensor, Tensor) else None
-        return "" if index is None else self.allocations[index].module
+        found = self.memory.of(tensor)
+        return "" if found is None else found.module
 
     def _maker(self, tensor: Tensor) -> str:
-        index = self._find(tensor)
-        return "" if index is None else self.allocations[index].op
+        found = self.memory.of(tensor)
+        return "" if found is None else found.op
 
     def _holds_weight(self, tensor: Tensor) -> bool:
-        index = self._find(tensor)
-        return index is not None and self.allocations[index].category is Category.WEIGHTS
+        found = self.memory.of(tensor)
+        return found is not None and found.category is Category.WEIGHTS
 
     def _enter_module(self, name: str, module: nn.Module, args: Any) -> None:
         self._modules.append(name)
@@ -284,75 +285,7 @@ class Tracker(TorchDispatchMode):
         assert parameter.grad is not None
         self.mark(parameter.grad, Category.GRADIENTS, module=owner)
 
-    # Storages
-
-    def _next(self) -> int:
-        self.tick += 1
-        return self.tick
-
-    def _find(self, tensor: Tensor) -> int | None:
-        """The allocation that a tensor lies in; None for one not seen before."""
-        found = self._live.get(tensor.untyped_storage()._cdata)
-        return None if found is None else found[1]
-
-    def _bear(self, tensor: Tensor, op: str, module: str = "", phase: Phase | None = None) -> int:
-        storage = tensor.untyped_storage()
-        key, index = storage._cdata, len(self.allocations)
-        self.allocations.append(Allocation(
-            born=self._next(), died=None, bytes=storage.nbytes(), module=module, op=op, shape=tuple(tensor.shape),
-            dtype=str(tensor.dtype).removeprefix("torch."),
-        ))
-        self._born_in.append(phase or self.phase)
-        self._live[key] = (weakref.ref(storage, partial(self._release, key)), index)
-        return index
-
-    def _pass_through(self, size: int, op: str, module: str, phase: Phase, born: int) -> None:
-        self.allocations.append(
-            Allocation(born=born, died=self._next() + 1, bytes=size, module=module, op=op, shape=(size,), dtype="uint8")
-        )
-        self._fixed.add(len(self.allocations) - 1)
-        self._born_in.append(phase)
-
-    def _release(self, key: int, reference: weakref.ref[Any]) -> None:
-        found = self._live.pop(key, None)
-        if found is not None:
-            self.allocations[found[1]].died = self._next()
-
-    def _settle(self) -> None:
-        """Tell activations apart: memory made in a forward pass, or a recomputation, that outlives it."""
-        backwards = [*self._backwards, self.tick + 1]
-        at = 0
-        for index, (allocation, phase) in enumerate(zip(self.allocations, self._born_in, strict=True)):
-            if index in self._fixed:
-                continue
-            if phase in (Phase.PREFILL, Phase.DECODE) and allocation.module:  # no backward pass: what modules make
-                allocation.category, allocation.became = Category.ACTIVATIONS, allocation.born
-            if phase not in (Phase.FORWARD, Phase.RECOMPUTE):
-                continue
-            while backwards[at] < allocation.born:
-                at += 1
-            if allocation.died is None or allocation.died > backwards[at]:
-                allocation.category, allocation.became = Category.ACTIVATIONS, allocation.born
-
 
 def _newest_node() -> int:
     """The number of the autograd node made last; that of the op at hand, where it makes one. Private to torch."""
     return int(torch._C._autograd._get_sequence_nr()) - 1
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors of an op's result, in order."""
-    if isinstance(value, Tensor):
-        yield from plain_parts(value)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from tensors_in(part)
-
-
-def plain_parts(tensor: Tensor) -> Iterator[Tensor]:
-    """The tensor, or those that a wrapper such as a quantized state consists of."""
-    if is_traceable_wrapper_subclass(tensor):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from plain_parts(getattr(tensor, name))
-    else:
-        yield tensor
