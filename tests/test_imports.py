@@ -19,7 +19,8 @@ SOURCE = Path(__file__).parents[1] / "src"
 LAYERS = (
     ("tightfit.__main__",),
     ("tightfit", "tightfit.cli"),
-    ("tightfit.plan_command",),
+    ("tightfit.profile_command",),
+    ("tightfit.plan_command", "tightfit.report_command"),
     ("tightfit.planner",),
     ("tightfit.ladder",),
     ("tightfit.doctor",),
@@ -27,6 +28,7 @@ LAYERS = (
     ("tightfit.training",),
     ("tightfit.data",),
     ("tightfit.planning",),
+    ("tightfit.profiles",),
     ("tightfit.backends",),
     ("tightfit.backends.pytorch",),
     ("tightfit.backends.base",),
@@ -44,7 +46,10 @@ LAYERS = (
     ("tightfit.shapes",),
     ("tightfit.trace_extension",),
     ("tightfit.trace_events",),
+    ("tightfit.trace_file",),
+    ("tightfit.trace_sample",),
     ("tightfit.trace",),
+    ("tightfit.nvml",),
     ("tightfit.errors",),
 )
 """From the top down; a module belongs to the longest name here that it lies under. The package itself stands at the

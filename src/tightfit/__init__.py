@@ -3,6 +3,7 @@
     tightfit.plan(model, recipe, gpu="rtx-4090")
     tightfit.Trainer(model, recipe, dataset).train()
     tightfit.apply(model, recipe)
+    tightfit.gpu_memory()
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tightfit.backends.pytorch.gpu_memory import gpu_memory
     from tightfit.backends.pytorch.own_loop import Applied, apply
     from tightfit.planner import plan
     from tightfit.recipe import Recipe
@@ -25,10 +27,11 @@ _HOMES = {
     "Recipe": "tightfit.recipe",
     "Trainer": "tightfit.training.trainer",
     "apply": "tightfit.backends.pytorch.own_loop",
+    "gpu_memory": "tightfit.backends.pytorch.gpu_memory",
     "plan": "tightfit.planner",
 }
 
-__all__ = ["Applied", "ReadablePlan", "Recipe", "Trainer", "__version__", "apply", "plan"]
+__all__ = ["Applied", "ReadablePlan", "Recipe", "Trainer", "__version__", "apply", "gpu_memory", "plan"]
 
 
 def __getattr__(name: str) -> Any:

@@ -94,6 +94,36 @@ def plan(
              training_arguments=training_args, top=top)
 
 
+@app.command(context_settings={"ignore_unknown_options": True})
+def profile(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    output: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="Where the report goes; by default into the run's folder.")] = None,
+) -> None:  # fmt: skip
+    """Measure a few real training steps beside their prediction, and draw where every byte and millisecond went.
+
+    Example: `tightfit profile gpt2 data=notes.txt seq_len=512`. How to read the report is in docs/report.md.
+    """
+    _quiet_libraries()
+    from tightfit.profile_command import run_profile
+
+    run_profile(recipe, overrides or [], output)
+
+
+@app.command()
+def report(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A folder that `tightfit profile` made.")],
+    other: Annotated[Path | None, typer.Argument(metavar="[OTHER]", help="Another one to compare with.")] = None,
+    output: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="Where the report goes; by default into RUN_DIR.")] = None,
+) -> None:  # fmt: skip
+    """Draw a profile as one HTML file that opens offline: memory, time, predicted against measured, what to change."""
+    from tightfit.report_command import run_report
+
+    run_report(run_dir, other, output)
+
+
 @app.command()
 def gpus() -> None:
     """List the GPUs that a plan can be made for."""
@@ -106,19 +136,29 @@ def gpus() -> None:
 
 @app.command()
 def doctor(
-    calibrate: Annotated[bool, typer.Option("--calibrate", help="Measure how fast this machine really is.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+    no_disk: Annotated[bool, typer.Option("--no-disk", help="Leave the disk's speed unmeasured.")] = False,
+    calibrate: Annotated[bool, typer.Option(
+        "--calibrate", help="Measure instead how fast this machine really is, for plans.")] = False,
     device: Annotated[str, typer.Option(
-        metavar="DEVICE", help="`cuda` or `cpu`; `auto` takes the GPU where there is one.")] = "auto",
+        metavar="DEVICE", help="With `--calibrate`: `cuda` or `cpu`; `auto` takes the GPU where there is one.",
+    )] = "auto",
 ) -> None:  # fmt: skip
-    """Measure this machine's ceilings, which plans are then calibrated by. The rest of a check-up is not there yet."""
+    """Look this machine over: cards, driver, versions, links, disk; what stops or slows training, and what to do.
+
+    Exit status: 0, or 1 where something stops training. What it looks at is in docs/doctor.md.
+    """
     from tightfit.errors import RecipeError
 
-    if not calibrate:
-        raise RecipeError("doctor: the check-up is not there yet; write --calibrate to measure this machine for plans")
+    if device != "auto" and not calibrate:
+        raise RecipeError(f"device: {device!r} says what to calibrate; write --calibrate with it, or leave it out")
     _quiet_libraries()
-    from tightfit.doctor.command import run_calibration
+    from tightfit.doctor.command import run_calibration, run_doctor
 
-    run_calibration(device)
+    if calibrate:
+        run_calibration(device, as_json)
+    else:
+        raise typer.Exit(run_doctor(as_json, disk=not no_disk))
 
 
 @app.command()

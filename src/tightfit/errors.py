@@ -6,6 +6,7 @@
     ├── DataError              the data cannot be read, or disagrees with the recipe
     ├── ModelError             the model cannot be found, built or transformed
     ├── CheckpointError        a checkpoint cannot be written, read or continued from
+    ├── ReportError            what a report is drawn from cannot be read, or is none
     ├── MissingLibrary         an optional library is needed and not installed
     ├── NonFiniteLoss          the loss became infinite or not a number
     └── OutOfMemory            the device ran out of memory
@@ -41,6 +42,10 @@ class ModelError(TightfitError):
 
 class CheckpointError(TightfitError):
     """A checkpoint that cannot be written, read, or continued from."""
+
+
+class ReportError(TightfitError):
+    """A trace or profile that cannot be read: no such file, not one of these, damaged, or of a newer version."""
 
 
 class MissingLibrary(TightfitError):

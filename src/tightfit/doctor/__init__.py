@@ -1,1 +1,1 @@
-"""Looking at the machine at hand: so far, how fast its device really runs."""
+"""Looking the machine over: what is there, what stops or slows training, and how fast the device really runs."""

@@ -1,23 +1,49 @@
-"""What `tightfit doctor --calibrate` prints."""
+"""What `tightfit doctor` prints."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from tightfit.doctor.calibrate import calibrate, ceiling_rows
+from tightfit.doctor.checks import checks, problems
+from tightfit.doctor.gather import gather
+from tightfit.doctor.report import as_dict, show
 from tightfit.reporting.search_progress import SearchProgress
 
 
-def run_calibration(device: str) -> None:
-    """Measure, keep and show. device: `auto`, `cpu` or `cuda`. Raises TightfitError as `calibrate` does."""
+def run_doctor(as_json: bool = False, disk: bool = True) -> int:
+    """Look the machine over and print what there is to say. The exit status: 1 where something stops training, else 0.
+
+    disk: whether to measure the disk of the working folder.
+    """
+    with Console(stderr=True).status("looking the machine over"):
+        readings = gather(Path.cwd(), disk)
+    findings = checks(readings)
+    if as_json:
+        print(json.dumps(as_dict(readings, findings), indent=1))
+    else:
+        show(Console(), readings, findings)
+    return 1 if problems(findings) else 0
+
+
+def run_calibration(device: str, as_json: bool = False) -> None:
+    """Measure, keep and show. device: `auto`, `cpu` or `cuda`. Raises TightfitError as `calibrate` does.
+
+    as_json: print the record that is kept instead of the table.
+    """
     with SearchProgress(Console(stderr=True), "measuring") as progress:
         ceilings, path = calibrate(device, lambda what, share: progress(round(100 * share), 100, what))
+    if as_json:
+        print(path.read_text("utf-8"))
+        return
     console = Console()
     table = Table.grid(padding=(0, 2))
     for name, figure in ceiling_rows(ceilings):
         table.add_row(Text(name), Text(figure))
     console.print(table)
     console.print(Text(f"kept in {path}; plans for this device are calibrated by it from now on"))
-    console.print(Text("The rest of the check-up is not there yet."))

@@ -21,7 +21,11 @@ from tightfit.planning.lines import Line, optimizer_only, parameters, resident
 from tightfit.planning.plan import Estimate
 from tightfit.planning.splicing import with_optimizer
 from tightfit.recipe import Recipe
-from tightfit.trace import Trace
+from tightfit.techniques import Precision
+from tightfit.techniques.compile import NoCompile
+from tightfit.techniques.optimizer import Sgd
+from tightfit.techniques.precision import Bf16Pure
+from tightfit.trace import Phase, Trace
 
 Progress = Callable[[int, int, str], None]
 """Told how many traces are done, how many there are at most, and what comes next."""
@@ -29,6 +33,10 @@ Progress = Callable[[int, int, str], None]
 PROBES = (2, 11)
 """Micro-batches of the two traces. Not 1, for shapes of 1 can take other paths; and one that no width of a model is a
 multiple of, so that an activation is not mistaken for a weight of the same shape."""
+
+MANY_OPS = 1000
+"""An optimizer of more ops than this takes most of a trace's time: its step is traced once, and put into the traces of
+passes that were made with a plain one."""
 
 OPTIMISM = 0.97
 """What a rule of thumb for resident bytes is multiplied by, so that it promises no less than there is room for."""
@@ -67,6 +75,7 @@ class Prober:
         self._residents: dict[object, int] = {}
         self._estimates: dict[tuple[Config, int], Estimate] = {}
         self._times: dict[tuple[Config, int], Timed] = {}
+        self._affine: dict[Config, tuple[Timed, Timed, float]] = {}
         self._peaks: dict[tuple[Config, int], int] = {}
 
     # What is asked
@@ -216,14 +225,23 @@ class Prober:
         """A trace with this combination's optimizer, of whichever forward and backward passes."""
         if config.update not in self._donors:
             plain = self.plain[config.family]
-            giver = replace(plain, precision=config.precision, optimizer=config.optimizer)
-            self._donors[config.update] = self._window(giver, PROBES[0])
+            giver = replace(plain, precision=config.precision, optimizer=config.optimizer, compile=NoCompile())
+            self._window(giver, PROBES[0])
         return self._donors[config.update]
 
     def _window(self, config: Config, micro: int) -> Trace:
         """A window of two micro-batches, from which any longer or shorter one follows."""
-        recipe = config.on(self.recipe, micro, 2 * micro)
-        return self.predict(recipe, text=describe(config, micro))
+        donor = self._donors.get(config.update)
+        if donor is not None and sum(op.phase is Phase.OPTIMIZER for op, _ in donor.step_ops()) > MANY_OPS:
+            cheap = replace(config, precision=_rounded_to_nearest(config), optimizer=Sgd())
+            if not cheap.on(self.recipe, micro).refusals(self.device):
+                passes = self.predict(cheap.on(self.recipe, micro, 2 * micro), text=describe(config, micro))
+                whole = with_optimizer(passes, donor)
+                if whole is not None:
+                    return whole
+        trace = self.predict(config.on(self.recipe, micro, 2 * micro), text=describe(config, micro))
+        self._donors.setdefault(config.update, trace)
+        return trace
 
     def _trace_exactly(self, config: Config, micro: int) -> Trace:
         exact = self._exact.setdefault(config, {})
@@ -250,12 +268,15 @@ class Prober:
 
     def _affine_time(self, config: Config, micro: int) -> Timed:
         """A step's time where its trace cannot be interpolated: a micro-batch's is taken to be affine in its size."""
-        line, update = self._lines[config], self.optimizer_seconds(config)
-        assert line.low is not None
-        assert line.high is not None
-        low, high = (
-            self._time(trace, config, at, 2 * at) for trace, at in ((line.low, PROBES[0]), (line.high, PROBES[1]))
-        )
+        if config not in self._affine:
+            line = self._lines[config]
+            assert line.low is not None
+            assert line.high is not None
+            low, high = (
+                self._time(trace, config, at, 2 * at) for trace, at in ((line.low, PROBES[0]), (line.high, PROBES[1]))
+            )
+            self._affine[config] = low, high, self.optimizer_seconds(config)
+        low, high, update = self._affine[config]
         each = (low.seconds - update) / 2
         each += (high.seconds - low.seconds) / 2 * (micro - PROBES[0]) / (PROBES[1] - PROBES[0])
         return replace(low, seconds=max(each, 0.0) * self.recipe.batch_size / micro + update)
@@ -274,6 +295,11 @@ class Prober:
     def _time(self, trace: Trace, config: Config, micro: int, batch: int | None = None) -> Timed:
         timed = self.tools.step_time(trace, config.on(self.recipe, micro, batch), self.device)
         return Timed(seconds=timed.seconds, calibrated=timed.calibrated, notes=tuple(timed.notes))
+
+
+def _rounded_to_nearest(config: Config) -> Precision:
+    precision = config.precision
+    return replace(precision, rounding="nearest") if isinstance(precision, Bf16Pure) else precision
 
 
 def describe(config: Config, micro: int) -> str:

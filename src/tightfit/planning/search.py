@@ -31,12 +31,14 @@ from tightfit.planning.remedies import offload, probe_thriftiest, smallest_chang
 from tightfit.planning.wording import size
 from tightfit.recipe import Recipe
 
-TRACES = 30
+TRACES = 20
 """Traces that a search makes at most."""
 KEPT_BACK = 6
 """Of these, how many are kept for verifying the choice and for the answers."""
 COMPARED = 3
 """How many combinations that fit are costed at least, where there are so many."""
+FEW = 12
+"""Traces up to which more are made for no more than something to compare the choice with."""
 
 
 def search(
@@ -69,7 +71,7 @@ def search(
     prober = exploration.prober
     prober.limit = limit
     exploration.verify()
-    if not choice_alone:
+    if not choice_alone and prober.predictions < FEW:
         exploration.fill(COMPARED)
     best, shown = exploration.best(), ranked(exploration)
     if best is None:

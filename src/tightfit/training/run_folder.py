@@ -33,6 +33,12 @@ PLAN = "plan.json"
 LOCK = ".lock"
 
 
+def run_path(recipe: Recipe, name: str) -> Path:
+    """Where a run lies: the recipe's `output_dir`, or `runs/` and the name of the recipe or model."""
+    label = Path(name).stem if name.endswith((".yaml", ".yml")) else name.replace("/", "--").replace(":", "-")
+    return Path(recipe.output_dir or Path("runs") / label).expanduser()
+
+
 class RunFolder:
     """The folder of one run, made if need be. Raises RecipeError where it cannot be written."""
 

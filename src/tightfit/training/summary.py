@@ -16,6 +16,7 @@ class Summary:
     training_seconds: time in steps and waiting for data; evaluation, saving and compiling are apart.
     data_wait_seconds: the part of it spent waiting for data.
     peak_memory: allocated on a CUDA device, resident in the process on the CPU.
+    context_memory: on a CUDA device, what the process has there outside the allocator; None where that is not known.
     first_step: the step that this process went on from; 0 for a run in one piece.
     skipped_steps: steps in which loss scaling left the weights alone.
     stopped_by: the signal that ended the run early; None where it ran to its last step.
@@ -30,6 +31,7 @@ class Summary:
     tokens_per_second: float
     peak_memory: int
     device: str
+    context_memory: int | None = None
     first_step: int = 0
     skipped_steps: int = 0
     parameters: int = 0
@@ -64,6 +66,7 @@ class Summary:
             ("time", f"{self.seconds:.1f} s for {self.steps - self.first_step} steps on {self.device}"),
             ("throughput", f"{self.samples_per_second:,.1f} samples/s{tokens}"),
             (memory, f"{self.peak_memory / 2**20:,.0f} MiB"),
+            *self._context_row(),
             ("waiting for data", f"{self.data_wait_seconds:.2f} s ({share:.1%} of training)"),
         ]
         if self.skipped_steps:
@@ -81,6 +84,11 @@ class Summary:
                 against = f" (perplexity {perplexity:,.1f}), against {self.unigram_loss:.4f} for guessing by frequency"
             rows.append(("held-out loss", f"{self.eval_loss:.4f}{against}"))
         return rows
+
+    def _context_row(self) -> list[tuple[str, str]]:
+        if self.context_memory is None:
+            return []
+        return [("CUDA context", f"{self.context_memory / 2**20:,.0f} MiB outside the allocator, besides the peak")]
 
 
 WORTH_SAYING = 256 * 2**20

@@ -27,7 +27,7 @@ from tightfit.training import checkpoints
 from tightfit.training.loop import Loop, Progress
 from tightfit.training.progress import Listener, Quiet
 from tightfit.training.records import MetricsFile, Trackers
-from tightfit.training.run_folder import METRICS, MODEL, RunFolder, continued
+from tightfit.training.run_folder import METRICS, MODEL, RunFolder, continued, run_path
 from tightfit.training.summary import Summary, precision_warning
 
 SAMPLE_TOKENS = 160
@@ -64,7 +64,7 @@ class Trainer:
         self.listener: Listener = listener or Quiet()
         given = str(recipe) if isinstance(recipe, str | Path) else None
         label = name or given or (type(model).__name__ if self.module is not None else self.recipe.model)
-        self.path = Path(self.recipe.output_dir or Path("runs") / _label(label)).expanduser()
+        self.path = run_path(self.recipe, label)
         self.backend: Backend = load_backend(self.recipe.backend)
         self.plan: Plan | None = None
 
@@ -194,6 +194,7 @@ class Trainer:
             samples_per_second=progress.samples / seconds,
             tokens_per_second=progress.tokens / seconds,
             peak_memory=step.peak_memory(),
+            context_memory=step.context_memory(),
             device=device.name,
             loss=progress.losses[-1] if progress.losses else None,
             eval_loss=progress.eval_loss,
@@ -242,7 +243,3 @@ def _beginning(recipe: Recipe, step: Step, data: Prepared, windows: int, named: 
     model = recipe.model if named else "your model"
     return (f"{model}: {step.parameter_count:,} parameters{weights}; {len(data.train):,} training samples, "
             f"{windows:,} steps an epoch; micro_batch_size {recipe.micro_batch_size}")
-
-
-def _label(name: str) -> str:
-    return Path(name).stem if name.endswith((".yaml", ".yml")) else name.replace("/", "--").replace(":", "-")

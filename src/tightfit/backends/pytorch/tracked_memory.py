@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from torch import Tensor
@@ -123,11 +124,11 @@ class TrackedMemory:
                 allocation.category, allocation.became = Category.ACTIVATIONS, allocation.born
 
     def _owner_of(self, arguments: Arguments) -> str:
-        """The module of the first argument that has one; empty where a list's tensors belong to several."""
+        """The module of the first argument that has one; of a list's tensors the module that they all lie in."""
         for indices in arguments:
             owners = {self.allocations[index].module for index in indices}
             if len(owners) > 1:
-                return ""
+                return _common(owners)
             if owners and "" not in owners:
                 return owners.pop()
         return ""
@@ -136,6 +137,12 @@ class TrackedMemory:
         found = self._live.pop(key, None)
         if found is not None:
             self.allocations[found[1]].died = self.next()
+
+
+def _common(modules: Iterable[str]) -> str:
+    """The innermost module that several lie in, by their names; empty for the model itself."""
+    parts = zip(*(module.split(".") for module in modules), strict=False)
+    return ".".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, parts))
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

@@ -1,0 +1,56 @@
+"""Memory of the card in use now: PyTorch's, the CUDA context's, other processes'."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tightfit.errors import Refused
+from tightfit.nvml import process_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuMemory:
+    """Bytes of one card at one moment. None where the driver does not say what each process has, as without
+    nvidia-ml-py or in a container that hides process ids.
+
+    in_use: everything that CUDA does not count as free: all processes', and what the driver keeps.
+    allocated, reserved: of PyTorch's allocator in this process: by tensors, and taken from the card for them.
+    context: the rest of what this process has: the CUDA context, loaded kernels, the memory of libraries.
+    others: what other processes have.
+    """
+
+    device: str
+    total: int
+    in_use: int
+    allocated: int
+    reserved: int
+    context: int | None
+    others: int | None
+
+
+def gpu_memory(device: int | str | torch.device | None = None) -> GpuMemory:
+    """Memory in use on a CUDA device; by default on the current one.
+
+    Raises Refused where there is no such device.
+    """
+    if not torch.cuda.is_available():
+        raise Refused("gpu_memory: there is no CUDA device here that PyTorch can use; `tightfit doctor` says why")
+    try:
+        chosen = torch.device("cuda" if device is None else f"cuda:{device}" if isinstance(device, int) else device)
+        index = torch.cuda.current_device() if chosen.index is None else chosen.index
+    except RuntimeError:
+        raise Refused(f"gpu_memory: {device!r} is not a device; write cuda or cuda:0") from None
+    if chosen.type != "cuda" or index >= torch.cuda.device_count():
+        raise Refused(f"gpu_memory: {device!r} is not one of the {torch.cuda.device_count()} CUDA devices here; "
+                      "write cuda:0 for the first")
+    about = torch.cuda.get_device_properties(index)
+    free, total = torch.cuda.mem_get_info(index)
+    reserved = torch.cuda.memory_reserved(index)
+    own, others = process_bytes(f"GPU-{about.uuid}")
+    return GpuMemory(
+        device=about.name, total=total, in_use=total - free,
+        allocated=torch.cuda.memory_allocated(index), reserved=reserved,
+        context=None if own is None or own < reserved else own - reserved, others=others,
+    )  # fmt: skip

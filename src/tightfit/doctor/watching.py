@@ -1,0 +1,65 @@
+"""Watching a card while steps run: what the driver says of it, ten times a second, from a thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tightfit.nvml import Lost, NoNvml, Nvml, session
+
+INTERVAL = 0.1
+"""Seconds between two looks."""
+GRAPHICS_CLOCK, CORE_TEMPERATURE = 0, 0
+"""NVML_CLOCK_GRAPHICS and NVML_TEMPERATURE_GPU."""
+
+Series = dict[str, list[float | None]]
+"""By name with its unit; None where a look found nothing."""
+
+
+@contextmanager
+def watched(card: int = 0) -> Iterator[Series]:
+    """The series, which grow until the end of the block; empty where there is no card, or no way to ask.
+
+    card: its number in the driver's order.
+    """
+    series: Series = {}
+    done = threading.Event()
+    thread = threading.Thread(target=_watch, args=(card, series, done), daemon=True)
+    thread.start()
+    try:
+        yield series
+    finally:
+        done.set()
+        thread.join()
+
+
+def _watch(card: int, series: Series, done: threading.Event) -> None:
+    try:
+        with session() as nvml:
+            handles = nvml.cards()
+            if card >= len(handles) or isinstance(handles[card], Lost):
+                return
+            while True:
+                for name, value in _look(nvml, handles[card]):
+                    series.setdefault(name, []).append(value)
+                if done.wait(INTERVAL):
+                    return
+    except NoNvml:
+        return
+
+
+def _look(nvml: Nvml, handle: Any) -> Iterator[tuple[str, float | None]]:
+    rates = nvml.ask("nvmlDeviceGetUtilizationRates", handle)
+    memory = nvml.memory(handle)
+    power = nvml.ask("nvmlDeviceGetPowerUsage", handle)
+    yield "utilization %", None if rates is None else float(rates.gpu)
+    yield "memory GiB", None if memory is None else memory[1] / (1 << 30)
+    yield "power W", None if power is None else power / 1000
+    yield "temperature C", _number(nvml.ask("nvmlDeviceGetTemperature", handle, CORE_TEMPERATURE))
+    yield "clock MHz", _number(nvml.ask("nvmlDeviceGetClockInfo", handle, GRAPHICS_CLOCK))
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)

@@ -1,0 +1,34 @@
+"""What `tightfit report` does: a run's profile, drawn as one HTML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from tightfit import profiles
+from tightfit.errors import ReportError
+from tightfit.reporting.report.headline import headline
+from tightfit.reporting.report.page import write_report
+
+
+def run_report(run_dir: Path, other: Path | None = None, output: Path | None = None) -> Path:
+    """Draw the profile in `run_dir`, print its headline and where the report is, and return that path.
+
+    other: a second run's folder to compare with. output: where it goes; by default `report.html` in `run_dir`, or with
+    a second run `report-against-<its name>.html`. Raises ReportError for a folder without a profile, and where the
+    report cannot be written.
+    """
+    profile = profiles.load(run_dir)
+    second = None if other is None else profiles.load(other)
+    name = "report.html" if other is None else f"report-against-{other.resolve().name}.html"
+    path = output or run_dir / name
+    try:
+        write_report(path, profile, second)
+    except OSError as error:
+        raise ReportError(f"{path}: the report cannot be written ({error.strerror or error}); write --output "
+                          "elsewhere") from None
+    console = Console(soft_wrap=True)
+    console.print(headline(profile), markup=False, highlight=False)
+    console.print(f"report: {path}", markup=False, highlight=False)
+    return path

@@ -1,0 +1,259 @@
+"""What matters most in a profile: each finding with the change of the recipe that answers it, and what it would gain.
+
+Gains are predicted, not measured, each with how it was derived. A gain in time is a share of the step, a gain in memory
+one of what the device has; findings are ranked by the larger of the two.
+
+| constant | figure | why |
+|---|---|---|
+| `WORTH_SAYING` | 1 % | below it a finding is noise: plain steps differ by as much |
+| `LAUNCH_WORTH`, `COPIES_WORTH` | 10 % | every step has some of both |
+| `WORKERS` | 4 | worker processes that are tried where there are fewer |
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from tightfit.calibration import Ceilings
+from tightfit.errors import TightfitError
+from tightfit.planning.alignment import misaligned
+from tightfit.planning.op_times import op_seconds
+from tightfit.planning.timing import COMPILED_SECONDS, step_time
+from tightfit.profiles import Profile
+from tightfit.recipe import Recipe
+from tightfit.reporting.report.breakdown import Timed, busy_seconds, module_name, timed_ops, whole
+from tightfit.reporting.report.memory import step_of
+from tightfit.reporting.report.wording import percent, size
+from tightfit.tasks import TASKS
+from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Trace
+from tightfit.trace_sample import sampling_notes
+
+WORTH_SAYING = 0.01
+LAUNCH_WORTH = COPIES_WORTH = 0.10
+WORKERS = 4
+AUTO_WORKERS = {"cpu": 0, "cuda": 2}
+"""What `loading.workers=auto` stands for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A finding. sentence: what is the case, with its figure. change: what to write in the recipe, `key=value`; empty
+    where no field helps. seconds: predicted gain as a share of the step. bytes: predicted gain of peak memory. derived:
+    how the gain was predicted, as a sentence. rank: what findings are sorted by."""
+
+    sentence: str
+    change: str
+    derived: str
+    seconds: float | None = None
+    bytes: int | None = None
+    rank: float
+
+    @property
+    def gain(self) -> str:
+        """The predicted gain for reading."""
+        if self.seconds is not None:
+            return f"up to {percent(self.seconds)} of the step"
+        return "not predicted" if self.bytes is None else f"up to {size(self.bytes)} at the peak"
+
+
+def findings(profile: Profile) -> list[Finding]:
+    """All findings, the one that matters most first."""
+    trace = profile.measured or profile.predicted
+    if trace is None:
+        return []
+    ops = timed_ops(trace, profile.recipe, profile.device)
+    found: list[Finding | None] = [_data(profile), *_padding(profile, trace), _full_precision(profile, trace)]
+    if not sampling_notes(trace):  # of ops that were left out the sums say nothing
+        found += [_launches(profile, ops), _copies(profile, ops)]
+    return sorted((f for f in found if f is not None), key=lambda f: -f.rank)
+
+
+def _data(profile: Profile) -> Finding | None:
+    """The step waits for its window, which workers could prepare meanwhile."""
+    waits, step = profile.phase_seconds.get(Phase.DATA, 0.0), profile.step_seconds
+    if not step or waits < WORTH_SAYING * step:
+        return None
+    share, written = waits / step, profile.recipe.loading.workers
+    now = written if isinstance(written, int) else AUTO_WORKERS[profile.device.kind]
+    workers = max(WORKERS, 2 * now)
+    preparing = waits if not now else now * step  # of one window: workers that are too slow are always at it
+    left = max(preparing / workers - (step - waits), 0.0)
+    gain = max(share - left / step, 0.0)
+    return Finding(
+        sentence=f"{percent(share)} of the step waits for data", change=f"loading.workers={workers}",
+        seconds=gain, rank=gain,
+        derived=f"{workers} workers prepare windows while the step runs; what they cannot hide in it was taken off",
+    )
+
+
+def vocabulary(trace: Trace) -> int | None:
+    """Rows of the largest embedding that the trace looks anything up in."""
+    rows = [op.shapes[0][0] for op in trace.ops
+            if "embedding" in op.name and "backward" not in op.name and op.shapes and len(op.shapes[0]) == 2]
+    return max(rows, default=None)
+
+
+def _padding(profile: Profile, trace: Trace) -> Iterable[Finding]:
+    """Dimensions that leave tensor cores idle."""
+    recipe, dims = profile.recipe, dict[str, int]()
+    rows = vocabulary(profile.predicted or trace)
+    if TASKS[recipe.task].reads == "tokens" and not recipe.pad_sequence_to:
+        dims["seq_len"] = recipe.seq_len
+    if rows is not None and TASKS[recipe.task].reads == "tokens":
+        dims["vocab_size"] = rows
+    gain = _padding_gain(profile, rows) if profile.predicted is not None and rows else None
+    for each in misaligned(recipe, profile.device, dims, gain):
+        name = "vocabulary" if each.field == "vocab_size" else each.field
+        change = f"pad_vocab_to={each.multiple}" if each.field == "vocab_size" else f"seq_len={each.padded}"
+        yield Finding(
+            sentence=f"{name} {each.value:,} is no multiple of {each.multiple}, which tensor cores want: "
+                     f"pad to {each.padded:,}",
+            change=change, seconds=each.gain, rank=each.gain or 0.0,
+            derived="the time model, on the predicted step's products with that dimension padded"
+                    if each.gain is not None else "its products were not predicted here",
+        )
+
+
+def _padding_gain(profile: Profile, rows: int) -> Callable[[Recipe], float | None]:
+    """What a padded vocabulary saves, by the time model: the same ops, those with that dimension made larger."""
+    tf32 = bool(getattr(profile.recipe.precision, "tf32", False))
+
+    def gain(changed: Recipe) -> float | None:
+        multiple = changed.pad_vocab_to
+        if not multiple:
+            return None
+        padded, saved, total = -(-rows // multiple) * multiple, 0.0, 0.0
+        try:
+            for timed in timed_ops(profile.predicted, profile.recipe, profile.device):
+                op = replace(timed.op, seconds=None)
+                now = timed.times * op_seconds(op, profile.device, tf32=tf32)
+                total += now
+                if any(rows in shape for shape in op.shapes):
+                    saved += now - timed.times * op_seconds(_grown(op, rows, padded), profile.device, tf32=tf32)
+        except TightfitError:
+            return None
+        return saved / max(total, sum(profile.predicted_seconds.values())) if total else None
+
+    return gain
+
+
+def _grown(op: Op, rows: int, padded: int) -> Op:
+    def larger(work: int) -> int:
+        return work * padded // rows
+
+    shapes = tuple(tuple(padded if side == rows else side for side in shape) for shape in op.shapes)
+    return replace(op, shapes=shapes, flops=larger(op.flops), bytes_read=larger(op.bytes_read),
+                   bytes_written=larger(op.bytes_written))
+
+
+def _launches(profile: Profile, ops: Iterable[Timed]) -> Finding | None:
+    """The device waits for the host to issue kernels: what the step takes beyond its kernels and its data."""
+    recipe, step = profile.recipe, profile.step_seconds
+    if profile.device.kind != "cuda" or not step:
+        return None
+    working = busy_seconds(ops)
+    share = max(step - profile.phase_seconds.get(Phase.DATA, 0.0) - working, 0.0) / step
+    if not working or share < LAUNCH_WORTH:
+        return None
+    compiled = getattr(recipe.compile, "name", "off") != "off"
+    change = "compile.mode=reduce-overhead" if compiled else "compile=per-block"
+    gain = None if compiled else _compiled_gain(profile, share)
+    found, answer = ("launch-bound even compiled", "CUDA graphs issue them together") if compiled else (
+        "launch-bound", "compile per block")
+    return Finding(
+        sentence=f"{found}: the device idles {percent(share)} of the step while the host issues kernels; {answer}",
+        change=change, seconds=gain, rank=share if gain is None else gain,
+        derived="the time model, with each op of the predicted step issued as fast as compiled code issues one"
+                if gain is not None else "CUDA graphs were not predicted here; the idle time is the bound",
+    )
+
+
+def _compiled_gain(profile: Profile, idle: float) -> float | None:
+    """The share of the step that issuing ops as fast as compiled code would save; the idle share is the bound."""
+    if profile.predicted is None:
+        return None
+    fast = Ceilings(device=profile.device.name, kind=profile.device.kind, processor="", torch="",
+                    host=dict.fromkeys(("forward", "recompute", "backward", "optimizer"), COMPILED_SECONDS))
+    try:
+        now = step_time(profile.predicted, profile.recipe, profile.device)
+        then = step_time(profile.predicted, profile.recipe, profile.device, fast)
+    except TightfitError:
+        return None
+    waited = now.launch_bound_seconds
+    return idle * max(1 - then.launch_bound_seconds / waited, 0.0) if waited else None
+
+
+def _full_precision(profile: Profile, trace: Trace) -> Finding | None:
+    """Activations and temporaries at the peak that are float32 though the recipe computes in 16 bits."""
+    name = getattr(profile.recipe.precision, "name", "")
+    if name not in ("bf16", "fp16", "bf16-pure"):
+        return None
+    step = step_of(trace)
+    tick, peak = trace.peak(step.start, step.stop)
+    held: Mapping[str, list[Allocation]] = defaultdict(list)
+    for a in trace.alive(tick):
+        holds = a.category if a.became <= tick else Category.TEMPORARY
+        if a.dtype == "float32" and holds in (Category.ACTIVATIONS, Category.TEMPORARY):
+            held[source_of(a)].append(a)
+    sizes = {source: sum(a.bytes for a in found) for source, found in held.items()}
+    total = sum(sizes.values())
+    if not peak or total < WORTH_SAYING * peak:
+        return None
+    worst = max(sizes, key=lambda source: sizes[source])
+    change, gain, derived = _narrower(profile.recipe, worst, sizes[worst], total)
+    return Finding(
+        sentence=f"{size(total)} of fp32 tensors under {name} at the peak: {worst} {size(sizes[worst])}"
+                 + (f" and {len(sizes) - 1} more" if len(sizes) > 1 else ""),
+        change=change, bytes=gain, derived=derived, rank=gain / (profile.capacity_bytes or peak),
+    )
+
+
+def source_of(allocation: Allocation) -> str:
+    """What made a tensor, for reading: `softmax in transformer.h.*.attn`."""
+    op = _bare(allocation.op).strip("_") or "a tensor"
+    return f"{op} in {module_name(allocation.module)}" if allocation.module else op
+
+
+def _narrower(recipe: Recipe, source: str, worst: int, total: int) -> tuple[str, int, str]:
+    """A change that makes fp32 tensors fewer or smaller, the bytes it saves, and how that was derived."""
+    if "softmax" in source and getattr(recipe.attention, "name", "") == "eager" and " in " in source:
+        return "attention=sdpa", worst, "a fused kernel keeps no matrix of scores"
+    micro = recipe.micro_batch_size
+    if isinstance(micro, int) and micro > 1:
+        return f"micro_batch_size={micro // 2}", total - total * (micro // 2) // micro, (
+            "activations and temporaries grow in proportion to the micro-batch")
+    return "precision=bf16-pure", total // 2, "the same tensors in 2 bytes instead of 4; it changes numerics"
+
+
+def _copies(profile: Profile, ops: list[Timed]) -> Finding | None:
+    """Ops that only move data, casts to another number format included."""
+    moving = [timed for timed in ops if timed.op.op_class is OpClass.MOVEMENT or _bare(timed.op.name) in MERGED]
+    taken, step = busy_seconds(moving), whole(profile, ops)
+    if not step or taken < COPIES_WORTH * step:
+        return None
+    by_name: dict[str, float] = defaultdict(float)
+    for timed in moving:
+        by_name[_bare(timed.op.name)] += timed.in_all
+    worst = max(by_name, key=lambda name: by_name[name])
+    sentence = f"{percent(taken / step)} of the step copies memory"
+    sentence += f", most of it in {worst} ({percent(by_name[worst] / step)})"
+    compiled = getattr(profile.recipe.compile, "name", "off") != "off"
+    merged = sum(seconds for name, seconds in by_name.items() if name in MERGED) / step
+    if compiled or merged < WORTH_SAYING:
+        return Finding(sentence=sentence, change="", rank=taken / step / 2,  # half: there is nothing to write
+                       derived="compiled already" if compiled else "no field of the recipe takes these away")
+    return Finding(
+        sentence=sentence, change="compile=per-block", seconds=merged, rank=merged,
+        derived="casts, copies and clones merge into the compiled kernels beside them; at most all of their time goes",
+    )
+
+
+def _bare(name: str) -> str:
+    """An op's name without its library and its variant: `aten.clone.default` is `clone`."""
+    return name.removeprefix("aten.").split(".")[0]
+
+
+MERGED = ("_to_copy", "copy_", "clone", "contiguous", "cat")
+"""Ops that a compiler merges into their neighbours."""

@@ -1,0 +1,129 @@
+"""Reading this machine: processor, disk, versions."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from importlib import metadata
+
+import pytest
+
+from tightfit.doctor import gather, host, software
+from tightfit.doctor.disk import CHUNK, read_disk
+from tightfit.doctor.readings import Driver, Gpu, Software
+
+
+def test_the_host_is_read():
+    found = host.read_host()
+    assert 1 <= found.cores <= found.cores_all
+    assert 0 < found.memory_available <= found.memory_total
+    assert found.processor
+
+
+@pytest.mark.parametrize(("files", "cores", "limit"), [
+    ({}, 8, None),
+    ({"cpu.max": "150000 100000", "memory.max": "1073741824", "memory.current": "1048576"}, 2, (1 << 30, 1 << 20)),
+    ({"cpu.max": "max 100000", "memory.max": "max"}, 8, None),
+    ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000",
+      "memory/memory.limit_in_bytes": "2147483648", "memory/memory.usage_in_bytes": "0"}, 4, (2 << 30, 0)),
+    ({"cpu/cpu.cfs_quota_us": "-1", "memory/memory.limit_in_bytes": "9223372036854771712"}, 8, None),
+])
+def test_a_containers_limits_count(monkeypatch, files, cores, limit):
+    monkeypatch.setattr(host, "_words", lambda path: files.get(path.removeprefix("/sys/fs/cgroup/"), "").split())
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert host._cores() == cores
+    assert host._memory_limit() == (limit or (None, 0))
+
+
+def test_the_compilers_version(tmp_path):
+    compiler = tmp_path / "nvcc"
+    compiler.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n")
+    compiler.chmod(0o755)
+    assert host._nvcc(str(compiler)) == "13.0"
+    assert host._nvcc(str(tmp_path / "none")) is None
+
+
+def test_the_disk_is_measured_and_left_as_it_was(tmp_path):
+    found = read_disk(tmp_path, most=2 * CHUNK)
+    assert found.measured == 2 * CHUNK
+    assert found.write > 0
+    assert 0 < found.free <= found.total
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_disk_is_left_alone_on_request(tmp_path):
+    found = read_disk(tmp_path, measure=False)
+    assert (found.measured, found.write, found.read, found.error) == (None, None, None, None)
+    assert found.free > 0
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
+    assert read_disk(tmp_path / "gone").error == "No such file or directory"
+
+    def full(descriptor, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    assert read_disk(tmp_path, most=CHUNK).error == "No space left on device"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_versions_are_read():
+    found, gpus = software.read_software()
+    assert found.torch == metadata.version("torch") or found.torch.partition("+")[0] in metadata.version("torch")
+    assert found.libraries["transformers"] == metadata.version("transformers")
+    assert len(gpus) == found.cuda_devices
+    assert [c for c in found.conflicts if c.library == "tightfit"] == []
+
+
+def test_a_requirement_that_is_not_met_is_found(monkeypatch):
+    versions = {"torch": "2.13.0", "triton": "3.4.0", "numpy": "2.4.6"}
+    asked = {"torch": ["triton==3.7.0; platform_system == 'Linux'", "numpy>=1.0", "optree>=0.13; extra == 'optree'",
+                       "absent>=1", "not a requirement at all ==", "numpy<1; python_version < '3'"]}
+    monkeypatch.setattr(software, "_version", versions.get)
+    monkeypatch.setattr(software.metadata, "requires", lambda name: asked.get(name, []))
+    monkeypatch.setattr(sys, "platform", "linux")
+    (found,) = software.read_conflicts(["torch", "triton"])
+    assert (found.library, found.wants, found.installed) == ("torch", "triton==3.7.0", "3.4.0")
+
+
+def test_what_a_library_says_on_loading_is_heard(monkeypatch, capsys):
+    def load(name):
+        if name == "torchao":
+            logging.getLogger("torchao").warning("Failed to load %s", "/opt/lib/torchao/_C.abi3.so: no symbol")
+        else:
+            raise ImportError("/x/flash_attn_2_cuda.so: undefined symbol: _ZN3c10")
+
+    logger = logging.getLogger("torchao")
+    monkeypatch.setattr(logger, "level", logging.ERROR)  # as the command line has it
+    logger.manager._clear_cache()
+    monkeypatch.setattr(importlib, "import_module", load)
+    found = software._broken({"torchao": "0.18.0", "flash-attn": "2.8.3"})
+    assert found == {"torchao": "Failed to load _C.abi3.so: no symbol",
+                     "flash-attn": "ImportError: flash_attn_2_cuda.so: undefined symbol: _ZN3c10"}
+    assert capsys.readouterr().err == ""
+    assert logger.level == logging.ERROR
+
+
+@pytest.mark.parametrize(("first", "index"), [("from the driver", 0), ("from PyTorch", 1)])
+def test_pytorchs_cards_stand_in_for_the_drivers(monkeypatch, tmp_path, first, index):
+    """And the driver is asked before PyTorch takes any memory of a card."""
+    asked = []
+    driver, own = Driver(nvml="ok" if index == 0 else "no-binding"), Gpu(index=0, name="from the driver")
+    there = (own,) if index == 0 else ()
+    seen = (Gpu(index=0, name="from PyTorch"),)
+    versions = Software(python="3.12", tightfit="0.1.0")
+    monkeypatch.setattr(gather, "read_cards", lambda: asked.append("driver") or (driver, there, ()))
+    monkeypatch.setattr(gather, "read_software", lambda: asked.append("PyTorch") or (versions, seen))
+    assert [gpu.name for gpu in gather.gather(tmp_path, disk=False).gpus] == [first]
+    assert asked == ["driver", "PyTorch"]
+
+
+def test_a_torch_that_cannot_load_is_a_reading(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    found, gpus = software.read_software()
+    assert found.torch is None
+    assert "torch" in found.broken
+    assert gpus == ()

@@ -1,0 +1,185 @@
+"""The report in a real browser: charts are drawn, hovering and boxes work, keys do, and nothing is fetched or wrong."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from tests.reporting.profiled import empty, hostile, profile
+from tightfit.reporting.report.page import write_report
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH")
+ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+             "--disable-component-update", "--disable-sync"]  # fmt: skip
+DRAWN = "document.querySelectorAll('.chart').length && [...document.querySelectorAll('.chart')]" \
+        ".every(c => c.dataset.drawn || c.closest('details:not([open])'))"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        context = playwright.chromium.launch_persistent_context(
+            tmp_path_factory.mktemp("browser"), executable_path=CHROMIUM, headless=True, args=ARGUMENTS)
+        yield context
+        context.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("reports")
+    write_report(made / "two.html", profile(), profile(waiting=0.05, attention="sdpa", seed=1))
+    write_report(made / "hostile.html", hostile())
+    write_report(made / "empty.html", empty())
+    return made
+
+
+@pytest.fixture
+def visit(browser, folder):
+    """Open a report; at the end nothing may have gone wrong in it, and nothing may have been asked of a network."""
+    page = browser.new_page()
+    wrong, asked = [], []
+    page.on("console", lambda message: wrong.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("dialog", lambda dialog: (wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    page.on("request", lambda request: asked.append(request.url))
+
+    def go(name, width=1200, theme="light", drawn=True):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=theme)
+        page.goto((folder / name).as_uri())
+        if drawn:
+            page.wait_for_function(DRAWN)
+        return page
+
+    yield go
+    page.close()
+    assert wrong == []
+    assert all(url.startswith(("file:", "data:", "blob:")) for url in asked)
+
+
+def shown(page):
+    """The words of the memory chart's curves that are visible."""
+    return set(page.evaluate("document.getElementById('memory-chart').data.filter(t => t.visible !== false)"
+                             ".map(t => t.meta)"))
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1200, 400])
+def test_charts_are_drawn_and_fit(visit, width, theme):
+    page = visit("two.html", width, theme)
+    charts = page.locator(".chart:visible")
+    assert charts.count() >= 9
+    for at in range(charts.count()):
+        chart = charts.nth(at)
+        box = chart.locator(".main-svg").first.bounding_box()
+        assert box["width"] > 300
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+        assert chart.locator(".scatterlayer path, .barlayer path").count() > 0
+        assert chart.locator(".nsewdrag").first.bounding_box()["width"] > 0.25 * width  # labels leave room to draw in
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_hovering_tells_bytes(visit):
+    page = visit("two.html")
+    plot = page.locator("#memory-chart .nsewdrag").first
+    plot.scroll_into_view_if_needed()
+    plot.hover()
+    page.wait_for_selector("#memory-chart .hoverlayer .legend, #memory-chart .hoverlayer .hovertext")
+    said = page.locator("#memory-chart .hoverlayer").text_content()
+    assert "measured: weights" in said
+    assert "KiB" in said
+
+
+def test_nothing_offers_to_send_a_chart_away(visit):
+    page = visit("two.html")
+    offered = set(page.evaluate("[...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)"))
+    assert offered == {"Zoom", "Pan", "Zoom in", "Zoom out", "Autoscale", "Reset axes"}
+    assert page.locator("form, a[href*='//']").count() == 0
+
+
+def test_boxes_hide_and_show_a_category(visit):
+    page = visit("two.html")
+    before = shown(page)
+    assert {"measured activations", "predicted activations", "predicted all"} <= before
+    page.locator("fieldset input[value=activations]").click()
+    assert shown(page) == before - {"measured activations", "predicted activations"}
+    page.locator("fieldset input[value=predicted]").click()
+    assert all(word.startswith("measured") for word in shown(page))
+    page.locator("fieldset input[value=predicted]").click()
+    page.locator("fieldset input[value=activations]").click()
+    assert shown(page) == before
+
+
+def test_the_keyboard_reaches_everything(visit):
+    page = visit("two.html")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "theme"
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    for _ in range(400):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.value") == "temporary":
+            break
+    page.keyboard.press("Space")
+    assert "measured temporary" not in shown(page)
+    reached = set()
+    for _ in range(400):
+        page.keyboard.press("Tab")
+        at = page.evaluate("document.activeElement.tagName + ' ' + (document.activeElement.className || '')")
+        if at == "BODY ":
+            break
+        reached.add(at)
+    assert {"INPUT ", "DIV scroll", "SUMMARY "} <= reached
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_both_themes_and_the_button_between_them(visit, theme):
+    page = visit("two.html", theme=theme)
+    colours = "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color, " \
+              "document.querySelector('#memory-chart .xtick text').style.fill]"
+
+    def lightness(colour):
+        return sum(int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(","))
+
+    for name in (theme, "dark" if theme == "light" else "light"):
+        back, ink, ticks = map(lightness, page.evaluate(colours))
+        assert (back < 200) == (name == "dark")
+        assert abs(back - ink) > 500
+        assert abs(back - ticks) > 500
+        page.locator("#theme").click()
+        page.wait_for_timeout(300)
+
+
+def test_a_folded_chart_is_drawn_when_it_opens(visit):
+    page = visit("two.html")
+    assert page.locator("#reading-0 .main-svg").count() == 0
+    page.locator("#readings summary").click()
+    page.wait_for_selector("#reading-0 .main-svg")
+
+
+def test_names_with_markup_stay_names(visit):
+    page = visit("hostile.html")
+    assert page.title() == "<script>alert(1)</script> on <script>alert(1)</script> - tightfit"
+    labels = page.locator("#module-chart .ytick text").all_text_contents()
+    assert "<script>alert(1)</script>" in labels
+    assert '" onmouseover="alert(3)' in labels
+    page.locator("#module-chart .nsewdrag").first.hover()
+    page.wait_for_selector("#module-chart .hoverlayer .hovertext")
+    assert page.locator("img").count() == 0
+    assert page.locator("#module-chart a").count() == 0
+
+
+def test_an_empty_profile_has_no_charts_and_no_errors(visit):
+    page = visit("empty.html", drawn=False)
+    page.wait_for_timeout(300)
+    assert page.locator(".chart").count() == 0
+    assert page.get_by_text("No allocations were recorded").is_visible()
+
