@@ -28,8 +28,8 @@ import torch
 
 import record
 import tightfit
-from tightfit.backends.pytorch.cuda_sdpa import torch_version
-from tightfit.backends.pytorch.unseen import RECORDS, SHARED_SINCE, lt_workspace_bytes, workspace_bytes
+from tightfit.backends.pytorch.cuda_target.sdpa import torch_version
+from tightfit.backends.pytorch.predicting.unseen import RECORDS, SHARED_SINCE, lt_workspace_bytes, workspace_bytes
 from tightfit.devices import MIB, Device
 
 SECONDS = 150

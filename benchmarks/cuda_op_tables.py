@@ -23,9 +23,9 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tightfit.backends.pytorch.attention_kernels import varlen
-from tightfit.backends.pytorch.cuda_scratch import scratch
-from tightfit.backends.pytorch.target import PlanningMode, as_on
-from tightfit.backends.pytorch.tracing import Tracker
+from tightfit.backends.pytorch.cuda_target.scratch import scratch
+from tightfit.backends.pytorch.predicting.target import PlanningMode, as_on
+from tightfit.backends.pytorch.tracing.tracker import Tracker
 from tightfit.devices import Device
 from tightfit.trace import live_bytes
 

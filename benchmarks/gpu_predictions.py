@@ -17,9 +17,9 @@ from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.calibration import Ceilings
 from tightfit.devices import MIB, Device
 from tightfit.errors import TightfitError
-from tightfit.planning.allocator import AllocatorSettings
-from tightfit.planning.replay import Replay, replay
-from tightfit.planning.timing import step_time
+from tightfit.planning.allocator.replay import Replay, replay
+from tightfit.planning.allocator.simulator import AllocatorSettings
+from tightfit.planning.timing.step_time import step_time
 from tightfit.recipe import Recipe
 from tightfit.trace import Category, Trace, Unseen
 

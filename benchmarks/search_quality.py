@@ -28,13 +28,13 @@ import record
 from random_windows import random_window
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.batch import TensorWindow
-from tightfit.backends.pytorch.ceilings import measure
+from tightfit.backends.pytorch.ceilings.measure import measure
 from tightfit.backends.pytorch.step import Step
 from tightfit.calibration import Ceilings
 from tightfit.devices import Device
-from tightfit.planning.search import search
+from tightfit.planning.search.search import search
 from tightfit.planning.standard_tools import standard_tools
-from tightfit.planning.timing import step_time
+from tightfit.planning.timing.step_time import step_time
 from tightfit.recipe import Recipe
 
 WITHIN, CORRELATED = 0.10, 0.80

@@ -6,7 +6,7 @@ import pytest
 
 from tests.architectures import TASK_OF, tiny_model
 from tightfit import Recipe
-from tightfit.backends.pytorch import predict as prediction
+from tightfit.backends.pytorch.predicting import predict as prediction
 from tightfit.devices import Device, find_device
 from tightfit.trace import Trace
 from tightfit.trace_events import Reader, Stack

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tightfit.errors import RecipeError, Refused
 from tightfit.planner import RecipeOn, compare, plan_on, read_recipe
-from tightfit.planning.comparison import parse_prices
+from tightfit.planning.search.comparison import parse_prices
 from tightfit.recipe import Recipe
 from tightfit.reporting.comparison_table import show_comparison
 from tightfit.reporting.plan_table import show_plan

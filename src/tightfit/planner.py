@@ -13,10 +13,10 @@ from typing import Any
 from tightfit.backends import load_backend
 from tightfit.devices import Device, catalogue
 from tightfit.errors import RecipeError
-from tightfit.planning.comparison import Comparison
-from tightfit.planning.comparison import compare as compare_devices
-from tightfit.planning.probing import Progress
-from tightfit.planning.search import search
+from tightfit.planning.search.comparison import Comparison
+from tightfit.planning.search.comparison import compare as compare_devices
+from tightfit.planning.search.probing import Progress
+from tightfit.planning.search.search import search
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target, cpu_target, gpu_target
 from tightfit.recipe import Recipe

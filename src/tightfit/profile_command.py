@@ -19,9 +19,9 @@ from tightfit.devices import Device
 from tightfit.doctor.watching import Series, watched
 from tightfit.errors import ReportError, TightfitError
 from tightfit.planning.estimate import capacity, unseen
-from tightfit.planning.op_times import op_seconds
 from tightfit.planning.targets import Target, cpu_target, with_figures
-from tightfit.planning.timing import step_time
+from tightfit.planning.timing.op_times import op_seconds
+from tightfit.planning.timing.step_time import step_time
 from tightfit.profiles import Profile
 from tightfit.report_command import run_report
 from tightfit.trace import Phase, Trace

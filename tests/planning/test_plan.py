@@ -12,7 +12,7 @@ from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.planning.estimate import Margin, estimate
 from tightfit.planning.plan import CHOICES
-from tightfit.planning.search import TRACES, search
+from tightfit.planning.search.search import TRACES, search
 from tightfit.recipe import Recipe
 
 TOY = Toy.drawn(12)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tightfit.devices import Device
-from tightfit.planning.alignment import Misalignment
-from tightfit.planning.offload import OffloadAdvice
 from tightfit.planning.plan import Answers, Candidate, Change, Estimate, Memory, Plan, Time
+from tightfit.planning.search.alignment import Misalignment
+from tightfit.planning.search.offload import OffloadAdvice
 from tightfit.recipe import Recipe
 
 GIB = 1 << 30

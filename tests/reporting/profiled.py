@@ -14,8 +14,8 @@ import numpy as np
 
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.devices import find_device
-from tightfit.planning.op_times import op_seconds
-from tightfit.planning.timing import step_time
+from tightfit.planning.timing.op_times import op_seconds
+from tightfit.planning.timing.step_time import step_time
 from tightfit.profiles import Profile
 from tightfit.recipe import Recipe
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Trace, Unseen

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tests.reporting.plans import fitting, nothing_fits
 from tightfit.devices import catalogue, find_device
-from tightfit.planning.comparison import Compared, Comparison
+from tightfit.planning.search.comparison import Compared, Comparison
 from tightfit.reporting.comparison_table import show_comparison
 from tightfit.reporting.gpu_table import gpu_table
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.reporting.profiled import empty, hostile, predicted, profile
 from tightfit.devices import find_device
-from tightfit.planning.op_times import op_seconds
+from tightfit.planning.timing.op_times import op_seconds
 from tightfit.reporting.report.breakdown import busy_seconds, by_class, by_module, module_name, rows, timed_ops
 from tightfit.reporting.report.comparison import category_pairs, class_pairs, phase_pairs
 from tightfit.reporting.report.headline import figures, headline, model_flops_utilization

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tightfit.doctor.findings import Finding, Severity
 from tightfit.doctor.readings import Readings
-from tightfit.planning.offload import HOST_BUFFERS, STATES
+from tightfit.planning.search.offload import HOST_BUFFERS, STATES
 from tightfit.planning.wording import size
 
 GIB = 1 << 30

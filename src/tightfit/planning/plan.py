@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from tightfit.devices import Device
 from tightfit.errors import Refused
-from tightfit.planning.alignment import Misalignment
-from tightfit.planning.offload import OffloadAdvice
+from tightfit.planning.search.alignment import Misalignment
+from tightfit.planning.search.offload import OffloadAdvice
 from tightfit.planning.wording import size
 from tightfit.recipe import Recipe
 

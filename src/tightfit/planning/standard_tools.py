@@ -11,10 +11,10 @@ from tightfit.calibration import Ceilings
 from tightfit.devices import Device
 from tightfit.errors import ModelError
 from tightfit.models import read_config
-from tightfit.planning.allocator import AllocatorSettings
+from tightfit.planning.allocator.replay import Replay, replay
+from tightfit.planning.allocator.simulator import AllocatorSettings
 from tightfit.planning.estimate import Tools
-from tightfit.planning.replay import Replay, replay
-from tightfit.planning.timing import StepTime, step_time
+from tightfit.planning.timing.step_time import StepTime, step_time
 from tightfit.recipe import Recipe
 from tightfit.shapes import mfu, shape_of, training_flops
 from tightfit.trace import Trace

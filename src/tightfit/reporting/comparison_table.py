@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tightfit.planning.comparison import Compared, Comparison
 from tightfit.planning.plan import Candidate
+from tightfit.planning.search.comparison import Compared, Comparison
 from tightfit.planning.wording import size
 from tightfit.reporting.plan_table import batches, fits, shown, work
 

@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tightfit.devices import Device
-from tightfit.planning.answers import written
 from tightfit.planning.plan import Candidate, Estimate, Plan, choices_of
+from tightfit.planning.search.answers import written
 from tightfit.planning.wording import percent, size
 from tightfit.recipe import Recipe
 from tightfit.reporting.memory_bar import legend, memory_bar, scale_of

@@ -17,7 +17,7 @@ from tightfit.errors import OutOfMemory, RecipeError
 from tightfit.models import model_facts, module_facts
 from tightfit.planning.advice import smaller
 from tightfit.planning.plan import Plan
-from tightfit.planning.settling import settle
+from tightfit.planning.search.settling import settle
 from tightfit.recipe import Recipe
 from tightfit.training.progress import Listener, Quiet
 

@@ -19,7 +19,7 @@ from tightfit.errors import CheckpointError, OutOfMemory, RecipeError
 from tightfit.models import model_facts, module_facts, resolve_source
 from tightfit.planning.advice import smaller
 from tightfit.planning.plan import Plan
-from tightfit.planning.settling import settle
+from tightfit.planning.search.settling import settle
 from tightfit.recipe import Recipe
 from tightfit.recipe_files import load_recipe
 from tightfit.trace import Trace

@@ -13,12 +13,12 @@ from tightfit.backends.base import Measurement
 from tightfit.backends.pytorch.assembly import assemble
 from tightfit.backends.pytorch.batch import TensorWindow
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.measuring import measure
+from tightfit.backends.pytorch.measuring.measure import measure
 from tightfit.backends.pytorch.memory import memory_guard
-from tightfit.backends.pytorch.predict import predict
-from tightfit.backends.pytorch.predict_inference import predict_inference
+from tightfit.backends.pytorch.predicting.inference import predict_inference
+from tightfit.backends.pytorch.predicting.predict import predict
+from tightfit.backends.pytorch.predicting.unseen import unseen
 from tightfit.backends.pytorch.step import Step
-from tightfit.backends.pytorch.unseen import unseen
 from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.recipe import Recipe

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from tightfit.devices import Device
 from tightfit.errors import TightfitError
-from tightfit.planning.op_times import op_seconds
+from tightfit.planning.timing.op_times import op_seconds
 from tightfit.profiles import Profile
 from tightfit.recipe import Recipe
 from tightfit.trace import Op, OpClass, Phase, Trace

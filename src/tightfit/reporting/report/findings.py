@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 
 from tightfit.calibration import Ceilings
 from tightfit.errors import TightfitError
-from tightfit.planning.alignment import misaligned
-from tightfit.planning.op_times import op_seconds
-from tightfit.planning.timing import COMPILED_SECONDS, step_time
+from tightfit.planning.search.alignment import misaligned
+from tightfit.planning.timing.op_times import op_seconds
+from tightfit.planning.timing.step_time import COMPILED_SECONDS, step_time
 from tightfit.profiles import Profile
 from tightfit.recipe import Recipe
 from tightfit.reporting.report.breakdown import Timed, busy_seconds, module_name, timed_ops, whole

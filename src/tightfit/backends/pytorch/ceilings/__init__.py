@@ -1,0 +1,1 @@
+"""How fast this machine really is: products, attention, bandwidth, the host."""

@@ -1,0 +1,1 @@
+"""What torch.compile would make of a step: AOTAutograd's graphs, Inductor's kernels and memory."""

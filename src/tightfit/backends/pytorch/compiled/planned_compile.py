@@ -1,0 +1,44 @@
+"""torch.compile in a prediction: regions that report to the tracker what their kernels would do."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.compiled.region_schedule import Scratch
+from tightfit.backends.pytorch.compiled.regions import CompiledCall, planning_backend
+from tightfit.backends.pytorch.tracing.tracker import Tracker
+from tightfit.devices import Device
+from tightfit.techniques.compile import WholeModel
+
+
+class Regions:
+    """The compiled regions of one prediction. `notes` says how sure their figures are, each sentence once."""
+
+    def __init__(self, tracker: Tracker, device: Device, scratch: Scratch) -> None:
+        self.tracker = tracker
+        self.notes: list[str] = []
+        self._backend = partial(planning_backend, self._record, gpu=device.kind == "cuda", scratch=scratch,
+                                begin=tracker.region_begins)
+
+    def backend(self, name: str, mode: str) -> Any:
+        """What torch.compile is given in the place of the backend `name` in `mode`."""
+        return self._backend(backend=name, mode=mode)
+
+    def _record(self, call: CompiledCall) -> None:
+        self.tracker.region(call.ops(), call.scratch_bytes, call.name)
+        note = f"compile: {call.sure}"
+        if note not in self.notes:
+            self.notes.append(note)
+
+
+def compiled_modules(build: Build) -> list[nn.Module]:
+    """The modules that the recipe compiles: inside them nothing is seen but the region."""
+    if build.compile_backend is None:
+        return []
+    if isinstance(build.recipe.compile, WholeModel):
+        return [build.model]
+    return [block for stack in build.stacks for block in stack]

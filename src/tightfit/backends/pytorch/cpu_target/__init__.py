@@ -1,0 +1,1 @@
+"""What the processor's kernels ask for besides their results."""

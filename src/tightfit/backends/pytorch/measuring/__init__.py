@@ -1,0 +1,1 @@
+"""A few real steps, measured: wall seconds, every op, every allocation."""

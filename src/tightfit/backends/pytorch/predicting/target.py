@@ -1,0 +1,143 @@
+"""Fake CPU tensors that stand for tensors on a device that need not be there, and torch's choices for that device.
+
+    with as_on(device), PlanningMode(device):
+        ...  # the training step, on tensors made here
+
+A CPU's tensors have no CUDA kernels, and CUDA's need a GPU; so tensors say "cpu", and what torch would decide by asking
+for "cuda" is decided here. Written for torch 2.11 to 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.utils._foreach_utils
+from torch import Tensor
+from torch._guards import TracingContext, active_fake_mode
+from torch._higher_order_ops.utils import registered_hop_fake_fns
+from torch._ops import HigherOrderOperator
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from tightfit.backends.pytorch.compiled.compositions import composed
+from tightfit.backends.pytorch.cpu_target import kernels as cpu_kernels
+from tightfit.backends.pytorch.cuda_target import kernels as cuda_kernels
+from tightfit.backends.pytorch.cuda_target.autocast import autocast_as_on_cuda
+from tightfit.backends.pytorch.predicting.shape_cache import MISSING, ShapeCache
+from tightfit.devices import Device
+
+FAKE_RULES: Mapping[Any, Any] = registered_hop_fake_fns
+"""Higher-order ops whose rules torch finds for any fake mode."""
+
+
+class PlanningMode(FakeTensorMode):
+    """Fake tensors, with "cpu" as their device, that stand for tensors on `target`.
+
+    CUDA's own choices hold inside `as_on(target)`; without it torch chooses as on the CPU.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, target: Device, **options: Any) -> None:
+        super().__init__(**options)
+        self.target = target
+        self._shapes = ShapeCache(self)
+        self._rules = (cuda_kernels if target.kind == "cuda" else cpu_kernels).SHAPE_RULES
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        key = self._shapes.key(func, args, kwargs)
+        if key is not None:
+            result = self._shapes.result(key, args)
+            if result is not MISSING:
+                return result
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if key is not None:
+            self._shapes.remember(key, args, result)
+        return result
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        rule: Any = self._rules.get(func)
+        if func is torch.ops.higher_order.run_and_save_rng_state and self.target.kind == "cuda":
+            with self:  # a GPU's random state is kept on the host: it takes nothing of the device
+                return torch.empty(0, dtype=torch.uint8), args[0](*args[1:], **(kwargs or {}))
+        if isinstance(func, HigherOrderOperator) and func not in FAKE_RULES:
+            rule = partial(func.python_key_table[FakeTensorMode], self)  # torch finds these by the mode's exact class
+        if rule is not None:
+            return rule(*args, **(kwargs or {}))
+        return super().dispatch(func, types, args, kwargs or {})
+
+
+def target_of(tensor: Any) -> Device | None:
+    """The device that a tensor of a PlanningMode stands for; None for every other tensor."""
+    if isinstance(tensor, FunctionalTensor):
+        tensor = torch._from_functional_tensor(tensor.elem)
+    target: Device | None = getattr(tensor.fake_mode, "target", None) if isinstance(tensor, FakeTensor) else None
+    return target
+
+
+def cuda_target_of(tensor: Any) -> Device | None:
+    """As `target_of`, where the device is a CUDA device."""
+    target = target_of(tensor)
+    return target if target is not None and target.kind == "cuda" else None
+
+
+def active_cuda_target() -> Device | None:
+    """The CUDA device that the tensors made now stand for; None where they stand for themselves."""
+    target: Device | None = getattr(active_fake_mode(), "target", None)
+    return target if target is not None and target.kind == "cuda" else None
+
+
+def capability_of(tensor: Tensor) -> tuple[int, int] | None:
+    """The compute capability of the CUDA device that a tensor is on, or stands for being on; None on the CPU."""
+    if torch.compiler.is_compiling():
+        capability: tuple[int, int] | None = _compiled_capability(tensor.device.type)
+        return capability
+    target = target_of(tensor)
+    if target is not None:
+        return target.capability
+    return torch.cuda.get_device_capability() if tensor.device.type == "cuda" else None
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _compiled_capability(kind: str) -> tuple[int, int] | None:
+    """The same for every tensor of the graph that is being compiled: a compiler follows no type of fake tensor."""
+    context = TracingContext.try_get()
+    target: Device | None = None if context is None else getattr(context.fake_mode, "target", None)
+    if target is not None:
+        return target.capability
+    return torch.cuda.get_device_capability() if kind == "cuda" else None
+
+
+@contextmanager
+def as_on(device: Device) -> Iterator[None]:
+    """Where a `PlanningMode` stands for a CUDA device, torch chooses as it would there: which ops autocast casts, which
+    attention kernel runs, what dropout keeps, foreach loops over gradients. Real tensors are treated as ever. For
+    the CPU only what torch composes otherwise of fake tensors changes. Everything is put back on leaving.
+
+    Of the optimizers' own defaults (foreach, fused) none changes: name the implementation.
+    """
+    with ExitStack() as stack:
+        if device.kind == "cuda":
+            stack.enter_context(autocast_as_on_cuda(cuda_target_of))
+            stack.enter_context(composed(cuda_kernels.COMPOSITIONS, cuda_target_of))
+            stack.enter_context(_fake_foreach())
+        else:
+            stack.enter_context(composed(cpu_kernels.COMPOSITIONS, target_of))
+        yield
+
+
+@contextmanager
+def _fake_foreach() -> Iterator[None]:
+    """Gradient clipping takes its foreach form for plain tensors only, and fake tensors stand for such. A torch that
+    keeps no list of such types loops over fake tensors, which costs the same memory."""
+    types: list[Any] = getattr(torch.utils._foreach_utils, "_foreach_supported_types", [])
+    types.append(FakeTensor)
+    try:
+        yield
+    finally:
+        types.remove(FakeTensor)

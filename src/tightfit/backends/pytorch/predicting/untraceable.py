@@ -1,0 +1,78 @@
+"""What is said of a model whose step cannot be traced without values: where it stopped, and what is known even so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+
+from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.tracing.tracker import Tracker
+from tightfit.errors import ModelError, TightfitError
+
+VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+RULES = (UnsupportedOperatorException, UnsupportedFakeTensorException)
+LONGEST = 200
+
+
+@contextmanager
+def explained(build: Build, tracker: Tracker) -> Iterator[None]:
+    """Raises ModelError, naming the module and the op, for what the model raises where it is run on fake tensors."""
+    try:
+        yield
+    except TightfitError:
+        raise
+    except Exception as error:
+        place = tracker.place_of(error)
+        if place is None and not isinstance(error, VALUES + RULES):
+            raise  # not the model's: ours
+        module, op = place or ("", "")
+        raise ModelError(_message(build, module, op or str(getattr(error, "func", "")), error)) from error
+
+
+def _message(build: Build, module: str, op: str, error: Exception) -> str:
+    name = type(build.model).__name__
+    where = f"its module {module!r}" if module else "it"
+    if op:
+        where += f", in the op {op},"
+    if isinstance(error, DynamicOutputShapeException):
+        reason = f"{where} makes a result whose very shape hangs on values"
+    elif isinstance(error, DataDependentOutputException):
+        reason = f"{where} reads a value"
+    elif isinstance(error, RULES):
+        reason = f"{where} runs an op that torch has no shape rule for"
+    else:
+        text = " ".join(str(error).split())
+        reason = f"{where} raised {type(error).__name__}: {text[:LONGEST]}"
+    return (
+        f"model: {name} cannot be planned for: {reason}. A plan has shapes and no values, so that what trains may "
+        f"still fail here. {_known(build)} To learn the rest, train for a few steps on the device (max_steps=3)"
+    )
+
+
+def _known(build: Build) -> str:
+    """What does not hang on the step."""
+    weights = sum(p.numel() * p.element_size() for p in build.model.parameters())
+    trained = [p for p in build.model.parameters() if p.requires_grad]
+    gradients = sum(p.numel() * p.element_size() for p in trained)
+    known = f"Known even so: weights {_size(weights)}, gradients {_size(gradients)}"
+    optimizer = build.recipe.optimizer
+    if optimizer != "auto":
+        known += f", optimizer states about {_size(optimizer.state_bytes * _count(trained))}"
+    return known + "; activations come on top."
+
+
+def _count(parameters: list[nn.Parameter]) -> int:
+    return sum(p.numel() for p in parameters)
+
+
+def _size(count: float) -> str:
+    unit = next((u for u in ("GB", "MB", "kB") if count >= {"GB": 1e9, "MB": 1e6, "kB": 1e3}[u]), "kB")
+    return f"{count / {'GB': 1e9, 'MB': 1e6, 'kB': 1e3}[unit]:.3g} {unit}"

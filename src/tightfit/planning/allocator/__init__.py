@@ -1,0 +1,1 @@
+"""The CUDA caching allocator, simulated, and what is replayed through it."""

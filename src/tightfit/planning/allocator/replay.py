@@ -1,0 +1,165 @@
+"""A trace's allocations run through the simulated allocator: what is reserved, and whether a capacity serves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from tightfit.planning.allocator.blocks import Block
+from tightfit.planning.allocator.simulator import AllocatorSettings, CachingAllocator, OutOfCapacity
+from tightfit.trace import OpClass, Trace
+
+Fits = Literal["yes", "with-retries", "no"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """What the allocator makes of a trace. Sizes are bytes.
+
+    The peaks, their ticks and the curves are those of a device whose memory has no end:
+    peak_requested: the most that is asked for at once.
+    peak_allocated: the same as the allocator counts it, with its rounding and the remainders that it does not split
+        off; reached at `peak_tick`.
+    peak_reserved: the most that it takes from the device; reached at `reserved_tick`.
+    ticks, allocated, reserved: int64 (N,), the state after every allocation and every release.
+
+    The rest is about the capacity:
+    fits: whether it serves at once, only where all cached memory is released to make room, or not at all.
+    retries: how often that happens, until something fails.
+    failed_tick: when it first does not serve; None where it always does.
+    missing: by how much it would have to grow in the course of the trace, which releases cached memory first.
+    """
+
+    peak_requested: int
+    peak_allocated: int
+    peak_tick: int
+    peak_reserved: int
+    reserved_tick: int
+    ticks: np.ndarray
+    allocated: np.ndarray
+    reserved: np.ndarray
+    fits: Fits = "yes"
+    retries: int = 0
+    failed_tick: int | None = None
+    missing: int = 0
+
+
+def replay(
+    trace: Trace,
+    capacity: int | None = None,
+    settings: AllocatorSettings | None = None,
+    *,
+    limit: int | None = None,
+    extra: Sequence[int] | None = None,
+) -> Replay:
+    """Run a trace's allocations through the allocator, on one stream.
+
+    capacity: bytes that the device has for the allocator, its memory less the context; None for no end.
+    limit: what `set_per_process_memory_fraction` allows it; None for no limit.
+    extra: sizes of what the allocator is asked for at the first tensor contraction and keeps, as cuBLAS does for its
+        workspaces; by default the trace's own unseen memory inside the allocator.
+
+    Events of one tick: first releases, then births, both in the order of the trace's list; what dies in the tick of
+    its birth is released before the next birth. Allocations of no bytes never reach the allocator.
+
+    A trace holds the middle micro-batches of a window once, and they are not repeated here: all begin and end with the
+    same memory in use and ask for the same in between, so that none asks for more at once. What is reserved changes
+    only where one leaves the cached blocks cut in another way than it found them.
+    """
+    events = _events(trace, _kept(trace) if extra is None else extra)
+    free = _run(CachingAllocator(None, settings, device_memory=capacity), events)
+    ticks = np.array([tick for tick, _, _ in events], dtype=np.int64)
+    allocated, reserved = np.array(free.allocated, dtype=np.int64), np.array(free.reserved, dtype=np.int64)
+    tight = free
+    if limit is not None or (capacity is not None and capacity < free.allocator.peak_reserved):
+        tight = _run(CachingAllocator(capacity, settings, limit=limit), events)
+    return Replay(
+        peak_requested=free.allocator.peak_requested,
+        peak_allocated=free.allocator.peak_allocated,
+        peak_tick=int(ticks[np.argmax(allocated)]) if events else 0,
+        peak_reserved=free.allocator.peak_reserved,
+        reserved_tick=int(ticks[np.argmax(reserved)]) if events else 0,
+        ticks=ticks,
+        allocated=allocated,
+        reserved=reserved,
+        fits="no" if tight.failed_tick is not None else "with-retries" if tight.retries else "yes",
+        retries=tight.retries,
+        failed_tick=tight.failed_tick,
+        missing=tight.missing,
+    )
+
+
+Event = tuple[int, int, int]
+"""Tick; number of the allocation; its bytes where it is born, 0 where it is released."""
+
+
+@dataclass
+class _Run:
+    """An allocator that has seen all events, and its state after each."""
+
+    allocator: CachingAllocator
+    allocated: list[int] = field(default_factory=list)
+    reserved: list[int] = field(default_factory=list)
+    retries: int = 0
+    failed_tick: int | None = None
+    missing: int = 0
+
+
+def _kept(trace: Trace) -> list[int]:
+    return [unseen.bytes for unseen in trace.unseen if unseen.where == "allocator"]
+
+
+def _events(trace: Trace, extra: Sequence[int]) -> list[Event]:
+    """Births and releases in the order that `replay` documents."""
+    found = [(n, a.born, a.died, a.bytes) for n, a in enumerate(trace.allocations) if a.bytes]
+    if any(extra):
+        start = min((born for _, born, _, _ in found), default=0)
+        first = min((op.tick for op in trace.ops if op.op_class is OpClass.CONTRACTION), default=start)
+        found += [(len(trace.allocations) + n, first, None, size) for n, size in enumerate(extra) if size]
+    ordered = [((born, 1, n, 0), (born, n, size)) for n, born, _, size in found]
+    for n, born, died, _ in found:
+        if died is not None:
+            key = (died, 0, n, 1) if died > born else (born, 1, n, 1)
+            ordered.append((key, (key[0], n, 0)))
+    ordered.sort()
+    return [event for _, event in ordered]
+
+
+def _run(allocator: CachingAllocator, events: list[Event]) -> _Run:
+    """Feed the allocator; where its capacity or limit ends, note that, and raise it by what is needed to go on."""
+    run = _Run(allocator)
+    blocks: dict[int, Block] = {}
+    for tick, number, size in events:
+        if not size:
+            allocator.free(blocks.pop(number))
+        else:
+            try:
+                blocks[number] = allocator.malloc(size)
+            except OutOfCapacity as lack:
+                if run.failed_tick is None:
+                    run.failed_tick, run.retries = tick, allocator.retries
+                blocks[number] = _go_on(run, size, lack)
+        run.allocated.append(allocator.allocated)
+        run.reserved.append(allocator.reserved)
+    if run.failed_tick is None:
+        run.retries = allocator.retries
+    return run
+
+
+def _go_on(run: _Run, size: int, lack: OutOfCapacity) -> Block:
+    """The block, from as much more memory as it takes."""
+    allocator = run.allocator
+    while True:
+        growth = [lack.needed - end for end in (allocator.capacity, allocator.limit) if end is not None]
+        run.missing += max(growth)
+        if allocator.capacity is not None:
+            allocator.capacity = max(allocator.capacity, lack.needed)
+        if allocator.limit is not None:
+            allocator.limit = max(allocator.limit, lack.needed)
+        try:
+            return allocator.malloc(size)
+        except OutOfCapacity as more:
+            lack = more

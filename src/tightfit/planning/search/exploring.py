@@ -1,0 +1,238 @@
+"""Choosing: every `auto` field of a recipe at once, the global batch fixed.
+
+The combination of the most predicted tokens a second among those that fit with a margin to spare, where each departure
+from the plainest has to be worth its while: it counts as HANDICAP slower. Of equals the larger micro-batch is taken.
+A combination is traced only where `bounds` leaves it a gain of GAIN; the one chosen is traced itself in the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tightfit.devices import Device
+from tightfit.errors import ModelError, Refused
+from tightfit.planning.plan import Estimate
+from tightfit.planning.search.bounds import Bounds
+from tightfit.planning.search.candidates import Config, Scope, configs, departures_of
+from tightfit.planning.search.probing import Prober, Spent
+from tightfit.recipe import Recipe
+from tightfit.techniques import Attention
+from tightfit.techniques.checkpointing import EveryBlock
+
+HANDICAP = 0.02
+"""The share of its speed that a combination is docked for each departure from the plainest: changed numerics, a
+compiler, checkpointing, an unusual precision. Predictions are not more certain than that."""
+
+GAIN = 0.01
+"""What a combination that is not known yet has to promise, to be traced."""
+
+TELLING = ("selective", "memory-budget", "attention", "mlp", "every-nth")
+"""Kinds of checkpointing in the order in which they are tried: those that cost the least time first."""
+
+COMPILE_AFTER = 300.0
+"""Predicted seconds of a whole run from which on a compiler is tried: compiling takes up to a minute."""
+
+VERIFIED = 3
+"""How many winners may be traced before the search settles."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A combination at a micro-batch, and what it costs."""
+
+    config: Config
+    micro: int
+    estimate: Estimate
+
+    @property
+    def speed(self) -> float:
+        return self.estimate.time.samples_per_second
+
+    @property
+    def tier(self) -> int:
+        """How well it fits: 0 with the margin to spare, 1 so after releasing cached memory, 2 without the margin, 3
+        not at all."""
+        memory = self.estimate.memory
+        if self.estimate.safe:
+            return 0 if memory.peak_reserved <= memory.capacity - memory.margin else 1
+        return 2 if self.estimate.fits != "no" else 3
+
+
+class Exploration:
+    """A search under way. found: what was costed so far. notes: what was left out, as sentences."""
+
+    def __init__(self, recipe: Recipe, device: Device, prober: Prober) -> None:
+        self.recipe, self.device, self.prober = recipe, device, prober
+        self.bounds = Bounds(prober)
+        self.found: dict[tuple[Config, int], Found] = {}
+        self.notes: list[str] = []
+        self.weighed: set[Config] = set()
+        self._settled: set[Config] = set()
+        self._spare = True
+
+    def run(self, attention: Attention | None = None) -> None:
+        """Explore as far as needed: what changes numerics only where it is allowed, or where nothing else fits.
+
+        attention: the kernel, where the recipe leaves it open.
+        """
+        for self._spare in (True, False):
+            self._settled.clear()
+            worst = 1 if self._spare else 2
+            for scope in self._scopes():
+                if scope.only_where_nothing_fits and self.best(worst) is not None:
+                    continue
+                self._explore(configs(self.recipe, self.device, scope, attention))
+            if self.best(worst) is not None:
+                return
+
+    def best(self, worst_tier: int = 2) -> Found | None:
+        """The choice among what was found, of the best tier up to `worst_tier`."""
+        for tier in range(worst_tier + 1):
+            chosen = self._choose([f for f in self.found.values() if f.tier == tier])
+            if chosen is not None:
+                return chosen
+        return None
+
+    def verify(self) -> None:
+        """Trace the very recipe that is chosen, until the choice stands."""
+        self._polish()
+        for _ in range(VERIFIED):
+            best = self.best()
+            if best is None or self.prober.verified(best.config, best.micro):
+                return
+            try:
+                estimate = self.prober.verify(best.config, best.micro)
+                self._note(best.config, best.micro, estimate)
+                if self.found[best.config, best.micro].tier > best.tier:
+                    self._smaller(best)
+            except Spent:
+                self.notes.append("the chosen recipe's own trace was left out: the limit on traces was reached")
+                return
+            except (Refused, ModelError) as error:
+                del self.found[best.config, best.micro]
+                self.prober.refused[best.config] = str(error)
+
+    def fill(self, wanted: int) -> None:
+        """Cost other kinds of checkpointing beside the choice, until there is something to compare it with."""
+        best = self.best()
+        if best is None:
+            return
+        self._spare = best.tier < 2
+        for kind in ("none", "every-block", "selective"):
+            beside = [c for c in self.weighed - self._settled if c.checkpointing.name == kind
+                      and (c.family, c.update) == (best.config.family, best.config.update)]
+            if beside and len({f.config for f in self.found.values() if f.tier < 3}) < wanted:
+                with contextlib.suppress(Spent):
+                    self._settle(min(beside, key=repr))
+
+    def _scopes(self) -> list[Scope]:
+        allowed = self.recipe.allow_numerics
+        return [
+            Scope(),
+            *([Scope(numerics=True)] if allowed else []),
+            Scope(full_precision=True, only_where_nothing_fits=True),
+            Scope(numerics=True, only_where_nothing_fits=True),
+            Scope(full_precision=True, numerics=True, only_where_nothing_fits=True),
+            Scope(full_precision=True, numerics=True, learning_rate=True, only_where_nothing_fits=True),
+        ]
+
+    def _explore(self, choices: Sequence[Config]) -> None:
+        for config in choices:
+            self.prober.plain.setdefault(config.family, config)
+        self.weighed.update(choices)
+        waiting: list[Config] = []
+        try:
+            while True:
+                waiting = [c for c in choices if c not in self._settled and not self._hopeless(c)]
+                if not waiting:
+                    return
+                following = max(waiting, key=self._promise)
+                self._settle(self._telling(following) or following)
+        except Spent:
+            self.notes.append(f"{len(waiting)} combinations that might be better were not traced: the limit of "
+                              f"{self.prober.limit} traces, or of what they may hold, was reached")
+
+    def _promise(self, config: Config) -> tuple[bool, float, int]:
+        """What to look at first: something without a compiler, then what is likely to be fastest, then what tells most
+        about the others."""
+        uncompiled = any(f.config.compile.name == "off" for f in self.found.values())
+        first = config.compile.name == "off" and not uncompiled
+        bounds = self.bounds
+        limit = bounds.speed(config, spare=self._spare) * self._discount(config) * bounds.certainty(config)
+        kind = config.checkpointing
+        if kind == self.prober.plain[config.family].checkpointing:
+            order = 2 * len(TELLING)
+        elif isinstance(kind, EveryBlock):
+            order = 2 * len(TELLING) - 1
+        else:
+            order = len(TELLING) - TELLING.index(kind.name) if kind.name in TELLING else 0
+        return first, limit, order
+
+    def _telling(self, config: Config) -> Config | None:
+        """What is to be costed before a kind of checkpointing of which nothing is known: every-block's, which bounds
+        the memory of all."""
+        prober = self.prober
+        floor = prober.reference(config).with_checkpointing(EveryBlock())
+        if self.recipe.checkpointing != "auto" or config == prober.plain[config.family]:
+            return None
+        if floor in self._settled or not prober.knows(prober.plain[config.family]) or self.bounds.carried(config):
+            return None
+        return floor
+
+    def _hopeless(self, config: Config) -> bool:
+        """Whether it cannot become the choice."""
+        if self.prober.sample() is None:
+            return False
+        limit = self.bounds.speed(config, spare=self._spare) * self._discount(config)
+        best = self._choose([f for f in self.found.values() if f.tier <= (0 if self._spare else 2)])
+        if best is None:
+            return limit == 0.0
+        if config.compile.name != "off" and self.recipe.compile == "auto" and best.config.compile.name == "off":
+            whole_run = best.estimate.time.step_seconds * self.recipe.max_steps
+            if whole_run < COMPILE_AFTER:
+                return True
+        return limit < (1 + GAIN) * self.score(best)
+
+    def _settle(self, config: Config) -> None:
+        """Cost a combination at the largest micro-batch that fits."""
+        self._settled.add(config)
+        prober = self.prober
+        if not prober.probe(config):
+            return
+        try:
+            for micro in reversed(prober.sizes):
+                if prober.peak(config, micro) > prober.room(config, spare=self._spare):
+                    continue
+                self._note(config, micro, prober.estimate(config, micro))
+                if self.found[config, micro].tier <= (0 if self._spare else 2):
+                    return
+        except (Refused, ModelError) as error:
+            prober.refused[config] = str(error)
+
+    def _polish(self) -> None:
+        """Try the winner at the next smaller micro-batch, which can be faster where tiles are cut badly."""
+        best = self.best()
+        if best is not None:
+            with contextlib.suppress(Spent, Refused, ModelError):
+                self._smaller(best)
+
+    def _smaller(self, found: Found) -> None:
+        below = [micro for micro in self.prober.sizes if micro < found.micro]
+        if below and (found.config, below[-1]) not in self.found:
+            self._note(found.config, below[-1], self.prober.estimate(found.config, below[-1]))
+
+    def _note(self, config: Config, micro: int, estimate: Estimate) -> None:
+        self.found[config, micro] = Found(config, micro, estimate)
+
+    def score(self, found: Found) -> float:
+        """Samples a second, docked for what is not plain."""
+        return found.speed * self._discount(found.config)
+
+    def _choose(self, among: Sequence[Found]) -> Found | None:
+        return max(among, key=lambda f: (self.score(f), f.micro), default=None)
+
+    def _discount(self, config: Config) -> float:
+        departures = sum(departures_of(self.recipe, self.device, config))
+        return float((1 - HANDICAP) ** departures)

@@ -1,0 +1,315 @@
+"""What a search knows of each combination, and how it learns more: few traces, the rest made from them.
+
+A combination is traced at two micro-batches; without checkpointing first. With checkpointing it runs the same ops, so
+one trace of its own is enough. Another optimizer's step is put into the traces of the same forward and backward
+passes. Everything a search reads goes through here, so that nothing is traced twice and the number of traces is kept
+below a limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tightfit.devices import Device
+from tightfit.errors import ModelError, Refused
+from tightfit.planning import estimate as estimating
+from tightfit.planning.estimate import Margin, Timed, Tools
+from tightfit.planning.plan import Estimate
+from tightfit.planning.search.candidates import Config
+from tightfit.planning.search.interpolation import transfer
+from tightfit.planning.search.lines import Line, optimizer_only, parameters, resident
+from tightfit.planning.search.splicing import with_optimizer
+from tightfit.recipe import Recipe
+from tightfit.techniques import Precision
+from tightfit.techniques.compile import NoCompile
+from tightfit.techniques.optimizer import Sgd
+from tightfit.techniques.precision import Bf16Pure
+from tightfit.trace import Phase, Trace
+
+Progress = Callable[[int, int, str], None]
+"""Told how many traces are done, how many there are at most, and what comes next."""
+
+PROBES = (2, 11)
+"""Micro-batches of the two traces. Not 1, for shapes of 1 can take other paths; and one that no width of a model is a
+multiple of, so that an activation is not mistaken for a weight of the same shape."""
+
+MANY_OPS = 1000
+"""An optimizer of more ops than this takes most of a trace's time: its step is traced once, and put into the traces of
+passes that were made with a plain one."""
+
+OPTIMISM = 0.97
+"""What a rule of thumb for resident bytes is multiplied by, so that it promises no less than there is room for."""
+
+
+class Spent(Exception):
+    """No more traces may be made."""
+
+
+class Prober:
+    """What is known of each combination of one recipe on one device.
+
+    sizes: micro-batches in question. limit: traces that may be made; it can be raised. refused: what could not be
+    built, with the reason.
+    """
+
+    def __init__(
+        self, recipe: Recipe, device: Device, tools: Tools, margin: Margin, sizes: Sequence[int], limit: int,
+        progress: Progress | None = None,
+    ) -> None:
+        self.recipe, self.device, self.tools, self.margin = recipe, device, tools, margin
+        self.sizes, self.limit = sizes, limit
+        self.predictions = 0
+        self.events_left = math.inf
+        """Ops and allocations that traces may still have."""
+        self.refused: dict[Config, str] = {}
+        self.failure: ModelError | None = None
+        self.parameters = 0
+        """Their number, once something was traced."""
+        self.rounding = 1.0
+        """The least that an allocator was seen to reserve at a peak, over what was asked of it there."""
+        self.plain: dict[object, Config] = {}
+        """Of each family of forward and backward passes, the combination that its others are measured against."""
+        self._progress = progress
+        self._lines: dict[Config, Line] = {}
+        self._exact: dict[Config, dict[int, Trace]] = {}
+        self._donors: dict[object, Trace] = {}
+        self._residents: dict[object, int] = {}
+        self._estimates: dict[tuple[Config, int], Estimate] = {}
+        self._times: dict[tuple[Config, int], Timed] = {}
+        self._affine: dict[Config, tuple[Timed, Timed, float]] = {}
+        self._peaks: dict[tuple[Config, int], int] = {}
+
+    # What is asked
+
+    def knows(self, config: Config) -> bool:
+        return config in self._lines
+
+    def reference(self, config: Config) -> Config:
+        """The combination with the same passes and its family's own optimizer."""
+        plain = self.plain[config.family]
+        return replace(config, precision=plain.precision, optimizer=plain.optimizer)
+
+    def peak(self, config: Config, micro: int) -> int:
+        """Bytes allocated at the peak; not rounded."""
+        key = (config, micro)
+        if key not in self._peaks:
+            self._peaks[key] = self._lines[config].peak(micro, self.recipe.batch_size)
+        return self._peaks[key]
+
+    def seconds(self, config: Config, micro: int) -> float:
+        """What a step takes, whether or not it fits."""
+        return self._timed(config, micro).seconds
+
+    def estimate(self, config: Config, micro: int) -> Estimate:
+        """What it costs. Raises Spent where that takes a trace too many, Refused or ModelError where it has none."""
+        key = (config, micro)
+        if key not in self._estimates:
+            trace = self._lines[config].trace(micro, self.recipe.batch_size)
+            needs, fits, safe = estimating.memory(trace, self.device, self.tools, self.margin)
+            peak = self.peak(config, micro)
+            if peak and (len(self._estimates) == 0 or needs.peak_reserved < self.rounding * peak):
+                self.rounding = max(needs.peak_reserved / peak, 1.0)
+            self._estimates[key] = estimating.join(
+                trace, needs, fits, safe, self._timed(config, micro, trace), config.on(self.recipe, micro), self.device,
+                self.tools,
+            )
+        return self._estimates[key]
+
+    def verified(self, config: Config, micro: int) -> bool:
+        """Whether the very recipe was traced."""
+        return micro in self._exact.get(config, {})
+
+    def room(self, config: Config | None = None, *, spare: bool) -> int:
+        """Bytes for the allocator, less the margin where `spare` is to stay; of any combination where none is given.
+        """
+        lines = self._lines.values() if config is None else [self._lines[config]]
+        whole = max((estimating.capacity(line.sample, self.device) for line in lines), default=self.device.memory_bytes)
+        return whole - (self.margin.of(self.device) if spare else 0)
+
+    def sample(self) -> tuple[Config, Trace] | None:
+        """Any combination that was traced, and its trace."""
+        return next(((config, line.sample) for config, line in self._lines.items()), None)
+
+    def resident(self, config: Config) -> int:
+        """A lower bound of what weights, gradients and states hold at once; measured where this optimizer was traced,
+        else by rule of thumb; 0 before anything was."""
+        known = self._residents.get(config.update)
+        if known is not None:
+            return known
+        pure = config.precision.weight_rounding is not None
+        states = config.optimizer.state_bytes
+        if pure and states >= 4:
+            states /= 2
+        return round(OPTIMISM * self.parameters * ((4 if pure else 8) + states))
+
+    def optimizer_seconds(self, config: Config) -> float:
+        """What the optimizer's own ops take in a step of a combination that is known."""
+        only = optimizer_only(self._lines[config].sample)
+        if only is None:
+            return 0.0
+        return self.tools.step_time(only, config.on(self.recipe, self.sizes[0]), self.device).seconds
+
+    def trace_of(self, config: Config) -> Trace:
+        """A trace of a combination that is known, at some micro-batch."""
+        return self._lines[config].sample
+
+    def beside(self, recipe: Recipe, sizes: Sequence[int]) -> Prober:
+        """A prober of a changed recipe, whose traces count together with these."""
+        return Prober(recipe, self.device, replace(self.tools, predict=self._counted), self.margin, sizes, self.limit)
+
+    def _counted(self, recipe: Recipe, device: Device) -> Trace:
+        return self.predict(recipe, device, "what one change would do")
+
+    # What is traced
+
+    def probe(self, config: Config) -> bool:
+        """Learn what a combination costs at every micro-batch; False where it cannot be built. Raises Spent."""
+        if config in self.refused:
+            return False
+        if config in self._lines:
+            return True
+        try:
+            self._lines[config] = line = self._line(config)
+        except (Refused, ModelError) as error:
+            self.refused[config] = str(error)
+            if isinstance(error, ModelError):
+                self.failure = self.failure or error
+            return False
+        trace = line.sample
+        self._residents.setdefault(config.update, resident(trace))
+        self.parameters = self.parameters or parameters(trace)
+        return True
+
+    def verify(self, config: Config, micro: int) -> Estimate:
+        """Trace the very recipe and cost it. Raises Spent, Refused or ModelError."""
+        self._trace_exactly(config, micro)
+        return self.estimate(config, micro)
+
+    def predict(self, recipe: Recipe, device: Device | None = None, text: str = "") -> Trace:
+        """A resolved recipe's trace, counted. Raises Spent, Refused or ModelError."""
+        if self.predictions >= self.limit or self.events_left <= 0:
+            raise Spent
+        if self._progress is not None:
+            self._progress(self.predictions, self.limit, text)
+        self.predictions += 1
+        trace = self.tools.predict(recipe, device or self.device)
+        self.events_left -= len(trace.ops) + len(trace.allocations)
+        return trace
+
+    def _line(self, config: Config) -> Line:
+        exact = self._exact.setdefault(config, {})
+
+        def line(low: Trace | None, high: Trace | None) -> Line:
+            return Line(low, PROBES[0], high, PROBES[1], exact, lambda micro: self._trace_exactly(config, micro))
+
+        if len(self.sizes) <= len(PROBES):
+            for micro in self.sizes:
+                self._trace_exactly(config, micro)
+            return line(None, None)
+        plain = self.plain[config.family]
+        reference = self.reference(config)
+        if config == plain:
+            return line(self._window(config, PROBES[0]), self._window(config, PROBES[1]))
+        if not self.probe(plain):
+            raise Refused(self.refused[plain])
+        known = self._lines[plain]
+        if config != reference:
+            if not self.probe(reference):
+                raise Refused(self.refused[reference])
+            donor, base = self._donor(config), self._lines[reference]
+            low, high = (with_optimizer(trace, donor) for trace in (base.low, base.high) if trace is not None)
+            if low is not None and high is not None:
+                return line(low, high)
+        high = self._window(config, PROBES[1])
+        low = transfer(high, known.high, known.low) if known.high is not None and known.low is not None else None
+        return line(self._window(config, PROBES[0]) if low is None else low, high)
+
+    def _donor(self, config: Config) -> Trace:
+        """A trace with this combination's optimizer, of whichever forward and backward passes."""
+        if config.update not in self._donors:
+            plain = self.plain[config.family]
+            giver = replace(plain, precision=config.precision, optimizer=config.optimizer, compile=NoCompile())
+            self._window(giver, PROBES[0])
+        return self._donors[config.update]
+
+    def _window(self, config: Config, micro: int) -> Trace:
+        """A window of two micro-batches, from which any longer or shorter one follows."""
+        donor = self._donors.get(config.update)
+        if donor is not None and sum(op.phase is Phase.OPTIMIZER for op, _ in donor.step_ops()) > MANY_OPS:
+            cheap = replace(config, precision=_rounded_to_nearest(config), optimizer=Sgd())
+            if not cheap.on(self.recipe, micro).refusals(self.device):
+                passes = self.predict(cheap.on(self.recipe, micro, 2 * micro), text=describe(config, micro))
+                whole = with_optimizer(passes, donor)
+                if whole is not None:
+                    return whole
+        trace = self.predict(config.on(self.recipe, micro, 2 * micro), text=describe(config, micro))
+        self._donors.setdefault(config.update, trace)
+        return trace
+
+    def _trace_exactly(self, config: Config, micro: int) -> Trace:
+        exact = self._exact.setdefault(config, {})
+        if micro not in exact:
+            exact[micro] = self.predict(config.on(self.recipe, micro), text=describe(config, micro))
+            for known in (self._estimates, self._times, self._peaks):
+                known.pop((config, micro), None)
+        return exact[micro]
+
+    def _timed(self, config: Config, micro: int, trace: Trace | None = None) -> Timed:
+        key = (config, micro)
+        if key not in self._times:
+            line, (full, rest) = self._lines[config], divmod(self.recipe.batch_size, micro)
+            if trace is None and line.rigid and micro not in line.exact:
+                return self._affine_time(config, micro)
+            if trace is None:
+                trace = line.trace(micro, self.recipe.batch_size)
+            timed = self._time(trace, config, micro)
+            if rest and full > 1 and micro not in line.exact:
+                shorter = self._ragged(config, micro, full, rest)
+                timed = timed if shorter is None else replace(timed, seconds=shorter)
+            self._times[key] = timed
+        return self._times[key]
+
+    def _affine_time(self, config: Config, micro: int) -> Timed:
+        """A step's time where its trace cannot be interpolated: a micro-batch's is taken to be affine in its size."""
+        if config not in self._affine:
+            line = self._lines[config]
+            assert line.low is not None
+            assert line.high is not None
+            low, high = (
+                self._time(trace, config, at, 2 * at) for trace, at in ((line.low, PROBES[0]), (line.high, PROBES[1]))
+            )
+            self._affine[config] = low, high, self.optimizer_seconds(config)
+        low, high, update = self._affine[config]
+        each = (low.seconds - update) / 2
+        each += (high.seconds - low.seconds) / 2 * (micro - PROBES[0]) / (PROBES[1] - PROBES[0])
+        return replace(low, seconds=max(each, 0.0) * self.recipe.batch_size / micro + update)
+
+    def _ragged(self, config: Config, micro: int, full: int, rest: int) -> float | None:
+        """Seconds of a window whose last micro-batch has only `rest` samples: a window without it, and what one such
+        micro-batch more adds to a window of one."""
+        line, seconds = self._lines[config], []
+        for size, batch in ((micro, full * micro), (rest, 2 * rest), (rest, rest)):
+            made = line.made(size, batch)
+            if made is None:
+                return None
+            seconds.append(self._time(made, config, size, batch).seconds)
+        return seconds[0] + seconds[1] - seconds[2]
+
+    def _time(self, trace: Trace, config: Config, micro: int, batch: int | None = None) -> Timed:
+        timed = self.tools.step_time(trace, config.on(self.recipe, micro, batch), self.device)
+        return Timed(seconds=timed.seconds, calibrated=timed.calibrated, notes=tuple(timed.notes))
+
+
+def _rounded_to_nearest(config: Config) -> Precision:
+    precision = config.precision
+    return replace(precision, rounding="nearest") if isinstance(precision, Bf16Pure) else precision
+
+
+def describe(config: Config, micro: int) -> str:
+    """A combination in one line."""
+    parts = [f"micro-batch {micro}", config.precision.name, config.checkpointing.name, config.optimizer.name,
+             config.attention.name]
+    return ", ".join([*parts, *([f"compile {config.compile.name}"] if config.compile.name != "off" else [])])
+

@@ -1,0 +1,195 @@
+"""From a recipe to a plan: explore, choose, and answer what a person asks next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import psutil
+
+from tightfit.devices import Device
+from tightfit.errors import ModelError, Refused
+from tightfit.planning.defaults import settle_loading
+from tightfit.planning.estimate import Margin, Tools
+from tightfit.planning.plan import Answers, Candidate, Plan
+from tightfit.planning.search.alignment import Misalignment, dimensions, misaligned
+from tightfit.planning.search.answers import (
+    SHOWN,
+    SHOWN_TOO_LARGE,
+    candidate,
+    compared,
+    named,
+    ranked,
+    still_known,
+    too_large,
+    why,
+)
+from tightfit.planning.search.candidates import attentions, check_pins, micro_batch_sizes
+from tightfit.planning.search.exploring import Exploration, Found
+from tightfit.planning.search.inference_search import search_inference
+from tightfit.planning.search.probing import Prober, Progress, Spent
+from tightfit.planning.search.remedies import offload, probe_thriftiest, smallest_change, smallest_gpu
+from tightfit.planning.wording import size
+from tightfit.recipe import Recipe
+
+TRACES = 30
+"""Traces that a search makes at most."""
+EVENTS = 600_000
+"""Ops and allocations in all the traces of an exploration, from which on no more are made: of a model of billions of
+weights few traces hold so many."""
+KEPT_BACK = 6
+"""Of these, how many are kept for verifying the choice and for the answers."""
+COMPARED = 3
+"""How many combinations that fit are costed at least, where there are so many."""
+FEW = 12
+"""Traces up to which more are made for no more than something to compare the choice with."""
+
+
+def search(
+    recipe: Recipe,
+    device: Device,
+    tools: Tools,
+    *,
+    margin: Margin | None = None,
+    catalogue: Sequence[Device] = (),
+    host_bytes: int | None = None,
+    limit: int = TRACES,
+    progress: Progress | None = None,
+    choice_alone: bool = False,
+) -> Plan:
+    """The plan of a recipe on a device.
+
+    tools: see `standard_tools`. margin: what is to stay free. catalogue: GPUs among which the smallest that would do is
+    named; none are asked about where it is empty. host_bytes: of the machine around the device, for offloading; by
+    default this machine's. limit: traces at most. progress: told of each trace. choice_alone: make
+    no trace that only an answer beside the choice needs.
+
+    Raises Refused for pins that contradict each other, naming them, and where nothing can be built; ModelError for a
+    model that cannot be traced, with what can be said all the same.
+    """
+    if recipe.mode == "inference":
+        return search_inference(recipe, device, tools, margin=margin, catalogue=catalogue, progress=progress)
+    check_pins(recipe, device)
+    settled = settle_loading(recipe, device)
+    exploration = _explored(recipe, settled, device, tools, margin or Margin(), max(limit - KEPT_BACK, 1), progress)
+    prober = exploration.prober
+    prober.limit, prober.events_left = limit, math.inf
+    exploration.verify()
+    if not choice_alone and prober.predictions < FEW:
+        exploration.fill(COMPARED)
+    best, shown = exploration.best(), ranked(exploration)
+    if best is None:
+        probe_thriftiest(exploration)
+    candidates: list[Candidate] = []
+    sentences = why(exploration, best, device) if best is not None else []
+    for found in shown[:SHOWN]:
+        assert best is not None
+        candidates.append(candidate(exploration, found, sentences if found is best else [compared(found, best)]))
+    large = too_large(exploration)[:SHOWN_TOO_LARGE if best is not None else SHOWN]
+    candidates += [candidate(exploration, found, [_misses(found, device, best)]) for found in large]
+    answers = (Answers(why=" ".join(sentences)) if choice_alone
+               else _answers(exploration, best, shown, large, sentences, catalogue, host_bytes))
+    if best is not None:  # one object says all: the chosen candidate carries the answers too
+        told = [*sentences, answers.next_best, answers.smallest_gpu_text, *(m.sentence for m in answers.misaligned)]
+        candidates[0] = candidate(exploration, best, [sentence for sentence in told if sentence])
+    elif candidates:
+        told = [_misses(large[0], device, None), *_help(answers)]
+        candidates[0] = candidate(exploration, large[0], told)
+    if progress is not None:
+        progress(prober.predictions, prober.predictions, "done")
+    return Plan(
+        device=device,
+        asked=recipe,
+        candidates=tuple(candidates),
+        chosen=candidates[0] if best is not None else None,
+        answers=answers,
+        notes=(*exploration.notes, *_refused(prober)),
+        tried=len(exploration.weighed) * len(prober.sizes),
+        predictions=prober.predictions,
+    )
+
+
+def _explored(
+    recipe: Recipe, settled: Recipe, device: Device, tools: Tools, margin: Margin, limit: int, progress: Progress | None
+) -> Exploration:
+    """The search's result, with the first attention that can be built."""
+    used = 0
+    failure: ModelError | None = None
+    refused: list[str] = []
+    for attention in attentions(recipe, device):
+        prober = Prober(settled, device, tools, margin, micro_batch_sizes(recipe), limit, progress)
+        prober.predictions, prober.events_left = used, EVENTS
+        exploration = Exploration(recipe, device, prober)
+        exploration.run(attention)
+        if prober.sample() is not None:
+            return exploration
+        used = prober.predictions
+        failure = failure or prober.failure
+        refused += prober.refused.values()
+    if failure is not None:
+        raise ModelError(f"{failure}; {still_known(recipe)}") from failure
+    reasons = list(dict.fromkeys(refused))
+    raise Refused("; ".join(reasons[:3]) or f"no combination of techniques serves this recipe on {device.name}")
+
+
+def _answers(
+    exploration: Exploration, best: Found | None, shown: Sequence[Found], large: Sequence[Found],
+    sentences: Sequence[str], catalogue: Sequence[Device], host_bytes: int | None,
+) -> Answers:
+    device = exploration.device
+    host = psutil.virtual_memory().total if host_bytes is None else host_bytes
+    change = smallest_change(exploration) if best is None else None
+    gpu, gpu_text = smallest_gpu(exploration, catalogue)
+    return Answers(
+        why=" ".join(sentences),
+        next_best=compared(shown[1], best) if best is not None and len(shown) > 1 else "",
+        would_not_fit=tuple(_misses(found, device, best) for found in large),
+        smallest_change=change,
+        smallest_gpu=gpu,
+        smallest_gpu_text=gpu_text,
+        offload=offload(exploration, host) if best is None else None,
+        misaligned=_misaligned(exploration, best) if best is not None else (),
+    )
+
+
+def _misaligned(exploration: Exploration, best: Found) -> tuple[Misalignment, ...]:
+    """The chosen recipe's awkward dimensions, with the gain from padding by a trace of the padded recipe."""
+    prober = exploration.prober
+    chosen = best.config.on(prober.recipe, best.micro)
+
+    def gain(padded: Recipe) -> float | None:
+        try:
+            trace = prober.predict(padded, text="with padded dimensions")
+        except (Spent, Refused, ModelError):
+            return None
+        seconds = prober.tools.step_time(trace, padded, exploration.device).seconds
+        return 1 - seconds / best.estimate.time.step_seconds
+
+    try:
+        dims = dimensions(chosen)
+    except ModelError:  # a model of the caller's own
+        return ()
+    return misaligned(chosen, exploration.device, dims, gain)
+
+
+def _misses(found: Found, device: Device, best: Found | None) -> str:
+    memory = found.estimate.memory
+    name = named(found.config, found.micro, None if best is None else (best.config, best.micro))
+    return (f"{name} does not fit: it needs {size(memory.used)} at the peak, in the {memory.peak_in}, and misses "
+            f"{size(found.estimate.missing)} on {device.name}.")
+
+
+def _help(answers: Answers) -> list[str]:
+    """What would help where nothing fits."""
+    found = []
+    if answers.smallest_change is not None:
+        found.append(f"The smallest change that would make it fit: {answers.smallest_change.text} "
+                     f"({answers.smallest_change.why}).")
+    if answers.smallest_gpu_text:
+        found.append(answers.smallest_gpu_text)
+    return [*found, *(answers.offload.sentences if answers.offload is not None else ())]
+
+
+def _refused(prober: Prober) -> list[str]:
+    """What could not be built, each reason once."""
+    return [f"left out: {reason}" for reason in dict.fromkeys(prober.refused.values())]

@@ -1,0 +1,43 @@
+"""What a run trains with, where its recipe leaves something open: planned first where a plan can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tightfit.devices import Device
+from tightfit.errors import ModelError
+from tightfit.planning.defaults import resolve
+from tightfit.planning.plan import CHOICES, Plan
+from tightfit.planning.search.probing import Progress
+from tightfit.planning.search.search import search
+from tightfit.planning.standard_tools import standard_tools
+from tightfit.planning.targets import Target, cpu_target, with_figures
+from tightfit.recipe import Recipe
+from tightfit.trace import Trace
+
+
+def settle(
+    recipe: Recipe, device: Device, predict: Callable[[Recipe, Device], Trace], tell: Callable[[str], None],
+    progress: Progress | None = None,
+) -> tuple[Recipe, Plan | None]:  # fmt: skip
+    """The recipe with no `auto` left, and the plan it comes from; None where it was not planned.
+
+    It is planned for a GPU, and for a processor whose speed was measured (`tightfit doctor --calibrate`): guessed, a
+    processor's choice between formats may cost more than it gains. Otherwise, and for a model that cannot be traced,
+    the choices are the plain ones of `defaults`. tell: takes a sentence for the person running this.
+
+    Raises Refused where nothing fits.
+    """
+    if not any(getattr(recipe, field) == "auto" for field in CHOICES):
+        return resolve(recipe, device), None
+    target = cpu_target(device) if device.kind == "cpu" else Target(device=with_figures(device))
+    if device.kind == "cpu" and target.ceilings is None:
+        return resolve(recipe, device), None
+    try:
+        plan = search(recipe, target.device, standard_tools(predict, target.ceilings), progress=progress)
+    except ModelError as error:
+        tell(f"not planned: {error}")
+        return resolve(recipe, device), None
+    chosen = plan.recipe
+    tell(f"planned: {plan.answers.why}")
+    return chosen, plan

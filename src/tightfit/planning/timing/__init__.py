@@ -1,0 +1,1 @@
+"""How long a step takes: ops, host and device."""

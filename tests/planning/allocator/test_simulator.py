@@ -1,0 +1,519 @@
+"""Each rule of the caching allocator, with values worked out from the C++ source, and all rules together against a slow
+second implementation.
+
+Function names in the comments are those of torch's c10/cuda/CUDACachingAllocator.cpp, read in two revisions: one before
+2.12 (without `throw_on_cudamalloc_oom`) and one after. No allocator ran on a GPU for these tests.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.planning.slow_allocator import SlowAllocator
+from tightfit.planning.allocator import simulator as rules
+from tightfit.planning.allocator.simulator import MIB, AllocatorSettings, CachingAllocator, OutOfCapacity
+
+KIB = 1024
+EXPANDABLE = AllocatorSettings(expandable_segments=True)
+
+
+# --- sizes ---------------------------------------------------------------------------------------------------------
+
+
+def test_constants_are_those_of_the_installed_torch():
+    """c10/core/AllocatorConfig.h ships with torch."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    header = Path(spec.origin).parent / "include/c10/core/AllocatorConfig.h"
+    text = header.read_text()
+    named = {name: int(value) for name, value in re.findall(r"constexpr size_t (k\w+) = (\d+);", text)}
+    ours = {"kSmallBuffer": rules.SMALL_SEGMENT, "kMinBlockSize": rules.MIN_BLOCK, "kSmallSize": rules.SMALL,
+            "kMinLargeAlloc": rules.MIN_LARGE, "kRoundLarge": rules.ROUND_LARGE}
+    assert {name: named[name] for name in ours} == ours
+    found = re.search(r"large_segment_size_\{(\d+)\}", text)
+    assert found is not None
+    assert int(found[1]) == rules.LARGE_SEGMENT
+
+
+@pytest.mark.parametrize(("size", "rounded"), [(1, 512), (512, 512), (513, 1024), (MIB, MIB), (MIB + 1, MIB + 512)])
+def test_sizes_are_rounded_up_to_512_bytes(size: int, rounded: int):
+    """round_size."""
+    simulated = CachingAllocator()
+    assert simulated.rounded(size) == rounded
+    assert simulated.malloc(size).size == rounded
+
+
+@pytest.mark.parametrize(("size", "rounded"), [
+    (3 * MIB + 1, 3584 * KIB),  # 2 to 4 MiB in four parts of 512 KiB
+    (3 * MIB, 3 * MIB),
+    (2048, 2048),               # not above 512 bytes times the parts: by 512
+    (2049, 2560),               # 2 to 4 KiB in parts of 512 bytes
+    (5000, 5120),               # 4 to 8 KiB in parts of 1 KiB
+    (4 * MIB, 4 * MIB),         # powers of two stay
+])
+def test_roundup_power2_divisions(size: int, rounded: int):
+    """round_size and roundup_power2_next_division."""
+    assert CachingAllocator(settings=AllocatorSettings(roundup_power2_divisions=(4,) * 16)).rounded(size) == rounded
+
+
+def test_roundup_power2_divisions_differ_by_interval():
+    """AcceleratorAllocatorConfig::roundup_power2_divisions: entry 0 to below 2 MiB, entry 1 to below 4 MiB, 15 the
+    rest."""
+    divisions = (0, 2, *(0,) * 13, 8)
+    simulated = CachingAllocator(settings=AllocatorSettings(roundup_power2_divisions=divisions))
+    assert simulated.rounded(2 * MIB - 511) == 2 * MIB  # entry 0: by 512
+    assert simulated.rounded(2 * MIB + 1) == 3 * MIB    # entry 1: two parts of 1 MiB
+    assert simulated.rounded(4 * MIB + 1) == 4 * MIB + 512
+    assert simulated.rounded((64 << 30) + 1) == 72 << 30  # entry 15: eight parts of 8 GiB
+    assert simulated.rounded((256 << 30) + 1) == 288 << 30
+
+
+@pytest.mark.parametrize(("size", "reserved"), [
+    (1, 2 * MIB), (MIB, 2 * MIB),                     # small: kSmallBuffer
+    (MIB + 1, 20 * MIB), (10 * MIB - 512, 20 * MIB),  # below kMinLargeAlloc: large_segment_size
+    (10 * MIB - 511, 10 * MIB),                       # rounds to 10 MiB, which is not below it
+    (10 * MIB + 1, 12 * MIB), (12 * MIB, 12 * MIB),   # multiples of kRoundLarge
+])
+def test_segment_sizes(size: int, reserved: int):
+    """get_allocation_size."""
+    simulated = CachingAllocator()
+    simulated.malloc(size)
+    assert simulated.reserved == reserved
+
+
+def test_large_segment_size_can_be_set():
+    simulated = CachingAllocator(settings=AllocatorSettings(large_segment=40 * MIB))
+    simulated.malloc(2 * MIB)
+    assert simulated.reserved == 40 * MIB
+
+
+# --- choosing, splitting, merging ----------------------------------------------------------------------------------
+
+
+def test_small_and_large_sizes_have_their_own_pools():
+    """get_pool: 20 MiB cached in the large pool serve no size of 1 MiB."""
+    simulated = CachingAllocator()
+    simulated.free(simulated.malloc(2 * MIB))
+    simulated.malloc(MIB)
+    assert simulated.reserved == 22 * MIB
+
+
+def test_the_smallest_block_that_is_large_enough_serves():
+    """get_free_block: lower_bound in a set ordered by size."""
+    simulated = CachingAllocator()
+    blocks = [simulated.malloc(size * MIB) for size in (40, 20, 30)]
+    for block in blocks:
+        simulated.free(block)
+    assert simulated.malloc(25 * MIB).address == blocks[2].address
+
+
+def test_among_equal_blocks_the_lowest_address_serves():
+    """BlockComparatorSize: size, then address."""
+    simulated = CachingAllocator()
+    blocks = [simulated.malloc(20 * MIB) for _ in range(3)]
+    for block in (blocks[2], blocks[1]):
+        simulated.free(block)
+    assert simulated.malloc(20 * MIB).address == blocks[1].address
+
+
+def test_small_blocks_are_split_down_to_512_bytes():
+    """should_split: remaining >= kMinBlockSize."""
+    simulated = CachingAllocator()
+    first = simulated.malloc(MIB)
+    second = simulated.malloc(MIB - 512)
+    third = simulated.malloc(1)  # the last 512 bytes of the segment
+    assert [b.address - first.address for b in (second, third)] == [MIB, 2 * MIB - 512]
+    assert simulated.reserved == 2 * MIB
+    assert simulated.allocated == 2 * MIB
+    simulated.malloc(1)
+    assert simulated.reserved == 4 * MIB
+
+
+@pytest.mark.parametrize(("size", "block"), [(19 * MIB, 20 * MIB), (19 * MIB - 512, 19 * MIB - 512)])
+def test_large_blocks_are_split_where_more_than_1_mib_is_left(size: int, block: int):
+    """should_split: remaining > kSmallSize; what is not split off counts as allocated."""
+    simulated = CachingAllocator()
+    simulated.free(simulated.malloc(20 * MIB))
+    assert simulated.malloc(size).size == block
+    assert (simulated.allocated, simulated.requested, simulated.reserved) == (block, size, 20 * MIB)
+
+
+def test_free_neighbours_become_one():
+    """try_merge_blocks: with the one before and the one behind."""
+    simulated = CachingAllocator()
+    first, middle, last = (simulated.malloc(6 * MIB) for _ in range(3))  # and 2 MiB behind, cached
+    simulated.free(first)
+    simulated.free(last)
+    other = simulated.malloc(9 * MIB)  # neither 6 nor 8 MiB serve
+    assert simulated.reserved == 40 * MIB
+    simulated.free(other)
+    simulated.free(middle)
+    assert simulated.malloc(18 * MIB).address == first.address
+    assert simulated.reserved == 40 * MIB
+
+
+def test_a_block_belongs_to_its_stream():
+    """BlockComparatorSize puts the stream first; get_free_block stays within it."""
+    simulated = CachingAllocator()
+    simulated.free(simulated.malloc(20 * MIB, stream=1))
+    simulated.malloc(20 * MIB, stream=2)
+    assert simulated.reserved == 40 * MIB
+    simulated.malloc(20 * MIB, stream=1)
+    assert simulated.reserved == 40 * MIB
+
+
+def test_a_block_that_another_stream_still_uses_serves_only_later():
+    """free: allocated bytes fall at once; free_block, and with it merging and reuse, waits for the events."""
+    simulated = CachingAllocator()
+    first, second = simulated.malloc(8 * MIB), simulated.malloc(12 * MIB)
+    simulated.free_requested(first)
+    assert simulated.allocated == 12 * MIB
+    simulated.free(second)  # merges with nothing
+    simulated.malloc(15 * MIB)
+    assert simulated.reserved == 36 * MIB
+    simulated.free_completed(first)
+    assert simulated.malloc(20 * MIB).address == first.address
+
+
+# --- the end of memory ---------------------------------------------------------------------------------------------
+
+
+def test_cached_segments_are_released_where_the_device_has_no_more():
+    """malloc: alloc_block fails, release_cached_blocks, alloc_block again; num_alloc_retries counts it."""
+    simulated = CachingAllocator(capacity=60 * MIB)
+    simulated.free(simulated.malloc(40 * MIB))
+    simulated.malloc(50 * MIB)
+    assert (simulated.reserved, simulated.peak_reserved, simulated.retries) == (50 * MIB, 50 * MIB, 1)
+
+
+def test_segments_with_anything_in_use_are_not_released():
+    """release_blocks: only blocks without neighbours."""
+    simulated = CachingAllocator(capacity=60 * MIB)
+    simulated.malloc(2 * MIB)   # 18 MiB of its segment are cached
+    simulated.free(simulated.malloc(30 * MIB))
+    with pytest.raises(OutOfCapacity) as caught:
+        simulated.malloc(41 * MIB)
+    assert caught.value.needed == 62 * MIB  # 20 and a segment of 42
+    assert (simulated.reserved, simulated.retries) == (20 * MIB, 1)
+    simulated.malloc(40 * MIB)
+    assert simulated.reserved == 60 * MIB
+
+
+def test_both_pools_are_released():
+    """release_cached_blocks: large_blocks, then small_blocks."""
+    simulated = CachingAllocator(capacity=22 * MIB)
+    simulated.free(simulated.malloc(1))
+    simulated.malloc(22 * MIB)
+    assert simulated.reserved == 22 * MIB
+
+
+def test_the_limit_counts_like_the_capacity():
+    """alloc_block: total_allocated_memory + alloc_size > allowed_memory_maximum."""
+    simulated = CachingAllocator(limit=39 * MIB)
+    simulated.malloc(2 * MIB)
+    with pytest.raises(OutOfCapacity) as caught:
+        simulated.malloc(19 * MIB)  # a segment of 20 MiB
+    assert caught.value.needed == 40 * MIB
+    simulated.limit = 40 * MIB
+    simulated.malloc(19 * MIB)
+    assert simulated.reserved == 40 * MIB
+
+
+def test_empty_cache_releases_whole_segments():
+    """emptyCache: release_cached_blocks."""
+    simulated = CachingAllocator()
+    kept = simulated.malloc(2 * MIB)
+    simulated.free(simulated.malloc(30 * MIB))
+    simulated.free(simulated.malloc(1))
+    simulated.empty_cache()
+    assert (simulated.reserved, simulated.retries) == (20 * MIB, 0)
+    simulated.free(kept)
+    simulated.empty_cache()
+    assert simulated.reserved == 0
+
+
+# --- max_split_size and garbage collection -------------------------------------------------------------------------
+
+SPLIT_BELOW_100 = AllocatorSettings(max_split_size=100 * MIB)
+
+
+def test_oversize_blocks_are_not_split():
+    """should_split: size < max_split_size."""
+    simulated = CachingAllocator(settings=SPLIT_BELOW_100)
+    simulated.free(simulated.malloc(119 * MIB))  # a segment of 120
+    assert simulated.malloc(110 * MIB).size == 120 * MIB
+
+
+def test_oversize_blocks_serve_no_smaller_size():
+    """get_free_block: a size below max_split_size takes no block of at least that."""
+    simulated = CachingAllocator(settings=SPLIT_BELOW_100)
+    simulated.free(simulated.malloc(100 * MIB))
+    simulated.malloc(98 * MIB)
+    assert simulated.reserved == 198 * MIB
+
+
+@pytest.mark.parametrize(("cached", "reserved"), [(118, 118), (120, 220)])
+def test_oversize_blocks_serve_sizes_that_are_not_much_smaller(cached: int, reserved: int):
+    """get_free_block: not if block->size >= size + max_non_split_rounding_size, 20 MiB."""
+    simulated = CachingAllocator(settings=SPLIT_BELOW_100)
+    simulated.free(simulated.malloc(cached * MIB))
+    block = simulated.malloc(100 * MIB)
+    assert simulated.reserved == reserved * MIB
+    assert block.size == (cached if reserved == cached else 100) * MIB  # 100 MiB are oversize too: not split
+
+
+def test_one_oversize_segment_that_is_large_enough_is_released_first():
+    """release_available_cached_blocks: the smallest of at least the size; that is no retry."""
+    simulated = CachingAllocator(capacity=500 * MIB, settings=SPLIT_BELOW_100)
+    blocks = [simulated.malloc(size * MIB) for size in (130, 160, 200)]
+    for block in blocks:
+        simulated.free(block)
+    simulated.malloc(140 * MIB)  # 160 is 20 larger, 500 are nearly full
+    assert (simulated.reserved, simulated.retries) == (470 * MIB, 0)
+
+
+def test_several_oversize_segments_are_released_from_the_largest_on():
+    """release_available_cached_blocks: until what they hold together is enough."""
+    simulated = CachingAllocator(capacity=500 * MIB, settings=SPLIT_BELOW_100)
+    blocks = [simulated.malloc(size * MIB) for size in (110, 150, 200)]
+    for block in blocks:
+        simulated.free(block)
+    simulated.malloc(350 * MIB)  # 200 and 150
+    assert (simulated.reserved, simulated.retries) == (460 * MIB, 0)
+
+
+def test_where_oversize_segments_are_not_enough_everything_cached_is_released():
+    simulated = CachingAllocator(capacity=300 * MIB, settings=SPLIT_BELOW_100)
+    blocks = [simulated.malloc(size * MIB) for size in (90, 100, 110)]
+    for block in blocks:
+        simulated.free(block)
+    simulated.malloc(290 * MIB)
+    assert (simulated.reserved, simulated.retries) == (290 * MIB, 1)
+
+
+def test_garbage_collection_releases_segments_of_at_least_average_age():
+    """garbage_collect_cached_blocks: where more than the threshold is reserved; that is no retry."""
+    simulated = CachingAllocator(settings=AllocatorSettings(garbage_collection_threshold=0.5), limit=100 * MIB)
+    simulated.malloc(2 * MIB)  # the rest of its segment is cached, and is no segment
+    blocks = [simulated.malloc(20 * MIB), simulated.malloc(22 * MIB)]
+    for block in blocks:
+        simulated.free(block)
+    simulated.malloc(32 * MIB)  # both of the same age: both go, though either would do
+    assert (simulated.reserved, simulated.retries) == (52 * MIB, 0)
+
+
+def test_garbage_collection_begins_above_its_threshold():
+    """garbage_collect_cached_blocks: nothing if total_allocated_memory <= gc_threshold."""
+    simulated = CachingAllocator(settings=AllocatorSettings(garbage_collection_threshold=0.5), limit=100 * MIB)
+    simulated.free(simulated.malloc(50 * MIB))
+    simulated.malloc(50 * MIB + 1)
+    assert (simulated.reserved, simulated.retries) == (52 * MIB, 1)  # 102 MiB are too many, so it was released then
+    simulated = CachingAllocator(settings=AllocatorSettings(garbage_collection_threshold=0.5), limit=102 * MIB)
+    simulated.free(simulated.malloc(50 * MIB))
+    simulated.malloc(50 * MIB + 1)
+    assert (simulated.reserved, simulated.retries) == (102 * MIB, 0)
+
+
+def test_garbage_collection_keeps_what_is_younger_than_average():
+    settings = AllocatorSettings(garbage_collection_threshold=0.5)
+    simulated = CachingAllocator(settings=settings, limit=200 * MIB)
+    old, young, busy = (simulated.malloc(size * MIB) for size in (30, 60, 20))
+    simulated.free(old)  # since the 3rd search
+    simulated.free(busy)
+    simulated.free(simulated.malloc(20 * MIB))  # the 4th, by `busy`
+    simulated.free(young)  # since the 4th
+    # 110 reserved, 10 above half. In the 5th search the ages are 2 (30 MiB), 1 (20 MiB), 1 (60 MiB), 4/3 on average.
+    simulated.malloc(64 * MIB)
+    assert simulated.reserved == (110 - 30 + 64) * MIB
+
+
+def test_garbage_collection_needs_a_limit():
+    """malloc: allowed_memory_maximum.has_value()."""
+    simulated = CachingAllocator(capacity=100 * MIB, settings=AllocatorSettings(garbage_collection_threshold=0.1))
+    simulated.free(simulated.malloc(30 * MIB))
+    simulated.malloc(40 * MIB)
+    assert simulated.reserved == 70 * MIB
+
+
+# --- expandable segments -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "reserved"), [(1, 2), (MIB, 2), (MIB + 1, 20), (20 * MIB, 20), (20 * MIB + 1, 40)])
+def test_expandable_segments_are_mapped_page_by_page(size: int, reserved: int):
+    """find_expandable_block: pages of kSmallBuffer or large_segment_size; ExpandableSegment::map: whole pages."""
+    simulated = CachingAllocator(settings=EXPANDABLE)
+    simulated.malloc(size)
+    assert simulated.reserved == reserved * MIB
+
+
+def test_expandable_blocks_are_split_down_to_512_bytes():
+    """should_split: as in the small pool."""
+    simulated = CachingAllocator(settings=EXPANDABLE)
+    simulated.malloc(19 * MIB + 512 * KIB)
+    assert simulated.allocated == 19 * MIB + 512 * KIB
+    assert simulated.malloc(MIB).size == MIB  # in the small pool: no part of the 512 KiB left
+    assert simulated.reserved == 22 * MIB
+
+
+def test_an_expandable_segment_grows_at_its_end():
+    """try_allocate_expandable_block: the free end, and new pages for what it lacks."""
+    simulated = CachingAllocator(settings=EXPANDABLE)
+    first = simulated.malloc(15 * MIB)
+    second = simulated.malloc(26 * MIB)
+    assert second.address - first.address == 15 * MIB
+    assert simulated.reserved == 60 * MIB  # 41 MiB in pages of 20
+
+
+def test_best_fit_counts_what_the_end_can_grow_to():
+    """get_free_block: expandable_size; a larger block inside goes before a smaller one at the end."""
+    simulated = CachingAllocator(settings=EXPANDABLE)
+    inside, guard = simulated.malloc(18 * MIB), simulated.malloc(6 * MIB)
+    simulated.free(inside)  # 18 MiB inside, 16 MiB at the end
+    assert simulated.malloc(10 * MIB).address == inside.address
+    assert guard.address - inside.address == 18 * MIB
+
+
+def test_empty_cache_unmaps_whole_pages_and_their_place_is_used_again():
+    """unmap_block keeps the parts of pages; find_expandable_block starts at the lowest run of free blocks."""
+    simulated = CachingAllocator(settings=EXPANDABLE)
+    before, inside, behind = (simulated.malloc(size * MIB) for size in (5, 40, 15))
+    start = before.address
+    simulated.free(inside)  # from 5 to 45 MiB: page 1 whole, parts of pages 0 and 2
+    simulated.empty_cache()
+    assert simulated.reserved == 40 * MIB
+    block = simulated.malloc(12 * MIB)  # from 5 to 17 MiB of page 0
+    assert block.address == start + 5 * MIB
+    assert simulated.reserved == 40 * MIB
+    simulated.free(block)
+    block = simulated.malloc(38 * MIB)  # 15 cached, 20 unmapped, 3 of the 5 cached behind: one page is mapped
+    assert block.address == start + 5 * MIB
+    assert simulated.reserved == 60 * MIB
+    assert behind.address == start + 45 * MIB
+
+
+def test_an_empty_expandable_segment_is_given_up():
+    """release_expandable_segment: the next one lies elsewhere."""
+    simulated = CachingAllocator(settings=EXPANDABLE)
+    block = simulated.malloc(30 * MIB)
+    address = block.address
+    simulated.free(block)
+    simulated.empty_cache()
+    assert simulated.reserved == 0
+    assert simulated.malloc(30 * MIB).address != address
+
+
+def test_expandable_segments_belong_to_a_stream():
+    """find_expandable_block: (*it)->stream == stream."""
+    simulated = CachingAllocator(settings=EXPANDABLE)
+    simulated.malloc(5 * MIB, stream=1)
+    simulated.malloc(5 * MIB, stream=2)
+    assert simulated.reserved == 40 * MIB
+
+
+def test_pages_of_one_pool_are_released_for_another():
+    """malloc: release_cached_blocks unmaps, then the mapping is tried again."""
+    simulated = CachingAllocator(capacity=21 * MIB, settings=EXPANDABLE)
+    simulated.free(simulated.malloc(1))
+    simulated.malloc(15 * MIB)
+    assert (simulated.reserved, simulated.retries) == (20 * MIB, 1)
+    with pytest.raises(OutOfCapacity) as caught:
+        simulated.malloc(10 * MIB)  # 5 MiB are free: one more page
+    assert caught.value.needed == 40 * MIB
+
+
+def test_all_pages_of_a_mapping_are_there_or_none():
+    """ExpandableSegment::map: cuMemCreate fails, the handles made before it are released."""
+    simulated = CachingAllocator(capacity=50 * MIB, settings=EXPANDABLE)
+    with pytest.raises(OutOfCapacity) as caught:
+        simulated.malloc(50 * MIB)
+    assert (simulated.reserved, caught.value.needed) == (0, 60 * MIB)
+
+
+def test_a_gap_that_was_filled_stays_filled_where_the_end_cannot_grow():
+    """try_allocate_expandable_block: map_block by map_block; a failure leaves the earlier ones mapped and cached."""
+    simulated = CachingAllocator(capacity=80 * MIB, settings=EXPANDABLE)
+    blocks = [simulated.malloc(20 * MIB) for _ in range(4)]
+    simulated.free(blocks[1])
+    simulated.free(blocks[3])
+    simulated.empty_cache()  # pages 1 and 3 are unmapped
+    assert simulated.reserved == 40 * MIB
+    simulated.free(blocks[2])
+    with pytest.raises(OutOfCapacity):
+        simulated.malloc(100 * MIB)  # page 1 is mapped before page 2; then four more would make 120 MiB
+    # Released before the second try, which again maps page 1 to 5 at once, and fails whole.
+    assert simulated.reserved == 20 * MIB
+
+
+def test_the_limit_counts_segment_sizes_and_not_pages():
+    """alloc_block compares alloc_size, which is rounded to 2 MiB, and try_allocate_expandable_block maps 20 MiB."""
+    simulated = CachingAllocator(limit=24 * MIB, settings=EXPANDABLE)
+    simulated.malloc(22 * MIB)
+    assert simulated.reserved == 40 * MIB
+
+
+def test_collection_and_oversize_release_leave_expandable_segments_alone():
+    """release_available_cached_blocks and garbage_collect_cached_blocks pass over them; get_free_block does not."""
+    settings = AllocatorSettings(expandable_segments=True, max_split_size=100 * MIB, garbage_collection_threshold=0.1)
+    simulated = CachingAllocator(settings=settings, limit=200 * MIB)
+    large, guard = simulated.malloc(120 * MIB), simulated.malloc(20 * MIB)
+    simulated.free(large)
+    simulated.malloc(20 * MIB)  # 120 MiB are too large to serve: another page is mapped
+    assert (simulated.reserved, simulated.retries) == (160 * MIB, 0)
+    simulated.malloc(99 * MIB)  # 260 MiB would be too many: all that is cached is unmapped
+    assert (simulated.reserved, simulated.retries) == (140 * MIB, 1)
+    assert guard.size == 20 * MIB
+
+
+def test_an_oversize_block_at_the_mapped_end_serves_all_the_same():
+    """find_expandable_block takes the free block before the unmapped pages, of whatever size."""
+    simulated = CachingAllocator(settings=AllocatorSettings(expandable_segments=True, max_split_size=100 * MIB))
+    simulated.free(simulated.malloc(120 * MIB))
+    simulated.malloc(20 * MIB)
+    assert simulated.reserved == 120 * MIB
+
+
+# --- all rules together --------------------------------------------------------------------------------------------
+
+
+SIZES = (300, 512 * KIB, 900 * KIB + 13, MIB, MIB + 1, 3 * MIB, 7 * MIB + 5, 10 * MIB, 19 * MIB + 3, 33 * MIB)
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+@pytest.mark.parametrize("capacity", [None, 90 * MIB, 200 * MIB])
+@pytest.mark.parametrize("seed", range(10))
+def test_the_simulator_equals_a_slow_reimplementation(seed: int, capacity: int | None, expandable: bool):
+    """Every address, all that is reserved and allocated, every retry and every failure, after each of 250 events."""
+    random = np.random.default_rng(seed)
+    settings = AllocatorSettings(expandable_segments=expandable)
+    fast, slow = CachingAllocator(capacity, settings), SlowAllocator(capacity, expandable)
+    live: list = []
+    failures = 0
+    for _ in range(250):
+        if random.random() < 0.02:
+            fast.empty_cache()
+            slow.empty_cache()
+        elif live and random.random() < 0.47:
+            block, (segment, start) = live.pop(int(random.integers(len(live))))
+            fast.free(block)
+            del segment.used[start]
+        else:
+            size, stream = int(random.choice(SIZES)), int(random.random() < 0.2)
+            place = slow.malloc(size, stream)
+            if place is None:
+                failures += 1
+                with pytest.raises(OutOfCapacity):
+                    fast.malloc(size, stream)
+            else:
+                block = fast.malloc(size, stream)
+                assert block.address == place[0].start + place[1]
+                live.append((block, place))
+        assert (fast.reserved, fast.allocated, fast.retries) == (slow.reserved, slow.allocated, slow.retries)
+    if capacity == 90 * MIB:
+        assert failures
+        assert fast.retries > failures

@@ -1,0 +1,82 @@
+"""What a run trains with: planned where a plan can be trusted, the plain defaults elsewhere, what is pinned always."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tightfit import Recipe, Trainer
+from tightfit.backends.pytorch.backend import PytorchBackend
+from tightfit.devices import Device, find_device
+from tightfit.errors import ModelError
+from tightfit.planning.defaults import resolve
+from tightfit.planning.plan import CHOICES
+from tightfit.planning.search import settling
+from tightfit.planning.search.settling import settle
+from tightfit.planning.targets import Target
+
+CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 34, units=2)
+PINNED = {
+    "precision": "fp32", "checkpointing": "none", "optimizer": "adamw", "attention": "sdpa", "compile": "off",
+    "micro_batch_size": 4,
+}
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+def test_a_gpu_recipe_is_planned_and_keeps_its_pins(tiny, told):
+    recipe = Recipe.from_dict({**tiny, **PINNED, "micro_batch_size": "auto", "precision": "auto"})
+    settled, plan = settle(recipe, find_device("rtx-4090"), PytorchBackend().predict, told.append)
+    assert plan is not None
+    assert settled == plan.recipe
+    assert all(getattr(settled, field) != "auto" for field in CHOICES)
+    assert settled.precision.name == "bf16"
+    assert settled.checkpointing.name == "none"
+    assert told == [f"planned: {plan.answers.why}"]
+
+
+def test_a_recipe_with_nothing_open_is_not_planned(tiny, told):
+    def predict(recipe, device):
+        raise AssertionError("nothing to plan")
+
+    settled, plan = settle(Recipe.from_dict({**tiny, **PINNED}), find_device("rtx-4090"), predict, told.append)
+    assert (plan, told) == (None, [])
+    assert settled.micro_batch_size == 4
+
+
+def test_a_processor_that_was_never_measured_takes_the_defaults(tiny, told, monkeypatch):
+    monkeypatch.setattr(settling, "cpu_target", lambda device: Target(device=device))
+    recipe = Recipe.from_dict({**tiny, "micro_batch_size": "auto"})
+    settled, plan = settle(recipe, CPU, PytorchBackend().predict, told.append)
+    assert plan is None
+    assert settled == resolve(recipe, CPU)
+
+
+def test_a_model_that_cannot_be_traced_takes_the_defaults_and_says_why(tiny, told):
+    def predict(recipe, device):
+        raise ModelError("model: encoder.layer asks for nonzero")
+
+    device = find_device("rtx-4090")
+    recipe = Recipe.from_dict({**tiny, "micro_batch_size": "auto"})
+    settled, plan = settle(recipe, device, predict, told.append)
+    assert plan is None
+    assert settled == resolve(recipe, device)
+    assert "encoder.layer asks for nonzero" in told[0]
+
+
+def test_a_run_keeps_its_plan_in_its_folder(tiny, tmp_path, monkeypatch):
+    made = {}
+
+    def planned(recipe, device, predict, tell, progress=None):
+        settled, plan = settle(recipe, find_device("rtx-4090"), predict, tell)
+        made["plan"] = plan
+        return settled.override(precision="fp32"), plan
+
+    monkeypatch.setattr("tightfit.training.trainer.settle", planned)
+    Trainer(recipe={**tiny, **PINNED, "micro_batch_size": "auto", "output_dir": str(tmp_path / "run")}).train()
+    written = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert written == json.loads(json.dumps(made["plan"].to_json()))

@@ -1,0 +1,130 @@
+"""How long single ops take: by hand, by what may never happen, and from measured ceilings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.planning.ops import CPU, GPU, MEASURED, RATE, add, attention, mm
+from tightfit.calibration import BATCH, Grid
+from tightfit.devices import Device, find_device
+from tightfit.errors import TightfitError
+from tightfit.planning.timing import contractions
+from tightfit.planning.timing.contractions import Product, product_of
+from tightfit.planning.timing.op_times import KERNEL_START, MEMORY_SHARE, op_seconds
+from tightfit.trace import OpClass
+
+A100, V100 = find_device("a100-80gb-sxm"), find_device("v100-16gb-sxm")
+
+
+
+def test_an_op_that_memory_binds():
+    moved = op_seconds(add(4_000_000_000, bytes_written=2_000_000_000), GPU)
+    assert moved == pytest.approx(6e9 / (1e12 * MEMORY_SHARE[OpClass.ELEMENTWISE]) + KERNEL_START)
+    assert op_seconds(add(kernels=0), GPU) == 0.0
+    assert op_seconds(add(kernels=5), GPU) - op_seconds(add(), GPU) == pytest.approx(4 * KERNEL_START)
+
+
+def test_one_tile_on_one_multiprocessor():
+    rows, columns, speed = contractions.TILES[0]
+    assert speed == 1.0
+    seconds = contractions.product_seconds(Product(1, rows, columns, 4096), 1e12, 1)
+    assert seconds == pytest.approx(2 * rows * columns * (4096 + contractions.PROLOGUE) / 1e12)
+    ragged = contractions.product_seconds(Product(1, rows, columns + 1, 65536), 1e12, 1)
+    assert ragged > 1.3 * contractions.product_seconds(Product(1, rows, columns, 65536), 1e12, 1)  # tile quantization
+
+
+def test_one_tile_too_many_costs_a_wave():
+    full = contractions.product_seconds(Product(1, 256 * 100, 128, 8192), 1e14, 100)
+    over = contractions.product_seconds(Product(1, 256 * 101, 128, 8192), 1e14, 100)
+    assert over > 1.15 * full
+    assert contractions.product_seconds(Product(100, 256, 128, 8192), 1e14, 100) == pytest.approx(full)
+
+
+@pytest.mark.parametrize("side", ["m", "n", "k", "batch"])
+def test_more_of_a_product_never_takes_less(side):
+    sizes = {"m": 512, "n": 768, "k": 1024, "batch": 2}
+    seconds = [contractions.product_seconds(Product(**{**sizes, side: size}), 1e14, 108)
+               for size in range(1 if side == "batch" else 64, 4096, 64)]
+    assert seconds == sorted(seconds)
+
+
+def test_large_products_come_near_the_share_of_the_peak_that_they_are_said_to_reach():
+    seconds = op_seconds(mm(8192, 8192, 8192), A100)
+    assert 0.75 < 2 * 8192**3 / seconds / A100.peak("bfloat16") < 0.87
+    assert 2 * 128**3 / op_seconds(mm(128, 128, 128), A100) / A100.peak("bfloat16") < 0.02
+
+
+@pytest.mark.parametrize("device", [A100, V100])
+def test_a_misaligned_vocabulary_is_slower_although_it_is_smaller(device):
+    odd, padded = ({dtype: op_seconds(mm(8192, vocabulary, 768, dtype), device) for dtype in ("float16", "float32")}
+                   for vocabulary in (50257, 50304))
+    assert odd["float16"] > 1.5 * padded["float16"]
+    assert odd["float32"] <= padded["float32"]  # no tensor cores
+
+
+def test_multiples_of_8_are_enough_but_on_the_a100():
+    close = Product(1, 4096, 4104, 4096)
+    assert contractions.alignment(close, 2, wide=False) == 1.0
+    assert contractions.alignment(close, 2, wide=True) < 1.0
+    assert contractions.alignment(Product(1, 4096, 4160, 4096), 2, wide=True) == 1.0
+    assert contractions.alignment(Product(1, 4096, 4100, 4096), 4, wide=False) == 1.0  # 16 bytes of float32
+    values = list(contractions.ALIGNMENT.values())
+    assert values == sorted(values, reverse=True)
+
+
+def test_formats_take_their_own_peaks():
+    full, half = mm(4096, 4096, 4096, "float32"), mm(4096, 4096, 4096)
+    assert op_seconds(half, A100) < op_seconds(full, A100, tf32=True) < op_seconds(full, A100)
+    assert op_seconds(full, V100, tf32=True) == op_seconds(full, V100)  # no such units
+
+
+def test_attention_kernels_and_lengths():
+    flops = 10**13
+    by_length = [op_seconds(attention(length, flops=flops), A100) for length in (128, 512, 2048, 8192)]
+    assert by_length == sorted(by_length, reverse=True)
+    for slower in ({"direction": "_backward"}, {"name": "efficient_attention"}, {"head": 64}):
+        assert op_seconds(attention(2048, flops=flops, **slower), A100) > by_length[2], slower
+
+
+@pytest.mark.parametrize(("shapes", "flops", "found"), [
+    (((5, 7), (7, 3)), 2 * 5 * 7 * 3, Product(1, 5, 3, 7)),
+    (((3,), (5, 7), (7, 3)), 2 * 5 * 7 * 3, Product(1, 5, 3, 7)),  # addmm, its bias first
+    (((4, 5, 7), (4, 7, 3)), 2 * 4 * 5 * 7 * 3, Product(4, 5, 3, 7)),
+    (((2, 5, 7), (3, 7)), 2 * 10 * 7 * 3, Product(1, 10, 3, 7)),  # a linear layer
+    (((12, 7), (4, 7, 3)), 2 * 12 * 7 * 3, Product(4, 3, 3, 7)),  # grouped
+    (((2, 3, 16, 16), (8, 3, 4, 4)), 2 * (2 * 16) * 8 * 48, Product(1, 32, 8, 48)),  # a convolution
+    (((5, 7),), 70, None),
+    (((5, 7), (7, 3)), 0, None),
+])
+def test_products_are_found_in_shapes(shapes, flops, found):
+    assert product_of(replace(add(), name="aten.x", shapes=shapes, flops=flops)) == found
+
+
+def test_a_device_without_figures_is_refused():
+    unknown = Device(kind="cuda", name="Mystery 9000", memory_bytes=1 << 34, capability=(9, 0))
+    with pytest.raises(TightfitError, match=r"Mystery 9000.*--gpu.*calibrate"):
+        op_seconds(add(), unknown)
+
+
+def test_measured_ops_stand_for_others_of_their_family():
+    assert op_seconds(add(10**6, name="aten.tanh.default"), CPU, MEASURED) == pytest.approx(1e-3)
+    assert op_seconds(add(10**6, name="aten.something_else.default"), CPU, MEASURED) == pytest.approx(1e-4)
+    assert op_seconds(mm(64, 64, 64, "float32", batch=8), CPU, MEASURED) == pytest.approx(8 * 2 * 64**3 / (2 * RATE))
+    assert op_seconds(attention(64, flops=6 * 10**9), CPU, MEASURED) == pytest.approx(2.0)
+    assert op_seconds(attention(64, flops=6 * 10**9, direction="_backward"), CPU, MEASURED) == pytest.approx(3.0)
+
+
+def test_measured_products_of_a_gpu_are_met_and_keep_the_shapes_own_tiles_in_between():
+    sizes = (256, 4096)
+    rates = tuple(tuple(tuple(1e13 * (1 + i + j + h) for h in range(2)) for j in range(2)) for i in range(2))
+    measured = replace(MEASURED, device="card", kind="cuda", products={"bfloat16": Grid(sizes, rates)}, batches={
+        "bfloat16": Grid(sizes, rates)})
+    for i, m in enumerate(sizes):
+        for j, n in enumerate(sizes):
+            for h, k in enumerate(sizes):
+                met = 2 * m * n * k / rates[i][j][h]
+                assert op_seconds(mm(m, n, k), GPU, measured) == pytest.approx(met)
+                assert op_seconds(mm(m, n, k, batch=BATCH), GPU, measured) == pytest.approx(BATCH * met)
+    assert op_seconds(mm(4096, 2049, 4096), GPU, measured) > 1.3 * op_seconds(mm(4096, 2048, 4096), GPU, measured)
