@@ -47,6 +47,8 @@ class Device:
     """The documents that the figures come from; what could not be verified is named as such."""
     notes: str = ""
     """What was assumed, as a sentence; empty where nothing was."""
+    uuid: str = ""
+    """The card's own, as its driver writes it; empty for one that is not there."""
 
     def at_least(self, major: int, minor: int = 0) -> bool:
         """Whether this is a CUDA device of at least that compute capability."""

@@ -14,12 +14,11 @@ from typing import Any
 from rich.console import Console
 
 from tightfit import profiles
-from tightfit.calibration import load
 from tightfit.devices import Device
 from tightfit.doctor.watching import Series, watched
 from tightfit.errors import ReportError, TightfitError
 from tightfit.planning.estimate import capacity, unseen
-from tightfit.planning.targets import Target, cpu_target, with_figures
+from tightfit.planning.targets import Target, own_target
 from tightfit.planning.timing.op_times import op_seconds
 from tightfit.planning.timing.step_time import step_time
 from tightfit.profiles import Profile
@@ -28,7 +27,7 @@ from tightfit.trace import Phase, Trace
 from tightfit.trace_file import replacing
 from tightfit.training.profiling import Profiled, profile_recipe
 from tightfit.training.progress import Terminal
-from tightfit.training.run_folder import run_path
+from tightfit.training.run_folder import RunFolder, run_path
 from tightfit.training.trainer import recipe_for_machine
 
 LIBRARIES = ("torch", "transformers", "tightfit")
@@ -50,8 +49,8 @@ def run_profile(name: str, overrides: Sequence[str] = (), output: Path | None = 
         with Terminal(console) as terminal, _gzipped(folder / CHROME_TRACE) as chrome_trace:
 
             @contextmanager
-            def around() -> Iterator[None]:
-                with watched() as series:
+            def around(device: Device) -> Iterator[None]:
+                with watched(device.uuid) as series:
                     yield
                 readings.update(series)
 
@@ -59,6 +58,8 @@ def run_profile(name: str, overrides: Sequence[str] = (), output: Path | None = 
             terminal.message("predicting the same step")
             profile = profile_of(found, readings)
         profiles.save(profile, folder)
+        if found.plan is not None:
+            RunFolder(folder).write_plan(found.plan.to_json())
         record = found.measurement.memory_record
         if record is not None:
             with replacing(folder / MEMORY_RECORD) as temporary:
@@ -72,7 +73,7 @@ def run_profile(name: str, overrides: Sequence[str] = (), output: Path | None = 
 def profile_of(found: Profiled, readings: Series | None = None) -> Profile:
     """What was measured, beside what is predicted for it. readings: of the card, while steps ran."""
     recipe, measured = found.recipe, found.measurement
-    target = _target(found.device)
+    target = own_target(found.device)
     values: dict[str, Any] = {}
     notes = list(found.notes)
     try:
@@ -106,13 +107,6 @@ def _predicted(trace: Trace, found: Profiled, target: Target) -> dict[str, Any]:
         "predicted_peak_bytes": trace.peak(last.start, last.stop)[1] + unseen(trace, "allocator"),
         "capacity_bytes": capacity(trace, device),
     }  # fmt: skip
-
-
-def _target(device: Device) -> Target:
-    """The device with the catalogue's figures and this machine's own ceilings, where they were measured."""
-    if device.kind == "cpu":
-        return cpu_target(device)
-    return Target(device=with_figures(device), ceilings=load(device.name))
 
 
 def _versions() -> dict[str, str]:

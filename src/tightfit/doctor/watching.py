@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tightfit.nvml import Lost, NoNvml, Nvml, session
+from tightfit.nvml import NoNvml, Nvml, session
 
 INTERVAL = 0.1
 """Seconds between two looks."""
@@ -19,14 +19,14 @@ Series = dict[str, list[float | None]]
 
 
 @contextmanager
-def watched(card: int = 0) -> Iterator[Series]:
+def watched(uuid: str) -> Iterator[Series]:
     """The series, which grow until the end of the block; empty where there is no card, or no way to ask.
 
-    card: its number in the driver's order.
+    uuid: the card's, as the driver writes it (`GPU-...`): its number there may be another than the framework's.
     """
     series: Series = {}
     done = threading.Event()
-    thread = threading.Thread(target=_watch, args=(card, series, done), daemon=True)
+    thread = threading.Thread(target=_watch, args=(uuid, series, done), daemon=True)
     thread.start()
     try:
         yield series
@@ -35,14 +35,14 @@ def watched(card: int = 0) -> Iterator[Series]:
         thread.join()
 
 
-def _watch(card: int, series: Series, done: threading.Event) -> None:
+def _watch(uuid: str, series: Series, done: threading.Event) -> None:
     try:
         with session() as nvml:
-            handles = nvml.cards()
-            if card >= len(handles) or isinstance(handles[card], Lost):
+            card = nvml.ask("nvmlDeviceGetHandleByUUID", uuid) if uuid else None
+            if card is None:
                 return
             while True:
-                for name, value in _look(nvml, handles[card]):
+                for name, value in _look(nvml, card):
                     series.setdefault(name, []).append(value)
                 if done.wait(INTERVAL):
                     return

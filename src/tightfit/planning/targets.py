@@ -50,6 +50,13 @@ def cpu_target(own: Device) -> Target:
     return Target(device=own, ceilings=load(own.name, threads=own.units))
 
 
+def own_target(own: Device) -> Target:
+    """This machine's own device, with the ceilings that were measured on it."""
+    if own.kind == "cpu":
+        return cpu_target(own)
+    return Target(device=with_figures(own), ceilings=load(own.name))
+
+
 def with_figures(own: Device) -> Device:
     """The machine's own CUDA device with the figures that the catalogue has of it, or else of a card of its size."""
     try:

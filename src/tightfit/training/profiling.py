@@ -40,7 +40,7 @@ class Profiled:
 
 def profile_recipe(
     recipe: Recipe, module: Any = None, dataset: Any = None, *, listener: Listener | None = None,
-    chrome_trace: Path | None = None, around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    chrome_trace: Path | None = None, around: Callable[[Device], AbstractContextManager[Any]] = nullcontext,
 ) -> Profiled:  # fmt: skip
     """Build what training by the recipe would build, and measure a few of its steps on its own data.
 
@@ -61,7 +61,7 @@ def profile_recipe(
     windows = step.windows(WindowLoader(data.train, recipe), 0, WINDOWS)
     listener.message("measuring: a few steps as they are, then one with every op followed")
     try:
-        with around():
+        with around(device):
             measurement = backend.measure(step, windows, chrome_trace)
     except OutOfMemory as error:
         raise OutOfMemory(f"{error}. Try: {'; or '.join(smaller(recipe, device))}") from None

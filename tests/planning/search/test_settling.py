@@ -49,7 +49,7 @@ def test_a_recipe_with_nothing_open_is_not_planned(tiny, told):
 
 
 def test_a_processor_that_was_never_measured_takes_the_defaults(tiny, told, monkeypatch):
-    monkeypatch.setattr(settling, "cpu_target", lambda device: Target(device=device))
+    monkeypatch.setattr(settling, "own_target", lambda device: Target(device=device))
     recipe = Recipe.from_dict({**tiny, "micro_batch_size": "auto"})
     settled, plan = settle(recipe, CPU, PytorchBackend().predict, told.append)
     assert plan is None

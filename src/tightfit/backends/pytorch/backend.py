@@ -40,6 +40,7 @@ class PytorchBackend:
                 memory_bytes=properties.total_memory,
                 capability=(properties.major, properties.minor),
                 units=properties.multi_processor_count,
+                uuid=f"GPU-{properties.uuid}",
             )
         return Device(
             kind="cpu", name="CPU", memory_bytes=psutil.virtual_memory().total, units=torch.get_num_threads()

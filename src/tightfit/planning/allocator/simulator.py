@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from tightfit.planning.allocator.blocks import Block, Pool, Space
 
 MIB = 1 << 20
-TORCH_VERSIONS = ("2.11", "2.12", "2.13")
-"""The versions whose rules these are. No rule that is simulated differs between a revision of the source from before
-2.12 and one from after it. Not yet measured on a GPU: `benchmarks/allocator_snapshots.py` does that."""
+# The rules are those of PyTorch 2.11 to 2.13: no rule that is simulated differs between a revision of the source from
+# before 2.12 and one from after it. Not yet measured on a GPU: `benchmarks/allocator_snapshots.py` does that.
 MIN_BLOCK = 512
 """kMinBlockSize: every size is rounded up to a multiple of it."""
 SMALL = MIB

@@ -11,7 +11,7 @@ from tightfit.planning.plan import CHOICES, Plan
 from tightfit.planning.search.probing import Progress
 from tightfit.planning.search.search import search
 from tightfit.planning.standard_tools import standard_tools
-from tightfit.planning.targets import Target, cpu_target, with_figures
+from tightfit.planning.targets import own_target
 from tightfit.recipe import Recipe
 from tightfit.trace import Trace
 
@@ -30,7 +30,7 @@ def settle(
     """
     if not any(getattr(recipe, field) == "auto" for field in CHOICES):
         return resolve(recipe, device), None
-    target = cpu_target(device) if device.kind == "cpu" else Target(device=with_figures(device))
+    target = own_target(device)
     if device.kind == "cpu" and target.ceilings is None:
         return resolve(recipe, device), None
     try:

@@ -7,7 +7,7 @@ one of what the device has; findings are ranked by the larger of the two.
 |---|---|---|
 | `WORTH_SAYING` | 1 % | below it a finding is noise: plain steps differ by as much |
 | `LAUNCH_WORTH`, `COPIES_WORTH` | 10 % | every step has some of both |
-| `WORKERS` | 4 | worker processes that are tried where there are fewer |
+| `TRIED_WORKERS` | 4 | worker processes that are tried where there are fewer |
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from tightfit.calibration import Ceilings
 from tightfit.errors import TightfitError
+from tightfit.planning.defaults import WORKERS
 from tightfit.planning.search.alignment import misaligned
 from tightfit.planning.timing.op_times import op_seconds
 from tightfit.planning.timing.step_time import COMPILED_SECONDS, step_time
@@ -32,9 +33,7 @@ from tightfit.trace_sample import sampling_notes
 
 WORTH_SAYING = 0.01
 LAUNCH_WORTH = COPIES_WORTH = 0.10
-WORKERS = 4
-AUTO_WORKERS = {"cpu": 0, "cuda": 2}
-"""What `loading.workers=auto` stands for."""
+TRIED_WORKERS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +75,8 @@ def _data(profile: Profile) -> Finding | None:
     if not step or waits < WORTH_SAYING * step:
         return None
     share, written = waits / step, profile.recipe.loading.workers
-    now = written if isinstance(written, int) else AUTO_WORKERS[profile.device.kind]
-    workers = max(WORKERS, 2 * now)
+    now = written if isinstance(written, int) else WORKERS[profile.device.kind]
+    workers = max(TRIED_WORKERS, 2 * now)
     preparing = waits if not now else now * step  # of one window: workers that are too slow are always at it
     left = max(preparing / workers - (step - waits), 0.0)
     gain = max(share - left / step, 0.0)

@@ -2,7 +2,7 @@
 
 Counted is what torch's CPU allocator hands out beyond the results, at the worst moment inside one op. Formulas are
 read from torch 2.13's aten/src/ATen/native; each names its file. What oneDNN asks for has no formula: see
-`cpu_products`. MKL's own buffers do not come from torch's allocator. A Python number that meets a tensor takes 12 bytes
+`products`. MKL's own buffers do not come from torch's allocator. A Python number that meets a tensor takes 12 bytes
 for a moment; those are left out, and so are tables of a few bytes a channel (group normalization, interpolation).
 """
 

@@ -31,7 +31,7 @@ PRODUCTS = ("gemm", "nvjet", "cutlass", "fmha", "flash")
 
 
 @dataclass
-class Profile:
+class Events:
     """A profile's events as far as they matter, in nanoseconds.
 
     calls, phases, gradients: start and stop by the numbers of their marks. regions: the same of compiled code.
@@ -63,9 +63,9 @@ def measured_trace(marks: Marks, results: Any, record: Iterable[Change] | None =
     return Trace(origin="measured", ops=sorted(ops, key=lambda op: op.tick), allocations=made, spans=spans)
 
 
-def read(results: Any) -> Profile:
+def read(results: Any) -> Events:
     """What kineto's results hold. Its event tree alone tells addresses, its flat list alone tells kernels."""
-    profile, launches = Profile(), dict[int, int]()
+    profile, launches = Events(), dict[int, int]()
     for event, mark in _walk(results.experimental_event_tree(), None):
         name = event.name
         if name.startswith(MARK):
@@ -90,7 +90,7 @@ def read(results: Any) -> Profile:
     return profile
 
 
-def _changes(record: Iterable[Change], profile: Profile) -> Iterator[tuple[int, int, int, int | None]]:
+def _changes(record: Iterable[Change], profile: Events) -> Iterator[tuple[int, int, int, int | None]]:
     """The allocator's changes on the profile's clock, which never runs back: with the op they happen in."""
     moment = min((begin for begin, _ in profile.phases.values()), default=0)
     stop = max((end for _, end in profile.phases.values()), default=0)
@@ -116,7 +116,7 @@ def _walk(events: Iterable[Any], mark: int | None) -> Iterator[tuple[Any, int | 
         waiting.extend((child, inner) for child in event.children)
 
 
-def _spans(marks: Marks, profile: Profile, start: int) -> Iterator[Span]:
+def _spans(marks: Marks, profile: Events, start: int) -> Iterator[Span]:
     bounds = [profile.phases[number] for number in range(len(marks.phases))]
     if not bounds:
         return
@@ -126,7 +126,7 @@ def _spans(marks: Marks, profile: Profile, start: int) -> Iterator[Span]:
         yield Span(name=phase.value, start=begin - start, stop=end - start, step=1, seconds=(end - begin) / 1e9)
 
 
-def _ops(marks: Marks, profile: Profile, start: int) -> Iterator[Op]:
+def _ops(marks: Marks, profile: Events, start: int) -> Iterator[Op]:
     """The ops that were dispatched, each with its own seconds."""
     taken = _kernel_seconds(profile)
     for number, call in enumerate(marks.calls):
@@ -137,7 +137,7 @@ def _ops(marks: Marks, profile: Profile, start: int) -> Iterator[Op]:
         yield replace(call.op, tick=begin - start, seconds=seconds)
 
 
-def _kernel_seconds(profile: Profile) -> dict[int, float]:
+def _kernel_seconds(profile: Events) -> dict[int, float]:
     """Seconds of the kernels that each marked op launched."""
     found: dict[int, float] = {}
     inside = _finder(profile.calls)
@@ -148,7 +148,7 @@ def _kernel_seconds(profile: Profile) -> dict[int, float]:
     return found
 
 
-def _unmarked(marks: Marks, profile: Profile, start: int) -> Iterator[Op]:
+def _unmarked(marks: Marks, profile: Events, start: int) -> Iterator[Op]:
     """Kernels that no dispatched op launched, such as compiled ones."""
     op_at, phase_at = _finder(profile.calls), _finder(profile.phases)
     if not profile.kernels:
@@ -161,7 +161,7 @@ def _unmarked(marks: Marks, profile: Profile, start: int) -> Iterator[Op]:
                      seconds=(end - begin) / 1e9)
 
 
-def _regions(marks: Marks, profile: Profile, start: int) -> Iterator[Op]:
+def _regions(marks: Marks, profile: Events, start: int) -> Iterator[Op]:
     """Compiled code on the CPU: what a call of it takes besides the ops that it calls."""
     region_at, phase_at = _finder(profile.regions), _finder(profile.phases)
     inside, modules = dict.fromkeys(profile.regions, 0), dict[int, str]()
@@ -196,7 +196,7 @@ def _finder(stretches: dict[int, tuple[int, int]]) -> Callable[[int], int | None
     return find
 
 
-def _allocated(marks: Marks, profile: Profile, start: int) -> list[Allocation]:
+def _allocated(marks: Marks, profile: Events, start: int) -> list[Allocation]:
     """Allocations as the CPU's allocator handed them out, told apart by op and address."""
     when, region_at = _clock(marks, profile, start), _finder(profile.regions)
     alive = {address: replace(a, born=0, became=0, died=None) for address, a in marks.held.items()}
@@ -230,7 +230,7 @@ def _allocated(marks: Marks, profile: Profile, start: int) -> list[Allocation]:
     return found
 
 
-def _tell_activations(unknown: Iterable[Allocation], marks: Marks, profile: Profile, start: int) -> None:
+def _tell_activations(unknown: Iterable[Allocation], marks: Marks, profile: Events, start: int) -> None:
     """Memory that compiled code asks for in a forward pass is kept for the backward pass where it lives until then."""
     phase_at = _finder(profile.phases)
     backwards = sorted(begin - start for number, (begin, _) in profile.phases.items()
@@ -242,7 +242,7 @@ def _tell_activations(unknown: Iterable[Allocation], marks: Marks, profile: Prof
             made.category, made.became = Category.ACTIVATIONS, made.born
 
 
-def _followed(marks: Marks, profile: Profile, start: int) -> list[Allocation]:
+def _followed(marks: Marks, profile: Events, start: int) -> list[Allocation]:
     """The tensors that were followed, with ticks on the host's clock."""
     when = _clock(marks, profile, start)
     return [
@@ -251,7 +251,7 @@ def _followed(marks: Marks, profile: Profile, start: int) -> list[Allocation]:
     ]
 
 
-def _clock(marks: Marks, profile: Profile, start: int) -> Callable[[int], int]:
+def _clock(marks: Marks, profile: Events, start: int) -> Callable[[int], int]:
     """The tracker's ticks as nanoseconds: those of the op that ran last."""
     known = [(call.tick, profile.calls[number][0] - start) for number, call in enumerate(marks.calls)
              if number in profile.calls]

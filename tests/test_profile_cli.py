@@ -1,0 +1,89 @@
+"""`tightfit profile` and `tightfit report` as a person uses them: a tiny model measured for real on this machine."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+
+import pytest
+
+from tightfit import profile_command, profiles
+from tightfit.cli import main
+from tightfit.errors import ModelError
+from tightfit.trace import Phase
+
+RECIPE = """\
+model: gpt2
+model_overrides: {n_layer: 2, n_head: 2, n_embd: 16, n_positions: 32, attn_pdrop: 0.0}
+vocab_size: 64
+seq_len: 16
+batch_size: 4
+micro_batch_size: 2
+data: {source: dummy, samples: 64}
+loading: {workers: 0}
+"""
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """The command, run in this process: exit status, standard output, standard error."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(RECIPE)
+
+    def command(*words):
+        monkeypatch.setattr(sys, "argv", ["tightfit", *words])
+        try:
+            main()
+            status = 0
+        except SystemExit as end:
+            status = end.code or 0
+        return status, *capsys.readouterr()
+
+    return command
+
+
+def test_a_profile_is_measured_predicted_kept_and_drawn(run, tmp_path):
+    status, out, _ = run("profile", "tiny.yaml", "device=cpu")
+    assert status == 0
+    folder = tmp_path / "runs" / "tiny"
+    assert "report: runs/tiny/report.html" in out
+    assert {path.name for path in folder.iterdir()} == {"profile", "report.html", "trace.json.gz"}
+    found = profiles.load(folder)
+    assert sum(found.phase_seconds.values()) == pytest.approx(found.step_seconds, rel=0.05, abs=1e-3)
+    assert found.peak_bytes == pytest.approx(found.predicted_peak_bytes, rel=0.01)
+    assert set(found.predicted_seconds) == {Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
+    assert all(op.seconds is not None for op in found.predicted.ops)
+    with gzip.open(folder / "trace.json.gz") as file:
+        assert json.load(file)["traceEvents"]
+    assert "tokens/s" in (folder / "report.html").read_text("utf-8")
+
+    status, out, _ = run("report", "runs/tiny", "runs/tiny", "--output", "both.html")
+    assert status == 0
+    assert (tmp_path / "both.html").stat().st_size < 8 << 20
+
+
+def test_what_cannot_be_predicted_is_measured_all_the_same(run, monkeypatch, tmp_path):
+    def fail(*_):
+        raise ModelError("model: no way to trace it")
+
+    monkeypatch.setattr(profile_command, "_predicted", fail)
+    assert run("profile", "tiny.yaml", "device=cpu", "output_dir=here")[0] == 0
+    found = profiles.load(tmp_path / "here")
+    assert found.predicted is None
+    assert any("no way to trace it" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("words", "expected"), [
+    (("profile", "tiny.yaml", "mode=inference"), "mode=train"),
+    (("profile", "tiny.yaml", "seq_len=0"), "seq_len"),
+    (("profile", "nowhere.yaml"), "nowhere"),
+    (("profile", "tiny.yaml", "output_dir=tiny.yaml", "device=cpu"), "output_dir"),
+    (("report", "nowhere"), "tightfit profile"),
+], ids=str)  # fmt: skip
+def test_bad_input_is_one_sentence(run, words, expected):
+    status, _, err = run(*words)
+    assert status == 2
+    assert expected in err
+    assert "Traceback" not in err
