@@ -39,6 +39,9 @@ MANY_OPS = 1000
 """An optimizer of more ops than this takes most of a trace's time: its step is traced once, and put into the traces of
 passes that were made with a plain one."""
 
+COMPILING = 6
+"""How many times as long a compiled trace of as many ops and allocations takes."""
+
 OPTIMISM = 0.97
 """What a rule of thumb for resident bytes is multiplied by, so that it promises no less than there is room for."""
 
@@ -62,7 +65,7 @@ class Prober:
         self.sizes, self.limit = sizes, limit
         self.predictions = 0
         self.events_left = math.inf
-        """Ops and allocations that traces may still have."""
+        """Ops and allocations that traces may still have; compiled ones count COMPILING times."""
         self.refused: dict[Config, str] = {}
         self.failure: ModelError | None = None
         self.parameters = 0
@@ -195,7 +198,8 @@ class Prober:
             self._progress(self.predictions, self.limit, text)
         self.predictions += 1
         trace = self.tools.predict(recipe, device or self.device)
-        self.events_left -= len(trace.ops) + len(trace.allocations)
+        compiled = recipe.compile != "auto" and recipe.compile.name != "off"
+        self.events_left -= (len(trace.ops) + len(trace.allocations)) * (COMPILING if compiled else 1)
         return trace
 
     def _line(self, config: Config) -> Line:

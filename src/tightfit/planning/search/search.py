@@ -34,7 +34,7 @@ from tightfit.recipe import Recipe
 
 TRACES = 30
 """Traces that a search makes at most."""
-EVENTS = 600_000
+EVENTS = 400_000
 """Ops and allocations in all the traces of an exploration, from which on no more are made: of a model of billions of
 weights few traces hold so many."""
 KEPT_BACK = 6
