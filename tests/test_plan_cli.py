@@ -172,6 +172,8 @@ def test_bad_input_is_one_line_and_exit_2(recipe, run, words, expected):
     (["plan", "--gpu", "l4"], ["RECIPE"]),
     (["plan", "nope", "--gpu", "l4"], ["'nope'", "recipe"]),
     (["doctor", "--device", "cpu"], ["--calibrate"]),
+    (["plan", "gpt2", "seq_len=2048", "--gpu", "l4"], ["seq_len: 2048", "1024 positions; write seq_len=1024"]),
+    (["plan", "bert-base", "seq_len=600", "mode=inference", "--gpu", "l4"], ["write seq_len=512"]),
     (["doctor", "--calibrate", "--device", "tpu"], ["device", "'tpu'"]),
 ])
 def test_other_bad_commands(run, words, expected):
@@ -299,9 +301,11 @@ def test_what_a_trace_does_not_show_is_kept_for_the_recipe_it_belongs_to():
     watched = Watched("pytorch")
     resolved = Recipe.from_dict({**FIELDS, "precision": "fp32", "optimizer": "adamw", "attention": "sdpa",
                                  "loading": {"workers": 0}})
-    trace = watched.predict(resolved, Device(kind="cuda", name="x", memory_bytes=1 << 34, capability=(8, 9)))
-    assert watched.unseen_of(resolved) == tuple(trace.unseen)
-    assert watched.unseen_of(resolved.override(seq_len=8)) == ()
+    device = Device(kind="cuda", name="x", memory_bytes=1 << 34, capability=(8, 9))
+    trace = watched.predict(resolved, device)
+    assert watched.unseen_of(resolved, device) == tuple(trace.unseen)
+    assert watched.unseen_of(resolved.override(seq_len=8), device) == ()
+    assert watched.unseen_of(resolved, find_device("l4")) == ()
 
 
 def test_the_machines_own_devices():

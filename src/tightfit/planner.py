@@ -72,7 +72,7 @@ def plan_on(
     others = catalogue() if target.device.kind == "cuda" else ()
     found = search(recipe, target.device, tools, catalogue=others, progress=progress)
     best = found.chosen or next(iter(found.candidates), None)
-    return ReadablePlan.of(found, watched.unseen_of(best.recipe) if best is not None else ())
+    return ReadablePlan.of(found, watched.unseen_of(best.recipe, target.device) if best is not None else ())
 
 
 def compare(
@@ -116,16 +116,16 @@ class Watched:
 
     def __init__(self, backend: str, module: Any = None) -> None:
         self._backend, self._module = load_backend(backend), module
-        self._unseen: dict[str, tuple[Unseen, ...]] = {}
+        self._unseen: dict[tuple[str, str], tuple[Unseen, ...]] = {}
 
     def predict(self, recipe: Recipe, device: Device) -> Trace:
         trace = self._backend.predict(recipe, device, self._module)
-        self._unseen[recipe.model_dump_json()] = tuple(trace.unseen)
+        self._unseen[recipe.model_dump_json(), device.name] = tuple(trace.unseen)
         return trace
 
-    def unseen_of(self, recipe: Recipe) -> tuple[Unseen, ...]:
-        """What the recipe's own trace does not show; empty where it was not traced."""
-        return self._unseen.get(recipe.model_dump_json(), ())
+    def unseen_of(self, recipe: Recipe, device: Device) -> tuple[Unseen, ...]:
+        """What the recipe's own trace on that device does not show; empty where it was not traced."""
+        return self._unseen.get((recipe.model_dump_json(), device.name), ())
 
 
 def own_device(recipe: Recipe, kind: str) -> Device | None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from tests.reporting.plans import CARD, GIB, candidate, estimate, fitting, memory, nothing_fits
 from tightfit.recipe import Recipe
 from tightfit.reporting.memory_bar import legend, memory_bar, parts_of, scale_of, shared_out
-from tightfit.reporting.plan_table import duration, plan_text, show_plan
+from tightfit.reporting.plan_table import duration, fits, plan_text, show_plan
 from tightfit.reporting.readable_plan import ReadablePlan
 from tightfit.trace import Unseen
 
@@ -128,6 +128,11 @@ def test_nothing_fits_says_what_would_help():
     for sentence in ("Nothing fits on Test Card; #1 misses 90.0 GiB.", "checkpointing=every-block (recompute)",
                      "The smallest GPU is Big Card.", "It does not fit: ZeRO-2.", "Device: 3 GiB."):
         assert sentence in text
+
+
+def test_what_leaves_its_margin_only_after_releasing_memory_says_so():
+    assert fits(estimate(capacity=23 * GIB, margin=GIB)) == "yes"
+    assert fits(estimate(capacity=14 * GIB, margin=2 * GIB)) == "with retries"
 
 
 def test_images_count_samples():

@@ -275,7 +275,8 @@ def fits(estimate: Estimate) -> str:
     """Whether it fits, in a word or two."""
     if estimate.fits == "no":
         return f"{size(estimate.missing)} short"
-    if estimate.fits == "with-retries":
+    memory = estimate.memory
+    if estimate.fits == "with-retries" or (estimate.safe and memory.peak_reserved > memory.capacity - memory.margin):
         return "with retries"
     return "yes" if estimate.safe else "barely"
 

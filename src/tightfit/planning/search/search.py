@@ -9,6 +9,7 @@ import psutil
 
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
+from tightfit.models import model_facts
 from tightfit.planning.defaults import settle_loading
 from tightfit.planning.estimate import Margin, Tools
 from tightfit.planning.plan import Answers, Candidate, Plan
@@ -31,6 +32,7 @@ from tightfit.planning.search.probing import Prober, Progress, Spent
 from tightfit.planning.search.remedies import offload, probe_thriftiest, smallest_change, smallest_gpu
 from tightfit.planning.wording import size
 from tightfit.recipe import Recipe
+from tightfit.tasks import TASKS
 
 TRACES = 30
 """Traces that a search makes at most."""
@@ -67,6 +69,7 @@ def search(
     Raises Refused for pins that contradict each other, naming them, and where nothing can be built; ModelError for a
     model that cannot be traced, with what can be said all the same.
     """
+    _check_length(recipe)
     if recipe.mode == "inference":
         return search_inference(recipe, device, tools, margin=margin, catalogue=catalogue, progress=progress)
     check_pins(recipe, device)
@@ -107,6 +110,18 @@ def search(
         tried=len(exploration.weighed) * len(prober.sizes),
         predictions=prober.predictions,
     )
+
+
+def _check_length(recipe: Recipe) -> None:
+    """Raise Refused where a sequence is longer than the model has positions, as training would."""
+    if TASKS[recipe.task].reads != "tokens":
+        return
+    try:
+        limit = model_facts(recipe).max_positions
+    except ModelError:  # a model of the caller's own, or one whose configuration says nothing: tracing tells
+        return
+    if limit is not None and recipe.seq_len > limit:
+        raise Refused(f"seq_len: {recipe.seq_len} exceeds the model's {limit} positions; write seq_len={limit}")
 
 
 def _explored(
