@@ -172,6 +172,7 @@ def test_bad_input_is_one_line_and_exit_2(recipe, run, words, expected):
     (["plan", "--gpu", "l4"], ["RECIPE"]),
     (["plan", "nope", "--gpu", "l4"], ["'nope'", "recipe"]),
     (["doctor", "--device", "cpu"], ["--calibrate"]),
+    (["plan", "gpt2", "model_overrides.n_head=0", "--gpu", "l4"], ["'gpt2' cannot be built"]),
     (["plan", "gpt2", "seq_len=2048", "--gpu", "l4"], ["seq_len: 2048", "1024 positions; write seq_len=1024"]),
     (["plan", "bert-base", "seq_len=600", "mode=inference", "--gpu", "l4"], ["write seq_len=512"]),
     (["doctor", "--calibrate", "--device", "tpu"], ["device", "'tpu'"]),
@@ -289,6 +290,32 @@ def test_a_module_of_the_callers_own():
     assert weights == [4 * (64 * width + width * 64 + 64) for width in (16, 32)]
     assert all(plan.chosen.estimate.time.mfu == 0 for plan in plans)
     assert plans[0].recipe.model.endswith(":Own")
+
+
+FACTORY = """\
+from torch import nn
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(64, 16), nn.Linear(16, 64)
+
+    def forward(self, input_ids):
+        return self.out(self.embed(input_ids))
+"""
+
+
+def test_a_factory_named_in_a_recipe(tmp_path, run, monkeypatch):
+    (tmp_path / "factory_of_words.py").write_text(FACTORY)
+    (tmp_path / "mine.yaml").write_text("model: factory_of_words:Words\nvocab_size: 64\nseq_len: 16\nbatch_size: 4\n"
+                                        "data: {source: dummy}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for device in ("t4", "cpu"):
+        status, out, err = run("plan", str(tmp_path / "mine.yaml"), "compile=off", "--gpu", device, "--json")
+        assert status == 0, err
+        held = json.loads(out)["candidates"][0]["memory"]["by_category"]
+        assert held["weights"] >= 4 * (64 * 16 + 16 * 64 + 64)
 
 
 def test_a_model_that_cannot_be_traced_is_named():

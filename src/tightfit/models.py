@@ -267,7 +267,7 @@ def _check_fields(owner: str, changes: Iterable[str], known: Iterable[str]) -> N
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"model: {str(path)!r} cannot be read as JSON: {one_line(error)}") from None
     if not isinstance(values, dict):
         raise ModelError(f"model: {str(path)!r} should hold a JSON object")

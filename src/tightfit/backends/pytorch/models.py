@@ -69,7 +69,10 @@ def build_model(
     if source.kind == "factory":
         on_host = dtype != torch.float32 and device.type != "meta"
         model = _from_factory(source.name, recipe.model_overrides, torch.device("cpu") if on_host else device)
-        return BuiltModel(ready_to_train(cast_weights(model, dtype).to(device), recipe))
+        model = cast_weights(model, dtype)
+        if any(tensor.device != device for tensor in [*model.parameters(), *model.buffers()]):
+            model = model.to(device)  # which fake tensors with other references to them cannot do
+        return BuiltModel(ready_to_train(model, recipe))
     config = read_config(recipe)
     stored = recipe.pretrained and source.kind != "bundled"
     notes: list[str] = []

@@ -141,7 +141,7 @@ def still_known(recipe: Recipe) -> str:
     """What can be said of a model that cannot be traced: what its shape says, by the rules of thumb."""
     try:
         count = shape_of(read_config(recipe), recipe.task).parameters
-    except ModelError:
+    except (ModelError, ArithmeticError, TypeError, ValueError):  # numbers that make no model make no shape either
         return "its configuration does not state its size either"
     pure = recipe.precision != "auto" and recipe.precision.weight_rounding is not None
     weights = size((2 if pure else 4) * count)
