@@ -59,9 +59,21 @@ def test_a_profile_is_measured_predicted_kept_and_drawn(run, tmp_path):
         assert json.load(file)["traceEvents"]
     assert "tokens/s" in (folder / "report.html").read_text("utf-8")
 
-    status, out, _ = run("report", "runs/tiny", "runs/tiny", "--output", "both.html")
+    status, out, _ = run("report", "runs/tiny", "runs/tiny")
     assert status == 0
-    assert (tmp_path / "both.html").stat().st_size < 8 << 20
+    assert (folder / "report-against-tiny.html").stat().st_size < 8 << 20
+
+
+def test_a_run_may_begin_where_a_profile_was_taken(run, tmp_path):
+    assert run("profile", "tiny.yaml", "device=cpu")[0] == 0
+    status, _, err = run("train", "tiny.yaml", "device=cpu", "max_steps=1")
+    assert status == 0, err
+    recipe = (tmp_path / "runs/tiny/recipe.yaml").read_text()
+    assert run("profile", "tiny.yaml", "device=cpu", "batch_size=2")[0] == 0
+    assert (tmp_path / "runs/tiny/recipe.yaml").read_text() == recipe
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/notes.txt").write_text("mine")
+    assert run("train", "tiny.yaml", "device=cpu", "max_steps=1", "output_dir=other")[0] == 2
 
 
 def test_what_cannot_be_predicted_is_measured_all_the_same(run, monkeypatch, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import shutil
 import tempfile
@@ -27,11 +28,10 @@ from tightfit.trace import Phase, Trace
 from tightfit.trace_file import replacing
 from tightfit.training.profiling import Profiled, profile_recipe
 from tightfit.training.progress import Terminal
-from tightfit.training.run_folder import RunFolder, run_path
+from tightfit.training.run_folder import CHROME_TRACE, MEMORY_RECORD, PLAN, run_path, write_atomically
 from tightfit.training.trainer import recipe_for_machine
 
 LIBRARIES = ("torch", "transformers", "tightfit")
-CHROME_TRACE, MEMORY_RECORD = "trace.json.gz", "memory.pickle"
 
 
 def run_profile(name: str, overrides: Sequence[str] = (), output: Path | None = None) -> Path:
@@ -57,9 +57,9 @@ def run_profile(name: str, overrides: Sequence[str] = (), output: Path | None = 
             found = profile_recipe(recipe, listener=terminal, chrome_trace=chrome_trace, around=around)
             terminal.message("predicting the same step")
             profile = profile_of(found, readings)
-        profiles.save(profile, folder)
-        if found.plan is not None:
-            RunFolder(folder).write_plan(found.plan.to_json())
+        home = profiles.save(profile, folder)
+        if found.plan is not None:  # not beside the plan of a run that the folder may hold
+            write_atomically(home / PLAN, json.dumps(found.plan.to_json(), indent=2) + "\n")
         record = found.measurement.memory_record
         if record is not None:
             with replacing(folder / MEMORY_RECORD) as temporary:

@@ -10,6 +10,7 @@ from tightfit import profiles
 from tightfit.errors import ReportError
 from tightfit.reporting.report.headline import headline
 from tightfit.reporting.report.page import write_report
+from tightfit.training.run_folder import AGAINST, REPORT
 
 
 def run_report(run_dir: Path, other: Path | None = None, output: Path | None = None) -> Path:
@@ -21,7 +22,7 @@ def run_report(run_dir: Path, other: Path | None = None, output: Path | None = N
     """
     profile = profiles.load(run_dir)
     second = None if other is None else profiles.load(other)
-    name = "report.html" if other is None else f"report-against-{other.resolve().name}.html"
+    name = REPORT if other is None else f"{AGAINST}{other.resolve().name}.html"
     path = output or run_dir / name
     try:
         write_report(path, profile, second)

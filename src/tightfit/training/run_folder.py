@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tightfit import profiles
 from tightfit.errors import CheckpointError, RecipeError
 from tightfit.recipe import Recipe
 from tightfit.recipe_text import read_yaml, to_yaml
@@ -31,6 +32,9 @@ MAY_CHANGE = frozenset({
 RECIPE, METRICS, SUMMARY, CHECKPOINTS, MODEL = "recipe.yaml", "metrics.jsonl", "summary.json", "checkpoints", "model"
 PLAN = "plan.json"
 LOCK = ".lock"
+REPORT, CHROME_TRACE, MEMORY_RECORD = "report.html", "trace.json.gz", "memory.pickle"
+AGAINST = "report-against-"
+"""How the names of reports that compare two runs begin."""
 
 
 def run_path(recipe: Recipe, name: str) -> Path:
@@ -87,8 +91,8 @@ class RunFolder:
             ) from None
 
     def require_fresh(self) -> None:
-        """Raises RecipeError where anything is here."""
-        if others := sorted(p.name for p in self.path.iterdir() if p.name != LOCK):
+        """Raises RecipeError where anything is here but a profile, which may come before a run."""
+        if others := sorted(p.name for p in self.path.iterdir() if p.name != LOCK and not _of_a_profile(p.name)):
             raise RecipeError(
                 f"output_dir: {self.path} is not empty (it holds {', '.join(others[:3])}); write output_dir=... "
                 "elsewhere, or remove it"
@@ -148,3 +152,7 @@ def write_atomically(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def _of_a_profile(name: str) -> bool:
+    return name in (profiles.FOLDER, REPORT, CHROME_TRACE, MEMORY_RECORD) or name.startswith(AGAINST)

@@ -36,11 +36,11 @@ from tightfit.tasks import TASKS
 
 TRACES = 30
 """Traces that a search makes at most."""
+KEPT_BACK = 6
+"""Of these, how many are kept for verifying the choice and for the answers."""
 EVENTS = 400_000
 """Ops and allocations in all the traces of an exploration, from which on no more are made: of a model of billions of
 weights few traces hold so many."""
-KEPT_BACK = 6
-"""Of these, how many are kept for verifying the choice and for the answers."""
 COMPARED = 3
 """How many combinations that fit are costed at least, where there are so many."""
 FEW = 12
