@@ -18,7 +18,7 @@ from tightfit.calibration import Ceilings
 from tightfit.devices import MIB, Device
 from tightfit.errors import TightfitError
 from tightfit.planning.allocator.replay import Replay, replay
-from tightfit.planning.allocator.simulator import AllocatorSettings
+from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.planning.timing.step_time import step_time
 from tightfit.recipe import Recipe
 from tightfit.trace import Category, Trace, Unseen

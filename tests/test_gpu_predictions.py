@@ -7,7 +7,7 @@ import pytest
 from tests.benchmark_modules import benchmark
 from tightfit.devices import MIB
 from tightfit.planning.allocator.replay import replay
-from tightfit.planning.allocator.simulator import AllocatorSettings
+from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.trace import Allocation, Category, Span, Trace
 
 cases, predictions = map(benchmark, ("gpu_cases", "gpu_predictions"))

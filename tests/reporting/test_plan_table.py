@@ -13,7 +13,8 @@ from rich.console import Console
 from tests.reporting.plans import CARD, GIB, candidate, estimate, fitting, memory, nothing_fits
 from tightfit.recipe import Recipe
 from tightfit.reporting.memory_bar import legend, memory_bar, parts_of, scale_of, shared_out
-from tightfit.reporting.plan_table import duration, fits, plan_text, show_plan
+from tightfit.reporting.plan_table import plan_text, show_plan
+from tightfit.reporting.plan_words import duration, fits
 from tightfit.reporting.readable_plan import ReadablePlan
 from tightfit.trace import Unseen
 

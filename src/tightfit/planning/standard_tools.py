@@ -12,7 +12,7 @@ from tightfit.devices import Device
 from tightfit.errors import ModelError
 from tightfit.models import read_config
 from tightfit.planning.allocator.replay import Replay, replay
-from tightfit.planning.allocator.simulator import AllocatorSettings
+from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.planning.estimate import Tools
 from tightfit.planning.timing.step_time import StepTime, step_time
 from tightfit.recipe import Recipe

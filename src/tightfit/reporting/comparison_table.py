@@ -10,7 +10,7 @@ from rich.text import Text
 from tightfit.planning.plan import Candidate
 from tightfit.planning.search.comparison import Compared, Comparison
 from tightfit.planning.wording import size
-from tightfit.reporting.plan_table import batches, fits, shown, work
+from tightfit.reporting.plan_words import batches, fits, shown, work
 
 USUAL = {"attention": "sdpa", "compile": "off"}
 """Choices that a summary leaves out, being nearly everyone's."""

@@ -6,7 +6,6 @@ Plain text where there is no terminal. On 80 columns the table is told in two pa
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,11 +18,9 @@ from rich.text import Text
 
 from tightfit.devices import Device
 from tightfit.planning.plan import Candidate, Estimate, Plan, choices_of
-from tightfit.planning.search.answers import written
 from tightfit.planning.wording import percent, size
-from tightfit.recipe import Recipe
 from tightfit.reporting.memory_bar import legend, memory_bar, scale_of
-from tightfit.tasks import TASKS
+from tightfit.reporting.plan_words import as_written, batches, duration, fits, shown, speed, unit, work
 from tightfit.trace import Unseen
 
 BAR = (20, 48)
@@ -84,18 +81,6 @@ def heading(plan: Plan) -> str:
     memory = size(plan.device.memory_bytes)
     device = plan.device.name if memory in plan.device.name else f"{plan.device.name} ({memory})"
     return f"{plan.asked.model} on {device}: {work(plan.asked)}"
-
-
-def work(asked: Recipe) -> str:
-    """How much a step does, or generating."""
-    task = TASKS[asked.task]
-    length = f", seq_len {asked.seq_len:,}" if task.reads == "tokens" else ""
-    if asked.mode == "train":
-        return f"global batch {asked.batch_size:,}{length}"
-    if task.predicts not in ("next", "target"):
-        return f"inference, batch {asked.batch_size:,}{length}"
-    new, beams = asked.inference.new_tokens, asked.inference.beams
-    return f"inference, {asked.batch_size:,} prompts{length}, {new:,} new tokens{f', {beams} beams' * (beams > 1)}"
 
 
 def columns(plan: Plan) -> tuple[list[Column], list[Column]]:
@@ -249,58 +234,5 @@ def _numerics(candidates: Sequence[Candidate]) -> list[str]:
     return [f"{' and '.join(changes)} changes numerics: {', '.join(marked)}." for changes, marked in ranks.items()]
 
 
-def as_written(recipe: Recipe) -> str:
-    """The choices of a resolved recipe as a person writes them."""
-    slots = [field for field in choices_of(recipe) if field != "micro_batch_size"]
-    micro = [f"micro_batch_size={recipe.micro_batch_size}"] if recipe.mode == "train" else []
-    return " ".join([*micro, *(written(getattr(recipe, slot)) for slot in slots)])
-
-
-def batches(recipe: Recipe) -> str:
-    """Micro-batch x accumulation."""
-    micro = recipe.micro_batch_size
-    assert micro != "auto"
-    return f"{micro} x {math.ceil(recipe.batch_size / micro)}"
-
-
-def shown(choice: object) -> str:
-    """A technique in a table's cell: its name and the knobs that are not the default."""
-    if not isinstance(choice, dict):
-        return str(choice)
-    knobs = [f"{name}={value}" for name, value in choice.items() if name != "name"]
-    return " ".join([str(choice.get("name", "")), *knobs])
-
-
-def fits(estimate: Estimate) -> str:
-    """Whether it fits, in a word or two."""
-    if estimate.fits == "no":
-        return f"{size(estimate.missing)} short"
-    memory = estimate.memory
-    if estimate.fits == "with-retries" or (estimate.safe and memory.peak_reserved > memory.capacity - memory.margin):
-        return "with retries"
-    return "yes" if estimate.safe else "barely"
-
-
-def speed(estimate: Estimate) -> float:
-    """Tokens a second; samples a second for images."""
-    return estimate.time.tokens_per_second or estimate.time.samples_per_second
-
-
-def duration(seconds: float) -> str:
-    """Seconds for reading."""
-    if seconds < 1:
-        return f"{seconds * 1000:.3g} ms"
-    return f"{seconds:.3g} s" if seconds < 120 else f"{seconds / 60:,.1f} min"
-
-
-def unit(plan: Plan) -> str:
-    """What throughput is counted in."""
-    return "tokens/s" if _reads_tokens(plan) else "samples/s"
-
-
 def _choice(field: str, candidate: Candidate) -> str:
     return shown(candidate.choices()[field])
-
-
-def _reads_tokens(plan: Plan) -> bool:
-    return any(candidate.estimate.time.tokens_per_second for candidate in plan.candidates)

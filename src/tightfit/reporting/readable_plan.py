@@ -9,7 +9,8 @@ from typing import Self
 from tightfit.planning.plan import Plan
 from tightfit.planning.wording import size
 from tightfit.reporting.plan_html import plan_html
-from tightfit.reporting.plan_table import as_written, heading, plan_text, speed, unit
+from tightfit.reporting.plan_table import heading, plan_text
+from tightfit.reporting.plan_words import as_written, speed, unit
 from tightfit.trace import Unseen
 
 

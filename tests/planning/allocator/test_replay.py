@@ -18,7 +18,7 @@ import pytest
 from tightfit.errors import DataError
 from tightfit.planning.allocator.recordings import compare, read_recording, recording_of, write_recording
 from tightfit.planning.allocator.replay import replay
-from tightfit.planning.allocator.simulator import MIB, AllocatorSettings
+from tightfit.planning.allocator.settings import MIB, AllocatorSettings
 from tightfit.trace import Allocation, Op, OpClass, Phase, Trace, Unseen
 
 EXPANDABLE = AllocatorSettings(expandable_segments=True)

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from tests.planning.slow_allocator import SlowAllocator
-from tightfit.planning.allocator import simulator as rules
-from tightfit.planning.allocator.simulator import MIB, AllocatorSettings, CachingAllocator, OutOfCapacity
+from tightfit.planning.allocator import settings
+from tightfit.planning.allocator.settings import MIB, AllocatorSettings
+from tightfit.planning.allocator.simulator import CachingAllocator, OutOfCapacity
 
 KIB = 1024
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
@@ -33,12 +34,12 @@ def test_constants_are_those_of_the_installed_torch():
     header = Path(spec.origin).parent / "include/c10/core/AllocatorConfig.h"
     text = header.read_text()
     named = {name: int(value) for name, value in re.findall(r"constexpr size_t (k\w+) = (\d+);", text)}
-    ours = {"kSmallBuffer": rules.SMALL_SEGMENT, "kMinBlockSize": rules.MIN_BLOCK, "kSmallSize": rules.SMALL,
-            "kMinLargeAlloc": rules.MIN_LARGE, "kRoundLarge": rules.ROUND_LARGE}
+    ours = {"kSmallBuffer": settings.SMALL_SEGMENT, "kMinBlockSize": settings.MIN_BLOCK, "kSmallSize": settings.SMALL,
+            "kMinLargeAlloc": settings.MIN_LARGE, "kRoundLarge": settings.ROUND_LARGE}
     assert {name: named[name] for name in ours} == ours
     found = re.search(r"large_segment_size_\{(\d+)\}", text)
     assert found is not None
-    assert int(found[1]) == rules.LARGE_SEGMENT
+    assert int(found[1]) == settings.LARGE_SEGMENT
 
 
 @pytest.mark.parametrize(("size", "rounded"), [(1, 512), (512, 512), (513, 1024), (MIB, MIB), (MIB + 1, MIB + 512)])

@@ -10,6 +10,8 @@ from tests.planning.toy import MIB, Toy
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.planning.estimate import Margin, estimate
+from tightfit.planning.search import probing
+from tightfit.planning.search import search as searching
 from tightfit.planning.search.candidates import Config, Scope, configs, departures_of, micro_batch_sizes
 from tightfit.planning.search.exploring import GAIN, Found
 from tightfit.planning.search.search import TRACES, search
@@ -101,6 +103,31 @@ def test_finds_what_brute_force_finds(allow_numerics, batch, seeds):
         assert score(recipe, device, found) >= (1 - GAIN) * score(recipe, device, best), seed
         kinds.add((found.config.checkpointing.name, found.config.precision.name))
     assert len(kinds) > 1 or len(seeds) < 8, kinds
+
+
+@pytest.mark.parametrize("seed", [100, 102, 103])
+def test_an_optimizers_step_put_into_plain_passes_changes_no_choice(seed, monkeypatch):
+    toy = Toy.drawn(seed)
+    memory = memory_for(toy, seed)
+    usual = of(toy, memory, allow_numerics=True)
+    assert not any(recipe.optimizer.name == "sgd" for recipe in toy.calls)
+    toy.calls.clear()
+    monkeypatch.setattr(probing, "MANY_OPS", -1)
+    spliced = of(toy, memory, allow_numerics=True)
+    assert any(recipe.optimizer.name == "sgd" for recipe in toy.calls)
+    assert spliced.recipe == usual.recipe
+    assert not any(candidate.recipe.optimizer.name == "sgd" for candidate in spliced.candidates)
+    assert spliced.chosen.estimate == usual.chosen.estimate
+
+
+def test_large_traces_end_a_search_and_it_says_so(monkeypatch):
+    toy = Toy.drawn(21)
+    usual = of(toy, memory_for(toy, 21))
+    monkeypatch.setattr(searching, "EVENTS", 1)
+    few = of(toy, memory_for(toy, 21))
+    assert few.predictions < usual.predictions
+    assert any("what they may hold" in note for note in few.notes)
+    assert few.chosen.verified
 
 
 def test_keeps_to_a_smaller_number_of_traces_and_says_what_was_left_out():

@@ -20,7 +20,8 @@ from typing import Any
 
 from tightfit.errors import DataError
 from tightfit.planning.allocator.blocks import Block
-from tightfit.planning.allocator.simulator import LARGE_SEGMENT, MIB, AllocatorSettings, CachingAllocator, OutOfCapacity
+from tightfit.planning.allocator.settings import LARGE_SEGMENT, MIB, AllocatorSettings
+from tightfit.planning.allocator.simulator import CachingAllocator, OutOfCapacity
 
 ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map",
            "segment_unmap", "oom")

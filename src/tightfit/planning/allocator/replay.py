@@ -9,7 +9,8 @@ from typing import Literal
 import numpy as np
 
 from tightfit.planning.allocator.blocks import Block
-from tightfit.planning.allocator.simulator import AllocatorSettings, CachingAllocator, OutOfCapacity
+from tightfit.planning.allocator.settings import AllocatorSettings
+from tightfit.planning.allocator.simulator import CachingAllocator, OutOfCapacity
 from tightfit.trace import OpClass, Trace
 
 Fits = Literal["yes", "with-retries", "no"]

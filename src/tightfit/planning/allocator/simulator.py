@@ -2,7 +2,9 @@
 
 The rules are those of `c10/cuda/CUDACachingAllocator.cpp` and `c10/core/AllocatorConfig.{h,cpp}` of torch 2.11 to 2.13,
 whose functions the comments name. Left out, because training does not use them: private pools (CUDA graphs, memory
-pools), settings changed during a run, and `throw_on_cudamalloc_oom` (newer than 2.11, off by default).
+pools), settings changed during a run, and `throw_on_cudamalloc_oom` (newer than 2.11, off by default). No rule that is
+simulated differs between a revision of the source from before 2.12 and one from after it. Not yet measured on a GPU:
+`benchmarks/allocator_snapshots.py` does that.
 
 One device. Sizes are bytes. A block belongs for good to the stream that its segment was reserved for.
 """
@@ -11,47 +13,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tightfit.planning.allocator.blocks import Block, Pool, Space
-
-MIB = 1 << 20
-# The rules are those of PyTorch 2.11 to 2.13: no rule that is simulated differs between a revision of the source from
-# before 2.12 and one from after it. Not yet measured on a GPU: `benchmarks/allocator_snapshots.py` does that.
-MIN_BLOCK = 512
-"""kMinBlockSize: every size is rounded up to a multiple of it."""
-SMALL = MIB
-"""kSmallSize: the largest size that the small pool serves."""
-SMALL_SEGMENT = 2 * MIB
-"""kSmallBuffer: a segment of the small pool, and its page in an expandable segment."""
-LARGE_SEGMENT = 20 * MIB
-"""large_segment_size: a segment for sizes below MIN_LARGE, and the large pool's page in an expandable segment."""
-MIN_LARGE = 10 * MIB
-"""kMinLargeAlloc: from this size on, a size gets a segment of its own."""
-ROUND_LARGE = 2 * MIB
-"""kRoundLarge: such a segment is a multiple of it."""
-UNKNOWN_DEVICE = 1 << 40
-"""Stands for the device's memory where it is not known: only the address space of expandable segments depends on it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AllocatorSettings:
-    """What `PYTORCH_ALLOC_CONF` sets, with its defaults.
-
-    max_split_size: blocks of at least so many bytes are never split; None splits all.
-    max_non_split_rounding: by less than so many bytes, such a block may be larger than what it serves.
-    large_segment: bytes of the large pool's shared segments and pages.
-    roundup_power2_divisions: into how many parts each power of two is divided for rounding; 16 numbers, for sizes
-        below 2 MiB, below 4 MiB and so on; 0 rounds to 512 bytes.
-    garbage_collection_threshold: above this share of the allocator's limit, old cached segments are released; 0 never.
-    """
-
-    expandable_segments: bool = False
-    max_split_size: int | None = None
-    max_non_split_rounding: int = LARGE_SEGMENT
-    large_segment: int = LARGE_SEGMENT
-    roundup_power2_divisions: tuple[int, ...] = (0,) * 16
-    garbage_collection_threshold: float = 0.0
+from tightfit.planning.allocator.settings import (
+    MIN_BLOCK,
+    MIN_LARGE,
+    ROUND_LARGE,
+    SMALL,
+    SMALL_SEGMENT,
+    UNKNOWN_DEVICE,
+    AllocatorSettings,
+)
 
 
 class OutOfCapacity(Exception):

@@ -28,7 +28,7 @@ from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS, Attention, Checkpointing, Compile, Optimizer, Precision, Technique
 from tightfit.techniques.attention import Eager, Flex, Sdpa
 from tightfit.techniques.compile import NoCompile, PerBlock
-from tightfit.techniques.optimizer import Adafactor, AdamW, AdamW4bit, AdamW8bit, AdamWAnyPrecision
+from tightfit.techniques.optimizer import Adafactor, AdamW, AdamW4bit, AdamW8bit, AdamWAnyPrecision, Sgd
 from tightfit.techniques.precision import Bf16, Bf16Pure, Fp16, Fp32
 
 SEARCHED = ("attention", "precision", "checkpointing", "compile", "optimizer")
@@ -71,10 +71,16 @@ class Config:
     def family(self) -> tuple[Attention, Technique, Compile]:
         """What decides the forward and backward passes besides checkpointing: how pure bf16 rounds its updates does
         not."""
-        precision: Technique = self.precision
-        if isinstance(precision, Bf16Pure):
-            precision = replace(precision, rounding="nearest")
-        return self.attention, precision, self.compile
+        return self.attention, self._rounded_to_nearest, self.compile
+
+    def with_plain_sgd(self) -> Config:
+        """The same passes with the optimizer that does least."""
+        return replace(self, precision=self._rounded_to_nearest, optimizer=Sgd())
+
+    @property
+    def _rounded_to_nearest(self) -> Precision:
+        precision = self.precision
+        return replace(precision, rounding="nearest") if isinstance(precision, Bf16Pure) else precision
 
     @property
     def update(self) -> tuple[bool, str | None, Optimizer]:
@@ -222,3 +228,10 @@ def _always_refused(recipe: Recipe, device: Device, slots: tuple[str, ...]) -> l
         if ours and len(ours) == len(reasons) and (kept is None or len(ours) < len(kept)):
             kept = ours
     return kept
+
+
+def describe(config: Config, micro: int) -> str:
+    """A combination in one line."""
+    parts = [f"micro-batch {micro}", config.precision.name, config.checkpointing.name, config.optimizer.name,
+             config.attention.name]
+    return ", ".join([*parts, *([f"compile {config.compile.name}"] if config.compile.name != "off" else [])])

@@ -17,15 +17,12 @@ from tightfit.errors import ModelError, Refused
 from tightfit.planning import estimate as estimating
 from tightfit.planning.estimate import Margin, Timed, Tools
 from tightfit.planning.plan import Estimate
-from tightfit.planning.search.candidates import Config
+from tightfit.planning.search.candidates import Config, describe
 from tightfit.planning.search.interpolation import transfer
 from tightfit.planning.search.lines import Line, optimizer_only, parameters, resident
 from tightfit.planning.search.splicing import with_optimizer
 from tightfit.recipe import Recipe
-from tightfit.techniques import Precision
 from tightfit.techniques.compile import NoCompile
-from tightfit.techniques.optimizer import Sgd
-from tightfit.techniques.precision import Bf16Pure
 from tightfit.trace import Phase, Trace
 
 Progress = Callable[[int, int, str], None]
@@ -65,7 +62,8 @@ class Prober:
         self.sizes, self.limit = sizes, limit
         self.predictions = 0
         self.events_left = math.inf
-        """Ops and allocations that traces may still have; compiled ones count COMPILING times."""
+        """Ops and allocations that traces may still have, once a combination is known; compiled ones count COMPILING
+        times."""
         self.refused: dict[Config, str] = {}
         self.failure: ModelError | None = None
         self.parameters = 0
@@ -192,7 +190,7 @@ class Prober:
 
     def predict(self, recipe: Recipe, device: Device | None = None, text: str = "") -> Trace:
         """A resolved recipe's trace, counted. Raises Spent, Refused or ModelError."""
-        if self.predictions >= self.limit or self.events_left <= 0:
+        if self.predictions >= self.limit or (self._lines and self.events_left <= 0):
             raise Spent
         if self._progress is not None:
             self._progress(self.predictions, self.limit, text)
@@ -242,7 +240,7 @@ class Prober:
         """A window of two micro-batches, from which any longer or shorter one follows."""
         donor = self._donors.get(config.update)
         if donor is not None and sum(op.phase is Phase.OPTIMIZER for op, _ in donor.step_ops()) > MANY_OPS:
-            cheap = replace(config, precision=_rounded_to_nearest(config), optimizer=Sgd())
+            cheap = config.with_plain_sgd()
             if not cheap.on(self.recipe, micro).refusals(self.device):
                 passes = self.predict(cheap.on(self.recipe, micro, 2 * micro), text=describe(config, micro))
                 whole = with_optimizer(passes, donor)
@@ -304,16 +302,3 @@ class Prober:
     def _time(self, trace: Trace, config: Config, micro: int, batch: int | None = None) -> Timed:
         timed = self.tools.step_time(trace, config.on(self.recipe, micro, batch), self.device)
         return Timed(seconds=timed.seconds, calibrated=timed.calibrated, notes=tuple(timed.notes))
-
-
-def _rounded_to_nearest(config: Config) -> Precision:
-    precision = config.precision
-    return replace(precision, rounding="nearest") if isinstance(precision, Bf16Pure) else precision
-
-
-def describe(config: Config, micro: int) -> str:
-    """A combination in one line."""
-    parts = [f"micro-batch {micro}", config.precision.name, config.checkpointing.name, config.optimizer.name,
-             config.attention.name]
-    return ", ".join([*parts, *([f"compile {config.compile.name}"] if config.compile.name != "off" else [])])
-
