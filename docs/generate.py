@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import yaml
 from pydantic import RootModel
 
+from ladders import ladder_page
 from recorded import recorded_pages
 from refusals import knobs, refusals
 from tightfit.recipe import Data, Inference, Recipe
@@ -45,7 +46,7 @@ def pages() -> dict[str, str]:
     result["techniques/README.md"] = index_page()
     result["techniques/compile-backends.md"] = backends_page()
     result["recipe.md"] = recipe_page()
-    for path, parts in recorded_pages().items():
+    for path, parts in {**recorded_pages(), "ladder.md": ladder_page()}.items():
         result[path] = _page([part if isinstance(part, str) else _table(*part) for part in parts])
     return result
 

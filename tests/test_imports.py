@@ -20,7 +20,7 @@ LAYERS = (
     ("tightfit.__main__",),
     ("tightfit", "tightfit.cli"),
     ("tightfit.profile_command",),
-    ("tightfit.plan_command", "tightfit.report_command"),
+    ("tightfit.plan_command", "tightfit.report_command", "tightfit.ladder_command"),
     ("tightfit.planner",),
     ("tightfit.ladder",),
     ("tightfit.doctor",),
@@ -56,7 +56,9 @@ LAYERS = (
 top, beside the commands: it offers the public names, and what is inside never imports them back."""
 
 FRAMEWORKS = {"torch", "transformers", "jax"}
-FRAMEWORK_HOMES = ("tightfit.backends.pytorch", "tightfit.backends.jax")
+FRAMEWORK_HOMES = (
+    "tightfit.backends.pytorch", "tightfit.backends.jax", "tightfit.ladder.peers", "tightfit.ladder.two_devices",
+)
 FRAMEWORK_FREE = tuple(f"tightfit.{name}" for name in ("reporting", "training", "data", "planning", "techniques"))
 
 

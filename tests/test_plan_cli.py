@@ -13,12 +13,13 @@ from torch import nn
 import tightfit
 from tests.reporting.plans import fitting, nothing_fits
 from tightfit import plan_command
+from tightfit.backends import load_backend
 from tightfit.backends.pytorch.ceilings import measure as measuring
 from tightfit.calibration import Ceilings, Curve, processor, torch_version
 from tightfit.cli import main
-from tightfit.devices import Device, find_device
-from tightfit.errors import ModelError
-from tightfit.planner import Watched, own_device, read_recipe
+from tightfit.devices import find_device
+from tightfit.errors import ModelError, RecipeError
+from tightfit.planner import own_device, read_recipe
 from tightfit.recipe import Recipe
 from tightfit.reporting.readable_plan import ReadablePlan
 
@@ -36,7 +37,7 @@ compile: "off"
 checkpointing: none
 if_cuda: {batch_size: 6}
 """
-COLUMNS = {"rank", "recipe", "fits", "memory", "time", "reasons"}
+COLUMNS = {"rank", "recipe", "fits", "memory", "time", "calibrated", "unseen", "reasons"}
 
 
 @pytest.fixture
@@ -84,9 +85,10 @@ def test_inference_is_planned_by_number_format_and_attention(recipe, run):
     status, out, _ = run("plan", recipe, "mode=inference", "inference=8", "compile=auto", "--gpu", "rtx-4090")
     assert status == 0
     assert "on RTX 4090 (23.5 GiB): inference, 6 prompts, seq_len 16, 8 new tokens" in out
-    for word in ("prefill", "bf16 full_eval=True", "eager", "KV cache", "6 combinations weighed, 7 of them traced"):
+    for word in ("prefill", "bf16 full_eval=True", "eager", "KV cache", "6 combinations weighed, 7 traces made"):
         assert word in out
-    assert "micro" not in out
+    assert "micro x" not in out
+    assert "micro_batch_size=2, checkpointing=none: for training alone" in " ".join(out.split())
     status, _, err = run("plan", recipe, "mode=inference", "inference=20", "--gpu", "cpu")
     assert status == 2
     assert "write seq_len=12" in err
@@ -148,7 +150,10 @@ def test_training_arguments_stand_between_the_recipe_and_the_overrides(tmp_path)
     (["--gpu", "cpu", "--gpu-memory", "24GB"], ["24GB", "processor"]),
     (["--gpu", "all", "--gpu-memory", "24GB"], ["24GB", "--gpu all"]),
     (["--gpu", "all", "--price", "rtx-4090"], ["'rtx-4090'", "rtx-4090=0.35"]),
-    (["--gpu", "all", "--price", "rtx-4091=1"], ["'rtx-4091'", "'rtx-4090'"]),
+    (["--gpu", "all", "--price", "rtx-4091=1"], ["price: 'rtx-4091=1'", "'rtx-4090'"]),
+    (["--gpu", "l4", "--price", "foo"], ["price: 'foo'", "rtx-4090=0.35"]),
+    (["--gpu", "l4", "--top", "0"], ["top: 0 should be 1 or more"]),
+    (["batch_size=4", "micro_batch_size=8", "--gpu", "l4"], ["micro_batch_size: 8", "batch_size=4"]),
     (["--gpu", "l4", "--price", "l4=1"], ["'l4=1'", "--gpu all"]),
     (["--gpu", "l4", "--training-args", "gone.json"], ["gone.json", "to_json_string"]),
     (["--gpu", "l4", "--gpus=l4"], ["--gpus", "gpus=l4"]),
@@ -172,7 +177,10 @@ def test_bad_input_is_one_line_and_exit_2(recipe, run, words, expected):
     (["plan", "--gpu", "l4"], ["RECIPE"]),
     (["plan", "nope", "--gpu", "l4"], ["'nope'", "recipe"]),
     (["doctor", "--device", "cpu"], ["--calibrate"]),
-    (["plan", "gpt2", "model_overrides.n_head=0", "--gpu", "l4"], ["'gpt2' cannot be built"]),
+    (["plan", "gpt2", "model_overrides.n_head=0", "--gpu", "l4"], ["model_overrides.n_head: 0 should be 1 or more"]),
+    (["plan", "seq_len=16", "--gpu", "l4"], ["RECIPE is missing before seq_len=16; write model=..."]),
+    (["train", "data=notes.txt"], ["RECIPE is missing before data=notes.txt"]),
+    (["profile", "data=notes.txt"], ["RECIPE is missing before data=notes.txt"]),
     (["plan", "gpt2", "seq_len=2048", "--gpu", "l4"], ["seq_len: 2048", "1024 positions; write seq_len=1024"]),
     (["plan", "bert-base", "seq_len=600", "mode=inference", "--gpu", "l4"], ["write seq_len=512"]),
     (["doctor", "--calibrate", "--device", "tpu"], ["device", "'tpu'"]),
@@ -228,7 +236,8 @@ def test_every_gpu_is_compared(recipe, run, monkeypatch):
     assert status == 0
     lines = [line for line in out.splitlines() if line.startswith(("RTX 4090", "L4"))]
     assert lines[0].startswith("L4")
-    assert "2x3, bf16, none, adamw" in lines[0]
+    assert lines[0].rstrip().endswith("2 x 3 a")
+    assert "a  precision=bf16 checkpointing=none optimizer=adamw attention=sdpa compile=off" in out
     assert "refused on V100 16GB: precision=bf16" in " ".join(out.split())
     status, out, _ = run(*words, "--json")
     rows = json.loads(out)["gpus"]
@@ -305,14 +314,18 @@ class Words(nn.Module):
 """
 
 
-def test_a_factory_named_in_a_recipe(tmp_path, run, monkeypatch):
+def test_a_factory_named_in_a_recipe_or_in_the_place_of_one(tmp_path, run, monkeypatch):
     (tmp_path / "factory_of_words.py").write_text(FACTORY)
     (tmp_path / "mine.yaml").write_text("model: factory_of_words:Words\nvocab_size: 64\nseq_len: 16\nbatch_size: 4\n"
                                         "data: {source: dummy}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
-    for device in ("t4", "cpu"):
-        status, out, err = run("plan", str(tmp_path / "mine.yaml"), "compile=off", "--gpu", device, "--json")
+    fields = ("vocab_size=64", "seq_len=16", "batch_size=4", "data=dummy")
+    for words, device in (
+        ((str(tmp_path / "mine.yaml"),), "t4"), ((str(tmp_path / "mine.yaml"),), "cpu"),
+        (("factory_of_words:Words", *fields), "t4"), ((*fields, "model=factory_of_words:Words"), "t4"),
+    ):
+        status, out, err = run("plan", *words, "compile=off", "--gpu", device, "--json")
         assert status == 0, err
         held = json.loads(out)["candidates"][0]["memory"]["by_category"]
         assert held["weights"] >= 4 * (64 * 16 + 16 * 64 + 64)
@@ -324,15 +337,26 @@ def test_a_model_that_cannot_be_traced_is_named():
         tightfit.plan(Own(16), fields, gpu="l4")
 
 
-def test_what_a_trace_does_not_show_is_kept_for_the_recipe_it_belongs_to():
-    watched = Watched("pytorch")
-    resolved = Recipe.from_dict({**FIELDS, "precision": "fp32", "optimizer": "adamw", "attention": "sdpa",
-                                 "loading": {"workers": 0}})
-    device = Device(kind="cuda", name="x", memory_bytes=1 << 34, capability=(8, 9))
-    trace = watched.predict(resolved, device)
-    assert watched.unseen_of(resolved, device) == tuple(trace.unseen)
-    assert watched.unseen_of(resolved.override(seq_len=8), device) == ()
-    assert watched.unseen_of(resolved, find_device("l4")) == ()
+def test_what_a_trace_does_not_show_is_each_candidates_own_interpolated_or_not():
+    plan = tightfit.plan("gpt2", {**FIELDS, "micro_batch_size": "auto", "batch_size": 64}, gpu="rtx-4090")
+    backend, device = load_backend("pytorch"), find_device("rtx-4090")
+    assert {candidate.verified for candidate in plan.candidates} == {True, False}
+    for candidate in plan.candidates:
+        figures = backend.predict(candidate.recipe, device).unseen
+        assert candidate.estimate.unseen == tuple(figures)
+        assert sum(figure.bytes for figure in figures if figure.where == "host") == candidate.estimate.memory.host
+    assert all(f"{figure.name}, " in str(plan) for figure in plan.chosen.estimate.unseen)
+
+
+def test_a_plans_recipe_can_be_applied_to_the_model():
+    model = Own(16)
+    plan = tightfit.plan(model, {**FIELDS, "model_overrides": {}, "data": {"packing": False}}, gpu="cpu")
+    applied = tightfit.apply(model, plan.recipe)
+    applied.model(torch.zeros(2, 16, dtype=torch.long)).sum().backward()
+    applied.optimizer.step()
+    assert plan.training_arguments()["use_cpu"] is True
+    with pytest.raises(RecipeError, match=r"auto; .*tightfit\.plan"):
+        tightfit.apply(model, FIELDS)
 
 
 def test_the_machines_own_devices():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import sys
 
 import pytest
 
-from tightfit import profile_command, profiles
+from tightfit import profiles
+from tightfit.backends.pytorch.backend import PytorchBackend
+from tightfit.backends.pytorch.measuring import step_profiler
 from tightfit.cli import main
 from tightfit.errors import ModelError
 from tightfit.trace import Phase
@@ -62,6 +65,9 @@ def test_a_profile_is_measured_predicted_kept_and_drawn(run, tmp_path):
     status, out, _ = run("report", "runs/tiny", "runs/tiny")
     assert status == 0
     assert (folder / "report-against-tiny.html").stat().st_size < 8 << 20
+    first = out.splitlines()
+    assert first[0].split() == ["runs/tiny", "runs/tiny", "difference"]
+    assert [line.split("  ")[0] for line in first[2:4]] == ["tokens/s", "step"]
 
 
 def test_a_run_may_begin_where_a_profile_was_taken(run, tmp_path):
@@ -80,11 +86,23 @@ def test_what_cannot_be_predicted_is_measured_all_the_same(run, monkeypatch, tmp
     def fail(*_):
         raise ModelError("model: no way to trace it")
 
-    monkeypatch.setattr(profile_command, "_predicted", fail)
+    monkeypatch.setattr(PytorchBackend, "predict", fail)
     assert run("profile", "tiny.yaml", "device=cpu", "output_dir=here")[0] == 0
     found = profiles.load(tmp_path / "here")
     assert found.predicted is None
     assert any("no way to trace it" in note for note in found.notes)
+
+
+def test_a_full_disk_names_the_file_and_leaves_nothing_cut(run, monkeypatch, tmp_path):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(step_profiler.shutil, "copyfileobj", full)
+    status, _, err = run("profile", "tiny.yaml", "device=cpu")
+    assert status == 2
+    assert err.splitlines()[-1] == ("tightfit: runs/tiny/trace.json.gz: cannot be written (No space left on device); "
+                                    "free some space, or write another output_dir=...")
+    assert list((tmp_path / "runs/tiny").iterdir()) == []
 
 
 @pytest.mark.parametrize(("words", "expected"), [

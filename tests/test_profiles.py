@@ -10,8 +10,8 @@ import pytest
 from tests.reporting.profiled import empty, hostile, profile
 from tightfit import profiles
 from tightfit.errors import ReportError
-from tightfit.profiles import PHASES, VERSION
-from tightfit.trace import Op, OpClass, Phase, Trace
+from tightfit.profiles import VERSION
+from tightfit.trace import PHASES, Op, OpClass, Phase, Trace
 
 
 @pytest.mark.parametrize("make", [profile, hostile, empty], ids=["whole", "hostile", "empty"])

@@ -69,6 +69,7 @@ def test_every_rung_survives_yaml(slot, technique, tmp_path):
     ({"mode": "infer"}, ["mode", "'infer'", "'inference'"]),
     ({"inference": 0}, ["inference.new_tokens", "0", "greater than or equal to 1"]),
     ({"inference": {"beam": 4}}, ["inference.beam", "'beams'"]),
+    ({"batch_size": 8, "micro_batch_size": 16}, ["micro_batch_size: 16", "batch_size=8", "micro_batch_size=8 or less"]),
 ])
 def test_a_wrong_field_names_itself_its_value_and_the_right_one(values, words):
     with pytest.raises(RecipeError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import tracemalloc
@@ -12,7 +13,7 @@ import pytest
 from tests.reporting.profiled import hostile, predicted, profile
 from tightfit.errors import ReportError
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Trace
-from tightfit.trace_file import BLOCK, VERSION, load_trace, save_trace
+from tightfit.trace_file import BLOCK, VERSION, load_trace, replacing, save_trace
 
 
 def op(tick, seconds=1e-6, **changes):
@@ -55,6 +56,22 @@ def test_many_blocks(path):
                   spans=[Span(name="step 1", start=0, stop=9, step=1, times=2, seconds=0.5)])
     save_trace(trace, path)
     assert load_trace(path) == trace
+
+
+def test_a_disk_that_is_full_is_said_by_the_files_name(path):
+    save_trace(Trace(origin="measured", ops=[op(1)]), path)
+    whole = path.read_bytes()
+
+    def cut_off():
+        with replacing(path) as temporary:
+            temporary.write_bytes(whole[:10])
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space") as caught:
+        cut_off()
+    assert caught.value.filename == str(path)
+    assert list(path.parent.iterdir()) == [path]
+    assert path.read_bytes() == whole
 
 
 def test_a_write_that_fails_leaves_the_old_file(path):

@@ -38,4 +38,7 @@ def __getattr__(name: str) -> Any:
     # Loaded when first used, so that `import tightfit` and `tightfit --help` stay quick.
     if name not in _HOMES:
         raise AttributeError(f"module 'tightfit' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    from tightfit.backends import quiet_loading
+
+    with quiet_loading():
+        return getattr(import_module(_HOMES[name]), name)

@@ -14,13 +14,14 @@ import os
 import platform
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from tightfit.errors import TightfitError
+from tightfit.trace_file import replacing
 
 FOLDER = Path("~/.cache/tightfit/ceilings")
 FORMAT = 1
@@ -199,25 +200,29 @@ def family_of(op: str) -> str:
 
 def save(ceilings: Ceilings, folder: Path = FOLDER) -> Path:
     """Write the record into `folder`, whole or not at all. Raises TightfitError where it cannot be written."""
+    with _written_to(folder) as home:
+        path = home / _file_name(ceilings.device, ceilings.threads)
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps({"format": FORMAT, "ceilings": asdict(ceilings)}), "utf-8")
+    return path
+
+
+def check_writable(folder: Path = FOLDER) -> None:
+    """Raises TightfitError where `save` could not write: to be asked before the minutes that measuring takes."""
+    with _written_to(folder) as home, tempfile.TemporaryFile(dir=home) as file:
+        file.write(b"0")
+
+
+@contextlib.contextmanager
+def _written_to(folder: Path) -> Iterator[Path]:
+    """The folder, made if need be. Raises TightfitError for whatever cannot be written inside."""
     folder = folder.expanduser()
-    path = folder / _file_name(ceilings.device, ceilings.threads)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                json.dump({"format": FORMAT, "ceilings": asdict(ceilings)}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                Path(temporary).unlink()
-            raise
+        yield folder
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise TightfitError(f"the measured ceilings could not be written to {folder} ({reason})") from None
-    return path
+        raise TightfitError(f"the measured ceilings cannot be written to {folder} ({error.strerror or error}); make "
+                            "it writable, or set HOME to another folder") from None
 
 
 def load(device: str, folder: Path = FOLDER, *, threads: int = 0) -> Ceilings | None:

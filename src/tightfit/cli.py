@@ -25,7 +25,8 @@ app = typer.Typer(
 )
 
 RECIPE = typer.Argument(
-    metavar="RECIPE", help="A YAML file, a bundled recipe or model, a model's folder or its Hugging Face id."
+    metavar="RECIPE", help="A YAML file, a bundled recipe or model, a model's folder, its Hugging Face id, or "
+    "package.module:factory."
 )
 RecipeName = Annotated[str, RECIPE]
 Overrides = Annotated[
@@ -56,10 +57,12 @@ def train(recipe: RecipeName, overrides: Overrides = None) -> None:
     _quiet_libraries()
     console = LastingConsole(soft_wrap=True)
     with Terminal(console) as terminal:
+        from tightfit.recipe_files import name_and_overrides
         from tightfit.training.trainer import Trainer, recipe_for_machine
 
-        settled = recipe_for_machine(recipe, overrides or [])
-        summary = Trainer(recipe=settled, listener=terminal, name=recipe).train()
+        name, changes = name_and_overrides([recipe, *(overrides or [])])
+        settled = recipe_for_machine(name, changes)
+        summary = Trainer(recipe=settled, listener=terminal, name=name).train()
     _show(console, summary)
     if summary.stopped_by is not None:
         console.print(f"stopped by {summary.stopped_by} at step {summary.steps}, saved; the same command goes on")
@@ -81,7 +84,7 @@ def plan(
         metavar="NAME=x", help="With `--gpu all`: what a GPU costs, in any unit; once for each GPU.")] = None,
     training_args: Annotated[Path | None, typer.Option(
         metavar="FILE.json", help="Hugging Face TrainingArguments, as `to_json_string` writes them.")] = None,
-    top: Annotated[int | None, typer.Option(min=1, metavar="N", help="Show the N best alone.")] = None,
+    top: Annotated[int | None, typer.Option(metavar="N", help="Show the N best alone.")] = None,
 ) -> None:  # fmt: skip
     """Predict memory and speed of every combination of techniques, on a GPU that need not be there, and choose.
 
@@ -122,6 +125,39 @@ def report(
     from tightfit.report_command import run_report
 
     run_report(run_dir, other, output)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def ladder(
+    name: Annotated[str, typer.Argument(
+        metavar="NAME|RECIPE", help="bert-large, fp16-batch, accumulation, checkpointing, loading, ddp, "
+        "transformer-156m, or a recipe.")],
+    overrides: Overrides = None,
+    gpu: Annotated[str | None, typer.Option(
+        metavar="NAME", help="A GPU to predict the full size for; by default the one that figures were published on, "
+        "where this machine has none.")] = None,
+    gpu_memory: Annotated[str | None, typer.Option(
+        metavar="SIZE", help="Memory such as `24GB` that this machine's GPU is cut down to.")] = None,
+    peer: Annotated[list[str] | None, typer.Option(
+        metavar="PEER", help="Run the same rungs by `plain`, `hf-trainer`, `lightning` or `liger` too; once for each.",
+    )] = None,
+    scale: Annotated[str | None, typer.Option(
+        metavar="SCALE", help="`full`, `reduced` (minutes on a processor) or `smallest`; by default as the machine "
+        "is.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="Timed steps of each rung.")] = None,
+    limit: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="The most that one rung may take.")] = 600.0,
+    picture: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="Where a PNG or SVG of it goes.")] = None,
+) -> None:  # fmt: skip
+    """Measure every technique's effect on this machine, a rung at a time, beside published and predicted figures.
+
+    Example: `tightfit ladder bert-large`. It goes on where it was stopped. How to read it is in docs/ladder.md.
+    """
+    _quiet_libraries()
+    from tightfit.ladder_command import run_ladder
+
+    run_ladder(name, overrides or [], gpu=gpu, gpu_memory=gpu_memory, peers=peer or [], scale=scale, steps=steps,
+               limit=limit, picture=picture)
 
 
 @app.command()
@@ -177,7 +213,9 @@ def recipes() -> None:
 
 def _quiet_libraries() -> None:
     """Keep what libraries log about themselves while they load off the screen; errors still show."""
-    for name in ("torchao", "torch.utils._pytree", "transformers"):
+    from tightfit.backends import CHATTY
+
+    for name in CHATTY:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 

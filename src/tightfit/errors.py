@@ -45,7 +45,8 @@ class CheckpointError(TightfitError):
 
 
 class ReportError(TightfitError):
-    """A trace or profile that cannot be read: no such file, not one of these, damaged, or of a newer version."""
+    """A trace or profile that cannot be made, written or read: a step that cannot be followed, a full disk, no such
+    file, not one of these, damaged, or of a newer version."""
 
 
 class MissingLibrary(TightfitError):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tightfit.bundled import BUNDLED, HUB_NAMES, Bundled
 from tightfit.errors import MissingLibrary, ModelError, nearest
+from tightfit.shapes.limits import check_overrides
 from tightfit.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class TransformerConfig:
 
 
 SourceKind = Literal["bundled", "folder", "hub", "factory"]
+FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+"""What `package.module:factory` looks like."""
 WELCOME_NAMES = (
     "a folder such as ./my-model, a Hugging Face id such as openai-community/gpt2, or package.module:factory"
 )
@@ -86,7 +89,7 @@ def resolve_source(recipe: Recipe) -> ModelSource:
         if not (folder / "config.json").is_file():
             raise ModelError(f"model: the folder {name!r} has no config.json; name a folder that save_pretrained wrote")
         return ModelSource("folder", str(folder))
-    if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", name):
+    if FACTORY.fullmatch(name):
         return ModelSource("factory", name)
     if name in HUB_NAMES or re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
         return ModelSource("hub", name)
@@ -234,8 +237,9 @@ def _make_config(config: Any, values: dict[str, Any], changes: dict[str, Any], r
     """
     config_class, known = type(config), config.to_dict()
     aliases: dict[str, str] = config_class.attribute_map
-    changes = {aliases.get(name, name): value for name, value in changes.items()}
     _check_fields(config_class.__name__, changes, {**known, **aliases, "num_labels": None, "vocab_size": None})
+    check_overrides(config, values, changes)
+    changes = {aliases.get(name, name): value for name, value in changes.items()}
     num_labels = changes.pop("num_labels", None)
     vocab_size = changes.get("vocab_size")
     if "vocab_size" not in known and "text_config" in known and vocab_size is not None:

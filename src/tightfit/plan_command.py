@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from tightfit.errors import RecipeError, Refused
 from tightfit.planner import RecipeOn, compare, plan_on, read_recipe
 from tightfit.planning.search.comparison import parse_prices
 from tightfit.recipe import Recipe
+from tightfit.recipe_files import name_and_overrides
 from tightfit.reporting.comparison_table import show_comparison
 from tightfit.reporting.plan_table import show_plan
 from tightfit.reporting.search_progress import SearchProgress
@@ -30,16 +31,21 @@ def run_plan(
     name: the recipe; it may be an override where training arguments are given. top: candidates, or GPUs, to show.
     Raises TightfitError for bad input, and Refused after printing where nothing fits.
     """
+    if top is not None and top < 1:
+        raise RecipeError(f"top: {top} should be 1 or more, such as --top 3")
     overrides = list(words)
     if name is not None and training_arguments is not None and "=" in name:
         overrides.insert(0, name)
         name = None
+    elif name is not None:
+        name, overrides = name_and_overrides([name, *overrides])
 
     def recipe_on(cuda: bool) -> Recipe:
         return read_recipe(name, overrides, cuda=cuda, training_arguments=training_arguments)
 
+    by_name = parse_prices(prices)
     if gpu == EVERY_GPU:
-        _compare(recipe_on, gpu_memory, prices, as_json, top)
+        _compare(recipe_on, gpu_memory, by_name, as_json, top)
     elif prices:
         raise RecipeError(f"price: {prices[0]!r} is for comparing GPUs; write --gpu all with it")
     else:
@@ -47,26 +53,25 @@ def run_plan(
 
 
 def _plan(recipe_on: RecipeOn, gpu: str | None, gpu_memory: str | None, as_json: bool, top: int | None) -> None:
-    with SearchProgress(Console(stderr=True), "planning") as progress:
+    with SearchProgress(Console(stderr=True), "planning", "traces") as progress:
         plan = plan_on(recipe_on, gpu, gpu_memory, progress=progress)
     plan = replace(plan, candidates=plan.candidates[:top])
     if as_json:
         _print_json(plan.to_json())
     else:
-        show_plan(plan, Console(), plan.unseen)
+        show_plan(plan, Console())
     if plan.chosen is None:
         shown = f"nothing fits on {plan.device.name}; what would help is said above"
         raise Refused(plan.nothing_fits() if as_json else shown)
 
 
 def _compare(
-    recipe_on: RecipeOn, gpu_memory: str | None, prices: Sequence[str], as_json: bool, top: int | None
+    recipe_on: RecipeOn, gpu_memory: str | None, prices: Mapping[str, float], as_json: bool, top: int | None
 ) -> None:
     if gpu_memory is not None:
         raise RecipeError(f"gpu-memory: {gpu_memory!r} is for one GPU, and --gpu all compares many; leave it out")
-    by_name = parse_prices(prices)
-    with SearchProgress(Console(stderr=True), "planning") as progress:
-        comparison = compare(recipe_on, by_name, progress=progress)
+    with SearchProgress(Console(stderr=True), "planning", "GPUs") as progress:
+        comparison = compare(recipe_on, prices, progress=progress)
     fitting = any(row.chosen is not None for row in comparison.rows)
     comparison = replace(comparison, rows=comparison.rows[:top])
     if as_json:

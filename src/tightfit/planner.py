@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,9 @@ from tightfit.planning.search.search import search
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target, cpu_target, gpu_target
 from tightfit.recipe import Recipe
-from tightfit.recipe_files import IF_CUDA, load_recipe, recipe_values
+from tightfit.recipe_files import IF_CUDA, RECIPES, load_recipe, recipe_values
 from tightfit.recipe_text import apply_overrides
 from tightfit.reporting.readable_plan import ReadablePlan
-from tightfit.trace import Trace, Unseen
 from tightfit.training_arguments.table import FIELDS
 
 RecipeOn = Callable[[bool], Recipe]
@@ -67,12 +67,10 @@ def plan_on(
     recipe = recipe_on(target.device.kind == "cuda")
     if module is not None:
         recipe = recipe.model_copy(update={"model": _own_name(module)})
-    watched = Watched(recipe.backend, module)
-    tools = standard_tools(watched.predict, target.ceilings)
+    backend = load_backend(recipe.backend)
+    tools = standard_tools(partial(backend.predict, model=module), target.ceilings, unseen=backend.unseen)
     others = catalogue() if target.device.kind == "cuda" else ()
-    found = search(recipe, target.device, tools, catalogue=others, progress=progress)
-    best = found.chosen or next(iter(found.candidates), None)
-    return ReadablePlan.of(found, watched.unseen_of(best.recipe, target.device) if best is not None else ())
+    return ReadablePlan.of(search(recipe, target.device, tools, catalogue=others, progress=progress))
 
 
 def compare(
@@ -83,9 +81,9 @@ def compare(
     recipe = recipe_on(True)
     _check_device(recipe, "all", "cuda")
     backend = load_backend(recipe.backend)
-    tools = standard_tools(backend.predict)
+    tools = standard_tools(backend.predict, unseen=backend.unseen)
     chosen = catalogue() if devices is None else devices
-    return compare_devices(recipe, chosen, tools, prices, progress, unseen=backend.unseen)
+    return compare_devices(recipe, chosen, tools, prices, progress)
 
 
 def read_recipe(
@@ -98,8 +96,7 @@ def read_recipe(
     """
     if training_arguments is None:
         if name is None:
-            raise RecipeError("RECIPE is missing: a YAML file, a bundled recipe or model, a model's folder or its "
-                              "Hugging Face id; tightfit recipes lists what is bundled")
+            raise RecipeError(f"RECIPE is missing: {RECIPES}")
         return load_recipe(name, overrides, cuda=cuda)
     values = {} if name is None else recipe_values(name)
     on_cuda = values.pop(IF_CUDA, {})
@@ -109,23 +106,6 @@ def read_recipe(
         raise RecipeError("model: training arguments do not say which; name it in front of --training-args, or write "
                           "model=gpt2")
     return Recipe.from_training_arguments(training_arguments, **fields)
-
-
-class Watched:
-    """A backend's predictions, and what each could not trace."""
-
-    def __init__(self, backend: str, module: Any = None) -> None:
-        self._backend, self._module = load_backend(backend), module
-        self._unseen: dict[tuple[str, str], tuple[Unseen, ...]] = {}
-
-    def predict(self, recipe: Recipe, device: Device) -> Trace:
-        trace = self._backend.predict(recipe, device, self._module)
-        self._unseen[recipe.model_dump_json(), device.name] = tuple(trace.unseen)
-        return trace
-
-    def unseen_of(self, recipe: Recipe, device: Device) -> tuple[Unseen, ...]:
-        """What the recipe's own trace on that device does not show; empty where it was not traced."""
-        return self._unseen.get((recipe.model_dump_json(), device.name), ())
 
 
 def own_device(recipe: Recipe, kind: str) -> Device | None:

@@ -21,8 +21,6 @@ from tightfit.trace_file import load_trace, replacing, save_trace
 FORMAT, VERSION = "tightfit-profile", 1
 FOLDER, VALUES = "profile", "profile.json"
 TRACES = ("measured", "predicted")
-PHASES = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-"""What a step's seconds are split into; recomputation is part of the backward phase."""
 LIMIT = 500_000
 """The most ops, and the most allocations, of a trace that are read for a report: more are sampled."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
 from tightfit.errors import RecipeError
 from tightfit.recipe_text import explain, parse_technique, technique_to_yaml
@@ -165,6 +165,9 @@ class Recipe(BaseModel):
     """Continue from the newest checkpoint in the run's folder, or insist on an empty folder."""
     report_to: Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)] = ()
     """Where metrics also go: tensorboard, wandb, and others that Accelerate knows."""
+    profile_step: Positive | None = None
+    """Profile this step of the run, or the fourth that a process takes if that is later, for `tightfit report`: left
+    out of the run's own speed, and what it learns stays the same."""
     sample_prompt: str | None = None
     """Text to continue at the end of a causal-lm run."""
     cache_dir: str = "~/.cache/tightfit"
@@ -172,6 +175,14 @@ class Recipe(BaseModel):
     hugging_face: Annotated[dict[str, Any], BeforeValidator(check_carried)] = Field(default_factory=dict)
     """Arguments of a Hugging Face Trainer that are no field here, such as `log_level` or `num_train_epochs`: kept for
     TrainingArguments, and without effect on training here."""
+
+    @model_validator(mode="after")
+    def _accumulates(self) -> Self:
+        micro, batch = self.micro_batch_size, self.batch_size
+        if self.mode == "train" and micro != "auto" and micro > batch:
+            raise RecipeError(f"micro_batch_size: {micro} is more than batch_size={batch}, which is what one optimizer "
+                              f"step learns from; write micro_batch_size={batch} or less, or batch_size={micro}")
+        return self
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:

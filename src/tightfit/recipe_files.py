@@ -1,16 +1,16 @@
-"""Finding a recipe: a YAML file, a bundled recipe's name, or a model's: bundled, a folder or a Hugging Face id."""
+"""Finding a recipe: a YAML file, a bundled recipe's name, or a model's: bundled, a folder, a hub's id, a factory."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from tightfit.bundled import BUNDLED
 from tightfit.errors import RecipeError, nearest
-from tightfit.models import model_facts
+from tightfit.models import FACTORY, model_facts
 from tightfit.recipe import Recipe
 from tightfit.recipe_text import apply_overrides, read_yaml
 
@@ -20,6 +20,10 @@ stands above it."""
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 """What a Hugging Face id with an owner looks like."""
+
+RECIPES = ("a YAML file, a bundled recipe or model, a model's folder, its Hugging Face id or package.module:factory; "
+           "tightfit recipes lists what is bundled")
+"""What names a recipe, for messages."""
 
 
 def load_recipe(name: str, overrides: Iterable[str] = (), *, cuda: bool = False) -> Recipe:
@@ -34,6 +38,18 @@ def load_recipe(name: str, overrides: Iterable[str] = (), *, cuda: bool = False)
     if cuda:
         values = {**values, **on_cuda}
     return Recipe.from_dict(apply_overrides(values, overrides))
+
+
+def name_and_overrides(words: Sequence[str]) -> tuple[str, list[str]]:
+    """A command's words as a recipe's name and its overrides. Where the first word is an override already, the name is
+    that of the model which one of them gives. Raises RecipeError where none does."""
+    field = words[0].partition("=")[0].partition(".")[0]
+    if "=" not in words[0] or field not in Recipe.model_fields:
+        return words[0], list(words[1:])
+    model = next((word.partition("=")[2] for word in reversed(words) if word.startswith("model=")), "")
+    if not model:
+        raise RecipeError(f"RECIPE is missing before {words[0]}; write model=... too, or first {RECIPES}")
+    return model, list(words)
 
 
 def recipe_values(name: str) -> dict[str, Any]:
@@ -61,7 +77,7 @@ def recipe_values(name: str) -> dict[str, Any]:
         return _for_model(name, Recipe.model_fields["task"].default)
     if exists:
         raise RecipeError(f"{name}: a recipe file's name ends in .yaml; a model's folder is named by model={name}")
-    if HUB_ID.fullmatch(name):
+    if HUB_ID.fullmatch(name) or FACTORY.fullmatch(name):
         return {"model": name}
     raise RecipeError(f"{name!r} is no recipe; {nearest(name, [*bundled, *BUNDLED])}")
 

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from tightfit import profiles
 from tightfit.errors import ReportError
+from tightfit.reporting.report.difference import side_by_side
 from tightfit.reporting.report.headline import headline
 from tightfit.reporting.report.page import write_report
 from tightfit.training.run_folder import AGAINST, REPORT
@@ -16,9 +17,9 @@ from tightfit.training.run_folder import AGAINST, REPORT
 def run_report(run_dir: Path, other: Path | None = None, output: Path | None = None) -> Path:
     """Draw the profile in `run_dir`, print its headline and where the report is, and return that path.
 
-    other: a second run's folder to compare with. output: where it goes; by default `report.html` in `run_dir`, or with
-    a second run `report-against-<its name>.html`. Raises ReportError for a folder without a profile, and where the
-    report cannot be written.
+    other: a second run's folder to compare with, whose headline then stands beside the first. output: where it goes; by
+    default `report.html` in `run_dir`, or with a second run `report-against-<its name>.html`. Raises ReportError for a
+    folder without a profile, and where the report cannot be written.
     """
     profile = profiles.load(run_dir)
     second = None if other is None else profiles.load(other)
@@ -30,6 +31,7 @@ def run_report(run_dir: Path, other: Path | None = None, output: Path | None = N
         raise ReportError(f"{path}: the report cannot be written ({error.strerror or error}); write --output "
                           "elsewhere") from None
     console = Console(soft_wrap=True)
-    console.print(headline(profile), markup=False, highlight=False)
+    said = headline(profile) if second is None else side_by_side(profile, second, (str(run_dir), str(other)))
+    console.print(said, markup=False, highlight=False)
     console.print(f"report: {path}", markup=False, highlight=False)
     return path

@@ -96,6 +96,11 @@ class Task:
     """Whether documents may share a row."""
 
     @property
+    def generates(self) -> bool:
+        """Whether inference makes tokens one after another; else it is one forward pass."""
+        return self.predicts in ("next", "target")
+
+    @property
     def needs(self) -> tuple[str, ...]:
         """Fields that a row of a tokenized data set must have."""
         inputs = "pixel_values" if self.reads == "images" else "input_ids"

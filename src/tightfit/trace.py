@@ -61,6 +61,10 @@ class Phase(StrEnum):
     DECODE = "decode"
 
 
+PHASES = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+"""What a training step's wall seconds are split into; recomputation is part of the backward phase."""
+
+
 @dataclass(slots=True)
 class Op:
     """One operation that the device runs.
@@ -106,6 +110,10 @@ class Allocation:
     op: str = ""
     shape: tuple[int, ...] = ()
     dtype: str = ""
+
+    def holds(self, tick: int) -> Category:
+        """What it holds at a tick at which it is alive."""
+        return self.category if self.became <= tick else Category.TEMPORARY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,16 +196,19 @@ class Trace:
         """Bytes alive at that tick, by what they hold at it."""
         totals = dict.fromkeys(Category, 0)
         for allocation in self.alive(tick):
-            holds = allocation.category if allocation.became <= tick else Category.TEMPORARY
-            totals[holds] += allocation.bytes
+            totals[allocation.holds(tick)] += allocation.bytes
         return totals
+
+    def last_step(self) -> Span | None:
+        """The last optimizer step that the trace holds."""
+        steps = [span for span in self.spans if span.step and span.name.startswith("step ")]
+        return steps[-1] if steps else None
 
     def step_ops(self) -> Iterable[tuple[Op, int]]:
         """The ops of the last step that the trace holds, each with how often it runs in it."""
-        steps = [span for span in self.spans if span.step and span.name.startswith("step ")]
-        if not steps:
+        whole = self.last_step()
+        if whole is None:
             return
-        whole = steps[-1]
         repeated = [s for s in self.spans if s.step == whole.step and s.times > 1]
         for op in self.ops:
             if whole.start <= op.tick < whole.stop:

@@ -18,7 +18,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -49,15 +49,21 @@ LARGEST_COUNT = 1 << 62
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name to write a file under; it takes the place of `path` once all of it is there, or is removed."""
+    """A temporary name to write a file under; it takes the place of `path` once all of it is there, or is removed.
+
+    Raises OSError that names `path`, as that of a full disk does not by itself.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.writing")
     try:
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def save_trace(trace: Trace, path: Path) -> None:

@@ -58,6 +58,14 @@ def test_an_epoch_shows_every_sample_once_and_its_last_window_is_ragged(tmp_path
     assert [int(w.micro_batches[0].labels[0]) for w in windows] == [0, 0, 0, 1, 1, 1]  # the epoch reaches the samples
 
 
+def test_what_a_window_shows_is_known_without_making_it(tmp_path: Path) -> None:
+    loader = WindowLoader(numbered(11), recipe(tmp_path, batch_size=4, micro_batch_size=3))
+    for index, epoch in ((0, 0), (2, 0), (3, 1), (5, 1)):
+        chosen, found = loader.chosen(index)
+        assert found == epoch
+        assert chosen.tolist() == shown([loader.window(index)])
+
+
 def test_an_origin_names_samples_as_the_data_numbers_them(tmp_path: Path) -> None:
     settings = recipe(tmp_path, batch_size=10, micro_batch_size=10, data={"source": "dummy", "eval_fraction": 0.5})
     rows = [{"input_ids": [n + 1, 0]} for n in range(40)]

@@ -64,7 +64,10 @@ def test_the_second_time_nothing_is_read_or_encoded(tmp_path: Path, monkeypatch:
 def test_a_single_document_is_cut(tmp_path: Path) -> None:
     text = "".join(texts(40))
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
-    prepared = prepare(recipe(tmp_path, data={"source": str(tmp_path / "a.txt"), "eval_fraction": 0.1}), FACTS)
+    seen: list[tuple[str, int, int]] = []
+    settings = recipe(tmp_path, data={"source": str(tmp_path / "a.txt"), "eval_fraction": 0.1})
+    prepared = prepare(settings, FACTS, progress=lambda *now: seen.append(now))
+    assert seen == [("training the tokenizer", 1, 1), ("tokenizing", 1, 1)]
     assert isinstance(prepared.train, Packed)
     assert isinstance(prepared.evaluation, Packed)
     assert prepared.tokenizer is not None

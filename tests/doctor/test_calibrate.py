@@ -8,7 +8,7 @@ import torch
 from tightfit.backends.pytorch.ceilings import measure as measuring
 from tightfit.calibration import Ceilings, Curve, Grid, load, processor, torch_version
 from tightfit.doctor.calibrate import calibrate, ceiling_rows
-from tightfit.errors import RecipeError, Refused
+from tightfit.errors import RecipeError, Refused, TightfitError
 
 
 def grid(best):
@@ -58,6 +58,16 @@ def test_what_is_measured_is_kept_for_plans(tmp_path, monkeypatch):
     assert told == [("products", 0.5)]
     assert path.parent == tmp_path
     assert load("CPU", tmp_path, threads=torch.get_num_threads()) == found
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_anything_is_measured(tmp_path, monkeypatch):
+    def measure(device, progress):
+        raise AssertionError("minutes went by")
+
+    monkeypatch.setattr(measuring, "measure", measure)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TightfitError, match=r"file/ceilings \(Not a directory\)"):
+        calibrate("cpu", None, tmp_path / "file/ceilings")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")

@@ -8,11 +8,14 @@ from dataclasses import replace
 import pytest
 
 from tests.planning.toy import MIB, Toy
+from tests.planning.toy import replay as toy_replay
 from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.planning.estimate import Margin, estimate
 from tightfit.planning.plan import CHOICES
+from tightfit.planning.search.answers import misses
 from tightfit.planning.search.search import TRACES, search
+from tightfit.planning.wording import more_or_less, size
 from tightfit.recipe import Recipe
 
 TOY = Toy.drawn(12)
@@ -47,13 +50,16 @@ def test_json_has_the_documented_shape():
     assert [c["rank"] for c in told["candidates"]] == list(range(1, len(plan.candidates) + 1))
     assert {c["fits"] for c in told["candidates"]} == {"yes", "no"}
     for candidate in told["candidates"]:
-        assert list(candidate) == ["rank", "recipe", "fits", "memory", "time", "reasons"]
+        assert list(candidate) == ["rank", "recipe", "fits", "memory", "time", "calibrated", "unseen", "reasons"]
         memory = candidate["memory"]
         assert list(memory) == ["peak_reserved", "peak_allocated", "context", "host", "by_category"]
         assert list(candidate["time"]) == ["step_seconds", "samples_per_second", "tokens_per_second", "mfu"]
         counts = [*memory["by_category"].values(), *(memory[k] for k in memory if k != "by_category")]
         assert all(type(count) is int for count in counts)
         assert sum(memory["by_category"].values()) == memory["peak_allocated"]
+        assert candidate["calibrated"] is False
+        assert [list(figure) for figure in candidate["unseen"]] == 2 * [["name", "bytes", "where", "source"]]
+        assert sum(u["bytes"] for u in candidate["unseen"] if u["where"] == "context") == memory["context"] > 0
         assert candidate["reasons"]
         assert Recipe.from_dict(candidate["recipe"]).to_dict() == candidate["recipe"]
 
@@ -116,6 +122,70 @@ def test_names_the_smallest_change(pins, memory_of, text):
     assert text in plan.nothing_fits()
 
 
+def test_says_where_no_single_change_helps():
+    alone = of(HEAVY, 3 * STATES).answers
+    assert alone.smallest_change is None
+    assert alone.smallest_change_text.startswith("No single change would make it fit: weights, gradients and optimizer")
+    told = of(HEAVY, 3 * STATES)
+    assert alone.smallest_change_text in told.candidates[0].reasons
+    assert "no single change would make it fit" in told.nothing_fits()
+    assert of(HEAVY, 40 * STATES).answers.smallest_change_text == ""
+
+
+def test_names_what_helps_together_where_no_single_change_does():
+    toy = replace(TOY, saved={"attention": 900_000, "mlp": 900_000, "norm": 900_000}, entry=20_000)
+    both = needed(toy, micro_batch_size=2, checkpointing="every-block")
+    answers = of(toy, both, **PINS).answers
+    assert answers.smallest_change is None
+    assert answers.smallest_change_text == ("No single change would make it fit; together these would: "
+                                            "micro_batch_size=2 checkpointing=every-block.")
+
+
+def test_a_limit_on_traces_is_not_taken_for_an_answer():
+    toy = replace(TOY, saved={"attention": 900_000, "mlp": 900_000, "norm": 900_000}, entry=20_000)
+    memory = needed(toy, micro_batch_size=1)
+    recipe = Recipe.from_dict({"batch_size": 16, "vocab_size": 50_304, **PINS})
+    answers = search(recipe, gpu(memory), toy.tools(), margin=MARGIN, limit=1).answers
+    assert answers.smallest_change_text == ("No single change was found that would make it fit: the limit on traces "
+                                            "was reached.")
+
+
+def test_images_are_not_told_of_shorter_sequences():
+    toy = replace(HEAVY, calls=[])
+    of(toy, 10 * STATES, **{**PINS, "model": "vit-base", "task": "image-classification", "micro_batch_size": 1})
+    assert {call.seq_len for call in toy.calls} == {Recipe().seq_len}
+
+
+def test_what_is_needed_is_what_there_is_and_what_is_missing():
+    plan = of(HEAVY, 3 * STATES)
+    for candidate, sentence in zip(plan.candidates, plan.answers.would_not_fit, strict=True):
+        memory = candidate.estimate.memory
+        assert memory.needed == plan.device.memory_bytes + memory.missing == memory.used
+        assert f"it needs {size(memory.needed)} at the peak, in the" in sentence
+        assert f", {size(memory.missing)} more than there are." in sentence
+    freed = replace(memory, missing=memory.missing - 50 * MIB)
+    assert freed.needed == memory.used - 50 * MIB
+    assert f"needs {size(freed.needed)} at the peak ({size(memory.used)} with cached memory" in misses("it", freed)
+    assert replace(memory, missing=0).needed == memory.used
+
+
+def test_says_why_nothing_in_half_precision_is_chosen():
+    """Weights, gradients and AdamW's states are 16 bytes a number, autocast's copies 2 more."""
+    plan = of(HEAVY, 17.4 * STATES)
+    assert plan.recipe.precision.name == "fp32"
+    half = next(c for c in plan.candidates if c.recipe.precision.name == "bf16")
+    least = min(needed(HEAVY, precision="bf16", micro_batch_size=m, checkpointing="every-block") for m in (1, 16))
+    assert half.estimate.memory.needed <= least
+    assert "Nothing fits in bf16: autocast keeps 16-bit copies of the weights" in plan.answers.why
+    assert f", misses {size(half.estimate.missing)}." in plan.answers.why
+    assert "Nothing fits in" not in of(HEAVY, 17.4 * STATES, precision="fp32").answers.why
+    assert "Nothing fits in" not in of(HEAVY, 20 * STATES).answers.why
+    margin = Margin(share=0.0, fixed=20 * MIB)
+    recipe = Recipe.from_dict({"batch_size": 16, "vocab_size": 50_304})
+    close = search(recipe, gpu(17.4 * STATES + 20 * MIB), HEAVY.tools(), margin=margin).answers.why
+    assert "Nothing in bf16 leaves the margin free: autocast" in close
+
+
 def test_an_optimizer_is_the_change_where_states_are_too_large():
     settled = {**PINS, "micro_batch_size": 1, "checkpointing": "every-block"}
     plan = of(HEAVY, needed(HEAVY, **{**settled, "optimizer": "adamw-8bit"}), **settled)
@@ -155,6 +225,25 @@ def test_an_older_gpu_is_judged_by_what_it_computes_in():
     assert left.smallest_gpu.name == "older"
 
 
+def test_a_gpu_that_is_too_small_once_traced_is_passed_over_with_those_that_are_no_larger():
+    most = needed(TOY, micro_batch_size=1)
+    tight = replace(TOY, calls=[])
+
+    def wasteful(trace, capacity):
+        found = toy_replay(trace, capacity)
+        found.peak_reserved += most // 2
+        found.missing = 0 if capacity is None else max(found.peak_reserved - capacity, 0)
+        found.fits = "no" if found.missing else "yes"
+        return found
+
+    cards = [gpu(most * share / 10, f"{share} tenths") for share in (11, 12, 13, 14, 16)]
+    recipe = Recipe.from_dict({"batch_size": 16, "vocab_size": 50_304, **PINS, "micro_batch_size": 1})
+    tools = replace(tight.tools(), replay=wasteful)
+    answers = search(recipe, gpu(8 * most), tools, margin=MARGIN, catalogue=cards).answers
+    assert answers.smallest_gpu.name == "16 tenths"
+    assert "micro_batch_size=1 checkpointing=none" in answers.smallest_gpu_text
+
+
 def test_warns_of_misaligned_dimensions_with_the_gain_from_padding():
     def slower(trace, recipe, device):
         timed = TOY.seconds(trace, recipe, device)
@@ -167,3 +256,25 @@ def test_warns_of_misaligned_dimensions_with_the_gain_from_padding():
     assert found[0].gain == pytest.approx(0.2)
     assert "pad_vocab_to=64" in found[0].sentence
     assert found[0].sentence in plan.chosen.reasons
+
+
+@pytest.mark.parametrize(("count", "text"), [
+    (1 << 30, "1.0 GiB more"), (-(3 << 20), "3 MiB less"), (0, "as much memory"), (1000, "as much memory"),
+    (-(1 << 19), "as much memory"),
+])
+def test_a_difference_that_is_none_is_not_given_as_one(count, text):
+    assert more_or_less(count) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [
+    (0, "0 bytes"), (1, "1 byte"), (2048, "2 KiB"), (3 << 20, "3 MiB"), (1 << 30, "1.0 GiB"),
+])
+def test_small_sizes_are_not_rounded_to_nothing(count, text):
+    assert size(count) == text
+
+
+def test_on_the_processor_training_arguments_say_so():
+    recipe = Recipe.from_dict({"batch_size": 4, "compile": "off"})
+    plan = search(recipe, Device(kind="cpu", name="CPU", memory_bytes=1 << 34), TOY.tools())
+    assert plan.training_arguments()["use_cpu"] is True
+    assert of(TOY, 1 << 34).training_arguments()["use_cpu"] is False

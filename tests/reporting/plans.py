@@ -7,8 +7,11 @@ from tightfit.planning.plan import Answers, Candidate, Change, Estimate, Memory,
 from tightfit.planning.search.alignment import Misalignment
 from tightfit.planning.search.offload import OffloadAdvice
 from tightfit.recipe import Recipe
+from tightfit.trace import Unseen
 
 GIB = 1 << 30
+UNSEEN = (Unseen(name="CUDA context", bytes=GIB, where="context", source="measured on a card"),
+          Unseen(name="cuBLAS workspaces", bytes=32 << 20, where="allocator", source="its handbook"))
 CARD = Device(kind="cuda", name="Test Card", memory_bytes=24 * GIB, capability=(8, 9))
 RESOLVED = {
     "model": "gpt2", "seq_len": 512, "batch_size": 64, "micro_batch_size": 16, "precision": "bf16",
@@ -28,10 +31,10 @@ def memory(scale=1.0, **changes):
     return Memory(**{**values, **changes})
 
 
-def estimate(scale=1.0, *, fits="yes", safe=True, tokens=10_000.0, notes=(), calibrated=False, **changes):
+def estimate(scale=1.0, *, fits="yes", safe=True, tokens=10_000.0, notes=(), calibrated=False, unseen=(), **changes):
     time = Time(step_seconds=64 * 512 / (tokens or 1e4), samples_per_second=tokens / 512 or 20.0,
                 tokens_per_second=tokens, mfu=0.4, calibrated=calibrated)
-    return Estimate(fits=fits, safe=safe, memory=memory(scale, **changes), time=time, notes=notes)
+    return Estimate(fits=fits, safe=safe, memory=memory(scale, **changes), time=time, unseen=unseen, notes=notes)
 
 
 def candidate(cost, *, verified=True, changes_numerics=(), reasons=(), **fields):
@@ -41,7 +44,7 @@ def candidate(cost, *, verified=True, changes_numerics=(), reasons=(), **fields)
 
 def fitting():
     """Three candidates: one that is chosen, one that changes numerics, one too large."""
-    chosen = candidate(estimate(notes=("not calibrated: from the sheet", "mind the gap")))
+    chosen = candidate(estimate(notes=("not calibrated: from the sheet", "mind the gap"), unseen=UNSEEN))
     eight = candidate(estimate(0.5, tokens=9_000.0, fits="with-retries"), verified=False, optimizer="adamw-8bit",
                       changes_numerics=("optimizer=adamw-8bit",), micro_batch_size=24)
     large = candidate(estimate(2.0, fits="no", safe=False, tokens=11_000.0, missing=3 * GIB), micro_batch_size=32)
@@ -63,6 +66,7 @@ def nothing_fits():
     answers = Answers(
         would_not_fit=("micro_batch_size=1 does not fit: it misses 90.0 GiB.",),
         smallest_change=Change(text="checkpointing=every-block", why="recompute", estimate=estimate()),
+        smallest_change_text="The smallest that makes it fit: checkpointing=every-block (recompute).",
         smallest_gpu_text="The smallest GPU is Big Card.",
         offload=OffloadAdvice(branch="cpu", host_bytes=7, sentences=("It does not fit: ZeRO-2.", "Device: 3 GiB.")),
     )

@@ -16,16 +16,13 @@ from tightfit.reporting.memory_bar import legend, memory_bar, parts_of, scale_of
 from tightfit.reporting.plan_table import plan_text, show_plan
 from tightfit.reporting.plan_words import duration, fits
 from tightfit.reporting.readable_plan import ReadablePlan
-from tightfit.trace import Unseen
 
-UNSEEN = (Unseen(name="CUDA context", bytes=GIB, where="context", source="measured on a card"),
-          Unseen(name="cuBLAS workspaces", bytes=32 << 20, where="allocator", source="its handbook"))
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def on_terminal(plan, width, **settings):
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system="truecolor", **settings)
-    show_plan(plan, console, UNSEEN)
+    show_plan(plan, console)
     return console.file.getvalue()
 
 
@@ -36,7 +33,7 @@ def squeezed(text):
 @pytest.mark.parametrize("make", [fitting, nothing_fits])
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
 def test_no_line_is_wider_than_the_terminal(make, width):
-    lines = plan_text(make(), UNSEEN, width).splitlines()
+    lines = plan_text(make(), width).splitlines()
     assert max(map(len, lines)) <= width
 
 
@@ -80,7 +77,7 @@ def test_long_choices_and_narrow_terminals_lose_nothing():
 def test_without_a_terminal_there_are_no_escapes_and_no_colours_are_needed():
     plan = fitting()
     console = Console(file=io.StringIO(), width=80)
-    show_plan(plan, console, UNSEEN)
+    show_plan(plan, console)
     plain = console.file.getvalue()
     assert "\x1b" not in plain
     coloured = on_terminal(plan, 80)
@@ -104,14 +101,14 @@ def test_ascii_terminals_get_ascii():
 
 
 def test_the_answers_are_there():
-    text = squeezed(plan_text(fitting(), UNSEEN, width=80))
+    text = squeezed(plan_text(fitting(), width=80))
     for sentence in (
         "micro_batch_size=16 precision=bf16 checkpointing=none optimizer=adamw attention=sdpa compile=off",
         "The fastest that fits.", "optimizer=adamw-8bit: 10 % slower.", "micro_batch_size=32 does not fit",
         "No smaller GPU would do.", "write pad_vocab_to=8.", "optimizer=adamw-8bit changes numerics: #2.",
         "CUDA context, 1.0 GiB outside the allocator: measured on a card", "cuBLAS workspaces, 32 MiB: its handbook",
         "Not calibrated: from the sheet; run `tightfit doctor --calibrate` on the card.", "mind the gap",
-        "left out: flex cannot serve", "1,234 combinations weighed, 7 of them traced.", "~ interpolated",
+        "left out: flex cannot serve", "1,234 combinations weighed, 7 traces made.", "~ interpolated",
     ):
         assert sentence in text, sentence
     assert re.search(r"2\* +24 x 3", text)
@@ -134,6 +131,16 @@ def test_nothing_fits_says_what_would_help():
 def test_what_leaves_its_margin_only_after_releasing_memory_says_so():
     assert fits(estimate(capacity=23 * GIB, margin=GIB)) == "yes"
     assert fits(estimate(capacity=14 * GIB, margin=2 * GIB)) == "with retries"
+
+
+def test_one_forward_pass_has_no_time_until_the_first_token():
+    asked = Recipe.from_dict({"model": "vit-base", "task": "image-classification", "mode": "inference"})
+    generating = Recipe.from_dict({"model": "gpt2", "mode": "inference"})
+    chosen = candidate(estimate(), mode="inference", precision={"name": "bf16", "full_eval": True})
+    texts = [plan_text(replace(fitting(), asked=recipe, candidates=(chosen,), chosen=chosen))
+             for recipe in (asked, generating)]
+    assert ["prefill" in text for text in texts] == [False, True]
+    assert all("full_eval: weights of 16 bits" in text for text in texts)
 
 
 def test_images_count_samples():
@@ -169,15 +176,13 @@ def test_a_bar_is_drawn_to_scale():
     assert bar == "WWGGOOOOAAAAAAAAAAAATTTRCCXX" + 20 * "." + "|"
 
 
-def test_a_bar_passes_the_devices_end_where_it_does_not_fit():
+def test_a_bar_passes_the_devices_end_in_small_letters_where_it_does_not_fit():
     large = memory(2.0)
     assert large.used == 26 * GIB
     scale = scale_of([large, memory()], CARD.memory_bytes)
     assert scale == large.used
     bar = memory_bar(large, CARD.memory_bytes, scale, 26).plain
-    assert bar.index("|") == 24
-    assert len(bar) == 27
-    assert "." not in bar
+    assert bar == "WWGGOOOOAAAAAAAAAAAATTTR|cx"
     short = memory_bar(memory(), CARD.memory_bytes, scale, 26).plain
     assert (short.index("."), short.index("|")) == (14, 24)
 
@@ -189,13 +194,23 @@ def test_what_barely_misses_still_passes_the_end():
     assert "|" in bar
 
 
-def test_what_is_far_too_large_is_cut_off():
+def test_what_is_far_too_large_beside_one_that_fits_is_cut_off_and_not_squeezed():
     huge = memory(20.0)
-    scale = scale_of([huge], CARD.memory_bytes)
+    scale = scale_of([memory(), huge], CARD.memory_bytes)
     assert scale == 36 * GIB
-    bar = memory_bar(huge, CARD.memory_bytes, scale, 36).plain
-    assert bar.endswith(">")
-    assert (len(bar), bar.index("|")) == (37, 24)
+    assert memory_bar(huge, CARD.memory_bytes, scale, 36).plain == 20 * "W" + 4 * "G" + "|" + 11 * "g" + ">"
+
+
+def test_where_nothing_fits_every_bar_is_seen_whole():
+    """242 and 122 GiB on a card of 24: a tenth of the longest bar is the card."""
+    both = [memory(20.0), memory(10.0)]
+    scale = scale_of(both, CARD.memory_bytes)
+    assert scale == both[0].used == 242 * GIB
+    bars = [memory_bar(one, CARD.memory_bytes, scale, 30).plain for one in both]
+    assert [bar.index("|") for bar in bars] == [3, 3]
+    assert bars[0] == "WWW|ggooooo" + 15 * "a" + "ttttr"
+    assert len(bars[1]) == 16
+    assert ">" not in "".join(bars)
 
 
 def test_the_smallest_need_is_seen_and_no_need_is_none():
@@ -206,14 +221,20 @@ def test_the_smallest_need_is_seen_and_no_need_is_none():
 
 
 def test_the_legend_names_what_the_bars_have():
-    text = legend([memory()], 80).plain
+    text = legend([memory()], CARD.memory_bytes, 80).plain
     assert "W weights" in text
+    assert "| 24.0 GiB, the device's end" in squeezed(text)
+    assert "small letters" not in text
     assert "X context" in text
     assert "KV cache" not in text
     assert max(map(len, text.splitlines())) <= 80
-    assert all(len(line.split("  ")) == 1 for line in legend([memory()], 12).plain.splitlines())
+    assert all(len(line.split("  ")) == 1 for line in legend([memory()], CARD.memory_bytes, 12).plain.splitlines())
     cached = memory(by_category={**memory().by_category, "kv-cache": 5})
-    assert "K KV cache" in legend([cached], 80).plain
+    assert "K KV cache" in legend([cached], CARD.memory_bytes, 80).plain
+    passing = legend([memory(), memory(2.0)], CARD.memory_bytes, 80).plain
+    assert "small letters: beyond it" in passing
+    assert "> cut off" not in passing
+    assert "> cut off" in legend([memory(), memory(20.0)], CARD.memory_bytes, 80).plain
 
 
 @pytest.mark.parametrize(("amounts", "places", "expected"), [
@@ -252,17 +273,32 @@ def test_a_notebook_shows_a_table(make):
     plan = make()
     asked = plan.asked.model_copy(update={"model": "<script>x</script>&"})
     checker = Checker()
-    checker.feed(ReadablePlan.of(replace(plan, asked=asked), UNSEEN)._repr_html_())
+    checker.feed(ReadablePlan.of(replace(plan, asked=asked))._repr_html_())
     assert checker.open == []
     assert "script" not in checker.seen
     assert "<script>x</script>&" in checker.text
-    assert "CUDA context" in checker.text
+    assert "Not calibrated" in checker.text
     assert checker.seen.count("tr") > len(plan.candidates)
+
+
+def test_a_notebooks_bar_marks_the_devices_end_and_what_lies_beyond_it():
+    """24 GiB of 36 are 160 pixels; what a plan that fits needs ends before them, and what is too large is cut off."""
+    huge = candidate(estimate(20.0, fits="no", safe=False, missing=218 * GIB), micro_batch_size=32)
+    plan = replace(fitting(), candidates=(fitting().chosen, huge))
+    fit, large = re.findall(r"white-space:nowrap[^>]*>(.*?)</td>", ReadablePlan.of(plan)._repr_html_())
+    end = '<span title="the device\'s end: 24.0 GiB"'
+    widths = [[float(width) for width in re.findall(r"width:([\d.]+)px", part)] for part in large.split(end)]
+    assert sum(widths[0]) == pytest.approx(160, abs=0.5)
+    assert sum(widths[1][1:]) == pytest.approx(80, abs=0.5)  # after the mark's own 2 pixels
+    assert "opacity" not in large.split(end)[0]
+    assert large.endswith("&gt;")
+    assert fit.index("free: 10.0 GiB") < fit.index(end)
+    assert "opacity" not in fit
 
 
 def test_a_readable_plan_prints_and_stays_a_plan():
     plan = fitting()
-    shown = ReadablePlan.of(plan, UNSEEN)
+    shown = ReadablePlan.of(plan)
     assert "16 x 4" in str(shown)
     assert "CUDA context" in str(shown)
     assert shown.recipe == plan.recipe

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
+from tests.reporting.browsing import browsing, charts_fit, needs_chromium, themes_differ, visiting
 from tests.reporting.profiled import empty, hostile, profile
 from tightfit.reporting.report.page import write_report
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH")
-ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
-             "--disable-component-update", "--disable-sync"]  # fmt: skip
-DRAWN = "document.querySelectorAll('.chart').length && [...document.querySelectorAll('.chart')]" \
-        ".every(c => c.dataset.drawn || c.closest('details:not([open])'))"
+pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        context = playwright.chromium.launch_persistent_context(
-            tmp_path_factory.mktemp("browser"), executable_path=CHROMIUM, headless=True, args=ARGUMENTS)
-        yield context
-        context.close()
+    with browsing(tmp_path_factory.mktemp("browser")) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -39,26 +28,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def visit(browser, folder):
-    """Open a report; at the end nothing may have gone wrong in it, and nothing may have been asked of a network."""
-    page = browser.new_page()
-    wrong, asked = [], []
-    page.on("console", lambda message: wrong.append(f"{message.type}: {message.text}"))
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("dialog", lambda dialog: (wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-    page.on("request", lambda request: asked.append(request.url))
-
-    def go(name, width=1200, theme="light", drawn=True):
-        page.set_viewport_size({"width": width, "height": 900})
-        page.emulate_media(color_scheme=theme)
-        page.goto((folder / name).as_uri())
-        if drawn:
-            page.wait_for_function(DRAWN)
-        return page
-
-    yield go
-    page.close()
-    assert wrong == []
-    assert all(url.startswith(("file:", "data:", "blob:")) for url in asked)
+    with visiting(browser, folder) as go:
+        yield go
 
 
 def shown(page):
@@ -70,18 +41,7 @@ def shown(page):
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 400])
 def test_charts_are_drawn_and_fit(visit, width, theme):
-    page = visit("two.html", width, theme)
-    charts = page.locator(".chart:visible")
-    assert charts.count() >= 9
-    for at in range(charts.count()):
-        chart = charts.nth(at)
-        box = chart.locator(".main-svg").first.bounding_box()
-        assert box["width"] > 300
-        assert box["x"] >= 0
-        assert box["x"] + box["width"] <= width
-        assert chart.locator(".scatterlayer path, .barlayer path").count() > 0
-        assert chart.locator(".nsewdrag").first.bounding_box()["width"] > 0.25 * width  # labels leave room to draw in
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    charts_fit(visit("two.html", width, theme), width, 9)
 
 
 def test_hovering_tells_bytes(visit):
@@ -142,20 +102,7 @@ def test_the_keyboard_reaches_everything(visit):
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_both_themes_and_the_button_between_them(visit, theme):
-    page = visit("two.html", theme=theme)
-    colours = "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color, " \
-              "document.querySelector('#memory-chart .xtick text').style.fill]"
-
-    def lightness(colour):
-        return sum(int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(","))
-
-    for name in (theme, "dark" if theme == "light" else "light"):
-        back, ink, ticks = map(lightness, page.evaluate(colours))
-        assert (back < 200) == (name == "dark")
-        assert abs(back - ink) > 500
-        assert abs(back - ticks) > 500
-        page.locator("#theme").click()
-        page.wait_for_timeout(300)
+    themes_differ(visit("two.html", theme=theme), theme, "memory-chart")
 
 
 def test_a_folded_chart_is_drawn_when_it_opens(visit):

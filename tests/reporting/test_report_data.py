@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tests.reporting.profiled import empty, hostile, predicted, profile
 from tightfit.devices import find_device
+from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.timing.op_times import op_seconds
 from tightfit.reporting.report.breakdown import busy_seconds, by_class, by_module, module_name, rows, timed_ops
 from tightfit.reporting.report.comparison import category_pairs, class_pairs, phase_pairs
-from tightfit.reporting.report.headline import figures, headline, model_flops_utilization
+from tightfit.reporting.report.difference import side_by_side
+from tightfit.reporting.report.headline import figures, headline, utilization
 from tightfit.reporting.report.memory import (
     BUCKETS,
     CATEGORIES,
@@ -22,6 +26,7 @@ from tightfit.reporting.report.memory import (
     parts_of,
     step_of,
 )
+from tightfit.reporting.report.page import report
 from tightfit.reporting.report.wording import relative, seconds_text, signed_size, size
 from tightfit.trace import Allocation, Category, Phase, Span, Trace
 
@@ -142,13 +147,47 @@ def test_the_headline():
     assert said["tokens/s"] == f"{8 * 64 / made.step_seconds:,.0f}"
     assert said["peak memory"] == size(made.peak_bytes)
     assert headline(made).startswith("gpt2 on RTX 4090: tokens/s ")
-    share, source = model_flops_utilization(made, made.step_seconds)
-    assert 0 < share < 0.01
-    assert source == "from the model's shape"
-    other, source = model_flops_utilization(hostile(), 1.0)
-    assert source.startswith("from the ops")
-    assert other > 0
     assert headline(empty()) == "gpt2 on RTX 4090"
+
+
+def test_predicted_seconds_that_are_not_calibrated_say_so():
+    made = profile()
+    rough = {name: beside for name, _, beside in figures(made)}
+    sure = {name: beside for name, _, beside in figures(replace(made, calibrated=True))}
+    for name in ("tokens/s", "step"):
+        assert rough[name] == f"{sure[name]}, not calibrated"
+        assert rough[name].startswith("predicted ")
+    assert rough["peak memory"] == sure["peak memory"]
+    assert "predicted, not calibrated</th>" in report(made)
+    assert "predicted, not calibrated</th>" not in report(replace(made, calibrated=True))
+
+
+def test_mfu_is_one_formula_over_flops_of_two_sources():
+    made = profile()
+    share, source = utilization(made, made.step_seconds)
+    assert source == "from the model's shape"
+    assert share == standard_tools(predicted).mfu(made.recipe, made.device, made.step_seconds)
+    named = replace(made, recipe=made.recipe.model_copy(update={"model": "someone/else"}))
+    other, source = utilization(named, made.step_seconds)
+    assert source == "from the ops of the predicted step"
+    assert other == pytest.approx(share, rel=0.1)
+    assert utilization(hostile(), 1.0)[0] > 0
+    assert utilization(replace(made, device=replace(CARD, flops={})), 1.0) == (None, "the device's peak is not known")
+    assert utilization(empty(), 0.0) == (None, "")
+
+
+def test_two_runs_side_by_side():
+    ours = profile()
+    theirs = replace(ours, step_seconds=ours.step_seconds / 2, peak_bytes=2 * ours.peak_bytes)
+    lines = side_by_side(ours, theirs, ("runs/a", "runs/b")).splitlines()
+    assert lines[0].split() == ["runs/a", "runs/b", "difference"]
+    assert len({len(line) for line in lines}) == 1
+    rows = {line.split("  ")[0]: line for line in lines}
+    assert set(rows) == {"", "tokens/s", "step", "MFU", "peak memory", "data", "forward", "backward", "optimizer"}
+    assert rows["tokens/s"].endswith("+100.0 %")
+    assert rows["step"].endswith("-50.0 %")
+    assert rows["peak memory"].endswith(f"+{size(ours.peak_bytes)}")
+    assert size(theirs.peak_bytes) in rows["peak memory"]
 
 
 @pytest.mark.parametrize(("said", "expected"), [

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.runs import final_weights, logged_losses, train
+from tightfit import profiles
 from tightfit.training.progress import Quiet
 from tightfit.training.trainer import Trainer
 
@@ -45,6 +46,17 @@ def test_a_run_goes_on_where_it_stopped(run, tmp_path):
     one, other = logged_losses(whole), logged_losses(stopped)
     assert set(one) == set(other) == set(range(1, 11))
     assert other == pytest.approx(one, rel=1e-3)  # kernels of the backward pass add up in no fixed order
+
+
+def test_a_step_is_profiled_on_the_way(run, tmp_path):
+    whole, folder = tmp_path / "whole", Path(run["output_dir"])
+    train({**run, "output_dir": str(whole)})
+    summary = Trainer(recipe={**run, "profile_step": 6}).train()
+    assert logged_losses(folder) == pytest.approx(logged_losses(whole), rel=1e-3)
+    found = profiles.load(folder)
+    assert {path.name for path in folder.iterdir()} >= {"trace.json.gz", "memory.pickle"}
+    assert summary.peak_memory >= found.peak_bytes > 0
+    assert sum(found.phase_seconds.values()) == pytest.approx(found.step_seconds, rel=0.2)
 
 
 def test_evaluation_and_export(run):

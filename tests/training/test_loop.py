@@ -7,7 +7,9 @@ import math
 import os
 import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -57,6 +59,7 @@ class FakeStep:
     def __init__(self, script: Callable[[int], StepResult] = lambda step: StepResult(loss=Total(6.0, 6)),
                  lagging: bool = False) -> None:
         self.script, self.lagging, self.taken, self.finite = script, lagging, 0, True
+        self.clock = 0.0
         self.asked: list[str] = []
 
     def windows(self, source: Source, start: int, stop: int):
@@ -64,6 +67,7 @@ class FakeStep:
 
     def __call__(self, window: Window, learning_rate: float) -> Pending:
         self.taken += 1
+        self.clock += 1
         return Pending(self.script(self.taken), ready=not self.lagging)
 
     def evaluate(self, windows: Any) -> Total:
@@ -82,12 +86,34 @@ class FakeStep:
         return self.finite
 
 
-def run(step: FakeStep, folder: Path, listener: Any = None, source: Source | None = None, **values: Any) -> Loop:
+class FakeProfile:
+    """Takes one step in the place of `step`, by a clock of the test's own."""
+
+    def __init__(self, step: FakeStep, at: int) -> None:
+        self.step, self.at, self.kept = step, at, 0
+        self.timing: list[int] = []
+
+    def timed(self, number: int):
+        self.timing.append(number)
+        return nullcontext()
+
+    def take(self, window: Window, learning_rate: float) -> Pending:
+        self.step.clock += 100
+        return self.step(window, learning_rate)
+
+    def keep(self) -> None:
+        self.step.clock += 1000
+        self.kept += 1
+
+
+def run(step: FakeStep, folder: Path, listener: Any = None, source: Source | None = None, profile: Any = None,
+        **values: Any) -> Loop:
     recipe = Recipe.from_dict({"max_steps": 6, "logging_steps": 2, **values})
     place = RunFolder(folder)
     found = checkpoints.newest(place.checkpoints, lambda text: None)
     with MetricsFile(folder / "metrics.jsonl", found.step if found else 0) as metrics, Trackers(recipe, folder) as none:
-        loop = Loop(recipe, step, source or Source(), list, place, metrics, none, listener or Quiet())
+        loop = Loop(recipe, step, source or Source(), list, place, metrics, none, listener or Quiet(),
+                    profile)
         if found is not None:
             loop.resume(found)
         loop.run()
@@ -106,6 +132,22 @@ def test_every_step_is_counted_once_however_late_its_figures_come(tmp_path, lagg
     assert [line["loss"] for line in lines(tmp_path) if "loss" in line] == [1.5, 3.5, 5.5]
     assert (loop.progress.samples, loop.progress.tokens) == (12, 36)
     assert loop.progress.eval_loss == 1.5
+
+
+@pytest.mark.parametrize("lagging", [False, True])
+def test_a_profiled_step_is_learned_from_and_not_timed(tmp_path, monkeypatch, lagging):
+    step = FakeStep(lambda number: StepResult(loss=Total(6.0 * number, 6)), lagging)
+    profile = FakeProfile(step, 4)
+    monkeypatch.setattr("tightfit.training.loop.time", SimpleNamespace(perf_counter=lambda: step.clock))
+    loop = run(step, tmp_path, profile=profile, save_steps=4)
+    assert loop.progress.losses == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert [line["loss"] for line in lines(tmp_path) if "loss" in line] == [1.5, 3.5, 5.5]
+    assert (loop.progress.samples, loop.progress.tokens) == (10, 30)
+    assert loop.progress.training_seconds == pytest.approx(5)
+    if not lagging:  # which shifts a step's seconds to the one before
+        assert [line["tokens_per_second"] for line in lines(tmp_path) if "loss" in line] == pytest.approx([6, 6, 6])
+    assert profile.timing == [1, 2, 3, 4, 5, 6]
+    assert profile.kept == 1
 
 
 def test_saving_comes_before_evaluating_and_once_a_step(tmp_path):

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tightfit.backends.base import Backend
 
+CHATTY = ("torchao", "torch.utils._pytree", "transformers")
+"""Loggers of libraries that say much about themselves while they load."""
+
+
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Keep off the screen what libraries log about themselves while they load; errors still show, and so does what
+    someone has set a level for."""
+    loggers = [logger for logger in map(logging.getLogger, CHATTY) if logger.level == logging.NOTSET]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.setLevel(logging.NOTSET)
+
 
 def load_backend(name: str) -> Backend:
     """The backend of that name, its framework imported now."""
     assert name == "pytorch", name
-    from tightfit.backends.pytorch.backend import PytorchBackend
+    with quiet_loading():
+        from tightfit.backends.pytorch.backend import PytorchBackend
 
     return PytorchBackend()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,6 +12,11 @@ from tightfit.devices import Device
 from tightfit.recipe import Recipe
 from tightfit.tasks import Window
 from tightfit.trace import Phase, Trace, Unseen
+
+WARM_UP = 2
+"""Steps before any is measured: the first makes the optimizer's states, compiles, and picks kernels."""
+PLAIN = 5
+"""Plain steps that are timed before the one whose every op is followed; the one of median length counts."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,23 @@ class Measurement:
     memory_record: dict[str, Any] | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Timings:
+    """A few real steps, timed one by one.
+
+    seconds: wall seconds of each timed step, the wait for its data included. losses: of every step taken, those before
+    and after the timed ones too.
+    peak_allocated: the most bytes allocated in a step. peak_reserved: the most that the allocator held; on the CPU the
+    same. context: bytes on the card outside the allocator; None on the CPU, and where the driver does not say.
+    """
+
+    seconds: tuple[float, ...]
+    losses: tuple[float, ...]
+    peak_allocated: int
+    peak_reserved: int
+    context: int | None = None
+
+
 class WindowSource(Protocol):
     """Where windows come from: each is a pure function of its index. It must survive pickling to a worker process."""
 
@@ -141,11 +164,35 @@ class Step(Protocol):
         the CPU, and where the driver does not say."""
 
 
+class StepProfiler(Protocol):
+    """Measures steps that another loop takes: some as they are, then one with every op and every allocation followed.
+
+    None learns anything else for being measured.
+    """
+
+    def timed(self) -> AbstractContextManager[None]:
+        """Time the one step that is taken inside, the wait for its window included."""
+
+    def profiled(self, window: Any, learning_rate: float) -> PendingResult:
+        """Take a step, followed. Where following it fails, the step is taken all the same, and `measurement` says why.
+        """
+
+    def measurement(self, chrome_trace: Path | None = None) -> Measurement:
+        """What the steps took. chrome_trace: where the framework's own profile goes, gzipped, for Perfetto.
+
+        Raises ReportError where the step could not be followed, and OSError where that file cannot be written.
+        """
+
+
 class Backend(Protocol):
     """A framework."""
 
     def device(self, recipe: Recipe) -> Device:
         """The device that the recipe runs on. Raises Refused where there is none."""
+
+    def limit_memory(self, recipe: Recipe, memory_bytes: int) -> Device:
+        """Make this process's GPU one of `memory_bytes`, its context counted, and return it so. Raises Refused where
+        there is no GPU, or one of less memory."""
 
     def build(self, recipe: Recipe, device: Device, model: Any = None) -> Any:
         """The model with every technique of a resolved recipe applied.
@@ -167,8 +214,14 @@ class Backend(Protocol):
     def measure(self, step: Any, windows: Iterator[Any], chrome_trace: Path | None = None) -> Measurement:
         """Take a few steps of `step` on its own `windows`, and say what they took and where it went.
 
-        chrome_trace: where the framework's own profile goes, in the form that Perfetto opens.
+        chrome_trace: as of `StepProfiler.measurement`, whose errors it raises.
         """
+
+    def step_profiler(self, step: Any) -> StepProfiler:
+        """What measures steps of `step` while a run takes them."""
+
+    def time(self, step: Any, windows: Iterator[Any], warm_up: int, steps: int) -> Timings:
+        """Take `warm_up` + `steps` + 1 steps of `step` on its own `windows`, and say what each of `steps` took."""
 
     def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[Unseen]:
         """What the recipe's step takes on a device besides what its trace, of this device or of one like it, holds."""

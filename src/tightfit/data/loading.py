@@ -55,11 +55,15 @@ class WindowLoader:
 
     def window(self, index: int) -> Window:
         """The window of that index, counted from the run's beginning."""
-        epoch, place = divmod(index, len(self))
-        start = place * self.batch_size
-        chosen = self._epoch_order(epoch)[start : start + self.batch_size]
+        chosen, epoch = self.chosen(index)
         origin = f"epoch {epoch}, samples {_numbers(self.samples, chosen)}"
         return make_window(self.samples, chosen, self.micro_batch_size, epoch, origin)
+
+    def chosen(self, index: int) -> tuple[Array, int]:
+        """The samples of the window of that index, in order, and the epoch that shows them."""
+        epoch, place = divmod(index, len(self))
+        start = place * self.batch_size
+        return self._epoch_order(epoch)[start : start + self.batch_size], epoch
 
     def _epoch_order(self, epoch: int) -> Array:
         """The permutation of an epoch, int64 (samples,); that of the epoch last asked for is kept."""

@@ -64,8 +64,8 @@ class Split:
         for number, (part, row) in enumerate(self.rows(), 1):
             if part == 0:
                 yield from (row[i] for i in columns)
-            if progress is not None:
-                progress("training the tokenizer", min(number, len(self.chosen)), len(self.chosen))
+            if progress is not None and number <= len(self.chosen):  # not more, where one document is cut in two
+                progress("training the tokenizer", number, len(self.chosen))
 
     def _rows(self) -> Iterator[Row]:
         alone = len(self.wanted) == 1
@@ -167,9 +167,9 @@ def _encode(
                 writers[part, column].extend(mine)
         for part, row in batch:
             classes[part] += [label for column, label in enumerate(row) if column not in texts]
+        if progress is not None and done < total:
+            progress("tokenizing", min(done + len(batch), total), total)
         done += len(batch)
-        if progress is not None:
-            progress("tokenizing", min(done, total), total)
     for writer in writers.values():
         writer.close()
     if LABEL in split.wanted:

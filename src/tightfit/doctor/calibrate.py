@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tightfit.backends import load_backend
-from tightfit.calibration import FOLDER, Ceilings, save
+from tightfit.calibration import FOLDER, Ceilings, check_writable, save
 from tightfit.devices import find_device
 from tightfit.errors import RecipeError, Refused
 from tightfit.recipe import Recipe
@@ -26,6 +26,7 @@ def calibrate(device: str, progress: Progress | None = None, folder: Path = FOLD
     from tightfit.backends.pytorch.ceilings.measure import measure
 
     own = load_backend("pytorch").device(Recipe.from_dict({"device": device}))
+    check_writable(folder)
     try:
         ceilings = measure(torch.device(own.kind), progress)
     except torch.OutOfMemoryError:

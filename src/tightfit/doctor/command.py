@@ -36,7 +36,7 @@ def run_calibration(device: str, as_json: bool = False) -> None:
 
     as_json: print the record that is kept instead of the table.
     """
-    with SearchProgress(Console(stderr=True), "measuring") as progress:
+    with SearchProgress(Console(stderr=True), "measuring", "percent") as progress:
         ceilings, path = calibrate(device, lambda what, share: progress(round(100 * share), 100, what))
     if as_json:
         print(path.read_text("utf-8"))

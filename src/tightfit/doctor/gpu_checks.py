@@ -8,15 +8,18 @@ from typing import Protocol
 from tightfit.doctor.findings import Finding, Severity
 from tightfit.doctor.power import has_leads, leads, supply
 from tightfit.doctor.readings import Gpu, Readings
-from tightfit.planning.wording import size
+from tightfit.planning.wording import GIB, size
 
-GIB = 1 << 30
 NO_ROOM = 600 << 20
 """Bytes free below which not even a CUDA context with its kernels has room."""
 WORTH_SAYING = 256 << 20
 
 BEST, GOOD, THROTTLING = (70, 75), 80, 84
 """Degrees Celsius under load: the best range, good below, throttling likely from (to 90), as the guides give them."""
+RANGE = f"good is below {GOOD} C, best {BEST[0]} to {BEST[1]} C under load"
+FROM = f"from about {THROTTLING} to 90 C"
+BUSY = 20
+"""Percent of utilization from which a card is at work."""
 
 FORMATS = {"fp16": (7, 0), "bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9)}
 """The compute capability from which tensor cores have a format (CUDA C++ programming guide, compute capabilities)."""
@@ -41,6 +44,11 @@ class _Say(Protocol):
     """Makes a finding on one card, from the name of one of its fields."""
 
     def __call__(self, severity: Severity, name: str, sentence: str, action: str = "") -> Finding: ...
+
+
+def busy(gpu: Gpu) -> bool | None:
+    """Whether the card is at work; None where it does not say."""
+    return None if gpu.utilization is None else gpu.utilization >= BUSY
 
 
 def gpu_checks(readings: Readings) -> Iterator[Finding]:
@@ -115,7 +123,7 @@ def _memory(gpu: Gpu, say: _Say) -> Iterator[Finding]:
             yield say("ok", "memory_used", f"{used}{held}{kept}")
     elif others:
         yield say("advice", "processes", f"other processes are on the card: {names}", "end them before training")
-    if others and (gpu.utilization or 0) >= 20:
+    if others and busy(gpu):
         yield say("advice", "utilization", f"busy {gpu.utilization} % of the time: a run that starts now shares the "
                   "card's speed", "wait for what runs there, or end it")
 
@@ -160,19 +168,17 @@ def _temperature(gpu: Gpu, say: _Say) -> Iterator[Finding]:
     now = gpu.temperature
     if now is None:
         return
-    idle = gpu.utilization is not None and gpu.utilization < 20
     own = f"; this card's own limit is {gpu.temperature_slowdown} C" if gpu.temperature_slowdown else ""
     cool = "more fan, better airflow, dust out, or a lower limit with nvidia-smi -pl"
     if gpu.temperature_shutdown is not None and now >= gpu.temperature_shutdown - 2:
         yield say("problem", "temperature", f"{now} C: the card shuts itself off at {gpu.temperature_shutdown} C",
                   "stop the load and see to its cooling")
     elif now >= THROTTLING:
-        yield say("advice", "temperature", f"{now} C: cards throttle from about 84 to 90 C, and age faster{own}", cool)
+        yield say("advice", "temperature", f"{now} C: cards throttle {FROM}, and age faster{own}", cool)
     elif now >= GOOD:
-        yield say("advice", "temperature", f"{now} C: good is below 80 C, best 70 to 75 C under load{own}", cool)
-    elif idle:
-        yield say("ok", "temperature", f"{now} C, idle: look again while it trains; good is below 80 C, best 70 to "
-                  "75 C, throttling starts from about 84 to 90 C")
+        yield say("advice", "temperature", f"{now} C: {RANGE}{own}", cool)
+    elif busy(gpu) is False:
+        yield say("ok", "temperature", f"{now} C, idle: look again while it trains; {RANGE}, throttling starts {FROM}")
     else:
-        band = "in the best range, 70 to 75 C" if BEST[0] <= now <= BEST[1] else "good: below 80 C"
+        band = f"in the best range, {BEST[0]} to {BEST[1]} C" if BEST[0] <= now <= BEST[1] else f"good: below {GOOD} C"
         yield say("ok", "temperature", f"{now} C, {band}")

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from tightfit.doctor.findings import Finding, Severity
 from tightfit.doctor.readings import Readings
 from tightfit.planning.search.offload import HOST_BUFFERS, STATES
-from tightfit.planning.wording import size
+from tightfit.planning.wording import GIB, size
 
-GIB = 1 << 30
 CHECKPOINT = 12
 """Bytes a parameter of a checkpoint: fp32 weights and AdamW's two states."""
 SLOW_DISK = 150e6

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from tightfit.device_catalogue import PCIE_3, PCIE_4, PCIE_5
 from tightfit.devices import find_device
 from tightfit.doctor.findings import Finding, Severity
+from tightfit.doctor.gpu_checks import busy
 from tightfit.doctor.readings import Gpu, Link, Readings
 from tightfit.errors import RecipeError
 
@@ -134,8 +135,7 @@ def _pcie(gpu: Gpu, topic: str, field: str) -> Iterator[Finding]:
             action=f"{'its slot has only that many: ' if slot else ''}put the card into a x{most_width} slot that is "
                    "wired to the processor, without a riser; look whether another card or an SSD shares the lanes",
         )  # fmt: skip
-    idle = gpu.utilization is None or gpu.utilization < 20
-    if generation < most_generation and not idle:
+    if generation < most_generation and busy(gpu):
         yield Finding(
             topic=topic, severity="advice", field=f"{field}.pcie_generation", value=generation,
             sentence=f"PCIe {generation}.0 under load, of {most_generation}.0 that card and slot serve: transfers at "

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tightfit.devices import Device
 from tightfit.planning.plan import Estimate, Fits, Memory, Time
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
-from tightfit.trace import Category, Trace
+from tightfit.trace import Category, Trace, Unseen
 
 
 class Replayed(Protocol):
@@ -60,12 +60,18 @@ class Tools:
     replay: a trace through the device's allocator, of so many bytes or without end.
     step_time: what the trace's last step takes.
     mfu: model FLOPs utilization, 0 to 1, of a step that takes so many seconds; 0 where the peak is not known.
+    unseen: what a trace that was made from another recipe's or device's does not show; None: the same as that one.
     """
 
     predict: Callable[[Recipe, Device], Trace]
     replay: Callable[[Trace, int | None], Replayed]
     step_time: Callable[[Trace, Recipe, Device], StepTimed]
     mfu: Callable[[Recipe, Device, float], float]
+    unseen: Callable[[Recipe, Device, Trace], list[Unseen]] | None = None
+
+    def with_unseen(self, trace: Trace, recipe: Recipe, device: Device) -> Trace:
+        """A trace that was made from another's, with what it does not show of a resolved recipe on a device."""
+        return trace if self.unseen is None else replace(trace, unseen=self.unseen(recipe, device, trace))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +131,16 @@ def memory(trace: Trace, device: Device, tools: Tools, margin: Margin) -> tuple[
     )
 
 
+def steps_alone(trace: Trace) -> Trace:
+    """The trace up to the end of its last step: what a few steps take, without evaluation, saving and resuming."""
+    last = trace.last_step()
+    if last is None:
+        return trace
+    kept = [replace(a, died=None if a.died is None or a.died >= last.stop else a.died)
+            for a in trace.allocations if a.born < last.stop]
+    return replace(trace, allocations=kept, spans=[span for span in trace.spans if span.start < last.stop])
+
+
 def by_category(trace: Trace, tick: int, total: int) -> dict[str, int]:
     """Bytes at a tick by what they hold, which sum to `total`: rounding, and what tracing does not see, is `other`."""
     held = {category.value: count for category, count in trace.by_category(tick).items()}
@@ -141,6 +157,8 @@ def running_at(trace: Trace, tick: int) -> str:
         return "building the model"
     span = min(inside, key=lambda s: s.stop - s.start)
     names = {"forward": "forward of a micro-batch", "backward": "backward of a micro-batch", "decode": "decoding"}
+    if all(other.name != "decode" for other in trace.spans):
+        names["prefill"] = "forward pass"
     return names.get(span.name, span.name)
 
 
@@ -162,6 +180,7 @@ def join(
             mfu=tools.mfu(recipe, device, seconds),
             calibrated=timed.calibrated,
         ),
+        unseen=tuple(trace.unseen),
         notes=tuple(dict.fromkeys([*trace.notes, *timed.notes])),
     )
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from tightfit.devices import Device
@@ -15,6 +15,7 @@ from tightfit.planning.search.alignment import Misalignment
 from tightfit.planning.search.offload import OffloadAdvice
 from tightfit.planning.wording import size
 from tightfit.recipe import Recipe
+from tightfit.trace import Unseen
 
 Fits = Literal["yes", "with-retries", "no"]
 """Whether a peak fits the device: at once, only after the allocator has given cached memory back, or not."""
@@ -57,8 +58,14 @@ class Memory:
 
     @property
     def used(self) -> int:
-        """Bytes of the device's memory in use at the peak: reserved and context."""
+        """Bytes of the device's memory in use at the peak, were there no limit: reserved and context."""
         return self.peak_reserved + self.context
+
+    @property
+    def needed(self) -> int:
+        """Bytes of the device's memory with which it would just fit: where something is missing, less than `used` by
+        the cached memory that the allocator would give back before it failed; else `used`."""
+        return self.capacity + self.context + self.missing if self.missing else self.used
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +93,7 @@ class Estimate:
 
     fits: into the whole device.
     safe: whether it also fits with `memory.margin` to spare; only what is safe is chosen, unless nothing is.
+    unseen: memory that no trace shows; `memory` holds it.
     notes: sentences about how sure the figures are.
     """
 
@@ -93,6 +101,7 @@ class Estimate:
     safe: bool
     memory: Memory
     time: Time
+    unseen: tuple[Unseen, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -143,6 +152,8 @@ class Candidate:
                 "mfu": time.mfu,
                 **first,
             },
+            "calibrated": time.calibrated,
+            "unseen": [asdict(figure) for figure in self.estimate.unseen],
             "reasons": list(self.reasons),
         }
 
@@ -169,6 +180,7 @@ class Answers:
     would_not_fit: what would not fit, and by how much.
     smallest_change: the least change of one field with which the recipe as written fits; None where it fits, or where
         no single change helps.
+    smallest_change_text: the same as a sentence, or that there is none; empty where it fits.
     smallest_gpu: the smallest device of the catalogue on which the recipe as written fits; None where none is known.
     smallest_gpu_text: the same as a sentence.
     offload: which branch of the offload tree applies; None where something fits.
@@ -179,6 +191,7 @@ class Answers:
     next_best: str = ""
     would_not_fit: tuple[str, ...] = ()
     smallest_change: Change | None = None
+    smallest_change_text: str = ""
     smallest_gpu: Device | None = None
     smallest_gpu_text: str = ""
     offload: OffloadAdvice | None = None
@@ -221,19 +234,22 @@ class Plan:
             parts.append(f"the nearest misses {size(self.candidates[0].estimate.missing)}")
         if answers.smallest_change is not None:
             parts.append(f"write {answers.smallest_change.text} ({answers.smallest_change.why})")
+        elif answers.smallest_change_text:
+            parts.append(answers.smallest_change_text[0].lower() + answers.smallest_change_text[1:].rstrip("."))
         if answers.smallest_gpu is not None:
             parts.append(f"it fits on {answers.smallest_gpu.name}")
         offload = "" if answers.offload is None else f". {answers.offload.sentences[0].rstrip('.')}"
         return "; ".join(parts) + offload
 
     def training_arguments(self) -> dict[str, Any]:
-        """The chosen recipe as arguments of transformers' `TrainingArguments`. Raises Refused as `recipe` does, and
-        for a choice that the Hugging Face Trainer has no argument for."""
+        """The chosen recipe as arguments of transformers' `TrainingArguments`; on the processor where the plan is for
+        it. Raises Refused as `recipe` does, and for a choice that the Hugging Face Trainer has no argument for."""
         from tightfit.training_arguments import training_arguments
 
         if self.asked.mode == "inference":
             raise Refused("mode: 'inference' has no training arguments; write mode=train")
-        return training_arguments(self.recipe)
+        here = {"device": "cpu"} if self.device.kind == "cpu" else {}
+        return training_arguments(self.recipe.model_copy(update=here))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, ready for `json.dumps`: bytes as integers, times in seconds."""

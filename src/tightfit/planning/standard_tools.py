@@ -1,6 +1,6 @@
 """The tools that planning is done with outside of tests: the allocator's simulation, the time model, FLOPs from shapes.
 
-`predict` is a backend's and comes from the caller.
+`predict` and `unseen` are a backend's and come from the caller.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tightfit.planning.estimate import Tools
 from tightfit.planning.timing.step_time import StepTime, step_time
 from tightfit.recipe import Recipe
 from tightfit.shapes import mfu, shape_of, training_flops
-from tightfit.trace import Trace
+from tightfit.trace import Trace, Unseen
 
 COMPUTES_IN = {"fp16": "float16", "bf16": "bfloat16", "bf16-pure": "bfloat16"}
 """The dtype of matrix products by precision; float32 for the rest."""
@@ -27,8 +27,10 @@ def standard_tools(
     predict: Callable[[Recipe, Device], Trace],
     ceilings: Ceilings | None = None,
     settings: AllocatorSettings | None = None,
+    unseen: Callable[[Recipe, Device, Trace], list[Unseen]] | None = None,
 ) -> Tools:
-    """The tools. ceilings: measured on this machine, where the device is its own. settings: the allocator's."""
+    """The tools. ceilings: measured on this machine, where the device is its own. settings: the allocator's. unseen:
+    see `Tools`."""
     flops: dict[tuple[str, str, str, int, int], int] = {}
 
     def replayed(trace: Trace, capacity: int | None) -> Replay:
@@ -40,16 +42,22 @@ def standard_tools(
     def utilization(recipe: Recipe, device: Device, seconds: float) -> float:
         key = (recipe.model, repr(recipe.model_overrides), recipe.task, recipe.batch_size, recipe.seq_len)
         if key not in flops:
-            flops[key] = _training_flops(recipe)
-        precision = recipe.precision
-        assert precision != "auto", "resolve the recipe first"
-        peak = device.peak(COMPUTES_IN.get(precision.name, "float32"), bool(getattr(precision, "tf32", False)))
-        return mfu(flops[key], seconds, peak) if seconds > 0 else 0.0
+            flops[key] = model_flops(recipe)
+        return model_flops_utilization(flops[key], recipe, device, seconds)
 
-    return Tools(predict=predict, replay=replayed, step_time=timed, mfu=utilization)
+    return Tools(predict=predict, replay=replayed, step_time=timed, mfu=utilization, unseen=unseen)
 
 
-def _training_flops(recipe: Recipe) -> int:
+def model_flops_utilization(flops: float, recipe: Recipe, device: Device, seconds: float) -> float:
+    """The share of the device's peak that model FLOPs make in a step of a resolved recipe that takes so many seconds; 0
+    where the peak is not known."""
+    precision = recipe.precision
+    assert precision != "auto", "resolve the recipe first"
+    peak = device.peak(COMPUTES_IN.get(precision.name, "float32"), bool(getattr(precision, "tf32", False)))
+    return mfu(flops, seconds, peak) if seconds > 0 else 0.0
+
+
+def model_flops(recipe: Recipe) -> int:
     """Model FLOPs of a step; 0 for a model whose configuration does not state its shape."""
     try:
         return training_flops(shape_of(read_config(recipe), recipe.task), recipe.batch_size, recipe.seq_len)

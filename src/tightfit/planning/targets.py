@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from tightfit.calibration import Ceilings, load
 from tightfit.devices import Device, device_of_memory, find_device, parse_memory, with_memory
 from tightfit.errors import RecipeError, Refused
+from tightfit.planning.wording import size
 
 Own = Callable[[], Device | None]
 """The machine's own CUDA device, as the framework reports it; None where it has none."""
@@ -30,8 +31,8 @@ def gpu_target(gpu: str | None, gpu_memory: str | None, own: Own) -> Target:
     Raises RecipeError for a name or a size that means nothing, Refused where this machine has no GPU.
     """
     memory = None if gpu_memory is None else parse_memory(gpu_memory)
-    if gpu is None and memory is not None:
-        return Target(device=device_of_memory(memory))
+    if gpu is None and gpu_memory is not None and memory is not None:
+        return Target(device=_as_sold(device_of_memory(memory), gpu_memory))
     named = None if gpu is None else find_device(gpu)
     mine = own()
     if named is None and mine is None:
@@ -43,6 +44,14 @@ def gpu_target(gpu: str | None, gpu_memory: str | None, own: Own) -> Target:
     else:
         device, ceilings = named, None
     return Target(device=device if memory is None else with_memory(device, memory), ceilings=ceilings)
+
+
+def _as_sold(device: Device, gpu_memory: str) -> Device:
+    """The device, whose notes say why it has less than a size in GB."""
+    if not gpu_memory.strip().lower().endswith("gb"):
+        return device
+    return replace(device, notes=f"of {gpu_memory} as cards are sold, CUDA reports {size(device.memory_bytes)}; "
+                                 + device.notes)
 
 
 def cpu_target(own: Device) -> Target:

@@ -7,10 +7,19 @@ MIB = 1 << 20
 
 
 def size(count: int) -> str:
-    """Bytes for reading: GiB with one decimal, MiB below one GiB."""
+    """Bytes for reading: GiB with one decimal, MiB below one GiB, KiB below one MiB, never a rounded 0."""
     if abs(count) >= GIB:
         return f"{count / GIB:,.1f} GiB"
-    return f"{count / MIB:,.0f} MiB" if abs(count) >= MIB else f"{count / 1024:,.0f} KiB"
+    if abs(count) >= MIB:
+        return f"{count / MIB:,.0f} MiB"
+    return f"{count / 1024:,.0f} KiB" if abs(count) >= 1024 else f"{count} byte{'s' * (count != 1)}"
+
+
+def more_or_less(count: int) -> str:
+    """A difference in bytes for reading; less than a MiB is none."""
+    if abs(count) < MIB:
+        return "as much memory"
+    return f"{size(abs(count))} {'more' if count > 0 else 'less'}"
 
 
 def percent(share: float) -> str:

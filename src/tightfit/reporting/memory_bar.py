@@ -1,6 +1,7 @@
 """A candidate's memory as a stacked bar: a letter and a colour for each thing that memory holds.
 
-The letters alone tell the parts apart, so that a bar can be read without colours.
+The letters alone tell the parts apart, so that a bar can be read without colours. A mark stands where the device's
+memory ends; what lies beyond it is in small letters.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import NamedTuple
 from rich.text import Text
 
 from tightfit.planning.plan import Memory
+from tightfit.planning.wording import size
 from tightfit.trace import Category
 
 
@@ -40,9 +42,11 @@ PARTS = (
 """The colours follow Okabe and Ito's palette for colour-blind readers, bright enough for black letters on them."""
 
 INK = "not bold #000000 on {}"  # terminals show bold black as grey
+BEYOND = "not bold {}"
+"""The style of what the device has no room for."""
 FREE, END, MORE = ".", "|", ">"
 LARGEST = 1.5
-"""Devices that a bar is wide at most; what needs more ends in MORE."""
+"""Devices that a bar is wide at most beside one that fits; what needs more is cut off and ends in MORE."""
 
 
 def parts_of(memory: Memory) -> dict[str, int]:
@@ -52,24 +56,25 @@ def parts_of(memory: Memory) -> dict[str, int]:
 
 
 def memory_bar(memory: Memory, device_bytes: int, scale: int, width: int) -> Text:
-    """The parts, what is free, and a mark where the device's memory ends; `width` cells and the mark stand for
-    `scale` bytes."""
+    """The parts, what is free, and a mark where the device's memory ends, all to scale: `width` cells and the mark
+    stand for `scale` bytes."""
     used, held = memory.used, parts_of(memory)
-    end = min(round(width * device_bytes / scale), width)
+    end = min(max(round(width * device_bytes / scale), 1), width)
     if used > device_bytes:
         end = min(end, width - 1)
-        filled = min(max(round(width * used / scale), end + 1), width)
+        filled = max(round(width * used / scale), end + 1)
     else:
         filled = min(max(round(width * used / scale), 1), end) if held else 0
     parts = [part for part in PARTS if part.key in held]
     counts = shared_out(list(held.values()), filled)
     cells = [part for part, count in zip(parts, counts, strict=True) for _ in range(count)]
     bar = Text(no_wrap=True, overflow="crop")
-    for place, part in enumerate(cells):
+    for place, part in enumerate(cells[:width]):
         if place == end:
             bar.append(END)
-        cut = place == width - 1 and used > scale
-        bar.append(MORE if cut else part.letter, style=INK.format(part.colour))
+        letter = part.letter if place < end else part.letter.lower()
+        cut = place == width - 1 and len(cells) > width
+        bar.append(MORE if cut else letter, style=(INK if place < end else BEYOND).format(part.colour))
     if used <= device_bytes:
         bar.append(FREE * (end - filled) + END)
     return bar
@@ -89,17 +94,23 @@ def shared_out(amounts: Sequence[int], places: int) -> list[int]:
 
 
 def scale_of(memories: Iterable[Memory], device_bytes: int) -> int:
-    """Bytes that a bar's full width stands for, so that bars can be compared: the device, or the largest need up to
-    LARGEST devices."""
-    return min(max([device_bytes, *(memory.used for memory in memories)]), round(LARGEST * device_bytes))
+    """Bytes that a bar's full width stands for, so that bars can be compared: the device, or the largest need, up to
+    LARGEST devices where something fits."""
+    needs = [memory.used for memory in memories]
+    most = max([device_bytes, *needs])
+    return min(most, round(LARGEST * device_bytes)) if min(needs, default=0) <= device_bytes else most
 
 
-def legend(memories: Iterable[Memory], width: int) -> Text:
-    """What the letters stand for, as far as the bars have them, in lines of at most `width` characters."""
+def legend(memories: Sequence[Memory], device_bytes: int, width: int) -> Text:
+    """What the letters and marks stand for, as far as the bars have them, in lines of at most `width` characters."""
     present = {key for memory in memories for key in parts_of(memory)}
     items = [Text.assemble((p.letter, INK.format(p.colour)), f" {p.name}") for p in PARTS if p.key in present]
+    marks = [f"{FREE} free"] if any(memory.used < device_bytes for memory in memories) else []
+    marks.append(f"{END} {size(device_bytes)}, the device's end")
+    marks += ["small letters: beyond it"] if any(memory.used > device_bytes for memory in memories) else []
+    marks += [f"{MORE} cut off"] if any(memory.used > scale_of(memories, device_bytes) for memory in memories) else []
     lines: list[Text] = []
-    for item in [*items, Text(f"{FREE} free"), Text(f"{END} the device's end")]:
+    for item in [*items, *map(Text, marks)]:
         if lines and lines[-1].cell_len + 2 + item.cell_len <= width:
             lines[-1] = Text.assemble(lines[-1], "  ", item)
         else:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from html import escape
 
 from tightfit.planning.plan import Memory, Plan
 from tightfit.planning.wording import size
-from tightfit.reporting.memory_bar import PARTS, parts_of, scale_of
+from tightfit.reporting.memory_bar import PARTS, Part, parts_of, scale_of
 from tightfit.reporting.plan_table import answers, columns, heading, marks
-from tightfit.trace import Unseen
 
 LEFT, RIGHT = "text-align:left", "text-align:right"
 BAR = "display:inline-block;height:1em"
 
 
-def plan_html(plan: Plan, unseen: Sequence[Unseen] = ()) -> str:
+def plan_html(plan: Plan) -> str:
     """The plan as an HTML fragment, styled by itself alone; text takes the page's colours, light or dark."""
     choices, costs = columns(plan)
     both = [*choices, *costs]
@@ -38,7 +37,7 @@ def plan_html(plan: Plan, unseen: Sequence[Unseen] = ()) -> str:
         f"<p><b>{escape(heading(plan))}</b></p>"]
     paragraphs += [f"<p>{escape(note)}</p>" for note in notes if note]
     told = "".join(f'<tr>{_cell(f"<b>{escape(label)}</b>", LEFT)}{_cell(escape(text), LEFT)}</tr>'
-                   for label, text in answers(plan, unseen))
+                   for label, text in answers(plan))
     return f"<div>{''.join(paragraphs)}<table><tbody>{told}</tbody></table></div>"
 
 
@@ -47,19 +46,32 @@ def _cell(content: str, style: str) -> str:
 
 
 def _bar(memory: Memory, device_bytes: int, scale: int) -> str:
-    """Parts as coloured spans, each with its name and size to hover over; 240 pixels stand for `scale` bytes."""
-    spans = []
+    """Parts as coloured spans, each with its name and size to hover over; 240 pixels stand for `scale` bytes. A line
+    stands where the device's memory ends; what lies beyond it is paler, and cut off at the scale."""
+    spans = [_span(title, count / scale, f"background:{part.colour}")
+             for part, title, count in _pieces(memory, 0, device_bytes)]
+    free = max(device_bytes - memory.used, 0)
+    spans += [_span(f"free: {size(free)}", free / scale, "outline:1px dotted")] if free else []
+    spans.append(f'<span title="the device\'s end: {size(device_bytes)}" '
+                 f'style="{BAR};width:2px;background:currentColor"></span>')
+    spans += [_span(title, count / scale, f"background:{part.colour};opacity:0.5")
+              for part, title, count in _pieces(memory, device_bytes, scale)]
+    return "".join(spans) + ("&gt;" if memory.used > scale else "")
+
+
+def _pieces(memory: Memory, start: int, stop: int) -> Iterator[tuple[Part, str, int]]:
+    """What of each part lies between two bytes of the stack, with the part's name and whole size."""
+    held, at = parts_of(memory), 0
     for part in PARTS:
-        count = parts_of(memory).get(part.key, 0)
-        if count:
-            width = 240 * count / max(scale, memory.used)
-            spans.append(f'<span title="{escape(part.name)}: {size(count)}" '
-                         f'style="{BAR};width:{width:.1f}px;background:{part.colour}"></span>')
-    free = 240 * (device_bytes - memory.used) / scale
-    if free > 0:
-        spans.append(f'<span title="free: {size(device_bytes - memory.used)}" '
-                     f'style="{BAR};width:{free:.1f}px;outline:1px dotted"></span>')
-    return "".join(spans)
+        count = held.get(part.key, 0)
+        inside = min(at + count, stop) - max(at, start)
+        at += count
+        if inside > 0:
+            yield part, f"{part.name}: {size(count)}", inside
+
+
+def _span(title: str, share: float, style: str) -> str:
+    return f'<span title="{escape(title)}" style="{BAR};width:{240 * share:.1f}px;{style}"></span>'
 
 
 def _legend(memories: Iterable[Memory]) -> str:

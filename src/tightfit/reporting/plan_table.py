@@ -18,10 +18,11 @@ from rich.text import Text
 
 from tightfit.devices import Device
 from tightfit.planning.plan import Candidate, Estimate, Plan, choices_of
+from tightfit.planning.search.answers import changing
 from tightfit.planning.wording import percent, size
 from tightfit.reporting.memory_bar import legend, memory_bar, scale_of
 from tightfit.reporting.plan_words import as_written, batches, duration, fits, shown, speed, unit, work
-from tightfit.trace import Unseen
+from tightfit.tasks import TASKS
 
 BAR = (20, 48)
 """Cells of a memory bar, at least and at most."""
@@ -39,29 +40,29 @@ class Column:
     right: bool = False
 
 
-def show_plan(plan: Plan, console: Console, unseen: Sequence[Unseen] = ()) -> None:
-    """Print the plan. unseen: what the chosen recipe's memory holds that no trace shows."""
+def show_plan(plan: Plan, console: Console) -> None:
+    """Print the plan."""
     if not console.is_terminal:
-        console.file.write(plan_text(plan, unseen, console.width) + "\n")
+        console.file.write(plan_text(plan, console.width) + "\n")
         return
-    _show(plan, console, unseen)
+    _show(plan, console)
 
 
-def plan_text(plan: Plan, unseen: Sequence[Unseen] = (), width: int = 100) -> str:
+def plan_text(plan: Plan, width: int = 100) -> str:
     """The plan as plain text, `width` characters wide."""
     console = Console(file=io.StringIO(), width=width, no_color=True, force_terminal=False)
-    _show(plan, console, unseen)
+    _show(plan, console)
     file = console.file
     assert isinstance(file, io.StringIO)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
-def _show(plan: Plan, console: Console, unseen: Sequence[Unseen]) -> None:
-    for block in plan_blocks(plan, console.width, unseen):
+def _show(plan: Plan, console: Console) -> None:
+    for block in plan_blocks(plan, console.width):
         console.print(block, highlight=False)
 
 
-def plan_blocks(plan: Plan, width: int, unseen: Sequence[Unseen] = ()) -> list[RenderableType]:
+def plan_blocks(plan: Plan, width: int) -> list[RenderableType]:
     """What is printed of a plan, one under the other."""
     blocks: list[RenderableType] = [Text(heading(plan), style="bold")]
     if plan.device.notes:
@@ -69,10 +70,10 @@ def plan_blocks(plan: Plan, width: int, unseen: Sequence[Unseen] = ()) -> list[R
     if plan.candidates:
         memories = [candidate.estimate.memory for candidate in plan.candidates]
         blocks += [block for table in _tables(plan, width) for block in (Text(), table)]
-        blocks.append(legend(memories, width))
+        blocks.append(legend(memories, plan.device.memory_bytes, width))
         remarks = marks(plan.candidates)
         blocks += [Text(remarks)] if remarks else []
-    blocks += [Text(), answers_grid(plan, unseen)]
+    blocks += [Text(), answers_grid(plan)]
     return blocks
 
 
@@ -94,9 +95,9 @@ def columns(plan: Plan) -> tuple[list[Column], list[Column]]:
         Column("fits", lambda c: fits(c.estimate)),
         Column(unit(plan), lambda c: f"{speed(c.estimate):,.0f}", True),
     ]
-    if inference:
+    if inference and TASKS[plan.asked.task].generates:
         costs.append(Column("prefill", lambda c: duration(c.estimate.time.prefill_seconds), True))
-    else:
+    elif not inference:
         costs.append(Column("MFU", lambda c: percent(c.estimate.time.mfu) if c.estimate.time.mfu else "-", True))
     costs.append(Column("batch" if inference else "step", lambda c: duration(c.estimate.time.step_seconds), True))
     return choices, costs
@@ -164,22 +165,24 @@ def marks(candidates: Sequence[Candidate]) -> str:
         found.append("* changes numerics")
     if not all(candidate.verified for candidate in candidates):
         found.append("~ interpolated between traces")
+    if any(c.recipe.mode == "inference" and getattr(c.recipe.precision, "full_eval", False) for c in candidates):
+        found.append("full_eval: weights of 16 bits, as model.half() makes them")
     return "  ".join(found)
 
 
-def answers_grid(plan: Plan, unseen: Sequence[Unseen] = ()) -> Table:
+def answers_grid(plan: Plan) -> Table:
     """The answers, a label and a text each."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column()
     last = ""
-    for label, text in answers(plan, unseen):
+    for label, text in answers(plan):
         grid.add_row(Text("" if label == last else label, style="bold"), Text(text))
         last = label
     return grid
 
 
-def answers(plan: Plan, unseen: Sequence[Unseen] = ()) -> list[tuple[str, str]]:
+def answers(plan: Plan) -> list[tuple[str, str]]:
     """What a person asks of a plan, and the answer: label and text; lines of one label stand together."""
     told, chosen = plan.answers, plan.chosen
     best = chosen or next(iter(plan.candidates), None)
@@ -196,19 +199,18 @@ def answers(plan: Plan, unseen: Sequence[Unseen] = ()) -> list[tuple[str, str]]:
         say("why", told.why)
     say("next best", told.next_best)
     say("too large", *told.would_not_fit)
-    if told.smallest_change is not None:
-        say("change", f"The smallest that makes it fit: {told.smallest_change.text} ({told.smallest_change.why}).")
+    say("change", told.smallest_change_text)
     say("smallest GPU", told.smallest_gpu_text)
     if told.offload is not None:
         say("offload", *told.offload.sentences)
     say("alignment", *(misaligned.sentence for misaligned in told.misaligned))
     say("numerics", *_numerics(plan.candidates))
-    say("not traced", *(f"{u.name}, {size(u.bytes)}{PLACES[u.where]}: {u.source}" for u in unseen))
     if best is not None:
+        say("not traced", *(f"{u.name}, {size(u.bytes)}{PLACES[u.where]}: {u.source}" for u in best.estimate.unseen))
         say("times", calibration(best.estimate, plan.device))
         say("note", *(note for note in best.estimate.notes if not note.startswith(UNCALIBRATED)))
     say("note", *plan.notes)
-    say("search", f"{plan.tried:,} combinations weighed, {plan.predictions:,} of them traced.")
+    say("search", f"{plan.tried:,} combinations weighed, {plan.predictions:,} traces made.")
     return lines
 
 
@@ -231,7 +233,7 @@ def _numerics(candidates: Sequence[Candidate]) -> list[str]:
     for rank, candidate in enumerate(candidates, start=1):
         if candidate.changes_numerics:
             ranks.setdefault(candidate.changes_numerics, []).append(f"#{rank}")
-    return [f"{' and '.join(changes)} changes numerics: {', '.join(marked)}." for changes, marked in ranks.items()]
+    return [f"{changing(changes)} numerics: {', '.join(marked)}." for changes, marked in ranks.items()]
 
 
 def _choice(field: str, candidate: Candidate) -> str:

@@ -17,7 +17,7 @@ def work(asked: Recipe) -> str:
     length = f", seq_len {asked.seq_len:,}" if task.reads == "tokens" else ""
     if asked.mode == "train":
         return f"global batch {asked.batch_size:,}{length}"
-    if task.predicts not in ("next", "target"):
+    if not task.generates:
         return f"inference, batch {asked.batch_size:,}{length}"
     new, beams = asked.inference.new_tokens, asked.inference.beams
     return f"inference, {asked.batch_size:,} prompts{length}, {new:,} new tokens{f', {beams} beams' * (beams > 1)}"
@@ -25,9 +25,13 @@ def work(asked: Recipe) -> str:
 
 def as_written(recipe: Recipe) -> str:
     """The choices of a resolved recipe as a person writes them."""
-    slots = [field for field in choices_of(recipe) if field != "micro_batch_size"]
     micro = [f"micro_batch_size={recipe.micro_batch_size}"] if recipe.mode == "train" else []
-    return " ".join([*micro, *(written(getattr(recipe, slot)) for slot in slots)])
+    return " ".join([*micro, techniques(recipe)])
+
+
+def techniques(recipe: Recipe) -> str:
+    """The same without the micro-batch."""
+    return " ".join(written(getattr(recipe, field)) for field in choices_of(recipe) if field != "micro_batch_size")
 
 
 def batches(recipe: Recipe) -> str:

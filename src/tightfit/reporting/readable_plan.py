@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Self
 
@@ -11,23 +10,19 @@ from tightfit.planning.wording import size
 from tightfit.reporting.plan_html import plan_html
 from tightfit.reporting.plan_table import heading, plan_text
 from tightfit.reporting.plan_words import as_written, speed, unit
-from tightfit.trace import Unseen
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ReadablePlan(Plan):
-    """A plan, and how it reads. unseen: what the chosen recipe's memory holds that no trace shows, each with its
-    source."""
-
-    unseen: tuple[Unseen, ...] = ()
+    """A plan, and how it reads."""
 
     @classmethod
-    def of(cls, plan: Plan, unseen: Sequence[Unseen] = ()) -> Self:
+    def of(cls, plan: Plan) -> Self:
         """The same plan, readable."""
-        return cls(**{field.name: getattr(plan, field.name) for field in fields(Plan)}, unseen=tuple(unseen))
+        return cls(**{field.name: getattr(plan, field.name) for field in fields(Plan)})
 
     def __str__(self) -> str:
-        return plan_text(self, self.unseen)
+        return plan_text(self)
 
     def __repr__(self) -> str:
         if self.chosen is None:
@@ -37,4 +32,4 @@ class ReadablePlan(Plan):
                 f"{size(estimate.memory.used)}>")
 
     def _repr_html_(self) -> str:
-        return plan_html(self, self.unseen)
+        return plan_html(self)

@@ -15,15 +15,17 @@ SECONDS_BETWEEN_LINES = 10.0
 class SearchProgress:
     """A bar that goes away when the work is done; plain lines, some seconds apart, where there is no terminal.
 
-    Call it with how much is done, how much there is at most, and what comes next.
+    Call it with how much is done, how much there is at most, and what comes next. what: the work, such as `planning`.
+    counted: what is counted of it.
     """
 
-    def __init__(self, console: Console, what: str, between: float = SECONDS_BETWEEN_LINES) -> None:
-        self._console, self._what, self._between = console, what, between
+    def __init__(self, console: Console, what: str, counted: str, between: float = SECONDS_BETWEEN_LINES) -> None:
+        self._console, self._what, self._counted, self._between = console, what, counted, between
         self._last = time.monotonic()
         self._bar = Progress(
-            SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20),
-            TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal,
+            SpinnerColumn(), TimeElapsedColumn(), BarColumn(bar_width=20),  # what stays as wide comes first
+            TextColumn("{task.description}", markup=False), console=console, transient=True,
+            disable=not console.is_terminal,
         )  # fmt: skip
         self._task = self._bar.add_task(what, total=None)
 
@@ -37,9 +39,9 @@ class SearchProgress:
         self._bar.stop()
 
     def __call__(self, done: int, most: int, text: str) -> None:
-        self._bar.update(self._task, description=text, completed=done, total=most)
+        said = f"{done} of at most {most} {self._counted} done, now {text}"
+        self._bar.update(self._task, description=said, completed=done, total=most)
         now = time.monotonic()
         if self._bar.disable and done < most and now - self._last >= self._between:
             self._last = now
-            self._console.print(f"{self._what}, {done} of at most {most} done: {text}", highlight=False,
-                                markup=False, soft_wrap=True)
+            self._console.print(f"{self._what}: {said}", highlight=False, markup=False, soft_wrap=True)

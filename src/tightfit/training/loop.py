@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from tightfit.training import checkpoints
 from tightfit.training.progress import Listener
 from tightfit.training.records import MetricsFile, Trackers
 from tightfit.training.run_folder import RunFolder
+from tightfit.training.run_profile import RunProfile
 from tightfit.training.schedule import learning_rate
 from tightfit.training.stopping import StopRequest
 
@@ -28,7 +30,7 @@ SKIPS_IN_A_ROW = 50
 @dataclass
 class Progress:
     """How far a run has come. All but `step` is this process's; seconds count steps and waiting for data, while
-    evaluation, saving and compiling are left out."""
+    evaluation, saving, compiling and a profiled step are left out; so are that step's samples and tokens."""
 
     step: int = 0
     first_step: int = 0
@@ -53,10 +55,12 @@ class _Interval:
     tokens: int = 0
     seconds: float = 0.0
 
-    def add(self, result: StepResult, window: Any, seconds: float) -> None:
+    def learned(self, result: StepResult) -> None:
         self.loss += result.loss.sum
         self.count += result.loss.count
         self.skipped += result.skipped
+
+    def took(self, window: Any, seconds: float) -> None:
         self.samples += window.samples
         self.tokens += window.tokens
         self.seconds += seconds
@@ -64,12 +68,13 @@ class _Interval:
 
 @dataclass(frozen=True)
 class _Taken:
-    """A step that was dispatched and not yet read."""
+    """A step that was dispatched and not yet read. profiled: whether its time is not the run's."""
 
     number: int
     window: Any
     pending: PendingResult
     learning_rate: float
+    profiled: bool
 
 
 class Loop:
@@ -89,6 +94,7 @@ class Loop:
         metrics: MetricsFile,
         trackers: Trackers,
         listener: Listener,
+        profile: RunProfile | None = None,
     ) -> None:
         self.recipe = recipe
         self.step = step
@@ -98,6 +104,7 @@ class Loop:
         self.metrics = metrics
         self.trackers = trackers
         self.listener = listener
+        self.profile = profile
         self.progress = Progress()
         self._interval = _Interval()
         self._saved_at: int | None = None
@@ -119,27 +126,27 @@ class Loop:
 
     def run(self) -> Progress:
         """Train to the last step. Raises NonFiniteLoss; a request to stop saves and returns."""
-        recipe, progress = self.recipe, self.progress
+        recipe, progress, profile = self.recipe, self.progress, self.profile
         self.listener.started(progress.step, recipe.max_steps)
         with StopRequest() as stop:
             windows = self.step.windows(self.source, progress.step, recipe.max_steps)
             taken: _Taken | None = None
             self._restart_clock()
             while progress.step < recipe.max_steps and stop.signal is None:
-                before = time.perf_counter()
-                window = next(windows)
-                progress.data_wait_seconds += time.perf_counter() - before
-                rate = learning_rate(recipe, progress.step)
-                pending = self.step(window, rate)
-                progress.step += 1
-                previous, taken = taken, _Taken(progress.step, window, pending, rate)
+                if taken is not None and profile is not None and progress.step + 1 == profile.at:
+                    self._account(taken)  # or the step that is profiled would wait for it
+                    taken = None
+                previous, taken = taken, self._take(windows)
                 if previous is not None:
                     self._account(previous)
-                if pending.ready() or self._pauses_at(progress.step):
+                if taken.pending.ready() or taken.profiled or self._pauses_at(progress.step):
                     self._account(taken)
                     taken = None
                 if self._pauses_at(progress.step):
                     self._pause(progress.step)
+                if profile is not None and progress.step == profile.at:
+                    profile.keep()
+                    self._restart_clock()
             if taken is not None:
                 self._account(taken)
             if stop.signal is not None:
@@ -149,6 +156,22 @@ class Loop:
                 self.evaluate()
         self.listener.finished()
         return progress
+
+    def _take(self, windows: Iterator[Any]) -> _Taken:
+        """Dispatch the next step."""
+        progress, profile = self.progress, self.profile
+        rate, number = learning_rate(self.recipe, progress.step), progress.step + 1
+        with nullcontext() if profile is None else profile.timed(number):
+            before = time.perf_counter()
+            window = next(windows)
+            waited = time.perf_counter() - before
+            if profile is not None and profile.at == number:
+                pending, profiled = profile.take(window, rate), True
+            else:
+                pending, profiled = self.step(window, rate), False
+                progress.data_wait_seconds += waited
+        progress.step = number
+        return _Taken(number, window, pending, rate, profiled)
 
     def _restart_clock(self) -> None:
         self._mark, self._compiled = time.perf_counter(), self.step.compile_seconds
@@ -161,12 +184,14 @@ class Loop:
         seconds = max(now - self._mark - (compiled - self._compiled), 1e-9)
         self._mark, self._compiled = now, compiled
         progress = self.progress
-        progress.training_seconds += seconds
-        progress.samples += taken.window.samples
-        progress.tokens += taken.window.tokens
         progress.losses.append(result.loss.mean)
-        self._interval.add(result, taken.window, seconds)
-        self.listener.stepped(taken.number, result.loss.mean, self._interval.tokens / self._interval.seconds)
+        self._interval.learned(result)
+        if not taken.profiled:
+            progress.training_seconds += seconds
+            progress.samples += taken.window.samples
+            progress.tokens += taken.window.tokens
+            self._interval.took(taken.window, seconds)
+        self.listener.stepped(taken.number, result.loss.mean, self._interval.tokens / (self._interval.seconds or 1.0))
         if taken.number % self.recipe.logging_steps == 0 or taken.number == self.recipe.max_steps:
             self._write_line(taken, result)
 
@@ -192,9 +217,10 @@ class Loop:
             "step": taken.number,
             "loss": Total(seen.loss, seen.count).mean,
             "learning_rate": taken.learning_rate,
-            "tokens_per_second": seen.tokens / seen.seconds,
-            "samples_per_second": seen.samples / seen.seconds,
         }
+        if seen.seconds:  # a profiled step alone has none that count
+            line["tokens_per_second"] = seen.tokens / seen.seconds
+            line["samples_per_second"] = seen.samples / seen.seconds
         if result.grad_norm is not None:
             line["grad_norm"] = result.grad_norm
         if seen.skipped:

@@ -1,28 +1,40 @@
-"""Profiling a recipe: a few real steps on its own data, measured; nothing is kept of what they learn."""
+"""Profiling a recipe: a few real steps on its own data, measured, and beside them what is predicted for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from tightfit import profiles
 from tightfit.backends import load_backend
 from tightfit.backends.base import Backend, Measurement
 from tightfit.data import prepare
 from tightfit.data.loading import WindowLoader
 from tightfit.devices import Device
-from tightfit.errors import OutOfMemory, RecipeError
+from tightfit.errors import OutOfMemory, RecipeError, TightfitError
 from tightfit.models import model_facts, module_facts
 from tightfit.planning.advice import smaller
+from tightfit.planning.estimate import capacity, unseen
 from tightfit.planning.plan import Plan
 from tightfit.planning.search.settling import settle
+from tightfit.planning.targets import own_target
+from tightfit.planning.timing.op_times import op_seconds
+from tightfit.planning.timing.step_time import step_time
+from tightfit.profiles import Profile
 from tightfit.recipe import Recipe
+from tightfit.trace import Phase, Trace
+from tightfit.trace_file import replacing
 from tightfit.training.progress import Listener, Quiet
+from tightfit.training.run_folder import MEMORY_RECORD
 
 WINDOWS = 16
 """More windows than a measurement takes."""
+LIBRARIES = ("torch", "transformers", "tightfit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +54,12 @@ def profile_recipe(
     recipe: Recipe, module: Any = None, dataset: Any = None, *, listener: Listener | None = None,
     chrome_trace: Path | None = None, around: Callable[[Device], AbstractContextManager[Any]] = nullcontext,
 ) -> Profiled:  # fmt: skip
-    """Build what training by the recipe would build, and measure a few of its steps on its own data.
+    """Build what training by the recipe would build, and measure a few of its steps on its own data. Nothing is kept
+    of what they learn.
 
-    module, dataset: as `Trainer` takes them. chrome_trace: where the profiler's own trace goes, for Perfetto; gzipped
-    where its name ends in `.gz`. around: entered while steps run, such as to watch the card.
-    Raises the errors of `tightfit.errors`, as training does.
+    module, dataset: as `Trainer` takes them. chrome_trace: where the profiler's own trace goes, gzipped, for Perfetto.
+    around: entered while steps run, such as to watch the card.
+    Raises the errors of `tightfit.errors`, as training does, and OSError where the trace cannot be written.
     """
     if recipe.mode != "train":
         raise RecipeError("mode: 'inference' is for planning, and a profile is of training; write mode=train")
@@ -67,3 +80,65 @@ def profile_recipe(
         raise OutOfMemory(f"{error}. Try: {'; or '.join(smaller(recipe, device))}") from None
     return Profiled(recipe=recipe, device=device, backend=backend, measurement=measurement, plan=plan,
                     notes=tuple(build.notes))
+
+
+def prediction(backend: Backend, recipe: Recipe, device: Device, module: Any = None) -> dict[str, Any]:
+    """The fields of a Profile that hold what is predicted for the recipe's step; a note alone where nothing can be."""
+    try:
+        trace = backend.predict(recipe, device, module)
+        return _predicted(trace, recipe, device)
+    except TightfitError as error:
+        return {"notes": (f"not predicted: {error}",)}
+
+
+def profile_of(
+    recipe: Recipe, device: Device, measured: Measurement, predicted: Mapping[str, Any], *,
+    notes: Sequence[str] = (), readings: Mapping[str, Sequence[float | None]] | None = None,
+) -> Profile:  # fmt: skip
+    """What was measured, beside what `prediction` gave. readings: of the card, while steps ran."""
+    target = own_target(device)
+    return Profile(
+        recipe=recipe, device=target.device, measured=measured.trace, step_seconds=measured.step_seconds,
+        phase_seconds=measured.phase_seconds, peak_bytes=measured.peak_bytes, overhead=measured.overhead,
+        calibrated=target.ceilings is not None, readings=readings or {}, versions=_versions(),
+        **{**predicted, "notes": tuple(dict.fromkeys([*notes, *predicted["notes"]]))},
+    )  # fmt: skip
+
+
+def keep_profile(profile: Profile, measured: Measurement, folder: Path) -> Path:
+    """Write what `tightfit report` reads into a run's folder, and on CUDA `memory.pickle` for PyTorch's memory_viz; the
+    path of the profile's own folder. Each file is whole or not there. Raises OSError that names the file."""
+    home = profiles.save(profile, folder)
+    if measured.memory_record is not None:
+        with replacing(folder / MEMORY_RECORD) as temporary:
+            temporary.write_bytes(pickle.dumps(measured.memory_record))
+    return home
+
+
+def _predicted(trace: Trace, recipe: Recipe, device: Device) -> dict[str, Any]:
+    target = own_target(device)
+    timed = step_time(trace, recipe, target.device, target.ceilings)
+    tf32 = bool(getattr(recipe.precision, "tf32", False))
+    for op in trace.ops:
+        op.seconds = op_seconds(op, target.device, target.ceilings, tf32=tf32)
+    last = trace.span("step 2")
+    return {
+        "predicted": trace,
+        "predicted_seconds": {
+            Phase.DATA: timed.data, Phase.FORWARD: timed.forward, Phase.BACKWARD: timed.recompute + timed.backward,
+            Phase.OPTIMIZER: timed.optimizer,
+        },
+        "predicted_peak_bytes": trace.peak(last.start, last.stop)[1] + unseen(trace, "allocator"),
+        "capacity_bytes": capacity(trace, target.device),
+        "notes": tuple(trace.notes),
+    }  # fmt: skip
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # run from a checkout, not installed
+            continue
+    return found

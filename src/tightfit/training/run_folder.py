@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,14 +17,15 @@ from tightfit import profiles
 from tightfit.errors import CheckpointError, RecipeError
 from tightfit.recipe import Recipe
 from tightfit.recipe_text import read_yaml, to_yaml
+from tightfit.trace_file import replacing
 
 ROUNDING = ("micro_batch_size", "attention", "checkpointing", "compile")
 """Those of them that change a step's rounding, or the random numbers that dropout draws."""
 
 MAY_CHANGE = frozenset({
     "max_steps", "logging_steps", "eval_steps", "eval_samples", "save_steps", "save_total_limit", "output_dir",
-    "resume", "report_to", "sample_prompt", "cache_dir", "loading", "empty_cache_steps", "device", "allow_numerics",
-    "inference", "hugging_face", *ROUNDING,
+    "resume", "report_to", "profile_step", "sample_prompt", "cache_dir", "loading", "empty_cache_steps", "device",
+    "allow_numerics", "inference", "hugging_face", *ROUNDING,
 })  # fmt: skip
 """Fields that the mathematics of a step does not depend on: a run may go on with others."""
 
@@ -145,13 +145,9 @@ def _differences(name: str, then: Any, now: Any) -> list[str]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a whole file under a temporary name, then give it its own."""
-    temporary = path.with_name(f".{path.name}.writing")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    """Write a whole file under a temporary name, then give it its own. Raises OSError."""
+    with replacing(path) as temporary:
+        temporary.write_text(text)
 
 
 def _of_a_profile(name: str) -> bool:

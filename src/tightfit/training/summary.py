@@ -13,7 +13,7 @@ from tightfit.backends.base import Inspection
 class Summary:
     """A run's figures. Seconds are this process's; loss is in nats a label; memory in bytes.
 
-    training_seconds: time in steps and waiting for data; evaluation, saving and compiling are apart.
+    training_seconds: time in steps and waiting for data; evaluation, saving, compiling and a profiled step are apart.
     data_wait_seconds: the part of it spent waiting for data.
     peak_memory: allocated on a CUDA device, resident in the process on the CPU.
     context_memory: on a CUDA device, what the process has there outside the allocator; None where that is not known.

@@ -28,6 +28,7 @@ from tightfit.training.loop import Loop, Progress
 from tightfit.training.progress import Listener, Quiet
 from tightfit.training.records import MetricsFile, Trackers
 from tightfit.training.run_folder import METRICS, MODEL, RunFolder, continued, run_path
+from tightfit.training.run_profile import RunProfile, profiled_step
 from tightfit.training.summary import Summary, precision_warning
 
 SAMPLE_TOKENS = 160
@@ -120,6 +121,9 @@ class Trainer:
         facts = model_facts(recipe) if module is None else module_facts(module, recipe)
         data = prepare(recipe, facts, progress=self.listener.preparing, dataset=self.dataset)
         source, evaluation = WindowLoader(data.train, recipe), data.evaluation
+        found = checkpoints.newest(folder.checkpoints, self.listener.message)
+        first_step = found.step if found else 0
+        profile = self._profile(recipe, device, folder, first_step)
         build = self.backend.build(recipe, device, self.module)
         for note in build.notes:
             self.listener.message(f"note: {note}")
@@ -128,16 +132,17 @@ class Trainer:
         folder.write_recipe(recipe)
         if self.plan is not None:
             folder.write_plan(self.plan.to_json())
-        found = checkpoints.newest(folder.checkpoints, self.listener.message)
+        if profile is not None:
+            profile.begin(step, first_step, tuple(build.notes))
         with (
             build.session(),
-            MetricsFile(folder.path / METRICS, found.step if found else 0) as metrics,
+            MetricsFile(folder.path / METRICS, first_step) as metrics,
             Trackers(recipe, folder.path) as trackers,
         ):
             loop = Loop(
                 recipe, step, source,
                 None if evaluation is None else lambda: evaluation_windows(evaluation, recipe),
-                folder, metrics, trackers, self.listener,
+                folder, metrics, trackers, self.listener, profile,
             )
             if found is not None:
                 loop.resume(found)
@@ -153,6 +158,16 @@ class Trainer:
             summary = replace(summary, sample=self._sample(recipe, step, data))
         folder.write_summary(summary.to_dict())
         return summary
+
+    def _profile(self, recipe: Recipe, device: Device, folder: RunFolder, first_step: int) -> RunProfile | None:
+        """What profiles the step that the recipe names; None where it names none that is still to come."""
+        at = profiled_step(recipe, first_step)
+        if at is not None:
+            return RunProfile(at, recipe, device, self.backend, self.module, folder.path, self.listener)
+        if recipe.profile_step is not None and recipe.profile_step > first_step:
+            self.listener.message(f"profile_step: no step from {recipe.profile_step} on comes before max_steps "
+                                  f"{recipe.max_steps} that has warmed up; none is profiled")
+        return None
 
     def _sample(self, recipe: Recipe, step: Step, data: Prepared) -> str | None:
         """The recipe's prompt, continued by the trained model; None where there is none to continue."""

@@ -346,6 +346,16 @@ def test_a_dense_mask_is_noted_at_the_build(values, changes, capability, said) -
     assert (said is None and not notes) or said in notes[0]
 
 
+def test_what_keeps_the_kernel_off_newer_gpus_is_not_advised_where_there_is_none() -> None:
+    recipe = Recipe.from_dict({"attention": {"name": "sdpa", "kernel": "efficient"}, "precision": "fp32"})
+    gpu = Device(kind="cuda", name="T4", memory_bytes=1 << 34, capability=(7, 5))
+    model = tiny_model("llama", attention_dropout=0.1)
+    (note,) = attention.sdpa(recipe.attention, replace(built(make("llama"), Eager()), recipe=recipe, device=gpu,
+                                                       model=model)).notes
+    assert note.endswith("the T4 has no variable-length kernel; write data.packing=false or attention=flex")
+    assert note.count("write") == 1
+
+
 def test_a_block_mask_of_causality_is_made_once_a_length() -> None:
     arguments = told.block_arguments(make("llama"), True)
     first, second = (arguments(batch_of("none", "causal-lm", seed)) for seed in range(2))

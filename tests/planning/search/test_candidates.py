@@ -37,7 +37,6 @@ def test_micro_batches_divide_the_batch_where_they_can(batch, expected):
 
 def test_pinned_micro_batch_stays():
     assert micro_batch_sizes(Recipe(batch_size=64, micro_batch_size=12)) == [12]
-    assert micro_batch_sizes(Recipe(batch_size=8, micro_batch_size=12)) == [8]
 
 
 def test_plain_scope_changes_no_numerics():

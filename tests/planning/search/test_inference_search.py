@@ -115,6 +115,16 @@ def test_what_is_pinned_stays():
     assert plan.recipe.compile.name == "off"
 
 
+def test_pins_that_only_training_reads_are_named_in_one_note():
+    pins = {"micro_batch_size": 64, "optimizer": "lion", "checkpointing": {"name": "every-nth", "n": 3}}
+    plan, _ = found(asked(**pins), gpu(4096 * MIB))
+    told = ("micro_batch_size=64, checkpointing=every-nth checkpointing.n=3, optimizer=lion: for training alone, and "
+            "not read with mode=inference.")
+    assert plan.notes == (told,)
+    assert told in plan.to_json()["candidates"][0]["reasons"]
+    assert found(asked(), gpu(4096 * MIB))[0].notes == ()
+
+
 def test_where_nothing_fits_a_smaller_batch_and_a_larger_gpu_are_named():
     needed = CONTEXT + WEIGHTS // 2 + 3 * CACHE
     larger = [gpu(900 * MIB, name="large"), gpu(400 * MIB, (7, 5), name="middle")]
@@ -131,7 +141,20 @@ def test_where_nothing_fits_a_smaller_batch_and_a_larger_gpu_are_named():
 def test_where_not_even_one_prompt_fits_no_batch_is_named():
     plan, _ = found(asked(), gpu(CONTEXT + WEIGHTS // 2))
     assert plan.answers.smallest_change is None
-    assert plan.candidates[0].reasons
+    assert plan.answers.smallest_change_text == "No smaller batch would make it fit, not even batch_size=1."
+    assert plan.answers.smallest_change_text in plan.candidates[0].reasons
+    assert "no smaller batch would make it fit" in plan.nothing_fits()
+
+
+def test_progress_is_steady_and_says_which_gpu_is_asked_about():
+    told = []
+    found(asked(), gpu(CONTEXT + WEIGHTS // 2 + 3 * CACHE), catalogue=[gpu(900 * MIB, name="large")],
+          progress=lambda *state: told.append(state))
+    assert [done for done, _, _ in told] == list(range(len(told)))
+    assert len({most for _, most, text in told if text != "done"}) == 1
+    texts = [text for _, _, text in told]
+    assert "batch_size=2" in texts
+    assert "whether large would do" in texts
 
 
 def test_a_departure_from_the_usual_format_has_to_be_worth_it(monkeypatch):

@@ -61,21 +61,21 @@ def _dense_note(technique: Sdpa, build: Build) -> tuple[str, ...]:
     """A sentence where, on CUDA, packed documents will cost SDPA a T x T mask: see `attention_kernels.packed_way`."""
     if build.device.kind != "cuda" or not (build.task.packs and build.recipe.data.packing):
         return ()
+    costly = "attention: packed documents are kept apart by a mask of seq_len x seq_len"
+    if not build.device.at_least(8):
+        name = build.device.name
+        return (f"{costly}: the {name} has no variable-length kernel; write data.packing=false or attention=flex",)
     dropout = told.attention_dropout(build.model)
     whole = build.recipe.precision != "auto" and build.recipe.precision.name == "fp32"
     wide = whole and not any(p.dtype in HALF for p in build.model.parameters())
     reasons = {
         "fp32 has no variable-length kernel; write precision=bf16 or attention=flex": wide,
-        f"the {build.device.name} has no variable-length kernel; write data.packing=false or attention=flex":
-            not build.device.at_least(8),
         "the variable-length kernel is the flash one; write attention.kernel=auto":
             technique.kernel not in ("auto", "flash"),
         f"the variable-length kernel has no dropout; write model_overrides.{dropout}=0": dropout is not None,
     }
     found = [reason for reason, holds in reasons.items() if holds]
-    if not found:
-        return ()
-    return (f"attention: packed documents are kept apart by a mask of seq_len x seq_len: {'; '.join(found)}",)
+    return (f"{costly}: {'; '.join(found)}",) if found else ()
 
 
 def flex(technique: Flex, build: Build) -> Build:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import torch
 from torch import nn
 
-from tightfit.backends.base import Measurement
+from tightfit.backends.base import Measurement, Timings
 from tightfit.backends.pytorch.assembly import assemble
 from tightfit.backends.pytorch.batch import TensorWindow
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.gpu_memory import gpu_memory
 from tightfit.backends.pytorch.measuring.measure import measure
+from tightfit.backends.pytorch.measuring.meter import Meter
+from tightfit.backends.pytorch.measuring.step_profiler import StepProfiler
 from tightfit.backends.pytorch.memory import memory_guard
 from tightfit.backends.pytorch.predicting.inference import predict_inference
 from tightfit.backends.pytorch.predicting.predict import predict
@@ -46,6 +50,16 @@ class PytorchBackend:
             kind="cpu", name="CPU", memory_bytes=psutil.virtual_memory().total, units=torch.get_num_threads()
         )
 
+    def limit_memory(self, recipe: Recipe, memory_bytes: int) -> Device:
+        device = self.device(recipe)
+        if device.kind != "cuda" or device.memory_bytes < memory_bytes:
+            raise Refused(f"gpu-memory: {memory_bytes / 2**30:.1f} GiB is a limit for a GPU that has as much, which "
+                          f"{device.name} with {device.memory_bytes / 2**30:.1f} GiB is not; leave it out")
+        torch.ones(1, device="cuda")
+        context = gpu_memory().context or 0
+        torch.cuda.set_per_process_memory_fraction(max(memory_bytes - context, 0) / device.memory_bytes)
+        return replace(device, memory_bytes=memory_bytes)
+
     def build(self, recipe: Recipe, device: Device, model: nn.Module | None = None) -> Build:
         with memory_guard(lambda: "building the model"):
             return assemble(recipe, device, torch.device(device.kind), model)
@@ -60,6 +74,18 @@ class PytorchBackend:
         self, step: Step, windows: Iterator[TensorWindow], chrome_trace: Path | None = None
     ) -> Measurement:
         return measure(step, windows, chrome_trace=chrome_trace)
+
+    def step_profiler(self, step: Step) -> StepProfiler:
+        return StepProfiler(step)
+
+    def time(self, step: Step, windows: Iterator[TensorWindow], warm_up: int, steps: int) -> Timings:
+        build = step.build
+        meter = Meter(build.torch_device, warm_up=warm_up, steps=steps, seed=build.recipe.seed)
+        with build.session():
+            meter.start()
+            while not meter.done:
+                meter.end(step(next(windows), build.recipe.learning_rate).read().loss.mean)
+        return meter.read()
 
     def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[Unseen]:
         return unseen(recipe, device, trace)

@@ -88,13 +88,16 @@ class Build:
 
         Rows that only pad the vocabulary are cut off, so that they neither win nor weigh in the loss.
         """
-        weights = next(self.model.parameters()).dtype
-        inputs = {name: t.to(weights) if t.is_floating_point() else t for name, t in batch.inputs.items()}
+        inputs = {name: self._as_weights(t) for name, t in batch.inputs.items()}
         arguments = {**inputs, **self.mask_arguments(batch)}
         logits = logits_of(self.model(**{name: value for name, value in arguments.items() if value is not None}))
         if self.recipe.pad_vocab_to and self.task.reads == "tokens" and logits.dim() == 3:
             return logits[..., : self.facts.vocab_size]
         return logits
+
+    def _as_weights(self, values: Tensor) -> Tensor:
+        """Inputs such as images in the format of the weights, if the model holds any: DataParallel's copies do not."""
+        return values.to(next(self.model.parameters(), values).dtype) if values.is_floating_point() else values
 
     @contextmanager
     def evaluation_weights(self) -> Iterator[None]:

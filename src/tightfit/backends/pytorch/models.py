@@ -19,6 +19,7 @@ from safetensors.torch import save_model as save_safetensors
 from torch import Tensor, nn
 
 from tightfit.backends.pytorch.memory import is_out_of_memory
+from tightfit.backends.pytorch.model_errors import at_line
 from tightfit.backends.pytorch.padding import unpadded
 from tightfit.backends.pytorch.transformer import Transformer
 from tightfit.errors import ModelError, TightfitError, nearest
@@ -203,7 +204,7 @@ def _from_factory(name: str, arguments: Mapping[str, Any], device: torch.device)
                          "on PYTHONPATH") from None
     except (Exception, SystemExit) as error:  # another person's code raises anything
         raise ModelError(f"model: importing {module_name!r} failed with {type(error).__name__}: "
-                         f"{one_line(error)}") from error
+                         f"{one_line(error)}{at_line(error)}") from error
     for part in path.split("."):
         if not hasattr(found, part):
             choices = [known for known in dir(found) if not known.startswith("_")]
@@ -221,7 +222,8 @@ def _from_factory(name: str, arguments: Mapping[str, Any], device: torch.device)
         except (Exception, SystemExit) as error:  # another person's code raises anything
             if isinstance(error, TightfitError) or is_out_of_memory(error):
                 raise
-            raise ModelError(f"model: {name!r} failed with {type(error).__name__}: {one_line(error)}") from error
+            raise ModelError(f"model: {name!r} failed with {type(error).__name__}: "
+                             f"{one_line(error)}{at_line(error)}") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"model: {name!r} returned a {type(model).__name__}; it should return a torch.nn.Module")
     return model
@@ -232,7 +234,8 @@ def _explain_build(recipe: Recipe, config: Any, task: Task, error: BaseException
         return (f"task: transformers has no {task.name} model of type {config.model_type!r}; write another task, "
                 f"or another model than {recipe.model!r}")
     reason = f"{one_line(error)} is not known" if isinstance(error, KeyError) else one_line(error)
-    return f"model: {recipe.model!r} cannot be built: {reason}"
+    overrides = f" with model_overrides {recipe.model_overrides}" if recipe.model_overrides else ""
+    return f"model: {recipe.model!r} cannot be built{overrides}: {reason}"
 
 
 def _has_weights(folder: Path) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses import FakeTensor
 from torch.optim import Optimizer
 
 from tightfit.backends.pytorch.anyprecision import AnyPrecisionAdamW
@@ -164,11 +165,16 @@ def _quantized(name: str, technique: declared.AdamW8bit | declared.AdamW4bit, bu
         in_32_bits: Iterable[nn.Parameter] = embedding_parameters(model)
         made: Optimizer = getattr(quantized_adamw, name)(
             groups, in_32_bits, lr=rate, betas=technique.betas, block_size=technique.block_size,
-            bf16_stochastic_round=stochastic,
+            bf16_stochastic_round=stochastic, declared=build.device.kind == "cuda" and _fake(model),
         )  # fmt: skip
         return made
 
     return replace(build, optimizer_factory=factory)
+
+
+def _fake(model: nn.Module) -> bool:
+    """Whether a model has shapes alone, as in planning."""
+    return any(isinstance(parameter, FakeTensor) for parameter in model.parameters())
 
 
 def _optimi() -> Any:

@@ -49,7 +49,8 @@ def apply(model: nn.Module, recipe: Recipe | dict[str, Any]) -> Applied:
     fields = [*(slot for slot in SLOTS if slot != "loading"), "micro_batch_size"]
     open_fields = [name for name in fields if getattr(recipe, name) == "auto"]
     if open_fields:
-        raise RecipeError(f"{', '.join(open_fields)}: still auto; write a value for each, such as precision=fp32")
+        raise RecipeError(f"{', '.join(open_fields)}: still auto; write a value for each, or take the recipe of "
+                          "tightfit.plan(model, recipe)")
     backend = PytorchBackend()
     build = backend.build(recipe, backend.device(recipe), model)
     assert build.optimizer_factory is not None

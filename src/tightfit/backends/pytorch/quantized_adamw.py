@@ -14,6 +14,8 @@ from torchao import optim as torchao_optim
 
 from tightfit.errors import ModelError
 
+STATE_PARTS = ("codes", "scale")
+"""What a quantized state keeps for its own parameter; its table of values is shared."""
 TABLES = ("get_qmap_signed", "get_qmap_unsigned")
 
 
@@ -31,6 +33,8 @@ class _Quantized:
 
     groups: parameter groups. in_32_bits: parameters whose states stay fp32, the embeddings: their rows see gradients
         rarely and of very different size, which one scale over a block of rows fits badly (Dettmers et al. 2022).
+    declared: whether an update asks for what torchao's compiled kernel would, and computes nothing: for planning a
+        device that is not there, where no kernel can be compiled.
     Tensors of fewer than 4096 values, or not a multiple of the block, are not quantized either: their states are fp32.
     """
 
@@ -38,8 +42,11 @@ class _Quantized:
     state: dict[Tensor, dict[str, Any]]
     bf16_stochastic_round: bool
 
-    def __init__(self, groups: list[dict[str, Any]], in_32_bits: Iterable[nn.Parameter], **options: Any) -> None:
-        self._in_32_bits = frozenset(in_32_bits)
+    def __init__(
+        self, groups: list[dict[str, Any]], in_32_bits: Iterable[nn.Parameter], *, declared: bool = False,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        self._in_32_bits, self._declared = frozenset(in_32_bits), declared
         super().__init__(groups, **options)  # type: ignore[call-arg]
         self._formula = _inner("adam", "single_param_adam")
         # torchao reads these tables' values once, which fake tensors have not. Torch's way out of those is private.
@@ -58,7 +65,7 @@ class _Quantized:
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update: torchao's compiled kernel for each parameter on CUDA, the same formula uncompiled elsewhere,
         where compiling may lack a C++ compiler and would not pay."""
-        if self.param_groups[0]["params"][0].is_cuda:
+        if self.param_groups[0]["params"][0].is_cuda and not self._declared:
             return super().step(closure)  # type: ignore[misc]
         loss = None if closure is None else closure()
         with torch.no_grad():
@@ -76,12 +83,36 @@ class _Quantized:
             state["exp_avg"] = self._new_buffer(parameter, True)
             state["exp_avg_sq"] = self._new_buffer(parameter, False)
         state["step"] += 1
+        if self._declared:
+            _as_compiled(parameter.detach(), parameter.grad, state["exp_avg"], state["exp_avg_sq"])
+            return
         self._formula(
             parameter.detach(), parameter.grad, state["step"], state["exp_avg"], state["exp_avg_sq"],
             max_exp_avg_sq=None, lr=group["lr"], beta1=group["betas"][0], beta2=group["betas"][1],
             weight_decay=group["weight_decay"], eps=group["eps"], IS_ADAMW=True,
             BF16_STOCHASTIC_ROUND=self.bf16_stochastic_round and parameter.dtype is torch.bfloat16,
         )  # fmt: skip
+
+
+def _as_compiled(parameter: Tensor, grad: Tensor, *averages: Tensor) -> None:
+    """Ask for the memory, and move the bytes, that the compiled update of a parameter does.
+
+    The kernel updates weights and states in place. Where states are quantized, the new averages in units of their
+    block's scale, fp32 and as large as the parameter, are kept until their codes are found, and so are the scales; of
+    4-bit states, of which a byte holds two, the codes too, one by one as they were and as they become. What Inductor
+    makes of it for the CPU shows them. A GPU's kernel may keep some in registers: this is the most.
+    """
+    kept = list[Tensor]()
+    for average in averages:
+        parts = [average]
+        if is_traceable_wrapper_subclass(average):
+            parts = [getattr(average, name) for name in average.__tensor_flatten__()[0] if name in STATE_PARTS]
+            kept += [torch.empty_like(parameter, dtype=torch.float32), torch.empty_like(parts[-1])]
+            if parts[0].numel() < parameter.numel():
+                kept += [torch.empty_like(parameter, dtype=torch.uint8), torch.empty_like(parameter, dtype=torch.int64)]
+        for part in parts:
+            part.neg_()
+    parameter.add_(grad)
 
 
 class AdamW8bit(_Quantized, torchao_optim.AdamW8bit):  # type: ignore[misc]

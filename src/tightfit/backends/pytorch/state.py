@@ -31,8 +31,9 @@ def save_state(model: nn.Module, optimizer: Optimizer, folder: Path) -> dict[str
     save_file({name: t.contiguous() for name, t in named_tensors(model).items()}, folder / WEIGHTS)
     tensors, meta = optimizer_state.state_tensors(optimizer, model)
     save_file({name: t.contiguous() for name, t in tensors.items()}, folder / OPTIMIZER)
-    save_file(_random_tensors(), folder / RANDOM)
-    return {"optimizer": meta, "python_random": random.getstate(), "torch": torch.__version__}
+    streams, python_random = random_state()
+    save_file(streams, folder / RANDOM)
+    return {"optimizer": meta, "python_random": python_random, "torch": torch.__version__}
 
 
 def load_state(model: nn.Module, optimizer: Optimizer, folder: Path, meta: dict[str, Any]) -> None:
@@ -43,7 +44,7 @@ def load_state(model: nn.Module, optimizer: Optimizer, folder: Path, meta: dict[
         raise CheckpointError(f"{folder}: {' '.join(str(error).split())}") from None
     optimizer_state.load_state(optimizer, model, states, meta["optimizer"])
     _copy(weights, named_tensors(model), folder)
-    _restore_random(streams, meta["python_random"])
+    restore_random(streams, meta["python_random"])
 
 
 @torch.no_grad()
@@ -60,14 +61,16 @@ def _copy(saved: dict[str, Tensor], live: dict[str, Tensor], folder: Path) -> No
         live[name].copy_(tensor)
 
 
-def _random_tensors() -> dict[str, Tensor]:
+def random_state() -> tuple[dict[str, Tensor], Any]:
+    """Where the random streams stand: torch's as tensors, and Python's own."""
     streams = {"torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         streams["cuda"] = torch.cuda.get_rng_state()
-    return streams
+    return streams, random.getstate()
 
 
-def _restore_random(streams: dict[str, Tensor], python_random: list[Any]) -> None:
+def restore_random(streams: dict[str, Tensor], python_random: Any) -> None:
+    """Let the random streams go on from where `random_state` found them."""
     torch.set_rng_state(streams["torch"])
     if "cuda" in streams and torch.cuda.is_available():
         torch.cuda.set_rng_state(streams["cuda"])

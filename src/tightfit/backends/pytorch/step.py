@@ -6,7 +6,7 @@ import math
 import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from tightfit.backends.pytorch.gpu_memory import gpu_memory
 from tightfit.backends.pytorch.inspection import Inspector
 from tightfit.backends.pytorch.losses import cross_entropy_sum
 from tightfit.backends.pytorch.memory import memory_guard
+from tightfit.backends.pytorch.model_errors import model_guard
 from tightfit.backends.pytorch.models import parameter_count, save_model
 from tightfit.backends.pytorch.optimizer import set_learning_rate
 from tightfit.backends.pytorch.state import load_state, save_state
@@ -73,7 +74,8 @@ class Step:
     """
 
     def __init__(self, build: Build, *, watch: Watch | None = None, inspect: bool = True) -> None:
-        """watch: told of each phase as it begins. inspect: whether to look into the first forward pass."""
+        """watch: told of each phase as it begins. inspect: whether to look into the first forward pass, and to tell
+        what the model's own code raises as a ModelError."""
         assert build.optimizer_factory is not None
         self.build = build
         self.watch = watch
@@ -81,7 +83,9 @@ class Step:
         self.scaler = torch.amp.GradScaler(build.torch_device.type) if build.loss_scaling else None
         self.parameters = [p for p in build.model.parameters() if p.requires_grad]
         self.steps = 0
+        self._highest = 0
         self._doing = "nothing yet"
+        self._explains = inspect
         self._inspector: Inspector | None = Inspector(build.model) if inspect else None
         self._inspection: Inspection | None = None
         self._compiled_before = compile_seconds()
@@ -102,7 +106,7 @@ class Step:
         return compile_seconds() - self._compiled_before
 
     def __call__(self, window: TensorWindow, learning_rate: float) -> PendingStep:
-        with self._guarded("the step"):
+        with self._running("the step"):
             set_learning_rate(self.optimizer, learning_rate)
             loss = self.accumulate(window)
             norm = self._update()
@@ -194,7 +198,7 @@ class Step:
         build.model.eval()
         loss, count = torch.zeros((), dtype=torch.float64, device=build.torch_device), 0
         try:
-            with self._guarded("evaluation"), build.evaluation_weights():
+            with self._running("evaluation"), build.evaluation_weights():
                 for window in windows:
                     made = window if isinstance(window, TensorWindow) else tensor_window(window)
                     for host_batch in made.micro_batches:
@@ -211,7 +215,7 @@ class Step:
         return self.build.windows(source, start, stop)
 
     def generate(self, prompt: Sequence[int], new_tokens: int, temperature: float, seed: int) -> list[int]:
-        with self._guarded("generating a sample"):
+        with self._running("generating a sample"):
             return generate(self.build, prompt, new_tokens, temperature, seed)
 
     def save(self, folder: Path) -> dict[str, Any]:
@@ -233,9 +237,14 @@ class Step:
         norms = torch._foreach_norm([p.detach() for p in self.parameters], ord=float("inf"))
         return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
 
+    def restart_peak(self) -> None:
+        """Let the device's own account of its peak begin anew; `peak_memory` remembers what it was."""
+        self._highest = self.peak_memory()
+        torch.cuda.reset_peak_memory_stats()
+
     def peak_memory(self) -> int:
         if self.build.torch_device.type == "cuda":
-            return torch.cuda.max_memory_allocated()
+            return max(self._highest, torch.cuda.max_memory_allocated())
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
     def context_memory(self) -> int | None:
@@ -245,6 +254,13 @@ class Step:
         self._doing = doing
         if self.watch is not None:
             self.watch(phase)
+
+    @contextmanager
+    def _running(self, doing: str) -> Iterator[None]:
+        """Around work that runs the model."""
+        explained = model_guard(self.build.model, lambda: self._doing) if self._explains else nullcontext()
+        with explained, self._guarded(doing):
+            yield
 
     @contextmanager
     def _guarded(self, doing: str) -> Iterator[None]:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.models import read_config
-from tightfit.planning.plan import Candidate
-from tightfit.planning.search.candidates import Config, numerics
+from tightfit.planning.plan import Candidate, Memory
+from tightfit.planning.search.candidates import Config, numerics, thriftiest
 from tightfit.planning.search.exploring import Exploration, Found
-from tightfit.planning.search.probing import Spent
-from tightfit.planning.wording import percent, size
+from tightfit.planning.search.probing import Prober, Spent
+from tightfit.planning.wording import more_or_less, percent, size
 from tightfit.recipe import Recipe
 from tightfit.recipe_text import technique_to_yaml
 from tightfit.shapes import shape_of
 from tightfit.techniques import Technique
+from tightfit.techniques.precision import Bf16, Fp16
 
 SHOWN = 5
 """How many candidates that fit are shown."""
-SHOWN_TOO_LARGE = 3
+SHOWN_TOO_LARGE = 4
 """How many that do not."""
+LEAST_SHARE = 0.0005
+"""Of a speed: what is less is no difference."""
 
 
 def named(config: Config, micro: int, other: tuple[Config, int] | None = None) -> str:
@@ -57,11 +62,11 @@ def ranked(exploration: Exploration) -> list[Found]:
     return [best, *sorted(others.values(), key=lambda f: (f.tier, -f.speed))]
 
 
-def too_large(exploration: Exploration) -> list[Found]:
+def too_large(exploration: Exploration, half: Found | None = None) -> list[Found]:
     """Telling combinations that do not fit, those that miss least first.
 
-    Beside a choice: it at the next larger micro-batch, and it without checkpointing. Without one: everything known at
-    the smallest micro-batch.
+    Beside a choice: it at the next larger micro-batch, it without checkpointing, and `half`, see `nearest_in_half`.
+    Without one: everything known, where it needs least.
     """
     prober, best = exploration.prober, exploration.best()
     wanted: list[tuple[Config, int]] = []
@@ -71,8 +76,9 @@ def too_large(exploration: Exploration) -> list[Found]:
         unchecked = best.config.with_checkpointing(plain.checkpointing)
         wanted = [(best.config, micro) for micro in larger[:1]]
         wanted += [(config, best.micro) for config in (unchecked, plain) if config != best.config]
+        wanted += [(half.config, half.micro)] if half is not None else []
     else:
-        wanted = [(config, prober.sizes[0]) for config in exploration.weighed]
+        wanted = [(config, leanest(prober, config)) for config in exploration.weighed if prober.knows(config)]
     found: dict[tuple[Config, int], Found] = {}
     for config, micro in wanted:
         if not prober.knows(config):
@@ -86,40 +92,113 @@ def too_large(exploration: Exploration) -> list[Found]:
     return sorted(found.values(), key=lambda f: f.estimate.missing)
 
 
-def why(exploration: Exploration, best: Found, device: Device) -> list[str]:
-    """Why the choice is."""
+def leanest(prober: Prober, config: Config) -> int:
+    """The micro-batch at which a combination that is known needs least: the smallest, or the global batch, whose
+    gradients are never added to others."""
+    return min(prober.sizes, key=lambda micro: prober.peak(config, micro))
+
+
+def nearest_in_half(exploration: Exploration, best: Found) -> Found | None:
+    """Where fp32 was chosen because half precision, which is tried first, leaves too little room: the combination in
+    half precision that comes nearest, where it needs least. None elsewhere."""
+    recipe, prober = exploration.recipe, exploration.prober
+    if recipe.precision != "auto" or exploration.device.kind == "cpu" or best.config.precision.name != "fp32":
+        return None
+    changed = set(numerics(recipe, best.config))
+    half = [config for config in sorted(exploration.weighed, key=repr)
+            if isinstance(config.precision, Bf16 | Fp16) and changed.issuperset(numerics(recipe, config))]
+    least = thriftiest(half)
+    try:
+        if least is None or not prober.probe(least):
+            return None
+        known = [(config, leanest(prober, config)) for config in half if prober.knows(config)]
+        nearest, micro = min(known, key=lambda pair: prober.peak(*pair))
+        return Found(nearest, micro, prober.estimate(nearest, micro))
+    except (Spent, Refused, ModelError):
+        return None
+
+
+def _fastest(exploration: Exploration, best: Found) -> str:
+    """What the choice is the best of."""
+    fitting = (found for found in exploration.found.values() if found.tier < 3)
+    faster = [found for found in fitting if faster_by(found.speed, best.speed) > 0]
+    if not faster:
+        return "The fastest that fits"
+    if min(found.tier for found in faster) > best.tier:
+        return "The fastest that fits with the margin to spare"
+    return "Nearly as fast as the fastest that fits, and plainer"
+
+
+def _crowded_out(half: Found, best: Found) -> str:
+    """Why nothing in half precision was chosen. half: what comes nearest."""
+    name, memory = half.config.precision.name, half.estimate.memory
+    nearest = named(half.config, half.micro, (best.config, best.micro))
+    copies = "autocast keeps 16-bit copies of the weights beside the weights themselves"
+    if half.tier == 3:
+        return f"Nothing fits in {name}: {copies}. The nearest, {nearest}, misses {size(memory.missing)}."
+    over = memory.peak_reserved - memory.capacity + memory.margin
+    return f"Nothing in {name} leaves the margin free: {copies}. The nearest, {nearest}, is {size(over)} over it."
+
+
+def why(exploration: Exploration, best: Found, device: Device, half: Found | None = None) -> list[str]:
+    """Why the choice is. half: see `nearest_in_half`."""
     memory = best.estimate.memory
     unit = "tokens/s" if best.estimate.time.tokens_per_second else "samples/s"
     speed = best.estimate.time.tokens_per_second or best.speed
-    sentences = [
-        f"The fastest that fits: {speed:,.0f} {unit}, with {size(memory.used)} of {size(device.memory_bytes)} in use "
-        f"at the peak, in the {memory.peak_in}; {size(memory.margin)} were to stay free."
-    ]
+    in_use = f"{size(min(memory.used, device.memory_bytes))} of {size(device.memory_bytes)}"
+    sentences = [f"{_fastest(exploration, best)}: {speed:,.0f} {unit}, with {in_use} in use at the peak, in the "
+                 f"{memory.peak_in}; {size(memory.margin)} were to stay free."]
     if best.tier == 1:
-        sentences.append("It fits once the allocator has given cached memory back, which costs a little time.")
+        sentences.append(f"It fits once the allocator has given cached memory back, without which it is "
+                         f"{size(memory.used)}; that costs a little time.")
     if best.tier == 2:
         sentences.append("It leaves less than the margin free: nothing found leaves more. Expect to be close to the "
                          "device's limit.")
     changed = numerics(exploration.recipe, best.config)
     if changed:
-        reason = "allow_numerics lets it" if exploration.recipe.allow_numerics else "nothing else fits"
-        sentences.append(f"{' and '.join(changed)} changes numerics: picked because {reason}.")
+        spare = " with the margin to spare" if best.tier < 2 else ""
+        reason = "allow_numerics lets it" if exploration.recipe.allow_numerics else f"nothing else fits{spare}"
+        sentences.append(f"{changing(changed)} numerics: picked because {reason}.")
     if exploration.recipe.optimizer == "auto" and best.config.optimizer.name == "adafactor":
         sentences.append("Adafactor wants another learning rate than AdamW: about 1e-2.")
+    if half is not None:
+        sentences.append(_crowded_out(half, best))
     return sentences
+
+
+def changing(changed: Sequence[str]) -> str:
+    """What changes something, and the verb."""
+    return f"{' and '.join(changed)} change{'s' * (len(changed) == 1)}"
 
 
 def compared(found: Found, best: Found) -> str:
     """What another combination costs beside the choice."""
     name = named(found.config, found.micro, (best.config, best.micro))
     memory = found.estimate.memory.peak_reserved - best.estimate.memory.peak_reserved
-    bytes_text = f"{size(abs(memory))} {'more' if memory > 0 else 'less'} at the peak"
     if found.tier == 3:
         return f"{name} does not fit: {size(found.estimate.missing)} too much."
-    share = found.speed / best.speed - 1 if best.speed else 0.0
-    speed = f"{percent(abs(share))} {'faster' if share > 0 else 'slower'}" if abs(share) >= 0.0005 else "as fast"
     remark = {1: "; it fits only after releasing cached memory", 2: "; it leaves less than the margin free"}
-    return f"{name}: {speed}, {bytes_text}{remark.get(found.tier, '')}."
+    return f"{name}: {beside(faster_by(found.speed, best.speed), memory)}{remark.get(found.tier, '')}."
+
+
+def faster_by(speed: float, best: float) -> float:
+    """By which share a speed is above the choice's; 0 where that is too little to tell."""
+    share = speed / best - 1 if best else 0.0
+    return share if abs(share) >= LEAST_SHARE else 0.0
+
+
+def beside(faster: float, memory: int) -> str:
+    """A share by which another combination is faster than the choice, and bytes that it reserves more, in words."""
+    speed = f"{percent(abs(faster))} {'faster' if faster > 0 else 'slower'}" if faster else "as fast"
+    return f"{speed}, {more_or_less(memory)} at the peak"
+
+
+def misses(name: str, memory: Memory) -> str:
+    """By how much a combination of that name does not fit."""
+    needed, reserved = size(memory.needed), size(memory.used)
+    cached = f" ({reserved} with cached memory, which could be given back)" if reserved != needed else ""
+    return (f"{name} does not fit: it needs {needed} at the peak{cached}, in the {memory.peak_in}, "
+            f"{size(memory.missing)} more than there are.")
 
 
 def candidate(exploration: Exploration, found: Found, reasons: list[str]) -> Candidate:
@@ -138,15 +217,16 @@ def candidate(exploration: Exploration, found: Found, reasons: list[str]) -> Can
 
 
 def still_known(recipe: Recipe) -> str:
-    """What can be said of a model that cannot be traced: what its shape says, by the rules of thumb."""
+    """What can be said of a model that cannot be traced: what its shape says, by the rules of thumb, as the end of a
+    sentence; nothing where there is no shape."""
     try:
         count = shape_of(read_config(recipe), recipe.task).parameters
     except (ModelError, ArithmeticError, TypeError, ValueError):  # numbers that make no model make no shape either
-        return "its configuration does not state its size either"
+        return ""
     pure = recipe.precision != "auto" and recipe.precision.weight_rounding is not None
     weights = size((2 if pure else 4) * count)
     if recipe.mode == "inference":
-        return f"what can still be said: {count:,} parameters, so {weights} of weights, before any activation"
+        return f"; what can still be said: {count:,} parameters, so {weights} of weights, before any activation"
     states = 8.0 if recipe.optimizer == "auto" else recipe.optimizer.state_bytes
-    return (f"what can still be said: {count:,} parameters, so {weights} of weights, {weights} of gradients and "
+    return (f"; what can still be said: {count:,} parameters, so {weights} of weights, {weights} of gradients and "
             f"{size(round(states * count))} of optimizer states, before any activation")

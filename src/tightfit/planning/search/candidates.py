@@ -19,7 +19,7 @@ SGD never do: they want another learning rate too, and save no more than 8-bit A
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tightfit.devices import Device
@@ -27,6 +27,7 @@ from tightfit.errors import Refused
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS, Attention, Checkpointing, Compile, Optimizer, Precision, Technique
 from tightfit.techniques.attention import Eager, Flex, Sdpa
+from tightfit.techniques.checkpointing import EveryBlock
 from tightfit.techniques.compile import NoCompile, PerBlock
 from tightfit.techniques.optimizer import Adafactor, AdamW, AdamW4bit, AdamW8bit, AdamWAnyPrecision, Sgd
 from tightfit.techniques.precision import Bf16, Bf16Pure, Fp16, Fp32
@@ -182,11 +183,20 @@ def departures_of(recipe: Recipe, device: Device, config: Config) -> tuple[int, 
     )
 
 
+def thriftiest(choices: Sequence[Config]) -> Config | None:
+    """Of combinations, plainest first, the one that is likeliest to fit: every block recomputed, fewest bytes of
+    states."""
+    if not choices:
+        return None
+    return min(choices, key=lambda c: (c.optimizer.state_bytes * (c.precision.weight_rounding is None or 0.5),
+                                       not isinstance(c.checkpointing, EveryBlock), c.checkpointing.name != "segments"))
+
+
 def micro_batch_sizes(recipe: Recipe) -> list[int]:
     """The micro-batches worth trying, ascending: the pinned one, or one of each octave up to the global batch."""
     batch = recipe.batch_size
     if recipe.micro_batch_size != "auto":
-        return [min(recipe.micro_batch_size, batch)]
+        return [recipe.micro_batch_size]
     divisors = [d for d in range(1, batch + 1) if batch % d == 0] if batch <= 1 << 20 else [batch]
     found = {1, batch}
     power = 2

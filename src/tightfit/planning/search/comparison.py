@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,9 +14,7 @@ from tightfit.planning.plan import Candidate, Plan
 from tightfit.planning.search.probing import Progress
 from tightfit.planning.search.search import search
 from tightfit.recipe import Recipe
-from tightfit.trace import Trace, Unseen
-
-UnseenOn = Callable[[Recipe, Device, Trace], list[Unseen]]
+from tightfit.trace import Trace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,17 +70,14 @@ def compare(
     tools: Tools,
     prices: Mapping[str, float] | None = None,
     progress: Progress | None = None,
-    *,
-    unseen: UnseenOn | None = None,
 ) -> Comparison:
     """Plan the recipe for each CUDA device.
 
-    prices: by `Device.name`. unseen: what a trace does not show on a device; where it is None, the same on all of one
-    compute capability. Raises ModelError as `search` does.
+    prices: by `Device.name`. Raises ModelError as `search` does.
     """
     prices = prices or {}
     ordered = sorted(devices, key=lambda d: d.capability or (0, 0))  # alike ones share their traces
-    shared = Remembered(tools.predict, unseen)
+    shared = Remembered(tools)
     rows = []
     for number, device in enumerate(ordered):
         tell = None if progress is None else _beside(progress, number, len(ordered), device.name)
@@ -97,10 +92,10 @@ def compare(
 
 class Remembered:
     """A prediction that is made once for GPUs of one compute capability, which is all of a GPU that a trace's ops and
-    allocations depend on. unseen: what such a trace does not show on one of them."""
+    allocations depend on; what it does not show is each one's own."""
 
-    def __init__(self, predict: Callable[[Recipe, Device], Trace], unseen: UnseenOn | None = None) -> None:
-        self._predict, self._unseen = predict, unseen
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
         self._capability: tuple[int, int] | None = None
         self._traces: dict[str, Trace] = {}
 
@@ -110,10 +105,9 @@ class Remembered:
             self._capability = device.capability
         key = recipe.model_dump_json()
         if key not in self._traces:
-            self._traces[key] = self._predict(recipe, device)
+            self._traces[key] = self._tools.predict(recipe, device)
             return self._traces[key]
-        trace = self._traces[key]
-        return trace if self._unseen is None else replace(trace, unseen=self._unseen(recipe, device, trace))
+        return self._tools.with_unseen(self._traces[key], recipe, device)
 
 
 def parse_prices(given: Sequence[str]) -> dict[str, float]:
@@ -127,7 +121,10 @@ def parse_prices(given: Sequence[str]) -> dict[str, float]:
             price = math.nan
         if not equals or not 0 < price < math.inf:
             raise RecipeError(f"price: {text!r} should be a GPU's name and a number above 0, such as rtx-4090=0.35")
-        device = find_device(name)
+        try:
+            device = find_device(name)
+        except RecipeError as error:  # which speaks of --gpu, and ends in the names to choose from
+            raise RecipeError(f"price: {text!r} names no one GPU; {str(error).rpartition('; ')[2]}") from None
         if device.name in prices:
             raise RecipeError(f"price: {device.name} has two prices; keep one of them")
         prices[device.name] = price

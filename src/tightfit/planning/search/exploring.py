@@ -15,7 +15,7 @@ from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.planning.plan import Estimate
 from tightfit.planning.search.bounds import Bounds
-from tightfit.planning.search.candidates import Config, Scope, configs, departures_of
+from tightfit.planning.search.candidates import Config, Scope, configs, departures_of, thriftiest
 from tightfit.planning.search.probing import Prober, Spent
 from tightfit.recipe import Recipe
 from tightfit.techniques import Attention
@@ -61,15 +61,18 @@ class Found:
 
 
 class Exploration:
-    """A search under way. found: what was costed so far. notes: what was left out, as sentences."""
+    """A search under way. found: what was costed so far."""
 
     def __init__(self, recipe: Recipe, device: Device, prober: Prober) -> None:
         self.recipe, self.device, self.prober = recipe, device, prober
         self.bounds = Bounds(prober)
         self.found: dict[tuple[Config, int], Found] = {}
-        self.notes: list[str] = []
         self.weighed: set[Config] = set()
+        self._attention: Attention | None = None
         self._settled: set[Config] = set()
+        self._untraced: set[Config] = set()
+        self._limit = ""
+        self._unverified = False
         self._spare = True
 
     def run(self, attention: Attention | None = None) -> None:
@@ -77,6 +80,7 @@ class Exploration:
 
         attention: the kernel, where the recipe leaves it open.
         """
+        self._attention = attention
         for self._spare in (True, False):
             self._settled.clear()
             worst = 1 if self._spare else 2
@@ -86,6 +90,30 @@ class Exploration:
                 self._explore(configs(self.recipe, self.device, scope, attention))
             if self.best(worst) is not None:
                 return
+
+    def resort(self) -> None:
+        """Where nothing is known to fit: cost the thriftiest combination of each scope, which a limit on traces may
+        have left out, until one fits."""
+        for scope in self._scopes():
+            least = thriftiest(configs(self.recipe, self.device, scope, self._attention))
+            if self.best() is None and least is not None and least not in self._settled and not self._hopeless(least):
+                self.prober.plain.setdefault(least.family, least)
+                with contextlib.suppress(Spent):
+                    self._settle(least)
+
+    @property
+    def notes(self) -> list[str]:
+        """What was left out, as sentences."""
+        notes = []
+        untraced = sum(not self.prober.knows(config) for config in self._untraced)
+        if untraced:
+            notes.append(f"combinations that might be better and were not traced: {untraced:,}; {self._limit}")
+        if self.prober.sizes[-1] < self.prober.largest:
+            notes.append(f"micro-batches above {self.prober.sizes[-1]} were not looked at: the larger they are, the "
+                         "longer their traces are here")
+        if self._unverified:
+            notes.append("the chosen recipe's own trace was left out: the limit on traces was reached")
+        return notes
 
     def best(self, worst_tier: int = 2) -> Found | None:
         """The choice among what was found, of the best tier up to `worst_tier`."""
@@ -108,7 +136,7 @@ class Exploration:
                 if self.found[best.config, best.micro].tier > best.tier:
                     self._smaller(best)
             except Spent:
-                self.notes.append("the chosen recipe's own trace was left out: the limit on traces was reached")
+                self._unverified = True
                 return
             except (Refused, ModelError) as error:
                 del self.found[best.config, best.micro]
@@ -151,8 +179,10 @@ class Exploration:
                 following = max(waiting, key=self._promise)
                 self._settle(self._telling(following) or following)
         except Spent:
-            self.notes.append(f"{len(waiting)} combinations that might be better were not traced: the limit of "
-                              f"{self.prober.limit} traces, or of what they may hold, was reached")
+            self._untraced.update(waiting)
+            self._limit = (f"the limit of {self.prober.limit} traces was reached"
+                           if self.prober.predictions >= self.prober.limit else
+                           "traces are large here, and the limit of what they may hold was reached")
 
     def _promise(self, config: Config) -> tuple[bool, float, int]:
         """What to look at first: something without a compiler, then what is likely to be fastest, then what tells most

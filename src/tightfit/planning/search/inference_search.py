@@ -19,18 +19,20 @@ from tightfit.errors import ModelError, Refused
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Margin, Tools, memory
 from tightfit.planning.plan import Answers, Candidate, Change, Estimate, Plan, Time
-from tightfit.planning.search.answers import SHOWN, SHOWN_TOO_LARGE, still_known, written
+from tightfit.planning.search.answers import SHOWN, SHOWN_TOO_LARGE, beside, faster_by, misses, still_known, written
 from tightfit.planning.search.exploring import HANDICAP
 from tightfit.planning.search.probing import Progress
 from tightfit.planning.timing.inference_time import InferenceTime, inference_time
-from tightfit.planning.wording import percent, size
+from tightfit.planning.wording import size
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
-from tightfit.techniques import Attention, Precision
+from tightfit.techniques import Attention, Precision, Technique
 from tightfit.techniques.attention import Eager, Sdpa
 from tightfit.techniques.compile import NoCompile
 from tightfit.techniques.precision import Bf16, Fp16, Fp32
 
+TRAINING_ALONE = ("micro_batch_size", "checkpointing", "optimizer")
+"""Fields that a search decides for training and that generating has no use for."""
 GPUS_TRACED = 3
 """How many GPUs are traced for until one is found that would do."""
 BATCHES_TRACED = 8
@@ -39,24 +41,26 @@ BATCHES_TRACED = 8
 
 @dataclass
 class _Search:
-    """A search under way. refused: what cannot be built, each reason once. predictions: traces made."""
+    """A search under way. most: traces that it makes at most. predictions: those it has made."""
 
     asked: Recipe
     device: Device
     tools: Tools
     margin: Margin
     progress: Progress | None
+    most: int
     predictions: int = 0
 
-    def costed(self, recipe: Recipe, device: Device, expected: int) -> Estimate:
-        """What a resolved recipe costs, from a trace of its own. Raises Refused or ModelError."""
+    def costed(self, recipe: Recipe, device: Device, text: str) -> Estimate:
+        """What a resolved recipe costs, from a trace of its own. text: what is told of it. Raises Refused or
+        ModelError."""
         if self.progress is not None:
-            self.progress(self.predictions, max(expected, self.predictions + 1), _named(recipe))
+            self.progress(self.predictions, self.most, text)
         self.predictions += 1
         trace = self.tools.predict(recipe, device)
         needs, fits, safe = memory(trace, device, self.tools, self.margin)
         timed = inference_time(trace, recipe, device, self.tools.step_time)
-        return Estimate(fits=fits, safe=safe, memory=needs, time=_time(recipe, timed),
+        return Estimate(fits=fits, safe=safe, memory=needs, time=_time(recipe, timed), unseen=tuple(trace.unseen),
                         notes=tuple(dict.fromkeys([*trace.notes, *timed.notes])))
 
 
@@ -68,21 +72,22 @@ def search_inference(
 
     Raises Refused where nothing can be built, ModelError for a model that cannot be traced.
     """
-    search = _Search(recipe, device, tools, margin or Margin(), progress)
     choices = list(_choices(recipe, device))
+    most = len(choices) + BATCHES_TRACED + GPUS_TRACED
+    search = _Search(recipe, device, tools, margin or Margin(), progress, most)
     found: list[Candidate] = []
     reasons: list[str] = []
     failure: ModelError | None = None
     for choice in choices:
         try:
-            found.append(Candidate(recipe=choice, estimate=search.costed(choice, device, len(choices))))
+            found.append(Candidate(recipe=choice, estimate=search.costed(choice, device, _named(choice))))
         except Refused as error:
             reasons.append(str(error))
         except ModelError as error:
             reasons.append(str(error))
             failure = failure or error
     if not found and failure is not None:
-        raise ModelError(f"{failure}; {still_known(recipe)}") from failure
+        raise ModelError(f"{failure}{still_known(recipe)}") from failure
     if not found:
         told = "; ".join(dict.fromkeys(reasons))
         raise Refused(told or f"no number format and attention serve this recipe on {device.name}")
@@ -121,7 +126,7 @@ def _time(recipe: Recipe, timed: InferenceTime) -> Time:
     """A batch's time; its tokens are the generated ones, or those read where nothing is generated."""
     whole = timed.prefill_seconds + timed.decode_seconds
     tokens = recipe.inference.new_tokens
-    if TASKS[recipe.task].predicts not in ("next", "target"):
+    if not TASKS[recipe.task].generates:
         tokens = recipe.seq_len if TASKS[recipe.task].reads == "tokens" else 0
     return Time(
         step_seconds=whole, samples_per_second=timed.samples_per_second,
@@ -150,28 +155,38 @@ def _plan(
     large = [c for c in ranked if _tier(c) == 2][: SHOWN_TOO_LARGE if fitting else SHOWN]
     best = fitting[0] if fitting else None
     why = _why(best, device) if best is not None else ""
+    missed = tuple(misses(_named(c.recipe), c.estimate.memory) for c in large)
+    change, change_text = _smaller_batch(search, large[0]) if best is None else (None, "")
     gpu, gpu_text = _smallest_gpu(search, found, catalogue)
     answers = Answers(
         why=why,
         next_best=_compared(fitting[1], fitting[0]) if len(fitting) > 1 else "",
-        would_not_fit=tuple(_misses(c, device) for c in large),
-        smallest_change=None if best is not None else _smaller_batch(search, large[0]),
+        would_not_fit=missed,
+        smallest_change=change,
+        smallest_change_text=change_text,
         smallest_gpu=gpu,
         smallest_gpu_text=gpu_text,
     )
-    told = [why, answers.next_best] if best is not None else []
-    if answers.smallest_change is not None:
-        told.append(f"{answers.smallest_change.text} would fit ({answers.smallest_change.why}).")
     candidates = [_with(c, [_compared(c, best)] if best not in (None, c) else []) for c in fitting]
-    candidates += [_with(c, [_misses(c, device)]) for c in large]
-    candidates[0] = _with(candidates[0], [text for text in (*told, gpu_text) if text])
+    candidates += [_with(c, [sentence]) for c, sentence in zip(large, missed, strict=True)]
+    unread = _unread(search.asked)
+    told = (why, answers.next_best, change_text, gpu_text, *unread)
+    candidates[0] = _with(candidates[0], [text for text in told if text])
     if search.progress is not None:
         search.progress(search.predictions, search.predictions, "done")
     return Plan(
         device=device, asked=search.asked, candidates=tuple(candidates),
         chosen=candidates[0] if best is not None else None, answers=answers,
-        notes=tuple(f"left out: {reason}" for reason in reasons), tried=tried, predictions=search.predictions,
+        notes=(*unread, *(f"left out: {reason}" for reason in reasons)), tried=tried,
+        predictions=search.predictions,
     )  # fmt: skip
+
+
+def _unread(recipe: Recipe) -> tuple[str, ...]:
+    """What is to be said of pins that only training reads."""
+    pinned = [written(value) if isinstance(value, Technique) else f"{field}={value}" for field in TRAINING_ALONE
+              if (value := getattr(recipe, field)) != "auto"]
+    return (f"{', '.join(pinned)}: for training alone, and not read with mode=inference.",) if pinned else ()
 
 
 def _with(candidate: Candidate, reasons: Sequence[str]) -> Candidate:
@@ -186,7 +201,8 @@ def _named(recipe: Recipe) -> str:
 
 def _why(best: Candidate, device: Device) -> str:
     used, needs, time = best.estimate.memory.used, best.estimate.memory, best.estimate.time
-    seconds = f"{time.step_seconds:.3g} s for {best.recipe.batch_size:,} prompts"
+    inputs = "prompts" if TASKS[best.recipe.task].generates else "samples"
+    seconds = f"{time.step_seconds:.3g} s for {best.recipe.batch_size:,} {inputs}"
     if time.prefill_seconds < time.step_seconds:
         seconds += f", {time.prefill_seconds:.3g} s of it until the first token"
     text = (f"The fastest that fits: {seconds}, with {size(used)} of {size(device.memory_bytes)} in use at the peak, "
@@ -195,35 +211,29 @@ def _why(best: Candidate, device: Device) -> str:
 
 
 def _compared(other: Candidate, best: Candidate) -> str:
-    share = best.estimate.time.step_seconds / other.estimate.time.step_seconds - 1
+    faster = faster_by(other.estimate.time.samples_per_second, best.estimate.time.samples_per_second)
     memory = other.estimate.memory.peak_reserved - best.estimate.memory.peak_reserved
-    speed = f"{percent(abs(share))} {'faster' if share > 0 else 'slower'}" if abs(share) >= 0.0005 else "as fast"
     remark = "; it leaves less than the margin free" if _tier(other) == 1 else ""
-    more = "more" if memory > 0 else "less"
-    return f"{_named(other.recipe)}: {speed}, {size(abs(memory))} {more} at the peak{remark}."
+    return f"{_named(other.recipe)}: {beside(faster, memory)}{remark}."
 
 
-def _misses(candidate: Candidate, device: Device) -> str:
-    memory = candidate.estimate.memory
-    return (f"{_named(candidate.recipe)} does not fit: it needs {size(memory.used)} at the peak, in the "
-            f"{memory.peak_in}, and misses {size(candidate.estimate.missing)} on {device.name}.")
-
-
-def _smaller_batch(search: _Search, nearest: Candidate) -> Change | None:
-    """The largest batch, halving, with which the nearest combination fits; None where even one prompt does not."""
-    batch = nearest.recipe.batch_size // 2
+def _smaller_batch(search: _Search, nearest: Candidate) -> tuple[Change | None, str]:
+    """The largest batch, halving, with which the nearest combination fits, and that as a sentence; None where not even
+    a batch of one does."""
+    batch = nearest.recipe.batch_size
     for _ in range(BATCHES_TRACED):
-        if batch < 1:
-            return None
+        if batch == 1:
+            break
+        batch //= 2
         changed = nearest.recipe.model_copy(update={"batch_size": batch, "micro_batch_size": batch})
         try:
-            estimate = search.costed(changed, search.device, search.predictions + 1)
+            estimate = search.costed(changed, search.device, f"batch_size={batch}")
         except (Refused, ModelError):
-            return None
+            return None, ""
         if estimate.safe:
-            return Change(text=f"batch_size={batch}", why="fewer prompts at once", estimate=estimate)
-        batch //= 2
-    return None
+            change = Change(text=f"batch_size={batch}", why="fewer at once", estimate=estimate)
+            return change, f"The smallest that makes it fit: {change.text} ({change.why})."
+    return None, f"No smaller batch would make it fit, not even batch_size={batch}."
 
 
 def _smallest_gpu(
@@ -244,16 +254,16 @@ def _smallest_gpu(
         if there.refusals(gpu):
             continue
         if traced == GPUS_TRACED:
-            break
+            return None, ""
         traced += 1
         try:
-            estimate = search.costed(there, gpu, search.predictions + 1)
+            estimate = search.costed(there, gpu, f"whether {gpu.name} would do")
         except (Refused, ModelError):
             continue
         if estimate.safe:
             return gpu, (f"The smallest GPU that would do is {gpu.name} ({size(gpu.memory_bytes)}): "
                          f"{size(estimate.memory.used)} in use with {_named(there)}.")
-    return None, "No GPU of the catalogue was found that would do."
+    return (device if fits else None), f"No {'smaller ' * fits}GPU of the catalogue would do."
 
 
 def _as_on(asked: Recipe, recipe: Recipe, gpu: Device) -> Recipe:

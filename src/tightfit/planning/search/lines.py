@@ -12,6 +12,10 @@ from tightfit.planning.search.interpolation import align, interpolate
 from tightfit.planning.search.splicing import last_step, micro_batches, with_micro_batches, with_second
 from tightfit.trace import Category, Phase, Trace
 
+LONGER = 50_000
+"""Ops and allocations by which a trace at a larger micro-batch may outgrow the larger of the two that a line has. They
+grow with it where every document's attention is computed by itself, as packed ones' is on a processor."""
+
 RESIDENT = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER)
 
 
@@ -46,6 +50,15 @@ class Line:
     def rigid(self) -> bool:
         """Whether nothing can be interpolated, because the two traces differ in more than sizes."""
         return self.low is not None and not self._alike
+
+    def reaches(self, micro: int) -> bool:
+        """Whether a trace at that micro-batch, where it has to be made, is not far longer than those that were."""
+        if not self.rigid or micro <= self.at_high:
+            return True
+        assert self.low is not None
+        assert self.high is not None
+        more = (_events(self.high) - _events(self.low)) / (self.at_high - self.at_low)
+        return more * (micro - self.at_high) <= LONGER
 
     @property
     def sample(self) -> Trace:
@@ -112,6 +125,10 @@ class Line:
                     found = (low_live.astype(np.float64), high_live.astype(np.float64))
             self._curves[alone] = found
         return self._curves[alone]
+
+
+def _events(trace: Trace) -> int:
+    return len(trace.ops) + len(trace.allocations)
 
 
 def _timed_part(trace: Trace) -> Trace:

@@ -72,7 +72,7 @@ def offload_branch(
         f"{parameters:,} parameters x {each} bytes (fp32 gradients 4, master weights 4, AdamW's states 8"
         f"{', half-precision weights 2' if parameters_too else ''}) = {size(kept)}"
     )
-    device = f"The device holds {size(on_device)} of its {size(device_bytes)}: " + (
+    device = f"The device, which has {size(device_bytes)}, would hold {size(on_device)}: " + (
         "one block's weights and gradients at a time" if parameters_too else f"half-precision weights {size(weights)}"
     ) + f", and {size(other_bytes)} of activations, temporary memory and context."
     warning = () if on_device <= room else (
@@ -80,13 +80,14 @@ def offload_branch(
     )
     in_host = round(kept * HOST_BUFFERS)
     if in_host <= host_bytes:
-        sentence = (f"It does not fit: {stage} in host memory, {arithmetic}, x {HOST_BUFFERS} for buffers = "
-                    f"{size(in_host)} of the host's {size(host_bytes)}.")
+        sentence = (f"DeepSpeed, which tightfit does not run yet, moves states off the device: {stage} in host memory, "
+                    f"{arithmetic}, x {HOST_BUFFERS} for buffers = {size(in_host)} of the {size(host_bytes)} here.")
         return OffloadAdvice(branch="cpu", parameters_too=parameters_too, device_bytes=on_device, host_bytes=in_host,
                              sentences=(sentence, device, *warning))
     buffers = round((weights if parameters_too else 0) * (HOST_BUFFERS - 1)) + 2 * STATES * largest_block
     moved = "parameters and optimizer" if parameters_too else "the optimizer"
-    sentence = (f"It is much larger than the device, and than the host's {size(host_bytes)} ({size(in_host)} would be "
-                f"needed): ZeRO-3 with {moved} on NVMe, {arithmetic}; the host keeps about {size(buffers)} of buffers.")
+    sentence = (f"DeepSpeed, which tightfit does not run yet, moves states off the device: ZeRO-3 with {moved} on "
+                f"NVMe, {arithmetic}; in host memory, with buffers, it would be {size(in_host)} of the "
+                f"{size(host_bytes)} here, and about {size(buffers)} of buffers stay in it.")
     return OffloadAdvice(branch="nvme", parameters_too=parameters_too, device_bytes=on_device, host_bytes=buffers,
                          nvme_bytes=kept, sentences=(sentence, device, *warning))

@@ -50,8 +50,8 @@ class Spent(Exception):
 class Prober:
     """What is known of each combination of one recipe on one device.
 
-    sizes: micro-batches in question. limit: traces that may be made; it can be raised. refused: what could not be
-    built, with the reason.
+    sizes: micro-batches in question, up to `largest`; those whose traces would be far too long are taken out. limit:
+    traces that may be made; it can be raised. refused: what could not be built, with the reason.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Prober:
         progress: Progress | None = None,
     ) -> None:
         self.recipe, self.device, self.tools, self.margin = recipe, device, tools, margin
-        self.sizes, self.limit = sizes, limit
+        self.sizes, self.largest, self.limit = sizes, sizes[-1], limit
         self.predictions = 0
         self.events_left = math.inf
         """Ops and allocations that traces may still have, once a combination is known; compiled ones count COMPILING
@@ -108,6 +108,8 @@ class Prober:
         key = (config, micro)
         if key not in self._estimates:
             trace = self._lines[config].trace(micro, self.recipe.batch_size)
+            if not self.verified(config, micro):
+                trace = self.tools.with_unseen(trace, config.on(self.recipe, micro), self.device)
             needs, fits, safe = estimating.memory(trace, self.device, self.tools, self.margin)
             peak = self.peak(config, micro)
             if peak and (len(self._estimates) == 0 or needs.peak_reserved < self.rounding * peak):
@@ -156,12 +158,10 @@ class Prober:
         """A trace of a combination that is known, at some micro-batch."""
         return self._lines[config].sample
 
-    def beside(self, recipe: Recipe, sizes: Sequence[int]) -> Prober:
-        """A prober of a changed recipe, whose traces count together with these."""
-        return Prober(recipe, self.device, replace(self.tools, predict=self._counted), self.margin, sizes, self.limit)
-
-    def _counted(self, recipe: Recipe, device: Device) -> Trace:
-        return self.predict(recipe, device, "what one change would do")
+    def beside(self, recipe: Recipe, sizes: Sequence[int], text: str) -> Prober:
+        """A prober of a changed recipe, whose traces count together with these. text: what is told of them."""
+        tools = replace(self.tools, predict=lambda recipe, device: self.predict(recipe, device, text))
+        return Prober(recipe, self.device, tools, self.margin, sizes, self.limit)
 
     # What is traced
 
@@ -178,6 +178,8 @@ class Prober:
             if isinstance(error, ModelError):
                 self.failure = self.failure or error
             return False
+        if len(self._lines) == 1:
+            self.sizes = [micro for micro in self.sizes if line.reaches(micro)] or self.sizes[:1]
         trace = line.sample
         self._residents.setdefault(config.update, resident(trace))
         self.parameters = self.parameters or parameters(trace)

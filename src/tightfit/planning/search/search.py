@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import psutil
 
@@ -19,7 +20,9 @@ from tightfit.planning.search.answers import (
     SHOWN_TOO_LARGE,
     candidate,
     compared,
+    misses,
     named,
+    nearest_in_half,
     ranked,
     still_known,
     too_large,
@@ -30,7 +33,6 @@ from tightfit.planning.search.exploring import Exploration, Found
 from tightfit.planning.search.inference_search import search_inference
 from tightfit.planning.search.probing import Prober, Progress, Spent
 from tightfit.planning.search.remedies import offload, probe_thriftiest, smallest_change, smallest_gpu
-from tightfit.planning.wording import size
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 
@@ -69,35 +71,43 @@ def search(
     Raises Refused for pins that contradict each other, naming them, and where nothing can be built; ModelError for a
     model that cannot be traced, with what can be said all the same.
     """
-    _check_length(recipe)
+    check_length(recipe)
     if recipe.mode == "inference":
         return search_inference(recipe, device, tools, margin=margin, catalogue=catalogue, progress=progress)
     check_pins(recipe, device)
     settled = settle_loading(recipe, device)
-    exploration = _explored(recipe, settled, device, tools, margin or Margin(), max(limit - KEPT_BACK, 1), progress)
+    told_of = None if progress is None else partial(_of_all, progress, limit)
+    exploration = _explored(recipe, settled, device, tools, margin or Margin(), max(limit - KEPT_BACK, 1), told_of)
     prober = exploration.prober
     prober.limit, prober.events_left = limit, math.inf
     exploration.verify()
+    if exploration.best() is None:
+        exploration.resort()
+        exploration.verify()
     if not choice_alone and prober.predictions < FEW:
         exploration.fill(COMPARED)
+        exploration.verify()
     best, shown = exploration.best(), ranked(exploration)
     if best is None:
         probe_thriftiest(exploration)
     candidates: list[Candidate] = []
-    sentences = why(exploration, best, device) if best is not None else []
+    half = None if best is None or choice_alone else nearest_in_half(exploration, best)
+    sentences = why(exploration, best, device, half) if best is not None else []
     for found in shown[:SHOWN]:
         assert best is not None
         candidates.append(candidate(exploration, found, sentences if found is best else [compared(found, best)]))
-    large = too_large(exploration)[:SHOWN_TOO_LARGE if best is not None else SHOWN]
-    candidates += [candidate(exploration, found, [_misses(found, device, best)]) for found in large]
+    large = too_large(exploration, half)[:SHOWN_TOO_LARGE if best is not None else SHOWN]
+    missed = [_misses(found, best or large[0]) for found in large]
+    candidates += [candidate(exploration, found, [sentence]) for found, sentence in zip(large, missed, strict=True)]
     answers = (Answers(why=" ".join(sentences)) if choice_alone
-               else _answers(exploration, best, shown, large, sentences, catalogue, host_bytes))
+               else _answers(exploration, best, shown, missed, sentences, catalogue, host_bytes))
     if best is not None:  # one object says all: the chosen candidate carries the answers too
         told = [*sentences, answers.next_best, answers.smallest_gpu_text, *(m.sentence for m in answers.misaligned)]
         candidates[0] = candidate(exploration, best, [sentence for sentence in told if sentence])
     elif candidates:
-        told = [_misses(large[0], device, None), *_help(answers)]
-        candidates[0] = candidate(exploration, large[0], told)
+        offloading = () if answers.offload is None else answers.offload.sentences
+        told = [missed[0], answers.smallest_change_text, answers.smallest_gpu_text, *offloading]
+        candidates[0] = candidate(exploration, large[0], [sentence for sentence in told if sentence])
     if progress is not None:
         progress(prober.predictions, prober.predictions, "done")
     return Plan(
@@ -112,7 +122,12 @@ def search(
     )
 
 
-def _check_length(recipe: Recipe) -> None:
+def _of_all(progress: Progress, limit: int, done: int, _: int, text: str) -> None:
+    """Tell of an exploration's progress what the whole search may trace."""
+    progress(done, limit, text)
+
+
+def check_length(recipe: Recipe) -> None:
     """Raise Refused where a sequence is longer than the model has positions, as training would."""
     if TASKS[recipe.task].reads != "tokens":
         return
@@ -142,24 +157,24 @@ def _explored(
         failure = failure or prober.failure
         refused += prober.refused.values()
     if failure is not None:
-        raise ModelError(f"{failure}; {still_known(recipe)}") from failure
+        raise ModelError(f"{failure}{still_known(recipe)}") from failure
     reasons = list(dict.fromkeys(refused))
     raise Refused("; ".join(reasons[:3]) or f"no combination of techniques serves this recipe on {device.name}")
 
 
 def _answers(
-    exploration: Exploration, best: Found | None, shown: Sequence[Found], large: Sequence[Found],
+    exploration: Exploration, best: Found | None, shown: Sequence[Found], missed: Sequence[str],
     sentences: Sequence[str], catalogue: Sequence[Device], host_bytes: int | None,
 ) -> Answers:
-    device = exploration.device
     host = psutil.virtual_memory().total if host_bytes is None else host_bytes
-    change = smallest_change(exploration) if best is None else None
+    change, change_text = smallest_change(exploration) if best is None else (None, "")
     gpu, gpu_text = smallest_gpu(exploration, catalogue)
     return Answers(
         why=" ".join(sentences),
         next_best=compared(shown[1], best) if best is not None and len(shown) > 1 else "",
-        would_not_fit=tuple(_misses(found, device, best) for found in large),
+        would_not_fit=tuple(missed),
         smallest_change=change,
+        smallest_change_text=change_text,
         smallest_gpu=gpu,
         smallest_gpu_text=gpu_text,
         offload=offload(exploration, host) if best is None else None,
@@ -187,22 +202,10 @@ def _misaligned(exploration: Exploration, best: Found) -> tuple[Misalignment, ..
     return misaligned(chosen, exploration.device, dims, gain)
 
 
-def _misses(found: Found, device: Device, best: Found | None) -> str:
-    memory = found.estimate.memory
-    name = named(found.config, found.micro, None if best is None else (best.config, best.micro))
-    return (f"{name} does not fit: it needs {size(memory.used)} at the peak, in the {memory.peak_in}, and misses "
-            f"{size(found.estimate.missing)} on {device.name}.")
-
-
-def _help(answers: Answers) -> list[str]:
-    """What would help where nothing fits."""
-    found = []
-    if answers.smallest_change is not None:
-        found.append(f"The smallest change that would make it fit: {answers.smallest_change.text} "
-                     f"({answers.smallest_change.why}).")
-    if answers.smallest_gpu_text:
-        found.append(answers.smallest_gpu_text)
-    return [*found, *(answers.offload.sentences if answers.offload is not None else ())]
+def _misses(found: Found, first: Found) -> str:
+    """By how much a combination does not fit, named by what tells it from the plan's first one."""
+    name = named(found.config, found.micro, None if found is first else (first.config, first.micro))
+    return misses(name, found.estimate.memory)
 
 
 def _refused(prober: Prober) -> list[str]:

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from tightfit.devices import Device
 from tightfit.errors import TightfitError
 from tightfit.planning.timing.op_times import op_seconds
+from tightfit.planning.timing.step_time import PHASES
 from tightfit.profiles import Profile
 from tightfit.recipe import Recipe
 from tightfit.trace import Op, OpClass, Phase, Trace
 
-PASSES = (Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.OPTIMIZER)
+PASSES = PHASES
+"""Of the step's ops, as the time model tells them apart."""
 OUTSIDE = "(outside of all modules)"
 
 
@@ -70,8 +72,6 @@ def timed_ops(trace: Trace | None, recipe: Recipe, device: Device) -> list[Timed
     if trace is None:
         return []
     ops = list(trace.step_ops()) or [(op, 1) for op in trace.ops]
-    if not trace.spans:
-        ops = [(op, 1) for op in trace.ops]
     tf32 = bool(getattr(recipe.precision, "tf32", False))
     known: dict[tuple[object, ...], float | None] = {}
     found = []

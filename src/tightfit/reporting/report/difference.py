@@ -10,7 +10,7 @@ from tightfit.profiles import Profile
 from tightfit.reporting.report import figures
 from tightfit.reporting.report.breakdown import Timed, module_name
 from tightfit.reporting.report.comparison import held_at_peak
-from tightfit.reporting.report.headline import model_flops_utilization, phases, throughput, title
+from tightfit.reporting.report.headline import phases, throughput, title, utilization
 from tightfit.reporting.report.markup import Html, paragraph, section, table
 from tightfit.reporting.report.sections import View
 from tightfit.reporting.report.wording import percent, relative, seconds_text, signed_size, size
@@ -34,9 +34,7 @@ def difference_section(view: View, other: View) -> Html:
                   mixed),
         table("Headline", ("", *WORDS, "difference"), list(_headline(ours, theirs))),
         table("Fields of the recipe that differ", ("field", *WORDS), list(recipe_changes(ours, theirs)), left=3),
-        table("Wall time by phase", ("phase", *WORDS, "difference", ""), [
-            _times(phase.value, a, b)
-            for (phase, a, _), (_, b, _) in zip(phases(ours), phases(theirs), strict=True)]),
+        table("Wall time by phase", ("phase", *WORDS, "difference", ""), _phases(ours, theirs)),
     ]  # fmt: skip
     if memory:
         names = [figures.NAMES[Category(name)] for name, _, _ in memory]
@@ -58,13 +56,25 @@ def difference_section(view: View, other: View) -> Html:
     return section("difference", "Difference to the other run", *parts)
 
 
+def side_by_side(ours: Profile, theirs: Profile, names: tuple[str, str]) -> str:
+    """Both headlines and phases in columns, and the difference. names: what the two runs are called."""
+    rows = [("", *names, "difference"), ("", title(ours), title(theirs), ""), *_headline(ours, theirs)]
+    rows += [(phase, a, b, share) for phase, a, b, _, share in _phases(ours, theirs)]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return "\n".join("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)
+
+
+def _phases(ours: Profile, theirs: Profile) -> list[tuple[str, str, str, str, str]]:
+    return [_times(phase.value, a, b) for (phase, a, _), (_, b, _) in zip(phases(ours), phases(theirs), strict=True)]
+
+
 def _headline(ours: Profile, theirs: Profile) -> Iterator[tuple[str, str, str, str]]:
     (a, unit), (b, other_unit) = throughput(ours, ours.step_seconds), throughput(theirs, theirs.step_seconds)
     if unit == other_unit:
         yield unit, f"{a:,.0f}", f"{b:,.0f}", relative(a, b)
     yield ("step", seconds_text(ours.step_seconds), seconds_text(theirs.step_seconds),
            relative(ours.step_seconds, theirs.step_seconds))
-    first, second = (model_flops_utilization(p, p.step_seconds)[0] for p in (ours, theirs))
+    first, second = (utilization(p, p.step_seconds)[0] for p in (ours, theirs))
     if first is not None and second is not None:
         yield "MFU", percent(first), percent(second), relative(first, second)
     first_peak, second_peak = ours.peak_bytes, theirs.peak_bytes

@@ -79,7 +79,7 @@ def memory_figure(curves: Mapping[str, Curve], capacity: int) -> Any:
                          xaxis={"title": f"{times} since the step began", "hoverformat": ".4~g",
                                 "range": [0, max(float(curve.seconds[-1]) for curve in curves.values()) / each]},
                          yaxis={"title": unit, "rangemode": "tozero"})
-    return _finished(figure, 460)
+    return finished(figure, 460)
 
 
 def pass_figure(rows: Sequence[tuple[str, Mapping[Phase, float]]], label: str) -> Any:
@@ -88,7 +88,7 @@ def pass_figure(rows: Sequence[tuple[str, Mapping[Phase, float]]], label: str) -
 
     figure = go.Figure()
     unit, each = time_unit([sum(row.values()) for _, row in rows])
-    names = [_label(name) for name, _ in rows]
+    names = [label_of(name) for name, _ in rows]
     for phase in PASSES:
         values = [row.get(phase, 0.0) for _, row in rows]
         if any(values):
@@ -97,7 +97,7 @@ def pass_figure(rows: Sequence[tuple[str, Mapping[Phase, float]]], label: str) -
                            textposition="none", hovertemplate="%{y}: %{text}<extra>%{fullData.name}</extra>")
     figure.update_layout(barmode="stack", xaxis={"title": f"{label}, {unit}"},
                          yaxis={"autorange": "reversed", "automargin": True})
-    return _finished(figure, 150 + 26 * len(rows))
+    return finished(figure, 150 + 26 * len(rows))
 
 
 def pair_figure(names: Sequence[str], first: Sequence[float], second: Sequence[float], words: tuple[str, str],
@@ -108,12 +108,12 @@ def pair_figure(names: Sequence[str], first: Sequence[float], second: Sequence[f
     figure = go.Figure()
     unit, each = (byte_unit if bytes_ else time_unit)([*first, *second])
     for word, values, colour in zip(words, (first, second), PAIR, strict=True):
-        figure.add_bar(x=[_label(name) for name in names], y=[v / each for v in values], name=_label(word),
+        figure.add_bar(x=[label_of(name) for name in names], y=[v / each for v in values], name=label_of(word),
                        marker={"color": colour},
                        text=[size(int(v)) if bytes_ else seconds_text(v) for v in values], textposition="none",
                        hovertemplate="%{x}: %{text}<extra>%{fullData.name}</extra>")
     figure.update_layout(barmode="group", yaxis={"title": unit}, xaxis={"automargin": True})
-    return _finished(figure, 340)
+    return finished(figure, 340)
 
 
 def roofline_figure(rows: Sequence[Row], device: Device, tf32: bool) -> Any:
@@ -132,7 +132,7 @@ def roofline_figure(rows: Sequence[Row], device: Device, tf32: bool) -> Any:
             x=[row.intensity for row in mine], y=[row.rate for row in mine], mode="markers", name=kind.value,
             marker={"color": CLASS_COLOURS[kind], "line": {"width": 1, "color": "#666666"},
                     "size": [6 + 22 * math.sqrt(row.total / longest) for row in mine]},
-            text=[f"{_label(row.name)} {row.dtype and _label(row.dtype)}<br>{flops_text(row.rate)}, "
+            text=[f"{label_of(row.name)} {row.dtype and label_of(row.dtype)}<br>{flops_text(row.rate)}, "
                   f"{seconds_text(row.total)} in {row.runs:,} runs" for row in mine],
             hovertemplate="%{text}<extra></extra>",
         )  # fmt: skip
@@ -143,10 +143,10 @@ def roofline_figure(rows: Sequence[Row], device: Device, tf32: bool) -> Any:
             ridge = peak / device.bandwidth
             x = [min(*seen, ridge) / 2, ridge, max(*seen, ridge) * 2]
             figure.add_scatter(x=x, y=[min(peak, i * device.bandwidth) for i in x], mode="lines",
-                               name=f"roof, {_label(dtype)}", hoverinfo="name", line={"width": 2, "dash": "dash"})
+                               name=f"roof, {label_of(dtype)}", hoverinfo="name", line={"width": 2, "dash": "dash"})
     figure.update_layout(xaxis={"type": "log", "dtick": 1, "title": "FLOPs for each byte"},
                          yaxis={"type": "log", "dtick": 1, "title": "FLOPs a second"})
-    return _finished(figure, 420)
+    return finished(figure, 420)
 
 
 def readings_figure(name: str, series: Sequence[float | None]) -> Any:
@@ -155,16 +155,16 @@ def readings_figure(name: str, series: Sequence[float | None]) -> Any:
 
     every = max(len(series) // 500, 1)
     figure = go.Figure()
-    figure.add_scatter(x=list(range(0, len(series), every)), y=list(series[::every]), mode="lines", name=_label(name))
-    figure.update_layout(xaxis={"title": "reading"}, yaxis={"title": _label(name)}, showlegend=False)
-    return _finished(figure, 220)
+    figure.add_scatter(x=list(range(0, len(series), every)), y=list(series[::every]), mode="lines", name=label_of(name))
+    figure.update_layout(xaxis={"title": "reading"}, yaxis={"title": label_of(name)}, showlegend=False)
+    return finished(figure, 220)
 
 
 def category_colour(category: Category) -> str:
     return COLOURS[category]
 
 
-def _label(name: object) -> str:
+def label_of(name: object) -> str:
     """A name as plotly shows it: markup escaped, the middle left out of a long one."""
     shown = str(name)
     if len(shown) > 48:
@@ -172,7 +172,8 @@ def _label(name: object) -> str:
     return escape(UNPRINTABLE.sub("?", shown), quote=False)  # plotly shows other entities as they are written
 
 
-def _finished(figure: Any, height: int) -> Any:
+def finished(figure: Any, height: int) -> Any:
+    """A figure that takes its width from the page and its colours of text and grid from the theme. height: pixels."""
     figure.update_layout(
         template="none", height=height, paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", autosize=True,
         margin={"l": 60, "r": 16, "t": 30, "b": 50}, font={"family": "system-ui, sans-serif", "size": 13},

@@ -1,7 +1,8 @@
 """What matters most in a profile: each finding with the change of the recipe that answers it, and what it would gain.
 
-Gains are predicted, not measured, each with how it was derived. A gain in time is a share of the step, a gain in memory
-one of what the device has; findings are ranked by the larger of the two.
+Gains are predicted, not measured, each with how it was derived. A gain in time is a share of the measured step: the
+time model, which is not calibrated here, says at most what share of an op's or of idle time goes. A gain in memory is
+one of what the device has. Findings are ranked by the larger of the two.
 
 | constant | figure | why |
 |---|---|---|
@@ -25,10 +26,11 @@ from tightfit.planning.timing.step_time import COMPILED_SECONDS, step_time
 from tightfit.profiles import Profile
 from tightfit.recipe import Recipe
 from tightfit.reporting.report.breakdown import Timed, busy_seconds, module_name, timed_ops, whole
+from tightfit.reporting.report.headline import predicted_step
 from tightfit.reporting.report.memory import step_of
 from tightfit.reporting.report.wording import percent, size
 from tightfit.tasks import TASKS
-from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Trace
+from tightfit.trace import Allocation, Category, Op, Phase, Trace
 from tightfit.trace_sample import sampling_notes
 
 WORTH_SAYING = 0.01
@@ -102,7 +104,8 @@ def _padding(profile: Profile, trace: Trace) -> Iterable[Finding]:
         dims["seq_len"] = recipe.seq_len
     if rows is not None and TASKS[recipe.task].reads == "tokens":
         dims["vocab_size"] = rows
-    gain = _padding_gain(profile, rows) if profile.predicted is not None and rows else None
+    unknown = "what it gains could not be predicted"
+    gain, derived = _padding_gain(profile, rows) if rows else (None, unknown)
     for each in misaligned(recipe, profile.device, dims, gain):
         name = "vocabulary" if each.field == "vocab_size" else each.field
         change = f"pad_vocab_to={each.multiple}" if each.field == "vocab_size" else f"seq_len={each.padded}"
@@ -110,32 +113,42 @@ def _padding(profile: Profile, trace: Trace) -> Iterable[Finding]:
             sentence=f"{name} {each.value:,} is no multiple of {each.multiple}, which tensor cores want: "
                      f"pad to {each.padded:,}",
             change=change, seconds=each.gain, rank=each.gain or 0.0,
-            derived="the time model, on the predicted step's products with that dimension padded"
-                    if each.gain is not None else "its products were not predicted here",
+            derived=derived if each.gain is not None else unknown,
         )
 
 
-def _padding_gain(profile: Profile, rows: int) -> Callable[[Recipe], float | None]:
-    """What a padded vocabulary saves, by the time model: the same ops, those with that dimension made larger."""
-    tf32 = bool(getattr(profile.recipe.precision, "tf32", False))
+def _padding_gain(profile: Profile, rows: int) -> tuple[Callable[[Recipe], float | None], str]:
+    """What a padded vocabulary saves of the step, and how that is derived: of the seconds of each op with that
+    dimension the share that the time model takes off it once it is larger. The measured ops', or where none of them
+    shows its shapes, as compiled ones do not, the predicted ones'."""
+    recipe, device = profile.recipe, profile.device
+    tf32 = bool(getattr(recipe.precision, "tf32", False))
+    measured = timed_ops(profile.measured, recipe, device)
+    known = any(_has(timed.op, rows) for timed in measured)
+    ops = measured if known else timed_ops(profile.predicted, recipe, device)
+    step = whole(profile, ops) if known else max(busy_seconds(ops), predicted_step(profile))
 
     def gain(changed: Recipe) -> float | None:
         multiple = changed.pad_vocab_to
-        if not multiple:
+        if not multiple or not step:
             return None
-        padded, saved, total = -(-rows // multiple) * multiple, 0.0, 0.0
+        padded, saved = -(-rows // multiple) * multiple, 0.0
         try:
-            for timed in timed_ops(profile.predicted, profile.recipe, profile.device):
-                op = replace(timed.op, seconds=None)
-                now = timed.times * op_seconds(op, profile.device, tf32=tf32)
-                total += now
-                if any(rows in shape for shape in op.shapes):
-                    saved += now - timed.times * op_seconds(_grown(op, rows, padded), profile.device, tf32=tf32)
+            for timed in ops:
+                if _has(timed.op, rows):
+                    now = op_seconds(timed.op, device, tf32=tf32)
+                    then = op_seconds(_grown(timed.op, rows, padded), device, tf32=tf32)
+                    saved += timed.in_all * (1 - then / now) if now else 0.0
         except TightfitError:
             return None
-        return saved / max(total, sum(profile.predicted_seconds.values())) if total else None
+        return saved / step
 
-    return gain
+    return gain, (f"the {'measured' if known else 'predicted'} seconds of the ops with that dimension, times the share "
+                  "that the time model, not calibrated, saves where it is padded")
+
+
+def _has(op: Op, rows: int) -> bool:
+    return any(rows in shape for shape in op.shapes)
 
 
 def _grown(op: Op, rows: int, padded: int) -> Op:
@@ -164,9 +177,10 @@ def _launches(profile: Profile, ops: Iterable[Timed]) -> Finding | None:
     return Finding(
         sentence=f"{found}: the device idles {percent(share)} of the step while the host issues kernels; {answer}",
         change=change, seconds=gain, rank=share if gain is None else gain,
-        derived="the time model, with each op of the predicted step issued as fast as compiled code issues one"
-                if gain is not None else "CUDA graphs were not predicted here; the idle time is the bound",
-    )
+        derived="it was not predicted here; the idle time is the bound" if gain is None else
+                "the measured idle time, times the share of such waiting that the time model, not calibrated, saves "
+                "where ops are issued as fast as compiled code issues them",
+    )  # fmt: skip
 
 
 def _compiled_gain(profile: Profile, idle: float) -> float | None:
@@ -193,8 +207,7 @@ def _full_precision(profile: Profile, trace: Trace) -> Finding | None:
     tick, peak = trace.peak(step.start, step.stop)
     held: Mapping[str, list[Allocation]] = defaultdict(list)
     for a in trace.alive(tick):
-        holds = a.category if a.became <= tick else Category.TEMPORARY
-        if a.dtype == "float32" and holds in (Category.ACTIVATIONS, Category.TEMPORARY):
+        if a.dtype == "float32" and a.holds(tick) in (Category.ACTIVATIONS, Category.TEMPORARY):
             held[source_of(a)].append(a)
     sizes = {source: sum(a.bytes for a in found) for source, found in held.items()}
     total = sum(sizes.values())
@@ -227,8 +240,9 @@ def _narrower(recipe: Recipe, source: str, worst: int, total: int) -> tuple[str,
 
 
 def _copies(profile: Profile, ops: list[Timed]) -> Finding | None:
-    """Ops that only move data, casts to another number format included."""
-    moving = [timed for timed in ops if timed.op.op_class is OpClass.MOVEMENT or _bare(timed.op.name) in MERGED]
+    """Ops that copy memory as it is, or cast it to another number format. Fills, random draws and lookups, which are
+    data movement too, are none."""
+    moving = [timed for timed in ops if _bare(timed.op.name) in COPIES or timed.op.name.startswith(KERNEL)]
     taken, step = busy_seconds(moving), whole(profile, ops)
     if not step or taken < COPIES_WORTH * step:
         return None
@@ -255,4 +269,10 @@ def _bare(name: str) -> str:
 
 
 MERGED = ("_to_copy", "copy_", "clone", "contiguous", "cat")
-"""Ops that a compiler merges into their neighbours."""
+"""Copies that a compiler merges into their neighbours."""
+COPIES = frozenset({
+    *MERGED, "copy", "stack", "_chunk_cat", "repeat", "roll", "flip", "constant_pad_nd", "split_with_sizes_copy",
+    "narrow_copy", "as_strided_copy", "permute_copy", "transpose_copy", "_foreach_copy_", "_pin_memory",
+})  # fmt: skip
+KERNEL = "Memcpy"
+"""How CUDA's own copies are called, which no op is known for."""

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NoReturn
 
 from tightfit.bundled import BUNDLED
-from tightfit.devices import Device
 from tightfit.errors import TightfitError
-from tightfit.planning.standard_tools import COMPUTES_IN, standard_tools
-from tightfit.profiles import PHASES, Profile
-from tightfit.recipe import Recipe
+from tightfit.planning.standard_tools import model_flops, model_flops_utilization
+from tightfit.profiles import Profile
 from tightfit.reporting.report.wording import percent, relative, seconds_text, size
 from tightfit.tasks import TASKS
-from tightfit.trace import Phase
-
-PASSES = (Phase.FORWARD, Phase.BACKWARD)
+from tightfit.trace import PHASES, Phase
 
 
 def title(profile: Profile) -> str:
@@ -31,31 +26,34 @@ def throughput(profile: Profile, seconds: float) -> tuple[float, str]:
     return (work / seconds if seconds > 0 else 0.0), unit
 
 
-def model_flops_utilization(profile: Profile, seconds: float) -> tuple[float | None, str]:
-    """MFU and where its FLOPs come from: a bundled model's shape, counted as plans count it, or else the ops of the
-    trace, recomputation left out. Nothing is downloaded, and no code of a model's is run. None where the device's peak
-    or the FLOPs are not known."""
-    recipe, device = profile.recipe, profile.device
-    precision = recipe.precision
-    if precision == "auto" or seconds <= 0:
+def utilization(profile: Profile, seconds: float) -> tuple[float | None, str]:
+    """MFU of a step that takes so many seconds, and where its FLOPs come from. None where the device's peak or the
+    FLOPs are not known."""
+    if profile.recipe.precision == "auto" or seconds <= 0:
         return None, ""
-    if recipe.model in BUNDLED:
+    flops, source = step_flops(profile)
+    if not flops:
+        return None, "no FLOPs known"
+    share = model_flops_utilization(flops, profile.recipe, profile.device, seconds)
+    return (share, source) if share else (None, "the device's peak is not known")
+
+
+def step_flops(profile: Profile) -> tuple[int, str]:
+    """Model FLOPs of a step and where they come from: a bundled model's shape, or else the ops of the trace,
+    recomputation left out. Nothing is downloaded, and no code of a model's is run. 0 where neither is there."""
+    if profile.recipe.model in BUNDLED:
         try:
-            share = standard_tools(_never).mfu(recipe, device, seconds)
+            flops = model_flops(profile.recipe)
         except (TightfitError, ValueError, TypeError):
-            share = 0.0
-        if share:
-            return share, "from the model's shape"
-    peak = device.peak(COMPUTES_IN.get(precision.name, "float32"), bool(getattr(precision, "tf32", False)))
+            flops = 0
+        if flops:
+            return flops, "from the model's shape"
     trace = profile.predicted or profile.measured
-    if not peak or trace is None:
-        return None, "the device's peak is not known"
-    flops = sum(times * op.flops for op, times in trace.step_ops() if op.phase in PASSES)
-    return (flops / seconds / peak, f"from the ops of the {trace.origin} step") if flops else (None, "no FLOPs known")
-
-
-def _never(recipe: Recipe, device: Device) -> NoReturn:
-    raise AssertionError("a report predicts nothing")
+    if trace is None:
+        return 0, ""
+    passes = (Phase.FORWARD, Phase.BACKWARD)
+    return (sum(times * op.flops for op, times in trace.step_ops() if op.phase in passes),
+            f"from the ops of the {trace.origin} step")
 
 
 def predicted_step(profile: Profile) -> float:
@@ -63,13 +61,20 @@ def predicted_step(profile: Profile) -> float:
     return sum(profile.predicted_seconds.values())
 
 
+def uncalibrated(profile: Profile) -> str:
+    """What predicted seconds are followed by that do not come from this machine's own ceilings."""
+    return "" if profile.calibrated else ", not calibrated"
+
+
 def figures(profile: Profile) -> Iterator[tuple[str, str, str]]:
     """The headline's figures: what it is, the figure, and what stands beside it."""
     step, guess = profile.step_seconds, predicted_step(profile)
     rate, unit = throughput(profile, step)
-    yield unit, f"{rate:,.0f}" if rate else "-", _guess(f"{throughput(profile, guess)[0]:,.0f}", guess)
-    yield "step", seconds_text(step) if step else "-", _guess(f"{seconds_text(guess)}, {relative(step, guess)}", guess)
-    used, source = model_flops_utilization(profile, step)
+    guesses = (f"{throughput(profile, guess)[0]:,.0f}", f"{seconds_text(guess)}, {relative(step, guess)}")
+    beside = [f"predicted {words}{uncalibrated(profile)}" if guess else "not predicted" for words in guesses]
+    yield unit, f"{rate:,.0f}" if rate else "-", beside[0]
+    yield "step", seconds_text(step) if step else "-", beside[1]
+    used, source = utilization(profile, step)
     yield "MFU", "-" if used is None else percent(used), source
     peak, room = profile.peak_bytes, profile.capacity_bytes
     share = f"{percent(peak / room)} of {size(room)}" if room else "capacity not known"
@@ -81,10 +86,6 @@ def _beside(profile: Profile) -> str:
         return ""
     off = f", {relative(profile.peak_bytes, profile.predicted_peak_bytes)}" if profile.peak_bytes else ""
     return f"; predicted {size(profile.predicted_peak_bytes)}{off}"
-
-
-def _guess(words: str, seconds: float) -> str:
-    return f"predicted {words}" if seconds else "not predicted"
 
 
 def phases(profile: Profile) -> list[tuple[Phase, float, float | None]]:

@@ -74,3 +74,15 @@ def folded(title: str, *parts: Html) -> Html:
 
 def code(value: str) -> Html:
     return Html(f"<code>{text(value)}</code>")
+
+
+def tiles(figures: Iterable[tuple[str, str, str]]) -> Html:
+    """Figures in large print: what each is, the figure, and what stands beside it."""
+    shown = "".join(f'<div><dt>{text(name)}</dt><dd>{text(figure)}</dd><dd class="beside">{text(beside)}</dd></div>'
+                    for name, figure, beside in figures)
+    return Html(f'<dl class="figures">{shown}</dl>')
+
+
+def chart(name: str, label: str) -> Html:
+    """A place for the chart of that name. label: what it shows, for those who cannot see it."""
+    return Html(f'<div class="chart" id="{name}" role="img" aria-label="{text(label)}"></div>')

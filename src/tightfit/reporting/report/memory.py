@@ -14,9 +14,9 @@ from itertools import groupby
 import numpy as np
 
 from tightfit.profiles import Profile
-from tightfit.trace import Allocation, Category, Phase, Span, Trace
+from tightfit.trace import PHASES, Allocation, Category, Phase, Span, Trace
 
-PARTS = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+PARTS = tuple(phase for phase in PHASES if phase is not Phase.DATA)
 CATEGORIES = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER, Category.ACTIVATIONS, Category.KV_CACHE,
               Category.TEMPORARY, Category.OTHER)  # fmt: skip
 """From the bottom of the stack up: what stays comes first."""
@@ -56,9 +56,8 @@ class Curve:
 
 def step_of(trace: Trace) -> Span:
     """The last step that the trace holds; all of it where it has no spans."""
-    steps = [span for span in trace.spans if span.step and span.name.startswith("step ")]
-    if steps:
-        return steps[-1]
+    if (last := trace.last_step()) is not None:
+        return last
     ticks = [op.tick for op in trace.ops] + [a.born for a in trace.allocations]
     return Span(name="step", start=min(ticks, default=0), stop=max(ticks, default=0) + 1)
 
@@ -182,8 +181,3 @@ def highest_by_phase(trace: Trace) -> dict[Phase, int]:
         inside = live[first : int(np.searchsorted(ticks, stop, side="left"))]
         highest[phase] = max(highest.get(phase, 0), int(inside.max()) if inside.size else 0)
     return highest
-
-
-def largest(trace: Trace, tick: int, count: int) -> list[tuple[Allocation, Category]]:
-    """The largest allocations alive at a tick, and what each holds then."""
-    return [(a, a.category if a.became <= tick else Category.TEMPORARY) for a in trace.alive(tick)[:count]]

@@ -12,9 +12,21 @@ from tightfit.reporting.report.breakdown import Timed, timed_ops
 from tightfit.reporting.report.comparison import Pair, category_pairs, class_pairs, phase_pairs
 from tightfit.reporting.report.findings import Finding, findings
 from tightfit.reporting.report.headline import figures as headline_figures
-from tightfit.reporting.report.headline import phases
-from tightfit.reporting.report.markup import Html, bullets, code, folded, paragraph, prose, section, table, text
-from tightfit.reporting.report.memory import CATEGORIES, Curve, curves, highest_by_phase, largest
+from tightfit.reporting.report.headline import phases, uncalibrated
+from tightfit.reporting.report.markup import (
+    Html,
+    bullets,
+    chart,
+    code,
+    folded,
+    paragraph,
+    prose,
+    section,
+    table,
+    text,
+    tiles,
+)
+from tightfit.reporting.report.memory import CATEGORIES, Curve, curves, highest_by_phase
 from tightfit.reporting.report.wording import percent, relative, seconds_text, signed_size, size
 from tightfit.trace import Category, Trace
 
@@ -55,22 +67,20 @@ class View:
     def chart(self, name: str, figure: Any, label: str) -> Html:
         """A place for a chart. label: what it shows, for those who cannot see it."""
         self.charts[name] = figure
-        return Html(f'<div class="chart" id="{name}" role="img" aria-label="{text(label)}"></div>')
+        return chart(name, label)
 
 
 def headline_section(view: View) -> Html:
     """The figures, the seconds by phase, and the findings that matter most."""
     profile = view.profile
-    tiles = "".join(f'<div><dt>{text(name)}</dt><dd>{text(figure)}</dd><dd class="beside">{text(beside)}</dd></div>'
-                    for name, figure, beside in headline_figures(profile))
     step = profile.step_seconds
     rows = [(phase.value, seconds_text(seconds), percent(seconds / step) if step else "-",
              Html(f'<span class="meter" style="width:{8 * seconds / step if step else 0:.2f}rem"></span>'),
              seconds_text(guess)) for phase, seconds, guess in phases(profile)]
     return section(
-        "headline", "Headline", Html(f'<dl class="figures">{tiles}</dl>'), _findings(view),
+        "headline", "Headline", tiles(headline_figures(profile)), _findings(view),
         table("Time by phase (recomputation is part of the backward pass)",
-              ("phase", "time", "share", "", "predicted"), rows),
+              ("phase", "time", "share", "", f"predicted{uncalibrated(profile)}"), rows),
     )  # fmt: skip
 
 
@@ -147,8 +157,9 @@ def _highest(view: View) -> Html:
 
 
 def _largest(trace: Trace, curve: Curve, name: str) -> Html:
-    rows = [("x".join(map(str, a.shape)) or "scalar", a.dtype, figures.NAMES[holds], a.module, a.op, size(a.bytes))
-            for a, holds in largest(trace, curve.peak_tick, TENSORS)]
+    tick = curve.peak_tick
+    rows = [("x".join(map(str, a.shape)) or "scalar", a.dtype, figures.NAMES[a.holds(tick)], a.module, a.op,
+             size(a.bytes)) for a in trace.alive(tick)[:TENSORS]]
     return table(f"The {TENSORS} largest tensors alive at the {name} peak",
                  ("shape", "dtype", "category", "module", "made by", "bytes"), rows, left=5)
 

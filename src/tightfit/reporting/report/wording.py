@@ -14,17 +14,17 @@ def seconds_text(seconds: float | None) -> str:
     """Seconds for reading, three digits; `-` where they are not known."""
     if seconds is None:
         return "-"
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if abs(seconds) >= scale:
-            return f"{_digits(seconds / scale)} {unit}"
+    unit, scale = time_unit([abs(seconds)])
+    if abs(seconds) >= scale:
+        return f"{_digits(seconds / scale)} {unit}"
     return f"{1e9 * seconds:.0f} ns" if abs(seconds) >= 1e-9 else "0"
 
 
 def size(count: int) -> str:
     """Bytes for reading, three digits; whole bytes below one KiB."""
-    for unit, scale in (("GiB", GIB), ("MiB", MIB), ("KiB", 1024)):
-        if abs(count) >= scale:
-            return f"{_digits(count / scale)} {unit}"
+    unit, scale = byte_unit([abs(count)])
+    if abs(count) >= scale:
+        return f"{_digits(count / scale)} {unit}"
     return f"{count} B" if count else "0"
 
 

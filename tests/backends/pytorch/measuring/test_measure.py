@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import gzip
+import json
 from itertools import accumulate, count
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,11 +16,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.architectures import TASK_OF, tiny_model
 from tests.benchmark_modules import benchmark
+from tightfit.backends.base import WARM_UP
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.measuring.events import COMPILED, measured_trace
 from tightfit.backends.pytorch.measuring.marks import Call
 from tightfit.backends.pytorch.measuring.memory_history import changes
+from tightfit.backends.pytorch.measuring.step_profiler import _export
 from tightfit.devices import Device
+from tightfit.errors import ModelError
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase
@@ -123,6 +129,37 @@ def test_measuring_leaves_the_step_as_it_was_and_goes_on_training():
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in step.build.model.modules())
 
 
+def test_a_profilers_trace_is_whole_or_not_there(tmp_path):
+    path = tmp_path / "trace.json.gz"
+
+    class Profiler:
+        def export_chrome_trace(self, where):
+            Path(where).write_text('{"traceEvents": []}')
+
+    _export(Profiler(), path)
+    assert json.loads(gzip.decompress(path.read_bytes())) == {"traceEvents": []}
+
+    class Full(Profiler):  # what torch's own does on a full disk: no error, and a part under another name
+        def export_chrome_trace(self, where):
+            Path(f"{where}.tmp").write_text('{"traceEv')
+
+    with pytest.raises(OSError, match="disk full") as caught:
+        _export(Full(), path)
+    assert caught.value.filename == str(path)
+    assert [each.name for each in tmp_path.iterdir()] == ["trace.json.gz"]
+    assert json.loads(gzip.decompress(path.read_bytes())) == {"traceEvents": []}
+
+
+def test_a_steps_own_peak_outlives_a_measured_one(monkeypatch):
+    peaks = [700, 300, 300]
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: peaks.pop(0))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    step, _ = prepared("gpt2")
+    monkeypatch.setattr(step, "build", SimpleNamespace(torch_device=torch.device("cuda")))
+    step.restart_peak()
+    assert step.peak_memory() == 700
+
+
 class Kineto:
     """Events in the shape of kineto's results on CUDA; made by hand, for there is no such device here."""
 
@@ -199,3 +236,19 @@ def test_the_cuda_allocators_record_is_told_apart_by_op_and_address():
         (40, Category.GRADIENTS, 1150, 1500, None, COMPILED),
     ]
     assert trace.peak()[1] == 160
+
+
+@pytest.mark.parametrize(("steps", "told"), [
+    (1, "nothing was measured"), (WARM_UP + 2, r"measured until then: 2 plain steps, \S+ s at the median"),
+])
+def test_a_model_that_fails_leaves_what_was_measured(steps, told):
+    step, windows = prepared("gpt2", micro_batch_size=6)
+    left = count(steps, -1)
+
+    def fail_in_the_end(module, args):
+        if next(left) == 0:
+            raise KeyError("late")
+
+    step.build.model.register_forward_pre_hook(fail_in_the_end)
+    with pytest.raises(ModelError, match=rf"GPT2LMHeadModel failed in .*: it raised KeyError: 'late' .*; {told}$"):
+        BACKEND.measure(step, windows)

@@ -12,6 +12,7 @@ from cpu_truth import PHASES
 from plan_vs_cpu import BOUND, compare
 from tightfit import Recipe
 from tightfit.backends.pytorch.predicting import predict as prediction
+from tightfit.backends.pytorch.predicting.fake_windows import micro_batch_sizes
 from tightfit.devices import Device, find_device
 from tightfit.errors import ModelError
 from tightfit.trace import Category, Trace
@@ -48,13 +49,19 @@ def peaks(trace: Trace) -> dict[str, int]:
 def test_a_window_from_few_micro_batches_is_the_whole_window(batch, monkeypatch):
     recipe = tiny_gpt2(batch_size=batch, micro_batch_size=2)
     spliced = prediction.predict(recipe, CPU)
-    monkeypatch.setattr(prediction, "told_apart", lambda sizes: [(size, 1) for size in sizes])
+    monkeypatch.setattr(prediction, "told_apart", lambda recipe: [(size, 1) for size in micro_batch_sizes(recipe)])
     whole = prediction.predict(recipe, CPU)
     assert len(whole.ops) > len(spliced.ops)
     assert peaks(spliced) == peaks(whole)
     for measure in ("flops", "bytes_read", "bytes_written"):
         totals = [sum(getattr(op, measure) * times for op, times in t.step_ops()) for t in (spliced, whole)]
         assert totals[0] == totals[1]
+
+
+def test_a_window_of_a_billion_micro_batches_is_never_listed():
+    trace = prediction.predict(tiny_gpt2(batch_size=10**9, micro_batch_size=1), CPU)
+    backward = [span for span in trace.spans if span.name == "backward" and span.step == 2]
+    assert [span.times for span in backward] == [1, 10**9 - 1]
 
 
 def test_a_model_larger_than_this_machine_is_predicted_without_a_parameter():

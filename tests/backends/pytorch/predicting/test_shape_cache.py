@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from tightfit.backends.pytorch.predicting.shape_cache import MISSING, ShapeCache
 
@@ -77,6 +78,18 @@ def test_what_is_not_plain_has_no_key(cached):
     assert cached.cache.key(aten.add.Tensor, (torch.zeros(2), 1), {}) is None
     assert cached.cache.key(aten.normal_.default, (cached.x,), {"generator": torch.Generator()}) is None
     assert cached.cache.result((aten.mm.default,), ()) is MISSING
+
+
+def test_sizes_that_are_still_symbols_have_no_key():
+    mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=False)
+    cache, x = ShapeCache(mode), mode.from_tensor(torch.zeros(4, 8))
+    assert cache.key(aten.relu.default, (x,), {}) is None
+    with mode:
+        fixed = torch.zeros(4)
+        key = cache.key(aten.nonzero.default, (fixed,), {})
+        assert key is not None
+        cache.remember(key, (fixed,), x)
+    assert cache.result(key, (fixed,)) is MISSING
 
 
 def test_parts_of_one_memory_are_not_remembered_as_several(cached):

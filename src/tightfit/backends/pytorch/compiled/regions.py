@@ -33,6 +33,7 @@ from tightfit.backends.pytorch.compiled.region_schedule import (
     no_scratch,
     read_symbols,
 )
+from tightfit.backends.pytorch.model_errors import cause
 from tightfit.trace import Op, Phase
 
 Direction = Literal["forward", "backward"]
@@ -143,8 +144,7 @@ class _Planned:
                 module, inputs, inference=inference, backward=backward, gpu=self.gpu, scratch=self.scratch
             )
         except Exception as error:  # private interfaces fail in any way
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-            return graph_schedule.graph_schedule(module, untouched, inputs, reason, self.scratch)
+            return graph_schedule.graph_schedule(module, untouched, inputs, cause(error), self.scratch)
 
 
 @contextmanager

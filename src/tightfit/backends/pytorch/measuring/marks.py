@@ -21,6 +21,11 @@ MARK = "tightfit:"
 where a parameter's gradient is there."""
 
 
+def said(error: BaseException) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
 @dataclass
 class Call:
     """An op that was dispatched. tick: the tracker's, at its start. op: None for one that runs no kernel. made: what it
@@ -38,7 +43,8 @@ class Marks(Tracker):
     """Follows a real step, and marks each op and phase in the profile that is being taken.
 
     calls, phases, gradients (their addresses and modules): by the numbers of their marks. held: what was alive before,
-    by address. held_elsewhere: bytes that were given out before, and lie in no tensor that is known.
+    by address. held_elsewhere: bytes that were given out before, and lie in no tensor that is known. failure: why an op
+    could not be noted; None while all were. The step goes on without: it is worth more than its profile.
     """
 
     def __init__(
@@ -53,6 +59,7 @@ class Marks(Tracker):
         self.gradients: list[tuple[int, str]] = []
         self.held: dict[int, Allocation] = {}
         self.held_elsewhere = 0
+        self.failure: str | None = None
         self._optimizer = optimizer
         self._build = build
         self._open: Any = None
@@ -111,6 +118,14 @@ class Marks(Tracker):
             return func(*args, **kwargs)
 
     def _note(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        if self.failure is not None:
+            return
+        try:
+            self._note_call(func, args, kwargs, result)
+        except Exception as error:
+            self.failure = f"{func}: {said(error)}"
+
+    def _note_call(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         ops, call = len(self.ops), self.calls[-1]
         first = len(self.allocations)
         super()._note(func, args, kwargs, result)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,20 +73,18 @@ def padded_length(recipe: Recipe) -> int:
 
 def micro_batch_sizes(recipe: Recipe) -> list[int]:
     """Samples in each micro-batch of a full window."""
-    assert recipe.micro_batch_size != "auto", "resolve the recipe first"
-    micro = min(recipe.micro_batch_size, recipe.batch_size)
-    full, rest = divmod(recipe.batch_size, micro)
-    return [micro] * full + ([rest] if rest else [])
+    return [size for size, times in told_apart(recipe) for _ in range(times)]
 
 
-def told_apart(sizes: list[int]) -> list[tuple[int, int]]:
-    """A window's micro-batches by size, each with how often it runs in a row.
+def told_apart(recipe: Recipe) -> list[tuple[int, int]]:
+    """A full window's micro-batches by size, each with how often it runs in a row.
 
     The first one finds no gradients; those behind it add to some, all alike but for the last one's size.
     """
-    first, *rest = sizes
-    runs = [(size, len(list(alike))) for size, alike in itertools.groupby(rest)]
-    return [(first, 1), *runs]
+    assert recipe.micro_batch_size != "auto", "resolve the recipe first"
+    micro = recipe.micro_batch_size
+    full, rest = divmod(recipe.batch_size, micro)
+    return [(size, times) for size, times in ((micro, 1), (micro, full - 1), (rest, 1)) if size and times]
 
 
 def fake_window(recipe: Recipe, task: Task, facts: ModelFacts, sizes: list[int], placed: Placed) -> TensorWindow:

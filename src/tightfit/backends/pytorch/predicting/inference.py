@@ -119,7 +119,7 @@ def inference_build(
 def generates(build: Build) -> bool:
     """Whether transformers generates with the model."""
     model = build.model
-    return build.task.predicts in ("next", "target") and isinstance(model, PreTrainedModel) and model.can_generate()
+    return build.task.generates and isinstance(model, PreTrainedModel) and model.can_generate()
 
 
 def _refusals(recipe: Recipe) -> Iterator[str]:

@@ -27,7 +27,7 @@ from tightfit.backends.pytorch.cpu_target import scratch as cpu_scratch
 from tightfit.backends.pytorch.cuda_target import scratch as cuda_scratch
 from tightfit.backends.pytorch.optimizer_state import load_state, state_tensors
 from tightfit.backends.pytorch.predicting.depth import Shorten
-from tightfit.backends.pytorch.predicting.fake_windows import fake_window, is_padded, micro_batch_sizes, told_apart
+from tightfit.backends.pytorch.predicting.fake_windows import fake_window, is_padded, told_apart
 from tightfit.backends.pytorch.predicting.random_states import counted_random_states
 from tightfit.backends.pytorch.predicting.scalar_reads import answer, taken_for_real
 from tightfit.backends.pytorch.predicting.target import PlanningMode, as_on
@@ -162,14 +162,14 @@ def without_values(model: nn.Module) -> nn.Module:
 
 def _run(build: Build, tracker: Tracker) -> None:
     step = _Watched(build, tracker)
-    sizes = micro_batch_sizes(build.recipe)
+    groups = told_apart(build.recipe)
     with tracker.span("step 1", step=1):
-        step.take(1, [(sizes[0], 1)])  # the other micro-batches' peaks are those of step 2, less the states
+        step.take(1, groups[:1])  # the other micro-batches' peaks are those of step 2, less the states
     with tracker.span("step 2", step=2):
-        step.take(2, told_apart(sizes))
+        step.take(2, groups)
     with tracker.span("evaluation"):
         tracker.phase = Phase.EVALUATION
-        step.step.evaluate([step.window(sizes[:1])])
+        step.step.evaluate([step.window([groups[0][0]])])
     with tracker.span("save"):
         tracker.phase = Phase.SAVE
         step.step.is_finite()

@@ -52,8 +52,8 @@ class ShapeCache:
     def _describe(self, value: Any, parts: list[Any]) -> None:
         kind = type(value)
         if kind is FakeTensor:
-            if value.constant is not None or value.fake_mode is not self._mode:
-                raise _NotKept
+            if value.constant is not None or value.fake_mode is not self._mode or value._has_symbolic_sizes_strides:
+                raise _NotKept  # a size that is still a symbol, in what a compiler traces, has no hash
             parts += (value.shape, value.stride(), value.dtype, value.storage_offset())
         elif kind is list or kind is tuple:
             parts.append(len(value))
@@ -91,6 +91,8 @@ class ShapeCache:
         if isinstance(result, torch.dtype):
             return ("value", result)
         if type(result) is not FakeTensor or result.constant is not None or result.layout is not torch.strided:
+            raise _NotKept
+        if result._has_symbolic_sizes_strides:
             raise _NotKept
         storage = result.untyped_storage()
         for place, arg in enumerate(args):

@@ -14,12 +14,12 @@ from torch._subclasses.fake_tensor import (
 )
 
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.model_errors import compiler_failure, is_models_own, module_of, raised
 from tightfit.backends.pytorch.tracing.tracker import Tracker
 from tightfit.errors import ModelError, TightfitError
 
 VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 RULES = (UnsupportedOperatorException, UnsupportedFakeTensorException)
-LONGEST = 200
 
 
 @contextmanager
@@ -30,10 +30,15 @@ def explained(build: Build, tracker: Tracker) -> Iterator[None]:
     except TightfitError:
         raise
     except Exception as error:
+        technique, name = build.recipe.compile, type(build.model).__name__
+        failure = compiler_failure(error)
+        if failure is not None and technique != "auto":
+            raise ModelError(f"compile: {technique.name} cannot be planned for {name}: {failure}") from error
         place = tracker.place_of(error)
-        if place is None and not isinstance(error, VALUES + RULES):
-            raise  # not the model's: ours
+        if place is None and not isinstance(error, VALUES + RULES) and not is_models_own(error, build.model):
+            raise
         module, op = place or ("", "")
+        module = module_of(error, build.model) or module
         raise ModelError(_message(build, module, op or str(getattr(error, "func", "")), error)) from error
 
 
@@ -49,17 +54,21 @@ def _message(build: Build, module: str, op: str, error: Exception) -> str:
     elif isinstance(error, RULES):
         reason = f"{where} runs an op that torch has no shape rule for"
     else:
-        text = " ".join(str(error).split())
-        reason = f"{where} raised {type(error).__name__}: {text[:LONGEST]}"
+        reason = raised(error, module, op)
+    runs, learn = "trains", "train for a few steps on the device (max_steps=3)"
+    if build.recipe.mode == "inference":
+        runs, learn = "runs", "generate on the device"
     return (
-        f"model: {name} cannot be planned for: {reason}. A plan has shapes and no values, so that what trains may "
-        f"still fail here. {_known(build)} To learn the rest, train for a few steps on the device (max_steps=3)"
+        f"model: {name} cannot be planned for: {reason}. A plan has shapes and no values, so that what {runs} may "
+        f"still fail here. {_known(build)} To learn the rest, {learn}"
     )
 
 
 def _known(build: Build) -> str:
     """What does not hang on the step."""
     weights = sum(p.numel() * p.element_size() for p in build.model.parameters())
+    if build.recipe.mode == "inference":
+        return f"Known even so: weights {_size(weights)}; activations come on top."
     trained = [p for p in build.model.parameters() if p.requires_grad]
     gradients = sum(p.numel() * p.element_size() for p in trained)
     known = f"Known even so: weights {_size(weights)}, gradients {_size(gradients)}"

@@ -1,0 +1,76 @@
+"""Ladders recorded: the named ones climbed on this machine, their rows in results/ladder-NAME-DEVICE.jsonl.
+
+Run: python benchmarks/record_ladders.py [NAME ...] [--peer PEER ...] [--scale SCALE] [--minutes 7.5]
+What has a row is not run again: a ladder that takes longer than the minutes is gone on with by the next call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import get_args
+
+import torch
+from rich.console import Console
+
+import record
+from tightfit.ladder.catalogue import LADDERS, find_ladder
+from tightfit.ladder.picture import save_picture
+from tightfit.ladder.rows import OURS, RESULTS
+from tightfit.ladder.rungs import Scale
+from tightfit.ladder.running import Asked, Climb, climb
+from tightfit.ladder.table import show
+from tightfit.ladder_command import STEPS
+
+RUNG_SECONDS = 300.0
+
+
+def recorded(name: str, scale: Scale, peers: list[str], until: float, gpu: str | None) -> Climb:
+    """A ladder climbed as far as the time goes; its rows and its picture in results/."""
+    kept = record.RESULTS / f"ladder-{name}-{device_slug()}.jsonl"
+    folder = Path("ladders") / kept.stem
+    folder.mkdir(parents=True, exist_ok=True)
+    if kept.exists():
+        shutil.copy(kept, folder / RESULTS)
+    ladder = find_ladder(name)
+    warm_up, steps = STEPS[scale]
+    asked = Asked(
+        ladder=ladder, scale=scale, folder=folder, runners=(OURS, *peers), warm_up=warm_up, steps=steps,
+        limit=RUNG_SECONDS, gpu=gpu or (None if scale == "full" else ladder.gpu), until=until,
+    )  # fmt: skip
+    try:
+        done = climb(asked, lambda text: print(text, flush=True))
+    finally:
+        if (folder / RESULTS).exists():
+            shutil.copy(folder / RESULTS, kept)
+    save_picture(kept.with_suffix(".png"), done)
+    return done
+
+
+def device_slug() -> str:
+    """`h200` for `NVIDIA H200`, `cpu` without a GPU."""
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return "-".join(word for word in name.lower().replace("/", " ").split() if word != "nvidia")
+
+
+def main() -> None:
+    scales: tuple[Scale, ...] = get_args(Scale)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=["bert-large", "transformer-156m", "fp16-batch"])
+    parser.add_argument("--peer", action="append", default=[])
+    parser.add_argument("--scale", default="full" if torch.cuda.is_available() else "reduced", choices=scales)
+    parser.add_argument("--minutes", type=float, default=7.5)
+    parser.add_argument("--gpu", help="a card to predict the full size for")
+    asked = parser.parse_args()
+    if unknown := set(asked.names) - set(LADDERS):
+        sys.exit(f"no such ladder: {', '.join(unknown)}; there are {', '.join(LADDERS)}")
+    until = time.monotonic() + 60 * asked.minutes
+    for name in asked.names:
+        show(recorded(name, asked.scale, asked.peer, until, asked.gpu), Console(width=160))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""The ladders' page: how to read one, and the tables of those that are recorded in results/ladder-*.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import recorded as records
+from ladder_differences import DIFFERENCES, What
+from tightfit.ladder.catalogue import LADDERS, find_ladder
+from tightfit.ladder.comparisons import (
+    QUANTILES,
+    memory_of,
+    published_bytes,
+    published_seconds,
+    quantiles,
+    ratios,
+    seconds_of,
+)
+from tightfit.ladder.effects import Effect, effects
+from tightfit.ladder.lines import MIB, Line, heading, lines
+from tightfit.ladder.published import GUIDES
+from tightfit.ladder.recorded import recorded
+from tightfit.ladder.rows import Predicted, Rows, read
+from tightfit.ladder.rungs import Ladder, Rung
+from tightfit.ladder.running import Climb
+from tightfit.ladder.table import cells, remarks, times
+
+FULL_SIZE = {"bert-large": "v100-16gb", "transformer-156m": "rtx-a5000"}
+"""The ladders that were published from one card, and that card."""
+EXPLAINED = 10.0
+"""Percent above which a difference from what was published is explained."""
+
+READING = """\
+- **A rung** is one recipe that differs from another in one technique. It runs in a process of its own: a warm-up, the
+  timed steps, and one more step whose memory is measured. What fails, runs out of memory or is refused is a row too.
+- **s/step** is the median of the timed steps, **samples/s** what that makes. **MiB** is what the driver reports for
+  the process, context and all that the allocator holds; on a processor, and in the notebook's ladder as it was
+  published, the most that a step's tensors take at once.
+- **speed and memory** are factors of the rung that this one stands against: 0.75x is a quarter slower, or a quarter
+  less memory. A technique's effect is that factor, on that model and card.
+- **pred.** is what the plan says of the same recipe on the same device, before it runs; without a calibration its
+  times are rough ([plan](plan.md)).
+- **publ.** is what was published, with other software on another card. It is compared at full size alone.
+- **Scales.** A GPU runs the full size; a processor the reduced one, of the same rungs and fewer, narrower layers;
+  `smallest` is for trying. At a smaller scale the full size is predicted for the card of the published figures.
+- **Peers** run the same model, weights, data, seed and number of steps by their own loop. Where the losses of a step
+  lie apart, a row is marked as not the same work, and its ratio counts for nothing.
+- **results.jsonl** is only ever added to. A ladder that was stopped goes on at the first rung without a row, and a
+  rung is measured anew where the recipe, the machine or a library's version is another."""
+
+
+def ladder_page() -> Iterator[str | records.Table]:
+    """The page's parts."""
+    climbs = _climbs()
+    yield "# Ladders"
+    yield ("A ladder measures what each technique does on the machine at hand, one rung after the other, beside what "
+           "was published and what was predicted.")
+    yield ("```\n"
+           "tightfit ladder bert-large                        # BERT-large by the guide's nine rungs, and newer ones\n"
+           "tightfit ladder bert-large --peer hf-trainer      # the same rungs by another trainer\n"
+           "tightfit ladder bert-large --scale reduced        # minutes on a processor\n"
+           "tightfit ladder mine.yaml                         # each technique that your recipe leaves open\n"
+           "```")
+    yield ("It prints a table, and writes `results.jsonl` and a page that opens offline: time and memory as bars, "
+           "throughput against memory with its Pareto front, the features' factors, what did not run and why. "
+           "`--picture ladder.png` draws a picture of it.")
+    yield ("ladder", "what climbs it", "published on"), [
+        (f"`{name}`", (made := find_ladder(name)).title, made.published_on or "-") for name in LADDERS]
+    yield "## How to read it"
+    yield READING
+    yield "## Recorded"
+    if not any(climb.machine.kind == "cuda" for climb, _ in climbs):
+        yield "Not yet measured on a GPU."
+    for climb, path in climbs:
+        yield from _one(climb, path)
+    yield from _features(climbs)
+    yield from _full_size()
+
+
+def _climbs() -> list[tuple[Climb, Path]]:
+    """The recorded ladders, those of GPUs first."""
+    found = [(recorded(path), path) for path in _files() if read(path).measured]
+    return sorted(found, key=lambda each: (each[0].machine.kind != "cuda", each[1].name))
+
+
+def _files() -> list[Path]:
+    return sorted(records.RESULTS.glob("ladder-*.jsonl"))
+
+
+def _one(climb: Climb, path: Path) -> Iterator[str | records.Table]:
+    """One recorded ladder: its heading, table, remarks and peers."""
+    shown, ladder = lines(climb), climb.asked.ladder
+    dates = sorted(line.measured.date[:10] for line in shown if line.measured is not None)
+    yield f"### {ladder.title}, {climb.machine.device}"
+    yield (". ".join(text[:1].upper() + text[1:] for text in heading(climb)[1:])
+           + f". Measured {dates[0] if dates[0] == dates[-1] else f'{dates[0]} to {dates[-1]}'}, "
+           f"[{path.name}](../results/{path.name}).")
+    if path.with_suffix(".png").exists():
+        yield f"![{ladder.title}: time, memory and throughput](../results/{path.stem}.png)"
+    heads, rows = cells(shown, ladder)
+    yield heads, rows
+    said = dict.fromkeys(f"- {line.name}: {text}" for line in shown for text in remarks(line))
+    if said:
+        yield "\n".join(said)
+    yield from _peers(shown)
+
+
+def _peers(shown: Sequence[Line]) -> Iterator[str | records.Table]:
+    found = [each for each in ratios(shown) if not each.line.same_work]
+    rows = []
+    for runner in dict.fromkeys(each.line.runner for each in found):
+        same = [each for each in found if each.line.runner == runner]
+        for what, values in (("speed", [each.speed for each in same]), ("memory", [each.memory for each in same])):
+            if spread := quantiles(values):
+                count = sum(value is not None for value in values)
+                rows.append((runner, what, str(count), *(times(value) for value in spread)))
+    if rows:
+        yield ("Ours in a peer's, over the rungs that are the same work: samples a second, above 1 where ours is "
+               "faster, and peak memory, below 1 where ours takes less.")
+        yield ("peer", "ratio", "rungs", *QUANTILES), rows
+
+
+def _features(climbs: Sequence[tuple[Climb, Path]]) -> Iterator[str | records.Table]:
+    """The guides' table for each machine, filled from all its ladders."""
+    yield "## What each technique gives"
+    yield ("The guides say whether a technique improves speed, and memory. Beside their words stand the factors that "
+           "were measured: samples a second and peak memory of the rung with the technique, in those of the rung "
+           f"without it. The guides, in the order of their words: {'; '.join(GUIDES)}.")
+    if not climbs:
+        yield "Nothing is measured yet."
+    for device in dict.fromkeys(climb.machine.device for climb, _ in climbs):
+        mine = [climb for climb, _ in climbs if climb.machine.device == device]
+        found = effects([line for climb in mine for line in lines(climb)])
+        yield f"On {device}, {', '.join(f'`{climb.asked.ladder.name}` ({climb.asked.scale})' for climb in mine)}:"
+        yield ("technique", "guides: speed", "measured", "guides: memory", "measured", "shown by, speed and memory"), [
+            (each.feature, ", ".join(each.words.speed), each.speed, ", ".join(each.words.memory), each.memory,
+             _shown_by(each)) for each in found]
+
+
+def _shown_by(effect: Effect) -> str:
+    return "; ".join(f"{shown.rung} against {shown.against} ({times(shown.speed)}, {times(shown.memory)})"
+                     for shown in effect.shown if shown.speed is not None)
+
+
+def _full_size() -> Iterator[str | records.Table]:
+    """Predictions of published ladders at full size, for the published card."""
+    yield "## Full-size prediction against published"
+    yield f"Predicted with no such card present; why a difference is more than {EXPLAINED:g} % stands beside it."
+    for name, gpu in FULL_SIZE.items():
+        ladder, rows = find_ladder(name), _full_rows(name, gpu)
+        yield f"### {ladder.title}, {ladder.published_on}"
+        if not rows:
+            yield "Not yet predicted."
+            continue
+        memory = "as the driver reports it" if ladder.published_memory == "driver" else "as the allocator counts it"
+        yield f"Seconds of a step; memory {memory}. Predicted for `{gpu}`."
+        yield ("rung", "publ. s", "pred. s", "difference", "publ. MiB", "pred. MiB", "difference", "why"), [
+            _full_row(ladder, rung, rows[rung.name]) for rung in ladder.rungs
+            if rung.published is not None and rung.name in rows]
+
+
+def _full_rows(name: str, gpu: str) -> dict[str, Predicted]:
+    """The newest full-size prediction of each rung."""
+    every = Rows()
+    for path in _files():
+        for row in read(path).predicted:
+            if (row.ladder, row.device, row.scale) == (name, gpu, "full"):
+                every.add(row)
+    return {row.rung: row for row in every.predicted}
+
+
+def _full_row(ladder: Ladder, rung: Rung, row: Predicted) -> tuple[str, ...]:
+    figures = []
+    for what, (published, predicted) in _both(ladder, rung, row).items():
+        unit = MIB if what == "memory" else 1.0
+        figures += [_figure(published, unit), _figure(predicted, unit), _percent(published, predicted)]
+    said = [row.reason, "does not fit" if row.fits == "no" else ""]
+    said += [f"{what}: {why}" for what, why in _why(ladder, rung).items()]
+    return (rung.name, *figures, "; ".join(text for text in said if text))
+
+
+def _both(ladder: Ladder, rung: Rung, row: Predicted) -> dict[What, tuple[float | None, float | None]]:
+    """Seconds of a step and bytes, as published and as predicted."""
+    return {"time": (published_seconds(rung, ladder), seconds_of(row)),
+            "memory": (published_bytes(rung), memory_of(row, ladder))}
+
+
+def _why(ladder: Ladder, rung: Rung) -> Mapping[What, str]:
+    return DIFFERENCES.get(ladder.name, {}).get(rung.name, {})
+
+
+def unexplained() -> list[str]:
+    """Differences above EXPLAINED that nothing is said of."""
+    found = []
+    for name, gpu in FULL_SIZE.items():
+        ladder, rows = find_ladder(name), _full_rows(name, gpu)
+        for rung in ladder.rungs:
+            figures = _both(ladder, rung, rows[rung.name]) if rung.name in rows else {}
+            for what, (published, predicted) in figures.items():
+                apart = _apart(published, predicted)
+                if apart is not None and abs(apart) > EXPLAINED and what not in _why(ladder, rung):
+                    found.append(f"{name}, {rung.name}: {what} {apart:+.0f} %")
+    return found
+
+
+def _apart(published: float | None, predicted: float | None) -> float | None:
+    """Percent that a prediction lies from what was published."""
+    return None if published is None or predicted is None else 100 * (predicted - published) / published
+
+
+def _percent(published: float | None, predicted: float | None) -> str:
+    apart = _apart(published, predicted)
+    return "" if apart is None else f"{apart:+.1f} %"
+
+
+def _figure(value: float | None, unit: float) -> str:
+    if value is None:
+        return ""
+    return f"{value / unit:.3g}" if unit == 1.0 else f"{value / unit:,.0f}"

@@ -1,0 +1,15 @@
+"""Ladders: recipes that differ by one technique each, measured one after the other on the machine at hand.
+
+| file | what is in it |
+|---|---|
+| `rungs` | what a ladder and its rungs are |
+| `catalogue`, `published` | the ladders that have a name, and the figures that were published for them |
+| `from_recipe` | a ladder of a person's own recipe |
+| `running`, `worker` | each rung in a process of its own |
+| `rows` | what came out, in an append-only file |
+| `peers` | the same rungs by other trainers |
+| `parallel`, `two_devices` | rungs on two devices |
+| `recorded` | a ladder read back from that file |
+| `lines`, `comparisons`, `effects` | what is worked out of it |
+| `table`; `page`, `sections`, `figures`; `picture` | what a person sees: in the terminal, as a page, as a picture |
+"""

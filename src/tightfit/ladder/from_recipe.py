@@ -1,0 +1,90 @@
+"""A ladder of a person's own recipe: plain, each technique alone, then what the plan makes of all of them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tightfit.errors import RecipeError
+from tightfit.ladder.rungs import Ladder, Rung
+from tightfit.planning.plan import CHOICES
+from tightfit.recipe import Recipe
+from tightfit.recipe_text import technique_to_yaml
+from tightfit.techniques import SLOTS, Technique
+
+PLAIN_MICRO_BATCHES = 4
+"""Micro-batches of a window that are tried, each half the one before."""
+FEATURES = {"precision": "mixed precision", "checkpointing": "gradient checkpointing", "optimizer": "optimizer choice",
+            "attention": "SDPA", "compile": "torch.compile", "loading": "data loading"}  # fmt: skip
+BASELINE = "plain"
+
+
+def ladder_of(recipe: Recipe, name: str) -> Ladder:
+    """The recipe's ladder. What it pins stays; every field that it leaves `auto` is climbed.
+
+    The baseline takes the first technique of each open slot: fp32, nothing recomputed, AdamW in multi-tensor
+    operations, eager attention, uncompiled, the whole batch at once. Raises RecipeError for a recipe that trains
+    nothing or leaves nothing open.
+    """
+    if recipe.mode != "train":
+        raise RecipeError("mode: 'inference' is for planning, and a ladder is of training; write mode=train")
+    open_fields = [field for field in CHOICES if getattr(recipe, field) == "auto"]
+    if not open_fields:
+        raise RecipeError(f"{', '.join(CHOICES)}: all are pinned, so that there is nothing to compare; write auto for "
+                          "one, such as checkpointing=auto")
+    slots = [slot for slot in SLOTS if slot in open_fields]
+    base = {**recipe.to_dict(), **{slot: technique_to_yaml(_plain(slot)) for slot in slots}}
+    rungs = [Rung(name=BASELINE)]
+    if "micro_batch_size" in open_fields:
+        base["micro_batch_size"] = recipe.batch_size
+        rungs += [Rung(name=f"micro-batch {size}", changes={"micro_batch_size": size}, against=BASELINE,
+                       feature="gradient accumulation") for size in _halves(recipe.batch_size)]
+    for slot in slots:
+        rungs += [Rung(name=_name(slot, setting), changes=_alone(slot, setting, base), against=BASELINE,
+                       feature=FEATURES[slot])
+                  for technique in SLOTS[slot] for setting in technique.rungs() if setting != _plain(slot)]
+    rungs.append(Rung(name="combined, as the plan chooses", against=BASELINE,
+                      changes=dict.fromkeys(open_fields, "auto")))
+    pinned = [f"{field}={_word(getattr(recipe, field))}" for field in CHOICES if field not in open_fields]
+    notes = (f"pinned in every rung: {', '.join(pinned)}",) if pinned else ()
+    return Ladder(name=_label(name), title=f"{recipe.model}, {recipe.task}: plain, each technique alone, combined",
+                  base=base, rungs=tuple(rungs), notes=notes)
+
+
+def _plain(slot: str) -> Technique:
+    first = SLOTS[slot][0]
+    return next((each for each in first.rungs() if getattr(each, "implementation", "") == "foreach"), first.rungs()[0])
+
+
+def _halves(batch: int) -> list[int]:
+    sizes = list[int]()
+    size = batch // 2
+    while size >= 1 and len(sizes) < PLAIN_MICRO_BATCHES:
+        sizes.append(size)
+        size //= 2
+    return sizes
+
+
+def _alone(slot: str, setting: Technique, base: dict[str, Any]) -> dict[str, Any]:
+    """One technique, with what it cannot be without: a memory budget has a compiler keep it."""
+    changes: dict[str, Any] = {slot: {"name": setting.name, **asdict(setting)}}  # type: ignore[call-overload]
+    if setting.name == "memory-budget" and base["compile"] == "off":
+        changes["compile"] = "per-block"
+    return changes
+
+
+def _name(slot: str, setting: Technique) -> str:
+    """Such as `checkpointing every-nth, n=3`."""
+    written = technique_to_yaml(setting)
+    knobs = {} if isinstance(written, str) else {key: value for key, value in written.items() if key != "name"}
+    return ", ".join([f"{slot} {setting.name}", *(f"{knob}={value}" for knob, value in knobs.items())])
+
+
+def _word(value: Any) -> str:
+    return str(getattr(value, "name", value))
+
+
+def _label(name: str) -> str:
+    """The recipe's name as a folder's."""
+    return Path(name).stem if name.endswith((".yaml", ".yml")) else name.replace("/", "--").replace(":", "-")

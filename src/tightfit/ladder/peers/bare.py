@@ -1,0 +1,152 @@
+"""What the peers begin with: the model and the data as ours has them, before any technique is applied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torch.nn.attention import sdpa_kernel
+
+from tightfit.backends.pytorch.assembly import bare_build
+from tightfit.backends.pytorch.attention import KERNELS
+from tightfit.backends.pytorch.attention_functions import EAGER, FLEX, SDPA
+from tightfit.backends.pytorch.batch import TensorBatch
+from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.precision import fp32_products
+from tightfit.backends.pytorch.transformer import Transformer
+from tightfit.data import prepare
+from tightfit.data.loading import WindowLoader
+from tightfit.devices import Device
+from tightfit.errors import Refused
+from tightfit.models import model_facts
+from tightfit.recipe import Recipe
+from tightfit.tasks import IGNORE
+from tightfit.techniques.attention import Attention, Sdpa
+from tightfit.techniques.checkpointing import EveryBlock, EveryNth, NoCheckpointing
+from tightfit.techniques.compile import PerBlock, WholeModel
+from tightfit.training_arguments.conversion import ATTENTION
+
+OURS = {"eager": EAGER, "sdpa": SDPA, "flex": FLEX}
+"""What the bundled transformer calls."""
+
+
+def bare(recipe: Recipe, device: Device) -> Build:
+    """The recipe's model with its initial weights, told which attention to call, and no other technique applied.
+
+    Raises Refused for what no peer has.
+    """
+    reasons = recipe.refusals(device)
+    if recipe.pad_vocab_to:
+        reasons.append("pad_vocab_to: no peer cuts the added logits off again; write pad_vocab_to=null")
+    assert recipe.checkpointing != "auto"
+    if checkpointed_blocks(recipe) is None:
+        reasons.append(f"checkpointing: no peer has {recipe.checkpointing.name}, they recompute whole blocks; write "
+                       "every-block or every-nth")
+    if reasons:
+        raise Refused("; ".join(reasons))
+    build = bare_build(recipe, device, torch.device(device.kind))
+    if checkpointed_blocks(recipe) and not getattr(build.model, "supports_gradient_checkpointing", True):
+        raise Refused(f"checkpointing: {type(build.model).__name__} does not support it; write checkpointing=none")
+    assert recipe.attention != "auto"
+    _attend(build.model, recipe.attention)
+    return build
+
+
+def training_data(recipe: Recipe) -> WindowLoader:
+    """The recipe's samples in its order. Raises Refused where documents share a row."""
+    data = WindowLoader(prepare(recipe, model_facts(recipe)).train, recipe)
+    if data.window(0).micro_batches[0].mask == "packed":
+        raise Refused("data.packing: no peer keeps documents apart that share a row; write data.packing=false")
+    return data
+
+
+def model_arguments(batch: TensorBatch, weights: torch.dtype) -> dict[str, Tensor]:
+    """A micro-batch as models take it, without its labels; images in the format of the weights."""
+    arguments = {name: t.to(weights) if t.is_floating_point() else t for name, t in batch.inputs.items()}
+    if batch.padding is not None:
+        arguments["attention_mask"] = batch.padding.long()
+    return arguments
+
+
+def checkpointed_blocks(recipe: Recipe) -> int | None:
+    """One block in how many is recomputed: 0 for none of them, None where it is not whole blocks that are."""
+    match recipe.checkpointing:
+        case NoCheckpointing():
+            return 0
+        case EveryBlock():
+            return 1
+        case EveryNth(n=n):
+            return n
+    return None
+
+
+def checkpoint_blocks(build: Build) -> None:
+    """Recompute whole blocks where the recipe says so: as transformers' models offer to, or one by one."""
+    model, every = build.model, checkpointed_blocks(build.recipe)
+    if not every:
+        return
+    if not isinstance(model, transformers.PreTrainedModel):
+        chosen = {block for stack in build.stacks for block in stack[::every]}
+        apply_activation_checkpointing(model, check_fn=lambda module: module in chosen)
+        return
+    model.gradient_checkpointing_enable({"use_reentrant": False}, every_n_layers=every)
+
+
+def compile_model(build: Build) -> nn.Module:
+    """The model to call: compiled as a whole, or its blocks in place, where the recipe says so."""
+    technique, model = build.recipe.compile, build.model
+    if not isinstance(technique, PerBlock | WholeModel):
+        return model
+    mode = technique.mode if technique.backend == "inductor" else None  # the other backends have no modes
+    if isinstance(technique, WholeModel):
+        return cast(nn.Module, torch.compile(model, backend=technique.backend, mode=mode))
+    for stack in build.stacks:
+        for block in stack:
+            block.compile(backend=technique.backend, mode=mode)
+    return model
+
+
+def loss_sum(logits: Tensor, labels: Tensor) -> Tensor:
+    """The summed cross-entropy of the labels that count."""
+    return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORE, reduction="sum")
+
+
+def named_kernel(recipe: Recipe) -> AbstractContextManager[None]:
+    """Holds the SDPA kernel that the recipe names."""
+    kernel = getattr(recipe.attention, "kernel", "auto")
+    return nullcontext() if kernel == "auto" else sdpa_kernel([KERNELS[kernel]])
+
+
+@contextmanager
+def settings(recipe: Recipe, device: Device) -> Iterator[None]:
+    """Hold the named kernel and, on CUDA, the format of fp32 products, around a loop of one's own."""
+    with ExitStack() as held:
+        if device.kind == "cuda":
+            held.enter_context(fp32_products(getattr(recipe.precision, "tf32", False)))
+        held.enter_context(named_kernel(recipe))
+        yield
+
+
+def _attend(model: nn.Module, attention: Attention) -> None:
+    """Have the model call that attention. A choice of kernel that PyTorch makes anyway is no choice of the model."""
+    if isinstance(model, Transformer):
+        if attention.name not in OURS:
+            raise Refused(f"attention: the bundled transformer has no {attention.name}; write attention=sdpa")
+        model.config._attn_implementation = OURS[attention.name]
+        return
+    automatic = isinstance(attention, Sdpa) and attention.kernel == "auto"
+    if not isinstance(model, transformers.PreTrainedModel):
+        if not automatic:
+            raise Refused(f"attention: {type(model).__name__} has no attn_implementation to set; write attention=sdpa")
+        return
+    try:
+        model.set_attn_implementation(ATTENTION[attention.name])
+    except (ValueError, ImportError) as error:
+        if not automatic:
+            raise Refused(f"attention: {' '.join(str(error).split())}") from None

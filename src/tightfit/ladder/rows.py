@@ -1,0 +1,216 @@
+"""What came out of a ladder: rows in an append-only file, a JSON object a line.
+
+A row is written whole, by one write, so that an interrupted ladder loses at most the rung that ran. A line that cannot
+be read is named and skipped: the rest still counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from tightfit.errors import ReportError
+
+RESULTS = "results.jsonl"
+OURS = "tightfit"
+Status = Literal["done", "out-of-memory", "refused", "timed-out", "failed"]
+FINAL: tuple[Status, ...] = ("done", "out-of-memory", "refused")
+"""What is not tried again when a ladder goes on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a figure depends on besides the recipe and the code. versions: of libraries, by name."""
+
+    device: str
+    kind: str
+    memory_bytes: int
+    units: int = 0
+    driver: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A rung as it ran, or did not.
+
+    key: a digest of what was run, see `key_of`. recipe: resolved where it ran, as asked where not.
+    reason: a sentence, where the status is not `done`. limit: seconds that it was given.
+    memory: bytes that the GPU was cut down to; None where it was whole.
+    seconds: wall seconds of each timed step. samples, tokens: of a step; tokens are 0 where a model reads images.
+    losses: of every step from the first. peak_allocated, peak_reserved, context: bytes; context is None on a processor.
+    notes: sentences, such as what the plan chose.
+    """
+
+    ladder: str
+    rung: str
+    runner: str
+    scale: str
+    key: str
+    status: Status
+    machine: Machine
+    recipe: Mapping[str, Any]
+    date: str
+    commit: str | None = None
+    reason: str = ""
+    limit: float = 0.0
+    memory: int | None = None
+    seconds: tuple[float, ...] = ()
+    samples: int = 0
+    tokens: int = 0
+    losses: tuple[float, ...] = ()
+    peak_allocated: int = 0
+    peak_reserved: int = 0
+    context: int | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def median_seconds(self) -> float:
+        """0 where it did not run."""
+        return statistics.median(self.seconds) if self.seconds else 0.0
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.samples / self.median_seconds if self.seconds else 0.0
+
+    @property
+    def driver_bytes(self) -> int:
+        """What the driver would report for the process: context and all that the allocator holds."""
+        return self.peak_reserved + (self.context or 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """A rung as the planner sees it on a device. fits: yes, with-retries or no; empty where nothing was predicted, and
+    `reason` says why."""
+
+    ladder: str
+    rung: str
+    scale: str
+    key: str
+    device: str
+    fits: str = ""
+    reason: str = ""
+    step_seconds: float = 0.0
+    calibrated: bool = False
+    peak_allocated: int = 0
+    peak_reserved: int = 0
+    context: int = 0
+    samples: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def driver_bytes(self) -> int:
+        return self.peak_reserved + self.context
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.samples / self.step_seconds if self.step_seconds else 0.0
+
+
+Row = Measured | Predicted
+KINDS: dict[str, type[Measured] | type[Predicted]] = {"measured": Measured, "predicted": Predicted}
+
+
+@dataclass
+class Rows:
+    """Every row of a file, in the order in which they were written. skipped: a sentence for each line that is none."""
+
+    measured: list[Measured] = field(default_factory=list)
+    predicted: list[Predicted] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+    def add(self, row: Row) -> None:
+        if isinstance(row, Measured):
+            self.measured.append(row)
+        else:
+            self.predicted.append(row)
+
+    def newest(self, key: str, machine: Machine) -> Measured | None:
+        """The last measurement of a key on a machine; None where there is none."""
+        return next((row for row in reversed(self.measured) if row.key == key and row.machine == machine), None)
+
+    def prediction(self, key: str, device: str) -> Predicted | None:
+        """The last prediction of a key for a device; None where there is none."""
+        return next((row for row in reversed(self.predicted) if (row.key, row.device) == (key, device)), None)
+
+
+def key_of(recipe: Mapping[str, Any], **how: Any) -> str:
+    """A digest of a recipe's fields and of how it was run: the same for what can be compared, and only for that."""
+    where = ("output_dir", "cache_dir", "report_to", "logging_steps")
+    values = {name: value for name, value in recipe.items() if name not in where}
+    text = json.dumps({"recipe": values, **how}, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def append(path: Path, row: Row) -> None:
+    """Add a row, in one write that reaches the disk. Raises OSError."""
+    kind = next(name for name, made in KINDS.items() if isinstance(row, made))
+    line = json.dumps({"kind": kind, **asdict(row)}, allow_nan=False) + "\n"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a line that was cut off stays a line of its own
+            line = "\n" + line
+        data = line.encode()
+        if os.write(descriptor, data) != len(data):
+            os.ftruncate(descriptor, size)
+            raise OSError(28, os.strerror(28))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read(path: Path) -> Rows:
+    """The rows of a file; none where there is no such file. Raises ReportError where it cannot be read at all."""
+    rows = Rows()
+    try:
+        text = path.read_text("utf-8", errors="replace") if path.exists() else ""
+    except OSError as error:
+        raise ReportError(f"{path}: cannot be read ({error.strerror or error})") from None
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            rows.add(_row(json.loads(line)))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            reason = " ".join(str(error).split())[:120]
+            rows.skipped.append(f"{path}:{number}: this line is no result and is left out ({reason})")
+    return rows
+
+
+def _row(values: dict[str, Any]) -> Row:
+    kind = KINDS[values.pop("kind")]
+    known = {each.name for each in fields(kind)}
+    values = {name: tuple(value) if isinstance(value, list) else value
+              for name, value in values.items() if name in known}
+    if kind is Measured:
+        values["machine"] = Machine(**values["machine"])
+    row = kind(**values)
+    _check(row)
+    return row
+
+
+NUMBERS = ("peak_allocated", "peak_reserved", "samples", "tokens", "step_seconds", "limit")
+
+
+def _check(row: Row) -> None:
+    """That what is counted with is a number, and what is read is text."""
+    for name in NUMBERS:
+        value = getattr(row, name, 0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise ValueError(f"{name} is {value!r}")
+    for name in ("ladder", "rung", "scale", "key", "reason"):
+        if not isinstance(getattr(row, name), str):
+            raise ValueError(f"{name} is {getattr(row, name)!r}")
+    series: Iterable[Any] = (*row.seconds, *row.losses) if isinstance(row, Measured) else ()
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in series):
+        raise ValueError("seconds and losses should be numbers")
+    if isinstance(row, Measured) and row.status == "done" and not (row.seconds and min(row.seconds) > 0):
+        raise ValueError("a rung that is done has seconds")

@@ -1,0 +1,96 @@
+"""What a ladder is: one recipe, and rungs that each change a little of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from tightfit.recipe import Recipe
+from tightfit.recipe_text import apply_overrides
+
+Values = Mapping[str, Any]
+"""A recipe's fields, as YAML has them."""
+
+Scale = Literal["full", "reduced", "smallest"]
+SCALES: tuple[Scale, ...] = ("full", "reduced", "smallest")
+"""full: the shape that a GPU is for. reduced: minutes on two processor cores. smallest: seconds a rung."""
+
+GROWTH = (1.5, 2, 3, 4, 6, 8, 12, 16)
+"""How many times its batch a rung that grows is tried at."""
+
+Launch = Literal["single", "dp", "ddp", "ddp-no-p2p"]
+"""How a rung's processes start: one of its own; torch's DataParallel over two GPUs in one process; two processes under
+torchrun with DistributedDataParallel; the same with the direct link between the GPUs switched off."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """What somebody else measured. memory_mib: by the account that the ladder names."""
+
+    seconds: float | None = None
+    samples_per_second: float | None = None
+    memory_mib: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """One recipe of a ladder.
+
+    changes: the fields in which it differs from the ladder's base. published: figures to stand beside it.
+    against: the rung that its effect is told by; None for the ladder's first.
+    feature: what it shows, by the name that the table of features has for it.
+    grows: whether its batch is raised to the largest that needs no more memory than `against` is predicted to.
+    note: a sentence on what differs from what was published.
+    """
+
+    name: str
+    changes: Values = field(default_factory=dict)
+    published: Published | None = None
+    against: str | None = None
+    feature: str | None = None
+    launch: Launch = "single"
+    grows: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ladder:
+    """A recipe's rungs.
+
+    base: the fields that all rungs share, at full size; shrunk: what replaces them at the smaller scales.
+    published_on: the card and the source of the published figures; gpu: that card, by the catalogue's name.
+    steps_published: optimizer steps that the published seconds are of. published_memory: whose account the published
+    memory is, the driver's of the process or the allocator's own.
+    notes: sentences for the heading.
+    """
+
+    name: str
+    title: str
+    base: Values
+    rungs: tuple[Rung, ...]
+    shrunk: Mapping[Scale, Values] = field(default_factory=dict)
+    published_on: str = ""
+    gpu: str | None = None
+    steps_published: int | None = None
+    published_memory: Literal["driver", "allocator"] = "driver"
+    notes: tuple[str, ...] = ()
+
+    def rung(self, name: str) -> Rung:
+        """The rung of that name. Raises KeyError."""
+        return {rung.name: rung for rung in self.rungs}[name]
+
+    def recipe(self, rung: Rung, scale: Scale = "full", overrides: Iterable[str] = ()) -> Recipe:
+        """The rung's recipe at a scale. overrides: `key=value` texts that stand above all. Raises RecipeError."""
+        return Recipe.from_dict(apply_overrides(self.values(rung, scale), overrides))
+
+    def values(self, rung: Rung, scale: Scale) -> dict[str, Any]:
+        values = {**self.base, **rung.changes}
+        smaller = dict(self.shrunk.get(scale, {}))
+        for name in set(smaller) & set(rung.changes):
+            # what a rung sets itself, it keeps: a batch of a smaller ladder is what the rung is about
+            del smaller[name]
+        return {**values, **smaller}
+
+    def with_rungs(self, rungs: Iterable[Rung]) -> Ladder:
+        return replace(self, rungs=tuple(rungs))

@@ -1,0 +1,97 @@
+"""A ladder in the terminal: what was published, what is predicted and what was measured, a row a rung."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tightfit.ladder.comparisons import memory_of, published_bytes, published_seconds, seconds_of
+from tightfit.ladder.lines import MIB, Line, heading, lines
+from tightfit.ladder.rows import OURS, Measured, Predicted
+from tightfit.ladder.rungs import Ladder
+from tightfit.ladder.running import Climb
+
+
+def show(climb: Climb, console: Console) -> None:
+    """Print the ladder's table with its heading, and below it why rungs did not run."""
+    shown, ladder = lines(climb), climb.asked.ladder
+    for sentence in heading(climb):
+        console.print(sentence, markup=False, highlight=False)
+    console.print(table(shown, ladder))
+    said = dict.fromkeys(f"{line.name}: {text}" for line in shown for text in remarks(line))
+    for text in said:
+        console.print(f"- {text}", markup=False, highlight=False)
+
+
+def table(shown: list[Line], ladder: Ladder) -> Table:
+    """The lines as a table of the terminal."""
+    heads, rows = cells(shown, ladder)
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
+    made.add_column(heads[0], overflow="fold")
+    for name in heads[1:]:
+        made.add_column(name, justify="right", no_wrap=True)
+    for line, row in zip(shown, rows, strict=True):
+        made.add_row(*map(Text, row), style=None if line.runner == OURS else "dim")
+    return made
+
+
+def cells(shown: list[Line], ladder: Ladder) -> tuple[list[str], list[list[str]]]:
+    """The table's headings and rows: a column stands where any line has something to say in it."""
+    full = any(line.full is not None for line in shown)
+    published = any(line.rung.published is not None for line in shown)
+    heads = ["rung", "s/step", "samples/s", "MiB", "speed", "memory", "pred. s", "pred. MiB"]
+    heads += ["full s", "full MiB"] if full else []
+    heads += ["publ. s", "publ. MiB"] if published else []
+    rows = []
+    for line in shown:
+        row = [line.name, *_measured(line.measured, ladder), times(line.speed), times(line.memory)]
+        row += [_seconds(line.predicted), _mib(line.predicted, ladder)]
+        row += [_seconds(line.full), _mib(line.full, ladder)] if full else []
+        row += _published(line, ladder) if published else []
+        rows.append(row)
+    return heads, rows
+
+
+def remarks(line: Line) -> list[str]:
+    """What is to be said of a line besides its figures."""
+    ran = line.measured
+    said = [line.rung.note, line.same_work]
+    if ran is not None:
+        said += [f"{ran.status}: {ran.reason}" if ran.status != "done" else "", *ran.notes]
+    if line.full is not None and line.full.fits != "yes":
+        reason = line.full.reason or {"with-retries": "fits only after cached memory is given back",
+                                      "no": "does not fit"}.get(line.full.fits, "")
+        said.append(f"at full size: {reason}")
+    return [text for text in said if text]
+
+
+def _measured(ran: Measured | None, ladder: Ladder) -> list[str]:
+    if ran is None:
+        return ["-", "-", "-"]
+    if ran.status != "done":
+        return [ran.status, "", ""]
+    return [f"{ran.median_seconds:.4g}", f"{ran.samples_per_second:.4g}", _mib(ran, ladder)]
+
+
+def _mib(found: Measured | Predicted | None, ladder: Ladder) -> str:
+    bytes_ = memory_of(found, ladder)
+    return "-" if bytes_ is None else f"{bytes_ / MIB:,.0f}"
+
+
+def _seconds(found: Predicted | None) -> str:
+    seconds = seconds_of(found)
+    return "-" if seconds is None else f"{seconds:.3g}"
+
+
+def times(factor: float | None) -> str:
+    """A factor in words; nothing where there is none."""
+    return "" if factor is None else f"{factor:.2f}x"
+
+
+def _published(line: Line, ladder: Ladder) -> list[str]:
+    """Published seconds of a step, and MiB."""
+    if line.runner != OURS:
+        return ["", ""]
+    seconds, bytes_ = published_seconds(line.rung, ladder), published_bytes(line.rung)
+    return ["" if seconds is None else f"{seconds:.3g}", "" if bytes_ is None else f"{bytes_ / MIB:,.0f}"]

@@ -1,0 +1,186 @@
+"""One job of a ladder, in a process of its own: `python -m tightfit.ladder.worker JOB.json OUTCOME.json`.
+
+A fresh process has an empty allocator, no compiled code, and a card to itself; what happens to it happens to no other
+rung. Jobs: what this machine is, how a rung runs, what a rung is predicted to take.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tightfit.backends import load_backend
+from tightfit.backends.base import Timings
+from tightfit.data import prepare
+from tightfit.data.loading import WindowLoader
+from tightfit.devices import Device
+from tightfit.errors import MissingLibrary, OutOfMemory, Refused, TightfitError
+from tightfit.ladder.growing import grown
+from tightfit.ladder.parallel import end_others, run_parallel, writes_outcome
+from tightfit.ladder.peers import PEERS
+from tightfit.ladder.rows import OURS, Machine, Predicted, append
+from tightfit.models import model_facts
+from tightfit.nvml import NoNvml, session
+from tightfit.planning.defaults import resolve
+from tightfit.planning.estimate import Margin, memory, steps_alone
+from tightfit.planning.plan import CHOICES
+from tightfit.planning.search.search import check_length, search
+from tightfit.planning.search.settling import settle
+from tightfit.planning.standard_tools import standard_tools
+from tightfit.planning.targets import gpu_target, own_target
+from tightfit.recipe import Recipe
+from tightfit.tasks import TASKS
+
+LIBRARIES = ("torch", "transformers", "tightfit", "accelerate", "torchao", "jax")
+"""Whose versions a figure may depend on."""
+
+ORPHANED = 3
+"""The exit status of a worker whose ladder is gone."""
+
+Outcome = dict[str, Any]
+
+
+def main(job: Path, outcome: Path) -> None:
+    """Do a job and write what came of it; errors that a person can act on are an outcome."""
+    asked = json.loads(job.read_text("utf-8"))
+    threading.Thread(target=_end_with, args=(asked.pop("parent"),), daemon=True).start()
+    try:
+        found = JOBS[asked.pop("job")](asked)
+    except OutOfMemory as error:
+        found = {"status": "out-of-memory", "reason": str(error)}
+    except (Refused, MissingLibrary) as error:
+        found = {"status": "refused", "reason": str(error)}
+    except TightfitError as error:
+        found = {"status": "failed", "reason": str(error)}
+    if writes_outcome(found):
+        temporary = outcome.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps(found), "utf-8")
+        temporary.replace(outcome)
+    end_others(found)
+
+
+def _end_with(parent: int) -> None:
+    """End when the ladder ends: killed, it can end nobody else, and a rung that goes on would hold the card."""
+    while psutil.pid_exists(parent):
+        time.sleep(1)
+    os._exit(ORPHANED)
+
+
+def about(asked: dict[str, Any]) -> Outcome:
+    """What this machine is, as far as figures depend on it."""
+    recipe = Recipe.from_dict(asked["recipe"])
+    device = load_backend(recipe.backend).device(recipe)
+    machine = Machine(device=device.name, kind=device.kind, memory_bytes=device.memory_bytes, units=device.units,
+                      driver=_driver() if device.kind == "cuda" else None, versions=_versions())
+    return {"machine": asdict(machine)}
+
+
+def measure(asked: dict[str, Any]) -> Outcome:
+    """Run a rung: ours, or a peer's of the same model, data, seed and number of steps."""
+    recipe, steps, warm_up = Recipe.from_dict(asked["recipe"]), asked["steps"], asked["warm_up"]
+    backend, notes, memory = load_backend(recipe.backend), list[str](), asked["memory"]
+    device = backend.device(recipe) if memory is None else backend.limit_memory(recipe, memory)
+    recipe, _ = settle(recipe, device, backend.predict, notes.append)
+    if asked["within"] is not None:
+        within = resolve(Recipe.from_dict(asked["within"]), device)
+        recipe = grown(recipe, within, own_target(device), backend)
+        notes.append(f"batch_size {recipe.batch_size}")
+    runner = PEERS[asked["runner"]] if asked["runner"] != OURS else _ours
+    if asked["launch"] != "single":
+        runner = partial(run_parallel, asked["launch"])
+    timings: Timings = runner(recipe, device, warm_up, steps)
+    task = TASKS[recipe.task]
+    return {
+        "status": "done", "recipe": recipe.to_dict(), "samples": recipe.batch_size,
+        "tokens": recipe.batch_size * recipe.seq_len if task.reads == "tokens" else 0, "notes": notes,
+        **asdict(timings),
+    }  # fmt: skip
+
+
+def _ours(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
+    backend = load_backend(recipe.backend)
+    data = prepare(recipe, model_facts(recipe))
+    build = backend.build(recipe, device)
+    step = backend.step(build)
+    windows = step.windows(WindowLoader(data.train, recipe), 0, warm_up + steps + 1)
+    return backend.time(step, windows, warm_up, steps)
+
+
+def predict(asked: dict[str, Any]) -> Outcome:
+    """Predict rungs, each appended to the results as it is known. gpu: a name of the catalogue; None for this machine's
+    own device."""
+    for rung in asked["rungs"]:
+        row = dict(rung["row"])
+        try:
+            row |= _predicted(Recipe.from_dict(rung["recipe"]), rung["within"], asked["gpu"], asked["memory"])
+        except TightfitError as error:
+            row["reason"] = str(error)
+        append(Path(asked["results"]), Predicted(**row))
+    return {"status": "done"}
+
+
+def _predicted(recipe: Recipe, within: dict[str, Any] | None, gpu: str | None, limit: int | None) -> Outcome:
+    backend = load_backend(recipe.backend)
+    target = own_target(backend.device(recipe)) if gpu is None else gpu_target(gpu, None, lambda: None)
+    if limit is not None:
+        target = replace(target, device=replace(target.device, memory_bytes=limit))
+    tools = standard_tools(backend.predict, target.ceilings)
+    notes: list[str] = []
+    check_length(recipe)
+    if gpu is None:
+        recipe, _ = settle(recipe, target.device, backend.predict, notes.append)
+    elif any(getattr(recipe, field) == "auto" for field in CHOICES):
+        plan = search(recipe, target.device, tools)
+        recipe = plan.recipe
+        notes.append(plan.answers.why)
+    if within is not None:
+        recipe = grown(recipe, resolve(Recipe.from_dict(within), target.device), target, backend)
+        notes.append(f"batch_size {recipe.batch_size}")
+    recipe = resolve(recipe, target.device)
+    if refused := recipe.refusals(target.device):
+        raise Refused("; ".join(refused))
+    trace = backend.predict(recipe, target.device)
+    needs, fits, _ = memory(steps_alone(trace), target.device, tools, Margin())
+    timed = tools.step_time(trace, recipe, target.device)
+    return {
+        "fits": fits, "step_seconds": timed.seconds, "calibrated": timed.calibrated,
+        "peak_allocated": needs.peak_allocated, "peak_reserved": needs.peak_reserved, "context": needs.context,
+        "notes": (*notes, *trace.notes), "samples": recipe.batch_size,
+    }  # fmt: skip
+
+
+def _driver() -> str | None:
+    try:
+        with session() as nvml:
+            found = nvml.ask("nvmlSystemGetDriverVersion")
+    except NoNvml:
+        return None
+    return str(found) if isinstance(found, str) else None
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+JOBS: dict[str, Callable[[dict[str, Any]], Outcome]] = {"about": about, "measure": measure, "predict": predict}
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,114 @@
+"""What `tightfit ladder` does: a ladder climbed, shown as a table and drawn as a page."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from rich.console import Console
+
+from tightfit.devices import find_device, parse_memory
+from tightfit.errors import RecipeError, ReportError, nearest
+from tightfit.ladder.catalogue import LADDERS
+from tightfit.ladder.from_recipe import ladder_of
+from tightfit.ladder.page import write_page
+from tightfit.ladder.peers import PEERS
+from tightfit.ladder.picture import save_picture
+from tightfit.ladder.rows import OURS
+from tightfit.ladder.rungs import Ladder, Scale
+from tightfit.ladder.running import Asked, climb
+from tightfit.ladder.table import show
+from tightfit.recipe_files import load_recipe
+
+FOLDER, OUTPUT, PAGE = "ladders", "output_dir", "ladder.html"
+STEPS: dict[Scale, tuple[int, int]] = {"full": (3, 10), "reduced": (2, 5), "smallest": (1, 3)}
+"""Steps before timing, and timed, by scale."""
+
+
+def run_ladder(
+    name: str, overrides: Sequence[str] = (), *, gpu: str | None = None, gpu_memory: str | None = None,
+    peers: Sequence[str] = (), scale: str | None = None, steps: int | None = None, limit: float = 600.0,
+    picture: Path | None = None,
+) -> Path:  # fmt: skip
+    """Climb a ladder of that name, or of a recipe; show it, draw it, and return the page's path.
+
+    overrides: fields of every rung; `output_dir` takes the results. gpu: a card to predict the full size for.
+    gpu_memory: a size such as `24GB` that this machine's GPU is cut down to. peers: whose loops run the same rungs.
+    scale: full, reduced or smallest; by default full where there is a GPU, and reduced elsewhere. limit: seconds for
+    one rung. picture: where a PNG or SVG of it goes. Raises TightfitError.
+    """
+    fields = [word for word in overrides if word.partition("=")[0] != OUTPUT]
+    given = [word.partition("=")[2] for word in overrides if word.partition("=")[0] == OUTPUT]
+    ladder = _ladder(name, fields)
+    chosen = _scale(scale, ladder)
+    warm_up, timed = STEPS[chosen]
+    asked = Asked(
+        ladder=ladder, scale=chosen, folder=Path(given[-1] if given else Path(FOLDER) / ladder.name).expanduser(),
+        overrides=fields if name in LADDERS else (), runners=(OURS, *_known(peers)), warm_up=warm_up,
+        steps=steps or timed, limit=limit, gpu=_card(gpu, ladder, chosen),
+        memory=None if gpu_memory is None else parse_memory(gpu_memory),
+    )  # fmt: skip
+    console = Console(stderr=True, soft_wrap=True)
+    done = climb(asked, lambda text: console.print(text, markup=False, highlight=False))
+    show(done, Console())
+    path = asked.folder / PAGE
+    console.print(f"results: {done.path}", markup=False, highlight=False)
+    for what, where, write in (("page", path, write_page), ("picture", picture, save_picture)):
+        if where is not None:
+            try:
+                write(where, done)
+            except OSError as error:
+                raise ReportError(f"{where}: the {what} cannot be written ({error.strerror or error}); the results "
+                                  "are kept") from None
+            console.print(f"{what}: {where}", markup=False, highlight=False)
+    return path
+
+
+def _ladder(name: str, fields: Sequence[str]) -> Ladder:
+    if name in LADDERS:
+        return LADDERS[name]()
+    try:
+        return ladder_of(load_recipe(name, fields), name)
+    except RecipeError as error:
+        if "/" in name or "." in name or "=" in str(error).partition(":")[0]:
+            raise
+        raise RecipeError(f"{error}. The ladders: {', '.join(LADDERS)}") from None
+
+
+def _scale(asked: str | None, ladder: Ladder) -> Scale:
+    if asked is None:
+        return "full" if not ladder.shrunk or _has_gpu() else "reduced"
+    scales: tuple[Scale, ...] = get_args(Scale)
+    for scale in scales:
+        if scale == asked:
+            if scale != "full" and not ladder.shrunk:
+                raise RecipeError(f"scale: {asked!r} is for the ladders that have a name; a recipe's ladder runs as it "
+                                  "is, so write smaller fields, such as model_overrides.n_layer=2")
+            return scale
+    raise RecipeError(f"scale: {asked!r} is none; write one of {', '.join(scales)}")
+
+
+def _has_gpu() -> bool:
+    """Whether PyTorch can use a CUDA device; asked without making a context on it."""
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _known(peers: Sequence[str]) -> list[str]:
+    for peer in peers:
+        if peer not in PEERS:
+            raise RecipeError(f"peer: {peer!r} is none; {nearest(peer, PEERS)}")
+    return list(dict.fromkeys(peers))
+
+
+def _card(gpu: str | None, ladder: Ladder, scale: Scale) -> str | None:
+    """The card to predict the full size for; away from a GPU the one that the ladder was published on."""
+    if gpu is not None:
+        find_device(gpu)  # an unknown name is said before anything runs
+        return gpu
+    return ladder.gpu if scale != "full" else None

@@ -1,0 +1,87 @@
+"""The named ladders: every rung a recipe at every scale, and what is published as it was published."""
+
+from __future__ import annotations
+
+import pytest
+
+from tightfit.errors import RecipeError
+from tightfit.ladder.catalogue import LADDERS, find_ladder
+from tightfit.ladder.from_recipe import ladder_of
+from tightfit.ladder.rungs import SCALES
+from tightfit.recipe import Recipe
+from tightfit.techniques import SLOTS
+
+
+@pytest.mark.parametrize("name", LADDERS)
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_rung_is_a_recipe(name: str, scale: str) -> None:
+    ladder = find_ladder(name)
+    for rung in ladder.rungs:
+        recipe = ladder.recipe(rung, scale)
+        assert recipe.micro_batch_size == "auto" or recipe.micro_batch_size <= recipe.batch_size
+        assert bool(recipe.model_overrides) == (scale != "full")
+
+
+@pytest.mark.parametrize("name", LADDERS)
+def test_a_rung_is_told_by_one_that_stands_before_it(name: str) -> None:
+    ladder = find_ladder(name)
+    names = [rung.name for rung in ladder.rungs]
+    assert ladder.name == name
+    assert len(set(names)) == len(names)
+    assert ladder.rungs[0].against is None
+    for at, rung in enumerate(ladder.rungs):
+        assert rung.against is None or rung.against in names[:at]
+
+
+def test_overrides_stand_above_all() -> None:
+    ladder = find_ladder("bert-large")
+    recipe = ladder.recipe(ladder.rungs[3], "reduced", ["seq_len=16", "model_overrides.num_hidden_layers=1"])
+    assert (recipe.seq_len, recipe.model_overrides["num_hidden_layers"]) == (16, 1)
+    assert recipe.model_overrides["hidden_size"] == 256
+    with pytest.raises(RecipeError, match="seq_length"):
+        ladder.recipe(ladder.rungs[0], "reduced", ["seq_length=16"])
+
+
+def test_published_figures_are_a_whole_ladder() -> None:
+    shown = {name: sum(rung.published is not None for rung in find_ladder(name).rungs) for name in LADDERS}
+    assert {name: count for name, count in shown.items() if count} == {
+        "bert-large": 9, "fp16-batch": 8, "ddp": 3, "transformer-156m": 6,
+    }  # fmt: skip
+    for rung in find_ladder("bert-large").rungs:
+        if rung.published is not None:  # 512 samples, in the published seconds
+            assert rung.published.seconds
+            assert rung.published.samples_per_second
+            assert rung.published.seconds * rung.published.samples_per_second == pytest.approx(512, rel=0.002)
+
+
+def test_an_unknown_ladder_lists_them() -> None:
+    with pytest.raises(RecipeError, match="did you mean 'bert-large'"):
+        find_ladder("bert-larg")
+    with pytest.raises(RecipeError, match="accumulation, bert-large, checkpointing"):
+        find_ladder("zzz")
+
+
+def test_a_recipes_ladder_climbs_what_is_open() -> None:
+    recipe = Recipe.from_dict({"model": "gpt2", "batch_size": 8, "optimizer": "sgd", "attention": "sdpa"})
+    ladder = ladder_of(recipe, "gpt2")
+    recipes = {rung.name: ladder.recipe(rung) for rung in ladder.rungs}
+    plain = recipes["plain"]
+    assert (plain.micro_batch_size, plain.precision.name, plain.checkpointing.name) == (8, "fp32", "none")
+    assert {each.optimizer.name for each in recipes.values()} == {"sgd"}
+    assert {each.attention.name for each in recipes.values()} == {"sdpa"}
+    for technique in (*SLOTS["precision"], *SLOTS["checkpointing"], *SLOTS["compile"]):
+        for setting in technique.rungs():
+            assert any(setting == getattr(each, setting.slot) for each in recipes.values()), setting
+    combined = recipes["combined, as the plan chooses"]
+    assert combined.precision == combined.checkpointing == combined.micro_batch_size == "auto"
+    assert combined.optimizer.name == "sgd"
+    assert "pinned in every rung: optimizer=sgd, attention=sdpa" in ladder.notes
+
+
+def test_a_recipe_with_nothing_open_has_no_ladder() -> None:
+    pinned = {"micro_batch_size": 1, "precision": "fp32", "checkpointing": "none", "optimizer": "sgd",
+              "attention": "sdpa", "compile": "off"}  # fmt: skip
+    with pytest.raises(RecipeError, match="all are pinned"):
+        ladder_of(Recipe.from_dict(pinned), "gpt2")
+    with pytest.raises(RecipeError, match="inference"):
+        ladder_of(Recipe.from_dict({"mode": "inference"}), "gpt2")

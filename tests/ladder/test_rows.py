@@ -1,0 +1,121 @@
+"""Results in a file: appended whole, read back, and what is no result named and left out."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tightfit.errors import ReportError
+from tightfit.ladder import rows
+from tightfit.ladder.rows import Machine, Measured, Predicted
+
+MACHINE = Machine(device="CPU", kind="cpu", memory_bytes=1 << 30, units=2, versions={"torch": "2.13"})
+
+
+def measured(**changes: object) -> Measured:
+    values = {
+        "ladder": "bert-large", "rung": "batch 4, fp32", "runner": "tightfit", "scale": "smallest", "key": "k",
+        "status": "done", "machine": MACHINE, "recipe": {"model": "bert-large"}, "date": "2026-11-21",
+        "seconds": (0.3, 0.1, 0.2), "samples": 4, "tokens": 512, "losses": (0.7, 0.6), "peak_allocated": 10,
+        "peak_reserved": 20, "context": 5,
+    }  # fmt: skip
+    return Measured(**{**values, **changes})
+
+
+PREDICTED = Predicted(ladder="bert-large", rung="batch 4, fp32", scale="full", key="k", device="t4", fits="yes",
+                      step_seconds=0.5, samples=4, notes=("a note",))  # fmt: skip
+
+
+def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    for row in (measured(), PREDICTED):
+        rows.append(path, row)
+    found = rows.read(path)
+    assert (found.measured, found.predicted, found.skipped) == ([measured()], [PREDICTED], [])
+
+
+def test_figures_are_of_the_median_step() -> None:
+    row = measured()
+    assert (row.median_seconds, row.samples_per_second, row.driver_bytes) == (0.2, 20.0, 25)
+    assert PREDICTED.samples_per_second == 8.0
+
+
+def test_the_newest_row_of_a_key_counts_and_only_of_the_same_machine(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    other = replace(MACHINE, device="NVIDIA T4")
+    for row in (measured(samples=1), measured(samples=2), measured(samples=3, machine=other)):
+        rows.append(path, row)
+    found = rows.read(path)
+    ours, theirs = found.newest("k", MACHINE), found.newest("k", other)
+    assert ours is not None
+    assert theirs is not None
+    assert (ours.samples, theirs.samples) == (2, 3)
+    assert found.newest("another", MACHINE) is None
+
+
+@pytest.mark.parametrize("line", [
+    "not json", '{"kind": "measured"}', '{"kind": "other"}', "[1, 2]", "17", '{"kind": "predicted", "ladder": 3}',
+    json.dumps({"kind": "predicted", "ladder": "a", "rung": "b", "scale": "c", "key": "d", "device": "e",
+                "step_seconds": "fast"}),
+    "[" * 5000,
+])  # fmt: skip
+def test_a_line_that_is_no_result_is_named_and_left_out(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "results.jsonl"
+    rows.append(path, measured())
+    with path.open("a") as file:
+        file.write(line + "\n")
+    rows.append(path, PREDICTED)
+    found = rows.read(path)
+    assert (len(found.measured), len(found.predicted)) == (1, 1)
+    assert len(found.skipped) == 1
+    assert f"{path}:2" in found.skipped[0]
+
+
+def test_a_done_rung_without_seconds_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    rows.append(path, measured(seconds=()))
+    assert "seconds" in rows.read(path).skipped[0]
+
+
+def test_a_row_after_a_line_that_was_cut_off_is_a_line_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text('{"kind": "meas')
+    rows.append(path, measured())
+    found = rows.read(path)
+    assert len(found.measured) == 1
+    assert len(found.skipped) == 1
+
+
+def test_fields_of_a_newer_version_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    rows.append(path, measured())
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "watts": 300}) + "\n")
+    assert rows.read(path).measured == [measured()]
+
+
+def test_a_full_disk_leaves_no_part_of_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "results.jsonl"
+    rows.append(path, measured())
+    before = path.read_bytes()
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda where, data: write(where, data[:10]))
+    with pytest.raises(OSError, match="space"):
+        rows.append(path, measured())
+    assert path.read_bytes() == before
+
+
+def test_a_results_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match="cannot be read"):
+        rows.read(tmp_path)
+
+
+def test_a_key_tells_what_was_run_from_where_it_was_kept() -> None:
+    recipe = {"model": "gpt2", "seq_len": 8, "output_dir": "a"}
+    key = rows.key_of(recipe, steps=3)
+    assert key == rows.key_of({**recipe, "output_dir": "b"}, steps=3)
+    assert len({key, rows.key_of({**recipe, "seq_len": 16}, steps=3), rows.key_of(recipe, steps=4)}) == 3

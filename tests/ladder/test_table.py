@@ -1,0 +1,75 @@
+"""The ladder in the terminal: its columns, figures and remarks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rich.console import Console
+
+from tests.ladder.climbs import CARD, PEER, REFUSED, climbed, empty, hostile, measured
+from tightfit.ladder.catalogue import find_ladder
+from tightfit.ladder.lines import lines
+from tightfit.ladder.table import cells, remarks, show
+
+
+def rows_of(climb):
+    heads, rows = cells(lines(climb), climb.asked.ladder)
+    return {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
+
+
+def test_figures_stand_in_their_columns():
+    row = rows_of(climbed())["micro-batch 1, accumulation 4"]
+    assert row == {
+        "rung": "micro-batch 1, accumulation 4", "s/step": "0.2", "samples/s": "20", "MiB": "80", "speed": "0.50x",
+        "memory": "0.50x", "pred. s": "0.1", "pred. MiB": "75", "full s": "0.5", "full MiB": "8,000",
+        "publ. s": "0.516", "publ. MiB": "8,681",
+    }  # fmt: skip
+    peer = rows_of(climbed())[f"batch 4, fp32 ({PEER})"]
+    assert (peer["s/step"], peer["speed"], peer["publ. s"], peer["pred. s"]) == ("0.2", "0.50x", "", "-")
+
+
+def test_what_did_not_run_says_so():
+    rows = rows_of(climbed())
+    assert rows[REFUSED]["s/step"] == "refused"
+    assert rows["what it chooses where numerics may change"]["s/step"] == "-"
+
+
+def test_columns_that_nothing_fills_are_left_out():
+    heads, rows = cells(lines(empty(find_ladder("loading"), "reduced")), find_ladder("loading"))
+    assert heads == ["rung", "s/step", "samples/s", "MiB", "speed", "memory", "pred. s", "pred. MiB"]
+    assert all(len(row) == len(heads) for row in rows)
+
+
+def test_memory_is_by_the_account_that_was_published():
+    def mib(name):
+        climb = empty(find_ladder(name), "full", CARD)
+        rung = climb.asked.ladder.rungs[0]
+        climb.rows.measured.append(replace(measured(climb, rung, 1.0, 500), peak_allocated=400 << 20))
+        return rows_of(climb)[rung.name]["MiB"]
+
+    assert mib("bert-large") == "600"
+    assert mib("transformer-156m") == "400"
+
+
+def test_remarks_name_what_is_no_figure():
+    said = {line.name: remarks(line) for line in lines(climbed())}
+    assert said[REFUSED] == ["refused: too new"]
+    assert said["batch 4, fp32"] == ["at full size: does not fit"]
+    assert said[f"batch 4, SDPA ({PEER})"] == ["not the same work: at step 2 its loss is 0.9000, ours 0.6000"]
+    assert said["+ checkpointing"] == []
+
+
+def test_it_is_printed_with_its_heading_and_remarks(capsys):
+    show(climbed(), Console(width=200))
+    said = capsys.readouterr().out
+    assert said.startswith("BERT-large, sequence classification, 512 tokens\nmeasured on CPU")
+    assert f"- {REFUSED}: refused: too new" in said
+    assert "0.67x" in said
+
+
+def test_brackets_in_a_name_stay_as_they_are(capsys):
+    climb = hostile()
+    ladder = climb.asked.ladder
+    climb.asked = replace(climb.asked, ladder=ladder.with_rungs([replace(ladder.rungs[0], name="blocks [red]1[/]")]))
+    show(climb, Console(width=200))
+    assert "blocks [red]1[/]" in capsys.readouterr().out

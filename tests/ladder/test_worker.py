@@ -1,0 +1,116 @@
+"""A ladder's jobs, done in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tightfit.ladder import rows, worker
+from tightfit.ladder.rows import Predicted
+from tightfit.recipe import Recipe
+
+TINY: dict[str, Any] = {
+    "model": "gpt2", "model_overrides": {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 256}, "seq_len": 32,
+    "batch_size": 4, "micro_batch_size": 4, "data": "dummy", "device": "cpu", "compile": "off",
+    "checkpointing": "none", "optimizer": "adamw", "attention": "sdpa", "precision": "fp32",
+}  # fmt: skip
+
+
+def job(tmp_path: Path, name: str, **asked: Any) -> dict[str, Any]:
+    """A job's outcome, through its files."""
+    path, outcome = tmp_path / "job.json", tmp_path / "outcome.json"
+    path.write_text(json.dumps({"job": name, "parent": os.getpid(), **asked}))
+    worker.main(path, outcome)
+    found: dict[str, Any] = json.loads(outcome.read_text())
+    return found
+
+
+def measured(tmp_path: Path, within: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    recipe = Recipe.from_dict({**TINY, **changes})
+    return job(tmp_path, "measure", recipe=recipe.to_dict(), runner="tightfit", launch="single", within=within,
+               memory=None, warm_up=1, steps=2)
+
+
+def test_a_rung_is_measured(tmp_path: Path) -> None:
+    found = measured(tmp_path, micro_batch_size="auto")
+    assert found["status"] == "done"
+    assert len(found["seconds"]) == 2
+    assert len(found["losses"]) == 4
+    assert (found["samples"], found["tokens"], found["context"]) == (4, 128, None)
+    assert found["recipe"]["micro_batch_size"] == 4
+    assert found["peak_allocated"] > 100_000
+
+
+def test_what_cannot_run_says_why(tmp_path: Path) -> None:
+    found = measured(tmp_path, attention="flex")
+    assert found["status"] == "refused"
+    assert "attention" in found["reason"]
+    found = measured(tmp_path, seq_len=100_000)
+    assert found["status"] == "failed"
+    assert "seq_len" in found["reason"]
+
+
+def test_a_growing_rung_takes_the_batch_that_checkpointing_frees(tmp_path: Path) -> None:
+    plain = Recipe.from_dict({**TINY, "model_overrides": {**TINY["model_overrides"], "n_layer": 6}, "seq_len": 128})
+    found = measured(tmp_path, within=plain.to_dict(), checkpointing="every-block", seq_len=128,
+                     model_overrides=plain.model_overrides)
+    same = measured(tmp_path, seq_len=128, model_overrides=plain.model_overrides)
+    assert found["samples"] > 4
+    assert found["recipe"]["micro_batch_size"] == found["samples"]
+    assert found["peak_allocated"] <= 1.01 * same["peak_allocated"]
+    assert f"batch_size {found['samples']}" in found["notes"]
+
+
+def test_rungs_are_predicted_into_the_results(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    row = {"ladder": "l", "rung": "r", "scale": "full", "key": "k", "device": "t4"}
+    good, bad = Recipe.from_dict(TINY).to_dict(), Recipe.from_dict({**TINY, "precision": "bf16"}).to_dict()
+    found = job(tmp_path, "predict", gpu="t4", memory=None, results=str(path), rungs=[
+        {"row": row, "recipe": recipe, "within": None} for recipe in (good, bad, {**good, "seq_len": 100_000})])
+    first, second, third = rows.read(path).predicted
+    assert found == {"status": "done"}
+    assert first.fits == "yes"
+    assert first.context > 100 << 20
+    assert first.samples == 4
+    assert first.step_seconds > 0
+    assert second.fits == ""
+    assert "bf16" in second.reason
+    assert isinstance(second, Predicted)
+    assert third.fits == ""
+    assert "seq_len" in third.reason
+
+
+def test_what_is_predicted_for_this_machine_is_what_a_step_takes(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    row = {"ladder": "l", "rung": "r", "scale": "full", "key": "k", "device": "CPU"}
+    job(tmp_path, "predict", gpu=None, memory=None, results=str(path),
+        rungs=[{"row": row, "recipe": Recipe.from_dict(TINY).to_dict(), "within": None}])
+    other = measured(tmp_path)  # whatever else this process holds
+    (found,) = rows.read(path).predicted
+    assert found.context == 0
+    assert found.peak_reserved <= 1.002 * other["peak_allocated"]
+
+
+def test_the_machine_is_told(tmp_path: Path) -> None:
+    found = job(tmp_path, "about", recipe=Recipe.from_dict(TINY).to_dict())["machine"]
+    assert (found["device"], found["kind"], found["driver"]) == ("CPU", "cpu", None)
+    assert found["versions"]["torch"]
+    assert found["memory_bytes"] > 1 << 30
+
+
+def test_a_limit_on_memory_is_for_gpus(tmp_path: Path) -> None:
+    recipe = Recipe.from_dict(TINY).to_dict()
+    found = job(tmp_path, "measure", recipe=recipe, runner="tightfit", launch="single", within=None, memory=1 << 33,
+                warm_up=1, steps=2)
+    assert found["status"] == "refused"
+    assert "gpu-memory" in found["reason"]
+
+
+def test_only_the_first_of_several_processes_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(FileNotFoundError):
+        job(tmp_path, "about", recipe=Recipe.from_dict(TINY).to_dict())
