@@ -25,7 +25,6 @@ DIFFERENCES: Mapping[str, Mapping[str, Mapping[What, str]]] = {
         "batch 4, fp32": {"memory": FULL},
         "micro-batch 1, accumulation 4": {"memory": SMALL},
         "batch 4, fp16": {"memory": FULL, "time": HALF},
-        "accumulation, checkpointing, fp16": {"memory": SMALL},
         "batch 4, Adafactor": {"memory": FULL},
         "accumulation, checkpointing, fp16, Adafactor": {"memory": SMALL},
         "batch 4, 8-bit AdamW": {"memory": FULL},
