@@ -73,6 +73,8 @@ def test_rungs_are_predicted_into_the_results(tmp_path: Path) -> None:
         {"row": row, "recipe": recipe, "within": None} for recipe in (good, bad, {**good, "seq_len": 100_000})])
     first, second, third = rows.read(path).predicted
     assert found == {"status": "done"}
+    assert first.date
+    assert first.versions["torch"]
     assert first.fits == "yes"
     assert first.context > 100 << 20
     assert first.samples == 4

@@ -88,7 +88,7 @@ class Measured:
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
     """A rung as the planner sees it on a device. fits: yes, with-retries or no; empty where nothing was predicted, and
-    `reason` says why."""
+    `reason` says why. date, versions: when it was made, and by which libraries."""
 
     ladder: str
     rung: str
@@ -103,6 +103,8 @@ class Predicted:
     peak_reserved: int = 0
     context: int = 0
     samples: int = 0
+    date: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property

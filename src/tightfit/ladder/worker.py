@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -121,8 +122,9 @@ def _ours(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
 def predict(asked: dict[str, Any]) -> Outcome:
     """Predict rungs, each appended to the results as it is known. gpu: a name of the catalogue; None for this machine's
     own device."""
+    versions = _versions()
     for rung in asked["rungs"]:
-        row = dict(rung["row"])
+        row = {**rung["row"], "date": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions}
         try:
             row |= _predicted(Recipe.from_dict(rung["recipe"]), rung["within"], asked["gpu"], asked["memory"])
         except TightfitError as error:
