@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -61,6 +62,8 @@ def test_the_newest_row_of_a_key_counts_and_only_of_the_same_machine(tmp_path: P
     "not json", '{"kind": "measured"}', '{"kind": "other"}', "[1, 2]", "17", '{"kind": "predicted", "ladder": 3}',
     json.dumps({"kind": "predicted", "ladder": "a", "rung": "b", "scale": "c", "key": "d", "device": "e",
                 "step_seconds": "fast"}),
+    json.dumps({"kind": "predicted", "ladder": "a", "rung": "b", "scale": "c", "key": "d", "device": "e",
+                "step_seconds": math.nan}),
     "[" * 5000,
 ])  # fmt: skip
 def test_a_line_that_is_no_result_is_named_and_left_out(tmp_path: Path, line: str) -> None:

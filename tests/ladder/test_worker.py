@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tightfit.backends.base import Timings
 from tightfit.ladder import rows, worker
 from tightfit.ladder.rows import Predicted
 from tightfit.recipe import Recipe
@@ -29,9 +31,11 @@ def job(tmp_path: Path, name: str, **asked: Any) -> dict[str, Any]:
     return found
 
 
-def measured(tmp_path: Path, within: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+def measured(
+    tmp_path: Path, within: dict[str, Any] | None = None, runner: str = "tightfit", **changes: Any
+) -> dict[str, Any]:
     recipe = Recipe.from_dict({**TINY, **changes})
-    return job(tmp_path, "measure", recipe=recipe.to_dict(), runner="tightfit", launch="single", within=within,
+    return job(tmp_path, "measure", recipe=recipe.to_dict(), runner=runner, launch="single", within=within,
                memory=None, warm_up=1, steps=2)
 
 
@@ -52,6 +56,14 @@ def test_what_cannot_run_says_why(tmp_path: Path) -> None:
     found = measured(tmp_path, seq_len=100_000)
     assert found["status"] == "failed"
     assert "seq_len" in found["reason"]
+
+
+def test_a_loss_that_is_no_number_is_a_reason_and_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timings = Timings(seconds=(0.1, 0.1), losses=(0.7, math.nan, 0.7, 0.7), peak_allocated=1, peak_reserved=1)
+    monkeypatch.setitem(worker.PEERS, "plain", lambda *asked: timings)
+    found = measured(tmp_path, runner="plain")
+    assert found["status"] == "failed"
+    assert found["reason"].startswith("the loss of step 2 is nan")
 
 
 def test_a_growing_rung_takes_the_batch_that_checkpointing_frees(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import statistics
 from collections.abc import Iterable, Mapping
@@ -206,13 +207,17 @@ def _check(row: Row) -> None:
     """That what is counted with is a number, and what is read is text."""
     for name in NUMBERS:
         value = getattr(row, name, 0)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        if not _is_finite(value) or value < 0:
             raise ValueError(f"{name} is {value!r}")
     for name in ("ladder", "rung", "scale", "key", "reason"):
         if not isinstance(getattr(row, name), str):
             raise ValueError(f"{name} is {getattr(row, name)!r}")
     series: Iterable[Any] = (*row.seconds, *row.losses) if isinstance(row, Measured) else ()
-    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in series):
-        raise ValueError("seconds and losses should be numbers")
+    if not all(map(_is_finite, series)):
+        raise ValueError("seconds and losses should be finite numbers")
     if isinstance(row, Measured) and row.status == "done" and not (row.seconds and min(row.seconds) > 0):
         raise ValueError("a rung that is done has seconds")
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -7,6 +7,7 @@ rung. Jobs: what this machine is, how a rung runs, what a rung is predicted to t
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import sys
@@ -27,7 +28,7 @@ from tightfit.backends.base import Timings
 from tightfit.data import prepare
 from tightfit.data.loading import WindowLoader
 from tightfit.devices import Device
-from tightfit.errors import MissingLibrary, OutOfMemory, Refused, TightfitError
+from tightfit.errors import MissingLibrary, NonFiniteLoss, OutOfMemory, Refused, TightfitError
 from tightfit.ladder.growing import grown
 from tightfit.ladder.parallel import end_others, run_parallel, writes_outcome
 from tightfit.ladder.peers import PEERS
@@ -102,6 +103,9 @@ def measure(asked: dict[str, Any]) -> Outcome:
     if asked["launch"] != "single":
         runner = partial(run_parallel, asked["launch"])
     timings: Timings = runner(recipe, device, warm_up, steps)
+    for step, loss in enumerate(timings.losses, 1):
+        if not math.isfinite(loss):
+            raise NonFiniteLoss(f"the loss of step {step} is {loss}: what its steps took tells nothing of training")
     task = TASKS[recipe.task]
     return {
         "status": "done", "recipe": recipe.to_dict(), "samples": recipe.batch_size,
