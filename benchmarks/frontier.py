@@ -24,7 +24,7 @@ import record
 from record_ladders import device_slug
 from tightfit.devices import parse_memory
 from tightfit.ladder.catalogue import AUTO, PLAIN
-from tightfit.ladder.rows import OURS, RESULTS, Measured, read
+from tightfit.ladder.rows import OURS, RESULTS, Machine, Measured, read
 from tightfit.ladder.rungs import Ladder, Rung
 from tightfit.ladder.running import Asked, climb
 
@@ -59,12 +59,15 @@ def combinations() -> Iterator[tuple[str, dict[str, Any]]]:
 def explored(model: str, budget: str, peers: list[str], folder: Path, until: float) -> None:
     """Run what has no row yet at a budget, as far as the time goes."""
     memory = parse_memory(budget)
+    machine: Machine | None = None
 
     def run(rungs: list[Rung], runner: str) -> list[Measured | None]:
+        nonlocal machine
         ladder = Ladder(name=f"frontier-{model}", title=model, base={**BASE, "model": model}, rungs=tuple(rungs))
         asked = Asked(ladder=ladder, scale="full", folder=folder, runners=(runner,), warm_up=2, steps=5, limit=240.0,
                       memory=memory, until=until, predicts=runner == OURS)
-        done = climb(asked, lambda text: print(f"{budget}: {text}", flush=True))
+        done = climb(asked, lambda text: print(f"{budget}: {text}", flush=True), machine)
+        machine = done.machine
         return [done.newest(rung, runner) for rung in rungs]
 
     run(list(PLANS), OURS)

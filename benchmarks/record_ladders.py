@@ -11,7 +11,6 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import get_args
 
 import torch
 from rich.console import Console
@@ -20,7 +19,7 @@ import record
 from tightfit.ladder.catalogue import LADDERS, find_ladder
 from tightfit.ladder.picture import save_picture
 from tightfit.ladder.rows import OURS, RESULTS
-from tightfit.ladder.rungs import Scale
+from tightfit.ladder.rungs import SCALES, Scale
 from tightfit.ladder.running import Asked, Climb, climb
 from tightfit.ladder.table import show
 from tightfit.ladder_command import STEPS
@@ -57,11 +56,10 @@ def device_slug() -> str:
 
 
 def main() -> None:
-    scales: tuple[Scale, ...] = get_args(Scale)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=["bert-large", "transformer-156m", "fp16-batch"])
     parser.add_argument("--peer", action="append", default=[])
-    parser.add_argument("--scale", default="full" if torch.cuda.is_available() else "reduced", choices=scales)
+    parser.add_argument("--scale", default="full" if torch.cuda.is_available() else "reduced", choices=SCALES)
     parser.add_argument("--minutes", type=float, default=7.5)
     parser.add_argument("--gpu", help="a card to predict the full size for")
     asked = parser.parse_args()

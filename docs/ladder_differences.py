@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from tightfit.ladder.published import BERT_LARGE_CONTEXT_MIB
+
 What = Literal["time", "memory"]
 
-CONTEXT = ("the published context with one tensor took 1,343 MiB, some 800 more than is predicted for today's, which "
-           "loads kernels as they are first used")
+CONTEXT = (f"the published context with one tensor took {BERT_LARGE_CONTEXT_MIB:,} MiB, some 750 more than is "
+           "predicted for today's, which loads kernels as they are first used")
 FULL = f"{CONTEXT}; the rest is not explained, and the published card was nearly full"
 SMALL = f"{CONTEXT}, which is most of the difference"
 HALF = "the share of the tensor cores' peak that fp16 products reach was not measured on a V100"

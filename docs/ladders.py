@@ -7,6 +7,7 @@ from pathlib import Path
 
 import recorded as records
 from ladder_differences import DIFFERENCES, What
+from tightfit.devices import MIB
 from tightfit.ladder.catalogue import LADDERS, find_ladder
 from tightfit.ladder.comparisons import (
     QUANTILES,
@@ -18,7 +19,7 @@ from tightfit.ladder.comparisons import (
     seconds_of,
 )
 from tightfit.ladder.effects import Effect, effects
-from tightfit.ladder.lines import MIB, Line, heading, lines
+from tightfit.ladder.lines import Line, heading, lines
 from tightfit.ladder.published import GUIDES
 from tightfit.ladder.recorded import recorded
 from tightfit.ladder.rows import Predicted, Rows, read

@@ -49,7 +49,7 @@ LAYERS = (
     ("tightfit.trace_file",),
     ("tightfit.trace_sample",),
     ("tightfit.trace",),
-    ("tightfit.nvml",),
+    ("tightfit.nvml", "tightfit.versions"),
     ("tightfit.errors",),
 )
 """From the top down; a module belongs to the longest name here that it lies under. The package itself stands at the

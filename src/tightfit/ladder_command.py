@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
 from rich.console import Console
 
@@ -17,7 +16,7 @@ from tightfit.ladder.page import write_page
 from tightfit.ladder.peers import PEERS
 from tightfit.ladder.picture import save_picture
 from tightfit.ladder.rows import OURS
-from tightfit.ladder.rungs import Ladder, Scale
+from tightfit.ladder.rungs import SCALES, Ladder, Scale
 from tightfit.ladder.running import Asked, climb
 from tightfit.ladder.table import show
 from tightfit.recipe_files import load_recipe
@@ -80,14 +79,13 @@ def _ladder(name: str, fields: Sequence[str]) -> Ladder:
 def _scale(asked: str | None, ladder: Ladder) -> Scale:
     if asked is None:
         return "full" if not ladder.shrunk or _has_gpu() else "reduced"
-    scales: tuple[Scale, ...] = get_args(Scale)
-    for scale in scales:
+    for scale in SCALES:
         if scale == asked:
             if scale != "full" and not ladder.shrunk:
                 raise RecipeError(f"scale: {asked!r} is for the ladders that have a name; a recipe's ladder runs as it "
                                   "is, so write smaller fields, such as model_overrides.n_layer=2")
             return scale
-    raise RecipeError(f"scale: {asked!r} is none; write one of {', '.join(scales)}")
+    raise RecipeError(f"scale: {asked!r} is none; write one of {', '.join(SCALES)}")
 
 
 def _has_gpu() -> bool:

@@ -82,7 +82,7 @@ def test_a_requirement_that_is_not_met_is_found(monkeypatch):
     versions = {"torch": "2.13.0", "triton": "3.4.0", "numpy": "2.4.6"}
     asked = {"torch": ["triton==3.7.0; platform_system == 'Linux'", "numpy>=1.0", "optree>=0.13; extra == 'optree'",
                        "absent>=1", "not a requirement at all ==", "numpy<1; python_version < '3'"]}
-    monkeypatch.setattr(software, "_version", versions.get)
+    monkeypatch.setattr(software, "version_of", versions.get)
     monkeypatch.setattr(software.metadata, "requires", lambda name: asked.get(name, []))
     monkeypatch.setattr(sys, "platform", "linux")
     (found,) = software.read_conflicts(["torch", "triton"])

@@ -12,6 +12,7 @@ import pytest
 
 from tightfit.backends.base import Timings
 from tightfit.ladder import rows, worker
+from tightfit.ladder.peers import PEERS
 from tightfit.ladder.rows import Predicted
 from tightfit.recipe import Recipe
 
@@ -60,7 +61,7 @@ def test_what_cannot_run_says_why(tmp_path: Path) -> None:
 
 def test_a_loss_that_is_no_number_is_a_reason_and_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timings = Timings(seconds=(0.1, 0.1), losses=(0.7, math.nan, 0.7, 0.7), peak_allocated=1, peak_reserved=1)
-    monkeypatch.setitem(worker.PEERS, "plain", lambda *asked: timings)
+    monkeypatch.setitem(PEERS, "plain", lambda *asked: timings)
     found = measured(tmp_path, runner="plain")
     assert found["status"] == "failed"
     assert found["reason"].startswith("the loss of step 2 is nan")

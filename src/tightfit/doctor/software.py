@@ -15,6 +15,7 @@ from typing import Any
 
 from tightfit import calibration
 from tightfit.doctor.readings import Conflict, Gpu, Software
+from tightfit.versions import installed, version_of
 
 LIBRARIES = (
     "torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "accelerate", "datasets", "torchao",
@@ -31,10 +32,10 @@ VARIABLES = (
 
 def read_software() -> tuple[Software, tuple[Gpu, ...]]:
     """Versions, and the cards as PyTorch names them, which stand in where the driver cannot be asked."""
-    libraries = {name: found for name in LIBRARIES if (found := _version(name)) is not None}
+    libraries = installed(LIBRARIES)
     common: dict[str, Any] = {
         "python": platform.python_version(),
-        "tightfit": _version("tightfit") or "not installed",
+        "tightfit": version_of("tightfit") or "not installed",
         "libraries": libraries,
         "conflicts": read_conflicts(["tightfit", *libraries]),
         "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
@@ -102,10 +103,10 @@ def read_conflicts(names: list[str]) -> tuple[Conflict, ...]:
                 wants = Requirement(line)
             except InvalidRequirement:
                 continue
-            installed = _version(wants.name)
+            present = version_of(wants.name)
             applies = wants.marker is None or wants.marker.evaluate({"extra": ""})
-            if installed and applies and not wants.specifier.contains(installed, prereleases=True):
-                found.append(Conflict(library=name, wants=f"{wants.name}{wants.specifier}", installed=installed))
+            if present and applies and not wants.specifier.contains(present, prereleases=True):
+                found.append(Conflict(library=name, wants=f"{wants.name}{wants.specifier}", installed=present))
     return tuple(found)
 
 
@@ -146,13 +147,6 @@ def _heard(name: str) -> Iterator[list[str]]:
         logger.removeHandler(listener)
         logger.setLevel(before[0])
         logger.propagate = before[1]
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _one_line(value: object) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tightfit.errors import RecipeError, nearest
 from tightfit.ladder import published
-from tightfit.ladder.rungs import Ladder, Rung, Scale
+from tightfit.ladder.rungs import SCALES, Ladder, Rung, Scale, setting_alone, setting_name
 from tightfit.planning.plan import CHOICES
 from tightfit.techniques import SLOTS
 from tightfit.techniques.loading import Loading
@@ -40,9 +40,8 @@ def find_ladder(name: str) -> Ladder:
 
 def _shrunk(overrides: Mapping[str, Mapping[str, int]], **smaller: Mapping[Scale, Any]) -> dict[Scale, dict[str, Any]]:
     """What replaces a base's fields at the smaller scales. smaller: values of other fields by scale."""
-    scales: tuple[Scale, ...] = ("reduced", "smallest")
     return {scale: {"model_overrides": dict(overrides[scale]), **{name: by[scale] for name, by in smaller.items()}}
-            for scale in scales}
+            for scale in SCALES if scale in overrides}
 
 
 def bert_large() -> Ladder:
@@ -134,10 +133,7 @@ def checkpointing() -> Ladder:
     rungs = [Rung(name="none")]
     for technique in SLOTS["checkpointing"][1:]:
         for setting in technique.rungs():
-            values = _plain(setting)
-            name = ", ".join([setting.name, *(f"{knob} {value}" for knob, value in values.items() if knob != "name")])
-            compiled = {"compile": "per-block"} if setting.name == "memory-budget" else {}
-            changes = {"checkpointing": values, **compiled}
+            name, changes = setting_name(setting), setting_alone(setting)
             rungs += [Rung(name=name, changes=changes, against="none", feature="gradient checkpointing"),
                       Rung(name=f"{name}, larger batch", changes=changes, against="none", grows=True)]
     return Ladder(
@@ -148,13 +144,6 @@ def checkpointing() -> Ladder:
         notes=("a larger batch: the largest that is predicted to need no more memory than the batch of 4 without "
                "checkpointing",),
     )  # fmt: skip
-
-
-def _plain(setting: Any) -> dict[str, Any]:
-    """A technique's setting as a recipe's mapping, with its knobs."""
-    from dataclasses import asdict
-
-    return {"name": setting.name, **asdict(setting)}
 
 
 def loading() -> Ladder:
@@ -211,6 +200,7 @@ def transformer() -> Ladder:
     figures, half = published.TRANSFORMER, {"precision": "bf16"}
     compiled = {**half, "compile": "per-block"}
     kept = {**compiled, "checkpointing": "every-block"}
+    apart = figures["bf16, scan, remat MLP+Attn"]
     near = "the notebook recomputes each block's two halves apart; here the block as one"
     return Ladder(
         name="transformer-156m", title="The notebook's transformer, 156 million parameters, 64 x 512 tokens",
@@ -244,8 +234,8 @@ def transformer() -> Ladder:
                  against="fp32"),
         ),
         notes=("published in JAX, where everything is compiled; memory as the allocator counts it",
-               "the published rung that recomputes each block's two halves apart (3.9 GB, 0.91 s) has no kind of "
-               "checkpointing of its own here"),
+               "the published rung that recomputes each block's two halves apart "
+               f"({apart.memory_mib:,.0f} MiB, {apart.seconds} s) has no kind of checkpointing of its own here"),
     )  # fmt: skip
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tightfit.ladder.lines import MIB, Line
+from tightfit.devices import MIB
+from tightfit.ladder.lines import Line
 from tightfit.ladder.rows import OURS, Measured, Predicted
 from tightfit.ladder.rungs import Ladder, Rung
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from tightfit.errors import RecipeError
-from tightfit.ladder.rungs import Ladder, Rung
+from tightfit.ladder.rungs import Ladder, Rung, setting_alone, setting_name
 from tightfit.planning.plan import CHOICES
 from tightfit.recipe import Recipe
 from tightfit.recipe_text import technique_to_yaml
 from tightfit.techniques import SLOTS, Technique
+from tightfit.training.run_folder import folder_name
 
 PLAIN_MICRO_BATCHES = 4
 """Micro-batches of a window that are tried, each half the one before."""
@@ -41,14 +40,14 @@ def ladder_of(recipe: Recipe, name: str) -> Ladder:
         rungs += [Rung(name=f"micro-batch {size}", changes={"micro_batch_size": size}, against=BASELINE,
                        feature="gradient accumulation") for size in _halves(recipe.batch_size)]
     for slot in slots:
-        rungs += [Rung(name=_name(slot, setting), changes=_alone(slot, setting, base), against=BASELINE,
+        rungs += [Rung(name=f"{slot} {setting_name(setting)}", changes=_alone(setting, recipe), against=BASELINE,
                        feature=FEATURES[slot])
                   for technique in SLOTS[slot] for setting in technique.rungs() if setting != _plain(slot)]
     rungs.append(Rung(name="combined, as the plan chooses", against=BASELINE,
                       changes=dict.fromkeys(open_fields, "auto")))
     pinned = [f"{field}={_word(getattr(recipe, field))}" for field in CHOICES if field not in open_fields]
     notes = (f"pinned in every rung: {', '.join(pinned)}",) if pinned else ()
-    return Ladder(name=_label(name), title=f"{recipe.model}, {recipe.task}: plain, each technique alone, combined",
+    return Ladder(name=folder_name(name), title=f"{recipe.model}, {recipe.task}: plain, each technique alone, combined",
                   base=base, rungs=tuple(rungs), notes=notes)
 
 
@@ -66,25 +65,10 @@ def _halves(batch: int) -> list[int]:
     return sizes
 
 
-def _alone(slot: str, setting: Technique, base: dict[str, Any]) -> dict[str, Any]:
-    """One technique, with what it cannot be without: a memory budget has a compiler keep it."""
-    changes: dict[str, Any] = {slot: {"name": setting.name, **asdict(setting)}}  # type: ignore[call-overload]
-    if setting.name == "memory-budget" and base["compile"] == "off":
-        changes["compile"] = "per-block"
-    return changes
-
-
-def _name(slot: str, setting: Technique) -> str:
-    """Such as `checkpointing every-nth, n=3`."""
-    written = technique_to_yaml(setting)
-    knobs = {} if isinstance(written, str) else {key: value for key, value in written.items() if key != "name"}
-    return ", ".join([f"{slot} {setting.name}", *(f"{knob}={value}" for knob, value in knobs.items())])
+def _alone(setting: Technique, recipe: Recipe) -> dict[str, Any]:
+    """The changes that make the technique alone, where the recipe leaves them open."""
+    return {field: value for field, value in setting_alone(setting).items() if getattr(recipe, field) == "auto"}
 
 
 def _word(value: Any) -> str:
     return str(getattr(value, "name", value))
-
-
-def _label(name: str) -> str:
-    """The recipe's name as a folder's."""
-    return Path(name).stem if name.endswith((".yaml", ".yml")) else name.replace("/", "--").replace(":", "-")

@@ -9,10 +9,8 @@ from typing import Any
 
 from tightfit.backends.base import Timings
 from tightfit.devices import Device
-from tightfit.ladder.rungs import Launch
+from tightfit.ladder.rungs import DEVICES, Launch
 from tightfit.recipe import Recipe
-
-PROCESSES = 2
 
 
 def command(launch: Launch, worker: list[str]) -> tuple[list[str], dict[str, str]]:
@@ -21,7 +19,7 @@ def command(launch: Launch, worker: list[str]) -> tuple[list[str], dict[str, str
     environment = {"NCCL_P2P_DISABLE": "1"} if launch == "ddp-no-p2p" else {}
     if launch in ("single", "dp"):
         return [sys.executable, "-m", *worker], environment
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}",
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={DEVICES}",
                 "--module"]
     return [*torchrun, *worker], environment
 

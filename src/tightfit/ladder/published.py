@@ -26,7 +26,7 @@ BERT_LARGE = {
     "8-bit all": Published(seconds=49.46, samples_per_second=10.35, memory_mib=5_363),
 }
 """BERT-large on one V100 16 GB: 512 sequences of 512 tokens once through, 128 steps. Memory as the driver reports it,
-of which a context with one tiny tensor took 1,343 MiB."""
+of which a context with one tiny tensor took BERT_LARGE_CONTEXT_MIB."""
 BERT_LARGE_CONTEXT_MIB = 1_343
 
 FP16_BATCH = {

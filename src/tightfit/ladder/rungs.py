@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tightfit.recipe import Recipe
-from tightfit.recipe_text import apply_overrides
+from tightfit.recipe_text import apply_overrides, technique_to_yaml
+from tightfit.techniques import Technique
 
 Values = Mapping[str, Any]
 """A recipe's fields, as YAML has them."""
 
 Scale = Literal["full", "reduced", "smallest"]
-SCALES: tuple[Scale, ...] = ("full", "reduced", "smallest")
+SCALES: tuple[Scale, ...] = get_args(Scale)
 """full: the shape that a GPU is for. reduced: minutes on two processor cores. smallest: seconds a rung."""
 
 GROWTH = (1.5, 2, 3, 4, 6, 8, 12, 16)
@@ -22,6 +23,8 @@ GROWTH = (1.5, 2, 3, 4, 6, 8, 12, 16)
 Launch = Literal["single", "dp", "ddp", "ddp-no-p2p"]
 """How a rung's processes start: one of its own; torch's DataParallel over two GPUs in one process; two processes under
 torchrun with DistributedDataParallel; the same with the direct link between the GPUs switched off."""
+DEVICES = 2
+"""How many devices a rung has that is not on a single one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,3 +97,16 @@ class Ladder:
 
     def with_rungs(self, rungs: Iterable[Rung]) -> Ladder:
         return replace(self, rungs=tuple(rungs))
+
+
+def setting_name(setting: Technique) -> str:
+    """A technique with its knobs that are not the default, such as `every-nth, n=3`."""
+    written = technique_to_yaml(setting)
+    knobs = {} if isinstance(written, str) else {key: value for key, value in written.items() if key != "name"}
+    return ", ".join([setting.name, *(f"{knob}={value}" for knob, value in knobs.items())])
+
+
+def setting_alone(setting: Technique) -> dict[str, Any]:
+    """The changes that make a technique alone, with what it cannot be without: a compiler keeps a memory budget."""
+    needed = {"compile": "per-block"} if setting.name == "memory-budget" else {}
+    return {setting.slot: technique_to_yaml(setting), **needed}

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from tightfit.devices import MIB
 from tightfit.errors import RecipeError, ReportError
 from tightfit.ladder import rows as results
 from tightfit.ladder.parallel import command, own_words
@@ -27,6 +28,8 @@ from tightfit.ladder.rungs import Ladder, Launch, Rung, Scale
 from tightfit.recipe import Recipe
 
 WORKER = "tightfit.ladder.worker"
+ABOUT_SECONDS = 120.0
+"""What asking for the machine may take: it loads the framework."""
 SAID = 400
 """Characters of a failed process's last words that are kept."""
 
@@ -70,7 +73,6 @@ class Climb:
     machine: Machine
     rows: Rows
     tell: Tell
-    recipes: dict[str, Recipe] = field(default_factory=dict)
 
     @property
     def path(self) -> Path:
@@ -112,25 +114,21 @@ class Climb:
         return key_of(self.recipe(rung, scale).to_dict(), within=self.within(rung, scale), launch=rung.launch, **how)
 
 
-def climb(asked: Asked, tell: Tell) -> Climb:
+def climb(asked: Asked, tell: Tell, machine: Machine | None = None) -> Climb:
     """Predict and run every rung that has no row yet, each as its row is known.
 
+    machine: this one, where it is known from an earlier climb; it takes a process to ask.
     Raises RecipeError for a rung that is no recipe, ReportError where results cannot be written, and what the machine
     cannot do for any rung.
     """
-    first = asked.ladder.rungs[0]
-    for rung in asked.ladder.rungs:
-        asked.ladder.recipe(rung, asked.scale, asked.overrides)  # a wrong override is said before anything runs
+    # a wrong override is said before anything runs
+    recipes = [asked.ladder.recipe(rung, asked.scale, asked.overrides) for rung in asked.ladder.rungs]
     try:
         asked.folder.mkdir(parents=True, exist_ok=True)
         rows = results.read(asked.folder / results.RESULTS)
         for line in rows.skipped:
             tell(line)
-        recipe = asked.ladder.recipe(first, asked.scale, asked.overrides)
-        found = _job({"job": "about", "recipe": recipe.to_dict()}, 120)
-        if "machine" not in found:
-            raise RecipeError(found["reason"])
-        climb = Climb(asked, Machine(**found["machine"]), rows, tell)
+        climb = Climb(asked, machine or _this_machine(recipes[0]), rows, tell)
         if asked.memory is not None and climb.machine.kind != "cuda":
             raise RecipeError("gpu-memory: this machine has no GPU to cut down; leave it out, or write --gpu with a "
                               "name to predict the full size for")
@@ -155,12 +153,20 @@ def climb(asked: Asked, tell: Tell) -> Climb:
     return climb
 
 
+def _this_machine(recipe: Recipe) -> Machine:
+    """The machine as a rung finds it. Raises RecipeError where the recipe's device is not there."""
+    found = _job({"job": "about", "recipe": recipe.to_dict()}, ABOUT_SECONDS)
+    if "machine" not in found:
+        raise RecipeError(found["reason"])
+    return Machine(**found["machine"])
+
+
 def describe(row: Measured) -> str:
     """A row in a few words."""
     if row.status != "done":
         return f"{row.status}: {row.reason}"
     return (f"{row.median_seconds:.4g} s a step, {row.samples_per_second:.4g} samples/s, "
-            f"{row.driver_bytes / 2**20:,.0f} MiB")
+            f"{row.driver_bytes / MIB:,.0f} MiB")
 
 
 def _due(climb: Climb, rung: Rung, runner: str) -> bool:

@@ -6,8 +6,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tightfit.devices import MIB
 from tightfit.ladder.comparisons import memory_of, published_bytes, published_seconds, seconds_of
-from tightfit.ladder.lines import MIB, Line, heading, lines
+from tightfit.ladder.lines import Line, heading, lines
 from tightfit.ladder.rows import OURS, Measured, Predicted
 from tightfit.ladder.rungs import Ladder
 from tightfit.ladder.running import Climb

@@ -29,11 +29,11 @@ from tightfit.data import prepare
 from tightfit.data.loading import WindowLoader, make_window
 from tightfit.devices import Device
 from tightfit.errors import Refused
+from tightfit.ladder.rungs import DEVICES
 from tightfit.models import model_facts
 from tightfit.recipe import Recipe
 from tightfit.tasks import Window
 
-DEVICES = 2
 
 def data_parallel(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
     """Two GPUs in one process: each micro-batch of twice the recipe's is cut in two, and the model copied, anew."""

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +43,7 @@ from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import gpu_target, own_target
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
+from tightfit.versions import installed
 
 LIBRARIES = ("torch", "transformers", "tightfit", "accelerate", "torchao", "jax")
 """Whose versions a figure may depend on."""
@@ -177,13 +177,7 @@ def _driver() -> str | None:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    return {"python": platform.python_version(), **installed(LIBRARIES)}
 
 
 JOBS: dict[str, Callable[[dict[str, Any]], Outcome]] = {"about": about, "measure": measure, "predict": predict}

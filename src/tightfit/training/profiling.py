@@ -6,7 +6,6 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from tightfit.trace import Phase, Trace
 from tightfit.trace_file import replacing
 from tightfit.training.progress import Listener, Quiet
 from tightfit.training.run_folder import MEMORY_RECORD
+from tightfit.versions import installed
 
 WINDOWS = 16
 """More windows than a measurement takes."""
@@ -100,7 +100,7 @@ def profile_of(
     return Profile(
         recipe=recipe, device=target.device, measured=measured.trace, step_seconds=measured.step_seconds,
         phase_seconds=measured.phase_seconds, peak_bytes=measured.peak_bytes, overhead=measured.overhead,
-        calibrated=target.ceilings is not None, readings=readings or {}, versions=_versions(),
+        calibrated=target.ceilings is not None, readings=readings or {}, versions=installed(LIBRARIES),
         **{**predicted, "notes": tuple(dict.fromkeys([*notes, *predicted["notes"]]))},
     )  # fmt: skip
 
@@ -132,13 +132,3 @@ def _predicted(trace: Trace, recipe: Recipe, device: Device) -> dict[str, Any]:
         "capacity_bytes": capacity(trace, target.device),
         "notes": tuple(trace.notes),
     }  # fmt: skip
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:  # run from a checkout, not installed
-            continue
-    return found

@@ -39,8 +39,12 @@ AGAINST = "report-against-"
 
 def run_path(recipe: Recipe, name: str) -> Path:
     """Where a run lies: the recipe's `output_dir`, or `runs/` and the name of the recipe or model."""
-    label = Path(name).stem if name.endswith((".yaml", ".yml")) else name.replace("/", "--").replace(":", "-")
-    return Path(recipe.output_dir or Path("runs") / label).expanduser()
+    return Path(recipe.output_dir or Path("runs") / folder_name(name)).expanduser()
+
+
+def folder_name(name: str) -> str:
+    """The name of a recipe or model as a folder's: `mine` for `mine.yaml`, `owner--model` for `owner/model`."""
+    return Path(name).stem if name.endswith((".yaml", ".yml")) else name.replace("/", "--").replace(":", "-")
 
 
 class RunFolder:
