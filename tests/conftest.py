@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.reporting.browsing import browser, visit  # noqa: F401
+from tightfit.cli import main
 
 # A test that reaches for a hub must fail at once, not wait for the network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -42,3 +47,19 @@ def tiny(tmp_path: Path, shared_cache: Path) -> dict[str, Any]:
         "cache_dir": str(shared_cache),
         "device": "cpu",
     }
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[Any, str, str]]:
+    """The command line, run in this process: exit status, standard output, standard error."""
+
+    def command(*words: object) -> tuple[Any, str, str]:
+        monkeypatch.setattr(sys, "argv", ["tightfit", *map(str, words)])
+        try:
+            main()
+            status: Any = 0
+        except SystemExit as end:
+            status = end.code or 0
+        return status, *capsys.readouterr()
+
+    return command

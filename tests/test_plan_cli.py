@@ -16,7 +16,6 @@ from tightfit import plan_command
 from tightfit.backends import load_backend
 from tightfit.backends.pytorch.ceilings import measure as measuring
 from tightfit.calibration import Ceilings, Curve, processor, torch_version
-from tightfit.cli import main
 from tightfit.devices import find_device
 from tightfit.errors import ModelError, RecipeError
 from tightfit.planner import own_device, read_recipe
@@ -47,21 +46,6 @@ def recipe(tmp_path, monkeypatch):
     path = tmp_path / "tiny.yaml"
     path.write_text(RECIPE)
     return str(path)
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """The command, run in this process: exit status, standard output, standard error."""
-    def command(*words):
-        monkeypatch.setattr(sys, "argv", ["tightfit", *words])
-        try:
-            main()
-            status = 0
-        except SystemExit as end:
-            status = end.code or 0
-        return status, *capsys.readouterr()
-
-    return command
 
 
 def test_a_gpu_that_is_not_there(recipe, run):

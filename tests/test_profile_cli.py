@@ -5,14 +5,12 @@ from __future__ import annotations
 import errno
 import gzip
 import json
-import sys
 
 import pytest
 
 from tightfit import profiles
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.measuring import step_profiler
-from tightfit.cli import main
 from tightfit.errors import ModelError
 from tightfit.trace import Phase
 
@@ -29,22 +27,12 @@ loading: {workers: 0}
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """The command, run in this process: exit status, standard output, standard error."""
+def run(run, monkeypatch, tmp_path):
+    """The command in a folder of its own, with a recipe."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text(RECIPE)
-
-    def command(*words):
-        monkeypatch.setattr(sys, "argv", ["tightfit", *words])
-        try:
-            main()
-            status = 0
-        except SystemExit as end:
-            status = end.code or 0
-        return status, *capsys.readouterr()
-
-    return command
+    return run
 
 
 def test_a_profile_is_measured_predicted_kept_and_drawn(run, tmp_path):

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from tests.ladder.climbs import CARD, PEER, REFUSED, STRANGE, climbed, empty, hostile, predicted
-from tests.reporting.browsing import browsing, charts_fit, needs_chromium, themes_differ, visiting
+from tests.reporting.browsing import charts_fit, needs_chromium, themes_differ
 from tests.reporting.pages import Read, names_stay_names, readable_without_eyes, stands_alone
 from tests.reporting.profiled import EVIL
 from tightfit.errors import MissingLibrary, RecipeError, ReportError
@@ -179,23 +179,11 @@ def test_results_without_a_measurement_are_no_ladder(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with browsing(tmp_path_factory.mktemp("browser")) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("pages")
     write_page(made / "reduced.html", climbed())
     write_page(made / "hostile.html", hostile())
     return made
-
-
-@pytest.fixture
-def visit(browser, folder):
-    with visiting(browser, folder) as go:
-        yield go
 
 
 @needs_chromium

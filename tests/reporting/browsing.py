@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import contextmanager
 
 import pytest
 
@@ -15,21 +14,21 @@ DRAWN = "document.querySelectorAll('.chart').length && [...document.querySelecto
         ".every(c => c.dataset.drawn || c.closest('details:not([open])'))"
 
 
-@contextmanager
-def browsing(folder):
-    """A browser whose profile is in a folder."""
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """A browser with a profile of its own."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         context = playwright.chromium.launch_persistent_context(
-            folder, executable_path=CHROMIUM, headless=True, args=ARGUMENTS)
+            tmp_path_factory.mktemp("browser"), executable_path=CHROMIUM, headless=True, args=ARGUMENTS)
         yield context
         context.close()
 
 
-@contextmanager
-def visiting(browser, folder):
-    """A function that opens a page of a folder by its name; at the end nothing may have gone wrong in it."""
+@pytest.fixture
+def visit(browser, folder):
+    """A function that opens a page of the module's `folder` by its name; in the end nothing may have gone wrong."""
     page = browser.new_page()
     wrong, asked = [], []
     page.on("console", lambda message: wrong.append(f"{message.type}: {message.text}"))

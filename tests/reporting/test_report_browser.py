@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.reporting.browsing import browsing, charts_fit, needs_chromium, themes_differ, visiting
+from tests.reporting.browsing import charts_fit, needs_chromium, themes_differ
 from tests.reporting.profiled import empty, hostile, profile
 from tightfit.reporting.report.page import write_report
 
 pytestmark = needs_chromium
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with browsing(tmp_path_factory.mktemp("browser")) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +18,6 @@ def folder(tmp_path_factory):
     write_report(made / "hostile.html", hostile())
     write_report(made / "empty.html", empty())
     return made
-
-
-@pytest.fixture
-def visit(browser, folder):
-    with visiting(browser, folder) as go:
-        yield go
 
 
 def shown(page):

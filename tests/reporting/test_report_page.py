@@ -6,13 +6,13 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from tests.reporting.pages import Read, names_stay_names, readable_without_eyes, stands_alone
 from tests.reporting.profiled import EVIL, EVILS, empty, hostile, profile
 from tightfit import profiles
-from tightfit.cli import main
 from tightfit.reporting.report.difference import recipe_changes
 from tightfit.reporting.report.document import chart_data
 from tightfit.reporting.report.markup import Html, table, text
@@ -121,17 +121,9 @@ def test_a_report_that_cannot_be_written_leaves_nothing(tmp_path):
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    def command(*words):
-        monkeypatch.setattr(sys, "argv", ["tightfit", "report", *map(str, words)])
-        try:
-            main()
-            status = 0
-        except SystemExit as end:
-            status = end.code or 0
-        return status, *capsys.readouterr()
-
-    return command
+def run(run):
+    """`tightfit report` with some words."""
+    return partial(run, "report")
 
 
 def test_the_command(tmp_path, run):
