@@ -25,9 +25,10 @@ from tightfit.data.samples import Samples
 from tightfit.devices import Device
 from tightfit.errors import MissingLibrary, Refused
 from tightfit.ladder.peers.bare import bare, checkpoint_blocks, loss_sum, model_arguments, named_kernel, training_data
+from tightfit.ladder.peers.optimizers import rounding_refused
 from tightfit.recipe import Recipe
 from tightfit.techniques.compile import PerBlock
-from tightfit.techniques.optimizer import Adafactor, AdamW4bit, AdamW8bit, AdamWAnyPrecision, Lion
+from tightfit.techniques.optimizer import Adafactor, AdamWAnyPrecision, Lion
 from tightfit.techniques.precision import Fp16
 from tightfit.training_arguments.writing import plain_arguments
 
@@ -76,10 +77,8 @@ def _unsaid(recipe: Recipe, device: Device) -> list[str]:
                        "accumulates whole micro-batches only; write another")
     if isinstance(recipe.precision, Fp16) and device.kind == "cpu":
         reasons.append("precision: fp16 has no effect in the Trainer on a processor; write precision=bf16")
-    able = ("nearest", "stochastic") if isinstance(recipe.optimizer, AdamW8bit | AdamW4bit) else ("nearest",)
-    if (rounding := recipe.precision.weight_rounding) is not None and rounding not in able:
-        reasons.append(f"precision.rounding: no argument of the Trainer's says {rounding!r}; write precision.rounding="
-                       f"{' or '.join(able)}")
+    if reason := rounding_refused(recipe, "the Trainer's"):
+        reasons.append(reason)
     if isinstance(recipe.optimizer, AdamWAnyPrecision):
         reasons.append("optimizer: the Trainer takes it from torchdistx, which is no longer made; write adamw")
     elif "optim" not in _arguments(recipe, device):

@@ -18,12 +18,9 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
     Raises Refused where neither torch nor torchao has it.
     """
     technique, rate = recipe.optimizer, recipe.learning_rate
+    if reason := rounding_refused(recipe, "torch's"):
+        raise Refused(reason)
     assert recipe.precision != "auto"
-    rounding = recipe.precision.weight_rounding
-    able = ("nearest", "stochastic") if isinstance(technique, AdamW8bit | AdamW4bit) else ("nearest",)
-    if rounding is not None and rounding not in able:
-        raise Refused(f"precision.rounding: {rounding!r} is in no optimizer of torch's; write precision.rounding="
-                      f"{' or '.join(able)}")
     match technique:
         case AdamW():
             return torch.optim.AdamW(
@@ -37,10 +34,21 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
             groups = parameter_groups(model, technique.weight_decay)
             return torch.optim.Adafactor(groups, lr=rate, eps=ADAFACTOR_EPS)
         case AdamW8bit() | AdamW4bit():
-            return _quantized(technique, recipe, model, rounding == "stochastic")
+            return _quantized(technique, recipe, model, recipe.precision.weight_rounding == "stochastic")
     name = getattr(technique, "name", technique)
     raise Refused(f"optimizer: neither torch nor torchao has {name}; write adamw, sgd, adafactor, adamw-8bit or "
                   "adamw-4bit")
+
+
+def rounding_refused(recipe: Recipe, whose: str) -> str | None:
+    """Why none of somebody's optimizers rounds 16-bit weights as the recipe says; None where one does."""
+    assert recipe.precision != "auto"
+    rounding = recipe.precision.weight_rounding
+    able = ("nearest", "stochastic") if isinstance(recipe.optimizer, AdamW8bit | AdamW4bit) else ("nearest",)
+    if rounding is None or rounding in able:
+        return None
+    return (f"precision.rounding: {rounding!r} is in none of {whose} optimizers; write precision.rounding="
+            f"{' or '.join(able)}")
 
 
 def _quantized(technique: AdamW8bit | AdamW4bit, recipe: Recipe, model: nn.Module, stochastic: bool) -> Optimizer:
