@@ -24,9 +24,9 @@ import torch
 
 import record
 import tightfit
+from tightfit.devices import MIB
 from tightfit.errors import OutOfMemory
 from tightfit.planning.allocator.recordings import Recording, compare, read_recording, recording_of, write_recording
-from tightfit.planning.allocator.settings import MIB
 
 SECONDS = 380
 """No run begins after so many seconds."""

@@ -17,10 +17,9 @@ import record
 from tightfit.bundled import BUNDLED
 from tightfit.devices import Device, device_of_memory, parse_memory
 from tightfit.planner import compare
-from tightfit.planning.plan import CHOICES
-from tightfit.planning.search.comparison import Compared
+from tightfit.planning.search.every_gpu import Compared
 from tightfit.planning.wording import size
-from tightfit.recipe import Recipe
+from tightfit.recipe import CHOICES, Recipe
 from tightfit.recipe_files import load_recipe, recipe_values
 from tightfit.recipe_text import to_yaml
 

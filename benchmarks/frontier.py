@@ -23,10 +23,11 @@ import torch
 import record
 from record_ladders import device_slug
 from tightfit.devices import parse_memory
-from tightfit.ladder.catalogue import AUTO, PLAIN
+from tightfit.ladder.catalogue import AUTO
+from tightfit.ladder.climbing import climb
+from tightfit.ladder.climbs import Asked
 from tightfit.ladder.rows import OURS, RESULTS, Machine, Measured, read
-from tightfit.ladder.rungs import Ladder, Rung
-from tightfit.ladder.running import Asked, climb
+from tightfit.ladder.rungs import PLAIN, Ladder, Rung
 
 BUDGETS = ("8GB", "12GB", "16GB", "24GB", "40GB", "80GB")
 BATCH, SEQ_LEN = 64, 1024

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tightfit.recipe import CHOSEN_SLOTS
+
 Row = Mapping[str, Any]
-CHOICES = ("precision", "checkpointing", "optimizer", "attention", "compile")
 GOALS = (
     ("reserved memory, median error", "reserved", "median", 0.03),
     ("reserved memory, error at 95 %", "reserved", "p95", 0.08),
@@ -90,7 +91,7 @@ def summarize(rows: Iterable[Row], planned: int) -> dict[str, Any]:
         "retried_as_planned": sum(row["measured"].get("retries", 0) > 0 for row in fits["with-retries"]),
         "retried_unplanned": [row["name"] for row in fits["yes"] if row["measured"].get("retries", 0) > 0],
         "by_group": _by(known, lambda row: [row["group"]]),
-        "by_choice": _by(known, lambda row: [f"{field}={_name(row['recipe'][field])}" for field in CHOICES]),
+        "by_choice": _by(known, lambda row: [f"{field}={_name(row['recipe'][field])}" for field in CHOSEN_SLOTS]),
     }
     return {**summary, "goals": goals(summary)}
 

@@ -30,7 +30,7 @@ from tightfit.backends.pytorch.compiled.regions import CompiledCall, compiling_f
 from tightfit.backends.pytorch.cpu_target.scratch import scratch
 from tightfit.backends.pytorch.losses import cross_entropy_sum
 from tightfit.backends.pytorch.memory_budget import memory_budget
-from tightfit.backends.pytorch.regions import compile_module
+from tightfit.backends.pytorch.recomputation import compile_module
 from tightfit.backends.pytorch.tracing.tracker import Tracker
 from tightfit.devices import Device
 from tightfit.recipe import Recipe

@@ -17,12 +17,12 @@ from rich.console import Console
 
 import record
 from tightfit.ladder.catalogue import LADDERS, find_ladder
+from tightfit.ladder.climbing import climb
+from tightfit.ladder.climbs import Asked, Climb
 from tightfit.ladder.picture import save_picture
 from tightfit.ladder.rows import OURS, RESULTS
-from tightfit.ladder.rungs import SCALES, Scale
-from tightfit.ladder.running import Asked, Climb, climb
+from tightfit.ladder.rungs import SCALES, STEPS, Scale
 from tightfit.ladder.table import show
-from tightfit.ladder_command import STEPS
 
 RUNG_SECONDS = 300.0
 

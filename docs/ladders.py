@@ -9,26 +9,26 @@ import recorded as records
 from ladder_differences import DIFFERENCES, What
 from tightfit.devices import MIB
 from tightfit.ladder.catalogue import LADDERS, find_ladder
+from tightfit.ladder.climbs import Climb
 from tightfit.ladder.comparisons import (
     QUANTILES,
     memory_of,
     published_bytes,
     published_seconds,
-    quantiles,
     ratios,
     seconds_of,
+    spread,
 )
 from tightfit.ladder.effects import Effect, effects
-from tightfit.ladder.lines import Line, heading, lines
+from tightfit.ladder.lines import Line, heading, lines, times
 from tightfit.ladder.published import GUIDES
 from tightfit.ladder.recorded import recorded
 from tightfit.ladder.rows import Predicted, Rows, read
 from tightfit.ladder.rungs import Ladder, Rung
-from tightfit.ladder.running import Climb
-from tightfit.ladder.table import cells, remarks, times
+from tightfit.ladder.table import cells, remarks
 
-FULL_SIZE = {"bert-large": "v100-16gb", "transformer-156m": "rtx-a5000"}
-"""The ladders that were published from one card, and that card."""
+FULL_SIZE = ("bert-large", "transformer-156m")
+"""The ladders that were published from one card."""
 EXPLAINED = 10.0
 """Percent above which a difference from what was published is explained."""
 
@@ -108,15 +108,7 @@ def _one(climb: Climb, path: Path) -> Iterator[str | records.Table]:
 
 
 def _peers(shown: Sequence[Line]) -> Iterator[str | records.Table]:
-    found = [each for each in ratios(shown) if not each.line.same_work]
-    rows = []
-    for runner in dict.fromkeys(each.line.runner for each in found):
-        same = [each for each in found if each.line.runner == runner]
-        for what, values in (("speed", [each.speed for each in same]), ("memory", [each.memory for each in same])):
-            if spread := quantiles(values):
-                count = sum(value is not None for value in values)
-                rows.append((runner, what, str(count), *(times(value) for value in spread)))
-    if rows:
+    if rows := [(each.peer, each.what, str(each.count), *map(times, each.values)) for each in spread(ratios(shown))]:
         yield ("Ours in a peer's, over the rungs that are the same work: samples a second, above 1 where ours is "
                "faster, and peak memory, below 1 where ours takes less.")
         yield ("peer", "ratio", "rungs", *QUANTILES), rows
@@ -148,25 +140,25 @@ def _full_size() -> Iterator[str | records.Table]:
     """Predictions of published ladders at full size, for the published card."""
     yield "## Full-size prediction against published"
     yield f"Predicted with no such card present; why a difference is more than {EXPLAINED:g} % stands beside it."
-    for name, gpu in FULL_SIZE.items():
-        ladder, rows = find_ladder(name), _full_rows(name, gpu)
+    for ladder in map(find_ladder, FULL_SIZE):
+        rows = _full_rows(ladder)
         yield f"### {ladder.title}, {ladder.published_on}"
         if not rows:
             yield "Not yet predicted."
             continue
         memory = "as the driver reports it" if ladder.published_memory == "driver" else "as the allocator counts it"
-        yield f"Seconds of a step; memory {memory}. Predicted for `{gpu}`."
+        yield f"Seconds of a step; memory {memory}. Predicted for `{ladder.gpu}`."
         yield ("rung", "publ. s", "pred. s", "difference", "publ. MiB", "pred. MiB", "difference", "why"), [
             _full_row(ladder, rung, rows[rung.name]) for rung in ladder.rungs
             if rung.published is not None and rung.name in rows]
 
 
-def _full_rows(name: str, gpu: str) -> dict[str, Predicted]:
-    """The newest full-size prediction of each rung."""
+def _full_rows(ladder: Ladder) -> dict[str, Predicted]:
+    """The newest full-size prediction of each rung, for the published card."""
     every = Rows()
     for path in _files():
         for row in read(path).predicted:
-            if (row.ladder, row.device, row.scale) == (name, gpu, "full"):
+            if (row.ladder, row.device, row.scale) == (ladder.name, ladder.gpu, "full"):
                 every.add(row)
     return {row.rung: row for row in every.predicted}
 
@@ -191,18 +183,22 @@ def _why(ladder: Ladder, rung: Rung) -> Mapping[What, str]:
     return DIFFERENCES.get(ladder.name, {}).get(rung.name, {})
 
 
+def differences(ladder: Ladder) -> Iterator[tuple[Rung, What, float]]:
+    """Percent that each full-size prediction lies from what was published."""
+    rows = _full_rows(ladder)
+    for rung in ladder.rungs:
+        figures = _both(ladder, rung, rows[rung.name]) if rung.name in rows else {}
+        for what, (published, predicted) in figures.items():
+            apart = _apart(published, predicted)
+            if apart is not None:
+                yield rung, what, apart
+
+
 def unexplained() -> list[str]:
     """Differences above EXPLAINED that nothing is said of."""
-    found = []
-    for name, gpu in FULL_SIZE.items():
-        ladder, rows = find_ladder(name), _full_rows(name, gpu)
-        for rung in ladder.rungs:
-            figures = _both(ladder, rung, rows[rung.name]) if rung.name in rows else {}
-            for what, (published, predicted) in figures.items():
-                apart = _apart(published, predicted)
-                if apart is not None and abs(apart) > EXPLAINED and what not in _why(ladder, rung):
-                    found.append(f"{name}, {rung.name}: {what} {apart:+.0f} %")
-    return found
+    return [f"{ladder.name}, {rung.name}: {what} {apart:+.0f} %"
+            for ladder in map(find_ladder, FULL_SIZE) for rung, what, apart in differences(ladder)
+            if abs(apart) > EXPLAINED and what not in _why(ladder, rung)]
 
 
 def _apart(published: float | None, predicted: float | None) -> float | None:

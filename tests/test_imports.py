@@ -19,17 +19,26 @@ SOURCE = Path(__file__).parents[1] / "src"
 LAYERS = (
     ("tightfit.__main__",),
     ("tightfit", "tightfit.cli"),
-    ("tightfit.profile_command",),
-    ("tightfit.plan_command", "tightfit.report_command", "tightfit.ladder_command"),
+    ("tightfit.commands",),
     ("tightfit.planner",),
     ("tightfit.ladder",),
+    ("tightfit.ladder.peers",),
     ("tightfit.doctor",),
+    ("tightfit.reporting.report",),
     ("tightfit.reporting",),
     ("tightfit.training",),
     ("tightfit.data",),
+    ("tightfit.planning.search",),
     ("tightfit.planning",),
     ("tightfit.profiles",),
     ("tightfit.backends",),
+    ("tightfit.backends.pytorch.own_loop", "tightfit.backends.pytorch.parallel"),
+    ("tightfit.backends.pytorch.backend",),
+    ("tightfit.backends.pytorch.ceilings", "tightfit.backends.pytorch.measuring"),
+    ("tightfit.backends.pytorch.predicting",),
+    ("tightfit.backends.pytorch.compiled",),
+    ("tightfit.backends.pytorch.cpu_target",),
+    ("tightfit.backends.pytorch.cuda_target",),
     ("tightfit.backends.pytorch",),
     ("tightfit.backends.base",),
     ("tightfit.recipe_files",),
@@ -37,6 +46,7 @@ LAYERS = (
     ("tightfit.training_arguments",),
     ("tightfit.recipe_text",),
     ("tightfit.models",),
+    ("tightfit.hub_errors",),
     ("tightfit.bundled",),
     ("tightfit.tasks",),
     ("tightfit.techniques",),
@@ -44,10 +54,10 @@ LAYERS = (
     ("tightfit.devices",),
     ("tightfit.device_catalogue",),
     ("tightfit.shapes",),
-    ("tightfit.trace_extension",),
-    ("tightfit.trace_events",),
-    ("tightfit.trace_file",),
-    ("tightfit.trace_sample",),
+    ("tightfit.trace.extension",),
+    ("tightfit.trace.events",),
+    ("tightfit.trace.file",),
+    ("tightfit.trace.sample",),
     ("tightfit.trace",),
     ("tightfit.nvml", "tightfit.versions"),
     ("tightfit.errors",),
@@ -56,9 +66,7 @@ LAYERS = (
 top, beside the commands: it offers the public names, and what is inside never imports them back."""
 
 FRAMEWORKS = {"torch", "transformers", "jax"}
-FRAMEWORK_HOMES = (
-    "tightfit.backends.pytorch", "tightfit.backends.jax", "tightfit.ladder.peers", "tightfit.ladder.two_devices",
-)
+FRAMEWORK_HOMES = ("tightfit.backends.pytorch", "tightfit.backends.jax", "tightfit.ladder.peers")
 FRAMEWORK_FREE = tuple(f"tightfit.{name}" for name in ("reporting", "training", "data", "planning", "techniques"))
 
 

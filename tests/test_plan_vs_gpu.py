@@ -20,6 +20,7 @@ from tests.backends.pytorch.target_cases import gpu
 from tests.benchmark_modules import BENCHMARKS, benchmark
 from tightfit.devices import find_device
 from tightfit.models import model_facts
+from tightfit.recipe import CHOSEN_SLOTS
 from tightfit.tasks import TASKS
 from tightfit.techniques import SLOTS
 
@@ -46,7 +47,7 @@ def test_there_are_enough_cases_and_each_has_a_name_of_its_own():
 
 def test_every_rung_of_every_technique_is_there(folder):
     chosen = [case.recipe(folder) for case in cases.all_cases()]
-    for slot in ("attention", "precision", "checkpointing", "compile", "optimizer"):
+    for slot in CHOSEN_SLOTS:
         found = {getattr(recipe, slot) for recipe in chosen}
         missing = [rung for variant in SLOTS[slot] for rung in variant.rungs() if rung not in found]
         assert not missing, slot

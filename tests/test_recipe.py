@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tightfit.bundled import BUNDLED
 from tightfit.cli import app
 from tightfit.devices import Device
 from tightfit.errors import RecipeError
 from tightfit.planning.defaults import resolve
-from tightfit.recipe import Recipe
-from tightfit.recipe_files import bundled_names, load_recipe
+from tightfit.recipe import CHOICES, Recipe
+from tightfit.recipe_files import bundled_recipes, load_recipe
 from tightfit.recipe_text import apply_overrides, to_yaml
 from tightfit.techniques import SLOTS
 
@@ -146,8 +147,14 @@ def test_auto_is_resolved_and_pins_stay():
     assert resolve(Recipe(micro_batch_size=7), CPU).micro_batch_size == 7
 
 
+def test_what_a_search_decides_is_open_until_it_is_written():
+    assert Recipe().open_choices() == CHOICES
+    assert Recipe(micro_batch_size=4, optimizer="lion", compile="off").open_choices() == (
+        "precision", "checkpointing", "attention")
+
+
 def test_every_bundled_name_is_a_recipe():
-    for name in bundled_names():
+    for name in (*bundled_recipes(), *BUNDLED):
         assert load_recipe(name)
 
 

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from tightfit.backends.pytorch.own_loop import Applied, apply
     from tightfit.planner import plan
     from tightfit.recipe import Recipe
-    from tightfit.reporting.readable_plan import ReadablePlan
+    from tightfit.reporting.plan.readable import ReadablePlan
     from tightfit.training.trainer import Trainer
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Applied": "tightfit.backends.pytorch.own_loop",
-    "ReadablePlan": "tightfit.reporting.readable_plan",
+    "ReadablePlan": "tightfit.reporting.plan.readable",
     "Recipe": "tightfit.recipe",
     "Trainer": "tightfit.training.trainer",
     "apply": "tightfit.backends.pytorch.own_loop",

@@ -16,12 +16,12 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from tightfit.errors import TightfitError
-from tightfit.trace_file import replacing
+from tightfit.trace.file import replacing
+from tightfit.versions import version_of
 
 FOLDER = Path("~/.cache/tightfit/ceilings")
 FORMAT = 1
@@ -253,10 +253,7 @@ def processor() -> str:
 
 def torch_version() -> str:
     """The installed PyTorch's version, without loading it; empty where it is not installed."""
-    try:
-        return metadata.version("torch").partition("+")[0]
-    except metadata.PackageNotFoundError:
-        return ""
+    return (version_of("torch") or "").partition("+")[0]
 
 
 def _file_name(device: str, threads: int) -> str:

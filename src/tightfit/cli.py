@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tightfit.ladder import LIMIT
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -91,7 +93,7 @@ def plan(
     Example: `tightfit plan gpt2 seq_len=1024 --gpu rtx-4090`. How to read it is in docs/plan.md.
     """
     _quiet_libraries()
-    from tightfit.plan_command import run_plan
+    from tightfit.commands.plan import run_plan
 
     run_plan(recipe, overrides or [], gpu=gpu, gpu_memory=gpu_memory, as_json=as_json, prices=price or [],
              training_arguments=training_args, top=top)
@@ -109,7 +111,7 @@ def profile(
     Example: `tightfit profile gpt2 data=notes.txt seq_len=512`. How to read the report is in docs/report.md.
     """
     _quiet_libraries()
-    from tightfit.profile_command import run_profile
+    from tightfit.commands.profile import run_profile
 
     run_profile(recipe, overrides or [], output)
 
@@ -122,7 +124,7 @@ def report(
         metavar="FILE", help="Where the report goes; by default into RUN_DIR.")] = None,
 ) -> None:  # fmt: skip
     """Draw a profile as one HTML file that opens offline: memory, time, predicted against measured, what to change."""
-    from tightfit.report_command import run_report
+    from tightfit.commands.report import run_report
 
     run_report(run_dir, other, output)
 
@@ -145,7 +147,7 @@ def ladder(
         metavar="SCALE", help="`full`, `reduced` (minutes on a processor) or `smallest`; by default as the machine "
         "is.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="Timed steps of each rung.")] = None,
-    limit: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="The most that one rung may take.")] = 600.0,
+    limit: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="The most that one rung may take.")] = LIMIT,
     picture: Annotated[Path | None, typer.Option(
         metavar="FILE", help="Where a PNG or SVG of it goes.")] = None,
 ) -> None:  # fmt: skip
@@ -154,7 +156,7 @@ def ladder(
     Example: `tightfit ladder bert-large`. It goes on where it was stopped. How to read it is in docs/ladder.md.
     """
     _quiet_libraries()
-    from tightfit.ladder_command import run_ladder
+    from tightfit.commands.ladder import run_ladder
 
     run_ladder(name, overrides or [], gpu=gpu, gpu_memory=gpu_memory, peers=peer or [], scale=scale, steps=steps,
                limit=limit, picture=picture)
@@ -165,7 +167,7 @@ def gpus() -> None:
     """List the GPUs that a plan can be made for."""
     from rich.console import Console
 
-    from tightfit.reporting.gpu_table import gpu_table
+    from tightfit.reporting.plan.gpu_table import gpu_table
 
     Console().print(gpu_table())
 
@@ -189,7 +191,7 @@ def doctor(
     if device != "auto" and not calibrate:
         raise RecipeError(f"device: {device!r} says what to calibrate; write --calibrate with it, or leave it out")
     _quiet_libraries()
-    from tightfit.doctor.command import run_calibration, run_doctor
+    from tightfit.commands.doctor import run_calibration, run_doctor
 
     if calibrate:
         run_calibration(device, as_json)

@@ -77,3 +77,9 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     if close:
         return f"did you mean {close[0]!r}?"
     return "choose from: " + ", ".join(choices)
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's message without line breaks, at most 300 characters long."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "..."

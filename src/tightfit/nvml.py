@@ -64,6 +64,11 @@ class Nvml:
         """The binding's value of a constant, `default` where it does not have it."""
         return int(getattr(self._binding, name, default))
 
+    def driver(self) -> str | None:
+        """The loaded driver's version, such as `580.65.06`."""
+        version = self.ask("nvmlSystemGetDriverVersion")
+        return version if isinstance(version, str) else None
+
     def cards(self) -> list[Any]:
         """A handle for each card in the driver's order; `Lost` in the place of one that does not answer."""
         found: list[Any] = []
@@ -130,3 +135,12 @@ def process_bytes(uuid: str) -> tuple[int | None, int | None]:
     own = found.pop(os.getpid())
     others = [used for used in found.values() if used is not None]
     return own, sum(others) if len(others) == len(found) else None
+
+
+def driver_version() -> str | None:
+    """The loaded driver's version; None where there is none, or it does not say."""
+    try:
+        with session() as nvml:
+            return nvml.driver()
+    except NoNvml:
+        return None

@@ -14,16 +14,16 @@ from typing import Any
 from tightfit.backends import load_backend
 from tightfit.devices import Device, catalogue
 from tightfit.errors import RecipeError
-from tightfit.planning.search.comparison import Comparison
-from tightfit.planning.search.comparison import compare as compare_devices
-from tightfit.planning.search.probing import Progress
+from tightfit.planning.search.budget import Progress
+from tightfit.planning.search.every_gpu import Comparison
+from tightfit.planning.search.every_gpu import compare as compare_devices
 from tightfit.planning.search.search import search
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target, cpu_target, gpu_target
 from tightfit.recipe import Recipe
 from tightfit.recipe_files import IF_CUDA, RECIPES, load_recipe, recipe_values
 from tightfit.recipe_text import apply_overrides
-from tightfit.reporting.readable_plan import ReadablePlan
+from tightfit.reporting.plan.readable import ReadablePlan
 from tightfit.training_arguments.table import FIELDS
 
 RecipeOn = Callable[[bool], Recipe]

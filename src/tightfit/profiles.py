@@ -16,7 +16,7 @@ from tightfit.devices import Device
 from tightfit.errors import RecipeError, ReportError
 from tightfit.recipe import Recipe
 from tightfit.trace import Phase, Trace
-from tightfit.trace_file import load_trace, replacing, save_trace
+from tightfit.trace.file import load_trace, replacing, save_trace
 
 FORMAT, VERSION = "tightfit-profile", 1
 FOLDER, VALUES = "profile", "profile.json"

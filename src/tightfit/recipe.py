@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 Auto = Literal["auto"]
 Size = Annotated[int, Field(ge=1), at_most(2**31 - 1), NUMBER]
+CHOICES = ("micro_batch_size", "precision", "checkpointing", "optimizer", "attention", "compile")
+"""The fields that a search decides."""
+CHOSEN_SLOTS = tuple(field for field in CHOICES if field in SLOTS)
+"""Those of them that a technique fills."""
 Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial"]
 
 
@@ -218,6 +222,10 @@ class Recipe(BaseModel):
             if technique != "auto"
             for reason in technique.refuse(self, device)
         ]
+
+    def open_choices(self) -> tuple[str, ...]:
+        """The fields that a search decides and that still say `auto`."""
+        return tuple(field for field in CHOICES if getattr(self, field) == "auto")
 
     def override(self, **changes: Any) -> Self:
         """Another recipe with some fields changed. Raises RecipeError as `from_dict` does."""

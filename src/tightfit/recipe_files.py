@@ -87,11 +87,6 @@ def bundled_recipes() -> list[str]:
     return sorted(_bundled())
 
 
-def bundled_names() -> list[str]:
-    """The names of the bundled recipes and models."""
-    return sorted({*_bundled(), *BUNDLED})
-
-
 def _for_model(name: str, task: str) -> dict[str, Any]:
     """A recipe for a model whose configuration is on this machine, with sequences that its positions allow."""
     values: dict[str, Any] = {"model": name, "task": task}

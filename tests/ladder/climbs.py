@@ -1,16 +1,18 @@
-"""Ladders that were climbed, made without running anything."""
+"""Ladders that were climbed, made without running anything, and a stand-in for the processes that climb one."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tests.reporting.profiled import EVIL, EVILS
 from tightfit.ladder.catalogue import find_ladder
-from tightfit.ladder.rows import OURS, Machine, Measured, Predicted, Rows, Status
-from tightfit.ladder.rungs import Ladder, Rung, Scale
-from tightfit.ladder.running import Asked, Climb
+from tightfit.ladder.climbs import Asked, Climb
+from tightfit.ladder.jobs import About, Figures, Job, Measure, Outcome, Predict
+from tightfit.ladder.rows import OURS, Machine, Measured, Predicted, Rows, Status, append
+from tightfit.ladder.rungs import STEPS, Ladder, Rung, Scale
 
 MIB = 2**20
 CPU = Machine(device="CPU", kind="cpu", memory_bytes=1 << 34, units=2, versions={"torch": "2.13", "transformers": "5"})
@@ -22,9 +24,44 @@ STRANGE = "batch 4, SDPA"
 """The rung of BERT-large's ladder that was refused, and the one that the peer did not do the same work on."""
 
 
+FIGURES = Figures(recipe={}, seconds=(0.2, 0.1, 0.3), losses=(0.7, 0.6, 0.5, 0.4, 0.3), samples=4, tokens=512,
+                  peak_allocated=100, peak_reserved=200, context=None)
+DONE = Outcome(figures=FIGURES)
+
+
+class Processes:
+    """Stands in for the processes: what each rung comes to, and which were asked for."""
+
+    def __init__(self, outcome: Callable[[Measure], Outcome], machine: Machine = CPU) -> None:
+        self.outcome, self.machine, self.jobs = outcome, machine, list[Measure]()
+
+    def __call__(self, job: Job, limit: float) -> Outcome:
+        match job:
+            case About():
+                return Outcome(machine=self.machine)
+            case Predict():
+                for rung in job.rungs:
+                    append(Path(job.results), replace(rung.row, fits="yes", peak_reserved=190))
+                return Outcome()
+        self.jobs.append(job)
+        return self.outcome(job)
+
+    def ran(self) -> int:
+        count = len(self.jobs)
+        self.jobs.clear()
+        return count
+
+
+def how(ladder: Ladder, scale: Scale, folder: Path, **asked: Any) -> Asked:
+    """A ladder to be climbed, with the scale's own steps where none are given."""
+    warm_up, steps = STEPS[scale]
+    return Asked(**{"ladder": ladder, "scale": scale, "folder": folder, "warm_up": warm_up, "steps": steps,
+                    "limit": 300.0, **asked})
+
+
 def empty(ladder: Ladder, scale: Scale, machine: Machine = CPU, **asked: Any) -> Climb:
     """A ladder that has no row yet."""
-    return Climb(Asked(ladder=ladder, scale=scale, folder=Path("gone"), **asked), machine, Rows(), lambda text: None)
+    return Climb(how(ladder, scale, Path("gone"), **asked), machine, Rows(), lambda text: None)
 
 
 def measured(climb: Climb, rung: Rung, seconds: float, mib: float, runner: str = OURS, **values: Any) -> Measured:

@@ -7,7 +7,7 @@ import pytest
 from tests.ladder.climbs import climbed, empty
 from tightfit.ladder.catalogue import LADDERS, find_ladder
 from tightfit.ladder.effects import effects, span
-from tightfit.ladder.from_recipe import FEATURES as OF_RECIPES
+from tightfit.ladder.from_recipe import FEATURE_OF
 from tightfit.ladder.lines import lines
 from tightfit.ladder.published import FEATURES, GUIDES
 
@@ -49,7 +49,7 @@ def test_a_peers_line_shows_no_feature():
 
 def test_every_feature_that_a_ladder_names_is_in_the_table():
     named = {rung.feature for name in LADDERS for rung in find_ladder(name).rungs if rung.feature is not None}
-    assert named | set(OF_RECIPES.values()) <= set(FEATURES)
+    assert named | set(FEATURE_OF.values()) <= set(FEATURES)
     assert all(len(words.speed) == len(words.memory) == len(GUIDES) for words in FEATURES.values())
 
 

@@ -10,17 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.ladder.climbs import CPU
 from tightfit.errors import ReportError
 from tightfit.ladder import rows
-from tightfit.ladder.rows import Machine, Measured, Predicted
-
-MACHINE = Machine(device="CPU", kind="cpu", memory_bytes=1 << 30, units=2, versions={"torch": "2.13"})
+from tightfit.ladder.rows import Measured, Predicted
 
 
 def measured(**changes: object) -> Measured:
     values = {
         "ladder": "bert-large", "rung": "batch 4, fp32", "runner": "tightfit", "scale": "smallest", "key": "k",
-        "status": "done", "machine": MACHINE, "recipe": {"model": "bert-large"}, "date": "2026-11-21",
+        "status": "done", "machine": CPU, "recipe": {"model": "bert-large"}, "date": "2026-11-21",
         "seconds": (0.3, 0.1, 0.2), "samples": 4, "tokens": 512, "losses": (0.7, 0.6), "peak_allocated": 10,
         "peak_reserved": 20, "context": 5,
     }  # fmt: skip
@@ -47,15 +46,15 @@ def test_figures_are_of_the_median_step() -> None:
 
 def test_the_newest_row_of_a_key_counts_and_only_of_the_same_machine(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
-    other = replace(MACHINE, device="NVIDIA T4")
+    other = replace(CPU, device="NVIDIA T4")
     for row in (measured(samples=1), measured(samples=2), measured(samples=3, machine=other)):
         rows.append(path, row)
     found = rows.read(path)
-    ours, theirs = found.newest("k", MACHINE), found.newest("k", other)
+    ours, theirs = found.newest("k", CPU), found.newest("k", other)
     assert ours is not None
     assert theirs is not None
     assert (ours.samples, theirs.samples) == (2, 3)
-    assert found.newest("another", MACHINE) is None
+    assert found.newest("another", CPU) is None
 
 
 @pytest.mark.parametrize("line", [

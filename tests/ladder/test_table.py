@@ -70,6 +70,7 @@ def test_it_is_printed_with_its_heading_and_remarks(capsys):
 def test_brackets_in_a_name_stay_as_they_are(capsys):
     climb = hostile()
     ladder = climb.asked.ladder
-    climb.asked = replace(climb.asked, ladder=ladder.with_rungs([replace(ladder.rungs[0], name="blocks [red]1[/]")]))
+    rung = replace(ladder.rungs[0], name="blocks [red]1[/]")
+    climb.asked = replace(climb.asked, ladder=replace(ladder, rungs=(rung,)))
     show(climb, Console(width=200))
     assert "blocks [red]1[/]" in capsys.readouterr().out

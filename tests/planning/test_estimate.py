@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.planning.toy import MIB, Toy
-from tightfit.devices import Device
+from tests.planning.toy import Toy
+from tightfit.devices import MIB, Device
 from tightfit.planning.defaults import resolve
-from tightfit.planning.estimate import Margin, by_category, capacity, estimate, memory, running_at
+from tightfit.planning.estimate import Margin, by_category, capacity, estimate, fit, running_at
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.recipe import Recipe
 from tightfit.trace import Allocation, Category, Span, Trace, Unseen
@@ -44,9 +44,10 @@ def small(kind="cuda"):
 
 def test_the_processor_has_no_allocator():
     device = Device(kind="cpu", name="CPU", memory_bytes=32 * MIB)
-    needs, fits, safe = memory(small(), device, TOY.tools(), NOTHING)
+    found = fit(small(), device, TOY.tools(), NOTHING)
+    needs = found.memory
     assert needs.peak_allocated == needs.peak_reserved == 5 * MIB + 700_001
-    assert (fits, safe, needs.capacity, needs.missing) == ("yes", True, 27 * MIB, 0)
+    assert (found.fits, found.safe, needs.capacity, needs.missing) == ("yes", True, 27 * MIB, 0)
     assert needs.by_category["weights"] == 3 * MIB
     assert needs.by_category["temporary"] == 700_001
     assert needs.by_category["other"] == 2 * MIB
@@ -56,8 +57,8 @@ def test_the_processor_has_no_allocator():
 @pytest.mark.parametrize(("total", "fits", "missing"), [(11 * MIB, "yes", 0), (10 * MIB, "no", 700_001)])
 def test_the_processor_fits_to_the_byte(total, fits, missing):
     device = Device(kind="cpu", name="CPU", memory_bytes=total)
-    needs, found, _ = memory(small(), device, TOY.tools(), NOTHING)
-    assert (found, needs.missing) == (fits, missing)
+    found = fit(small(), device, TOY.tools(), NOTHING)
+    assert (found.fits, found.memory.missing) == (fits, missing)
 
 
 def test_the_allocator_rounds():
@@ -67,14 +68,15 @@ def test_the_allocator_rounds():
     tools = standard_tools(TOY.predict)
     trace = small()
     trace.unseen.pop(1)
-    needs, fits, safe = memory(trace, device, tools, NOTHING)
+    found = fit(trace, device, tools, NOTHING)
+    needs = found.memory
     assert needs.peak_allocated == 3 * MIB + 700_416
     assert needs.peak_reserved == 22 * MIB
     assert needs.by_category["other"] == 700_416 - 700_001
-    assert (fits, safe) == ("yes", True)
-    needs, fits, safe = memory(trace, gpu(26 * MIB), tools, NOTHING)
-    assert (fits, needs.capacity) == ("no", 21 * MIB)
-    assert needs.missing == 1 * MIB
+    assert (found.fits, found.safe) == ("yes", True)
+    found = fit(trace, gpu(26 * MIB), tools, NOTHING)
+    assert (found.fits, found.memory.capacity) == ("no", 21 * MIB)
+    assert found.memory.missing == 1 * MIB
 
 
 def test_the_margin_decides_what_is_safe_not_what_fits():
@@ -82,8 +84,8 @@ def test_the_margin_decides_what_is_safe_not_what_fits():
     trace = small()
     trace.unseen.clear()
     for fixed, safe in ((2 * MIB, True), (2 * MIB + 1, False)):
-        needs, fits, found = memory(trace, gpu(24 * MIB), tools, Margin(share=0.0, fixed=fixed))
-        assert (fits, found, needs.margin) == ("yes", safe, fixed)
+        found = fit(trace, gpu(24 * MIB), tools, Margin(share=0.0, fixed=fixed))
+        assert (found.fits, found.safe, found.memory.margin) == ("yes", safe, fixed)
     assert Margin(share=0.25, fixed=3).of(gpu(100)) == 28
 
 

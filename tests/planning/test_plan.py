@@ -7,16 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from tests.planning.toy import MIB, Toy
+from tests.planning.toy import Toy
 from tests.planning.toy import replay as toy_replay
-from tightfit.devices import Device
+from tightfit.devices import MIB, Device
 from tightfit.errors import Refused
 from tightfit.planning.estimate import Margin, estimate
-from tightfit.planning.plan import CHOICES
 from tightfit.planning.search.answers import misses
 from tightfit.planning.search.search import TRACES, search
 from tightfit.planning.wording import more_or_less, size
-from tightfit.recipe import Recipe
+from tightfit.recipe import CHOICES, Recipe
 
 TOY = Toy.drawn(12)
 HEAVY = replace(TOY, weights=10_000_000)

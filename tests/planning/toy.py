@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from tightfit.devices import Device
+from tightfit.devices import MIB, Device
 from tightfit.planning.estimate import Timed, Tools
 from tightfit.recipe import Recipe
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Trace, Unseen
 
-MIB = 1 << 20
 PARTS = ("attention", "mlp", "norm")
 
 
@@ -192,10 +191,7 @@ class _Run:
     def update(self):
         r, toy = self.recorder, self.toy
         optimizer = self.recipe.optimizer
-        pure = self.recipe.precision.name == "bf16-pure"
-        each = optimizer.state_bytes / (2 if pure and optimizer.state_bytes >= 4 else 1)
-        if pure and self.recipe.precision.rounding == "kahan":
-            each += 2
+        each = optimizer.bytes_beside(self.recipe.precision.weight_rounding)
         for block in range(toy.blocks):
             size = round(toy.weights * each)
             if block not in self.states:

@@ -13,8 +13,8 @@ from tightfit import profiles
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.measuring import step_profiler
 from tightfit.backends.pytorch.measuring.marks import Marks
+from tightfit.commands.report import run_report
 from tightfit.recipe import Recipe
-from tightfit.report_command import run_report
 from tightfit.trace import PHASES, Phase
 from tightfit.training.progress import Quiet
 from tightfit.training.run_profile import profiled_step

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tightfit.backends.base import Backend
 
-CHATTY = ("torchao", "torch.utils._pytree", "transformers")
-"""Loggers of libraries that say much about themselves while they load."""
+CHATTY = ("torchao", "torch.utils._pytree", "torch._higher_order_ops.wrap", "transformers")
+"""Loggers of libraries that say much about themselves while they load, or advise what is done already."""
 
 
 @contextmanager

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
+from tightfit.devices import GIB
 from tightfit.doctor.findings import Finding, Severity
 from tightfit.doctor.power import has_leads, leads, supply
 from tightfit.doctor.readings import Gpu, Readings
-from tightfit.planning.wording import GIB, size
+from tightfit.planning.wording import size
 
 NO_ROOM = 600 << 20
 """Bytes free below which not even a CUDA context with its kernels has room."""

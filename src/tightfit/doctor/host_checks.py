@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tightfit.devices import GIB
 from tightfit.doctor.findings import Finding, Severity
 from tightfit.doctor.readings import Readings
-from tightfit.planning.search.offload import HOST_BUFFERS, STATES
-from tightfit.planning.wording import GIB, size
+from tightfit.planning.offload import HOST_BUFFERS, STATES
+from tightfit.planning.wording import size
 
 CHECKPOINT = 12
 """Bytes a parameter of a checkpoint: fp32 weights and AdamW's two states."""

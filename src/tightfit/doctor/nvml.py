@@ -38,7 +38,7 @@ def read_cards() -> tuple[Driver, tuple[Gpu, ...], tuple[Link, ...]]:
             number = nvml.ask("nvmlSystemGetCudaDriverVersion")
             return Driver(
                 nvml="ok",
-                version=nvml.ask("nvmlSystemGetDriverVersion"),
+                version=nvml.driver(),
                 cuda=None if number is None else f"{number // 1000}.{number % 1000 // 10}",
                 **_without_nvml(),
             ), gpus, links

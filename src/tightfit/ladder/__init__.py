@@ -5,7 +5,8 @@
 | `rungs` | what a ladder and its rungs are |
 | `catalogue`, `published` | the ladders that have a name, and the figures that were published for them |
 | `from_recipe` | a ladder of a person's own recipe |
-| `running`, `worker` | each rung in a process of its own |
+| `climbs`, `climbing` | a ladder on its way, and taking it further |
+| `jobs`, `processes`, `worker` | each rung in a process of its own |
 | `rows` | what came out, in an append-only file |
 | `peers` | the same rungs by other trainers |
 | `parallel`, `two_devices` | rungs on two devices |
@@ -13,3 +14,6 @@
 | `lines`, `comparisons`, `effects` | what is worked out of it |
 | `table`; `page`, `sections`, `figures`; `picture` | what a person sees: in the terminal, as a page, as a picture |
 """
+
+LIMIT = 600.0
+"""Seconds that one rung may take, where nothing else is asked for."""

@@ -7,16 +7,10 @@ from typing import Any
 
 from tightfit.errors import RecipeError, nearest
 from tightfit.ladder import published
-from tightfit.ladder.rungs import SCALES, Ladder, Rung, Scale, setting_alone, setting_name
-from tightfit.planning.plan import CHOICES
+from tightfit.ladder.rungs import PLAIN, SCALES, Ladder, Rung, Scale, setting_alone, setting_name
+from tightfit.recipe import CHOICES
 from tightfit.techniques import SLOTS
 from tightfit.techniques.loading import Loading
-
-PLAIN: dict[str, Any] = {
-    "precision": "fp32", "checkpointing": "none", "compile": "off", "loading": {"workers": 0},
-    "optimizer": {"name": "adamw", "implementation": "foreach"}, "lr_scheduler_type": "constant",
-}  # fmt: skip
-"""What every rung is without the technique that it shows."""
 
 BERT = {
     "reduced": {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024,
@@ -34,7 +28,7 @@ AUTO = dict.fromkeys(CHOICES, "auto")
 def find_ladder(name: str) -> Ladder:
     """The ladder of that name. Raises RecipeError for an unknown one, listing them."""
     if name not in LADDERS:
-        raise RecipeError(f"{name!r} is neither a ladder nor a recipe; {nearest(name, LADDERS)}")
+        raise RecipeError(f"{name!r} is no ladder that has a name; {nearest(name, LADDERS)}")
     return LADDERS[name]()
 
 
@@ -45,7 +39,7 @@ def _shrunk(overrides: Mapping[str, Mapping[str, int]], **smaller: Mapping[Scale
 
 
 def bert_large() -> Ladder:
-    """Ladder 1: one technique at a time on BERT-large, then all together."""
+    """One technique at a time on BERT-large, then all together."""
     one = {"micro_batch_size": 1}
     kept = {**one, "checkpointing": "every-block"}
     half = {**kept, "precision": "fp16"}
@@ -55,7 +49,7 @@ def bert_large() -> Ladder:
         name="bert-large", title="BERT-large, sequence classification, 512 tokens",
         base={**PLAIN, "model": "bert-large", "task": "sequence-classification", "num_labels": 2,
               "data": {"source": "dummy", "samples": 512}, "seq_len": 512, "batch_size": 4, "micro_batch_size": 4,
-              "attention": "eager", "learning_rate": 5e-5},
+              "learning_rate": 5e-5},
         published_on="V100 16 GB", gpu="v100-16gb", steps_published=128,
         shrunk=_shrunk(BERT, seq_len={"reduced": 256, "smallest": 128}),
         notes=("published with the attention of its day, every score kept: attention=eager here",),
@@ -91,7 +85,7 @@ def bert_large() -> Ladder:
 
 
 def fp16_batch() -> Ladder:
-    """Ladder 2: fp16 against fp32 at growing batches."""
+    """fp16 against fp32 at growing batches."""
     rungs = []
     for batch in (8, 16, 32, 64):
         size = {"batch_size": batch, "micro_batch_size": batch}
@@ -104,8 +98,7 @@ def fp16_batch() -> Ladder:
     return Ladder(
         name="fp16-batch", title="BERT-base, sequence classification, 128 tokens: fp16 against fp32",
         base={**PLAIN, "model": "bert-base", "task": "sequence-classification", "num_labels": 2,
-              "data": {"source": "dummy", "samples": 512}, "seq_len": 128, "attention": "eager",
-              "learning_rate": 5e-5},
+              "data": {"source": "dummy", "samples": 512}, "seq_len": 128, "learning_rate": 5e-5},
         published_on="one of two GPUs (model not named)", gpu="titan-rtx", rungs=tuple(rungs),
         shrunk=_shrunk(BERT, seq_len={"reduced": 64, "smallest": 32}),
         notes=("published on two GPUs, memory of each; here on one, with no gradients exchanged",),
@@ -157,7 +150,7 @@ def loading() -> Ladder:
         name="loading", title="ViT-base on random images: workers, pinned memory, emptying the cache",
         base={**PLAIN, "model": "vit-base", "task": "image-classification", "num_labels": 100,
               "data": {"source": "dummy", "samples": 512}, "batch_size": 64, "micro_batch_size": 64,
-              "attention": "sdpa", "precision": "fp32"},
+              "attention": "sdpa"},
         shrunk=_shrunk({
             "reduced": {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 256},
             "smallest": {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64},
@@ -180,7 +173,7 @@ def _loading(workers: int, **knobs: Any) -> dict[str, Any]:
 
 
 def ddp() -> Ladder:
-    """Ladder 3: two devices, by DataParallel and by DistributedDataParallel with and without their direct link."""
+    """Two devices, by DataParallel and by DistributedDataParallel with and without their direct link."""
     names = {"dp": "DP", "ddp": "DDP", "ddp-no-p2p": "DDP, NCCL_P2P_DISABLE=1"}
     return Ladder(
         name="ddp", title="GPT-2 on two devices, 4 sequences each",
@@ -196,7 +189,7 @@ def ddp() -> Ladder:
 
 
 def transformer() -> Ladder:
-    """Ladder 4: the notebook's transformer."""
+    """The notebook's transformer, by format, compiling, checkpointing and batch."""
     figures, half = published.TRANSFORMER, {"precision": "bf16"}
     compiled = {**half, "compile": "per-block"}
     kept = {**compiled, "checkpointing": "every-block"}
@@ -205,7 +198,7 @@ def transformer() -> Ladder:
     return Ladder(
         name="transformer-156m", title="The notebook's transformer, 156 million parameters, 64 x 512 tokens",
         base={**PLAIN, "model": "transformer-156m", "data": {"source": "dummy", "samples": 512}, "seq_len": 512,
-              "batch_size": 64, "micro_batch_size": 16, "attention": "eager",
+              "batch_size": 64, "micro_batch_size": 16,
               "optimizer": {"name": "adamw", "implementation": "foreach", "weight_decay": 0.0},
               "learning_rate": 4e-4},
         published_on="A5000 24 GB, JAX", gpu="rtx-a5000", steps_published=1, published_memory="allocator",

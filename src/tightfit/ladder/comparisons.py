@@ -77,6 +77,11 @@ def _known(figures: Told) -> Told:
     return {who: values for who, values in figures.items() if any(value is not None for value in values)}
 
 
+def numbers(shown: Iterable[Line]) -> dict[str, int]:
+    """Each rung's number in its ladder, by its name."""
+    return {line.rung.name: number for number, line in enumerate(own(shown), start=1)}
+
+
 def place(line: Line, ladder: Ladder) -> tuple[float, float]:
     """Where a line stands: bytes, and samples a second; 0 of each where it did not run."""
     return memory_of(line.measured, ladder) or 0.0, line.measured.samples_per_second if line.measured else 0.0
@@ -113,6 +118,28 @@ def ratios(shown: Iterable[Line]) -> list[Ratio]:
 
     return [Ratio(line=line, speed=inverse(line.speed), memory=inverse(line.memory))
             for line in shown if line.runner != OURS]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """The ratios to one peer over several rungs, as QUANTILES. what: speed, or memory. count: rungs that have one."""
+
+    peer: str
+    what: str
+    count: int
+    values: list[float]
+
+
+def spread(found: Sequence[Ratio]) -> list[Spread]:
+    """Of each peer, over the rungs that are the same work; none of a peer that has none."""
+    same = [each for each in found if not each.line.same_work]
+    made = []
+    for peer in dict.fromkeys(each.line.runner for each in same):
+        for what in ("speed", "memory"):
+            ours = [getattr(each, what) for each in same if each.line.runner == peer]
+            if known := [value for value in ours if value is not None]:
+                made.append(Spread(peer=peer, what=what, count=len(known), values=quantiles(known)))
+    return made
 
 
 def quantiles(values: Iterable[float | None]) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tightfit.ladder.lines import Line
+from tightfit.ladder.lines import Line, times
 from tightfit.ladder.published import FEATURES, Words
 from tightfit.ladder.rows import OURS
 
@@ -58,5 +58,5 @@ def span(factors: Iterable[float | None]) -> str:
     known = [factor for factor in factors if factor is not None]
     if not known:
         return "not measured"
-    least, most = (f"{value:.2f}x" for value in (min(known), max(known)))
+    least, most = times(min(known)), times(max(known))
     return least if least == most else f"{least} to {most}"

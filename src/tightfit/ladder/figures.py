@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tightfit.ladder.comparisons import Told, front, own, place, ran
+from tightfit.ladder.comparisons import Told, front, numbers, place, ran
 from tightfit.ladder.lines import Line
 from tightfit.ladder.rows import OURS
 from tightfit.ladder.rungs import Ladder
@@ -49,7 +49,7 @@ def front_figure(shown: Sequence[Line], ladder: Ladder) -> Any:
     """
     import plotly.graph_objects as go
 
-    numbers = {line.rung.name: number for number, line in enumerate(own(shown), start=1)}
+    number_of = numbers(shown)
     figure = go.Figure()
     every = ran(shown)
     unit, each = byte_unit([place(line, ladder)[0] for line in every])
@@ -62,9 +62,9 @@ def front_figure(shown: Sequence[Line], ladder: Ladder) -> Any:
         if lines:
             figure.add_scatter(
                 x=[place(line, ladder)[0] / each for line in lines], y=[place(line, ladder)[1] for line in lines],
-                name=name, mode=mode, text=[str(numbers[line.rung.name]) for line in lines],
+                name=name, mode=mode, text=[str(number_of[line.rung.name]) for line in lines],
                 textposition=[sides[id(line)] for line in lines],
-                customdata=[_about(line, ladder, numbers) for line in lines],
+                customdata=[_about(line, ladder, number_of) for line in lines],
                 hovertemplate="%{customdata}<extra></extra>", **look)  # fmt: skip
 
     points(best, "on the front", "lines+markers+text", line={"shape": "hv", "color": FRONT, "width": 2},
@@ -77,9 +77,9 @@ def front_figure(shown: Sequence[Line], ladder: Ladder) -> Any:
     return finished(figure, 440)
 
 
-def _about(line: Line, ladder: Ladder, numbers: Mapping[str, int]) -> str:
+def _about(line: Line, ladder: Ladder, number_of: Mapping[str, int]) -> str:
     bytes_, rate = place(line, ladder)
-    return f"{numbers[line.rung.name]}. {label_of(line.name)}<br>{rate:.4g} samples/s, {size(int(bytes_))}"
+    return f"{number_of[line.rung.name]}. {label_of(line.name)}<br>{rate:.4g} samples/s, {size(int(bytes_))}"
 
 
 def _wrapped(name: str) -> str:

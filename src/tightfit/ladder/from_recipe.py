@@ -5,35 +5,34 @@ from __future__ import annotations
 from typing import Any
 
 from tightfit.errors import RecipeError
-from tightfit.ladder.rungs import Ladder, Rung, setting_alone, setting_name
-from tightfit.planning.plan import CHOICES
-from tightfit.recipe import Recipe
+from tightfit.ladder.rungs import PLAIN, Ladder, Rung, setting_alone, setting_name
+from tightfit.recipe import CHOICES, Recipe
 from tightfit.recipe_text import technique_to_yaml
 from tightfit.techniques import SLOTS, Technique
 from tightfit.training.run_folder import folder_name
 
-PLAIN_MICRO_BATCHES = 4
+SIZES_TRIED = 4
 """Micro-batches of a window that are tried, each half the one before."""
-FEATURES = {"precision": "mixed precision", "checkpointing": "gradient checkpointing", "optimizer": "optimizer choice",
-            "attention": "SDPA", "compile": "torch.compile", "loading": "data loading"}  # fmt: skip
+FEATURE_OF = {"precision": "mixed precision", "checkpointing": "gradient checkpointing",
+              "optimizer": "optimizer choice", "attention": "SDPA", "compile": "torch.compile"}  # fmt: skip
+"""What the guides call a slot."""
 BASELINE = "plain"
 
 
 def ladder_of(recipe: Recipe, name: str) -> Ladder:
     """The recipe's ladder. What it pins stays; every field that it leaves `auto` is climbed.
 
-    The baseline takes the first technique of each open slot: fp32, nothing recomputed, AdamW in multi-tensor
-    operations, eager attention, uncompiled, the whole batch at once. Raises RecipeError for a recipe that trains
-    nothing or leaves nothing open.
+    The baseline takes PLAIN's choice of each open slot, and the whole batch at once. Raises RecipeError for a recipe
+    that trains nothing or leaves nothing open.
     """
     if recipe.mode != "train":
         raise RecipeError("mode: 'inference' is for planning, and a ladder is of training; write mode=train")
-    open_fields = [field for field in CHOICES if getattr(recipe, field) == "auto"]
+    open_fields = recipe.open_choices()
     if not open_fields:
         raise RecipeError(f"{', '.join(CHOICES)}: all are pinned, so that there is nothing to compare; write auto for "
                           "one, such as checkpointing=auto")
     slots = [slot for slot in SLOTS if slot in open_fields]
-    base = {**recipe.to_dict(), **{slot: technique_to_yaml(_plain(slot)) for slot in slots}}
+    base = {**recipe.to_dict(), **{slot: PLAIN[slot] for slot in slots}}
     rungs = [Rung(name=BASELINE)]
     if "micro_batch_size" in open_fields:
         base["micro_batch_size"] = recipe.batch_size
@@ -41,8 +40,9 @@ def ladder_of(recipe: Recipe, name: str) -> Ladder:
                        feature="gradient accumulation") for size in _halves(recipe.batch_size)]
     for slot in slots:
         rungs += [Rung(name=f"{slot} {setting_name(setting)}", changes=_alone(setting, recipe), against=BASELINE,
-                       feature=FEATURES[slot])
-                  for technique in SLOTS[slot] for setting in technique.rungs() if setting != _plain(slot)]
+                       feature=FEATURE_OF[slot])
+                  for technique in SLOTS[slot] for setting in technique.rungs()
+                  if technique_to_yaml(setting) != PLAIN[slot]]
     rungs.append(Rung(name="combined, as the plan chooses", against=BASELINE,
                       changes=dict.fromkeys(open_fields, "auto")))
     pinned = [f"{field}={_word(getattr(recipe, field))}" for field in CHOICES if field not in open_fields]
@@ -51,15 +51,10 @@ def ladder_of(recipe: Recipe, name: str) -> Ladder:
                   base=base, rungs=tuple(rungs), notes=notes)
 
 
-def _plain(slot: str) -> Technique:
-    first = SLOTS[slot][0]
-    return next((each for each in first.rungs() if getattr(each, "implementation", "") == "foreach"), first.rungs()[0])
-
-
 def _halves(batch: int) -> list[int]:
     sizes = list[int]()
     size = batch // 2
-    while size >= 1 and len(sizes) < PLAIN_MICRO_BATCHES:
+    while size >= 1 and len(sizes) < SIZES_TRIED:
         sizes.append(size)
         size //= 2
     return sizes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tightfit.backends.base import Backend
 from tightfit.ladder.rungs import GROWTH
-from tightfit.planning.estimate import Margin, memory, steps_alone
+from tightfit.planning.estimate import Margin, fit, steps_alone
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target
 from tightfit.recipe import Recipe
@@ -20,7 +20,7 @@ def grown(recipe: Recipe, within: Recipe, target: Target, backend: Backend) -> R
 
     def needs(asked: Recipe) -> int:
         trace = steps_alone(backend.predict(asked, target.device))
-        return memory(trace, target.device, tools, Margin())[0].peak_reserved
+        return fit(trace, target.device, tools, Margin()).memory.peak_reserved
 
     room, largest = needs(within), recipe
     for factor in GROWTH:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tightfit.ladder.climbs import Climb
 from tightfit.ladder.rows import OURS, Measured, Predicted
 from tightfit.ladder.rungs import Ladder, Rung, Scale
-from tightfit.ladder.running import Climb
 
 TOLERANCES = {"fp32": 0.01, "fp16": 0.05, "bf16": 0.05, "bf16-pure": 0.1}
 """How far the losses of two loops may lie apart, in nats, step by step, and still be the same work."""
@@ -48,6 +48,11 @@ class Line:
         if ran is None or self.baseline is None or not ran.peak_reserved or not self.baseline.peak_reserved:
             return None
         return ran.peak_reserved / self.baseline.peak_reserved
+
+
+def times(factor: float | None) -> str:
+    """A factor in words, such as `0.62x`; nothing where there is none."""
+    return "" if factor is None else f"{factor:.2f}x"
 
 
 def lines(climb: Climb) -> list[Line]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any
 
 from tightfit.backends.base import Timings
 from tightfit.devices import Device
+from tightfit.ladder.jobs import Outcome
 from tightfit.ladder.rungs import DEVICES, Launch
 from tightfit.recipe import Recipe
 
@@ -24,16 +23,16 @@ def command(launch: Launch, worker: list[str]) -> tuple[list[str], dict[str, str
     return [*torchrun, *worker], environment
 
 
-def writes_outcome(outcome: Mapping[str, Any]) -> bool:
+def writes_outcome(outcome: Outcome) -> bool:
     """Whether this process says what came of a job: of several the first, and any that something went wrong in, which
     the others need not know of."""
-    return os.environ.get("RANK", "0") == "0" or outcome.get("status", "done") != "done"
+    return os.environ.get("RANK", "0") == "0" or outcome.status != "done"
 
 
-def end_others(outcome: Mapping[str, Any]) -> None:
+def end_others(outcome: Outcome) -> None:
     """Where something went wrong in one of several processes, end it so that torchrun ends the others, which wait for
     it; where nothing did, or they were not joined yet and each ends by itself, return."""
-    if "RANK" not in os.environ or outcome.get("status", "done") == "done":
+    if "RANK" not in os.environ or outcome.status == "done":
         return
     from torch import distributed
 

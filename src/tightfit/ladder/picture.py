@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.errors import MissingLibrary, RecipeError
-from tightfit.ladder.comparisons import Told, front, own, place, ran, told
+from tightfit.ladder.climbs import Climb
+from tightfit.ladder.comparisons import Told, front, numbers, own, place, ran, told
 from tightfit.ladder.figures import FRONT, colour
 from tightfit.ladder.lines import Line, heading, lines
 from tightfit.ladder.rungs import Ladder
-from tightfit.ladder.running import Climb
 from tightfit.reporting.report.wording import byte_unit, time_unit
-from tightfit.trace_file import replacing
+from tightfit.trace.file import replacing
 
 FORMATS = (".png", ".svg")
 WRAPPED = 34
@@ -34,7 +34,7 @@ def save_picture(path: Path, climb: Climb) -> None:
     except ImportError:
         raise MissingLibrary("matplotlib", "a picture of a ladder", "matplotlib") from None
     shown, ladder = lines(climb), climb.asked.ladder
-    names = [f"{number}. {line.rung.name}" for number, line in enumerate(own(shown), start=1)]
+    names = [f"{number}. {name}" for name, number in numbers(shown).items()]
     seconds, memory = told(shown, ladder, published=climb.asked.scale == "full")
     with matplotlib.rc_context({"svg.hashsalt": ladder.name, "font.size": 9, "axes.spines.top": False,
                                 "axes.spines.right": False, "text.parse_math": False}):  # fmt: skip
@@ -75,7 +75,7 @@ def _front(axis: Any, shown: Sequence[Line], ladder: Ladder) -> None:
     """Points by number; those of the front are joined, and named beside the drawing."""
     every, best = ran(own(shown)), front(shown, ladder)
     unit, each = byte_unit([place(line, ladder)[0] for line in every])
-    numbers = {line.rung.name: number for number, line in enumerate(own(shown), start=1)}
+    number_of = numbers(shown)
 
     def at(line: Line) -> tuple[float, float]:
         bytes_, rate = place(line, ladder)
@@ -86,10 +86,10 @@ def _front(axis: Any, shown: Sequence[Line], ladder: Ladder) -> None:
     for count, line in enumerate(sorted(every, key=at)):
         left = count % 2 == 0  # numbers on either side in turn, so that those of points near each other can be read
         chosen = line in best
-        named = f"{numbers[line.rung.name]}. {line.rung.name}"
+        number = number_of[line.rung.name]
         axis.plot(*at(line), "o", color=FRONT if chosen else colour("measured"), markersize=6,
-                  label=textwrap.fill(named, WRAPPED) if chosen else None)
-        axis.annotate(str(numbers[line.rung.name]), at(line), xytext=(-6 if left else 6, 4), fontsize=8,
+                  label=textwrap.fill(f"{number}. {line.rung.name}", WRAPPED) if chosen else None)
+        axis.annotate(str(number), at(line), xytext=(-6 if left else 6, 4), fontsize=8,
                       textcoords="offset points", ha="right" if left else "left")
     if best:
         axis.legend(title="Pareto front", loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)

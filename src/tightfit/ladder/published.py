@@ -1,8 +1,8 @@
 """The published figures of the named ladders, as they were published.
 
-Hugging Face's documentation, "Performance and scalability: how to fit a bigger model and train it faster" (ladders 1
-and 2), "Efficient training on multiple GPUs" (DP and DDP), and the University of Amsterdam's deep learning notebook
-"Training models at scale: single-GPU transformers" (ladder 4).
+Hugging Face's documentation, "Performance and scalability: how to fit a bigger model and train it faster"
+(BERT-large and fp16), "Efficient training on multiple GPUs" (DP and DDP), and the University of Amsterdam's deep
+learning notebook "Training models at scale: single-GPU transformers" (its transformer).
 """
 
 from __future__ import annotations

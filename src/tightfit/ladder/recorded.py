@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import cast
 
 from tightfit.errors import ReportError
+from tightfit.ladder import LIMIT
 from tightfit.ladder.catalogue import find_ladder
+from tightfit.ladder.climbs import Asked, Climb
 from tightfit.ladder.rows import OURS, Rows, read
-from tightfit.ladder.rungs import Scale
-from tightfit.ladder.running import Asked, Climb
+from tightfit.ladder.rungs import STEPS, Scale
 
 
 def recorded(path: Path) -> Climb:
@@ -32,7 +33,9 @@ def recorded(path: Path) -> Climb:
     gpu = next((row.device for row in reversed(predicted) if row.scale == "full" and row.device != last.machine.device),
                None)
     runners = dict.fromkeys([OURS, *(row.runner for row in measured)])
-    asked = Asked(ladder=ladder, scale=scale, folder=path.parent, runners=tuple(runners), gpu=gpu)
+    warm_up, steps = STEPS[scale]
+    asked = Asked(ladder=ladder, scale=scale, folder=path.parent, warm_up=warm_up, steps=steps, limit=LIMIT,
+                  runners=tuple(runners), gpu=gpu)
     climb = Climb(asked, last.machine, Rows(), lambda text: None)
     climb.rows = Rows(
         measured=[replace(row, key=climb.key(ladder.rung(row.rung), row.runner)) for row in measured],

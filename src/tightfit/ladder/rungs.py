@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from tightfit.recipe import Recipe
@@ -16,6 +16,14 @@ Values = Mapping[str, Any]
 Scale = Literal["full", "reduced", "smallest"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
 """full: the shape that a GPU is for. reduced: minutes on two processor cores. smallest: seconds a rung."""
+STEPS: dict[Scale, tuple[int, int]] = {"full": (3, 10), "reduced": (2, 5), "smallest": (1, 3)}
+"""Steps of a rung before timing, and timed."""
+
+PLAIN: dict[str, Any] = {
+    "precision": "fp32", "checkpointing": "none", "optimizer": {"name": "adamw", "implementation": "foreach"},
+    "attention": "eager", "compile": "off", "loading": {"workers": 0}, "lr_scheduler_type": "constant",
+}  # fmt: skip
+"""What a rung is without any technique."""
 
 GROWTH = (1.5, 2, 3, 4, 6, 8, 12, 16)
 """How many times its batch a rung that grows is tried at."""
@@ -95,9 +103,6 @@ class Ladder:
             del smaller[name]
         return {**values, **smaller}
 
-    def with_rungs(self, rungs: Iterable[Rung]) -> Ladder:
-        return replace(self, rungs=tuple(rungs))
-
 
 def setting_name(setting: Technique) -> str:
     """A technique with its knobs that are not the default, such as `every-nth, n=3`."""
@@ -107,6 +112,5 @@ def setting_name(setting: Technique) -> str:
 
 
 def setting_alone(setting: Technique) -> dict[str, Any]:
-    """The changes that make a technique alone, with what it cannot be without: a compiler keeps a memory budget."""
-    needed = {"compile": "per-block"} if setting.name == "memory-budget" else {}
-    return {setting.slot: technique_to_yaml(setting), **needed}
+    """The changes that make a technique alone, with what it cannot be without."""
+    return {setting.slot: technique_to_yaml(setting), **setting.needs}

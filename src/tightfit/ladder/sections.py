@@ -10,24 +10,26 @@ from typing import Any
 import yaml
 
 from tightfit.ladder import figures
+from tightfit.ladder.climbs import Climb
 from tightfit.ladder.comparisons import (
     QUANTILES,
     Told,
     front,
     memory_of,
+    numbers,
     own,
     quantiles,
     ran,
     ratios,
+    spread,
     told_at_full_size,
 )
 from tightfit.ladder.effects import effects
-from tightfit.ladder.lines import Line, heading
+from tightfit.ladder.lines import Line, heading, times
 from tightfit.ladder.published import GUIDES
 from tightfit.ladder.rows import OURS, Measured
 from tightfit.ladder.rungs import Ladder
-from tightfit.ladder.running import Climb
-from tightfit.ladder.table import cells, remarks, times
+from tightfit.ladder.table import cells, remarks
 from tightfit.reporting.report.markup import Html, bullets, chart, folded, paragraph, prose, section, table, tiles
 from tightfit.reporting.report.wording import relative, seconds_text, size
 
@@ -50,7 +52,7 @@ class View:
     @property
     def names(self) -> dict[str, str]:
         """Each rung as charts and tables have it, by its name: with its number."""
-        return {line.rung.name: f"{number}. {line.rung.name}" for number, line in enumerate(own(self.shown), start=1)}
+        return {name: f"{number}. {name}" for name, number in numbers(self.shown).items()}
 
     @property
     def account(self) -> str:
@@ -188,19 +190,14 @@ def peers_section(view: View) -> Html:
         return Html("")
     rows = [(each.line.rung.name, each.line.runner, each.line.same_work, _steps(each.line.baseline),
              _steps(each.line.measured), times(each.speed) or "-", times(each.memory) or "-") for each in found]
-    spread = []
-    for runner in dict.fromkeys(each.line.runner for each in found):
-        same = [each for each in found if each.line.runner == runner and not each.line.same_work]
-        for what, values in (("speed", [each.speed for each in same]), ("memory", [each.memory for each in same])):
-            count = sum(value is not None for value in values)
-            spread.append((f"{what}, {runner}", f"{count:,}", *(times(value) for value in quantiles(values))))
+    over = [(f"{each.what}, {each.peer}", f"{each.count:,}", *map(times, each.values)) for each in spread(found)]
     return section(
         "peers", "Ours against peers'",
         paragraph("Speed: our samples a second in theirs, above 1 where ours is faster. Memory: our peak in theirs, "
                   "below 1 where ours takes less. A step that is not the same work, by its losses, is marked."),
         table("By rung; seconds of a step, in brackets their quartiles",
               ("rung", "peer", "marked", "ours", "theirs", "speed", "memory"), rows, left=3),
-        table("Over the rungs that are the same work", ("ratio", "rungs", *QUANTILES), spread),
+        table("Over the rungs that are the same work", ("ratio", "rungs", *QUANTILES), over),
     )  # fmt: skip
 
 

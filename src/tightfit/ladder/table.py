@@ -7,11 +7,11 @@ from rich.table import Table
 from rich.text import Text
 
 from tightfit.devices import MIB
+from tightfit.ladder.climbs import Climb
 from tightfit.ladder.comparisons import memory_of, published_bytes, published_seconds, seconds_of
-from tightfit.ladder.lines import Line, heading, lines
+from tightfit.ladder.lines import Line, heading, lines, times
 from tightfit.ladder.rows import OURS, Measured, Predicted
 from tightfit.ladder.rungs import Ladder
-from tightfit.ladder.running import Climb
 
 
 def show(climb: Climb, console: Console) -> None:
@@ -83,11 +83,6 @@ def _mib(found: Measured | Predicted | None, ladder: Ladder) -> str:
 def _seconds(found: Predicted | None) -> str:
     seconds = seconds_of(found)
     return "-" if seconds is None else f"{seconds:.3g}"
-
-
-def times(factor: float | None) -> str:
-    """A factor in words; nothing where there is none."""
-    return "" if factor is None else f"{factor:.2f}x"
 
 
 def _published(line: Line, ladder: Ladder) -> list[str]:

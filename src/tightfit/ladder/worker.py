@@ -1,12 +1,11 @@
-"""One job of a ladder, in a process of its own: `python -m tightfit.ladder.worker JOB.json OUTCOME.json`.
+"""One job of a ladder, in a process of its own: `python -m tightfit.ladder.worker JOB.json OUTCOME.json PARENT`.
 
 A fresh process has an empty allocator, no compiled code, and a card to itself; what happens to it happens to no other
-rung. Jobs: what this machine is, how a rung runs, what a rung is predicted to take.
+rung. PARENT is the id of the ladder's own process.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
@@ -29,15 +28,25 @@ from tightfit.data.loading import WindowLoader
 from tightfit.devices import Device
 from tightfit.errors import MissingLibrary, NonFiniteLoss, OutOfMemory, Refused, TightfitError
 from tightfit.ladder.growing import grown
+from tightfit.ladder.jobs import (
+    JOB,
+    OUTCOME,
+    About,
+    Figures,
+    Job,
+    Measure,
+    Outcome,
+    Predict,
+    Unpredicted,
+)
 from tightfit.ladder.parallel import end_others, run_parallel, writes_outcome
 from tightfit.ladder.peers import PEERS
-from tightfit.ladder.rows import OURS, Machine, Predicted, append
+from tightfit.ladder.rows import OURS, Machine, append
 from tightfit.models import model_facts
-from tightfit.nvml import NoNvml, session
+from tightfit.nvml import driver_version
 from tightfit.planning.defaults import resolve
-from tightfit.planning.estimate import Margin, memory, steps_alone
-from tightfit.planning.plan import CHOICES
-from tightfit.planning.search.search import check_length, search
+from tightfit.planning.estimate import Margin, fit, steps_alone
+from tightfit.planning.search.search import check_length
 from tightfit.planning.search.settling import settle
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import gpu_target, own_target
@@ -51,24 +60,22 @@ LIBRARIES = ("torch", "transformers", "tightfit", "accelerate", "torchao", "jax"
 ORPHANED = 3
 """The exit status of a worker whose ladder is gone."""
 
-Outcome = dict[str, Any]
 
-
-def main(job: Path, outcome: Path) -> None:
+def main(job: Path, outcome: Path, parent: int) -> None:
     """Do a job and write what came of it; errors that a person can act on are an outcome."""
-    asked = json.loads(job.read_text("utf-8"))
-    threading.Thread(target=_end_with, args=(asked.pop("parent"),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    asked = JOB.validate_json(job.read_bytes())
     try:
-        found = JOBS[asked.pop("job")](asked)
+        found = JOBS[type(asked)](asked)
     except OutOfMemory as error:
-        found = {"status": "out-of-memory", "reason": str(error)}
+        found = Outcome(status="out-of-memory", reason=str(error))
     except (Refused, MissingLibrary) as error:
-        found = {"status": "refused", "reason": str(error)}
+        found = Outcome(status="refused", reason=str(error))
     except TightfitError as error:
-        found = {"status": "failed", "reason": str(error)}
+        found = Outcome(status="failed", reason=str(error))
     if writes_outcome(found):
         temporary = outcome.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(found), "utf-8")
+        temporary.write_bytes(OUTCOME.dump_json(found))
         temporary.replace(outcome)
     end_others(found)
 
@@ -80,38 +87,36 @@ def _end_with(parent: int) -> None:
     os._exit(ORPHANED)
 
 
-def about(asked: dict[str, Any]) -> Outcome:
+def about(asked: About) -> Outcome:
     """What this machine is, as far as figures depend on it."""
-    recipe = Recipe.from_dict(asked["recipe"])
+    recipe = Recipe.from_dict(asked.recipe)
     device = load_backend(recipe.backend).device(recipe)
-    machine = Machine(device=device.name, kind=device.kind, memory_bytes=device.memory_bytes, units=device.units,
-                      driver=_driver() if device.kind == "cuda" else None, versions=_versions())
-    return {"machine": asdict(machine)}
+    return Outcome(machine=Machine(
+        device=device.name, kind=device.kind, memory_bytes=device.memory_bytes, units=device.units,
+        driver=driver_version() if device.kind == "cuda" else None, versions=_versions(),
+    ))  # fmt: skip
 
 
-def measure(asked: dict[str, Any]) -> Outcome:
+def measure(asked: Measure) -> Outcome:
     """Run a rung: ours, or a peer's of the same model, data, seed and number of steps."""
-    recipe, steps, warm_up = Recipe.from_dict(asked["recipe"]), asked["steps"], asked["warm_up"]
-    backend, notes, memory = load_backend(recipe.backend), list[str](), asked["memory"]
-    device = backend.device(recipe) if memory is None else backend.limit_memory(recipe, memory)
-    recipe, _ = settle(recipe, device, backend.predict, notes.append)
-    if asked["within"] is not None:
-        within = resolve(Recipe.from_dict(asked["within"]), device)
+    recipe, notes = Recipe.from_dict(asked.recipe), list[str]()
+    backend = load_backend(recipe.backend)
+    device = backend.device(recipe) if asked.memory is None else backend.limit_memory(recipe, asked.memory)
+    recipe, _ = settle(recipe, own_target(device), backend.predict, notes.append)
+    if asked.within is not None:
+        within = resolve(Recipe.from_dict(asked.within), device)
         recipe = grown(recipe, within, own_target(device), backend)
         notes.append(f"batch_size {recipe.batch_size}")
-    runner = PEERS[asked["runner"]] if asked["runner"] != OURS else _ours
-    if asked["launch"] != "single":
-        runner = partial(run_parallel, asked["launch"])
-    timings: Timings = runner(recipe, device, warm_up, steps)
+    runner = PEERS[asked.runner] if asked.runner != OURS else _ours
+    if asked.launch != "single":
+        runner = partial(run_parallel, asked.launch)
+    timings: Timings = runner(recipe, device, asked.warm_up, asked.steps)
     for step, loss in enumerate(timings.losses, 1):
         if not math.isfinite(loss):
             raise NonFiniteLoss(f"the loss of step {step} is {loss}: what its steps took tells nothing of training")
-    task = TASKS[recipe.task]
-    return {
-        "status": "done", "recipe": recipe.to_dict(), "samples": recipe.batch_size,
-        "tokens": recipe.batch_size * recipe.seq_len if task.reads == "tokens" else 0, "notes": notes,
-        **asdict(timings),
-    }  # fmt: skip
+    tokens = recipe.batch_size * recipe.seq_len if TASKS[recipe.task].reads == "tokens" else 0
+    return Outcome(figures=Figures(recipe=recipe.to_dict(), samples=recipe.batch_size, tokens=tokens,
+                                   notes=tuple(notes), **asdict(timings)))
 
 
 def _ours(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
@@ -123,21 +128,22 @@ def _ours(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
     return backend.time(step, windows, warm_up, steps)
 
 
-def predict(asked: dict[str, Any]) -> Outcome:
-    """Predict rungs, each appended to the results as it is known. gpu: a name of the catalogue; None for this machine's
-    own device."""
+def predict(asked: Predict) -> Outcome:
+    """Predict rungs, each appended to the results as it is known."""
     versions = _versions()
-    for rung in asked["rungs"]:
-        row = {**rung["row"], "date": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions}
+    for rung in asked.rungs:
+        row = replace(rung.row, date=datetime.now(UTC).isoformat(timespec="seconds"), versions=versions)
         try:
-            row |= _predicted(Recipe.from_dict(rung["recipe"]), rung["within"], asked["gpu"], asked["memory"])
+            row = replace(row, **_predicted(rung, asked.gpu, asked.memory))
         except TightfitError as error:
-            row["reason"] = str(error)
-        append(Path(asked["results"]), Predicted(**row))
-    return {"status": "done"}
+            row = replace(row, reason=str(error))
+        append(Path(asked.results), row)
+    return Outcome()
 
 
-def _predicted(recipe: Recipe, within: dict[str, Any] | None, gpu: str | None, limit: int | None) -> Outcome:
+def _predicted(rung: Unpredicted, gpu: str | None, limit: int | None) -> dict[str, Any]:
+    """What a rung's row says of it."""
+    recipe, within = Recipe.from_dict(rung.recipe), rung.within
     backend = load_backend(recipe.backend)
     target = own_target(backend.device(recipe)) if gpu is None else gpu_target(gpu, None, lambda: None)
     if limit is not None:
@@ -145,12 +151,7 @@ def _predicted(recipe: Recipe, within: dict[str, Any] | None, gpu: str | None, l
     tools = standard_tools(backend.predict, target.ceilings)
     notes: list[str] = []
     check_length(recipe)
-    if gpu is None:
-        recipe, _ = settle(recipe, target.device, backend.predict, notes.append)
-    elif any(getattr(recipe, field) == "auto" for field in CHOICES):
-        plan = search(recipe, target.device, tools)
-        recipe = plan.recipe
-        notes.append(plan.answers.why)
+    recipe, _ = settle(recipe, target, backend.predict, notes.append)
     if within is not None:
         recipe = grown(recipe, resolve(Recipe.from_dict(within), target.device), target, backend)
         notes.append(f"batch_size {recipe.batch_size}")
@@ -158,29 +159,21 @@ def _predicted(recipe: Recipe, within: dict[str, Any] | None, gpu: str | None, l
     if refused := recipe.refusals(target.device):
         raise Refused("; ".join(refused))
     trace = backend.predict(recipe, target.device)
-    needs, fits, _ = memory(steps_alone(trace), target.device, tools, Margin())
+    found = fit(steps_alone(trace), target.device, tools, Margin())
     timed = tools.step_time(trace, recipe, target.device)
     return {
-        "fits": fits, "step_seconds": timed.seconds, "calibrated": timed.calibrated,
-        "peak_allocated": needs.peak_allocated, "peak_reserved": needs.peak_reserved, "context": needs.context,
+        "fits": found.fits, "step_seconds": timed.seconds, "calibrated": timed.calibrated,
+        "peak_allocated": found.memory.peak_allocated, "peak_reserved": found.memory.peak_reserved,
+        "context": found.memory.context,
         "notes": (*notes, *trace.notes), "samples": recipe.batch_size,
     }  # fmt: skip
-
-
-def _driver() -> str | None:
-    try:
-        with session() as nvml:
-            found = nvml.ask("nvmlSystemGetDriverVersion")
-    except NoNvml:
-        return None
-    return str(found) if isinstance(found, str) else None
 
 
 def _versions() -> dict[str, str]:
     return {"python": platform.python_version(), **installed(LIBRARIES)}
 
 
-JOBS: dict[str, Callable[[dict[str, Any]], Outcome]] = {"about": about, "measure": measure, "predict": predict}
+JOBS: dict[type[Job], Callable[[Any], Outcome]] = {About: about, Measure: measure, Predict: predict}
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -22,7 +22,7 @@ from tightfit.techniques.base import Technique
 from tightfit.techniques.checkpointing import NoCheckpointing
 from tightfit.techniques.compile import NoCompile
 from tightfit.techniques.optimizer import AdamW
-from tightfit.techniques.precision import Bf16, Fp16, Fp32
+from tightfit.techniques.precision import Fp32, half_precision
 
 MICRO_BATCH_TOKENS = {"cuda": 16_384, "cpu": 4_096}
 WORKERS = {"cuda": 2, "cpu": 0}
@@ -57,4 +57,4 @@ def _micro_batch(recipe: Recipe, device: Device) -> int:
 def _precision(device: Device) -> Technique:
     if device.kind == "cpu":
         return Fp32()
-    return Bf16() if device.at_least(8) else Fp16()
+    return half_precision(device)()

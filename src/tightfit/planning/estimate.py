@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tightfit.devices import Device
-from tightfit.planning.plan import Estimate, Fits, Memory, Time
+from tightfit.planning.allocator.replay import Fits
+from tightfit.planning.plan import Estimate, Memory, Time
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.trace import Category, Trace, Unseen
@@ -75,6 +76,15 @@ class Tools:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Fit:
+    """How a trace lies in a device's memory; fields as in `Estimate`."""
+
+    memory: Memory
+    fits: Fits
+    safe: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Margin:
     """What is to stay free of a device's memory: a share of all of it, and a fixed number of bytes.
 
@@ -98,8 +108,8 @@ def unseen(trace: Trace, where: str) -> int:
     return sum(figure.bytes for figure in trace.unseen if figure.where == where)
 
 
-def memory(trace: Trace, device: Device, tools: Tools, margin: Margin) -> tuple[Memory, Fits, bool]:
-    """The trace's memory on the device; whether it fits; and whether with the margin to spare."""
+def fit(trace: Trace, device: Device, tools: Tools, margin: Margin) -> Fit:
+    """The trace's memory on the device, and whether it fits."""
     room, spare = capacity(trace, device), margin.of(device)
     fits: Fits
     if device.kind == "cpu":  # no caching allocator: reserved is allocated, and nothing is rounded
@@ -114,21 +124,18 @@ def memory(trace: Trace, device: Device, tools: Tools, margin: Margin) -> tuple[
         tick, allocated, reserved = replayed.peak_tick, replayed.peak_allocated, replayed.peak_reserved
         # with all that it would take without end, it fits; a tight allocator can be said to miss more
         fits, missing = replayed.fits, min(replayed.missing, max(reserved - room, 0))
-    return (
-        Memory(
-            peak_allocated=allocated,
-            peak_reserved=reserved,
-            context=unseen(trace, "context"),
-            host=unseen(trace, "host"),
-            by_category=by_category(trace, tick, allocated),
-            peak_in=running_at(trace, tick),
-            capacity=room,
-            margin=spare,
-            missing=missing,
-        ),
-        fits,
-        safe,
+    memory = Memory(
+        peak_allocated=allocated,
+        peak_reserved=reserved,
+        context=unseen(trace, "context"),
+        host=unseen(trace, "host"),
+        by_category=by_category(trace, tick, allocated),
+        peak_in=running_at(trace, tick),
+        capacity=room,
+        margin=spare,
+        missing=missing,
     )
+    return Fit(memory=memory, fits=fits, safe=safe)
 
 
 def steps_alone(trace: Trace) -> Trace:
@@ -162,30 +169,34 @@ def running_at(trace: Trace, tick: int) -> str:
     return names.get(span.name, span.name)
 
 
-def join(
-    trace: Trace, needs: Memory, fits: Fits, safe: bool, timed: StepTimed, recipe: Recipe, device: Device, tools: Tools
-) -> Estimate:
-    """An estimate from its parts. recipe: resolved."""
+def step_cost(timed: StepTimed, recipe: Recipe, device: Device, tools: Tools) -> Time:
+    """What a step of a resolved recipe takes, in every unit."""
     seconds = timed.seconds
     tokens = recipe.seq_len if TASKS[recipe.task].reads == "tokens" else 0
     samples = recipe.batch_size / seconds if seconds > 0 else 0.0
+    return Time(
+        step_seconds=seconds,
+        samples_per_second=samples,
+        tokens_per_second=samples * tokens,
+        mfu=tools.mfu(recipe, device, seconds),
+        calibrated=timed.calibrated,
+    )
+
+
+def join(trace: Trace, found: Fit, time: Time, notes: Sequence[str]) -> Estimate:
+    """An estimate from its parts. notes: of the time."""
     return Estimate(
-        fits=fits,
-        safe=safe,
-        memory=needs,
-        time=Time(
-            step_seconds=seconds,
-            samples_per_second=samples,
-            tokens_per_second=samples * tokens,
-            mfu=tools.mfu(recipe, device, seconds),
-            calibrated=timed.calibrated,
-        ),
+        fits=found.fits,
+        safe=found.safe,
+        memory=found.memory,
+        time=time,
         unseen=tuple(trace.unseen),
-        notes=tuple(dict.fromkeys([*trace.notes, *timed.notes])),
+        notes=tuple(dict.fromkeys([*trace.notes, *notes])),
     )
 
 
 def estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools, margin: Margin | None = None) -> Estimate:
     """What a resolved recipe costs, from its trace."""
-    needs, fits, safe = memory(trace, device, tools, margin or Margin())
-    return join(trace, needs, fits, safe, tools.step_time(trace, recipe, device), recipe, device, tools)
+    timed = tools.step_time(trace, recipe, device)
+    found = fit(trace, device, tools, margin or Margin())
+    return join(trace, found, step_cost(timed, recipe, device, tools), timed.notes)

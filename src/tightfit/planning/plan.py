@@ -7,23 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 from tightfit.devices import Device
 from tightfit.errors import Refused
-from tightfit.planning.search.alignment import Misalignment
-from tightfit.planning.search.offload import OffloadAdvice
+from tightfit.planning.alignment import Misalignment
+from tightfit.planning.allocator.replay import Fits
+from tightfit.planning.offload import OffloadAdvice
 from tightfit.planning.wording import size
-from tightfit.recipe import Recipe
+from tightfit.recipe import CHOICES, Recipe
 from tightfit.trace import Unseen
 
-Fits = Literal["yes", "with-retries", "no"]
-"""Whether a peak fits the device: at once, only after the allocator has given cached memory back, or not."""
-
-CHOICES = ("micro_batch_size", "precision", "checkpointing", "optimizer", "attention", "compile")
-"""The recipe fields that a search decides."""
 INFERENCE_CHOICES = ("precision", "attention")
-"""The same of a recipe with `mode: inference`."""
+"""What CHOICES are, of a recipe with `mode: inference`."""
 
 
 def choices_of(recipe: Recipe) -> tuple[str, ...]:
@@ -85,6 +81,16 @@ class Time:
     mfu: float
     calibrated: bool = False
     prefill_seconds: float = 0.0
+
+    @property
+    def throughput(self) -> float:
+        """Tokens a second; samples a second for images."""
+        return self.tokens_per_second or self.samples_per_second
+
+    @property
+    def unit(self) -> str:
+        """What `throughput` counts."""
+        return "tokens/s" if self.tokens_per_second else "samples/s"
 
 
 @dataclass(frozen=True, kw_only=True)

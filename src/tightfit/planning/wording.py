@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-GIB = 1 << 30
-MIB = 1 << 20
+from tightfit.devices import GIB, MIB
 
 
 def size(count: int) -> str:

@@ -1,1 +1,1 @@
-"""How plans are shown: on a terminal, in a notebook."""
+"""What people see: a plan (`plan/`), the report of a profile (`report/`), and how far a search has come."""

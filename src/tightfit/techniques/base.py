@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, cast, dataclass_transform
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
@@ -55,6 +56,8 @@ class Technique:
     """What it does to speed, in a few words, for the docs."""
     memory: ClassVar[str] = ""
     """What it does to memory, in a few words, for the docs."""
+    needs: ClassVar[Mapping[str, str]] = {}
+    """Other fields' values that it cannot be without, as a person writes them."""
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         """Reasons, as sentences, why this technique cannot serve `recipe` on `device`; empty if it can."""

@@ -114,6 +114,7 @@ class MemoryBudget(Checkpointing):
     exact: ClassVar = "rounding"
     speed: ClassVar[str] = "a few percent slower; less at larger budgets"
     memory: ClassVar[str] = "saved activations at most the budget's share"
+    needs: ClassVar = {"compile": "per-block"}
 
     budget: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False), NUMBER] = 0.5
     """Share of the activations to keep: 1 keeps what the compiler would anyway, 0 only each region's inputs and

@@ -26,8 +26,18 @@ class Optimizer(Technique):
     tolerance: ClassVar[float] = 0.1
     state_bytes: ClassVar[float]
     """Bytes of optimizer state a parameter, for fp32 weights, as a rule of thumb."""
+    own_formats: ClassVar[bool] = False
+    """Whether states have formats of their own, whatever the weights' format is; otherwise they have the weights'."""
     bf16_roundings: ClassVar[tuple[Rounding, ...]] = ("nearest",)
     """The ways this optimizer can update weights that are bf16 themselves."""
+
+    def bytes_beside(self, rounding: Rounding | None) -> float:
+        """`state_bytes` beside weights whose updates are rounded so (see `Precision.weight_rounding`): states in the
+        weights' format halve beside bf16 ones, and Kahan summation keeps one more bf16 number a weight."""
+        if rounding is None:
+            return self.state_bytes
+        states = self.state_bytes if self.own_formats else self.state_bytes / 2
+        return states + (2 if rounding == "kahan" else 0)
 
     def _needs(self, module: str, package: str) -> list[str]:
         if importlib.util.find_spec(module) is None:
@@ -51,6 +61,7 @@ class _Adam(_Decaying):
 @technique
 class _Quantized(_Adam):
     speed: ClassVar[str] = "as AdamW once compiled"
+    own_formats: ClassVar[bool] = True
     bf16_roundings: ClassVar = ("stochastic", "nearest")
 
     block_size: BlockSize = 256
@@ -181,6 +192,7 @@ class AdamWAnyPrecision(_Decaying):
     speed: ClassVar[str] = "as AdamW's foreach"
     memory: ClassVar[str] = "4 bytes a parameter (bf16 states); 2 more for Kahan under bf16-pure"
     state_bytes: ClassVar[float] = 4.0
+    own_formats: ClassVar[bool] = True
     bf16_roundings: ClassVar = ("kahan", "stochastic", "nearest")
 
     momentum: Literal["fp32", "bf16"] = "bf16"

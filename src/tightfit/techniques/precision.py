@@ -21,6 +21,11 @@ class Precision(Technique):
         """How updates of weights that are bf16 themselves are rounded; None where weights are fp32."""
         return None
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of a weight, and of its gradient."""
+        return 4 if self.weight_rounding is None else 2
+
 
 @technique
 class _Fp32Weights(Precision):
@@ -105,8 +110,17 @@ class Bf16Pure(Precision):
         return [cls(), cls(rounding="stochastic")]
 
 
+def half_precision(device: Device) -> type[Bf16] | type[Fp16]:
+    """The mixed precision that is usual on a device: bf16, or fp16 where bf16 is emulated."""
+    return Fp16 if _emulates_bf16(device) else Bf16
+
+
+def _emulates_bf16(device: Device) -> bool:
+    return device.kind == "cuda" and not device.at_least(8)
+
+
 def _refuse_bf16(device: Device) -> list[str]:
-    if device.kind == "cuda" and not device.at_least(8):
+    if _emulates_bf16(device):
         return [f"{device.name} computes bf16 in emulation only (compute capability "
                 f"{'.'.join(map(str, device.capability or ()))}, 8.0 is needed); write precision=fp16"]
     return []

@@ -27,7 +27,7 @@ from tightfit.planning.timing.step_time import step_time
 from tightfit.profiles import Profile
 from tightfit.recipe import Recipe
 from tightfit.trace import Phase, Trace
-from tightfit.trace_file import replacing
+from tightfit.trace.file import replacing
 from tightfit.training.progress import Listener, Quiet
 from tightfit.training.run_folder import MEMORY_RECORD
 from tightfit.versions import installed
@@ -66,7 +66,7 @@ def profile_recipe(
     listener = listener or Quiet()
     backend = load_backend(recipe.backend)
     device = backend.device(recipe)
-    recipe, plan = settle(recipe, device, lambda r, d: backend.predict(r, d, module), listener.message)
+    recipe, plan = settle(recipe, own_target(device), lambda r, d: backend.predict(r, d, module), listener.message)
     facts = model_facts(recipe) if module is None else module_facts(module, recipe)
     data = prepare(recipe, facts, progress=listener.preparing, dataset=dataset)
     build = backend.build(recipe, device, module)

@@ -17,7 +17,7 @@ from tightfit import profiles
 from tightfit.errors import CheckpointError, RecipeError
 from tightfit.recipe import Recipe
 from tightfit.recipe_text import read_yaml, to_yaml
-from tightfit.trace_file import replacing
+from tightfit.trace.file import replacing
 
 ROUNDING = ("micro_batch_size", "attention", "checkpointing", "compile")
 """Those of them that change a step's rounding, or the random numbers that dropout draws."""

@@ -20,6 +20,7 @@ from tightfit.models import model_facts, module_facts, resolve_source
 from tightfit.planning.advice import smaller
 from tightfit.planning.plan import Plan
 from tightfit.planning.search.settling import settle
+from tightfit.planning.targets import own_target
 from tightfit.recipe import Recipe
 from tightfit.recipe_files import load_recipe
 from tightfit.trace import Trace
@@ -110,7 +111,7 @@ class Trainer:
         if recipe.hugging_face:
             self.listener.message("hugging_face: these arguments of the Hugging Face Trainer's have no effect here: "
                                   + ", ".join(sorted(recipe.hugging_face)))
-        settled, self.plan = settle(recipe, device, self._predict, self.listener.message)
+        settled, self.plan = settle(recipe, own_target(device), self._predict, self.listener.message)
         return settled, device
 
     def _predict(self, recipe: Recipe, device: Device) -> Trace:

@@ -30,9 +30,7 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 def require_settled(recipe: Recipe) -> None:
-    fields = ("micro_batch_size", "precision", "checkpointing", "optimizer", "attention", "compile")
-    open_fields = [name for name in fields if getattr(recipe, name) == "auto"]
-    open_fields += ["loading.workers"] if recipe.loading.workers == "auto" else []
+    open_fields = [*recipe.open_choices(), *(["loading.workers"] if recipe.loading.workers == "auto" else [])]
     if open_fields:
         raise RecipeError(
             f"{', '.join(open_fields)}: still auto, which TrainingArguments cannot say; plan the recipe first, or "

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -18,15 +17,6 @@ from tightfit.techniques.optimizer import Adafactor, AdamW, AdamW4bit, AdamW8bit
 from tightfit.techniques.precision import Bf16Pure, Fp32
 
 FP32_CASES = [case for case in CASES if isinstance(case.precision, Fp32)]
-BF16_BYTES = MappingProxyType({
-    ("adamw", "kahan"): 6, ("adamw", "stochastic"): 4, ("adamw", "nearest"): 4,
-    ("adamw-anyprecision", "kahan"): 6, ("adamw-anyprecision", "stochastic"): 4, ("adamw-anyprecision", "nearest"): 4,
-    ("sgd", "kahan"): 4, ("sgd", "nearest"): 2, ("lion", "kahan"): 4, ("lion", "nearest"): 2,
-    ("adamw-8bit", "stochastic"): 2, ("adamw-8bit", "nearest"): 2,
-    ("adamw-4bit", "stochastic"): 1, ("adamw-4bit", "nearest"): 1,
-    ("adafactor", "nearest"): 0.05,
-})  # fmt: skip
-"""Bytes of state a bf16 weight."""
 
 
 def group_names(model: nn.Module) -> tuple[list[str], list[str]]:
@@ -133,9 +123,7 @@ def test_state_bytes_are_those_declared(case: Case) -> None:
     optimizer.step()
     tensors, _ = state_tensors(optimizer, model)
     sizes = {prefix: sum(t.nbytes for name, t in tensors.items() if name.startswith(prefix)) for prefix in "012"}
-    declared = case.technique.state_bytes
-    if isinstance(case.precision, Bf16Pure):
-        declared = BF16_BYTES[case.technique.name, case.precision.rounding]
+    declared = case.technique.bytes_beside(case.precision.weight_rounding)
     assert (sizes["1"] + sizes["2"]) / (2 * 512 * 512) == pytest.approx(declared, rel=0.15, abs=0.05)
     if isinstance(case.technique, AdamW8bit | AdamW4bit):
         assert sizes["0"] == 8 * 8 * 512 + 4

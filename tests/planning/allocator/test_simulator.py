@@ -7,91 +7,16 @@ Function names in the comments are those of torch's c10/cuda/CUDACachingAllocato
 
 from __future__ import annotations
 
-import importlib.util
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from tests.planning.slow_allocator import SlowAllocator
-from tightfit.planning.allocator import settings
-from tightfit.planning.allocator.settings import MIB, AllocatorSettings
+from tightfit.devices import MIB
+from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.planning.allocator.simulator import CachingAllocator, OutOfCapacity
 
 KIB = 1024
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
-
-
-# --- sizes ---------------------------------------------------------------------------------------------------------
-
-
-def test_constants_are_those_of_the_installed_torch():
-    """c10/core/AllocatorConfig.h ships with torch."""
-    spec = importlib.util.find_spec("torch")
-    assert spec is not None
-    assert spec.origin is not None
-    header = Path(spec.origin).parent / "include/c10/core/AllocatorConfig.h"
-    text = header.read_text()
-    named = {name: int(value) for name, value in re.findall(r"constexpr size_t (k\w+) = (\d+);", text)}
-    ours = {"kSmallBuffer": settings.SMALL_SEGMENT, "kMinBlockSize": settings.MIN_BLOCK, "kSmallSize": settings.SMALL,
-            "kMinLargeAlloc": settings.MIN_LARGE, "kRoundLarge": settings.ROUND_LARGE}
-    assert {name: named[name] for name in ours} == ours
-    found = re.search(r"large_segment_size_\{(\d+)\}", text)
-    assert found is not None
-    assert int(found[1]) == settings.LARGE_SEGMENT
-
-
-@pytest.mark.parametrize(("size", "rounded"), [(1, 512), (512, 512), (513, 1024), (MIB, MIB), (MIB + 1, MIB + 512)])
-def test_sizes_are_rounded_up_to_512_bytes(size: int, rounded: int):
-    """round_size."""
-    simulated = CachingAllocator()
-    assert simulated.rounded(size) == rounded
-    assert simulated.malloc(size).size == rounded
-
-
-@pytest.mark.parametrize(("size", "rounded"), [
-    (3 * MIB + 1, 3584 * KIB),  # 2 to 4 MiB in four parts of 512 KiB
-    (3 * MIB, 3 * MIB),
-    (2048, 2048),               # not above 512 bytes times the parts: by 512
-    (2049, 2560),               # 2 to 4 KiB in parts of 512 bytes
-    (5000, 5120),               # 4 to 8 KiB in parts of 1 KiB
-    (4 * MIB, 4 * MIB),         # powers of two stay
-])
-def test_roundup_power2_divisions(size: int, rounded: int):
-    """round_size and roundup_power2_next_division."""
-    assert CachingAllocator(settings=AllocatorSettings(roundup_power2_divisions=(4,) * 16)).rounded(size) == rounded
-
-
-def test_roundup_power2_divisions_differ_by_interval():
-    """AcceleratorAllocatorConfig::roundup_power2_divisions: entry 0 to below 2 MiB, entry 1 to below 4 MiB, 15 the
-    rest."""
-    divisions = (0, 2, *(0,) * 13, 8)
-    simulated = CachingAllocator(settings=AllocatorSettings(roundup_power2_divisions=divisions))
-    assert simulated.rounded(2 * MIB - 511) == 2 * MIB  # entry 0: by 512
-    assert simulated.rounded(2 * MIB + 1) == 3 * MIB    # entry 1: two parts of 1 MiB
-    assert simulated.rounded(4 * MIB + 1) == 4 * MIB + 512
-    assert simulated.rounded((64 << 30) + 1) == 72 << 30  # entry 15: eight parts of 8 GiB
-    assert simulated.rounded((256 << 30) + 1) == 288 << 30
-
-
-@pytest.mark.parametrize(("size", "reserved"), [
-    (1, 2 * MIB), (MIB, 2 * MIB),                     # small: kSmallBuffer
-    (MIB + 1, 20 * MIB), (10 * MIB - 512, 20 * MIB),  # below kMinLargeAlloc: large_segment_size
-    (10 * MIB - 511, 10 * MIB),                       # rounds to 10 MiB, which is not below it
-    (10 * MIB + 1, 12 * MIB), (12 * MIB, 12 * MIB),   # multiples of kRoundLarge
-])
-def test_segment_sizes(size: int, reserved: int):
-    """get_allocation_size."""
-    simulated = CachingAllocator()
-    simulated.malloc(size)
-    assert simulated.reserved == reserved
-
-
-def test_large_segment_size_can_be_set():
-    simulated = CachingAllocator(settings=AllocatorSettings(large_segment=40 * MIB))
-    simulated.malloc(2 * MIB)
-    assert simulated.reserved == 40 * MIB
 
 
 # --- choosing, splitting, merging ----------------------------------------------------------------------------------
@@ -340,143 +265,6 @@ def test_garbage_collection_needs_a_limit():
     simulated.free(simulated.malloc(30 * MIB))
     simulated.malloc(40 * MIB)
     assert simulated.reserved == 70 * MIB
-
-
-# --- expandable segments -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("size", "reserved"), [(1, 2), (MIB, 2), (MIB + 1, 20), (20 * MIB, 20), (20 * MIB + 1, 40)])
-def test_expandable_segments_are_mapped_page_by_page(size: int, reserved: int):
-    """find_expandable_block: pages of kSmallBuffer or large_segment_size; ExpandableSegment::map: whole pages."""
-    simulated = CachingAllocator(settings=EXPANDABLE)
-    simulated.malloc(size)
-    assert simulated.reserved == reserved * MIB
-
-
-def test_expandable_blocks_are_split_down_to_512_bytes():
-    """should_split: as in the small pool."""
-    simulated = CachingAllocator(settings=EXPANDABLE)
-    simulated.malloc(19 * MIB + 512 * KIB)
-    assert simulated.allocated == 19 * MIB + 512 * KIB
-    assert simulated.malloc(MIB).size == MIB  # in the small pool: no part of the 512 KiB left
-    assert simulated.reserved == 22 * MIB
-
-
-def test_an_expandable_segment_grows_at_its_end():
-    """try_allocate_expandable_block: the free end, and new pages for what it lacks."""
-    simulated = CachingAllocator(settings=EXPANDABLE)
-    first = simulated.malloc(15 * MIB)
-    second = simulated.malloc(26 * MIB)
-    assert second.address - first.address == 15 * MIB
-    assert simulated.reserved == 60 * MIB  # 41 MiB in pages of 20
-
-
-def test_best_fit_counts_what_the_end_can_grow_to():
-    """get_free_block: expandable_size; a larger block inside goes before a smaller one at the end."""
-    simulated = CachingAllocator(settings=EXPANDABLE)
-    inside, guard = simulated.malloc(18 * MIB), simulated.malloc(6 * MIB)
-    simulated.free(inside)  # 18 MiB inside, 16 MiB at the end
-    assert simulated.malloc(10 * MIB).address == inside.address
-    assert guard.address - inside.address == 18 * MIB
-
-
-def test_empty_cache_unmaps_whole_pages_and_their_place_is_used_again():
-    """unmap_block keeps the parts of pages; find_expandable_block starts at the lowest run of free blocks."""
-    simulated = CachingAllocator(settings=EXPANDABLE)
-    before, inside, behind = (simulated.malloc(size * MIB) for size in (5, 40, 15))
-    start = before.address
-    simulated.free(inside)  # from 5 to 45 MiB: page 1 whole, parts of pages 0 and 2
-    simulated.empty_cache()
-    assert simulated.reserved == 40 * MIB
-    block = simulated.malloc(12 * MIB)  # from 5 to 17 MiB of page 0
-    assert block.address == start + 5 * MIB
-    assert simulated.reserved == 40 * MIB
-    simulated.free(block)
-    block = simulated.malloc(38 * MIB)  # 15 cached, 20 unmapped, 3 of the 5 cached behind: one page is mapped
-    assert block.address == start + 5 * MIB
-    assert simulated.reserved == 60 * MIB
-    assert behind.address == start + 45 * MIB
-
-
-def test_an_empty_expandable_segment_is_given_up():
-    """release_expandable_segment: the next one lies elsewhere."""
-    simulated = CachingAllocator(settings=EXPANDABLE)
-    block = simulated.malloc(30 * MIB)
-    address = block.address
-    simulated.free(block)
-    simulated.empty_cache()
-    assert simulated.reserved == 0
-    assert simulated.malloc(30 * MIB).address != address
-
-
-def test_expandable_segments_belong_to_a_stream():
-    """find_expandable_block: (*it)->stream == stream."""
-    simulated = CachingAllocator(settings=EXPANDABLE)
-    simulated.malloc(5 * MIB, stream=1)
-    simulated.malloc(5 * MIB, stream=2)
-    assert simulated.reserved == 40 * MIB
-
-
-def test_pages_of_one_pool_are_released_for_another():
-    """malloc: release_cached_blocks unmaps, then the mapping is tried again."""
-    simulated = CachingAllocator(capacity=21 * MIB, settings=EXPANDABLE)
-    simulated.free(simulated.malloc(1))
-    simulated.malloc(15 * MIB)
-    assert (simulated.reserved, simulated.retries) == (20 * MIB, 1)
-    with pytest.raises(OutOfCapacity) as caught:
-        simulated.malloc(10 * MIB)  # 5 MiB are free: one more page
-    assert caught.value.needed == 40 * MIB
-
-
-def test_all_pages_of_a_mapping_are_there_or_none():
-    """ExpandableSegment::map: cuMemCreate fails, the handles made before it are released."""
-    simulated = CachingAllocator(capacity=50 * MIB, settings=EXPANDABLE)
-    with pytest.raises(OutOfCapacity) as caught:
-        simulated.malloc(50 * MIB)
-    assert (simulated.reserved, caught.value.needed) == (0, 60 * MIB)
-
-
-def test_a_gap_that_was_filled_stays_filled_where_the_end_cannot_grow():
-    """try_allocate_expandable_block: map_block by map_block; a failure leaves the earlier ones mapped and cached."""
-    simulated = CachingAllocator(capacity=80 * MIB, settings=EXPANDABLE)
-    blocks = [simulated.malloc(20 * MIB) for _ in range(4)]
-    simulated.free(blocks[1])
-    simulated.free(blocks[3])
-    simulated.empty_cache()  # pages 1 and 3 are unmapped
-    assert simulated.reserved == 40 * MIB
-    simulated.free(blocks[2])
-    with pytest.raises(OutOfCapacity):
-        simulated.malloc(100 * MIB)  # page 1 is mapped before page 2; then four more would make 120 MiB
-    # Released before the second try, which again maps page 1 to 5 at once, and fails whole.
-    assert simulated.reserved == 20 * MIB
-
-
-def test_the_limit_counts_segment_sizes_and_not_pages():
-    """alloc_block compares alloc_size, which is rounded to 2 MiB, and try_allocate_expandable_block maps 20 MiB."""
-    simulated = CachingAllocator(limit=24 * MIB, settings=EXPANDABLE)
-    simulated.malloc(22 * MIB)
-    assert simulated.reserved == 40 * MIB
-
-
-def test_collection_and_oversize_release_leave_expandable_segments_alone():
-    """release_available_cached_blocks and garbage_collect_cached_blocks pass over them; get_free_block does not."""
-    settings = AllocatorSettings(expandable_segments=True, max_split_size=100 * MIB, garbage_collection_threshold=0.1)
-    simulated = CachingAllocator(settings=settings, limit=200 * MIB)
-    large, guard = simulated.malloc(120 * MIB), simulated.malloc(20 * MIB)
-    simulated.free(large)
-    simulated.malloc(20 * MIB)  # 120 MiB are too large to serve: another page is mapped
-    assert (simulated.reserved, simulated.retries) == (160 * MIB, 0)
-    simulated.malloc(99 * MIB)  # 260 MiB would be too many: all that is cached is unmapped
-    assert (simulated.reserved, simulated.retries) == (140 * MIB, 1)
-    assert guard.size == 20 * MIB
-
-
-def test_an_oversize_block_at_the_mapped_end_serves_all_the_same():
-    """find_expandable_block takes the free block before the unmapped pages, of whatever size."""
-    simulated = CachingAllocator(settings=AllocatorSettings(expandable_segments=True, max_split_size=100 * MIB))
-    simulated.free(simulated.malloc(120 * MIB))
-    simulated.malloc(20 * MIB)
-    assert simulated.reserved == 120 * MIB
 
 
 # --- all rules together --------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def test_other_kernels_are_fallbacks():
      ["checkpointing=memory-budget and compile=off cannot stand together", "write compile=per-block"]),
     ({"precision": "bf16"}, VOLTA, ["precision=bf16 cannot serve on V100", "write precision=fp16"]),
     ({"precision": "fp32", "attention": {"name": "sdpa", "kernel": "flash"}}, AMPERE,
-     ["attention=sdpa and precision=fp32", "needs half precision"]),
+     ["precision=fp32 and attention=sdpa", "needs half precision"]),
 ])
 def test_contradictory_pins_are_named(pins, device, words):
     with pytest.raises(Refused) as caught:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.planning.toy import MIB, Toy
-from tightfit.devices import Device
+from tests.planning.toy import Toy
+from tightfit.devices import MIB, Device
 from tightfit.errors import ModelError, Refused
 from tightfit.planning.estimate import Margin, estimate
 from tightfit.planning.search import lines, probing

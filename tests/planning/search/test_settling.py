@@ -11,12 +11,12 @@ from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.devices import Device, find_device
 from tightfit.errors import ModelError
 from tightfit.planning.defaults import resolve
-from tightfit.planning.plan import CHOICES
-from tightfit.planning.search import settling
 from tightfit.planning.search.settling import settle
 from tightfit.planning.targets import Target
+from tightfit.recipe import CHOICES
 
 CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 34, units=2)
+RTX_4090 = Target(device=find_device("rtx-4090"))
 PINNED = {
     "precision": "fp32", "checkpointing": "none", "optimizer": "adamw", "attention": "sdpa", "compile": "off",
     "micro_batch_size": 4,
@@ -30,7 +30,7 @@ def told() -> list[str]:
 
 def test_a_gpu_recipe_is_planned_and_keeps_its_pins(tiny, told):
     recipe = Recipe.from_dict({**tiny, **PINNED, "micro_batch_size": "auto", "precision": "auto"})
-    settled, plan = settle(recipe, find_device("rtx-4090"), PytorchBackend().predict, told.append)
+    settled, plan = settle(recipe, RTX_4090, PytorchBackend().predict, told.append)
     assert plan is not None
     assert settled == plan.recipe
     assert all(getattr(settled, field) != "auto" for field in CHOICES)
@@ -43,15 +43,14 @@ def test_a_recipe_with_nothing_open_is_not_planned(tiny, told):
     def predict(recipe, device):
         raise AssertionError("nothing to plan")
 
-    settled, plan = settle(Recipe.from_dict({**tiny, **PINNED}), find_device("rtx-4090"), predict, told.append)
+    settled, plan = settle(Recipe.from_dict({**tiny, **PINNED}), RTX_4090, predict, told.append)
     assert (plan, told) == (None, [])
     assert settled.micro_batch_size == 4
 
 
-def test_a_processor_that_was_never_measured_takes_the_defaults(tiny, told, monkeypatch):
-    monkeypatch.setattr(settling, "own_target", lambda device: Target(device=device))
+def test_a_processor_that_was_never_measured_takes_the_defaults(tiny, told):
     recipe = Recipe.from_dict({**tiny, "micro_batch_size": "auto"})
-    settled, plan = settle(recipe, CPU, PytorchBackend().predict, told.append)
+    settled, plan = settle(recipe, Target(device=CPU), PytorchBackend().predict, told.append)
     assert plan is None
     assert settled == resolve(recipe, CPU)
 
@@ -60,19 +59,18 @@ def test_a_model_that_cannot_be_traced_takes_the_defaults_and_says_why(tiny, tol
     def predict(recipe, device):
         raise ModelError("model: encoder.layer asks for nonzero")
 
-    device = find_device("rtx-4090")
     recipe = Recipe.from_dict({**tiny, "micro_batch_size": "auto"})
-    settled, plan = settle(recipe, device, predict, told.append)
+    settled, plan = settle(recipe, RTX_4090, predict, told.append)
     assert plan is None
-    assert settled == resolve(recipe, device)
+    assert settled == resolve(recipe, RTX_4090.device)
     assert "encoder.layer asks for nonzero" in told[0]
 
 
 def test_a_run_keeps_its_plan_in_its_folder(tiny, tmp_path, monkeypatch):
     made = {}
 
-    def planned(recipe, device, predict, tell, progress=None):
-        settled, plan = settle(recipe, find_device("rtx-4090"), predict, tell)
+    def planned(recipe, target, predict, tell):
+        settled, plan = settle(recipe, RTX_4090, predict, tell)
         made["plan"] = plan
         return settled.override(precision="fp32"), plan
 

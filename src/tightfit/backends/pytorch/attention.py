@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tightfit.backends.pytorch import attention_arguments as told
 from tightfit.backends.pytorch.attention_functions import EAGER, FLEX, SDPA, register
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.cuda_target.sdpa import HALF
+from tightfit.backends.pytorch.formats import HALF
 from tightfit.errors import Refused
 from tightfit.techniques.attention import Eager, FlashAttn, Flex, Sdpa
 

@@ -32,8 +32,8 @@ from tightfit.backends.pytorch.attention_masks import (
     is_plain,
     mask_function,
 )
-from tightfit.backends.pytorch.cuda_target.sdpa import HALF
-from tightfit.backends.pytorch.predicting.target import active_cuda_target, cuda_target_of
+from tightfit.backends.pytorch.formats import HALF
+from tightfit.backends.pytorch.stand_ins import active_cuda_target, cuda_target_of
 from tightfit.errors import ModelError
 
 AttentionFunction = Callable[..., tuple[Tensor, None]]

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
 
 from tightfit.backends.pytorch.attention_masks import distance_mask
-from tightfit.backends.pytorch.cuda_target.sdpa import HALF
-from tightfit.backends.pytorch.predicting.target import capability_of
+from tightfit.backends.pytorch.formats import HALF
+from tightfit.backends.pytorch.stand_ins import capability_of
 from tightfit.errors import ModelError
 
 PackedWay = Literal["varlen", "slices", "dense"]

@@ -18,7 +18,7 @@ from tightfit.backends.pytorch.gpu_memory import gpu_memory
 from tightfit.backends.pytorch.measuring.measure import measure
 from tightfit.backends.pytorch.measuring.meter import Meter
 from tightfit.backends.pytorch.measuring.step_profiler import StepProfiler
-from tightfit.backends.pytorch.memory import memory_guard
+from tightfit.backends.pytorch.out_of_memory import memory_guard
 from tightfit.backends.pytorch.predicting.inference import predict_inference
 from tightfit.backends.pytorch.predicting.predict import predict
 from tightfit.backends.pytorch.predicting.unseen import unseen

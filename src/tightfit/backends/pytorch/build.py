@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from tightfit.backends.base import WindowSource
 from tightfit.backends.pytorch.batch import TensorBatch, TensorWindow
+from tightfit.backends.pytorch.losses import cross_entropy_sum
 from tightfit.backends.pytorch.models import logits_of
 from tightfit.devices import Device
 from tightfit.models import ModelFacts
@@ -24,11 +25,24 @@ MaskArguments = Callable[[TensorBatch], dict[str, Any]]
 OptimizerFactory = Callable[[nn.Module], Optimizer]
 CompileBackend = Callable[[str, str], Any]
 Windows = Callable[[WindowSource, int, int], Iterator[TensorWindow]]
+LossSum = Callable[[TensorBatch], Tensor]
+Divisor = Callable[[TensorWindow], float]
+Exchange = Callable[[bool], AbstractContextManager[Any]]
 
 
 def no_mask(batch: TensorBatch) -> dict[str, Any]:
     """The arguments of a model that is told nothing about which positions may see each other."""
     return {}
+
+
+def own_count(window: TensorWindow) -> float:
+    """The window's labels that count: what its summed loss is divided by where no other process has a part of it."""
+    return max(window.count, 1)
+
+
+def no_exchange(last: bool) -> AbstractContextManager[None]:
+    """What surrounds a micro-batch of a model that is alone."""
+    return nullcontext()
 
 
 @contextmanager
@@ -55,6 +69,10 @@ class Build:
     compile_backend: what torch.compile is given as its backend in the place of one it names, in a mode: planning's own,
         which generates no code.
     evaluation_dtype: cast the weights to this for evaluation; None keeps them.
+    shared_loss: a micro-batch's summed loss where copies of the model share its work; None where there is one model.
+    divisor: what a micro-batch's summed loss is divided by, so that gradients are those of the whole window's mean.
+    exchange: entered around a micro-batch's passes, and told whether it is the last of its window: where processes
+        exchange gradients, they do so then.
     notes: sentences for the person running this, such as a risky combination.
     """
 
@@ -73,6 +91,9 @@ class Build:
     windows: Windows | None = None
     compile_backend: CompileBackend | None = None
     evaluation_dtype: torch.dtype | None = None
+    shared_loss: LossSum | None = None
+    divisor: Divisor = own_count
+    exchange: Exchange = no_exchange
     notes: tuple[str, ...] = ()
 
     def session(self) -> AbstractContextManager[None]:
@@ -94,6 +115,13 @@ class Build:
         if self.recipe.pad_vocab_to and self.task.reads == "tokens" and logits.dim() == 3:
             return logits[..., : self.facts.vocab_size]
         return logits
+
+    def loss_sum(self, batch: TensorBatch) -> Tensor:
+        """A micro-batch's summed loss, a scalar."""
+        if self.shared_loss is not None:
+            return self.shared_loss(batch)
+        with self.forward_context():
+            return cross_entropy_sum(self.logits(batch), batch.labels)
 
     def _as_weights(self, values: Tensor) -> Tensor:
         """Inputs such as images in the format of the weights, if the model holds any: DataParallel's copies do not."""

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from tightfit.backends.pytorch.blocks import attention_modules, mlp_modules
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.regions import Policy, recompute
+from tightfit.backends.pytorch.recomputation import Policy, recompute
 from tightfit.errors import ModelError
 from tightfit.techniques.checkpointing import (
     AttentionOnly,

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.regions import compile_module
+from tightfit.backends.pytorch.recomputation import compile_module
 from tightfit.techniques.compile import NoCompile, PerBlock, WholeModel
 
 OUTERMOST = ("_compile.compile_inner", "backward._backward_impl")

@@ -14,8 +14,7 @@ from traceback import walk_tb
 import torch
 from torch import nn
 
-from tightfit.errors import ModelError, TightfitError
-from tightfit.models import one_line
+from tightfit.errors import ModelError, TightfitError, one_line
 
 OURS = Path(__file__).parents[2]
 TORCH = Path(torch.__file__).parent

@@ -14,7 +14,6 @@ from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.build import Build
 from tightfit.errors import RecipeError
 from tightfit.recipe import Recipe
-from tightfit.techniques import SLOTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +45,7 @@ def apply(model: nn.Module, recipe: Recipe | dict[str, Any]) -> Applied:
     Raises RecipeError where a technique or the micro-batch is still `auto`, and Refused where one cannot serve here.
     """
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.from_dict(recipe)
-    fields = [*(slot for slot in SLOTS if slot != "loading"), "micro_batch_size"]
-    open_fields = [name for name in fields if getattr(recipe, name) == "auto"]
-    if open_fields:
+    if open_fields := recipe.open_choices():
         raise RecipeError(f"{', '.join(open_fields)}: still auto; write a value for each, or take the recipe of "
                           "tightfit.plan(model, recipe)")
     backend = PytorchBackend()

@@ -22,10 +22,10 @@ from tightfit.backends.pytorch.generation import generate
 from tightfit.backends.pytorch.gpu_memory import gpu_memory
 from tightfit.backends.pytorch.inspection import Inspector
 from tightfit.backends.pytorch.losses import cross_entropy_sum
-from tightfit.backends.pytorch.memory import memory_guard
 from tightfit.backends.pytorch.model_errors import model_guard
 from tightfit.backends.pytorch.models import parameter_count, save_model
 from tightfit.backends.pytorch.optimizer import set_learning_rate
+from tightfit.backends.pytorch.out_of_memory import memory_guard
 from tightfit.backends.pytorch.state import load_state, save_state
 from tightfit.errors import ModelError
 from tightfit.tasks import Window
@@ -119,15 +119,16 @@ class Step:
     def accumulate(self, window: TensorWindow) -> Tensor:
         """Add every micro-batch's gradients; return the window's summed loss."""
         total: Tensor | None = None
-        last = len(window.micro_batches)
+        last, divisor = len(window.micro_batches), self.build.divisor(window)
         for number, host_batch in enumerate(window.micro_batches, 1):
-            self._enter(Phase.FORWARD, f"the forward pass of micro-batch {number} of {last}")
-            loss = self._loss_sum(host_batch.to(self.build.torch_device))
-            total = loss.detach() if total is None else total + loss.detach()
-            self._enter(Phase.BACKWARD, f"the backward pass of micro-batch {number} of {last}")
-            loss = loss / max(window.count, 1)
-            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
-            del loss
+            with self.build.exchange(number == last):
+                self._enter(Phase.FORWARD, f"the forward pass of micro-batch {number} of {last}")
+                loss = self._loss_sum(host_batch.to(self.build.torch_device))
+                total = loss.detach() if total is None else total + loss.detach()
+                self._enter(Phase.BACKWARD, f"the backward pass of micro-batch {number} of {last}")
+                loss = loss / divisor
+                (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+                del loss
         assert total is not None
         return total
 
@@ -138,8 +139,7 @@ class Step:
                 loss = self._first_loss_sum(batch)
             self._inspection = inspector.result()
             return loss
-        with self.build.forward_context():
-            return cross_entropy_sum(self.build.logits(batch), batch.labels)
+        return self.build.loss_sum(batch)
 
     def _first_loss_sum(self, batch: TensorBatch) -> Tensor:
         """The first loss, with what the model owes us checked. Raises ModelError."""
@@ -202,9 +202,7 @@ class Step:
                 for window in windows:
                     made = window if isinstance(window, TensorWindow) else tensor_window(window)
                     for host_batch in made.micro_batches:
-                        batch = host_batch.to(build.torch_device)
-                        with build.forward_context():
-                            loss += cross_entropy_sum(build.logits(batch), batch.labels)
+                        loss += build.loss_sum(host_batch.to(build.torch_device))
                     count += window.count
         finally:
             build.model.train()

@@ -32,7 +32,7 @@ from tightfit.techniques.checkpointing import EveryBlock, EveryNth, NoCheckpoint
 from tightfit.techniques.compile import PerBlock, WholeModel
 from tightfit.training_arguments.conversion import ATTENTION
 
-OURS = {"eager": EAGER, "sdpa": SDPA, "flex": FLEX}
+TRANSFORMER_ATTENTION = {"eager": EAGER, "sdpa": SDPA, "flex": FLEX}
 """What the bundled transformer calls."""
 
 
@@ -136,9 +136,9 @@ def settings(recipe: Recipe, device: Device) -> Iterator[None]:
 def _attend(model: nn.Module, attention: Attention) -> None:
     """Have the model call that attention. A choice of kernel that PyTorch makes anyway is no choice of the model."""
     if isinstance(model, Transformer):
-        if attention.name not in OURS:
+        if attention.name not in TRANSFORMER_ATTENTION:
             raise Refused(f"attention: the bundled transformer has no {attention.name}; write attention=sdpa")
-        model.config._attn_implementation = OURS[attention.name]
+        model.config._attn_implementation = TRANSFORMER_ATTENTION[attention.name]
         return
     automatic = isinstance(attention, Sdpa) and attention.kernel == "auto"
     if not isinstance(model, transformers.PreTrainedModel):

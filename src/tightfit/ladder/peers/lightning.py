@@ -15,8 +15,8 @@ from tightfit.backends.base import Timings
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.loading import loading
 from tightfit.backends.pytorch.measuring.meter import Meter
-from tightfit.backends.pytorch.memory import memory_guard
 from tightfit.backends.pytorch.models import logits_of
+from tightfit.backends.pytorch.out_of_memory import memory_guard
 from tightfit.data.loading import WindowLoader
 from tightfit.devices import Device
 from tightfit.errors import MissingLibrary, Refused

@@ -18,9 +18,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tightfit.devices import MIB
 from tightfit.errors import DataError
 from tightfit.planning.allocator.blocks import Block
-from tightfit.planning.allocator.settings import LARGE_SEGMENT, MIB, AllocatorSettings
+from tightfit.planning.allocator.settings import LARGE_SEGMENT, AllocatorSettings
 from tightfit.planning.allocator.simulator import CachingAllocator, OutOfCapacity
 
 ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map",

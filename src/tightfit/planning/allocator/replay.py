@@ -14,6 +14,7 @@ from tightfit.planning.allocator.simulator import CachingAllocator, OutOfCapacit
 from tightfit.trace import OpClass, Trace
 
 Fits = Literal["yes", "with-retries", "no"]
+"""Whether a peak fits the device: at once, only after the allocator has given cached memory back, or not."""
 
 
 @dataclass(frozen=True, kw_only=True)

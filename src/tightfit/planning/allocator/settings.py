@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MIB = 1 << 20
+from tightfit.devices import MIB
+
 MIN_BLOCK = 512
 """kMinBlockSize: every size is rounded up to a multiple of it."""
 SMALL = MIB
@@ -39,3 +40,19 @@ class AllocatorSettings:
     large_segment: int = LARGE_SEGMENT
     roundup_power2_divisions: tuple[int, ...] = (0,) * 16
     garbage_collection_threshold: float = 0.0
+
+    def rounded(self, size: int) -> int:
+        """The size of a block for `size` bytes (round_size, roundup_power2_next_division)."""
+        magnitude = size.bit_length() - 1
+        divisions = self.roundup_power2_divisions
+        parts = divisions[min(max(magnitude - 20, 0), len(divisions) - 1)]
+        step = (1 << magnitude) // parts if parts > 1 and size > MIN_BLOCK * parts else MIN_BLOCK
+        return -(-size // step) * step
+
+    def segment_size(self, rounded: int) -> int:
+        """What the device is asked for to serve a rounded size (get_allocation_size)."""
+        if rounded <= SMALL:
+            return SMALL_SEGMENT
+        if rounded < MIN_LARGE:
+            return self.large_segment
+        return -(-rounded // ROUND_LARGE) * ROUND_LARGE

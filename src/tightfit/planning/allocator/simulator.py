@@ -17,8 +17,6 @@ from collections.abc import Callable
 from tightfit.planning.allocator.blocks import Block, Pool, Space
 from tightfit.planning.allocator.settings import (
     MIN_BLOCK,
-    MIN_LARGE,
-    ROUND_LARGE,
     SMALL,
     SMALL_SEGMENT,
     UNKNOWN_DEVICE,
@@ -74,7 +72,7 @@ class CachingAllocator:
 
     def malloc(self, size: int, stream: int = 0) -> Block:
         """A block of at least `size` bytes, which are at least 1. Raises OutOfCapacity."""
-        rounded = self.rounded(size) if self._rounds_up else (size + MIN_BLOCK - 1) & -MIN_BLOCK
+        rounded = self.settings.rounded(size) if self._rounds_up else (size + MIN_BLOCK - 1) & -MIN_BLOCK
         small = rounded <= SMALL
         pool = self._pools.get((stream, small))
         if pool is None:
@@ -114,22 +112,6 @@ class CachingAllocator:
                     self._unmap(block, block.space)
                 elif block.alone:
                     self._release(block)
-
-    def rounded(self, size: int) -> int:
-        """The size of a block for `size` bytes (round_size, roundup_power2_next_division)."""
-        divisions = self.settings.roundup_power2_divisions
-        magnitude = size.bit_length() - 1
-        parts = divisions[min(max(magnitude - 20, 0), len(divisions) - 1)]
-        step = (1 << magnitude) // parts if parts > 1 and size > MIN_BLOCK * parts else MIN_BLOCK
-        return -(-size // step) * step
-
-    def segment_size(self, rounded: int) -> int:
-        """What the device is asked for to serve a rounded size (get_allocation_size)."""
-        if rounded <= SMALL:
-            return SMALL_SEGMENT
-        if rounded < MIN_LARGE:
-            return self.settings.large_segment
-        return -(-rounded // ROUND_LARGE) * ROUND_LARGE
 
     def _splits(self, pool: Pool, rounded: int, rest: int) -> bool:
         """Whether what is left of a block is split off; else it counts as allocated (should_split)."""
@@ -173,7 +155,7 @@ class CachingAllocator:
 
     def _reserve(self, pool: Pool, rounded: int) -> Block | None:
         """A new segment, or pages of an expandable one; None where the device has no more (alloc_block)."""
-        size = self.segment_size(rounded)
+        size = self.settings.segment_size(rounded)
         if self.limit is not None and self.reserved + size > self.limit:
             self._needed = self.reserved + size
             return None

@@ -8,20 +8,24 @@ from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.models import read_config
 from tightfit.planning.plan import Candidate, Memory
+from tightfit.planning.search.budget import Spent
 from tightfit.planning.search.candidates import Config, numerics, thriftiest
 from tightfit.planning.search.exploring import Exploration, Found
-from tightfit.planning.search.probing import Prober, Spent
+from tightfit.planning.search.probing import Prober
 from tightfit.planning.wording import more_or_less, percent, size
-from tightfit.recipe import Recipe
+from tightfit.recipe import CHOSEN_SLOTS, Recipe
 from tightfit.recipe_text import technique_to_yaml
 from tightfit.shapes import shape_of
 from tightfit.techniques import Technique
-from tightfit.techniques.precision import Bf16, Fp16
+from tightfit.techniques.optimizer import AdamW
+from tightfit.techniques.precision import Bf16, Fp16, Fp32
 
 SHOWN = 5
 """How many candidates that fit are shown."""
 SHOWN_TOO_LARGE = 4
 """How many that do not."""
+GPUS_TRACED = 3
+"""How many GPUs are traced for until one is found that would do."""
 LEAST_SHARE = 0.0005
 """Of a speed: what is less is no difference."""
 
@@ -29,7 +33,7 @@ LEAST_SHARE = 0.0005
 def named(config: Config, micro: int, other: tuple[Config, int] | None = None) -> str:
     """A combination's fields as a person writes them; with `other`, only those that differ from it."""
     parts = [f"micro_batch_size={micro}"] if other is None or other[1] != micro else []
-    for slot in ("precision", "checkpointing", "optimizer", "attention", "compile"):
+    for slot in CHOSEN_SLOTS:
         mine = getattr(config, slot)
         if other is None or getattr(other[0], slot) != mine:
             parts.append(written(mine))
@@ -142,12 +146,10 @@ def _crowded_out(half: Found, best: Found) -> str:
 
 def why(exploration: Exploration, best: Found, device: Device, half: Found | None = None) -> list[str]:
     """Why the choice is. half: see `nearest_in_half`."""
-    memory = best.estimate.memory
-    unit = "tokens/s" if best.estimate.time.tokens_per_second else "samples/s"
-    speed = best.estimate.time.tokens_per_second or best.speed
+    memory, time = best.estimate.memory, best.estimate.time
     in_use = f"{size(min(memory.used, device.memory_bytes))} of {size(device.memory_bytes)}"
-    sentences = [f"{_fastest(exploration, best)}: {speed:,.0f} {unit}, with {in_use} in use at the peak, in the "
-                 f"{memory.peak_in}; {size(memory.margin)} were to stay free."]
+    sentences = [f"{_fastest(exploration, best)}: {time.throughput:,.0f} {time.unit}, with {in_use} in use at the "
+                 f"peak, in the {memory.peak_in}; {size(memory.margin)} were to stay free."]
     if best.tier == 1:
         sentences.append(f"It fits once the allocator has given cached memory back, without which it is "
                          f"{size(memory.used)}; that costs a little time.")
@@ -223,10 +225,11 @@ def still_known(recipe: Recipe) -> str:
         count = shape_of(read_config(recipe), recipe.task).parameters
     except (ModelError, ArithmeticError, TypeError, ValueError):  # numbers that make no model make no shape either
         return ""
-    pure = recipe.precision != "auto" and recipe.precision.weight_rounding is not None
-    weights = size((2 if pure else 4) * count)
+    precision = Fp32() if recipe.precision == "auto" else recipe.precision
+    weights = size(precision.weight_bytes * count)
     if recipe.mode == "inference":
         return f"; what can still be said: {count:,} parameters, so {weights} of weights, before any activation"
-    states = 8.0 if recipe.optimizer == "auto" else recipe.optimizer.state_bytes
+    optimizer = AdamW() if recipe.optimizer == "auto" else recipe.optimizer
+    states = optimizer.bytes_beside(precision.weight_rounding)
     return (f"; what can still be said: {count:,} parameters, so {weights} of weights, {weights} of gradients and "
             f"{size(round(states * count))} of optimizer states, before any activation")

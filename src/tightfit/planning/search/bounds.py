@@ -131,7 +131,6 @@ class Bounds:
             return 0.0
         if plain not in self._optimizer_seconds:
             self._optimizer_seconds[plain] = self.prober.optimizer_seconds(plain)
-        pure = config.precision.weight_rounding is not None
-        others = 3 * (2 if pure else 4)  # bytes a parameter: the gradient read, the weight read and written
-        mine, its = (2 * c.optimizer.state_bytes / (1 + pure) for c in (config, reference))
-        return self._optimizer_seconds[plain] * (1 - (others + min(mine, its)) / (others + its + (4 if pure else 0)))
+        others = 3 * config.precision.weight_bytes  # a parameter: the gradient read, the weight read and written
+        mine, its = (2 * c.optimizer.bytes_beside(c.precision.weight_rounding) for c in (config, reference))
+        return self._optimizer_seconds[plain] * (1 - (others + min(mine, its)) / (others + its))

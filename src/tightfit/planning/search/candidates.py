@@ -24,16 +24,13 @@ from dataclasses import dataclass, replace
 
 from tightfit.devices import Device
 from tightfit.errors import Refused
-from tightfit.recipe import Recipe
+from tightfit.recipe import CHOSEN_SLOTS, Recipe
 from tightfit.techniques import SLOTS, Attention, Checkpointing, Compile, Optimizer, Precision, Technique
 from tightfit.techniques.attention import Eager, Flex, Sdpa
 from tightfit.techniques.checkpointing import EveryBlock
 from tightfit.techniques.compile import NoCompile, PerBlock
 from tightfit.techniques.optimizer import Adafactor, AdamW, AdamW4bit, AdamW8bit, AdamWAnyPrecision, Sgd
-from tightfit.techniques.precision import Bf16, Bf16Pure, Fp16, Fp32
-
-SEARCHED = ("attention", "precision", "checkpointing", "compile", "optimizer")
-"""The slots that a search decides, besides the micro-batch."""
+from tightfit.techniques.precision import Bf16Pure, Fp32, half_precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +59,7 @@ class Config:
 
     def on(self, recipe: Recipe, micro_batch: int, batch: int | None = None) -> Recipe:
         """The recipe with these choices and that micro-batch; `batch`: with another global batch too."""
-        changes: dict[str, object] = {slot: getattr(self, slot) for slot in SEARCHED}
+        changes: dict[str, object] = {slot: getattr(self, slot) for slot in CHOSEN_SLOTS}
         changes["micro_batch_size"] = micro_batch
         if batch is not None:
             changes["batch_size"] = batch
@@ -89,6 +86,11 @@ class Config:
         rounding = self.precision.weight_rounding
         return rounding is not None, rounding, self.optimizer
 
+    @property
+    def bytes_a_parameter(self) -> float:
+        """What a weight, its gradient and its optimizer states take, by rule of thumb."""
+        return 2 * self.precision.weight_bytes + self.optimizer.bytes_beside(self.precision.weight_rounding)
+
     def with_checkpointing(self, checkpointing: Checkpointing) -> Config:
         return replace(self, checkpointing=checkpointing)
 
@@ -100,10 +102,10 @@ def configs(recipe: Recipe, device: Device, scope: Scope, attention: Attention |
     """
     if attention is None or recipe.attention != "auto":
         attention = next(iter(attentions(recipe, device)))
-    choices = {slot: list(_values(recipe, device, slot, scope)) for slot in SEARCHED if slot != "attention"}
+    choices = {slot: list(_values(recipe, device, slot, scope)) for slot in CHOSEN_SLOTS if slot != "attention"}
     found = []
-    for precision, checkpointing, compiled, optimizer in itertools.product(*choices.values()):
-        config = Config(attention, precision, checkpointing, compiled, optimizer)  # type: ignore[arg-type]
+    for chosen in itertools.product(*choices.values()):
+        config = Config(attention, **dict(zip(choices, chosen, strict=True)))  # type: ignore[arg-type]
         if _redundant(recipe, config) or config.on(recipe, 1).refusals(device):
             continue
         found.append(config)
@@ -139,12 +141,11 @@ def _values(recipe: Recipe, device: Device, slot: str, scope: Scope) -> Iterator
 
 
 def _precisions(device: Device, scope: Scope) -> Iterator[Precision]:
-    full = Fp32(tf32=device.at_least(8))
+    full, half = Fp32(tf32=device.at_least(8)), half_precision(device)()
     if device.kind == "cpu":
         yield full
-        yield Bf16()
+        yield half
     else:
-        half = Bf16() if device.at_least(8) else Fp16()
         yield half
         if scope.full_precision:
             yield full
@@ -185,11 +186,11 @@ def departures_of(recipe: Recipe, device: Device, config: Config) -> tuple[int, 
 
 def thriftiest(choices: Sequence[Config]) -> Config | None:
     """Of combinations, plainest first, the one that is likeliest to fit: every block recomputed, fewest bytes of
-    states."""
+    weights, gradients and states."""
     if not choices:
         return None
-    return min(choices, key=lambda c: (c.optimizer.state_bytes * (c.precision.weight_rounding is None or 0.5),
-                                       not isinstance(c.checkpointing, EveryBlock), c.checkpointing.name != "segments"))
+    return min(choices, key=lambda c: (c.bytes_a_parameter, not isinstance(c.checkpointing, EveryBlock),
+                                       c.checkpointing.name != "segments"))
 
 
 def micro_batch_sizes(recipe: Recipe) -> list[int]:
@@ -210,7 +211,7 @@ def micro_batch_sizes(recipe: Recipe) -> list[int]:
 
 def check_pins(recipe: Recipe, device: Device) -> None:
     """Raise Refused where what is pinned cannot serve together, naming the one field, or the two, and why."""
-    pinned = [slot for slot in SEARCHED if getattr(recipe, slot) != "auto"]
+    pinned = [slot for slot in CHOSEN_SLOTS if getattr(recipe, slot) != "auto"]
     for count in (1, 2, len(pinned)):
         for slots in itertools.combinations(pinned, count):
             reasons = _always_refused(recipe, device, slots)
@@ -224,13 +225,13 @@ def _always_refused(recipe: Recipe, device: Device, slots: tuple[str, ...]) -> l
     """Why these pins are refused whatever the other fields are; None where some combination is not."""
     everything = [
         [getattr(recipe, slot)] if slot in slots else [rung for kind in SLOTS[slot] for rung in kind.rungs()]
-        for slot in SEARCHED
+        for slot in CHOSEN_SLOTS
     ]
     kept: list[str] | None = None
     for values in itertools.product(*everything):
-        trial = recipe.model_copy(update=dict(zip(SEARCHED, values, strict=True)))
+        trial = recipe.model_copy(update=dict(zip(CHOSEN_SLOTS, values, strict=True)))
         reasons = [
-            f"{slot}: {reason}" for slot in SEARCHED for reason in getattr(trial, slot).refuse(trial, device)
+            f"{slot}: {reason}" for slot in CHOSEN_SLOTS for reason in getattr(trial, slot).refuse(trial, device)
         ]
         if not reasons:
             return None

@@ -15,8 +15,9 @@ from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.planning.plan import Estimate
 from tightfit.planning.search.bounds import Bounds
+from tightfit.planning.search.budget import Spent
 from tightfit.planning.search.candidates import Config, Scope, configs, departures_of, thriftiest
-from tightfit.planning.search.probing import Prober, Spent
+from tightfit.planning.search.probing import Prober
 from tightfit.recipe import Recipe
 from tightfit.techniques import Attention
 from tightfit.techniques.checkpointing import EveryBlock
@@ -180,8 +181,8 @@ class Exploration:
                 self._settle(self._telling(following) or following)
         except Spent:
             self._untraced.update(waiting)
-            self._limit = (f"the limit of {self.prober.limit} traces was reached"
-                           if self.prober.predictions >= self.prober.limit else
+            budget = self.prober.budget
+            self._limit = (f"the limit of {budget.allowed} traces was reached" if budget.reached else
                            "traces are large here, and the limit of what they may hold was reached")
 
     def _promise(self, config: Config) -> tuple[bool, float, int]:

@@ -17,11 +17,20 @@ from dataclasses import dataclass, replace
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.planning.defaults import resolve
-from tightfit.planning.estimate import Margin, Tools, memory
+from tightfit.planning.estimate import Margin, Tools, fit, join
 from tightfit.planning.plan import Answers, Candidate, Change, Estimate, Plan, Time
-from tightfit.planning.search.answers import SHOWN, SHOWN_TOO_LARGE, beside, faster_by, misses, still_known, written
+from tightfit.planning.search.answers import (
+    GPUS_TRACED,
+    SHOWN,
+    SHOWN_TOO_LARGE,
+    beside,
+    faster_by,
+    misses,
+    still_known,
+    written,
+)
+from tightfit.planning.search.budget import Budget, Progress
 from tightfit.planning.search.exploring import HANDICAP
-from tightfit.planning.search.probing import Progress
 from tightfit.planning.timing.inference_time import InferenceTime, inference_time
 from tightfit.planning.wording import size
 from tightfit.recipe import Recipe
@@ -29,39 +38,32 @@ from tightfit.tasks import TASKS
 from tightfit.techniques import Attention, Precision, Technique
 from tightfit.techniques.attention import Eager, Sdpa
 from tightfit.techniques.compile import NoCompile
-from tightfit.techniques.precision import Bf16, Fp16, Fp32
+from tightfit.techniques.precision import Bf16, Fp16, Fp32, half_precision
 
 TRAINING_ALONE = ("micro_batch_size", "checkpointing", "optimizer")
 """Fields that a search decides for training and that generating has no use for."""
-GPUS_TRACED = 3
-"""How many GPUs are traced for until one is found that would do."""
 BATCHES_TRACED = 8
 """How many smaller batches are traced for until one is found that fits."""
 
 
 @dataclass
 class _Search:
-    """A search under way. most: traces that it makes at most. predictions: those it has made."""
+    """A search under way."""
 
     asked: Recipe
     device: Device
     tools: Tools
     margin: Margin
-    progress: Progress | None
-    most: int
-    predictions: int = 0
+    budget: Budget
 
     def costed(self, recipe: Recipe, device: Device, text: str) -> Estimate:
         """What a resolved recipe costs, from a trace of its own. text: what is told of it. Raises Refused or
         ModelError."""
-        if self.progress is not None:
-            self.progress(self.predictions, self.most, text)
-        self.predictions += 1
+        self.budget.spend(text)
         trace = self.tools.predict(recipe, device)
-        needs, fits, safe = memory(trace, device, self.tools, self.margin)
         timed = inference_time(trace, recipe, device, self.tools.step_time)
-        return Estimate(fits=fits, safe=safe, memory=needs, time=_time(recipe, timed), unseen=tuple(trace.unseen),
-                        notes=tuple(dict.fromkeys([*trace.notes, *timed.notes])))
+        found = fit(trace, device, self.tools, self.margin)
+        return join(trace, found, _time(recipe, timed), timed.notes)
 
 
 def search_inference(
@@ -73,8 +75,8 @@ def search_inference(
     Raises Refused where nothing can be built, ModelError for a model that cannot be traced.
     """
     choices = list(_choices(recipe, device))
-    most = len(choices) + BATCHES_TRACED + GPUS_TRACED
-    search = _Search(recipe, device, tools, margin or Margin(), progress, most)
+    budget = Budget(limit=len(choices) + BATCHES_TRACED + GPUS_TRACED, progress=progress)
+    search = _Search(recipe, device, tools, margin or Margin(), budget)
     found: list[Candidate] = []
     reasons: list[str] = []
     failure: ModelError | None = None
@@ -115,11 +117,9 @@ def _attentions(recipe: Recipe) -> Sequence[Attention]:
 def _precisions(recipe: Recipe, device: Device) -> Sequence[Precision]:
     if recipe.precision != "auto":
         return [recipe.precision]
-    full = Fp32(tf32=device.at_least(8))
-    if device.kind == "cpu":
-        return [full, Bf16(full_eval=True), Bf16()]
-    half = Bf16 if device.at_least(8) else Fp16
-    return [half(full_eval=True), half(), full]
+    full, half = Fp32(tf32=device.at_least(8)), half_precision(device)
+    halves = [half(full_eval=True), half()]
+    return [full, *halves] if device.kind == "cpu" else [*halves, full]
 
 
 def _time(recipe: Recipe, timed: InferenceTime) -> Time:
@@ -172,13 +172,12 @@ def _plan(
     unread = _unread(search.asked)
     told = (why, answers.next_best, change_text, gpu_text, *unread)
     candidates[0] = _with(candidates[0], [text for text in told if text])
-    if search.progress is not None:
-        search.progress(search.predictions, search.predictions, "done")
+    search.budget.done()
     return Plan(
         device=device, asked=search.asked, candidates=tuple(candidates),
         chosen=candidates[0] if best is not None else None, answers=answers,
         notes=(*unread, *(f"left out: {reason}" for reason in reasons)), tried=tried,
-        predictions=search.predictions,
+        predictions=search.budget.made,
     )  # fmt: skip
 
 
@@ -270,6 +269,5 @@ def _as_on(asked: Recipe, recipe: Recipe, gpu: Device) -> Recipe:
     """The recipe in the half precision that the GPU computes in, where the asked one leaves it open."""
     half = recipe.precision
     if asked.precision == "auto" and isinstance(half, (Bf16, Fp16)):
-        kind = Bf16 if gpu.at_least(8) else Fp16
-        return recipe.model_copy(update={"precision": kind(full_eval=half.full_eval)})
+        return recipe.model_copy(update={"precision": half_precision(gpu)(full_eval=half.full_eval)})
     return recipe

@@ -9,7 +9,7 @@ import numpy as np
 
 from tightfit.planning.estimate import unseen
 from tightfit.planning.search.interpolation import align, interpolate
-from tightfit.planning.search.splicing import last_step, micro_batches, with_micro_batches, with_second
+from tightfit.planning.search.splicing import micro_batches, with_micro_batches, with_second
 from tightfit.trace import Category, Phase, Trace
 
 LONGER = 50_000
@@ -45,6 +45,7 @@ class Line:
         self._alike = aligned is not None
         self._ends = None if aligned is None else (_timed_part(aligned[0]), _timed_part(aligned[1]))
         self._curves: dict[bool, tuple[np.ndarray, np.ndarray] | None] = {}
+        self._peaks: tuple[int, int] | None = None
 
     @property
     def rigid(self) -> bool:
@@ -98,7 +99,8 @@ class Line:
         extra = unseen(self.low, "allocator") * (1 - share) + unseen(self.high, "allocator") * share
         curves = self._curve(full + (rest > 0) == 1)
         if curves is None:  # not one sequence of events: the peaks themselves are taken to be affine
-            low, high = self.low.peak()[1], self.high.peak()[1]
+            self._peaks = self._peaks or (self.low.peak()[1], self.high.peak()[1])
+            low, high = self._peaks
             return max(round(low + (high - low) * share + extra), 0)
         low_curve, high_curve = curves
         return int(np.max(low_curve + (high_curve - low_curve) * share)) + round(extra)
@@ -133,7 +135,7 @@ def _events(trace: Trace) -> int:
 
 def _timed_part(trace: Trace) -> Trace:
     """The trace with no ops but those of its last step, which alone are timed."""
-    step = last_step(trace)
+    step = trace.last_step()
     if step is None:
         return trace
     return replace(trace, ops=[op for op in trace.ops if step.start <= op.tick < step.stop])
@@ -142,7 +144,7 @@ def _timed_part(trace: Trace) -> Trace:
 def resident(trace: Trace) -> int:
     """Bytes of weights, gradients and optimizer states as the last step's optimizer begins: what every combination
     with these weights and this optimizer holds at once."""
-    step = last_step(trace)
+    step = trace.last_step()
     spans = [s for s in trace.spans if step is not None and s.step == step.step and s.name == "optimizer"]
     held = trace.by_category(spans[0].start if spans else trace.peak()[0])
     return sum(held[category] for category in RESIDENT)
@@ -150,7 +152,7 @@ def resident(trace: Trace) -> int:
 
 def parameters(trace: Trace) -> int:
     """Numbers in the model's weights and buffers."""
-    step = last_step(trace)
+    step = trace.last_step()
     tick = step.start if step is not None else trace.peak()[0]
     return sum(
         int(np.prod(a.shape, dtype=np.int64)) for a in trace.alive(tick) if a.category is Category.WEIGHTS
@@ -159,7 +161,7 @@ def parameters(trace: Trace) -> int:
 
 def largest_block(trace: Trace) -> int:
     """Numbers in the weights of the repeated block with the most; of the whole model where none is found."""
-    step = last_step(trace)
+    step = trace.last_step()
     tick = step.start if step is not None else trace.peak()[0]
     blocks: dict[str, int] = {}
     for a in trace.alive(tick):
@@ -173,7 +175,7 @@ def largest_block(trace: Trace) -> int:
 
 def optimizer_only(trace: Trace) -> Trace | None:
     """The trace with nothing but its last optimizer's ops, to be timed by themselves; None where there are none."""
-    step = last_step(trace)
+    step = trace.last_step()
     if step is None:
         return None
     groups = micro_batches(trace)

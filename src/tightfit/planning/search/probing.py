@@ -8,25 +8,22 @@ below a limit.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
-from tightfit.planning import estimate as estimating
-from tightfit.planning.estimate import Margin, Timed, Tools
+from tightfit.planning.estimate import Margin, Tools, capacity, fit, join, step_cost
 from tightfit.planning.plan import Estimate
+from tightfit.planning.search.budget import Budget
 from tightfit.planning.search.candidates import Config, describe
 from tightfit.planning.search.interpolation import transfer
-from tightfit.planning.search.lines import Line, optimizer_only, parameters, resident
+from tightfit.planning.search.line_times import LineTimes
+from tightfit.planning.search.lines import Line, parameters, resident
 from tightfit.planning.search.splicing import with_optimizer
 from tightfit.recipe import Recipe
 from tightfit.techniques.compile import NoCompile
 from tightfit.trace import Phase, Trace
-
-Progress = Callable[[int, int, str], None]
-"""Told how many traces are done, how many there are at most, and what comes next."""
 
 PROBES = (2, 11)
 """Micro-batches of the two traces. Not 1, for shapes of 1 can take other paths; and one that no width of a model is a
@@ -36,34 +33,22 @@ MANY_OPS = 1000
 """An optimizer of more ops than this takes most of a trace's time: its step is traced once, and put into the traces of
 passes that were made with a plain one."""
 
-COMPILING = 6
-"""How many times as long a compiled trace of as many ops and allocations takes."""
-
 OPTIMISM = 0.97
 """What a rule of thumb for resident bytes is multiplied by, so that it promises no less than there is room for."""
-
-
-class Spent(Exception):
-    """No more traces may be made."""
 
 
 class Prober:
     """What is known of each combination of one recipe on one device.
 
-    sizes: micro-batches in question, up to `largest`; those whose traces would be far too long are taken out. limit:
-    traces that may be made; it can be raised. refused: what could not be built, with the reason.
+    sizes: micro-batches in question, up to `largest`; those whose traces would be far too long are taken out. budget:
+    what may be traced. refused: what could not be built, with the reason.
     """
 
     def __init__(
-        self, recipe: Recipe, device: Device, tools: Tools, margin: Margin, sizes: Sequence[int], limit: int,
-        progress: Progress | None = None,
+        self, recipe: Recipe, device: Device, tools: Tools, margin: Margin, sizes: Sequence[int], budget: Budget
     ) -> None:
         self.recipe, self.device, self.tools, self.margin = recipe, device, tools, margin
-        self.sizes, self.largest, self.limit = sizes, sizes[-1], limit
-        self.predictions = 0
-        self.events_left = math.inf
-        """Ops and allocations that traces may still have, once a combination is known; compiled ones count COMPILING
-        times."""
+        self.sizes, self.largest, self.budget = sizes, sizes[-1], budget
         self.refused: dict[Config, str] = {}
         self.failure: ModelError | None = None
         self.parameters = 0
@@ -72,14 +57,12 @@ class Prober:
         """The least that an allocator was seen to reserve at a peak, over what was asked of it there."""
         self.plain: dict[object, Config] = {}
         """Of each family of forward and backward passes, the combination that its others are measured against."""
-        self._progress = progress
         self._lines: dict[Config, Line] = {}
         self._exact: dict[Config, dict[int, Trace]] = {}
         self._donors: dict[object, Trace] = {}
         self._residents: dict[object, int] = {}
         self._estimates: dict[tuple[Config, int], Estimate] = {}
-        self._times: dict[tuple[Config, int], Timed] = {}
-        self._affine: dict[Config, tuple[Timed, Timed, float]] = {}
+        self._times = LineTimes(recipe, device, tools)
         self._peaks: dict[tuple[Config, int], int] = {}
 
     # What is asked
@@ -101,23 +84,22 @@ class Prober:
 
     def seconds(self, config: Config, micro: int) -> float:
         """What a step takes, whether or not it fits."""
-        return self._timed(config, micro).seconds
+        return self._times.step(config, self._lines[config], micro).seconds
 
     def estimate(self, config: Config, micro: int) -> Estimate:
         """What it costs. Raises Spent where that takes a trace too many, Refused or ModelError where it has none."""
         key = (config, micro)
         if key not in self._estimates:
-            trace = self._lines[config].trace(micro, self.recipe.batch_size)
+            recipe, line = config.on(self.recipe, micro), self._lines[config]
+            trace = line.trace(micro, self.recipe.batch_size)
             if not self.verified(config, micro):
-                trace = self.tools.with_unseen(trace, config.on(self.recipe, micro), self.device)
-            needs, fits, safe = estimating.memory(trace, self.device, self.tools, self.margin)
-            peak = self.peak(config, micro)
-            if peak and (len(self._estimates) == 0 or needs.peak_reserved < self.rounding * peak):
-                self.rounding = max(needs.peak_reserved / peak, 1.0)
-            self._estimates[key] = estimating.join(
-                trace, needs, fits, safe, self._timed(config, micro, trace), config.on(self.recipe, micro), self.device,
-                self.tools,
-            )
+                trace = self.tools.with_unseen(trace, recipe, self.device)
+            timed = self._times.step(config, line, micro, trace)
+            found = fit(trace, self.device, self.tools, self.margin)
+            peak, reserved = self.peak(config, micro), found.memory.peak_reserved
+            if peak and (len(self._estimates) == 0 or reserved < self.rounding * peak):
+                self.rounding = max(reserved / peak, 1.0)
+            self._estimates[key] = join(trace, found, step_cost(timed, recipe, self.device, self.tools), timed.notes)
         return self._estimates[key]
 
     def verified(self, config: Config, micro: int) -> bool:
@@ -128,7 +110,7 @@ class Prober:
         """Bytes for the allocator, less the margin where `spare` is to stay; of any combination where none is given.
         """
         lines = self._lines.values() if config is None else [self._lines[config]]
-        whole = max((estimating.capacity(line.sample, self.device) for line in lines), default=self.device.memory_bytes)
+        whole = max((capacity(line.sample, self.device) for line in lines), default=self.device.memory_bytes)
         return whole - (self.margin.of(self.device) if spare else 0)
 
     def sample(self) -> tuple[Config, Trace] | None:
@@ -141,18 +123,11 @@ class Prober:
         known = self._residents.get(config.update)
         if known is not None:
             return known
-        pure = config.precision.weight_rounding is not None
-        states = config.optimizer.state_bytes
-        if pure and states >= 4:
-            states /= 2
-        return round(OPTIMISM * self.parameters * ((4 if pure else 8) + states))
+        return round(OPTIMISM * self.parameters * config.bytes_a_parameter)
 
     def optimizer_seconds(self, config: Config) -> float:
         """What the optimizer's own ops take in a step of a combination that is known."""
-        only = optimizer_only(self._lines[config].sample)
-        if only is None:
-            return 0.0
-        return self.tools.step_time(only, config.on(self.recipe, self.sizes[0]), self.device).seconds
+        return self._times.optimizer(config, self._lines[config], self.sizes[0])
 
     def trace_of(self, config: Config) -> Trace:
         """A trace of a combination that is known, at some micro-batch."""
@@ -161,7 +136,7 @@ class Prober:
     def beside(self, recipe: Recipe, sizes: Sequence[int], text: str) -> Prober:
         """A prober of a changed recipe, whose traces count together with these. text: what is told of them."""
         tools = replace(self.tools, predict=lambda recipe, device: self.predict(recipe, device, text))
-        return Prober(recipe, self.device, tools, self.margin, sizes, self.limit)
+        return Prober(recipe, self.device, tools, self.margin, sizes, Budget())
 
     # What is traced
 
@@ -192,14 +167,9 @@ class Prober:
 
     def predict(self, recipe: Recipe, device: Device | None = None, text: str = "") -> Trace:
         """A resolved recipe's trace, counted. Raises Spent, Refused or ModelError."""
-        if self.predictions >= self.limit or (self._lines and self.events_left <= 0):
-            raise Spent
-        if self._progress is not None:
-            self._progress(self.predictions, self.limit, text)
-        self.predictions += 1
+        self.budget.spend(text, needed=not self._lines)
         trace = self.tools.predict(recipe, device or self.device)
-        compiled = recipe.compile != "auto" and recipe.compile.name != "off"
-        self.events_left -= (len(trace.ops) + len(trace.allocations)) * (COMPILING if compiled else 1)
+        self.budget.charge(trace, recipe)
         return trace
 
     def _line(self, config: Config) -> Line:
@@ -256,51 +226,7 @@ class Prober:
         exact = self._exact.setdefault(config, {})
         if micro not in exact:
             exact[micro] = self.predict(config.on(self.recipe, micro), text=describe(config, micro))
-            for known in (self._estimates, self._times, self._peaks):
-                known.pop((config, micro), None)
+            self._times.forget(config, micro)
+            self._estimates.pop((config, micro), None)
+            self._peaks.pop((config, micro), None)
         return exact[micro]
-
-    def _timed(self, config: Config, micro: int, trace: Trace | None = None) -> Timed:
-        key = (config, micro)
-        if key not in self._times:
-            line, (full, rest) = self._lines[config], divmod(self.recipe.batch_size, micro)
-            if trace is None and line.rigid and micro not in line.exact:
-                return self._affine_time(config, micro)
-            if trace is None:
-                trace = line.trace(micro, self.recipe.batch_size)
-            timed = self._time(trace, config, micro)
-            if rest and full > 1 and micro not in line.exact:
-                shorter = self._ragged(config, micro, full, rest)
-                timed = timed if shorter is None else replace(timed, seconds=shorter)
-            self._times[key] = timed
-        return self._times[key]
-
-    def _affine_time(self, config: Config, micro: int) -> Timed:
-        """A step's time where its trace cannot be interpolated: a micro-batch's is taken to be affine in its size."""
-        if config not in self._affine:
-            line = self._lines[config]
-            assert line.low is not None
-            assert line.high is not None
-            low, high = (
-                self._time(trace, config, at, 2 * at) for trace, at in ((line.low, PROBES[0]), (line.high, PROBES[1]))
-            )
-            self._affine[config] = low, high, self.optimizer_seconds(config)
-        low, high, update = self._affine[config]
-        each = (low.seconds - update) / 2
-        each += (high.seconds - low.seconds) / 2 * (micro - PROBES[0]) / (PROBES[1] - PROBES[0])
-        return replace(low, seconds=max(each, 0.0) * self.recipe.batch_size / micro + update)
-
-    def _ragged(self, config: Config, micro: int, full: int, rest: int) -> float | None:
-        """Seconds of a window whose last micro-batch has only `rest` samples: a window without it, and what one such
-        micro-batch more adds to a window of one."""
-        line, seconds = self._lines[config], []
-        for size, batch in ((micro, full * micro), (rest, 2 * rest), (rest, rest)):
-            made = line.made(size, batch)
-            if made is None:
-                return None
-            seconds.append(self._time(made, config, size, batch).seconds)
-        return seconds[0] + seconds[1] - seconds[2]
-
-    def _time(self, trace: Trace, config: Config, micro: int, batch: int | None = None) -> Timed:
-        timed = self.tools.step_time(trace, config.on(self.recipe, micro, batch), self.device)
-        return Timed(seconds=timed.seconds, calibrated=timed.calibrated, notes=tuple(timed.notes))

@@ -10,21 +10,20 @@ from typing import Any
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.planning.estimate import capacity, estimate, unseen
+from tightfit.planning.offload import OffloadAdvice, offload_branch
 from tightfit.planning.plan import Change, Estimate
-from tightfit.planning.search.answers import leanest, written
+from tightfit.planning.savings import savings
+from tightfit.planning.search.answers import GPUS_TRACED, leanest, written
+from tightfit.planning.search.budget import Spent
 from tightfit.planning.search.candidates import Config, Scope, configs, micro_batch_sizes, numerics, thriftiest
 from tightfit.planning.search.exploring import Exploration
 from tightfit.planning.search.lines import largest_block, parameters
-from tightfit.planning.search.offload import OffloadAdvice, offload_branch
-from tightfit.planning.search.probing import Prober, Spent
+from tightfit.planning.search.probing import Prober
 from tightfit.planning.wording import size
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
-from tightfit.techniques.precision import Bf16, Fp16
+from tightfit.techniques.precision import Bf16, Fp16, half_precision
 from tightfit.trace import Category, Trace
-
-GPUS_TRACED = 3
-"""How many GPUs are traced for until one is found on which a recipe fits."""
 
 COMPILING_SAVES = 1.15
 """How far above what there is room for a peak may lie for a compiler to be tried, which spares temporary memory: its
@@ -70,22 +69,10 @@ def _together(exploration: Exploration) -> Change | None:
 
 
 def _changes(recipe: Recipe, device: Device) -> Iterator[tuple[dict[str, Any], str]]:
-    """Changes of what is pinned, the smallest first: what keeps the numbers, what changes them, a shorter sequence."""
-    micro = recipe.micro_batch_size
-    if micro != "auto" and micro > 1:
-        yield {"micro_batch_size": "auto"}, "the same global batch, more accumulation"
-    if recipe.attention != "auto" and recipe.attention.name == "eager":
-        yield {"attention": "sdpa"}, "no matrix of scores"
-    if recipe.checkpointing != "auto" and recipe.checkpointing.name != "every-block":
-        yield {"checkpointing": "selective"}, "cheap results are computed again"
-        yield {"checkpointing": "every-block"}, "activations are computed again, 20 to 30 % slower"
-    if recipe.precision != "auto" and recipe.precision.name == "fp32":
-        yield {"precision": "bf16"}, "activations halve"
-        yield {"precision": "fp16"}, "activations halve"
-    if recipe.optimizer != "auto" and recipe.optimizer.state_bytes > 2:
-        yield {"optimizer": "adamw-8bit"}, "2 bytes of states a parameter instead of 8; changes numerics"
-    if recipe.precision != "auto" and recipe.precision.weight_rounding is None:
-        yield {"precision": "bf16-pure"}, "2 bytes a weight and a gradient; changes numerics"
+    """Changes of what is pinned, the smallest first: those of `savings`, the micro-batch left to the search; then a
+    shorter sequence."""
+    for saving in savings(recipe, device):
+        yield {saving.field: "auto" if saving.field == "micro_batch_size" else saving.value}, saving.why
     shorter = recipe.seq_len // 2 if TASKS[recipe.task].reads == "tokens" else 0
     while shorter >= 128:
         yield {"seq_len": shorter}, "shorter sequences"
@@ -220,7 +207,7 @@ def _served(recipe: Recipe, prober: Prober, known: Sequence[Config], gpu: Device
 def _as_on(recipe: Recipe, config: Config, gpu: Device) -> Config:
     """The combination as `auto` would have it on that GPU: which half precision depends on what it computes in."""
     if recipe.precision == "auto" and isinstance(config.precision, (Bf16, Fp16)):
-        return replace(config, precision=Bf16() if gpu.at_least(8) else Fp16())
+        return replace(config, precision=half_precision(gpu)())
     return config
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from functools import partial
 
 import psutil
 
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.models import model_facts
+from tightfit.planning.alignment import Misalignment, dimensions, misaligned
 from tightfit.planning.defaults import settle_loading
 from tightfit.planning.estimate import Margin, Tools
 from tightfit.planning.plan import Answers, Candidate, Plan
-from tightfit.planning.search.alignment import Misalignment, dimensions, misaligned
 from tightfit.planning.search.answers import (
     SHOWN,
     SHOWN_TOO_LARGE,
@@ -28,10 +26,11 @@ from tightfit.planning.search.answers import (
     too_large,
     why,
 )
+from tightfit.planning.search.budget import Budget, Progress, Spent
 from tightfit.planning.search.candidates import attentions, check_pins, micro_batch_sizes
 from tightfit.planning.search.exploring import Exploration, Found
 from tightfit.planning.search.inference_search import search_inference
-from tightfit.planning.search.probing import Prober, Progress, Spent
+from tightfit.planning.search.probing import Prober
 from tightfit.planning.search.remedies import offload, probe_thriftiest, smallest_change, smallest_gpu
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
@@ -76,15 +75,15 @@ def search(
         return search_inference(recipe, device, tools, margin=margin, catalogue=catalogue, progress=progress)
     check_pins(recipe, device)
     settled = settle_loading(recipe, device)
-    told_of = None if progress is None else partial(_of_all, progress, limit)
-    exploration = _explored(recipe, settled, device, tools, margin or Margin(), max(limit - KEPT_BACK, 1), told_of)
+    budget = Budget(limit=limit, kept_back=KEPT_BACK, events=EVENTS, progress=progress)
+    exploration = _explored(recipe, settled, device, tools, margin or Margin(), budget)
     prober = exploration.prober
-    prober.limit, prober.events_left = limit, math.inf
+    budget.release()
     exploration.verify()
     if exploration.best() is None:
         exploration.resort()
         exploration.verify()
-    if not choice_alone and prober.predictions < FEW:
+    if not choice_alone and budget.made < FEW:
         exploration.fill(COMPARED)
         exploration.verify()
     best, shown = exploration.best(), ranked(exploration)
@@ -108,8 +107,7 @@ def search(
         offloading = () if answers.offload is None else answers.offload.sentences
         told = [missed[0], answers.smallest_change_text, answers.smallest_gpu_text, *offloading]
         candidates[0] = candidate(exploration, large[0], [sentence for sentence in told if sentence])
-    if progress is not None:
-        progress(prober.predictions, prober.predictions, "done")
+    budget.done()
     return Plan(
         device=device,
         asked=recipe,
@@ -118,13 +116,8 @@ def search(
         answers=answers,
         notes=(*exploration.notes, *_refused(prober)),
         tried=len(exploration.weighed) * len(prober.sizes),
-        predictions=prober.predictions,
+        predictions=budget.made,
     )
-
-
-def _of_all(progress: Progress, limit: int, done: int, _: int, text: str) -> None:
-    """Tell of an exploration's progress what the whole search may trace."""
-    progress(done, limit, text)
 
 
 def check_length(recipe: Recipe) -> None:
@@ -140,20 +133,17 @@ def check_length(recipe: Recipe) -> None:
 
 
 def _explored(
-    recipe: Recipe, settled: Recipe, device: Device, tools: Tools, margin: Margin, limit: int, progress: Progress | None
+    recipe: Recipe, settled: Recipe, device: Device, tools: Tools, margin: Margin, budget: Budget
 ) -> Exploration:
     """The search's result, with the first attention that can be built."""
-    used = 0
     failure: ModelError | None = None
     refused: list[str] = []
     for attention in attentions(recipe, device):
-        prober = Prober(settled, device, tools, margin, micro_batch_sizes(recipe), limit, progress)
-        prober.predictions, prober.events_left = used, EVENTS
+        prober = Prober(settled, device, tools, margin, micro_batch_sizes(recipe), budget)
         exploration = Exploration(recipe, device, prober)
         exploration.run(attention)
         if prober.sample() is not None:
             return exploration
-        used = prober.predictions
         failure = failure or prober.failure
         refused += prober.refused.values()
     if failure is not None:

@@ -7,19 +7,17 @@ from collections.abc import Callable
 from tightfit.devices import Device
 from tightfit.errors import ModelError
 from tightfit.planning.defaults import resolve
-from tightfit.planning.plan import CHOICES, Plan
-from tightfit.planning.search.probing import Progress
+from tightfit.planning.plan import Plan
 from tightfit.planning.search.search import search
 from tightfit.planning.standard_tools import standard_tools
-from tightfit.planning.targets import own_target
+from tightfit.planning.targets import Target
 from tightfit.recipe import Recipe
 from tightfit.trace import Trace
 
 
 def settle(
-    recipe: Recipe, device: Device, predict: Callable[[Recipe, Device], Trace], tell: Callable[[str], None],
-    progress: Progress | None = None,
-) -> tuple[Recipe, Plan | None]:  # fmt: skip
+    recipe: Recipe, target: Target, predict: Callable[[Recipe, Device], Trace], tell: Callable[[str], None]
+) -> tuple[Recipe, Plan | None]:
     """The recipe with no `auto` left, and the plan it comes from; None where it was not planned.
 
     It is planned for a GPU, and for a processor whose speed was measured (`tightfit doctor --calibrate`): guessed, a
@@ -28,13 +26,12 @@ def settle(
 
     Raises Refused where nothing fits.
     """
-    if not any(getattr(recipe, field) == "auto" for field in CHOICES):
-        return resolve(recipe, device), None
-    target = own_target(device)
-    if device.kind == "cpu" and target.ceilings is None:
+    device = target.device
+    guessed = device.kind == "cpu" and target.ceilings is None
+    if guessed or not recipe.open_choices():
         return resolve(recipe, device), None
     try:
-        plan = search(recipe, target.device, standard_tools(predict, target.ceilings), progress=progress)
+        plan = search(recipe, device, standard_tools(predict, target.ceilings))
     except ModelError as error:
         tell(f"not planned: {error}")
         return resolve(recipe, device), None

@@ -10,15 +10,9 @@ from tightfit.planning.search.interpolation import OF_STATES
 from tightfit.trace import Allocation, Category, Op, Span, Trace
 
 
-def last_step(trace: Trace) -> Span | None:
-    """The last optimizer step that the trace holds."""
-    steps = [span for span in trace.spans if span.step and span.name.startswith("step ")]
-    return steps[-1] if steps else None
-
-
 def micro_batches(trace: Trace) -> list[list[Span]]:
     """The last step's spans by micro-batch, each a forward and a backward pass, in order of time."""
-    step = last_step(trace)
+    step = trace.last_step()
     found: list[list[Span]] = []
     for span in sorted(trace.spans, key=lambda s: s.start):
         if step is None or span.step != step.step:

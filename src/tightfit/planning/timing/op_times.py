@@ -93,8 +93,7 @@ def _compute_seconds(op: Op, device: Device, tf32: bool) -> float:
 def _product_seconds(product: Product, dtype: str, device: Device, tf32: bool) -> float:
     rate = device.peak(dtype, tf32) * _product_share(dtype, device, tf32)
     if _on_tensor_cores(dtype, device, tf32):
-        wide = device.at_least(8) and device.capability is not None and device.capability[1] == 0
-        rate *= contractions.alignment(product, ITEM_BYTES.get(dtype, 4), wide)
+        rate *= contractions.alignment(product, ITEM_BYTES.get(dtype, 4), device.wants_wide_rows)
     return contractions.product_seconds(product, rate, device.units)
 
 

@@ -21,7 +21,7 @@ OUTSIDE = "(outside of all modules)"
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedOp:
     """An op of the step: how often it runs in it, and the seconds of one run; None where they are not known."""
 
     op: Op
@@ -67,7 +67,7 @@ class Row:
         return self.flops / self.total if self.total else 0.0
 
 
-def timed_ops(trace: Trace | None, recipe: Recipe, device: Device) -> list[Timed]:
+def timed_ops(trace: Trace | None, recipe: Recipe, device: Device) -> list[TimedOp]:
     """The ops of the trace's last step with their seconds: measured where they were, else the time model's."""
     if trace is None:
         return []
@@ -82,7 +82,7 @@ def timed_ops(trace: Trace | None, recipe: Recipe, device: Device) -> list[Timed
             if key not in known:
                 known[key] = _modelled(op, device, tf32)
             seconds = known[key]
-        found.append(Timed(op, times, seconds))
+        found.append(TimedOp(op, times, seconds))
     return found
 
 
@@ -93,11 +93,11 @@ def _modelled(op: Op, device: Device, tf32: bool) -> float | None:
         return None
 
 
-def busy_seconds(ops: Iterable[Timed]) -> float:
+def busy_seconds(ops: Iterable[TimedOp]) -> float:
     return sum(op.in_all for op in ops)
 
 
-def whole(profile: Profile, ops: Iterable[Timed]) -> float:
+def whole(profile: Profile, ops: Iterable[TimedOp]) -> float:
     """The seconds that shares of ops are of: the step's, or the ops' own where they sum to more, as they do where an
     instrumented step's ops are slower than a plain one's."""
     return max(profile.step_seconds, busy_seconds(ops))
@@ -107,7 +107,7 @@ def phase_of(op: Op) -> Phase:
     return op.phase if op.phase in PASSES else Phase.FORWARD
 
 
-def by_class(ops: Iterable[Timed]) -> dict[OpClass, dict[Phase, float]]:
+def by_class(ops: Iterable[TimedOp]) -> dict[OpClass, dict[Phase, float]]:
     """Seconds by op class and phase."""
     found: dict[OpClass, dict[Phase, float]] = {}
     for timed in ops:
@@ -121,7 +121,7 @@ def module_name(module: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", module) or OUTSIDE
 
 
-def by_module(ops: Iterable[Timed]) -> list[tuple[str, dict[Phase, float]]]:
+def by_module(ops: Iterable[TimedOp]) -> list[tuple[str, dict[Phase, float]]]:
     """Seconds by module, equal blocks together, and phase; the longest first."""
     found: dict[str, dict[Phase, float]] = {}
     for timed in ops:
@@ -130,7 +130,7 @@ def by_module(ops: Iterable[Timed]) -> list[tuple[str, dict[Phase, float]]]:
     return sorted(found.items(), key=lambda item: -sum(item[1].values()))
 
 
-def rows(ops: Iterable[Timed], device: Device, recipe: Recipe) -> list[Row]:
+def rows(ops: Iterable[TimedOp], device: Device, recipe: Recipe) -> list[Row]:
     """Ops of one name, shape and number format together; the longest first."""
     tf32 = bool(getattr(recipe.precision, "tf32", False))
     found: dict[tuple[object, ...], Row] = {}

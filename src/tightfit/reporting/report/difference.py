@@ -8,10 +8,10 @@ from typing import Any
 
 from tightfit.profiles import Profile
 from tightfit.reporting.report import figures
-from tightfit.reporting.report.breakdown import Timed, module_name
-from tightfit.reporting.report.comparison import held_at_peak
+from tightfit.reporting.report.breakdown import TimedOp, module_name
 from tightfit.reporting.report.headline import phases, throughput, title, utilization
 from tightfit.reporting.report.markup import Html, paragraph, section, table
+from tightfit.reporting.report.pairs import held_at_peak
 from tightfit.reporting.report.sections import View
 from tightfit.reporting.report.wording import percent, relative, seconds_text, signed_size, size
 from tightfit.trace import Category
@@ -110,7 +110,7 @@ def _memory(view: View, other: View) -> list[tuple[str, int, int]]:
     return [(name, a, held[1][name]) for name, a in held[0].items() if a or held[1][name]]
 
 
-def _seconds(ours: Iterable[Timed], theirs: Iterable[Timed], key: Any) -> list[tuple[str, float, float]]:
+def _seconds(ours: Iterable[TimedOp], theirs: Iterable[TimedOp], key: Any) -> list[tuple[str, float, float]]:
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for at, ops in enumerate((ours, theirs)):
         for timed in ops:
@@ -118,7 +118,7 @@ def _seconds(ours: Iterable[Timed], theirs: Iterable[Timed], key: Any) -> list[t
     return [(name, a, b) for name, (a, b) in sums.items()]
 
 
-def _op(timed: Timed) -> str:
+def _op(timed: TimedOp) -> str:
     return f"{timed.op.name} in {module_name(timed.op.module)}"
 
 

@@ -11,10 +11,10 @@ from html import escape
 from typing import Any
 
 from tightfit.devices import Device
-from tightfit.reporting.memory_bar import PARTS
+from tightfit.reporting.plan.memory_bar import PARTS
 from tightfit.reporting.report.breakdown import PASSES, Row
 from tightfit.reporting.report.markup import UNPRINTABLE
-from tightfit.reporting.report.memory import CATEGORIES, Curve
+from tightfit.reporting.report.memory import CATEGORIES, MemoryCurve
 from tightfit.reporting.report.wording import byte_unit, flops_text, seconds_text, size, time_unit
 from tightfit.trace import Category, OpClass, Phase
 
@@ -29,7 +29,7 @@ FEW = 40
 """Parts of a step whose passes are shaded; more would be a blur."""
 
 
-def memory_figure(curves: Mapping[str, Curve], capacity: int) -> Any:
+def memory_figure(curves: Mapping[str, MemoryCurve], capacity: int) -> Any:
     """Memory over the step: measured as a stack of areas, predicted as the outline of one, on the same axes.
 
     Where one of them is missing, the other is the areas.

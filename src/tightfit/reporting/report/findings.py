@@ -19,19 +19,19 @@ from dataclasses import dataclass, replace
 
 from tightfit.calibration import Ceilings
 from tightfit.errors import TightfitError
+from tightfit.planning.alignment import misaligned
 from tightfit.planning.defaults import WORKERS
-from tightfit.planning.search.alignment import misaligned
 from tightfit.planning.timing.op_times import op_seconds
 from tightfit.planning.timing.step_time import COMPILED_SECONDS, step_time
 from tightfit.profiles import Profile
 from tightfit.recipe import Recipe
-from tightfit.reporting.report.breakdown import Timed, busy_seconds, module_name, timed_ops, whole
+from tightfit.reporting.report.breakdown import TimedOp, busy_seconds, module_name, timed_ops, whole
 from tightfit.reporting.report.headline import predicted_step
 from tightfit.reporting.report.memory import step_of
 from tightfit.reporting.report.wording import percent, size
 from tightfit.tasks import TASKS
 from tightfit.trace import Allocation, Category, Op, Phase, Trace
-from tightfit.trace_sample import sampling_notes
+from tightfit.trace.sample import sampling_notes
 
 WORTH_SAYING = 0.01
 LAUNCH_WORTH = COPIES_WORTH = 0.10
@@ -39,10 +39,10 @@ TRIED_WORKERS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """A finding. sentence: what is the case, with its figure. change: what to write in the recipe, `key=value`; empty
-    where no field helps. seconds: predicted gain as a share of the step. bytes: predicted gain of peak memory. derived:
-    how the gain was predicted, as a sentence. rank: what findings are sorted by."""
+class Improvement:
+    """What could be better. sentence: what is the case, with its figure. change: what to write in the recipe,
+    `key=value`; empty where no field helps. seconds: predicted gain as a share of the step. bytes: predicted gain of
+    peak memory. derived: how the gain was predicted, as a sentence. rank: what findings are sorted by."""
 
     sentence: str
     change: str
@@ -59,19 +59,19 @@ class Finding:
         return "not predicted" if self.bytes is None else f"up to {size(self.bytes)} at the peak"
 
 
-def findings(profile: Profile) -> list[Finding]:
+def findings(profile: Profile) -> list[Improvement]:
     """All findings, the one that matters most first."""
     trace = profile.measured or profile.predicted
     if trace is None:
         return []
     ops = timed_ops(trace, profile.recipe, profile.device)
-    found: list[Finding | None] = [_data(profile), *_padding(profile, trace), _full_precision(profile, trace)]
+    found: list[Improvement | None] = [_data(profile), *_padding(profile, trace), _full_precision(profile, trace)]
     if not sampling_notes(trace):  # of ops that were left out the sums say nothing
         found += [_launches(profile, ops), _copies(profile, ops)]
     return sorted((f for f in found if f is not None), key=lambda f: -f.rank)
 
 
-def _data(profile: Profile) -> Finding | None:
+def _data(profile: Profile) -> Improvement | None:
     """The step waits for its window, which workers could prepare meanwhile."""
     waits, step = profile.phase_seconds.get(Phase.DATA, 0.0), profile.step_seconds
     if not step or waits < WORTH_SAYING * step:
@@ -82,7 +82,7 @@ def _data(profile: Profile) -> Finding | None:
     preparing = waits if not now else now * step  # of one window: workers that are too slow are always at it
     left = max(preparing / workers - (step - waits), 0.0)
     gain = max(share - left / step, 0.0)
-    return Finding(
+    return Improvement(
         sentence=f"{percent(share)} of the step waits for data", change=f"loading.workers={workers}",
         seconds=gain, rank=gain,
         derived=f"{workers} workers prepare windows while the step runs; what they cannot hide in it was taken off",
@@ -96,7 +96,7 @@ def vocabulary(trace: Trace) -> int | None:
     return max(rows, default=None)
 
 
-def _padding(profile: Profile, trace: Trace) -> Iterable[Finding]:
+def _padding(profile: Profile, trace: Trace) -> Iterable[Improvement]:
     """Dimensions that leave tensor cores idle."""
     recipe, dims = profile.recipe, dict[str, int]()
     rows = vocabulary(profile.predicted or trace)
@@ -109,7 +109,7 @@ def _padding(profile: Profile, trace: Trace) -> Iterable[Finding]:
     for each in misaligned(recipe, profile.device, dims, gain):
         name = "vocabulary" if each.field == "vocab_size" else each.field
         change = f"pad_vocab_to={each.multiple}" if each.field == "vocab_size" else f"seq_len={each.padded}"
-        yield Finding(
+        yield Improvement(
             sentence=f"{name} {each.value:,} is no multiple of {each.multiple}, which tensor cores want: "
                      f"pad to {each.padded:,}",
             change=change, seconds=each.gain, rank=each.gain or 0.0,
@@ -160,7 +160,7 @@ def _grown(op: Op, rows: int, padded: int) -> Op:
                    bytes_written=larger(op.bytes_written))
 
 
-def _launches(profile: Profile, ops: Iterable[Timed]) -> Finding | None:
+def _launches(profile: Profile, ops: Iterable[TimedOp]) -> Improvement | None:
     """The device waits for the host to issue kernels: what the step takes beyond its kernels and its data."""
     recipe, step = profile.recipe, profile.step_seconds
     if profile.device.kind != "cuda" or not step:
@@ -174,7 +174,7 @@ def _launches(profile: Profile, ops: Iterable[Timed]) -> Finding | None:
     gain = None if compiled else _compiled_gain(profile, share)
     found, answer = ("launch-bound even compiled", "CUDA graphs issue them together") if compiled else (
         "launch-bound", "compile per block")
-    return Finding(
+    return Improvement(
         sentence=f"{found}: the device idles {percent(share)} of the step while the host issues kernels; {answer}",
         change=change, seconds=gain, rank=share if gain is None else gain,
         derived="it was not predicted here; the idle time is the bound" if gain is None else
@@ -198,7 +198,7 @@ def _compiled_gain(profile: Profile, idle: float) -> float | None:
     return idle * max(1 - then.launch_bound_seconds / waited, 0.0) if waited else None
 
 
-def _full_precision(profile: Profile, trace: Trace) -> Finding | None:
+def _full_precision(profile: Profile, trace: Trace) -> Improvement | None:
     """Activations and temporaries at the peak that are float32 though the recipe computes in 16 bits."""
     name = getattr(profile.recipe.precision, "name", "")
     if name not in ("bf16", "fp16", "bf16-pure"):
@@ -215,7 +215,7 @@ def _full_precision(profile: Profile, trace: Trace) -> Finding | None:
         return None
     worst = max(sizes, key=lambda source: sizes[source])
     change, gain, derived = _narrower(profile.recipe, worst, sizes[worst], total)
-    return Finding(
+    return Improvement(
         sentence=f"{size(total)} of fp32 tensors under {name} at the peak: {worst} {size(sizes[worst])}"
                  + (f" and {len(sizes) - 1} more" if len(sizes) > 1 else ""),
         change=change, bytes=gain, derived=derived, rank=gain / (profile.capacity_bytes or peak),
@@ -239,7 +239,7 @@ def _narrower(recipe: Recipe, source: str, worst: int, total: int) -> tuple[str,
     return "precision=bf16-pure", total // 2, "the same tensors in 2 bytes instead of 4; it changes numerics"
 
 
-def _copies(profile: Profile, ops: list[Timed]) -> Finding | None:
+def _copies(profile: Profile, ops: list[TimedOp]) -> Improvement | None:
     """Ops that copy memory as it is, or cast it to another number format. Fills, random draws and lookups, which are
     data movement too, are none."""
     moving = [timed for timed in ops if _bare(timed.op.name) in COPIES or timed.op.name.startswith(KERNEL)]
@@ -255,9 +255,9 @@ def _copies(profile: Profile, ops: list[Timed]) -> Finding | None:
     compiled = getattr(profile.recipe.compile, "name", "off") != "off"
     merged = sum(seconds for name, seconds in by_name.items() if name in MERGED) / step
     if compiled or merged < WORTH_SAYING:
-        return Finding(sentence=sentence, change="", rank=taken / step / 2,  # half: there is nothing to write
+        return Improvement(sentence=sentence, change="", rank=taken / step / 2,  # half: there is nothing to write
                        derived="compiled already" if compiled else "no field of the recipe takes these away")
-    return Finding(
+    return Improvement(
         sentence=sentence, change="compile=per-block", seconds=merged, rank=merged,
         derived="casts, copies and clones merge into the compiled kernels beside them; at most all of their time goes",
     )

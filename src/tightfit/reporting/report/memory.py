@@ -38,7 +38,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class MemoryCurve:
     """Memory along a step. seconds: float (N,), never falling. held: bytes by category, int (N,) each, from that point
     to the next. peak_bytes, peak_tick, peak_seconds: where it is highest. stretches: the parts it is drawn over."""
 
@@ -92,7 +92,7 @@ def layout(parts: Sequence[tuple[Phase, int, int]], seconds: Mapping[Phase, floa
     return found
 
 
-def curves(profile: Profile) -> dict[str, Curve]:
+def curves(profile: Profile) -> dict[str, MemoryCurve]:
     """The memory of the measured and of the predicted step, as far as they are there, by `measured` and `predicted`."""
     found, shown = {}, None
     if profile.measured is not None:
@@ -108,7 +108,7 @@ def curves(profile: Profile) -> dict[str, Curve]:
     return {name: each for name, each in found.items() if each.seconds.size}
 
 
-def curve(trace: Trace, stretches: Sequence[Stretch]) -> Curve:
+def curve(trace: Trace, stretches: Sequence[Stretch]) -> MemoryCurve:
     """The trace's memory over those stretches."""
     ticks, held = by_category(trace.allocations)
     step = step_of(trace)
@@ -124,13 +124,13 @@ def curve(trace: Trace, stretches: Sequence[Stretch]) -> Curve:
     at = np.concatenate(places) if places else np.zeros(0, np.int64)
     x = np.concatenate(seconds) if seconds else np.zeros(0)
     if not at.size:
-        return Curve(seconds=x, held={}, peak_bytes=0, peak_tick=step.start, peak_seconds=0.0, stretches=())
+        return MemoryCurve(seconds=x, held={}, peak_bytes=0, peak_tick=step.start, peak_seconds=0.0, stretches=())
     total = held[at].sum(axis=1)
     highest = int(np.argmax(total))
     kept = downsample(x, total)
     points = np.concatenate([[at[0]], at[kept], [at[-1]]])
     end = stretches[-1].end
-    return Curve(
+    return MemoryCurve(
         seconds=np.concatenate([[0.0], x[kept], [end]]),
         held={category: held[points, i] for i, category in enumerate(CATEGORIES)},
         peak_bytes=int(total[highest]), peak_tick=max(int(ticks[at[highest]]), step.start),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tightfit.profiles import Profile
+from tightfit.recipe import CHOSEN_SLOTS
 from tightfit.reporting.report.difference import difference_section
 from tightfit.reporting.report.document import document
 from tightfit.reporting.report.headline import title
@@ -18,8 +19,8 @@ from tightfit.reporting.report.sections import (
     readings_section,
 )
 from tightfit.reporting.report.time_sections import ops_section, time_section
-from tightfit.trace_file import replacing
-from tightfit.trace_sample import sampling_notes
+from tightfit.trace.file import replacing
+from tightfit.trace.sample import sampling_notes
 
 SECTIONS = {"headline": "Headline", "difference": "Difference", "memory": "Memory", "time": "Time", "ops": "Ops",
             "predicted": "Predicted", "readings": "Readings", "about": "About"}  # fmt: skip
@@ -57,7 +58,7 @@ def write_report(path: Path, profile: Profile, other: Profile | None = None) -> 
 def _what(profile: Profile) -> str:
     recipe = profile.recipe
     choices = [f"{field}={getattr(getattr(recipe, field), 'name', getattr(recipe, field))}"
-               for field in ("precision", "checkpointing", "optimizer", "attention", "compile")]
+               for field in CHOSEN_SLOTS]
     return (f"global batch {recipe.batch_size:,}, micro-batch {recipe.micro_batch_size}, seq_len {recipe.seq_len:,}, "
             + ", ".join(choices))
 

@@ -8,9 +8,8 @@ from typing import Any
 from tightfit.profiles import Profile
 from tightfit.recipe_text import to_yaml
 from tightfit.reporting.report import figures
-from tightfit.reporting.report.breakdown import Timed, timed_ops
-from tightfit.reporting.report.comparison import Pair, category_pairs, class_pairs, phase_pairs
-from tightfit.reporting.report.findings import Finding, findings
+from tightfit.reporting.report.breakdown import TimedOp, timed_ops
+from tightfit.reporting.report.findings import Improvement, findings
 from tightfit.reporting.report.headline import figures as headline_figures
 from tightfit.reporting.report.headline import phases, uncalibrated
 from tightfit.reporting.report.markup import (
@@ -26,7 +25,8 @@ from tightfit.reporting.report.markup import (
     text,
     tiles,
 )
-from tightfit.reporting.report.memory import CATEGORIES, Curve, curves, highest_by_phase
+from tightfit.reporting.report.memory import CATEGORIES, MemoryCurve, curves, highest_by_phase
+from tightfit.reporting.report.pairs import Pair, category_pairs, class_pairs, phase_pairs
 from tightfit.reporting.report.wording import percent, relative, seconds_text, signed_size, size
 from tightfit.trace import Category, Trace
 
@@ -44,10 +44,10 @@ class View:
     """
 
     profile: Profile
-    curves: dict[str, Curve]
-    measured: list[Timed]
-    predicted: list[Timed]
-    findings: list[Finding]
+    curves: dict[str, MemoryCurve]
+    measured: list[TimedOp]
+    predicted: list[TimedOp]
+    findings: list[Improvement]
     charts: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -57,7 +57,7 @@ class View:
                    timed_ops(profile.predicted, recipe, device), findings(profile))
 
     @property
-    def shown(self) -> list[Timed]:
+    def shown(self) -> list[TimedOp]:
         return self.measured or self.predicted
 
     @property
@@ -156,7 +156,7 @@ def _highest(view: View) -> Html:
     return table("The most memory in each phase", ("phase", *found, *(["residual"] if len(found) == 2 else [])), rows)
 
 
-def _largest(trace: Trace, curve: Curve, name: str) -> Html:
+def _largest(trace: Trace, curve: MemoryCurve, name: str) -> Html:
     tick = curve.peak_tick
     rows = [("x".join(map(str, a.shape)) or "scalar", a.dtype, figures.NAMES[a.holds(tick)], a.module, a.op,
              size(a.bytes)) for a in trace.alive(tick)[:TENSORS]]

@@ -20,7 +20,7 @@ from tightfit.backends.pytorch.compiled import inductor_schedule
 from tightfit.backends.pytorch.compiled.region_schedule import Output, Schedule, Storage
 from tightfit.backends.pytorch.compiled.regions import CompiledCall, compiling_for, planning_backend
 from tightfit.backends.pytorch.memory_budget import memory_budget
-from tightfit.backends.pytorch.regions import compile_module, recompute
+from tightfit.backends.pytorch.recomputation import compile_module, recompute
 from tightfit.trace import OpClass
 
 pytestmark = [

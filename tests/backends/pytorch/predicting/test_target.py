@@ -24,7 +24,8 @@ from tightfit.backends.pytorch import attention_kernels as kernels
 from tightfit.backends.pytorch.cuda_target.scratch import scratch
 from tightfit.backends.pytorch.losses import cross_entropy_sum
 from tightfit.backends.pytorch.predicting.scalar_reads import answer
-from tightfit.backends.pytorch.predicting.target import PlanningMode, as_on, capability_of, target_of
+from tightfit.backends.pytorch.predicting.target import PlanningMode, as_on
+from tightfit.backends.pytorch.stand_ins import capability_of, target_of
 from tightfit.backends.pytorch.tracing.tracker import Tracker
 from tightfit.backends.pytorch.transformer import Transformer
 from tightfit.devices import Device

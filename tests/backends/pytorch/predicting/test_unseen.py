@@ -74,7 +74,7 @@ def test_each_thread_that_multiplies_has_a_workspace():
 
 @pytest.mark.parametrize(("version", "more"), [((2, 11), [1 << 20]), ((2, 12), []), ((2, 13), [])])
 def test_a_bias_had_a_workspace_of_its_own(monkeypatch, version, more):
-    monkeypatch.setattr(module, "torch_version", lambda: version)
+    monkeypatch.setattr(module, "torch_release", lambda: version)
     assert sizes(traced(("aten.addmm.default", Phase.FORWARD))) == [SMALL, *more]
     assert sizes(traced(("aten.mm.default", Phase.FORWARD))) == [SMALL]
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from torch import nn
 
-from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.build import Build, CompileBackend
 from tightfit.backends.pytorch.compiled.region_schedule import Scratch
 from tightfit.backends.pytorch.compiled.regions import CompiledCall, planning_backend
 from tightfit.backends.pytorch.tracing.tracker import Tracker
@@ -16,20 +15,29 @@ from tightfit.techniques.compile import WholeModel
 
 
 class Regions:
-    """The compiled regions of one prediction. `notes` says how sure their figures are, each sentence once."""
+    """The compiled regions of one prediction, which may take several traces: what one compiled serves the next.
 
-    def __init__(self, tracker: Tracker, device: Device, scratch: Scratch) -> None:
-        self.tracker = tracker
+    `notes` says how sure their figures are, each sentence once.
+    """
+
+    def __init__(self, device: Device, scratch: Scratch) -> None:
         self.notes: list[str] = []
+        self._tracker: Tracker | None = None
         self._backend = partial(planning_backend, self._record, gpu=device.kind == "cuda", scratch=scratch,
-                                begin=tracker.region_begins)
+                                begin=self._begin)
 
-    def backend(self, name: str, mode: str) -> Any:
-        """What torch.compile is given in the place of the backend `name` in `mode`."""
-        return self._backend(backend=name, mode=mode)
+    def reporting_to(self, tracker: Tracker) -> CompileBackend:
+        """What gives torch.compile its backend, by name and mode; from now on calls are reported to `tracker`."""
+        self._tracker = tracker
+        return lambda name, mode: self._backend(backend=name, mode=mode)
+
+    def _begin(self) -> None:
+        assert self._tracker is not None
+        self._tracker.region_begins()
 
     def _record(self, call: CompiledCall) -> None:
-        self.tracker.region(call.ops(), call.scratch_bytes, call.name)
+        assert self._tracker is not None
+        self._tracker.region(call.ops(), call.scratch_bytes, call.name)
         note = f"compile: {call.sure}"
         if note not in self.notes:
             self.notes.append(note)

@@ -75,6 +75,9 @@ class CompiledCall:
         ]
 
 
+TRACES = 4
+"""Traces of one model that may be made while its regions are compiled: of few blocks, of one more or two, of all."""
+
 Record = Callable[[CompiledCall], None]
 Begin = Callable[[], None]
 """Told that a compiled graph is called, before it frees any of its arguments."""
@@ -150,7 +153,8 @@ class _Planned:
 @contextmanager
 def compiling_for(make_mode: Callable[..., Any]) -> Iterator[None]:
     """While this is entered, the compiler traces with the fake modes that `make_mode` makes, given FakeTensorMode's own
-    options: those of tensors that stand for a device. Nothing compiled before is used, and nothing kept.
+    options: those of tensors that stand for a device. Nothing compiled before is used, and nothing kept. Several traces
+    made inside share what they compile.
 
     Each size of a micro-batch is compiled by itself. Training does so for the first, and then once more for all others
     together: the same kernels and the same memory, with sizes that are told when they run.
@@ -161,7 +165,8 @@ def compiling_for(make_mode: Callable[..., Any]) -> Iterator[None]:
     torch._dynamo.reset()
     torch._subclasses.FakeTensorMode = make_mode  # type: ignore[misc,assignment]
     try:
-        with torch._dynamo.config.patch(automatic_dynamic_shapes=False):
+        limit = TRACES * torch._dynamo.config.recompile_limit
+        with torch._dynamo.config.patch(automatic_dynamic_shapes=False, recompile_limit=limit):
             yield
     finally:
         torch._subclasses.FakeTensorMode = before  # type: ignore[misc]

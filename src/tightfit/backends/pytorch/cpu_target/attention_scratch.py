@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tightfit.backends.pytorch.cpu_target.products import HALF, attention_products, packs_attention
+from tightfit.backends.pytorch.cpu_target.products import attention_products, packs_attention
+from tightfit.backends.pytorch.formats import HALF
 
 Arguments = tuple[Any, ...]
 

@@ -19,7 +19,6 @@ from torch import Tensor
 
 Arguments = tuple[Any, ...]
 
-HALF = (torch.float16, torch.bfloat16)
 
 MOST_WORK, MOST_VALUES = 2**33, 2**26
 """Multiplications of a product, and values in one of its factors or in its result, up to which it is tried as it is: a

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from tightfit.backends.pytorch.cpu_target.attention_scratch import attention, attention_backward
-from tightfit.backends.pytorch.cpu_target.products import HALF, convolution, product
+from tightfit.backends.pytorch.cpu_target.products import convolution, product
+from tightfit.backends.pytorch.formats import HALF
 
 Arguments = tuple[Any, ...]
 Formula = Callable[[Arguments, dict[str, Any], Any], int]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tightfit.backends.pytorch.cuda_target.sdpa import HALF
+from tightfit.backends.pytorch.formats import HALF
 from tightfit.devices import Device
 
 FLOAT = 4

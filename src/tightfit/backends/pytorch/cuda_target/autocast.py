@@ -22,10 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tightfit.devices import Device
+from tightfit.backends.pytorch.stand_ins import TargetOf
 from tightfit.errors import ModelError
-
-TargetOf = Callable[[Any], Device | None]
 
 AUTOCAST = torch._C.DispatchKey.AutocastCPU
 HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"

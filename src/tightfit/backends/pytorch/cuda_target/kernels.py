@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tightfit.backends.pytorch.compiled.compositions import other_modes
-from tightfit.backends.pytorch.cuda_target.sdpa import HALF, allowed_kernels, choose, describe
+from tightfit.backends.pytorch.compositions import other_modes
+from tightfit.backends.pytorch.cuda_target.sdpa import allowed_kernels, choose, describe
+from tightfit.backends.pytorch.formats import HALF
 from tightfit.devices import Device
 
 aten = torch.ops.aten

@@ -21,8 +21,8 @@ from torch import Tensor
 from tightfit.backends.pytorch.cuda_target import attention_scratch as attention
 from tightfit.backends.pytorch.cuda_target.attention_scratch import FLOAT, copied
 from tightfit.backends.pytorch.cuda_target.reductions import VECTOR, reduction_buffer
-from tightfit.backends.pytorch.cuda_target.sdpa import HALF
-from tightfit.backends.pytorch.predicting.target import target_of
+from tightfit.backends.pytorch.formats import HALF
+from tightfit.backends.pytorch.stand_ins import target_of
 from tightfit.devices import Device
 
 Arguments = Sequence[Any]

@@ -16,13 +16,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from tightfit.backends.pytorch.formats import HALF
 from tightfit.devices import Device
 from tightfit.errors import ModelError
 
 Kernel = Literal["flash", "efficient", "cudnn", "math"]
 Version = tuple[int, int]
 
-HALF = (torch.float16, torch.bfloat16)
 ORDER: tuple[Kernel, ...] = ("flash", "efficient", "math", "cudnn")
 CUDNN_FIRST: tuple[Kernel, ...] = ("cudnn", "flash", "efficient", "math")
 CUDNN_FIRST_MAJORS = (9, 10)
@@ -73,7 +73,7 @@ def describe(
     )  # fmt: skip
 
 
-def torch_version() -> Version:
+def torch_release() -> Version:
     """The running torch's major and minor version: a prediction is for the CUDA build of the same."""
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
@@ -92,7 +92,7 @@ def allowed_kernels() -> frozenset[Kernel]:
 def choose(call: Call, device: Device, allowed: Iterable[Kernel], version: Version | None = None) -> Kernel:
     """The kernel that PyTorch takes for `call` on `device`: the first in the device's order that is allowed and can
     serve. Raises ModelError where none can."""
-    version = version or torch_version()
+    version = version or torch_release()
     allowed = frozenset(allowed)
     for kernel in priority(device):
         if kernel in allowed and not obstacles(kernel, call, device, version):

@@ -36,7 +36,7 @@ from tightfit.backends.pytorch.state import random_state, restore_random
 from tightfit.backends.pytorch.step import PendingStep, Step
 from tightfit.errors import ReportError
 from tightfit.trace import PHASES, Phase
-from tightfit.trace_file import replacing
+from tightfit.trace.file import replacing
 
 
 @dataclass

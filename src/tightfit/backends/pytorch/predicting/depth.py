@@ -1,4 +1,4 @@
-"""Fewer of a model's alike blocks, so that two shallow traces stand for a deep one: see `tightfit.trace_extension`."""
+"""Fewer of a model's alike blocks, so that two shallow traces stand for a deep one: see `tightfit.trace.extension`."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -39,8 +39,8 @@ from tightfit.devices import Device
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
 from tightfit.trace import Category, Phase, Trace
-from tightfit.trace_events import Stack
-from tightfit.trace_extension import extend
+from tightfit.trace.events import Stack
+from tightfit.trace.extension import extend
 
 ON_HOST = torch.device("cpu")
 
@@ -63,49 +63,54 @@ def predict(recipe: Recipe, device: Device, model: nn.Module | None = None, *, w
     and the op, where a model cannot be traced.
     """
     recipe = recipe.model_copy(update={"pretrained": False})  # a plan reads the configuration, never weights
-    trace = _of_any_depth(recipe, device, model, whole)
+    regions = Regions(device, cpu_scratch.scratch if device.kind == "cpu" else cuda_scratch.scratch)
+    compiled = recipe.compile != "auto" and recipe.compile.name != "off"
+    with compiling_for(partial(PlanningMode, device)) if compiled else nullcontext():
+        trace = _of_any_depth(partial(_traced, recipe, device, model, regions if compiled else None), whole)
+    trace.notes += regions.notes
     first = trace.span("step 1").stop  # its update is timed in step 2, and can be most of a trace
     trace.ops = [op for op in trace.ops if op.tick >= first or op.phase is not Phase.OPTIMIZER]
     trace.unseen += unseen(recipe, device, trace)
     return trace
 
 
-def _of_any_depth(recipe: Recipe, device: Device, model: nn.Module | None, whole: bool) -> Trace:
+def _of_any_depth(traced: Callable[..., Trace], whole: bool) -> Trace:
+    """traced: makes the trace, of a model that a `Shorten` has cut where it is given one."""
     if whole:
-        return _traced(recipe, device, model)
+        return traced()
     first = Shorten(SHALLOW, WORTHWHILE)
-    shallow = _traced(recipe, device, model, first)
+    shallow = traced(first)
     if not first.stacks:
         return shallow
     stacks = [Stack(path=s.path, period=s.period, template=TEMPLATE, head=s.head) for s in first.stacks]
     for depth in range(SHALLOW + 1, DEEPEST + 1):
-        deeper = _traced(recipe, device, model, Shorten(depth, WORTHWHILE))
+        deeper = traced(Shorten(depth, WORTHWHILE))
         with collected_between_phases():  # the collector would go through a deep trace's ops again and again
             extended = extend(shallow, deeper, stacks, first.groups - depth + 1)
         if extended is not None:
             return extended
         shallow = deeper
-    return _traced(recipe, device, model)
+    return traced()
 
 
-def _traced(recipe: Recipe, device: Device, model: nn.Module | None, shorten: Shorten | None = None) -> Trace:
-    on_cpu, compiled = device.kind == "cpu", recipe.compile != "auto" and recipe.compile.name != "off"
+def _traced(
+    recipe: Recipe, device: Device, model: nn.Module | None, regions: Regions | None, shorten: Shorten | None = None
+) -> Trace:
+    """regions: what is compiled, which may be so already; None where nothing is."""
+    on_cpu = device.kind == "cpu"
     scratch = cpu_scratch.scratch if on_cpu else cuda_scratch.scratch
     padded = is_padded(recipe, get_task(recipe.task))
     tracker = Tracker(scratch=scratch, answer=partial(answer, padded=padded))
-    regions = Regions(tracker, device, scratch)
 
     def change(build: Build) -> Build:
         build = build if shorten is None else shorten(build)
-        return replace(build, compile_backend=regions.backend) if compiled else build
+        return build if regions is None else replace(build, compile_backend=regions.reporting_to(tracker))
 
     with ExitStack() as stack:
         stack.enter_context(collected_between_phases())
         stack.enter_context(as_on(device))
         stack.enter_context(PlanningMode(device))
         stack.enter_context(taken_for_real())
-        if compiled:
-            stack.enter_context(compiling_for(partial(PlanningMode, device)))
         own = None if model is None else without_values(model)
         with undrawn():
             build = assemble(recipe, device, ON_HOST, own, change)
@@ -120,7 +125,7 @@ def _traced(recipe: Recipe, device: Device, model: nn.Module | None, shorten: Sh
         stack.enter_context(explained(build, tracker))
         _run(build, tracker)
         trace = tracker.trace("predicted")  # here, for what is freed from now on is no part of it
-    trace.notes += [*build.notes, *regions.notes]
+    trace.notes += build.notes
     return trace
 
 

@@ -16,18 +16,16 @@ from typing import Any
 
 import torch
 import torch.utils._foreach_utils
-from torch import Tensor
-from torch._guards import TracingContext, active_fake_mode
 from torch._higher_order_ops.utils import registered_hop_fake_fns
 from torch._ops import HigherOrderOperator
 from torch._subclasses import FakeTensor, FakeTensorMode
-from torch._subclasses.functional_tensor import FunctionalTensor
 
-from tightfit.backends.pytorch.compiled.compositions import composed
+from tightfit.backends.pytorch.compositions import composed
 from tightfit.backends.pytorch.cpu_target import kernels as cpu_kernels
 from tightfit.backends.pytorch.cuda_target import kernels as cuda_kernels
 from tightfit.backends.pytorch.cuda_target.autocast import autocast_as_on_cuda
 from tightfit.backends.pytorch.predicting.shape_cache import MISSING, ShapeCache
+from tightfit.backends.pytorch.stand_ins import cuda_target_of, target_of
 from tightfit.devices import Device
 
 FAKE_RULES: Mapping[Any, Any] = registered_hop_fake_fns
@@ -70,47 +68,6 @@ class PlanningMode(FakeTensorMode):
         if rule is not None:
             return rule(*args, **(kwargs or {}))
         return super().dispatch(func, types, args, kwargs or {})
-
-
-def target_of(tensor: Any) -> Device | None:
-    """The device that a tensor of a PlanningMode stands for; None for every other tensor."""
-    if isinstance(tensor, FunctionalTensor):
-        tensor = torch._from_functional_tensor(tensor.elem)
-    target: Device | None = getattr(tensor.fake_mode, "target", None) if isinstance(tensor, FakeTensor) else None
-    return target
-
-
-def cuda_target_of(tensor: Any) -> Device | None:
-    """As `target_of`, where the device is a CUDA device."""
-    target = target_of(tensor)
-    return target if target is not None and target.kind == "cuda" else None
-
-
-def active_cuda_target() -> Device | None:
-    """The CUDA device that the tensors made now stand for; None where they stand for themselves."""
-    target: Device | None = getattr(active_fake_mode(), "target", None)
-    return target if target is not None and target.kind == "cuda" else None
-
-
-def capability_of(tensor: Tensor) -> tuple[int, int] | None:
-    """The compute capability of the CUDA device that a tensor is on, or stands for being on; None on the CPU."""
-    if torch.compiler.is_compiling():
-        capability: tuple[int, int] | None = _compiled_capability(tensor.device.type)
-        return capability
-    target = target_of(tensor)
-    if target is not None:
-        return target.capability
-    return torch.cuda.get_device_capability() if tensor.device.type == "cuda" else None
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _compiled_capability(kind: str) -> tuple[int, int] | None:
-    """The same for every tensor of the graph that is being compiled: a compiler follows no type of fake tensor."""
-    context = TracingContext.try_get()
-    target: Device | None = None if context is None else getattr(context.fake_mode, "target", None)
-    if target is not None:
-        return target.capability
-    return torch.cuda.get_device_capability() if kind == "cuda" else None
 
 
 @contextmanager

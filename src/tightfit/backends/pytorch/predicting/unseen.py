@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tightfit.backends.pytorch.cuda_target.sdpa import Version, torch_version
+from tightfit.backends.pytorch.cuda_target.sdpa import Version, torch_release
 from tightfit.devices import MIB, Device, find_device
 from tightfit.errors import RecipeError
 from tightfit.recipe import Recipe
@@ -102,7 +102,7 @@ def _card(name: str) -> str:
 def _workspaces(device: Device, trace: Trace) -> Iterator[Unseen]:
     """One for each thread that multiplies matrices: a workspace belongs to a handle and a stream, and every thread has
     handles of its own (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
-    version = torch_version()
+    version = torch_release()
     size, reason = workspace_bytes(device, version)
     for where, phases in (("the main thread", MAIN), ("autograd's thread", AUTOGRAD)):
         products = [op.name for op in trace.ops if op.phase in phases and _by_cublas(op.name, op.op_class)]

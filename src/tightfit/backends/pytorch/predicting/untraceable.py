@@ -72,9 +72,10 @@ def _known(build: Build) -> str:
     trained = [p for p in build.model.parameters() if p.requires_grad]
     gradients = sum(p.numel() * p.element_size() for p in trained)
     known = f"Known even so: weights {_size(weights)}, gradients {_size(gradients)}"
-    optimizer = build.recipe.optimizer
-    if optimizer != "auto":
-        known += f", optimizer states about {_size(optimizer.state_bytes * _count(trained))}"
+    optimizer, precision = build.recipe.optimizer, build.recipe.precision
+    if optimizer != "auto" and precision != "auto":
+        states = optimizer.bytes_beside(precision.weight_rounding)
+        known += f", optimizer states about {_size(states * _count(trained))}"
     return known + "; activations come on top."
 
 

@@ -1,0 +1,62 @@
+"""What a tensor stands for: planning runs the training step on fake tensors in place of a device's own.
+
+The training code that chooses by device asks here, and so knows nothing of planning: a fake tensor carries the device
+that it stands for as its mode's `target` (see `predicting.target.PlanningMode`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._guards import TracingContext, active_fake_mode
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from tightfit.devices import Device
+
+TargetOf = Callable[[Any], Device | None]
+"""The device that a tensor stands for; None for a tensor that is to be left alone."""
+
+
+def target_of(tensor: Any) -> Device | None:
+    """The device that a tensor of a PlanningMode stands for; None for every other tensor."""
+    if isinstance(tensor, FunctionalTensor):
+        tensor = torch._from_functional_tensor(tensor.elem)
+    target: Device | None = getattr(tensor.fake_mode, "target", None) if isinstance(tensor, FakeTensor) else None
+    return target
+
+
+def cuda_target_of(tensor: Any) -> Device | None:
+    """As `target_of`, where the device is a CUDA device."""
+    target = target_of(tensor)
+    return target if target is not None and target.kind == "cuda" else None
+
+
+def active_cuda_target() -> Device | None:
+    """The CUDA device that the tensors made now stand for; None where they stand for themselves."""
+    target: Device | None = getattr(active_fake_mode(), "target", None)
+    return target if target is not None and target.kind == "cuda" else None
+
+
+def capability_of(tensor: Tensor) -> tuple[int, int] | None:
+    """The compute capability of the CUDA device that a tensor is on, or stands for being on; None on the CPU."""
+    if torch.compiler.is_compiling():
+        capability: tuple[int, int] | None = _compiled_capability(tensor.device.type)
+        return capability
+    target = target_of(tensor)
+    if target is not None:
+        return target.capability
+    return torch.cuda.get_device_capability() if tensor.device.type == "cuda" else None
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _compiled_capability(kind: str) -> tuple[int, int] | None:
+    """The same for every tensor of the graph that is being compiled: a compiler follows no type of fake tensor."""
+    context = TracingContext.try_get()
+    target: Device | None = None if context is None else getattr(context.fake_mode, "target", None)
+    if target is not None:
+        return target.capability
+    return torch.cuda.get_device_capability() if kind == "cuda" else None

@@ -1,0 +1,103 @@
+"""What `tightfit ladder` does: a ladder climbed, shown as a table and drawn as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from tightfit.devices import find_device, parse_memory
+from tightfit.errors import RecipeError, ReportError, nearest
+from tightfit.ladder import LIMIT
+from tightfit.ladder.catalogue import LADDERS, find_ladder
+from tightfit.ladder.climbing import climb, this_machine
+from tightfit.ladder.climbs import Asked
+from tightfit.ladder.from_recipe import ladder_of
+from tightfit.ladder.page import write_page
+from tightfit.ladder.peers import PEERS
+from tightfit.ladder.picture import save_picture
+from tightfit.ladder.rows import OURS
+from tightfit.ladder.rungs import SCALES, STEPS, Ladder, Scale
+from tightfit.ladder.table import show
+from tightfit.recipe_files import load_recipe
+
+FOLDER, OUTPUT, PAGE = "ladders", "output_dir", "ladder.html"
+
+
+def run_ladder(
+    name: str, overrides: Sequence[str] = (), *, gpu: str | None = None, gpu_memory: str | None = None,
+    peers: Sequence[str] = (), scale: str | None = None, steps: int | None = None, limit: float = LIMIT,
+    picture: Path | None = None,
+) -> Path:  # fmt: skip
+    """Climb a ladder of that name, or of a recipe; show it, draw it, and return the page's path.
+
+    overrides: fields of every rung; `output_dir` takes the results. gpu: a card to predict the full size for.
+    gpu_memory: a size such as `24GB` that this machine's GPU is cut down to. peers: whose loops run the same rungs.
+    scale: full, reduced or smallest; by default full where the rungs run on a GPU, and reduced elsewhere. limit:
+    seconds for one rung. picture: where a PNG or SVG of it goes. Raises TightfitError.
+    """
+    fields = [word for word in overrides if word.partition("=")[0] != OUTPUT]
+    given = [word.partition("=")[2] for word in overrides if word.partition("=")[0] == OUTPUT]
+    ladder = _ladder(name, fields)
+    fields = fields if name in LADDERS else []  # a recipe's ladder has them in its base
+    chosen, runners = _scale(scale, ladder), (OURS, *_known(peers))
+    memory = None if gpu_memory is None else parse_memory(gpu_memory)
+    if gpu is not None:
+        find_device(gpu)  # an unknown name is said before anything runs
+    machine = None
+    if chosen is None:
+        machine = this_machine(ladder.recipe(ladder.rungs[0], overrides=fields))
+        chosen = "full" if machine.kind == "cuda" else "reduced"
+    if gpu is None and chosen != "full":
+        gpu = ladder.gpu  # away from a GPU the full size is predicted for the card that it was published on
+    warm_up, timed = STEPS[chosen]
+    asked = Asked(
+        ladder=ladder, scale=chosen, folder=Path(given[-1] if given else Path(FOLDER) / ladder.name).expanduser(),
+        overrides=fields, runners=runners, warm_up=warm_up, steps=steps or timed, limit=limit, gpu=gpu, memory=memory,
+    )  # fmt: skip
+    console = Console(stderr=True, soft_wrap=True)
+    done = climb(asked, lambda text: console.print(text, markup=False, highlight=False), machine)
+    show(done, Console())
+    path = asked.folder / PAGE
+    console.print(f"results: {done.path}", markup=False, highlight=False)
+    for what, where, write in (("page", path, write_page), ("picture", picture, save_picture)):
+        if where is not None:
+            try:
+                write(where, done)
+            except OSError as error:
+                raise ReportError(f"{where}: the {what} cannot be written ({error.strerror or error}); the results "
+                                  "are kept") from None
+            console.print(f"{what}: {where}", markup=False, highlight=False)
+    return path
+
+
+def _ladder(name: str, fields: Sequence[str]) -> Ladder:
+    if name in LADDERS:
+        return find_ladder(name)
+    try:
+        return ladder_of(load_recipe(name, fields), name)
+    except RecipeError as error:
+        if "/" in name or "." in name or "=" in str(error).partition(":")[0]:
+            raise
+        raise RecipeError(f"{error}. The ladders: {', '.join(LADDERS)}") from None
+
+
+def _scale(asked: str | None, ladder: Ladder) -> Scale | None:
+    """The scale that was asked for, or the only one that there is; None where the machine decides."""
+    if asked is None:
+        return None if ladder.shrunk else "full"
+    for scale in SCALES:
+        if scale == asked:
+            if scale != "full" and not ladder.shrunk:
+                raise RecipeError(f"scale: {asked!r} is for the ladders that have a name; a recipe's ladder runs as it "
+                                  "is, so write smaller fields, such as model_overrides.n_layer=2")
+            return scale
+    raise RecipeError(f"scale: {asked!r} is none; write one of {', '.join(SCALES)}")
+
+
+def _known(peers: Sequence[str]) -> list[str]:
+    for peer in peers:
+        if peer not in PEERS:
+            raise RecipeError(f"peer: {peer!r} is none; {nearest(peer, PEERS)}")
+    return list(dict.fromkeys(peers))

@@ -1,0 +1,93 @@
+"""A ladder on its way: how it is to be climbed, and what is known of it so far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tightfit.ladder.rows import OURS, RESULTS, Machine, Measured, Predicted, Row, Rows, append, key_of
+from tightfit.ladder.rungs import Ladder, Rung, Scale
+from tightfit.recipe import Recipe
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """How a ladder is to be climbed.
+
+    overrides: `key=value` texts for every rung. runners: ours, and peers. warm_up, steps: of each rung. limit: seconds
+    for one rung. gpu: a card to predict the full size for, besides this machine's own device at the scale that runs.
+    memory: bytes that the GPU is cut down to; None for all of it. until: a moment of time.monotonic; no rung begins
+    after it, and what runs then ends; None for no end. predicts: whether rungs are predicted too.
+    """
+
+    ladder: Ladder
+    scale: Scale
+    folder: Path
+    warm_up: int
+    steps: int
+    limit: float
+    overrides: Sequence[str] = ()
+    runners: Sequence[str] = (OURS,)
+    gpu: str | None = None
+    memory: int | None = None
+    until: float | None = None
+    predicts: bool = True
+
+    @property
+    def time_left(self) -> float:
+        """Seconds that a rung may take if it begins now."""
+        return self.limit if self.until is None else min(self.limit, self.until - time.monotonic())
+
+
+@dataclass
+class Climb:
+    """A ladder on its way: what is asked, the machine, and the rows so far."""
+
+    asked: Asked
+    machine: Machine
+    rows: Rows
+    tell: Tell
+
+    @property
+    def path(self) -> Path:
+        return self.asked.folder / RESULTS
+
+    def newest(self, rung: Rung, runner: str) -> Measured | None:
+        """The rung's last measurement on this machine by a runner; None where it has not run."""
+        return self.rows.newest(self.key(rung, runner), self.machine)
+
+    def prediction(self, rung: Rung, device: str, scale: Scale) -> Predicted | None:
+        """The rung's prediction for a device; None where there is none."""
+        return self.rows.prediction(self.prediction_key(rung, device, scale), device)
+
+    def add(self, row: Row) -> None:
+        append(self.path, row)
+        self.rows.add(row)
+
+    def recipe(self, rung: Rung, scale: Scale | None = None) -> Recipe:
+        asked = self.asked
+        return asked.ladder.recipe(rung, scale or asked.scale, asked.overrides)
+
+    def within(self, rung: Rung, scale: Scale | None = None) -> dict[str, Any] | None:
+        """The recipe whose memory a growing rung keeps to; None for the others."""
+        if not rung.grows or rung.against is None:
+            return None
+        return self.recipe(self.asked.ladder.rung(rung.against), scale).to_dict()
+
+    def key(self, rung: Rung, runner: str) -> str:
+        """The digest of a rung as it runs here."""
+        asked = self.asked
+        return self._key(rung, asked.scale, runner=runner, steps=asked.steps, warm_up=asked.warm_up,
+                         memory=asked.memory)
+
+    def prediction_key(self, rung: Rung, device: str, scale: Scale) -> str:
+        """The digest of a rung as it is predicted; the limit on memory is this machine's."""
+        return self._key(rung, scale, memory=self.asked.memory if device == self.machine.device else None)
+
+    def _key(self, rung: Rung, scale: Scale, **how: Any) -> str:
+        return key_of(self.recipe(rung, scale).to_dict(), within=self.within(rung, scale), launch=rung.launch, **how)

@@ -1,0 +1,139 @@
+"""The same recipe planned for every GPU of the catalogue."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tightfit.devices import Device, find_device
+from tightfit.errors import RecipeError, Refused
+from tightfit.planning.estimate import Tools
+from tightfit.planning.plan import Candidate, Plan
+from tightfit.planning.search.budget import Progress
+from tightfit.planning.search.search import search
+from tightfit.recipe import Recipe
+from tightfit.trace import Trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One GPU. plan: None where the recipe is refused on it, with the reason in `refused`. price: in whatever unit
+    the caller counts; None where none was given."""
+
+    device: Device
+    plan: Plan | None = None
+    refused: str = ""
+    price: float | None = None
+
+    @property
+    def chosen(self) -> Candidate | None:
+        return None if self.plan is None else self.plan.chosen
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second of the choice, samples for images; 0 where nothing fits."""
+        return 0.0 if self.chosen is None else self.chosen.estimate.time.throughput
+
+    @property
+    def per_price(self) -> float | None:
+        """`speed` for one unit of the price; None without a price, or where nothing fits."""
+        return None if self.price is None or self.chosen is None else self.speed / self.price
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan's plain values, less all candidates but the best, and what is said of this GPU beside them."""
+        best = [] if self.plan is None else [c.to_json(1) for c in self.plan.candidates[:1]]
+        device = {"name": self.device.name, "memory_bytes": self.device.memory_bytes}
+        return {"device": device, "candidates": best, "refused": self.refused or None, "price": self.price,
+                "per_price": self.per_price}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What a recipe does on each GPU, the best first: by throughput per price where prices were given, else by
+    throughput; then those on which nothing fits, those that miss least first; then those that refuse it."""
+
+    asked: Recipe
+    rows: tuple[Compared, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"gpus": [row.to_json() for row in self.rows]}
+
+
+def compare(
+    recipe: Recipe,
+    devices: Iterable[Device],
+    tools: Tools,
+    prices: Mapping[str, float] | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Plan the recipe for each CUDA device.
+
+    prices: by `Device.name`. Raises ModelError as `search` does.
+    """
+    prices = prices or {}
+    ordered = sorted(devices, key=lambda d: d.capability or (0, 0))  # alike ones share their traces
+    shared = Remembered(tools)
+    rows = []
+    for number, device in enumerate(ordered):
+        tell = None if progress is None else _beside(progress, number, len(ordered), device.name)
+        price = prices.get(device.name)
+        try:
+            plan = search(recipe, device, replace(tools, predict=shared), progress=tell, choice_alone=True)
+            rows.append(Compared(device=device, plan=plan, price=price))
+        except Refused as error:
+            rows.append(Compared(device=device, refused=str(error), price=price))
+    return Comparison(asked=recipe, rows=tuple(sorted(rows, key=_place)))
+
+
+class Remembered:
+    """A prediction that is made once for GPUs of one compute capability, which is all of a GPU that a trace's ops and
+    allocations depend on; what it does not show is each one's own."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self._capability: tuple[int, int] | None = None
+        self._traces: dict[str, Trace] = {}
+
+    def __call__(self, recipe: Recipe, device: Device) -> Trace:
+        if device.capability != self._capability:
+            self._traces.clear()  # traces are large
+            self._capability = device.capability
+        key = recipe.model_dump_json()
+        if key not in self._traces:
+            self._traces[key] = self._tools.predict(recipe, device)
+            return self._traces[key]
+        return self._tools.with_unseen(self._traces[key], recipe, device)
+
+
+def parse_prices(given: Sequence[str]) -> dict[str, float]:
+    """`NAME=x` for each GPU, as prices by `Device.name`. Raises RecipeError for other texts, names and numbers."""
+    prices: dict[str, float] = {}
+    for text in given:
+        name, equals, number = text.partition("=")
+        try:
+            price = float(number)
+        except ValueError:
+            price = math.nan
+        if not equals or not 0 < price < math.inf:
+            raise RecipeError(f"price: {text!r} should be a GPU's name and a number above 0, such as rtx-4090=0.35")
+        try:
+            device = find_device(name)
+        except RecipeError as error:  # which speaks of --gpu, and ends in the names to choose from
+            raise RecipeError(f"price: {text!r} names no one GPU; {str(error).rpartition('; ')[2]}") from None
+        if device.name in prices:
+            raise RecipeError(f"price: {device.name} has two prices; keep one of them")
+        prices[device.name] = price
+    return prices
+
+
+def _beside(progress: Progress, number: int, count: int, name: str) -> Progress:
+    return lambda done, most, text: progress(number, count, f"{name}: {text}")
+
+
+def _place(row: Compared) -> tuple[int, float, float]:
+    if row.chosen is not None:
+        return 0 if row.price is not None else 1, -(row.per_price or row.speed), 0.0
+    nearest = row.plan.candidates[0].estimate.missing if row.plan is not None and row.plan.candidates else math.inf
+    return (2 if row.plan is not None else 3), nearest, row.device.memory_bytes

@@ -1,0 +1,212 @@
+"""A deep model's trace from two shallow ones: equal to tracing it whole.
+
+A transformer repeats one block, or one group of blocks. Two traces of the same model, the second one group deeper, say
+all there is to know: what the deeper one has more is one group's work, wherever it lies between its neighbours', and
+what stands outside the blocks (a foreach op over all parameters, the norms' stack) grows with the depth at a constant
+rate. `extend` inserts copies of one group, the template. It first inserts one copy and compares the result with the
+deeper trace, event by event; where they differ it gives nothing, and the model is to be traced whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from tightfit.trace import Allocation, Op, Trace
+from tightfit.trace.events import Event, Group, Reader, Run, Stack
+
+
+class NotAlike(Exception):
+    """The traces are not built of alike groups."""
+
+
+def extend(shallow: Trace, deeper: Trace, stacks: Sequence[Stack], groups: int) -> Trace | None:
+    """The trace with `groups` more groups in every stack than `shallow` has.
+
+    deeper: the same with one group more in every stack. None where the two are not alike as described above.
+    """
+    reader = Reader(shallow, stacks)
+    try:
+        rates = _rates(Writer(reader).write(1), Reader(deeper, stacks), reader)
+        return Writer(reader, rates).write(groups).trace
+    except NotAlike:
+        return None
+
+
+@dataclass
+class Rates:
+    """What each allocation and op outside of the template gains with every further group: bytes, and FLOPs, bytes read
+    and bytes written."""
+
+    allocations: dict[int, int] = field(default_factory=dict)
+    ops: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+
+
+@dataclass
+class Written:
+    """A trace, and for each of its allocations and ops the one it was made from, and whether that is the template's."""
+
+    trace: Trace
+    allocations: list[tuple[int, bool]] = field(default_factory=list)
+    ops: list[tuple[int, bool]] = field(default_factory=list)
+
+
+class Writer:
+    """Writes a trace that was read again, with more groups."""
+
+    def __init__(self, reader: Reader, rates: Rates | None = None) -> None:
+        source = reader.trace
+        self.reader = reader
+        self.rates = rates or Rates()
+        self.written = Written(Trace(origin=source.origin, unseen=list(source.unseen), notes=list(source.notes)))
+        self.tick = 0
+        self.more = 0
+        self._made: dict[tuple[int, int], Allocation] = {}
+        self._opened: dict[int, int] = {}
+
+    def write(self, more: int) -> Written:
+        """With `more` copies of the template in every stack. Raises NotAlike."""
+        self.more = more
+        runs = self.reader.runs
+        for at, run in enumerate(runs):
+            copies: Sequence[int] = [0]
+            if run.group is not None and run.group.distance == 0:
+                copies = range(more + 1) if _ascends(runs, at) else range(more, -1, -1)
+            for copy in copies:
+                for event in run.events:
+                    self._write(event, run.group, copy)
+        source = self.reader.trace.allocations
+        if any((a.died is None) != (source[item].died is None) for (item, _), a in self._made.items()):
+            raise NotAlike
+        return self.written
+
+    def _write(self, event: Event, group: Group | None, copy: int) -> None:
+        self.tick += 1
+        kind, item = event
+        in_template = group is not None and group.distance == 0
+        if kind == "op":
+            self._write_op(item, copy, in_template)
+        elif kind == "birth":
+            self._write_birth(item, copy, in_template)
+        elif kind == "open":
+            self._opened[item] = self.tick
+        elif kind == "close":
+            span = self.reader.trace.spans[item]
+            self.written.trace.spans.append(replace(span, start=self._opened[item], stop=self.tick))
+        else:
+            for allocation in self._meant(item, group, copy):
+                if kind == "turn":
+                    allocation.became = self.tick
+                elif allocation.died is None:
+                    allocation.died = self.tick
+                else:
+                    raise NotAlike
+
+    def _write_op(self, item: int, copy: int, in_template: bool) -> None:
+        op, made = self.reader.trace.ops[item], self.written
+        gains = (0, 0, 0) if in_template else self.rates.ops.get(item, (0, 0, 0))
+        flops, read, wrote = (self.more * gain for gain in gains)
+        made.trace.ops.append(Op(  # not `replace`, which takes most of a deep trace's time
+            op.name, self.tick, op.phase, op.op_class, self._name(op.module, copy), op.shapes, op.dtype,
+            op.flops + flops, op.bytes_read + read, op.bytes_written + wrote, op.kernels, op.seconds,
+        ))
+        made.ops.append((item, in_template))
+
+    def _write_birth(self, item: int, copy: int, in_template: bool) -> None:
+        a, made = self.reader.trace.allocations[item], self.written
+        gain = 0 if in_template else self.rates.allocations.get(item, 0)
+        became = self.tick if a.became >= a.born else min(self.tick, a.became)
+        allocation = Allocation(
+            self.tick, None, a.bytes + self.more * gain, a.category, became, self._name(a.module, copy), a.op, a.shape,
+            a.dtype,
+        )
+        self._made[item, copy] = allocation
+        made.trace.allocations.append(allocation)
+        made.allocations.append((item, in_template))
+
+    def _name(self, module: str, copy: int) -> str:
+        group = self.reader.place(module)[0]
+        if group is None or group.distance < 0:
+            return module
+        return self.reader.renumbered(module, group, copy if group.distance == 0 else self.more)
+
+    def _meant(self, item: int, group: Group | None, copy: int) -> list[Allocation]:
+        """The allocations that an event in the work of `group` means, of which this is copy number `copy`.
+
+        The memory of a group's neighbour is, for a copy, that of the copy's own neighbour.
+        """
+        born = self.reader.birth_groups[item]
+        near = group is not None and born is not None and group.stack == born.stack \
+            and abs(born.distance - group.distance) <= 1
+        keys: Sequence[tuple[int, int]]
+        if near:
+            assert group is not None
+            assert born is not None
+            keys = [self._beside(item, born, group, copy)]
+        elif group is not None and group.distance == 0:
+            raise NotAlike
+        elif born is None or born.distance != 0:
+            keys = [(item, 0)]
+        else:
+            keys = [(item, number) for number in range(self.more + 1)]
+        try:
+            return [self._made[key] for key in keys]
+        except KeyError:
+            raise NotAlike from None
+
+    def _beside(self, item: int, born: Group, group: Group, copy: int) -> tuple[int, int]:
+        """What a neighbour's item is for copy number `copy` of `group`: the item or its twin, and which copy of it."""
+        place = copy if group.distance == 0 else group.distance + (self.more if group.distance > 0 else 0)
+        place += born.distance - group.distance
+        if 0 <= place <= self.more:
+            distance, copy = 0, place
+        else:
+            distance, copy = (place if place < 0 else place - self.more), 0
+        return (item if distance == born.distance else self._twin(item, Group(group.stack, distance))), copy
+
+    def _twin(self, item: int, group: Group) -> int:
+        try:
+            return self.reader.twins[item][group]
+        except KeyError:
+            raise NotAlike from None
+
+
+def _ascends(runs: Sequence[Run], at: int) -> bool:
+    """Whether groups are worked on in their order where the template's run stands."""
+    group = runs[at].group
+    assert group is not None
+    for run in runs[at + 1 :]:
+        if run.group is not None and run.group.stack == group.stack and run.group.distance != 0:
+            return run.group.distance > 0
+    for run in reversed(runs[:at]):
+        if run.group is not None and run.group.stack == group.stack and run.group.distance != 0:
+            return run.group.distance < 0
+    return True
+
+
+def _rates(check: Written, deeper: Reader, shallow: Reader) -> Rates:
+    """What stands outside of the template gains with one more group. Raises NotAlike where `check`, which is the
+    shallow trace with one copy more, is not the deeper trace."""
+    made, truth, source = check.trace, deeper.trace, shallow.trace
+    if [event for _, event in Reader(made, shallow.stacks).events] != [event for _, event in deeper.events]:
+        raise NotAlike
+    rates = Rates()
+    for (item, in_template), mine, real in zip(check.allocations, made.allocations, truth.allocations, strict=True):
+        if (mine.op, mine.module, mine.category, mine.dtype) != (real.op, real.module, real.category, real.dtype):
+            raise NotAlike
+        gain = real.bytes - source.allocations[item].bytes
+        if gain and in_template:
+            raise NotAlike
+        if gain:
+            rates.allocations[item] = gain
+    for (item, in_template), mine_op, real_op in zip(check.ops, made.ops, truth.ops, strict=True):
+        if (mine_op.name, mine_op.module, mine_op.phase) != (real_op.name, real_op.module, real_op.phase):
+            raise NotAlike
+        old = source.ops[item]
+        gains = (real_op.flops - old.flops, real_op.bytes_read - old.bytes_read,
+                 real_op.bytes_written - old.bytes_written)
+        if any(gains) and in_template:
+            raise NotAlike
+        if any(gains):
+            rates.ops[item] = gains
+    return rates

@@ -1,0 +1,349 @@
+"""`tightfit plan` as a person uses it: tiny models planned for real, here and for a GPU that is not there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import tightfit
+from tests.reporting.plan.plans import fitting, nothing_fits
+from tightfit.backends import load_backend
+from tightfit.backends.pytorch.ceilings import measure as measuring
+from tightfit.calibration import Ceilings, Curve, processor, torch_version
+from tightfit.commands import plan as plan_command
+from tightfit.devices import find_device
+from tightfit.errors import ModelError, RecipeError
+from tightfit.planner import own_device, read_recipe
+from tightfit.recipe import Recipe
+from tightfit.reporting.plan.readable import ReadablePlan
+
+TINY = {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 32, "attn_pdrop": 0.0}
+FIELDS = {"model": "gpt2", "model_overrides": TINY, "vocab_size": 64, "seq_len": 16, "batch_size": 4,
+          "micro_batch_size": 2, "compile": "off", "checkpointing": "none"}
+RECIPE = """\
+model: gpt2
+model_overrides: {n_layer: 2, n_head: 2, n_embd: 16, n_positions: 32, attn_pdrop: 0.0}
+vocab_size: 64
+seq_len: 16
+batch_size: 4
+micro_batch_size: 2
+compile: "off"
+checkpointing: none
+if_cuda: {batch_size: 6}
+"""
+COLUMNS = {"rank", "recipe", "fits", "memory", "time", "calibrated", "unseen", "reasons"}
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))  # no ceilings measured here come in
+    monkeypatch.setenv("COLUMNS", "80")
+    path = tmp_path / "tiny.yaml"
+    path.write_text(RECIPE)
+    return str(path)
+
+
+def test_a_gpu_that_is_not_there(recipe, run):
+    status, out, _ = run("plan", recipe, "--gpu", "rtx-4090")
+    assert status == 0
+    assert "on RTX 4090 (23.5 GiB): global batch 6, seq_len 16" in out
+    for word in ("2 x 3", "bf16", "adamw", "sdpa", "tokens/s", "MFU", "yes", "A", "....|", "Not calibrated"):
+        assert word in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_this_machines_processor(recipe, run):
+    status, out, _ = run("plan", recipe, "batch_size=2", "precision=fp32", "--gpu", "cpu")
+    assert status == 0
+    assert "on CPU" in out
+    for word in ("global batch 2", "2 x 1", "fp32", "tokens/s", "--calibrate --device cpu"):
+        assert word in out
+
+
+def test_inference_is_planned_by_number_format_and_attention(recipe, run):
+    status, out, _ = run("plan", recipe, "mode=inference", "inference=8", "compile=auto", "--gpu", "rtx-4090")
+    assert status == 0
+    assert "on RTX 4090 (23.5 GiB): inference, 6 prompts, seq_len 16, 8 new tokens" in out
+    for word in ("prefill", "bf16 full_eval=True", "eager", "KV cache", "6 combinations weighed, 7 traces made"):
+        assert word in out
+    assert "micro x" not in out
+    assert "micro_batch_size=2, checkpointing=none: for training alone" in " ".join(out.split())
+    status, _, err = run("plan", recipe, "mode=inference", "inference=20", "--gpu", "cpu")
+    assert status == 2
+    assert "write seq_len=12" in err
+
+
+def test_json_is_all_that_standard_output_holds(recipe, tmp_path):
+    words = ["plan", recipe, "--gpu", "rtx-4090", "--json"]
+    done = subprocess.run([sys.executable, "-m", "tightfit", *words], capture_output=True, text=True, cwd=tmp_path,
+                          timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    values = json.loads(done.stdout)
+    assert values["device"] == {"name": "RTX 4090", "memory_bytes": find_device("rtx-4090").memory_bytes}
+    best = values["candidates"][0]
+    assert best.keys() == COLUMNS
+    assert best["recipe"]["batch_size"] == 6
+    assert best["recipe"]["micro_batch_size"] == 2
+    assert sum(best["memory"]["by_category"].values()) == best["memory"]["peak_allocated"] > 0
+    assert best["memory"]["peak_reserved"] >= best["memory"]["peak_allocated"]
+    assert best["time"]["tokens_per_second"] == pytest.approx(6 * 16 / best["time"]["step_seconds"])
+    assert Recipe.from_dict(best["recipe"]).to_dict() == best["recipe"]
+
+
+def test_top_shows_the_best_alone(recipe, run, monkeypatch):
+    monkeypatch.setattr(plan_command, "plan_on", lambda *_, **__: ReadablePlan.of(fitting()))
+    words = ("plan", recipe, "--gpu", "l4", "--json")
+    every, best = (json.loads(run(*words, *more)[1])["candidates"] for more in ((), ("--top", "1")))
+    assert len(every) == 3
+    assert best == every[:1]
+    _, out, _ = run("plan", recipe, "--gpu", "l4", "--top", "2")
+    assert "24 x 3" in out
+    assert "32 x 2" not in out
+
+
+def test_training_arguments_are_planned_as_they_are(tmp_path, run):
+    file = tmp_path / "arguments.json"
+    file.write_text(json.dumps({"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3, "bf16": True}))
+    written = [f"model_overrides={json.dumps(TINY)}", "vocab_size=64", "seq_len=16"]
+    status, out, _ = run("plan", "model=gpt2", *written, "--training-args", str(file), "--gpu", "l4", "--json")
+    assert status == 0
+    candidates = json.loads(out)["candidates"]
+    assert [(c["recipe"]["micro_batch_size"], c["recipe"]["batch_size"]) for c in candidates] == [(2, 6)]
+    assert candidates[0]["recipe"]["precision"] == "bf16"
+    assert candidates[0]["recipe"]["compile"] == "off"
+
+
+def test_training_arguments_stand_between_the_recipe_and_the_overrides(tmp_path):
+    arguments, recipe = tmp_path / "arguments.json", tmp_path / "mine.yaml"
+    arguments.write_text('{"learning_rate": 0.5, "per_device_train_batch_size": 2}')
+    recipe.write_text("{model: gpt2, seq_len: 7, learning_rate: 0.1, batch_size: 9, if_cuda: {seq_len: 8, seed: 3}}")
+    read = read_recipe(str(recipe), ["batch_size=4"], cuda=True, training_arguments=arguments)
+    assert (read.learning_rate, read.batch_size, read.seq_len, read.seed) == (0.5, 4, 8, 42)
+    assert read_recipe(str(recipe), cuda=False, training_arguments=arguments).seq_len == 7
+
+
+@pytest.mark.parametrize(("words", "expected"), [
+    (["--gpu", "rtx-4091"], ["'rtx-4091'", "'rtx-4090'"]),
+    (["--gpu", "a100"], ["'a100'", "a100-40gb"]),
+    (["--gpu-memory", "24"], ["'24'", "24GB"]),
+    (["--gpu", "cpu", "--gpu-memory", "24GB"], ["24GB", "processor"]),
+    (["--gpu", "all", "--gpu-memory", "24GB"], ["24GB", "--gpu all"]),
+    (["--gpu", "all", "--price", "rtx-4090"], ["'rtx-4090'", "rtx-4090=0.35"]),
+    (["--gpu", "all", "--price", "rtx-4091=1"], ["price: 'rtx-4091=1'", "'rtx-4090'"]),
+    (["--gpu", "l4", "--price", "foo"], ["price: 'foo'", "rtx-4090=0.35"]),
+    (["--gpu", "l4", "--top", "0"], ["top: 0 should be 1 or more"]),
+    (["batch_size=4", "micro_batch_size=8", "--gpu", "l4"], ["micro_batch_size: 8", "batch_size=4"]),
+    (["--gpu", "l4", "--price", "l4=1"], ["'l4=1'", "--gpu all"]),
+    (["--gpu", "l4", "--training-args", "gone.json"], ["gone.json", "to_json_string"]),
+    (["--gpu", "l4", "--gpus=l4"], ["--gpus", "gpus=l4"]),
+    (["--gpu", "l4", "batch_size=0"], ["batch_size", "0"]),
+    (["--gpu", "l4", "device=cpu"], ["device", "'cpu'", "l4"]),
+    (["--gpu", "cpu", "device=cuda"], ["device", "'cuda'", "cpu"]),
+    (["--gpu", "all", "device=cpu"], ["device", "'cpu'", "all"]),
+    (["--gpu", "v100-16gb", "precision=bf16"], ["precision=bf16", "V100 16GB", "fp16"]),
+    (["--gpu", "l4", "checkpointing=memory-budget"], ["checkpointing=memory-budget", "compile=off"]),
+])
+def test_bad_input_is_one_line_and_exit_2(recipe, run, words, expected):
+    status, out, err = run("plan", recipe, *words, "--json")
+    assert (status, out) == (2, "")
+    assert err.startswith("tightfit: ")
+    assert err.count("\n") == 1
+    for word in expected:
+        assert word in err
+
+
+@pytest.mark.parametrize(("words", "expected"), [
+    (["plan", "--gpu", "l4"], ["RECIPE"]),
+    (["plan", "nope", "--gpu", "l4"], ["'nope'", "recipe"]),
+    (["doctor", "--device", "cpu"], ["--calibrate"]),
+    (["plan", "gpt2", "model_overrides.n_head=0", "--gpu", "l4"], ["model_overrides.n_head: 0 should be 1 or more"]),
+    (["plan", "seq_len=16", "--gpu", "l4"], ["RECIPE is missing before seq_len=16; write model=..."]),
+    (["train", "data=notes.txt"], ["RECIPE is missing before data=notes.txt"]),
+    (["profile", "data=notes.txt"], ["RECIPE is missing before data=notes.txt"]),
+    (["plan", "gpt2", "seq_len=2048", "--gpu", "l4"], ["seq_len: 2048", "1024 positions; write seq_len=1024"]),
+    (["plan", "bert-base", "seq_len=600", "mode=inference", "--gpu", "l4"], ["write seq_len=512"]),
+    (["doctor", "--calibrate", "--device", "tpu"], ["device", "'tpu'"]),
+])
+def test_other_bad_commands(run, words, expected):
+    status, out, err = run(*words)
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    for word in expected:
+        assert word in err
+
+
+def test_training_arguments_need_a_model(tmp_path, run):
+    file = tmp_path / "arguments.json"
+    file.write_text("{}")
+    status, _, err = run("plan", "seq_len=16", "--training-args", str(file), "--gpu", "l4")
+    assert status == 2
+    assert "model=gpt2" in err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_machine_without_a_gpu_is_asked_for_one(recipe, run):
+    status, out, err = run("plan", recipe)
+    assert (status, out) == (2, "")
+    for word in ("--gpu", "rtx-4090", "tightfit gpus", "--gpu cpu"):
+        assert word in err
+
+
+def test_a_recipe_for_the_processor_needs_no_gpu(recipe, run):
+    status, out, _ = run("plan", recipe, "device=cpu", "precision=fp32")
+    assert status == 0
+    assert "on CPU" in out
+
+
+def test_nothing_fits_is_shown_and_exits_2(recipe, run, monkeypatch):
+    monkeypatch.setattr(plan_command, "plan_on", lambda *_, **__: ReadablePlan.of(nothing_fits()))
+    status, out, err = run("plan", recipe, "--gpu", "l4")
+    assert status == 2
+    assert "#1 misses 90.0 GiB" in " ".join(out.split())
+    assert err == "tightfit: nothing fits on Test Card; what would help is said above\n"
+    status, out, err = run("plan", recipe, "--gpu", "l4", "--json")
+    assert status == 2
+    assert json.loads(out)["candidates"][0]["fits"] == "no"
+    assert "checkpointing=every-block" in err
+    assert err.count("\n") == 1
+
+
+def test_every_gpu_is_compared(recipe, run, monkeypatch):
+    cards = [find_device(name) for name in ("rtx-4090", "l4", "v100-16gb")]
+    monkeypatch.setattr("tightfit.planner.catalogue", lambda: cards)
+    words = ("plan", recipe, "precision=bf16", "--gpu", "all", "--price", "l4=0.001")
+    status, out, _ = run(*words)
+    assert status == 0
+    lines = [line for line in out.splitlines() if line.startswith(("RTX 4090", "L4"))]
+    assert lines[0].startswith("L4")
+    assert lines[0].rstrip().endswith("2 x 3 a")
+    assert "a  precision=bf16 checkpointing=none optimizer=adamw attention=sdpa compile=off" in out
+    assert "refused on V100 16GB: precision=bf16" in " ".join(out.split())
+    status, out, _ = run(*words, "--json")
+    rows = json.loads(out)["gpus"]
+    assert [row["device"]["name"] for row in rows] == ["L4", "RTX 4090", "V100 16GB"]
+    assert [row["price"] for row in rows] == [0.001, None, None]
+    assert rows[0]["candidates"][0].keys() == COLUMNS
+
+
+def test_gpus_are_listed(run):
+    status, out, _ = run("gpus")
+    assert status == 0
+    assert "rtx-4090" in out
+    assert "h100-sxm" in out
+
+
+def test_what_calibration_measures_is_used_by_the_next_plan(recipe, run, monkeypatch):
+    def measure(device, progress):
+        curve = Curve((1.0, 1e9), (1e-7, 1.0))
+        return Ceilings(device="CPU", kind="cpu", processor=processor(), torch=torch_version(),
+                        threads=torch.get_num_threads(), memory={"add": {"float32": curve}}, host={"forward": 1e-5})
+
+    monkeypatch.setattr(measuring, "measure", measure)
+    status, out, _ = run("doctor", "--calibrate", "--device", "cpu")
+    assert status == 0
+    assert "1.0 GB/s" in out
+    assert "plans for this device are calibrated by it" in " ".join(out.split())
+    _, out, _ = run("plan", recipe, "precision=fp32", "--gpu", "cpu")
+    assert "Calibrated: by the ceilings measured on this machine." in out
+
+
+def test_from_python(recipe):
+    plan = tightfit.plan("gpt2", {**FIELDS, "precision": "bf16"}, gpu="rtx-4090")
+    assert isinstance(plan, tightfit.ReadablePlan)
+    assert plan.recipe.micro_batch_size == 2
+    assert plan.recipe.optimizer.name == "adamw"
+    assert "2 x 2" in str(plan)
+    assert "<table>" in plan._repr_html_()
+    assert plan.training_arguments()["gradient_accumulation_steps"] == 2
+    named = tightfit.plan(recipe=recipe, gpu="l4")
+    assert named.recipe.batch_size == 6
+
+
+class Own(nn.Module):
+    """A model that no recipe names."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.embed = nn.Embedding(64, width)
+        self.out = nn.Linear(width, 64)
+
+    def forward(self, input_ids):
+        return self.out(self.embed(input_ids))
+
+
+def test_a_module_of_the_callers_own():
+    fields = {**FIELDS, "model_overrides": {}, "precision": "fp32", "data": {"packing": False}}
+    plans = [tightfit.plan(Own(width), fields, gpu="l4") for width in (16, 32)]
+    weights = [plan.candidates[0].estimate.memory.by_category["weights"] for plan in plans]
+    assert weights == [4 * (64 * width + width * 64 + 64) for width in (16, 32)]
+    assert all(plan.chosen.estimate.time.mfu == 0 for plan in plans)
+    assert plans[0].recipe.model.endswith(":Own")
+
+
+FACTORY = """\
+from torch import nn
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(64, 16), nn.Linear(16, 64)
+
+    def forward(self, input_ids):
+        return self.out(self.embed(input_ids))
+"""
+
+
+def test_a_factory_named_in_a_recipe_or_in_the_place_of_one(tmp_path, run, monkeypatch):
+    (tmp_path / "factory_of_words.py").write_text(FACTORY)
+    (tmp_path / "mine.yaml").write_text("model: factory_of_words:Words\nvocab_size: 64\nseq_len: 16\nbatch_size: 4\n"
+                                        "data: {source: dummy}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    fields = ("vocab_size=64", "seq_len=16", "batch_size=4", "data=dummy")
+    for words, device in (
+        ((str(tmp_path / "mine.yaml"),), "t4"), ((str(tmp_path / "mine.yaml"),), "cpu"),
+        (("factory_of_words:Words", *fields), "t4"), ((*fields, "model=factory_of_words:Words"), "t4"),
+    ):
+        status, out, err = run("plan", *words, "compile=off", "--gpu", device, "--json")
+        assert status == 0, err
+        held = json.loads(out)["candidates"][0]["memory"]["by_category"]
+        assert held["weights"] >= 4 * (64 * 16 + 16 * 64 + 64)
+
+
+def test_a_model_that_cannot_be_traced_is_named():
+    fields = {**FIELDS, "model_overrides": {}, "attention": "sdpa"}  # packed, which its forward pass knows nothing of
+    with pytest.raises(ModelError, match=r"packing: Own .*data.packing=false"):
+        tightfit.plan(Own(16), fields, gpu="l4")
+
+
+def test_what_a_trace_does_not_show_is_each_candidates_own_interpolated_or_not():
+    plan = tightfit.plan("gpt2", {**FIELDS, "micro_batch_size": "auto", "batch_size": 64}, gpu="rtx-4090")
+    backend, device = load_backend("pytorch"), find_device("rtx-4090")
+    assert {candidate.verified for candidate in plan.candidates} == {True, False}
+    for candidate in plan.candidates:
+        figures = backend.predict(candidate.recipe, device).unseen
+        assert candidate.estimate.unseen == tuple(figures)
+        assert sum(figure.bytes for figure in figures if figure.where == "host") == candidate.estimate.memory.host
+    assert all(f"{figure.name}, " in str(plan) for figure in plan.chosen.estimate.unseen)
+
+
+def test_a_plans_recipe_can_be_applied_to_the_model():
+    model = Own(16)
+    plan = tightfit.plan(model, {**FIELDS, "model_overrides": {}, "data": {"packing": False}}, gpu="cpu")
+    applied = tightfit.apply(model, plan.recipe)
+    applied.model(torch.zeros(2, 16, dtype=torch.long)).sum().backward()
+    applied.optimizer.step()
+    assert plan.training_arguments()["use_cpu"] is True
+    with pytest.raises(RecipeError, match=r"auto; .*tightfit\.plan"):
+        tightfit.apply(model, FIELDS)
+
+
+def test_the_machines_own_devices():
+    recipe = Recipe(device="cpu")
+    assert own_device(recipe, "cpu").kind == "cpu"
+    assert (own_device(recipe, "cuda") is not None) == torch.cuda.is_available()

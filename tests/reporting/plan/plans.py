@@ -1,0 +1,73 @@
+"""Plans made by hand: their figures are chosen for what they show, not predicted."""
+
+from __future__ import annotations
+
+from tightfit.devices import Device
+from tightfit.planning.alignment import Misalignment
+from tightfit.planning.offload import OffloadAdvice
+from tightfit.planning.plan import Answers, Candidate, Change, Estimate, Memory, Plan, Time
+from tightfit.recipe import Recipe
+from tightfit.trace import Unseen
+
+GIB = 1 << 30
+UNSEEN = (Unseen(name="CUDA context", bytes=GIB, where="context", source="measured on a card"),
+          Unseen(name="cuBLAS workspaces", bytes=32 << 20, where="allocator", source="its handbook"))
+CARD = Device(kind="cuda", name="Test Card", memory_bytes=24 * GIB, capability=(8, 9))
+RESOLVED = {
+    "model": "gpt2", "seq_len": 512, "batch_size": 64, "micro_batch_size": 16, "precision": "bf16",
+    "checkpointing": "none", "optimizer": "adamw", "attention": "sdpa", "compile": "off",
+}
+
+
+def memory(scale=1.0, **changes):
+    """12 GiB of categories times `scale`, 1 GiB cached and 1 GiB of context: 14 GiB used at scale 1."""
+    gib = {"weights": 1, "gradients": 1, "optimizer": 2, "activations": 6, "temporary": 1.5, "other": 0.5}
+    held = {name: round(count * scale * GIB) for name, count in gib.items()}
+    total = sum(held.values())
+    values = {
+        "peak_allocated": total, "peak_reserved": total + GIB, "context": GIB, "host": 0, "by_category": held,
+        "peak_in": "backward of a micro-batch", "capacity": 23 * GIB, "margin": GIB,
+    }
+    return Memory(**{**values, **changes})
+
+
+def estimate(scale=1.0, *, fits="yes", safe=True, tokens=10_000.0, notes=(), calibrated=False, unseen=(), **changes):
+    time = Time(step_seconds=64 * 512 / (tokens or 1e4), samples_per_second=tokens / 512 or 20.0,
+                tokens_per_second=tokens, mfu=0.4, calibrated=calibrated)
+    return Estimate(fits=fits, safe=safe, memory=memory(scale, **changes), time=time, unseen=unseen, notes=notes)
+
+
+def candidate(cost, *, verified=True, changes_numerics=(), reasons=(), **fields):
+    return Candidate(recipe=Recipe.from_dict({**RESOLVED, **fields}), estimate=cost, verified=verified,
+                     changes_numerics=changes_numerics, reasons=reasons)
+
+
+def fitting():
+    """Three candidates: one that is chosen, one that changes numerics, one too large."""
+    chosen = candidate(estimate(notes=("not calibrated: from the sheet", "mind the gap"), unseen=UNSEEN))
+    eight = candidate(estimate(0.5, tokens=9_000.0, fits="with-retries"), verified=False, optimizer="adamw-8bit",
+                      changes_numerics=("optimizer=adamw-8bit",), micro_batch_size=24)
+    large = candidate(estimate(2.0, fits="no", safe=False, tokens=11_000.0, missing=3 * GIB), micro_batch_size=32)
+    misaligned = Misalignment(field="vocab_size", value=50257, multiple=8, padded=50264, gain=0.05,
+                              sentence="vocab_size 50,257 is not a multiple of 8; write pad_vocab_to=8.")
+    answers = Answers(
+        why="The fastest that fits.", next_best="optimizer=adamw-8bit: 10 % slower.",
+        would_not_fit=("micro_batch_size=32 does not fit: it misses 3.0 GiB.",), smallest_gpu=CARD,
+        smallest_gpu_text="No smaller GPU would do.", misaligned=(misaligned,),
+    )
+    return Plan(device=CARD, asked=Recipe.from_dict({"model": "gpt2", "seq_len": 512}), chosen=chosen,
+                candidates=(chosen, eight, large), answers=answers, notes=("left out: flex cannot serve",),
+                tried=1234, predictions=7)
+
+
+def nothing_fits():
+    """One candidate, too large, and what would help."""
+    large = candidate(estimate(9.0, fits="no", safe=False, missing=90 * GIB), micro_batch_size=1)
+    answers = Answers(
+        would_not_fit=("micro_batch_size=1 does not fit: it misses 90.0 GiB.",),
+        smallest_change=Change(text="checkpointing=every-block", why="recompute", estimate=estimate()),
+        smallest_change_text="The smallest that makes it fit: checkpointing=every-block (recompute).",
+        smallest_gpu_text="The smallest GPU is Big Card.",
+        offload=OffloadAdvice(branch="cpu", host_bytes=7, sentences=("It does not fit: ZeRO-2.", "Device: 3 GiB.")),
+    )
+    return Plan(device=CARD, asked=large.recipe, candidates=(large,), chosen=None, answers=answers)

@@ -1,0 +1,192 @@
+"""Trace files: what is written is what is read, bad files are named, and large ones are sampled in bounded memory."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import tracemalloc
+from dataclasses import replace
+
+import pytest
+
+from tests.reporting.profiled import hostile, predicted, profile
+from tightfit.errors import ReportError
+from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Trace
+from tightfit.trace.file import BLOCK, VERSION, load_trace, replacing, save_trace
+
+
+def op(tick, seconds=1e-6, **changes):
+    values = {"name": "aten.mm", "tick": tick, "phase": Phase.FORWARD, "op_class": OpClass.CONTRACTION,
+              "seconds": seconds}
+    return Op(**{**values, **changes})
+
+
+def allocation(born, size, died=None):
+    return Allocation(born=born, died=died, bytes=size, category=Category.ACTIVATIONS, became=born)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "trace.json.gz"
+
+
+def lines(path):
+    with gzip.open(path, "rt") as file:
+        return file.read().splitlines()
+
+
+def write(path, rows):
+    with gzip.open(path, "wt") as file:
+        file.writelines(row + "\n" for row in rows)
+
+
+@pytest.mark.parametrize("make", [predicted, lambda: profile().measured, lambda: hostile().measured,
+                                  lambda: Trace(origin="predicted")], ids=["predicted", "measured", "hostile", "empty"])
+def test_what_is_written_is_what_is_read(path, make):
+    trace = make()
+    save_trace(trace, path)
+    assert load_trace(path) == trace
+    assert load_trace(path, limit=10**6) == trace
+
+
+def test_many_blocks(path):
+    trace = Trace(origin="measured", ops=[op(i, seconds=None if i % 3 else i / 7) for i in range(2 * BLOCK + 5)],
+                  allocations=[allocation(i, i, None if i % 2 else i + 3) for i in range(BLOCK + 1)],
+                  spans=[Span(name="step 1", start=0, stop=9, step=1, times=2, seconds=0.5)])
+    save_trace(trace, path)
+    assert load_trace(path) == trace
+
+
+def test_a_disk_that_is_full_is_said_by_the_files_name(path):
+    save_trace(Trace(origin="measured", ops=[op(1)]), path)
+    whole = path.read_bytes()
+
+    def cut_off():
+        with replacing(path) as temporary:
+            temporary.write_bytes(whole[:10])
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space") as caught:
+        cut_off()
+    assert caught.value.filename == str(path)
+    assert list(path.parent.iterdir()) == [path]
+    assert path.read_bytes() == whole
+
+
+def test_a_write_that_fails_leaves_the_old_file(path):
+    good = Trace(origin="measured", ops=[op(1)])
+    save_trace(good, path)
+    with pytest.raises(ValueError, match="JSON compliant"):
+        save_trace(Trace(origin="measured", ops=[op(1, seconds=float("nan"))]), path)
+    assert load_trace(path) == good
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("content", [b"", b"just text", gzip.compress(b"just text\n"), gzip.compress(b"[1]\n"),
+                                     gzip.compress(b'{"format": "other"}\n'), gzip.compress(b"x" * 100)])
+def test_a_foreign_file_is_named(path, content):
+    path.write_bytes(content)
+    with pytest.raises(ReportError, match=r"trace\.json\.gz: .*(no trace of tightfit's|ends too early)"):
+        load_trace(path)
+
+
+def test_no_file_and_a_folder(path):
+    with pytest.raises(ReportError, match="cannot be read"):
+        load_trace(path)
+    path.mkdir()
+    with pytest.raises(ReportError, match="cannot be read"):
+        load_trace(path)
+
+
+def test_a_truncated_file_is_named_wherever_it_ends(path):
+    save_trace(predicted(), path)
+    whole, rows = path.read_bytes(), lines(path)
+    for share in (0.1, 0.5, 0.9, 0.999):
+        path.write_bytes(whole[: int(share * len(whole))])
+        with pytest.raises(ReportError, match=r"damaged .*ends too early"):
+            load_trace(path)
+    for count in range(1, len(rows)):
+        write(path, rows[:count])
+        with pytest.raises(ReportError, match="ends too early"):
+            load_trace(path)
+    middle = len(whole) // 2  # behind the header, without which it would be no trace of ours
+    path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 255]) + whole[middle + 1 :])
+    with pytest.raises(ReportError, match="damaged"):
+        load_trace(path)
+
+
+def test_a_newer_version_is_named(path):
+    save_trace(Trace(origin="measured"), path)
+    head, *rest = lines(path)
+    write(path, [json.dumps({**json.loads(head), "version": VERSION + 1}), *rest])
+    with pytest.raises(ReportError, match=f"version {VERSION + 1}.*update tightfit"):
+        load_trace(path)
+
+
+@pytest.mark.parametrize(("old", "new"), [
+    ('"tick":[1', '"tick":["1"'), ('"tick":[1', '"tick":[1.5'), ('"tick":[1', '"tick":[true'),
+    ('"tick":[1,2]', '"tick":[1]'), ('"seconds":[1e-06', '"seconds":[NaN'), ('"seconds":[1e-06', '"seconds":[1e999'),
+    ('"seconds":[1e-06', '"seconds":[-1'), ('"seconds":[1e-06', '"seconds":["x"'), ('"name":[0', '"name":[99'),
+    ('"name":[0', '"name":[-1'), ('"forward"', '"sideways"'), ('"aten.mm"', "7"), ('"flops":[0', '"flops":[-5'),
+    ('"ops":2', '"ops":3'), ('{"ops"', '{"opz"'), ('"measured"', '"guessed"'), ('"notes":[]', '"notes":3'),
+    ('"kernels"', '"colonels"'), ('"bytes_read":[0', f'"bytes_read":[{10**30}'),
+])
+def test_a_damaged_value_is_named(path, old, new):
+    save_trace(Trace(origin="measured", ops=[op(1), op(2)]), path)
+    text = "\n".join(lines(path))
+    assert old in text
+    write(path, text.replace(old, new, 1).split("\n"))
+    with pytest.raises(ReportError, match="damaged"):
+        load_trace(path)
+
+
+def test_the_longest_ops_and_the_largest_allocations_stay(path):
+    count, limit = 3 * BLOCK, 500
+    ops = [op(i, seconds=1e-6 * (1 + i % 10) if i % 97 else 1.0 + i) for i in range(count)]
+    allocations = [allocation(i, 100 if i % 101 else 10**6 + i, i + 5) for i in range(count)]
+    save_trace(Trace(origin="measured", ops=ops, allocations=allocations, notes=["one"]), path)
+    sampled = load_trace(path, limit=limit)
+    assert len(sampled.ops) == len(sampled.allocations) == limit
+    assert {o.tick for o in ops if o.seconds >= 1} <= {o.tick for o in sampled.ops}
+    assert {a.born for a in allocations if a.bytes > 100} <= {a.born for a in sampled.allocations}
+    assert [o.tick for o in sampled.ops] == sorted(o.tick for o in sampled.ops)
+    assert set(map(repr, sampled.ops)) <= set(map(repr, ops))
+    assert sampled.notes[0] == "one"
+    assert [note.split(":")[0] for note in sampled.notes[1:]] == ["the trace is sampled"] * 2
+    assert f"{count - limit:,} of {count:,} ops were left out (95.9 %)" in sampled.notes[1]
+    left = 1 - sum(a.bytes for a in sampled.allocations) / sum(a.bytes for a in allocations)
+    assert f"with {100 * left:.2g} % of their bytes" in sampled.notes[2]
+    assert load_trace(path, limit=limit) == sampled
+
+
+def test_the_rest_is_sampled_evenly(path):
+    save_trace(Trace(origin="measured", ops=[op(i) for i in range(10 * BLOCK)]), path)
+    kept = load_trace(path, limit=4000).ops
+    drawn = kept[2000:]  # half are the first of equals
+    for tenth in range(2, 10):
+        assert 150 < sum(tenth * BLOCK <= o.tick < (tenth + 1) * BLOCK for o in drawn) < 300
+
+
+def test_of_ops_without_seconds_those_with_most_work_stay(path):
+    ops = [op(i, seconds=None, flops=10**9 if i == 777 else 5) for i in range(2 * BLOCK)]
+    save_trace(Trace(origin="predicted", ops=ops), path)
+    assert 777 in {o.tick for o in load_trace(path, limit=10).ops}
+
+
+def test_half_a_million_events_take_bounded_memory(path):
+    save_trace(Trace(origin="measured", ops=[replace(op(i), seconds=1e-9 * i) for i in range(BLOCK)]), path)
+    head, block, _ = lines(path)
+    blocks = 500_000 // BLOCK
+    with gzip.open(path, "wt", compresslevel=1) as file:
+        file.write(head + "\n")
+        for _ in range(blocks):
+            file.write(block + "\n")
+        file.write(json.dumps({"end": {"spans": 0, "ops": blocks * BLOCK, "allocations": 0}}) + "\n")
+    tracemalloc.start()
+    sampled = load_trace(path, limit=2000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(sampled.ops) == 2000
+    assert f"of {blocks * BLOCK:,} ops" in sampled.notes[0]
+    assert peak < 32 << 20
