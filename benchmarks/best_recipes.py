@@ -89,11 +89,12 @@ def main() -> None:
     for model in named or [model for model in BUNDLED if model not in models]:
         began = time.process_time()
         models[model] = planned(model, devices)
-        for budget, found in models[model].items():
-            write_recipe(model, budget, found)
         record.write("best_recipes", {"models": {name: models[name] for name in BUNDLED if name in models}})
         fitting = [budget for budget, found in models[model].items() if found["recipe"] is not None]
         print(f"{model:20} {time.process_time() - began:5.0f} s; {' '.join(fitting) or 'fits none'}", flush=True)
+    for model, rows in models.items():
+        for budget, found in rows.items():
+            write_recipe(model, budget, found)
 
 
 if __name__ == "__main__":

@@ -242,5 +242,10 @@ def _as_mapping(field: str, value: Any, text: str, knob: str) -> dict[str, Any]:
 
 
 def to_yaml(values: Mapping[str, Any]) -> str:
-    """Plain values as YAML text, in the order given."""
-    return yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, default_flow_style=None, width=100)
+    """Plain values as YAML text, a field a line, in the order given."""
+    # A mapping of nothing but plain values is written in braces, and so the outermost one, were all written at once.
+    return "".join(
+        yaml.safe_dump({field: value}, sort_keys=False, allow_unicode=True, width=100,
+                       default_flow_style=None if isinstance(value, dict | list | tuple) else False)
+        for field, value in values.items()
+    )
