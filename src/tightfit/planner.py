@@ -14,6 +14,7 @@ from typing import Any
 from tightfit.backends import load_backend
 from tightfit.devices import Device, catalogue
 from tightfit.errors import RecipeError
+from tightfit.models import read_config
 from tightfit.planning.search.budget import Progress
 from tightfit.planning.search.every_gpu import Comparison
 from tightfit.planning.search.every_gpu import compare as compare_devices
@@ -65,7 +66,9 @@ def plan_on(
     plain = recipe_on(False)
     target = _target(plain, gpu, gpu_memory)
     recipe = recipe_on(target.device.kind == "cuda")
-    if module is not None:
+    if module is None:
+        read_config(recipe)  # which tells at once what no combination of techniques would mend
+    else:
         recipe = recipe.model_copy(update={"model": _own_name(module)})
     backend = load_backend(recipe.backend)
     tools = standard_tools(partial(backend.predict, model=module), target.ceilings, unseen=backend.unseen)
@@ -80,6 +83,7 @@ def compare(
     """The recipe planned for every GPU of the catalogue. prices: by `Device.name`."""
     recipe = recipe_on(True)
     _check_device(recipe, "all", "cuda")
+    read_config(recipe)
     backend = load_backend(recipe.backend)
     tools = standard_tools(backend.predict, unseen=backend.unseen)
     chosen = catalogue() if devices is None else devices
