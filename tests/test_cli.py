@@ -95,16 +95,21 @@ def test_bad_input_is_one_line_and_exit_2(place, words, expected):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_says_so(place, number):
-    command = [sys.executable, "-m", "tightfit", "train", "mine.yaml", "max_steps=100000", "save_steps=null"]
-    process = subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    heard = ("import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # not what is inherited
+             "runpy.run_module('tightfit', run_name='__main__')")
+    command = [sys.executable, "-c", heard, "train", "mine.yaml", "max_steps=100000", "save_steps=null"]
     metrics = place / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 60
-    while not (metrics.exists() and metrics.read_text().count("\n") > 2):
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.05)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            while not (metrics.exists() and metrics.read_text().count("\n") > 2):
+                assert time.monotonic() < deadline
+                assert process.poll() is None, process.stderr.read()
+                time.sleep(0.05)
+            process.send_signal(number)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 128 + number
     assert "Traceback" not in err
     assert "the same command goes on" in out

@@ -8,6 +8,7 @@ import pytest
 
 from tests.architectures import TASK_OF, tiny_model
 from tightfit import Recipe
+from tightfit.backends.pytorch.compiled import graphs
 from tightfit.backends.pytorch.predicting import predict as prediction
 from tightfit.devices import Device, find_device
 from tightfit.trace import Trace
@@ -52,14 +53,28 @@ def test_few_blocks_tell_the_rest(name, device, changes, monkeypatch):
     shortened: list[bool] = []
     original = prediction._traced
 
-    def counted(recipe, device, model, shorten=None):
+    def counted(recipe, device, model, regions, shorten=None):
         shortened.append(shorten is not None)
-        return original(recipe, device, model, shorten)
+        return original(recipe, device, model, regions, shorten)
 
     monkeypatch.setattr(prediction, "_traced", counted)
     quick = prediction.predict(asked, device, model)
     assert all(shortened)
     assert described(quick) == described(whole)
+
+
+def test_what_one_trace_compiles_serves_the_deeper_one(monkeypatch):
+    compiled: list[str] = []
+    original = graphs.compile_graphs
+
+    def counted(make, module, inputs):
+        compiled.append(module.code)
+        return original(make, module, inputs)
+
+    monkeypatch.setattr(graphs, "compile_graphs", counted)
+    asked, model = recipe("gpt2", compile="per-block"), tiny_model("gpt2", n_layer=10)
+    prediction.predict(asked, GPU, model)
+    assert len(compiled) == 2  # a block's forward pass in training and in evaluation, for both traces together
 
 
 def test_dropout_in_compiled_and_checkpointed_blocks_is_predicted_for_a_gpu():
