@@ -50,6 +50,15 @@ def tiny(tmp_path: Path, shared_cache: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
+def fast_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The JAX backend's steps compile quickly rather than run quickly."""
+    from tests.backends.jax.cases import fast_options
+    from tightfit.backends.jax import assembly
+
+    monkeypatch.setattr(assembly, "compiler_options", lambda flags, devices: fast_options())
+
+
+@pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[Any, str, str]]:
     """The command line, run in this process: exit status, standard output, standard error."""
 

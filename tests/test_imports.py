@@ -30,7 +30,7 @@ LAYERS = (
     ("tightfit.planning",),
     ("tightfit.profiles",),
     ("tightfit.backends",),
-    ("tightfit.backends.pytorch",),
+    ("tightfit.backends.pytorch", "tightfit.backends.jax"),
     ("tightfit.backends.base",),
     ("tightfit.recipe_files",),
     ("tightfit.recipe",),

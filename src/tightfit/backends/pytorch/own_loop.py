@@ -46,7 +46,7 @@ def apply(model: nn.Module, recipe: Recipe | dict[str, Any]) -> Applied:
     Raises RecipeError where a technique or the micro-batch is still `auto`, and Refused where one cannot serve here.
     """
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.from_dict(recipe)
-    fields = [*(slot for slot in SLOTS if slot != "loading"), "micro_batch_size"]
+    fields = [*(slot for slot in SLOTS if slot not in ("layers", "accumulation", "loading")), "micro_batch_size"]
     open_fields = [name for name in fields if getattr(recipe, name) == "auto"]
     if open_fields:
         raise RecipeError(f"{', '.join(open_fields)}: still auto; write a value for each, or take the recipe of "

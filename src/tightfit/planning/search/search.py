@@ -11,7 +11,7 @@ import psutil
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.models import model_facts
-from tightfit.planning.defaults import settle_loading
+from tightfit.planning.defaults import settle_rest
 from tightfit.planning.estimate import Margin, Tools
 from tightfit.planning.plan import Answers, Candidate, Plan
 from tightfit.planning.search.alignment import Misalignment, dimensions, misaligned
@@ -75,7 +75,7 @@ def search(
     if recipe.mode == "inference":
         return search_inference(recipe, device, tools, margin=margin, catalogue=catalogue, progress=progress)
     check_pins(recipe, device)
-    settled = settle_loading(recipe, device)
+    settled = settle_rest(recipe, device)
     told_of = None if progress is None else partial(_of_all, progress, limit)
     exploration = _explored(recipe, settled, device, tools, margin or Margin(), max(limit - KEPT_BACK, 1), told_of)
     prober = exploration.prober

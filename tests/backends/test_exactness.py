@@ -1,9 +1,16 @@
-"""Accumulation leaves the gradients as the full batch's: exact in fp64, to rounding in fp32, padding and all."""
+"""Accumulation leaves the gradients as the full batch's: exact in fp64, to rounding in fp32, padding and all.
+
+PyTorch's models compute in either format, JAX's in fp32; those of JAX are read from what transformers wrote.
+"""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -11,6 +18,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from tests.architectures import CAUSAL, IMAGES, MASKED, POSITIONS, SEQ2SEQ, TASK_OF, VOCAB, tiny_model
+from tightfit.backends.jax.backend import JaxBackend
+from tightfit.backends.jax.batch import array_window
+from tightfit.backends.jax.models import unstacked
+from tightfit.backends.jax.step import Step as JaxStep
+from tightfit.backends.jax.update import window_gradients
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.batch import tensor_window
 from tightfit.backends.pytorch.step import Step
@@ -22,6 +34,16 @@ ROWS = 6
 SPLITS = {"full": (6,), "twos": (2, 2, 2), "ones": (1,) * 6, "ragged": (4, 2), "uneven": (1, 3, 2)}
 CASES = [*((name, TASK_OF[name]) for name in (*CAUSAL, *MASKED, *SEQ2SEQ, *IMAGES)),
          ("bert", "sequence-classification"), ("gpt2", "sequence-classification")]
+IN_JAX = ("gpt2", "llama", "qwen2")
+BY_BACKEND = [
+    *((f"{name}-{task}-{bits}", "pytorch", name, task, bits) for name, task in CASES for bits in ("fp64", "fp32")),
+    *((f"{name}-jax", "jax", name, "causal-lm", "fp32") for name in IN_JAX),
+]
+DTYPES, LIMITS = {"fp64": torch.float64, "fp32": torch.float32}, {"fp64": 1e-12, "fp32": 1e-5}
+
+each_case = pytest.mark.parametrize(
+    ("backend", "name", "task", "bits"), [case[1:] for case in BY_BACKEND], ids=[case[0] for case in BY_BACKEND]
+)
 
 
 def rows(task: str, seed: int = 0) -> list[dict[str, np.ndarray]]:
@@ -75,13 +97,58 @@ class Wide(TorchFunctionMode):
         return function(*wide, **{n: torch.float64 if v is torch.float32 else v for n, v in kwargs.items()})
 
 
-def gradients(
-    name: str, task: str, split: tuple[int, ...], dtype: torch.dtype, **changes
+@pytest.fixture
+def gradients(request, tmp_path_factory):
+    """Each parameter's gradient over one window, and the window's mean loss, by a backend."""
+
+    def computed(
+        backend: str, name: str, task: str, split: tuple[int, ...], bits: str
+    ) -> tuple[dict[str, Tensor], float]:
+        if backend == "pytorch":
+            return in_pytorch(name, task, split, DTYPES[bits])
+        request.getfixturevalue("fast_xla")
+        return in_jax(written(name, tmp_path_factory.getbasetemp()), split)
+
+    return computed
+
+
+@cache
+def written(name: str, folder: Path) -> Path:
+    """The tiny model of that name as transformers writes it."""
+    tiny_model(name).save_pretrained(folder / name)
+    return folder / name
+
+
+@cache
+def jax_gradients(folder: Path) -> Any:
+    """A JAX step of the model in that folder, and its gradients, compiled for every split alike."""
+    recipe = Recipe.from_dict({"backend": "jax", "model": str(folder), "batch_size": ROWS, "micro_batch_size": ROWS,
+                               "data": "dummy", "device": "cpu", "seq_len": POSITIONS, "layers": "scanned"})
+    backend = JaxBackend()
+    device = backend.device(recipe)
+    step = JaxStep(backend.build(resolve(recipe, device), device))
+    return step, jax.jit(lambda params, arrays, count: window_gradients(step.build, params, arrays, count, None))
+
+
+def in_jax(folder: Path, split: tuple[int, ...]) -> tuple[dict[str, Tensor], float]:
+    step, compute = jax_gradients(folder)
+    made, parts = rows("causal-lm"), []
+    for size in split:
+        part, made = made[:size], made[size:]
+        parts.append(collate(part, "causal-lm"))
+    window = array_window(window_of(tuple(parts)), micro_batches=ROWS, rows=ROWS)
+    total, found = compute(step.state["params"], window.arrays, window.count)
+    arrays = unstacked(jax.device_get(found))
+    return {name: torch.tensor(array) for name, array in arrays.items()}, float(total) / window.count
+
+
+def in_pytorch(
+    name: str, task: str, split: tuple[int, ...], dtype: torch.dtype
 ) -> tuple[dict[str, Tensor], float]:
-    """Each parameter's gradient over one window, and the window's mean loss."""
-    values = {"task": task, "micro_batch_size": max(split), "batch_size": ROWS, "max_grad_norm": 0.0,
-              "data": "dummy", "device": "cpu", "seq_len": POSITIONS, **changes}
-    recipe = Recipe.from_dict(values)
+    recipe = Recipe.from_dict({
+        "task": task, "micro_batch_size": max(split), "batch_size": ROWS, "max_grad_norm": 0.0, "data": "dummy",
+        "device": "cpu", "seq_len": POSITIONS,
+    })
     backend = PytorchBackend()
     device = backend.device(recipe)
     build = backend.build(resolve(recipe, device), device, tiny_model(name, task).to(dtype))
@@ -107,20 +174,22 @@ def worst(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     return max((one[n] - other[n]).abs().max().item() for n in one) / largest
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=["fp64", "fp32"])
-@pytest.mark.parametrize(("name", "task"), CASES)
-def test_accumulation_equals_the_full_batch(name, task, dtype, limit):
-    whole, loss = gradients(name, task, SPLITS["full"], dtype)
+@each_case
+def test_accumulation_equals_the_full_batch(backend, name, task, bits, gradients):
+    whole, loss = gradients(backend, name, task, SPLITS["full"], bits)
     for label in ("twos", "ones", "ragged", "uneven"):
-        split, split_loss = gradients(name, task, SPLITS[label], dtype)
-        assert worst(whole, split) <= limit, label
-        assert split_loss == pytest.approx(loss, rel=limit * 10)
+        split, split_loss = gradients(backend, name, task, SPLITS[label], bits)
+        assert worst(whole, split) <= LIMITS[bits], label
+        assert split_loss == pytest.approx(loss, rel=LIMITS[bits] * 10)
 
 
-@pytest.mark.parametrize(("name", "task"), CASES)
-def test_the_full_batch_equals_transformers_own_loss(name, task):
+@pytest.mark.parametrize(("backend", "name", "task"), [
+    *(("pytorch", *case) for case in CASES), *(("jax", name, "causal-lm") for name in IN_JAX),
+])
+def test_the_full_batch_equals_transformers_own_loss(backend, name, task, gradients):
     """An independent reference: transformers' attention, masks and loss, on the whole batch at once."""
-    ours, loss = gradients(name, task, SPLITS["full"], torch.float64)
+    bits, limit = ("fp64", 1e-10) if backend == "pytorch" else ("fp32", 1e-5)
+    ours, loss = gradients(backend, name, task, SPLITS["full"], bits)
     model = tiny_model(name, task).double()
     batch = collate(rows(task), task)
     inputs = {n: torch.from_numpy(a) for n, a in batch.inputs.items()}
@@ -137,33 +206,47 @@ def test_the_full_batch_equals_transformers_own_loss(name, task):
     reference = torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORE)
     reference.backward()
     theirs = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    assert loss == pytest.approx(reference.item(), rel=1e-10)
-    assert worst(theirs, ours) <= 1e-10
+    assert loss == pytest.approx(reference.item(), rel=limit)
+    assert worst(theirs, ours) <= limit
 
 
 @pytest.mark.parametrize("split", ["twos", "uneven"])
-def test_clipping_under_accumulation_is_exact(split):
+@pytest.mark.parametrize("backend", ["pytorch", "jax"])
+def test_clipping_under_accumulation_is_exact(backend, split, request, tmp_path_factory):
     """The clipped update of a window is that of the full batch."""
+    wanted = {
+        "task": "causal-lm", "batch_size": ROWS, "max_grad_norm": 0.01, "device": "cpu", "seq_len": POSITIONS,
+        "optimizer": {"name": "sgd", "momentum": 0.0, "weight_decay": 0.0}, "backend": backend, "layers": "auto",
+    }
+    if backend == "jax":
+        request.getfixturevalue("fast_xla")
+        wanted |= {"model": str(written("llama", tmp_path_factory.getbasetemp())), "layers": "scanned"}
 
     def updated(parts: tuple[int, ...]) -> dict[str, Tensor]:
-        recipe = Recipe.from_dict({
-            "task": "causal-lm", "batch_size": ROWS, "micro_batch_size": max(parts), "max_grad_norm": 0.01,
-            "optimizer": {"name": "sgd", "momentum": 0.0, "weight_decay": 0.0}, "device": "cpu", "seq_len": POSITIONS,
-        })
-        backend = PytorchBackend()
-        device = backend.device(recipe)
-        build = backend.build(resolve(recipe, device), device, tiny_model("llama").double())
-        step, made, batches = Step(build), rows("causal-lm"), []
+        recipe = Recipe.from_dict({**wanted, "micro_batch_size": max(parts)})
+        made, batches = rows("causal-lm"), []
         for size in parts:
             part, made = made[:size], made[size:]
             batches.append(collate(part, "causal-lm"))
-        result = step(tensor_window(window_of(tuple(batches))), 1.0).read()
+        window = window_of(tuple(batches))
+        if backend == "jax":
+            device = JaxBackend().device(recipe)
+            jax_step = JaxStep(JaxBackend().build(resolve(recipe, device), device))
+            result = jax_step(array_window(window, ROWS, ROWS), 1.0).read()
+            weights = unstacked(jax.device_get(jax_step.state["params"]))
+            after = {n: torch.tensor(array).double() for n, array in weights.items()}
+        else:
+            device = PytorchBackend().device(recipe)
+            build = PytorchBackend().build(resolve(recipe, device), device, tiny_model("llama").double())
+            result = Step(build)(tensor_window(window), 1.0).read()
+            after = {n: p.detach().clone() for n, p in build.model.named_parameters()}
         assert result.grad_norm is not None
         assert result.grad_norm > 0.01
-        return {n: p.detach().clone() for n, p in build.model.named_parameters()}
+        return after
 
+    limit = 1e-12 if backend == "pytorch" else 1e-5
     before = {n: p.detach().clone() for n, p in tiny_model("llama").double().named_parameters()}
     whole, parted = updated(SPLITS["full"]), updated(SPLITS[split])
-    moved = torch.sqrt(sum(((whole[n] - before[n]) ** 2).sum() for n in whole)).item()
-    assert moved == pytest.approx(0.01, rel=1e-3)
-    assert worst(whole, parted) <= 1e-12
+    moved = {n: whole[n] - before[n] for n in whole}
+    assert torch.sqrt(sum((m**2).sum() for m in moved.values())).item() == pytest.approx(0.01, rel=1e-3)
+    assert worst(moved, {n: parted[n] - before[n] for n in parted}) <= limit
