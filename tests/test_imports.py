@@ -39,7 +39,7 @@ LAYERS = (
     ("tightfit.backends.pytorch.compiled",),
     ("tightfit.backends.pytorch.cpu_target",),
     ("tightfit.backends.pytorch.cuda_target",),
-    ("tightfit.backends.pytorch",),
+    ("tightfit.backends.pytorch", "tightfit.backends.jax"),
     ("tightfit.backends.base",),
     ("tightfit.recipe_files",),
     ("tightfit.recipe",),

@@ -9,7 +9,17 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from tightfit.errors import RecipeError
 from tightfit.recipe_text import explain, parse_technique, technique_to_yaml
 from tightfit.tasks import TASKS
-from tightfit.techniques import SLOTS, Attention, Checkpointing, Compile, Loading, Optimizer, Precision
+from tightfit.techniques import (
+    SLOTS,
+    Accumulation,
+    Attention,
+    Checkpointing,
+    Compile,
+    Layers,
+    Loading,
+    Optimizer,
+    Precision,
+)
 from tightfit.techniques.base import NUMBER, Natural, Positive, at_most
 from tightfit.training_arguments.table import check_carried
 
@@ -125,16 +135,23 @@ class Recipe(BaseModel):
     """The optimizer."""
     attention: Annotated[Attention | Auto, *_slot("attention")] = "auto"
     """The attention kernel."""
+    layers: Annotated[Layers | Auto, *_slot("layers")] = "auto"
+    """Whether a compiler sees every layer, or one in a loop; PyTorch has only the first."""
+    accumulation: Annotated[Accumulation | Auto, *_slot("accumulation")] = "auto"
+    """How a step's micro-batches follow one another; PyTorch has only a loop."""
     compile: Annotated[Compile | Auto, *_slot("compile")] = "auto"
     """torch.compile."""
     loading: Annotated[Loading, *_slot("loading")] = Loading()
     """How batches reach the device."""
     offload: Literal["none"] = "none"
     """Moving states off the device; not there yet."""
-    parallel: Literal["none"] = "none"
-    """More than one device; not there yet."""
-    backend: Literal["pytorch"] = "pytorch"
+    parallel: Literal["none", "dp"] = "none"
+    """More than one device: dp shares each micro-batch's rows among all of this machine's (backend: jax)."""
+    backend: Literal["pytorch", "jax"] = "pytorch"
     """The framework that runs the step."""
+    xla_flags: Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)] = ()
+    """Flags for XLA besides its own defaults, such as `--xla_gpu_enable_triton_gemm=false` (backend: jax). A process of
+    its own tries them first."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run: auto takes the CUDA device where there is one."""
     allow_numerics: bool = False
@@ -181,11 +198,14 @@ class Recipe(BaseModel):
     TrainingArguments, and without effect on training here."""
 
     @model_validator(mode="after")
-    def _accumulates(self) -> Self:
+    def _agrees(self) -> Self:
         micro, batch = self.micro_batch_size, self.batch_size
         if self.mode == "train" and micro != "auto" and micro > batch:
             raise RecipeError(f"micro_batch_size: {micro} is more than batch_size={batch}, which is what one optimizer "
                               f"step learns from; write micro_batch_size={batch} or less, or batch_size={micro}")
+        if self.xla_flags and self.backend != "jax":
+            raise RecipeError(f"xla_flags: {' '.join(self.xla_flags)} is for XLA, which backend: {self.backend} does "
+                              "not use; leave it out, or write backend=jax")
         return self
 
     @classmethod

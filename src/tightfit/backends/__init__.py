@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from tightfit.errors import MissingLibrary
+
 if TYPE_CHECKING:
     from tightfit.backends.base import Backend
 
@@ -29,9 +31,15 @@ def quiet_loading() -> Iterator[None]:
 
 
 def load_backend(name: str) -> Backend:
-    """The backend of that name, its framework imported now."""
-    assert name == "pytorch", name
+    """The backend of that name, its framework imported now. Raises MissingLibrary where that is not installed."""
     with quiet_loading():
+        if name == "jax":
+            try:
+                from tightfit.backends.jax.backend import JaxBackend
+            except ImportError as error:
+                library = str(error.name or "jax").partition(".")[0]
+                raise MissingLibrary(library, "backend: jax", "'tightfit[jax]'") from None
+            return JaxBackend()
         from tightfit.backends.pytorch.backend import PytorchBackend
 
-    return PytorchBackend()
+        return PytorchBackend()

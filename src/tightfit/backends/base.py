@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from tightfit.devices import Device
 from tightfit.recipe import Recipe
 from tightfit.tasks import Window
+from tightfit.techniques import SLOTS, Technique
 from tightfit.trace import Phase, Trace, Unseen
 
 WARM_UP = 2
@@ -225,3 +226,14 @@ class Backend(Protocol):
 
     def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[Unseen]:
         """What the recipe's step takes on a device besides what its trace, of this device or of one like it, holds."""
+
+
+def absences(recipe: Recipe, absent: Mapping[type[Technique], str]) -> list[str]:
+    """Reasons why techniques that the recipe names are not in a backend, each naming its field. absent: the backend's
+    table of what it does not have."""
+    named = {slot: getattr(recipe, slot) for slot in SLOTS}
+    return [
+        f"{slot}: {technique.name} is not in backend: {recipe.backend}, because {absent[type(technique)]}"
+        for slot, technique in named.items()
+        if type(technique) in absent
+    ]

@@ -3,10 +3,12 @@
 | field | choice |
 |---|---|
 | micro_batch_size | the largest power of two with at most 16,384 tokens on a CUDA device and 4,096 on the CPU, at most the global batch |
-| precision | CUDA: bf16 from compute capability 8.0, fp16 below; CPU: fp32 |
+| precision | CUDA: bf16 from compute capability 8.0, below it fp16, or fp32 with JAX; CPU: fp32 |
 | checkpointing | none |
 | optimizer | adamw, fused |
-| attention | sdpa, its kernel chosen by PyTorch |
+| attention | sdpa, its kernel chosen by the framework |
+| layers | unrolled |
+| accumulation | PyTorch: loop; JAX: scan |
 | compile | off |
 | loading.workers | CUDA: 2; CPU: 0 |
 """  # noqa: E501 - a table's row is one line
@@ -17,12 +19,14 @@ from dataclasses import replace
 
 from tightfit.devices import Device
 from tightfit.recipe import Recipe
+from tightfit.techniques.accumulation import Loop, Scan
 from tightfit.techniques.attention import Sdpa
 from tightfit.techniques.base import Technique
 from tightfit.techniques.checkpointing import NoCheckpointing
 from tightfit.techniques.compile import NoCompile
+from tightfit.techniques.layers import Unrolled
 from tightfit.techniques.optimizer import AdamW
-from tightfit.techniques.precision import Fp32, half_precision
+from tightfit.techniques.precision import Fp16, Fp32, half_precision
 
 MICRO_BATCH_TOKENS = {"cuda": 16_384, "cpu": 4_096}
 WORKERS = {"cuda": 2, "cpu": 0}
@@ -32,21 +36,27 @@ def resolve(recipe: Recipe, device: Device) -> Recipe:
     """The recipe with every `auto` replaced; what a person pinned stays."""
     choices: dict[str, Technique | int] = {
         "micro_batch_size": _micro_batch(recipe, device),
-        "precision": _precision(device),
+        "precision": _precision(recipe, device),
         "checkpointing": NoCheckpointing(),
         "optimizer": AdamW(),
         "attention": Sdpa(),
         "compile": NoCompile(),
     }
     changes: dict[str, object] = {name: value for name, value in choices.items() if getattr(recipe, name) == "auto"}
-    return settle_loading(recipe.model_copy(update=changes), device)
+    return settle_rest(recipe.model_copy(update=changes), device)
 
 
-def settle_loading(recipe: Recipe, device: Device) -> Recipe:
-    """The recipe with what a search does not decide replaced: the number of workers."""
-    if recipe.loading.workers != "auto":
-        return recipe
-    return recipe.model_copy(update={"loading": replace(recipe.loading, workers=WORKERS[device.kind])})
+def settle_rest(recipe: Recipe, device: Device) -> Recipe:
+    """The recipe with what a search does not decide replaced: how layers and micro-batches follow one another, and the
+    number of workers."""
+    changes: dict[str, Technique] = {}
+    if recipe.layers == "auto":
+        changes["layers"] = Unrolled()
+    if recipe.accumulation == "auto":
+        changes["accumulation"] = Scan() if recipe.backend == "jax" else Loop()
+    if recipe.loading.workers == "auto":
+        changes["loading"] = replace(recipe.loading, workers=WORKERS[device.kind])
+    return recipe.model_copy(update=changes) if changes else recipe
 
 
 def _micro_batch(recipe: Recipe, device: Device) -> int:
@@ -54,7 +64,9 @@ def _micro_batch(recipe: Recipe, device: Device) -> int:
     return min(1 << (fits.bit_length() - 1), recipe.batch_size)
 
 
-def _precision(device: Device) -> Technique:
+def _precision(recipe: Recipe, device: Device) -> Technique:
     if device.kind == "cpu":
         return Fp32()
-    return half_precision(device)()
+    half = half_precision(device)
+    # Without loss scaling, which JAX's steps have none of, fp16 loses small gradients.
+    return Fp32() if recipe.backend == "jax" and half is Fp16 else half()

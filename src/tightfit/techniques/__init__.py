@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tightfit.techniques.accumulation import Accumulation, Loop, Scan
 from tightfit.techniques.attention import Attention, Eager, FlashAttn, Flex, Sdpa
 from tightfit.techniques.base import Technique
 from tightfit.techniques.checkpointing import (
@@ -16,6 +17,7 @@ from tightfit.techniques.checkpointing import (
     Selective,
 )
 from tightfit.techniques.compile import Compile, NoCompile, PerBlock, WholeModel
+from tightfit.techniques.layers import Layers, Scanned, Unrolled
 from tightfit.techniques.loading import Loading
 from tightfit.techniques.optimizer import (
     Adafactor,
@@ -35,6 +37,8 @@ SLOTS: dict[str, tuple[type[Technique], ...]] = {
     "checkpointing": (
         NoCheckpointing, EveryBlock, EveryNth, Segments, MlpOnly, AttentionOnly, Selective, MemoryBudget,
     ),
+    "layers": (Unrolled, Scanned),
+    "accumulation": (Loop, Scan),
     "compile": (NoCompile, PerBlock, WholeModel),
     "optimizer": (AdamW, Sgd, Adafactor, Lion, AdamW8bit, AdamW4bit, AdamWAnyPrecision),
     "loading": (Loading,),
@@ -42,5 +46,6 @@ SLOTS: dict[str, tuple[type[Technique], ...]] = {
 """Every technique, by the recipe field it fills, in the order in which a backend applies them."""
 
 __all__ = [
-    "SLOTS", "Attention", "Checkpointing", "Compile", "Loading", "Optimizer", "Precision", "Technique",
+    "SLOTS", "Accumulation", "Attention", "Checkpointing", "Compile", "Layers", "Loading", "Optimizer", "Precision",
+    "Technique",
 ]

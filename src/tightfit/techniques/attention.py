@@ -31,17 +31,21 @@ class Eager(Attention):
 
 @technique
 class Sdpa(Attention):
-    """PyTorch's scaled_dot_product_attention, which picks a fused kernel, or the one named here."""
+    """PyTorch's scaled_dot_product_attention, or JAX's dot_product_attention: it picks a fused kernel, or takes the one
+    named here."""
 
     name: ClassVar[str] = "sdpa"
     speed: ClassVar[str] = "faster, most with long sequences"
     memory: ClassVar[str] = "linear in the sequence (flash, efficient and cuDNN kernels)"
 
     kernel: SdpaKernel = "auto"
-    """The kernel to allow: auto lets PyTorch choose; flash and cudnn need half precision; math is the unfused one."""
+    """The kernel to allow: auto lets the framework choose; flash and cudnn need half precision; math is the unfused
+    one."""
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = []
+        if recipe.backend == "jax" and self.kernel in ("flash", "efficient"):
+            return [f"the {self.kernel} kernel is PyTorch's; write attention.kernel=cudnn, or auto"]
         if device.kind == "cpu" and self.kernel in ("efficient", "cudnn"):
             reasons.append(f"the {self.kernel} kernel exists on CUDA devices only; write attention.kernel=auto")
         if device.kind == "cuda":

@@ -100,6 +100,13 @@ class Selective(Checkpointing):
     keep: Literal["matmul-and-attention", "attention", "every-other-matmul"] = "matmul-and-attention"
     """Which results to keep: every matrix product's and attention's, attention's alone, or attention's and every
     second matrix product's."""
+    offload: bool = False
+    """Keep them in the host's memory while the forward pass goes on (backend: jax)."""
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        if self.offload and recipe.backend != "jax":
+            return ["PyTorch keeps the results on the device; write checkpointing.offload=false, or backend=jax"]
+        return []
 
     @classmethod
     def rungs(cls) -> list[Self]:

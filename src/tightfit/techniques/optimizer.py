@@ -90,7 +90,12 @@ class AdamW(_Adam):
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         rounding = None if recipe.precision == "auto" else recipe.precision.weight_rounding
-        if self.implementation == "auto" or rounding in (None, "nearest"):
+        if self.implementation == "auto":
+            return []
+        if recipe.backend == "jax":
+            return [f"XLA compiles AdamW's update as one program, not in PyTorch's way {self.implementation!r}; write "
+                    "optimizer.implementation=auto"]
+        if rounding in (None, "nearest"):
             return []
         return [f"AdamW that rounds bf16 weights by {rounding!r} has one implementation; "
                 "write optimizer.implementation=auto"]
@@ -157,7 +162,7 @@ class Lion(_Decaying):
     """Decoupled weight decay, on matrices only; Lion wants three to ten times AdamW's."""
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        return self._needs("optimi", "torch-optimi")
+        return [] if recipe.backend == "jax" else self._needs("optimi", "torch-optimi")
 
 
 @technique

@@ -75,7 +75,10 @@ class Bf16(_Mixed):
     name: ClassVar[str] = "bf16"
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        return _refuse_bf16(device) + super().refuse(recipe, device)
+        reasons = _refuse_bf16(device) + super().refuse(recipe, device)
+        if self.full_eval and recipe.backend == "jax":
+            reasons.append("JAX evaluates with the weights as they are; write precision.full_eval=false")
+        return reasons
 
 
 @technique

@@ -6,7 +6,7 @@ import pytest
 
 from tests.planning.toy import Toy
 from tightfit.devices import Device
-from tightfit.planning.defaults import settle_loading
+from tightfit.planning.defaults import settle_rest
 from tightfit.planning.estimate import Margin
 from tightfit.planning.search.bounds import CARRIED, UNKNOWN, Bounds
 from tightfit.planning.search.budget import Budget
@@ -20,7 +20,7 @@ DEVICE = Device(kind="cuda", name="toy", memory_bytes=1 << 40, capability=(8, 0)
 
 def searched(toy, scope, **pins):
     """A prober that knows nothing yet, and every combination of the scope."""
-    recipe = settle_loading(Recipe.from_dict({"batch_size": 16, **pins}), DEVICE)
+    recipe = settle_rest(Recipe.from_dict({"batch_size": 16, **pins}), DEVICE)
     choices = configs(recipe, DEVICE, scope)
     prober = Prober(recipe, DEVICE, toy.tools(), Margin(), [1, 2, 4, 8, 16], Budget())
     for config in choices:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.planning.toy import Toy
 from tightfit.devices import Device
-from tightfit.planning.defaults import settle_loading
+from tightfit.planning.defaults import settle_rest
 from tightfit.planning.search.candidates import Config
 from tightfit.planning.search.line_times import LineTimes
 from tightfit.planning.search.lines import Line
@@ -26,7 +26,7 @@ CONFIG = Config(Sdpa(), Fp32(), NoCheckpointing(), NoCompile(), AdamW())
 
 
 def recipe_of(batch):
-    return settle_loading(Recipe(batch_size=batch), DEVICE)
+    return settle_rest(Recipe(batch_size=batch), DEVICE)
 
 
 def traced(micro, batch):

@@ -9,7 +9,7 @@ import pytest
 from tests.planning.toy import Toy
 from tightfit.devices import Device
 from tightfit.errors import Refused
-from tightfit.planning.defaults import settle_loading
+from tightfit.planning.defaults import settle_rest
 from tightfit.planning.estimate import Margin
 from tightfit.planning.search.budget import Budget, Spent
 from tightfit.planning.search.candidates import Scope, configs
@@ -28,7 +28,7 @@ def toy():
 
 def prober_of(toy, budget=None, tools=None, **pins):
     """A prober that knows nothing yet, and the plainest combination."""
-    recipe = settle_loading(Recipe.from_dict({"batch_size": 16, "compile": "off", "precision": "bf16", **pins}), DEVICE)
+    recipe = settle_rest(Recipe.from_dict({"batch_size": 16, "compile": "off", "precision": "bf16", **pins}), DEVICE)
     prober = Prober(recipe, DEVICE, tools or toy.tools(), Margin(), [1, 2, 4, 8, 16], budget or Budget())
     choices = configs(recipe, DEVICE, Scope(numerics=True))
     for config in choices:

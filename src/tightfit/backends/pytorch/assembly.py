@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensor
 
-from tightfit.backends.pytorch.apply import APPLY
+from tightfit.backends.base import absences
+from tightfit.backends.pytorch.apply import ABSENT, APPLY
 from tightfit.backends.pytorch.blocks import find_stacks
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.models import build_model, cast_weights, ready_to_train
@@ -35,7 +36,10 @@ def assemble(
     change: what to do to the build before the techniques are applied.
     Raises Refused with all reasons where a technique cannot serve.
     """
-    reasons = recipe.refusals(device)
+    reasons = [*recipe.refusals(device), *absences(recipe, ABSENT)]
+    if recipe.parallel != "none":
+        reasons.append("parallel: more than one device is not in backend: pytorch yet; write parallel=none, or "
+                       "backend=jax")
     if reasons:
         raise Refused("; ".join(reasons))
     build = bare_build(recipe, device, torch_device, model)
@@ -68,5 +72,7 @@ def bare_build(
 
 def apply_techniques(build: Build) -> Build:
     """Every technique of the recipe, applied in the fixed order of the slots."""
-    techniques = [getattr(build.recipe, slot) for slot in SLOTS]
+    # PyTorch has one way to lay out layers and micro-batches, which `auto` can only mean.
+    named = {slot: getattr(build.recipe, slot) for slot in SLOTS}
+    techniques = [named[slot] for slot in SLOTS if slot not in ("layers", "accumulation") or named[slot] != "auto"]
     return reduce(lambda sofar, technique: APPLY[type(technique)](technique, sofar), techniques, build)

@@ -10,7 +10,7 @@ from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.models import model_facts
 from tightfit.planning.alignment import Misalignment, dimensions, misaligned
-from tightfit.planning.defaults import settle_loading
+from tightfit.planning.defaults import settle_rest
 from tightfit.planning.estimate import Margin, Tools
 from tightfit.planning.plan import Answers, Candidate, Plan
 from tightfit.planning.search.answers import (
@@ -74,7 +74,7 @@ def search(
     if recipe.mode == "inference":
         return search_inference(recipe, device, tools, margin=margin, catalogue=catalogue, progress=progress)
     check_pins(recipe, device)
-    settled = settle_loading(recipe, device)
+    settled = settle_rest(recipe, device)
     budget = Budget(limit=limit, kept_back=KEPT_BACK, events=EVENTS, progress=progress)
     exploration = _explored(recipe, settled, device, tools, margin or Margin(), budget)
     prober = exploration.prober

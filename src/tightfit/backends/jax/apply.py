@@ -1,0 +1,69 @@
+"""How each technique is applied in JAX: one explicit table, and what is absent with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tightfit.backends.jax import (
+    accumulation,
+    attention,
+    checkpointing,
+    compile,
+    layers,
+    loading,
+    optimizer,
+    precision,
+)
+from tightfit.backends.jax.build import Build
+from tightfit.techniques import Technique
+from tightfit.techniques import accumulation as accumulations
+from tightfit.techniques import attention as attentions
+from tightfit.techniques import checkpointing as checkpointings
+from tightfit.techniques import compile as compiles
+from tightfit.techniques import layers as layer_layouts
+from tightfit.techniques import loading as loadings
+from tightfit.techniques import optimizer as optimizers
+from tightfit.techniques import precision as precisions
+
+APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
+    attentions.Eager: attention.eager,
+    attentions.Sdpa: attention.sdpa,
+    precisions.Fp32: precision.fp32,
+    precisions.Bf16: precision.bf16,
+    checkpointings.NoCheckpointing: checkpointing.no_checkpointing,
+    checkpointings.EveryBlock: checkpointing.every_block,
+    checkpointings.EveryNth: checkpointing.every_nth,
+    checkpointings.Segments: checkpointing.segments,
+    checkpointings.MlpOnly: checkpointing.mlp_only,
+    checkpointings.AttentionOnly: checkpointing.attention_only,
+    checkpointings.Selective: checkpointing.selective,
+    layer_layouts.Unrolled: layers.unrolled,
+    layer_layouts.Scanned: layers.scanned,
+    accumulations.Loop: accumulation.loop,
+    accumulations.Scan: accumulation.scan,
+    compiles.NoCompile: compile.no_compile,
+    optimizers.AdamW: optimizer.adamw,
+    optimizers.Sgd: optimizer.sgd,
+    optimizers.Adafactor: optimizer.adafactor,
+    optimizers.Lion: optimizer.lion,
+    loadings.Loading: loading.loading,
+}
+"""Every technique of `SLOTS` that this backend has, and the function that applies it."""
+
+XLA_COMPILES = "XLA compiles every step whole, and torch.compile has no part in it; write compile=off"
+QUANTIZED = "optax has no states of so few bits; write optimizer=adafactor or optimizer=lion, or backend=pytorch"
+
+ABSENT: Mapping[type[Technique], str] = {
+    attentions.Flex: "FlexAttention is PyTorch's; write attention=sdpa",
+    attentions.FlashAttn: "the flash-attn library serves PyTorch; write attention=sdpa with attention.kernel=cudnn",
+    precisions.Fp16: "fp16 needs loss scaling, which is not there; write precision=bf16 or precision=fp32",
+    precisions.Bf16Pure: "weights in bf16 are not there; write precision=bf16, or backend=pytorch",
+    checkpointings.MemoryBudget: "the budget is kept by PyTorch's compiler; write checkpointing=selective",
+    compiles.PerBlock: XLA_COMPILES,
+    compiles.WholeModel: XLA_COMPILES,
+    optimizers.AdamW8bit: QUANTIZED,
+    optimizers.AdamW4bit: QUANTIZED,
+    optimizers.AdamWAnyPrecision: "optax keeps both states in fp32; write optimizer=adamw, or backend=pytorch",
+}
+"""Techniques that this backend does not have, with the reason."""

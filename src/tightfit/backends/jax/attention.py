@@ -1,0 +1,93 @@
+"""How attention is computed, and which positions may see each other.
+
+An attention function takes query (B, T, heads, head_dim), key and value (B, T, key heads, head_dim), and by name:
+`allowed`, bool that broadcasts to (B, 1, T, T), or None; `causal`; `scale`; and, where weights are dropped,
+`dropout_rate` and `dropout_key`. It returns (B, T, heads, head_dim).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from tightfit.backends.jax.build import Build
+from tightfit.backends.jax.functions import ATTENTION, dropout
+from tightfit.errors import Refused
+from tightfit.techniques.attention import Eager, Sdpa
+
+IMPLEMENTATIONS = {"auto": None, "math": "xla", "cudnn": "cudnn"}
+"""What JAX calls the kernels of the technique; None lets JAX choose."""
+
+
+def eager(technique: Eager, build: Build) -> Build:
+    return replace(build, attend=partial(eager_attention, softmax_dtype=build.network.softmax_dtype))
+
+
+def sdpa(technique: Sdpa, build: Build) -> Build:
+    """jax.nn.dot_product_attention. Where it cannot serve the model, a named kernel is refused; `auto` falls back to
+    eager and says so."""
+    kernel, network = technique.kernel, build.network
+    unserved = []
+    if network.attention_dropout is not None:
+        unserved.append((f"has no dropout; write model_overrides.{network.attention_dropout}=0",
+                         f"{network.attention_dropout} above 0"))
+    if network.softmax_dtype != "float32":
+        unserved.append(("computes its softmax in float32; write model_overrides.softmax_dtype=float32",
+                         f"softmax in {network.softmax_dtype}"))
+    if not unserved:
+        implementation = IMPLEMENTATIONS[kernel]
+        return replace(build, attend=partial(dot_product_attention, implementation=implementation))
+    if kernel != "auto":
+        raise Refused(f"attention.kernel: JAX's attention {unserved[0][0]}, or attention=eager")
+    note = f"attention: this model's {' and '.join(what for _, what in unserved)} need eager attention, which is used"
+    return eager(Eager(), replace(build, notes=(*build.notes, note)))
+
+
+def eager_attention(
+    query: jax.Array, key: jax.Array, value: jax.Array, *, allowed: jax.Array | None, causal: bool, scale: float,
+    softmax_dtype: str, dropout_rate: float = 0.0, dropout_key: jax.Array | None = None,
+) -> jax.Array:
+    """Products and a softmax, the scores and the softmax in `softmax_dtype`."""
+    rows, length, heads, width = query.shape
+    shared = key.shape[2]
+    wide = jnp.dtype(softmax_dtype)
+    grouped = (query * scale).reshape(rows, length, shared, heads // shared, width)
+    scores = jnp.einsum("bqkgh,bskh->bkgqs", grouped.astype(wide), key.astype(wide))
+    seen = allowed
+    if causal:
+        ordered = jnp.tril(jnp.ones((1, 1, length, length), bool))
+        seen = ordered if seen is None else seen & ordered
+    if seen is not None:
+        scores = jnp.where(seen[:, :, None], scores, jnp.finfo(wide).min)
+    weights = dropout(jax.nn.softmax(scores, axis=-1).astype(query.dtype), dropout_rate, dropout_key)
+    mixed = jnp.einsum("bkgqs,bskh->bqkgh", weights, value).reshape(query.shape)
+    return checkpoint_name(mixed, ATTENTION)
+
+
+def dot_product_attention(
+    query: jax.Array, key: jax.Array, value: jax.Array, *, allowed: jax.Array | None, causal: bool, scale: float,
+    implementation: Any, dropout_rate: float = 0.0, dropout_key: jax.Array | None = None,
+) -> jax.Array:
+    """JAX's own function, its softmax in fp32."""
+    assert not dropout_rate or dropout_key is None, "sdpa serves no model that drops attention weights"
+    mixed = jax.nn.dot_product_attention(
+        query, key, value, mask=allowed, scale=scale, is_causal=causal, implementation=implementation
+    )
+    return checkpoint_name(mixed, ATTENTION)
+
+
+def allowed_positions(batch: dict[str, jax.Array]) -> jax.Array | None:
+    """Which positions may see each other besides the model's own causality: those of one document, and real ones.
+
+    batch: arrays of a micro-batch, with `document_ids` (B, T) or `padding` (B, T) where there are any.
+    """
+    if (documents := batch.get("document_ids")) is not None:
+        return documents[:, None, :, None] == documents[:, None, None, :]
+    if (padding := batch.get("padding")) is not None:
+        return jnp.broadcast_to(padding[:, None, None, :], (*padding.shape[:1], 1, padding.shape[1], padding.shape[1]))
+    return None

@@ -1,0 +1,87 @@
+"""The JAX backend: the device, the build, the step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+import psutil
+
+from tightfit.backends.base import Measurement, StepProfiler, Timings
+from tightfit.backends.jax.assembly import assemble
+from tightfit.backends.jax.build import Build
+from tightfit.backends.jax.step import Step
+from tightfit.devices import Device
+from tightfit.errors import Refused
+from tightfit.recipe import Recipe
+from tightfit.trace import Trace, Unseen
+
+
+class JaxBackend:
+    """Trains with JAX. See `backends.base.Backend` for what each method promises."""
+
+    def device(self, recipe: Recipe) -> Device:
+        found = jax_devices(recipe)[0]
+        if found.platform == "cpu":
+            return Device(kind="cpu", name="CPU", memory_bytes=psutil.virtual_memory().total,
+                          units=psutil.cpu_count(logical=False) or 1)
+        major, minor = str(found.compute_capability).split(".")
+        limit = (found.memory_stats() or {}).get("bytes_limit", 0)
+        return Device(kind="cuda", name=found.device_kind, memory_bytes=limit, capability=(int(major), int(minor)),
+                      units=found.core_count)
+
+    def limit_memory(self, recipe: Recipe, memory_bytes: int) -> Device:
+        raise Refused("gpu-memory: JAX takes its share of a GPU's memory as it starts; set "
+                      "XLA_PYTHON_CLIENT_MEM_FRACTION and leave this out")
+
+    def build(self, recipe: Recipe, device: Device, model: Any = None) -> Build:
+        return assemble(recipe, device, jax_devices(recipe), model)
+
+    def step(self, build: Build) -> Step:
+        return Step(build)
+
+    def predict(self, recipe: Recipe, device: Device, model: Any = None) -> Trace:
+        _not_yet("planned")
+
+    def measure(self, step: Step, windows: Iterator[Any], chrome_trace: Path | None = None) -> Measurement:
+        _not_yet("profiled")
+
+    def step_profiler(self, step: Step) -> StepProfiler:
+        _not_yet("profiled")
+
+    def time(self, step: Step, windows: Iterator[Any], warm_up: int, steps: int) -> Timings:
+        _not_yet("timed")
+
+    def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[Unseen]:
+        _not_yet("planned")
+
+
+def jax_devices(recipe: Recipe) -> tuple[Any, ...]:
+    """The devices that the recipe runs on. Raises Refused where there is no such device."""
+    found = _processors() if recipe.device == "cpu" else jax.devices()
+    if recipe.device == "cuda" and found[0].platform != "gpu":
+        raise Refused("device: 'cuda' was asked for, and JAX finds no CUDA device; run: pip install "
+                      "'tightfit[jax-cuda]', or write device=cpu")
+    if found[0].platform not in ("gpu", "cpu"):
+        found = _processors()
+    return tuple(found if recipe.parallel == "dp" else found[:1])
+
+
+def _processors() -> list[Any]:
+    """The CPU, asked for without what a CUDA plug-in that finds no driver has to say."""
+    logger = logging.getLogger("jax._src.xla_bridge")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        return list(jax.devices("cpu"))
+    finally:
+        logger.setLevel(level)
+
+
+def _not_yet(what: str) -> NoReturn:
+    """Raises Refused for what has no counterpart in this backend."""
+    raise Refused(f"backend: jax is not {what} yet; name every technique and micro_batch_size and train, or write "
+                  "backend=pytorch")

@@ -1,0 +1,67 @@
+"""A window as arrays of one shape: every micro-batch padded to as many rows of as many tokens, one compilation for all.
+
+What is added carries ignored labels, so that it weighs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tightfit.errors import ModelError
+from tightfit.tasks import IGNORE, Array, MicroBatch, Window
+
+FILLINGS = {"input_ids": 0, "position_ids": 0, "labels": IGNORE, "document_ids": -1, "padding": 0}
+"""What stands in the rows and columns that are added, by array."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayWindow:
+    """A window's micro-batches stacked: each array is (micro-batches, rows, tokens), int32 or, for padding, bool. The
+    other fields are those of `tasks.Window`."""
+
+    arrays: dict[str, Array]
+    count: int
+    samples: int
+    tokens: int
+    origin: str
+
+
+def array_window(window: Window, micro_batches: int, rows: int) -> ArrayWindow:
+    """The window with at least as many micro-batches, of at least as many rows each. Its micro-batches need not be of
+    one length; the longest counts.
+
+    Raises ModelError for arrays that the models here do not read.
+    """
+    parts = [_arrays(batch) for batch in window.micro_batches]
+    count, rows = max(micro_batches, len(parts)), max(rows, *(part["labels"].shape[0] for part in parts))
+    length = max(part["labels"].shape[1] for part in parts)
+    arrays = {}
+    for name, first in parts[0].items():
+        whole = np.full((count, rows, length), FILLINGS[name], dtype=first.dtype)
+        for place, part in zip(whole, parts, strict=False):
+            place[: part[name].shape[0], : part[name].shape[1]] = part[name]
+        arrays[name] = whole
+    return ArrayWindow(
+        arrays=arrays, count=window.count, samples=window.samples, tokens=window.tokens, origin=window.origin
+    )
+
+
+def array_shapes(micro_batches: int, rows: int, length: int, names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the arrays of those names in a window."""
+    return dict.fromkeys(names, (micro_batches, rows, length))
+
+
+def array_dtype(name: str) -> np.dtype[np.generic]:
+    """What the array of that name is made of."""
+    return np.dtype(bool) if name == "padding" else np.dtype(np.int32)
+
+
+def _arrays(batch: MicroBatch) -> dict[str, Array]:
+    if unknown := set(batch.inputs) - set(FILLINGS):
+        raise ModelError(f"model: the models of backend: jax read input_ids alone, and the data also has "
+                         f"{', '.join(sorted(unknown))}; leave it out, or write backend=pytorch")
+    found = {**batch.inputs, "labels": batch.labels}
+    found |= {name: array for name in ("document_ids", "padding") if (array := getattr(batch, name)) is not None}
+    return {name: array.astype(array_dtype(name)) for name, array in found.items()}

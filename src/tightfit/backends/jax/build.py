@@ -1,0 +1,122 @@
+"""What techniques transform on the way to a training step. A build holds no array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from tightfit.backends.base import WindowSource
+from tightfit.backends.jax.batch import ArrayWindow
+from tightfit.backends.jax.network import Attend, Network, Params
+from tightfit.devices import Device
+from tightfit.models import ModelFacts
+from tightfit.recipe import Recipe
+from tightfit.tasks import Task
+
+Block = Callable[[jax.Array, tuple[Params, jax.Array]], jax.Array]
+"""(the residual stream, (one layer's parameters, its number)) -> the residual stream."""
+Blocks = Callable[[bool], tuple[Block, ...]]
+"""Whether recomputation must be kept from being merged with what it repeats -> the blocks that layers take in turn."""
+Windows = Callable[[WindowSource, int, int], Iterator[ArrayWindow]]
+SumGradients = Callable[[Callable[[Any, jax.Array], Any], Any, int], Any]
+"""(micro-batch, its number -> a tree of arrays), the window's micro-batches stacked, how many -> the trees' sum."""
+
+BATCH_AXIS = "data"
+
+
+class Stack(NamedTuple):
+    """How layers follow one another. run: (blocks, the stacked layers, residual stream) -> residual stream."""
+
+    run: Callable[[Blocks, tuple[Params, jax.Array], jax.Array], jax.Array]
+
+
+class Optimizer(NamedTuple):
+    """init: params -> state. update: (gradients, state, params, learning rate) -> (new params, state)."""
+
+    init: Callable[[Params], Any]
+    update: Callable[[Params, Any, Params, jax.Array], tuple[Params, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recomputation:
+    """What the backward pass computes again.
+
+    parts: the layer's branches that are each recomputed alone. every: one layer in so many is recomputed; 0 for none.
+    segments: number of runs of layers of which only the input is kept; 0 for none. policy: which named values of a
+    recomputed layer are kept all the same.
+    """
+
+    parts: frozenset[str] = frozenset()
+    every: int = 0
+    segments: int = 0
+    policy: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """A model on its way to a step. Each technique takes one and returns one, changed with `dataclasses.replace`.
+
+    devices: what the step runs on; more than one share each micro-batch's rows.
+    stored: the folder of the model's weights; None where they are drawn.
+    weight_dtype: what weights are kept in. compute_dtype: what products are computed in. matmul_precision: how fp32
+    products are, in JAX's words; None leaves it to JAX.
+    attend, recomputation, stack, sum_gradients, optimizer, windows: what the techniques chose.
+    compiler_options: XLA's, by name.
+    notes: sentences for the person running this.
+    """
+
+    recipe: Recipe
+    device: Device
+    devices: tuple[Any, ...]
+    task: Task
+    facts: ModelFacts
+    network: Network
+    stored: Path | None = None
+    weight_dtype: Any = jnp.float32
+    compute_dtype: Any = jnp.float32
+    matmul_precision: str | None = None
+    attend: Attend | None = None
+    recomputation: Recomputation = field(default_factory=Recomputation)
+    stack: Stack | None = None
+    sum_gradients: SumGradients | None = None
+    optimizer: Optimizer | None = None
+    windows: Windows | None = None
+    compiler_options: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def session(self) -> AbstractContextManager[None]:
+        """Nothing of the process changes while steps run."""
+        return nullcontext()
+
+    @property
+    def replicated(self) -> NamedSharding:
+        """Every device holds the whole array."""
+        return NamedSharding(self._mesh(), PartitionSpec())
+
+    @property
+    def split(self) -> NamedSharding:
+        """Each device holds some rows of every micro-batch: (micro-batches, rows, ...)."""
+        return NamedSharding(self._mesh(), PartitionSpec(None, BATCH_AXIS))
+
+    @property
+    def rows(self) -> int:
+        """Rows of a micro-batch, as many on each device."""
+        assert self.recipe.micro_batch_size != "auto", "resolve the recipe first"
+        return -(-self.recipe.micro_batch_size // len(self.devices)) * len(self.devices)
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a full window."""
+        assert self.recipe.micro_batch_size != "auto", "resolve the recipe first"
+        return -(-self.recipe.batch_size // self.recipe.micro_batch_size)
+
+    def _mesh(self) -> Mesh:
+        return Mesh(np.asarray(self.devices), (BATCH_AXIS,), axis_types=(AxisType.Auto,))

@@ -1,0 +1,189 @@
+"""The training step as training runs it: the compiled update, and the state it takes from window to window."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tightfit.backends.base import Inspection, StepResult, Total, WindowSource
+from tightfit.backends.jax.batch import ArrayWindow, array_window
+from tightfit.backends.jax.build import Build
+from tightfit.backends.jax.generation import generate
+from tightfit.backends.jax.models import read_weights, write_model
+from tightfit.backends.jax.state import load_state, save_state
+from tightfit.backends.jax.update import (
+    Arrays,
+    Metrics,
+    State,
+    abstract_state,
+    evaluation_loss,
+    initial_state,
+    lower_step,
+    placed,
+)
+from tightfit.errors import ModelError, OutOfMemory
+from tightfit.tasks import IGNORE, Window
+
+
+@dataclass(frozen=True)
+class PendingStep:
+    """A step's figures, on their way from the device."""
+
+    metrics: Metrics
+
+    def ready(self) -> bool:
+        return all(array.is_ready() for array in jax.tree.leaves(self.metrics))
+
+    def read(self) -> StepResult:
+        with memory_guard("the step"):
+            found = jax.device_get(self.metrics)
+        total, count = found["loss"]
+        norm = found.get("grad_norm")
+        return StepResult(loss=Total(float(total), int(count)), grad_norm=None if norm is None else float(norm))
+
+
+class Step:
+    """The step of a build, with the state that it takes along. Each shape of window is compiled once."""
+
+    def __init__(self, build: Build) -> None:
+        self.build = build
+        self.abstract = abstract_state(build)
+        self._compiled: dict[tuple[Any, ...], jax.stages.Compiled] = {}
+        self._compile_seconds = 0.0
+        self.state = self._initial()
+
+    @property
+    def inspection(self) -> Inspection | None:
+        """Always None: what a compiled step keeps and calls is the compiler's."""
+        return None
+
+    @property
+    def parameter_count(self) -> int:
+        return self.build.network.parameter_count
+
+    @property
+    def compile_seconds(self) -> float:
+        return self._compile_seconds
+
+    def __call__(self, window: ArrayWindow, learning_rate: float) -> PendingStep:
+        arrays, count = self._placed(window), self._number(window.count, np.int32)
+        rate = self._number(learning_rate, np.float32)
+        run = self._compile(arrays, lambda: lower_step(self.build, placed(arrays, self.build.split)), "step")
+        with memory_guard("the step"):
+            self.state, metrics = run(self.state, arrays, count, rate)
+        return PendingStep(metrics)
+
+    def evaluate(self, windows: Iterable[Window | ArrayWindow]) -> Total:
+        loss, count = 0.0, 0
+        for window in windows:
+            arrays = self._placed(window if isinstance(window, ArrayWindow) else self._array_window(window))
+            run = self._compile(arrays, lambda arrays=arrays: self._lower_evaluation(arrays), "evaluation")
+            with memory_guard("evaluation"):
+                loss += float(run(self.state["params"], arrays))
+            count += window.count
+        return Total(loss, count)
+
+    def windows(self, source: WindowSource, start: int, stop: int) -> Iterator[ArrayWindow]:
+        assert self.build.windows is not None
+        return self.build.windows(source, start, stop)
+
+    def generate(self, prompt: Sequence[int], new_tokens: int, temperature: float, seed: int) -> list[int]:
+        with memory_guard("generating a sample"):
+            return generate(self.build, self.state["params"], prompt, new_tokens, temperature, seed)
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        return save_state(self.build.network, self.state, folder)
+
+    def load(self, folder: Path, meta: dict[str, Any]) -> None:
+        with memory_guard("restoring a checkpoint"):
+            self.state = load_state(self.build.network, self.abstract, folder, meta)
+
+    def export(self, folder: Path, classes: dict[int, str] | None) -> None:
+        write_model(self.build.network, jax.device_get(self.state["params"]), folder)
+
+    def is_finite(self) -> bool:
+        return bool(jax.jit(_all_finite)(self.state["params"]))
+
+    def peak_memory(self) -> int:
+        if self.build.device.kind == "cuda":
+            return max(int(device.memory_stats()["peak_bytes_in_use"]) for device in self.build.devices)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+    def context_memory(self) -> int | None:
+        """None: JAX's driver interface does not say."""
+        return None
+
+    def _initial(self) -> State:
+        """The state before the first step, drawn on the device or read from the model's folder."""
+        given: tuple[Any, ...]
+        build, seed = self.build, self.build.recipe.seed
+        key = jax.device_put(np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32), build.replicated)
+        places = jax.tree.map(lambda a: a.sharding, self.abstract)
+        with memory_guard("building the model"):
+            begin = jax.jit(partial(initial_state, build), out_shardings=places, donate_argnums=1)
+            if build.stored is None:
+                given = (key,)
+            else:
+                weights = read_weights(build.network, build.stored, build.weight_dtype)
+                given = (key, {name: jax.device_put(weights.pop(name), build.replicated) for name in list(weights)})
+            return cast(State, begin.lower(*given).compile(compiler_options=build.compiler_options or None)(*given))
+
+    def _array_window(self, window: Window) -> ArrayWindow:
+        return array_window(window, self.build.micro_batches, self.build.rows)
+
+    def _placed(self, window: ArrayWindow) -> Arrays:
+        """The window's arrays on the devices. Raises ModelError for ids that the model has no row for: a compiled
+        program would read another one."""
+        ids, labels = window.arrays["input_ids"], window.arrays["labels"]
+        vocabulary, outputs = self.build.facts.vocab_size, self.build.network.outputs
+        if int(labels.max()) >= outputs:
+            raise ModelError(f"model: it gives {outputs} logits, and the data has the label {int(labels.max())}; write "
+                             "vocab_size to match the data")
+        if int(ids.max()) >= vocabulary or int(ids.min()) < 0 or int(labels.min()) < min(IGNORE, 0):
+            raise ModelError(f"model: its vocabulary has {vocabulary} tokens, and the data has the token "
+                             f"{int(ids.max())}; write vocab_size to match the data")
+        return {name: jax.device_put(array, self.build.split) for name, array in window.arrays.items()}
+
+    def _number(self, value: float, dtype: Any) -> jax.Array:
+        return jax.device_put(np.asarray(value, dtype), self.build.replicated)
+
+    def _compile(self, arrays: Arrays, lower: Any, what: str) -> jax.stages.Compiled:
+        """The program for arrays of these shapes, compiled now where it is the first time."""
+        kind = (what, *((name, array.shape) for name, array in sorted(arrays.items())))
+        if kind not in self._compiled:
+            began = time.perf_counter()
+            with memory_guard(f"compiling the {what}"):
+                self._compiled[kind] = lower().compile(compiler_options=self.build.compiler_options or None)
+            self._compile_seconds += time.perf_counter() - began
+        return self._compiled[kind]
+
+    def _lower_evaluation(self, arrays: Arrays) -> jax.stages.Lowered:
+        evaluation = jax.jit(partial(evaluation_loss, self.build), out_shardings=self.build.replicated)
+        return evaluation.lower(self.abstract["params"], placed(arrays, self.build.split))
+
+
+def _all_finite(params: Arrays) -> jax.Array:
+    return jnp.stack([jnp.isfinite(array).all() for array in params.values()]).all()
+
+
+@contextmanager
+def memory_guard(doing: str) -> Iterator[None]:
+    """Tell a device without room as an OutOfMemory that says what was being done."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        first = str(error).strip().splitlines()[0]
+        raise OutOfMemory(f"the device ran out of memory while doing this: {doing} ({first})") from None

@@ -1,0 +1,141 @@
+"""The training step as a pure function of its state and a window, and the abstract arguments to compile it with."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+
+from tightfit.backends.jax.batch import array_dtype
+from tightfit.backends.jax.build import Build
+from tightfit.backends.jax.forward import logits
+from tightfit.backends.jax.losses import cross_entropy_sum
+from tightfit.backends.jax.network import Params
+
+State = dict[str, Any]
+"""`params`; `optimizer`, its state; `key`, uint32 (2,), of the run's random numbers; `step`, int32."""
+Arrays = dict[str, jax.Array]
+Metrics = dict[str, Any]
+"""`loss`: (sum, count); `grad_norm`: the norm before clipping, where gradients are clipped."""
+
+DONATED = (0,)
+"""The step's arguments whose memory its results may take: the state."""
+
+
+def train_step(build: Build, state: State, window: Arrays, count: jax.Array, learning_rate: jax.Array) -> tuple[
+    State, Metrics
+]:
+    """One update from one window.
+
+    The loss of a window is the sum over all its labels that count, divided by their number `count`, whatever the sizes
+    of its micro-batches: each micro-batch adds its own sum over the window's count.
+    """
+    assert build.optimizer is not None
+    params = state["params"]
+    key = jax.random.fold_in(jax.random.wrap_key_data(state["key"]), state["step"])
+    total, gradients = window_gradients(build, params, window, count, key)
+    metrics: Metrics = {"loss": (total, count)}
+    with jax.named_scope("optimizer"):
+        if build.recipe.max_grad_norm:
+            gradients, metrics["grad_norm"] = clipped(gradients, build.recipe.max_grad_norm)
+        params, optimizer = build.optimizer.update(gradients, state["optimizer"], params, learning_rate)
+    return {"params": params, "optimizer": optimizer, "key": state["key"], "step": state["step"] + 1}, metrics
+
+
+def window_gradients(
+    build: Build, params: Params, window: Arrays, count: jax.Array, key: jax.Array | None
+) -> tuple[jax.Array, Params]:
+    """A window's summed loss, and the gradients of its mean over `count` labels. key: of dropout."""
+    assert build.sum_gradients is not None
+
+    def share(params: Params, batch: Arrays, number: jax.Array) -> tuple[jax.Array, jax.Array]:
+        total = loss_sum(build, params, batch, None if key is None else jax.random.fold_in(key, number))
+        return total / jnp.maximum(count, 1), total
+
+    def compute(batch: Arrays, number: jax.Array) -> tuple[jax.Array, Params]:
+        (_, total), gradients = jax.value_and_grad(share, has_aux=True)(params, batch, number)
+        return total, gradients
+
+    with jax.named_scope("micro_batches"):
+        found: tuple[jax.Array, Params] = build.sum_gradients(compute, window, window["labels"].shape[0])
+    return found
+
+
+def loss_sum(build: Build, params: Params, batch: Arrays, key: jax.Array | None = None) -> jax.Array:
+    """A micro-batch's summed loss, fp32. key: of dropout; None drops nothing."""
+    found = logits(build, params, batch, key)
+    with jax.named_scope("loss"):
+        return cross_entropy_sum(found, batch["labels"])
+
+
+def evaluation_loss(build: Build, params: Params, window: Arrays) -> jax.Array:
+    """A window's summed loss, with nothing dropped."""
+    return jax.lax.map(lambda batch: loss_sum(build, params, batch), window).sum()
+
+
+def clipped(gradients: Params, limit: float) -> tuple[Params, jax.Array]:
+    """The gradients scaled down to a global norm of `limit`, if it is larger, and the norm before that."""
+    norm = jnp.sqrt(sum(jnp.square(g.astype(jnp.float32)).sum() for g in gradients.values()))
+    scale = jnp.minimum(limit / (norm + 1e-6), 1.0)
+    return {name: (g * scale).astype(g.dtype) for name, g in gradients.items()}, norm
+
+
+def initial_state(build: Build, key: jax.Array, params: Params | None = None) -> State:
+    """The state before the first step. params: weights that are there already; None draws them.
+
+    key: uint32 (2,); weights and dropout take streams of their own from it.
+    """
+    assert build.optimizer is not None
+    if params is None:
+        params = build.network.draw(jax.random.wrap_key_data(key), build.weight_dtype)
+    return {"params": params, "optimizer": build.optimizer.init(params), "key": key, "step": jnp.int32(0)}
+
+
+def abstract_state(build: Build) -> State:
+    """Shapes, formats and places of the state, as `jax.ShapeDtypeStruct`s."""
+    found: State = jax.eval_shape(lambda: initial_state(build, jnp.zeros(2, jnp.uint32)))
+    return cast(State, placed(found, build.replicated))
+
+
+def abstract_window(build: Build, names: tuple[str, ...] | None = None, length: int | None = None) -> Arrays:
+    """Shapes, formats and places of a full window's arrays.
+
+    names: of the arrays that a micro-batch has; by default those of the recipe's data. length: tokens in a row; by
+    default `seq_len`.
+    """
+    shape = (build.micro_batches, build.rows, length or build.recipe.seq_len)
+    structs = {name: jax.ShapeDtypeStruct(shape, array_dtype(name)) for name in names or array_names(build)}
+    return cast(Arrays, placed(structs, build.split))
+
+
+def array_names(build: Build) -> tuple[str, ...]:
+    """The arrays in a micro-batch of the recipe's data: of text that shares rows, of text padded, or random."""
+    data, task = build.recipe.data, build.task
+    if data.source == "dummy":
+        return ("input_ids", "labels")
+    if task.packs and data.packing:
+        return ("input_ids", "position_ids", "labels", "document_ids")
+    return ("input_ids", "labels") if task.predicts == "next" else ("input_ids", "labels", "padding")
+
+
+def placed(tree: Any, sharding: Any) -> Any:
+    """The tree's shapes and formats, on the sharding's devices."""
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), tree)
+
+
+def lower_step(build: Build, window: Arrays | None = None) -> jax.stages.Lowered:
+    """The step, lowered for the build's devices, which need not be there; no array is made.
+
+    window: its arrays' shapes, as `abstract_window` gives them. Compile it with `build.compiler_options`.
+    """
+
+    def step(state: State, window: Arrays, count: jax.Array, learning_rate: jax.Array) -> tuple[State, Metrics]:
+        return train_step(build, state, window, count, learning_rate)
+
+    place = build.replicated
+    whole = jax.ShapeDtypeStruct((), jnp.int32, sharding=place)
+    rate = jax.ShapeDtypeStruct((), jnp.float32, sharding=place)
+    given = abstract_window(build) if window is None else window
+    compiled = jax.jit(step, donate_argnums=DONATED, out_shardings=place)
+    return compiled.lower(abstract_state(build), given, whole, rate)

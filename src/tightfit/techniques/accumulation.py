@@ -1,0 +1,30 @@
+"""How the micro-batches of a window follow one another inside a step."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tightfit.techniques.base import Exactness, Technique, technique
+
+
+class Accumulation(Technique):
+    slot: ClassVar[str] = "accumulation"
+    exact: ClassVar[Exactness] = "rounding"
+
+
+@technique
+class Loop(Accumulation):
+    """One micro-batch after the other. A framework that compiles whole steps compiles each of them again."""
+
+    name: ClassVar[str] = "loop"
+    speed: ClassVar[str] = "the baseline; where whole steps are compiled, compile time grows with the micro-batches"
+    memory: ClassVar[str] = "the baseline: one micro-batch's activations, and the summed gradients"
+
+
+@technique
+class Scan(Accumulation):
+    """One micro-batch, compiled once, in a loop that sums the gradients."""
+
+    name: ClassVar[str] = "scan"
+    speed: ClassVar[str] = "as a loop; compile time does not grow with the micro-batches"
+    memory: ClassVar[str] = "as a loop"

@@ -1,0 +1,10 @@
+"""What the tests of the JAX backend share."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def fast_compilation(fast_xla: None) -> None:
+    """Every test here compiles quickly."""

@@ -1,0 +1,161 @@
+"""Whole runs: trained, stopped and gone on to the very weights, without PyTorch, and on two devices as on one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.backends.jax.cases import TINY, fast_options
+from tests.training.runs import logged_losses, same_weights
+from tightfit.backends.jax.xla_flags import compiler_options
+from tightfit.errors import CheckpointError, RecipeError, Refused
+from tightfit.training.progress import Quiet
+from tightfit.training.trainer import Trainer
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def run(tmp_path, shared_cache):
+    """A run with dropout, several epochs, ragged windows, warm-up and clipping: everything that could drift."""
+    return {**TINY, "model_overrides": {**TINY["model_overrides"], "num_layers": 2, "dropout_rate": 0.1},
+            "data": {"source": "dummy", "samples": 10}, "max_steps": 8, "save_steps": 5, "warmup_steps": 2,
+            "lr_scheduler_type": "cosine", "logging_steps": 1, "output_dir": str(tmp_path / "run"),
+            "cache_dir": str(shared_cache), "loading": {"workers": 1}}
+
+
+class StopAtFive(Quiet):
+    def stepped(self, step, loss, tokens_per_second):
+        if step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_stopped_run_goes_on_to_the_same_weights(run, tmp_path):
+    whole = Trainer(recipe={**run, "output_dir": str(tmp_path / "whole"), "save_steps": None}).train()
+    assert whole.eval_loss is not None
+    assert whole.peak_memory > 0
+    assert whole.compile_seconds > 0
+    stopped = Trainer(recipe=run, listener=StopAtFive()).train()
+    assert (stopped.stopped_by, stopped.steps < 8) == ("SIGTERM", True)
+    assert Trainer(recipe=run).train().first_step == stopped.steps
+    assert same_weights(tmp_path / "whole", tmp_path / "run")
+    assert logged_losses(tmp_path / "whole") == logged_losses(tmp_path / "run")
+
+
+def test_a_checkpoint_of_pytorch_is_no_run_to_go_on_from(run):
+    Trainer(recipe={**run, "max_steps": 1, "backend": "pytorch", "layers": "auto"}).train()
+    with pytest.raises(CheckpointError, match="backend"):
+        Trainer(recipe={**run, "max_steps": 2}).train()
+
+
+@pytest.mark.parametrize("command", ["plan", "profile"])
+def test_what_is_not_there_yet_says_so(command, run, tmp_path, monkeypatch):
+    pinned = {**run, "profile_step": 4} if command == "profile" else run
+    if command == "profile":
+        with pytest.raises(Refused, match=r"backend: jax is not profiled yet; .*backend=pytorch"):
+            Trainer(recipe=pinned).train()
+    else:
+        import tightfit
+
+        with pytest.raises(Refused, match=r"backend: jax is not planned yet; .*backend=pytorch"):
+            tightfit.plan(None, pinned, gpu="cpu")
+
+
+ALONE = """
+import sys
+sys.argv = ["tightfit", "train", sys.argv[1]]
+from tightfit.cli import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+assert "jax" in sys.modules
+assert "torch" not in sys.modules, "torch was imported"
+"""
+
+
+def python(script: str, *words: str, flags: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    return subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, env=environment)
+
+
+def test_the_command_line_trains_without_pytorch(run, tmp_path):
+    """From text, with a tokenizer, a sample, and a flag of XLA's."""
+    (tmp_path / "text.txt").write_text("The same few words over and over, and over again.\n" * 300)
+    changes = {"data": str(tmp_path / "text.txt"), "vocab_size": 300, "max_steps": 2, "sample_prompt": "The same",
+               "xla_flags": [f"--{name}={value}" for name, value in fast_options().items()], "attention": "auto"}
+    (tmp_path / "mine.yaml").write_text(json.dumps({**run, **changes}))
+    done = python(ALONE, str(tmp_path / "mine.yaml"))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["steps"] == 2
+    assert summary["sample"].startswith("The same")
+
+
+TWO = """
+import jax, numpy as np
+from tests.backends.jax.cases import build, fast_options
+from tightfit.backends.jax import assembly
+from tightfit.backends.jax.batch import array_window
+from tightfit.backends.jax.models import unstacked
+from tightfit.backends.jax.step import Step
+from tightfit.tasks import MicroBatch, window_of
+assembly.compiler_options = lambda flags, devices: fast_options()
+assert len(jax.devices()) == 2
+ids = np.random.default_rng(0).integers(0, 64, (3, 8))
+window = window_of((MicroBatch(inputs={"input_ids": ids}, labels=np.roll(ids, -1, 1)),))
+found = []
+for parallel in ("none", "dp"):
+    step = Step(build(batch_size=3, micro_batch_size=3, parallel=parallel, optimizer="sgd"))
+    assert len(step.build.devices) == (2 if parallel == "dp" else 1)
+    losses = [step(array_window(window, 1, step.build.rows), 0.5).read() for _ in range(3)]
+    placed = jax.device_put(array_window(window, 1, step.build.rows).arrays["labels"], step.build.split)
+    assert len({shard.device for shard in placed.addressable_shards}) == len(step.build.devices)
+    assert parallel == "none" or placed.addressable_shards[0].data.shape[1] == 2
+    found.append((losses, jax.device_get(step.state["params"])))
+(one, alone), (two, shared) = found
+for a, b in zip(one, two, strict=True):
+    assert abs(a.loss.mean - b.loss.mean) < 1e-5 and abs(a.grad_norm - b.grad_norm) < 1e-4, (a, b)
+for name in alone:
+    np.testing.assert_allclose(alone[name], shared[name], atol=2e-6, err_msg=name)
+"""
+
+
+def test_two_devices_learn_what_one_learns():
+    done = python(TWO, flags="--xla_force_host_platform_device_count=2")
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_unknown_flag_of_xla_is_named_and_ends_nothing():
+    import jax
+
+    devices = jax.devices("cpu")
+    with pytest.raises(RecipeError, match=r"xla_flags: xla_gpu_nonsense cannot be used .*No such compile option"):
+        compiler_options(["--xla_backend_optimization_level=1", "--xla_gpu_nonsense=true"], devices)
+    with pytest.raises(RecipeError, match="should read --xla_NAME=VALUE"):
+        compiler_options(["fast=true"], devices)
+    assert compiler_options([], devices) == {}
+    known = compiler_options(["--xla_backend_optimization_level=1", "--xla_cpu_enable_fast_math=false"], devices)
+    assert known == {"xla_backend_optimization_level": 1, "xla_cpu_enable_fast_math": False}
+
+
+def test_a_flag_that_ends_its_process_is_named(monkeypatch):
+    """As XLA does with a value that its checks refuse."""
+    import jax
+
+    from tightfit.backends.jax import xla_flags
+
+    monkeypatch.setattr(xla_flags, "TRIAL", "import os, sys\nprint('xla_fatal', flush=True)\nos.abort()")
+    with pytest.raises(RecipeError, match="xla_flags: xla_fatal cannot be used"):
+        compiler_options(["--xla_fatal=1"], jax.devices("cpu"))
+
+
+def test_flags_of_xla_are_for_jax(run):
+    with pytest.raises(RecipeError, match=r"xla_flags: --xla_x=1 .*backend=jax"):
+        Trainer(recipe={**run, "backend": "pytorch", "xla_flags": "--xla_x=1"})
