@@ -13,6 +13,7 @@ import psutil
 from tightfit.backends.base import Measurement, StepProfiler, Timings
 from tightfit.backends.jax.assembly import assemble
 from tightfit.backends.jax.build import Build
+from tightfit.backends.jax.predicting.predict import predict, unseen
 from tightfit.backends.jax.step import Step
 from tightfit.devices import Device
 from tightfit.errors import Refused
@@ -44,7 +45,7 @@ class JaxBackend:
         return Step(build)
 
     def predict(self, recipe: Recipe, device: Device, model: Any = None) -> Trace:
-        _not_yet("planned")
+        return predict(recipe, device)
 
     def measure(self, step: Step, windows: Iterator[Any], chrome_trace: Path | None = None) -> Measurement:
         _not_yet("profiled")
@@ -56,7 +57,7 @@ class JaxBackend:
         _not_yet("timed")
 
     def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[Unseen]:
-        _not_yet("planned")
+        return unseen(device)
 
 
 def jax_devices(recipe: Recipe) -> tuple[Any, ...]:
