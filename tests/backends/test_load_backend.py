@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from tightfit.backends import CHATTY, quiet_loading
+from tightfit.backends import CHATTY, load_backend, quiet_loading
+from tightfit.errors import MissingLibrary
 
 
 @pytest.fixture
@@ -37,6 +38,14 @@ def test_a_level_that_someone_has_set_stands(loggers):
     loggers[0].setLevel(logging.DEBUG)
     with quiet_loading():
         assert loggers[0].level == logging.DEBUG
+
+
+def test_a_missing_framework_is_named_with_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax", None)
+    for name in [name for name in sys.modules if name.startswith("tightfit.backends.jax")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(MissingLibrary, match=r"backend: jax needs the library jax.*pip install 'tightfit\[jax\]'"):
+        load_backend("jax")
 
 
 def test_python_calls_print_nothing_that_libraries_log():

@@ -114,9 +114,9 @@ ids = np.random.default_rng(0).integers(0, 64, (3, 8))
 window = window_of((MicroBatch(inputs={"input_ids": ids}, labels=np.roll(ids, -1, 1)),))
 found = []
 for parallel in ("none", "dp"):
-    step = Step(build(batch_size=3, micro_batch_size=3, parallel=parallel))
+    step = Step(build(batch_size=3, micro_batch_size=3, parallel=parallel, optimizer="sgd"))
     assert len(step.build.devices) == (2 if parallel == "dp" else 1)
-    losses = [step(array_window(window, 1, step.build.rows), 1e-2).read() for _ in range(3)]
+    losses = [step(array_window(window, 1, step.build.rows), 0.5).read() for _ in range(3)]
     placed = jax.device_put(array_window(window, 1, step.build.rows).arrays["labels"], step.build.split)
     assert len({shard.device for shard in placed.addressable_shards}) == len(step.build.devices)
     assert parallel == "none" or placed.addressable_shards[0].data.shape[1] == 2
@@ -125,7 +125,7 @@ for parallel in ("none", "dp"):
 for a, b in zip(one, two, strict=True):
     assert abs(a.loss.mean - b.loss.mean) < 1e-5 and abs(a.grad_norm - b.grad_norm) < 1e-4, (a, b)
 for name in alone:
-    np.testing.assert_allclose(alone[name], shared[name], atol=2e-5, err_msg=name)
+    np.testing.assert_allclose(alone[name], shared[name], atol=2e-6, err_msg=name)
 """
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from tightfit.backends.base import WindowSource
 from tightfit.backends.jax.batch import ArrayWindow
@@ -119,4 +119,4 @@ class Build:
         return -(-self.recipe.batch_size // self.recipe.micro_batch_size)
 
     def _mesh(self) -> Mesh:
-        return Mesh(np.asarray(self.devices), (BATCH_AXIS,))
+        return Mesh(np.asarray(self.devices), (BATCH_AXIS,), axis_types=(AxisType.Auto,))

@@ -98,7 +98,7 @@ def unstacked(arrays: dict[str, Array]) -> dict[str, Array]:
     found: dict[str, Array] = {}
     for name, array in arrays.items():
         if is_stacked(name):
-            found |= {numbered(name, number): np.ascontiguousarray(layer) for number, layer in enumerate(array)}
+            found |= {numbered(name, number): np.array(layer) for number, layer in enumerate(array)}
         else:
             found[name] = array
     return found

@@ -75,7 +75,7 @@ def _state_parts(network: Network, optimizer: Any) -> list[tuple[bool, dict[str,
         stacked = is_stacked(owner)
         names = [numbered(owner, n) for n in range(network.depth)] if stacked else [owner]
         parts = array if stacked else array[None]
-        found.append((stacked, {f"{n}/{rest}": np.ascontiguousarray(a) for n, a in zip(names, parts, strict=True)}))
+        found.append((stacked, {f"{n}/{rest}": np.array(a) for n, a in zip(names, parts, strict=True)}))
     return found
 
 

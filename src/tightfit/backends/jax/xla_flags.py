@@ -4,6 +4,7 @@ unknown one, or one that XLA cannot stand, must not end the run."""
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -31,7 +32,8 @@ def compiler_options(flags: Sequence[str], devices: Sequence[Any]) -> dict[str, 
     options = dict(map(_parsed, flags))
     platform = "cpu" if devices[0].platform == "cpu" else "gpu"
     done = subprocess.run(
-        [sys.executable, "-c", TRIAL, platform, json.dumps(options)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", TRIAL, platform, json.dumps(options)], capture_output=True, text=True, check=False,
+        env={**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},  # this process may hold the GPU's memory
     )
     said = done.stdout.split()
     if done.returncode or said[-1:] != ["all"]:

@@ -46,6 +46,8 @@ def apply(model: nn.Module, recipe: Recipe | dict[str, Any]) -> Applied:
     Raises RecipeError where a technique or the micro-batch is still `auto`, and Refused where one cannot serve here.
     """
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.from_dict(recipe)
+    if recipe.backend != "pytorch":
+        raise RecipeError(f"backend: {recipe.backend!r} has nothing to apply to a torch module; write backend=pytorch")
     fields = [*(slot for slot in SLOTS if slot not in ("layers", "accumulation", "loading")), "micro_batch_size"]
     open_fields = [name for name in fields if getattr(recipe, name) == "auto"]
     if open_fields:
