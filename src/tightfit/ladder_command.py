@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tightfit.devices import find_device, parse_memory
 from tightfit.errors import RecipeError, ReportError, nearest
-from tightfit.ladder.catalogue import LADDERS
+from tightfit.ladder.catalogue import IN_JAX, LADDERS
 from tightfit.ladder.from_recipe import ladder_of
 from tightfit.ladder.page import write_page
 from tightfit.ladder.peers import PEERS
@@ -67,7 +67,8 @@ def run_ladder(
 
 def _ladder(name: str, fields: Sequence[str]) -> Ladder:
     if name in LADDERS:
-        return LADDERS[name]()
+        in_jax = [word for word in fields if word.startswith("backend=")][-1:] == ["backend=jax"]
+        return LADDERS[IN_JAX.get(name, name) if in_jax else name]()
     try:
         return ladder_of(load_recipe(name, fields), name)
     except RecipeError as error:

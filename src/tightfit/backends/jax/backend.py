@@ -13,6 +13,7 @@ import psutil
 from tightfit.backends.base import Measurement, StepProfiler, Timings
 from tightfit.backends.jax.assembly import assemble
 from tightfit.backends.jax.build import Build
+from tightfit.backends.jax.measuring import time_steps
 from tightfit.backends.jax.predicting.predict import predict, unseen
 from tightfit.backends.jax.step import Step
 from tightfit.devices import Device
@@ -54,7 +55,7 @@ class JaxBackend:
         _not_yet("profiled")
 
     def time(self, step: Step, windows: Iterator[Any], warm_up: int, steps: int) -> Timings:
-        _not_yet("timed")
+        return time_steps(step, windows, warm_up, steps)
 
     def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[Unseen]:
         return unseen(device)

@@ -173,8 +173,9 @@ def _explore(search: Round, recipe: Recipe, first: int, sizes: Sequence[int]) ->
     if not search.found:
         return
     fastest = search.by_speed()[0]
+    search.compile(replace(fastest, layers=layout) for layout in layouts)
     if recipe.checkpointing == "auto":
-        search.compile(replace(fastest, checkpointing=kind) for kind in BETWEEN)
+        search.compile(replace(fastest, checkpointing=kind) for kind in (*kinds, *BETWEEN))
     for _ in range(2):
         search.compile(_largest(search, first, sizes))
     if not search.ranked():
