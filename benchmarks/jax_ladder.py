@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import record
-
 from tightfit.backends.jax.backend import JaxBackend
 from tightfit.devices import MIB, find_device
 from tightfit.ladder.compiled import transformer_jax

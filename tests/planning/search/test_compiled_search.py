@@ -56,7 +56,8 @@ class Compiler:
 
 
 def recipe(**changes):
-    return Recipe.from_dict({"backend": "jax", "model": "transformer-156m", "seq_len": 512, "batch_size": 64, **changes})
+    fields = {"backend": "jax", "model": "transformer-156m", "seq_len": 512, "batch_size": 64}
+    return Recipe.from_dict({**fields, **changes})
 
 
 def test_the_fastest_that_fits_is_chosen_and_few_are_compiled():

@@ -1,15 +1,17 @@
-"""Prediction: the real step, compiled for a card that is not there; its memory as XLA plans it, kept for the next time."""
+"""Prediction: the real step, compiled for a card that is not there; its memory as XLA plans it, kept for later."""
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
+import sys
 
 import pytest
 
 from tests.backends.jax.cases import TINY
 from tightfit.backends.jax.backend import JaxBackend
 from tightfit.backends.jax.predicting import predict as predicting
-from tightfit.backends.jax.predicting.worker import lowered_for
 from tightfit.devices import Device, find_device
 from tightfit.errors import MissingLibrary, ModelError, Refused
 from tightfit.models import read_config
@@ -22,6 +24,16 @@ from tightfit.trace import Category, OpClass, Phase
 
 A5000 = find_device("rtx-a5000")
 BACKEND = JaxBackend()
+
+WHOLE = """
+import json, sys
+from tightfit.backends.jax.predicting.worker import lowered_for
+from tightfit.devices import find_device
+from tightfit.recipe import Recipe
+lowered, options = lowered_for(Recipe.from_dict(json.loads(sys.argv[1])), find_device("rtx-a5000"))
+plan = lowered.compile(compiler_options=options).memory_analysis()
+print(plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes - plan.alias_size_in_bytes)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +61,9 @@ def parameters(recipe):
 
 
 def test_the_peak_is_what_xla_says_of_the_whole_compilation(recipe, trace):
-    lowered, options = lowered_for(recipe, A5000)
-    plan = lowered.compile(compiler_options=options).memory_analysis()
-    assert trace.peak()[1] == (plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes
-                               - plan.alias_size_in_bytes)
+    said = subprocess.run([sys.executable, "-c", WHOLE, json.dumps(recipe.to_dict())], capture_output=True, text=True,
+                          env={**os.environ, "JAX_PLATFORMS": "cpu"}, check=True)
+    assert trace.peak()[1] == int(said.stdout)
 
 
 def test_the_state_is_told_apart_and_nothing_else_is_invented(recipe, trace):
@@ -106,14 +117,17 @@ def test_what_was_compiled_is_kept_and_a_damaged_file_is_made_anew(recipe, trace
         patch.setattr(subprocess, "run", lambda *args, **others: pytest.fail("compiled again"))
         assert BACKEND.predict(recipe, A5000).allocations == trace.allocations
         assert BACKEND.predict(recipe.override(max_steps=7, seed=3), A5000).allocations == trace.allocations
-    with monkeypatch.context() as patch, pytest.raises(ModelError, match="XLA cannot compile.*Fatal: no"):
-        done = subprocess.CompletedProcess([], 1, stdout="", stderr="Error of another kind\nFatal: no\n")
-        patch.setattr(subprocess, "run", lambda *args, **others: done)
-        BACKEND.predict(recipe, find_device("rtx-a4000"))
-    assert not list((cache / "compiled").glob(".compiling-*"))
     for path in (cache / "compiled").glob("*.json.gz"):
         path.write_bytes(b"damaged")
     assert BACKEND.predict(recipe, A5000).allocations == trace.allocations
+
+
+def test_a_compiler_that_ends_its_process_is_an_error_with_its_last_words(tmp_path, monkeypatch):
+    done = subprocess.CompletedProcess([], 1, stdout="", stderr="Error of another kind\nFatal: no\n")
+    monkeypatch.setattr(subprocess, "run", lambda *args, **others: done)
+    with pytest.raises(ModelError, match=r"XLA cannot compile this step for RTX A5000: Fatal: no"):
+        BACKEND.predict(tiny(tmp_path), A5000)
+    assert not list((tmp_path / "compiled").iterdir())
 
 
 def test_what_a_worker_refuses_is_refused_as_such(cache):

@@ -41,5 +41,5 @@ def test_every_card_of_the_catalogue_has_a_description(device):
 
 
 def test_a_card_without_figures_is_refused():
-    with pytest.raises(Refused, match="figures are not known.*--gpu"):
+    with pytest.raises(Refused, match=r"figures are not known.*--gpu"):
         target_description(replace(find_device("rtx-a5000"), capability=(6, 1)))
