@@ -97,7 +97,7 @@ def test_cudnn_attention_is_compiled_for_without_cudnn(cache):
     numbers = {**TINY["model_overrides"], "max_seq_len": 64}
     fused = tiny(cache, attention={"name": "sdpa", "kernel": "cudnn"}, seq_len=64, model_overrides=numbers)
     found = BACKEND.predict(fused, A5000)
-    assert any("cudnn" in op.name or "custom" in op.name or "fmha" in op.name for op in found.ops)
+    assert {"fused cudnn attention", "fused cudnn attention backward"} <= {op.name for op in found.ops}
     shape = shape_of(read_config(fused), fused.task)
     expected = training_flops(shape, fused.batch_size, fused.seq_len)
     assert sum(op.flops for op in found.ops) == pytest.approx(expected, rel=0.15)  # its backward computes scores again

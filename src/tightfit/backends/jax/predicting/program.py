@@ -140,11 +140,15 @@ def _op(
     read, written = _moved(instruction, around, body)
     dtype = product[0] if product else (instruction.results[0][0] if instruction.results else "")
     shapes: tuple[tuple[int, ...], ...] = ()
+    name = f"fused {instruction.name.split('.')[0]}"
     if product:
         batch, m, n, k = product[1]
         shapes = ((runs * batch, m, k), (runs * batch, k, n))
+        if (target := TARGET.search(instruction.text)) is not None and "fmha" in target[1]:
+            name = f"fused cudnn attention{' backward' * ('Backward' in target[1])}"
+            shapes = ((runs * batch, 1, m, k),)
     return Op(
-        name=f"fused {instruction.name.split('.')[0]}", tick=positions.get(instruction.name, 0) + 1,
+        name=name, tick=positions.get(instruction.name, 0) + 1,
         phase=phase_of(instruction.op_name), op_class=_class(instruction, body, product is not None),
         module=scope(instruction.op_name), shapes=shapes, dtype=dtype,
         flops=2 * runs * math.prod(product[1]) if product else 0,
