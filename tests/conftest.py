@@ -49,8 +49,18 @@ def tiny(tmp_path: Path, shared_cache: Path) -> dict[str, Any]:
     }
 
 
+@pytest.fixture(scope="session")
+def compiled_programs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What JAX compiles is compiled once in the session."""
+    import jax
+
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
 @pytest.fixture
-def fast_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+def fast_xla(monkeypatch: pytest.MonkeyPatch, compiled_programs: None) -> None:
     """The JAX backend's steps compile quickly rather than run quickly."""
     from tests.backends.jax.cases import fast_options
     from tightfit.backends.jax import assembly

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from tests.architectures import CAUSAL, IMAGES, MASKED, POSITIONS, SEQ2SEQ, TASK_OF, VOCAB, tiny_model
+from tests.backends.jax.cases import fast_options
 from tightfit.backends.jax.backend import JaxBackend
 from tightfit.backends.jax.batch import array_window
 from tightfit.backends.jax.models import unstacked
@@ -120,24 +121,29 @@ def written(name: str, folder: Path) -> Path:
 
 
 @cache
-def jax_gradients(folder: Path) -> Any:
-    """A JAX step of the model in that folder, and its gradients, compiled for every split alike."""
+def jax_step(folder: Path) -> tuple[JaxStep, dict[str, Any]]:
+    """A JAX step of the model in that folder, and room for the program that computes its gradients."""
     recipe = Recipe.from_dict({"backend": "jax", "model": str(folder), "batch_size": ROWS, "micro_batch_size": ROWS,
                                "data": "dummy", "device": "cpu", "seq_len": POSITIONS, "layers": "scanned"})
     backend = JaxBackend()
     device = backend.device(recipe)
     step = JaxStep(backend.build(resolve(recipe, device), device))
-    return step, jax.jit(lambda params, arrays, count: window_gradients(step.build, params, arrays, count, None))
+    return step, {}
 
 
 def in_jax(folder: Path, split: tuple[int, ...]) -> tuple[dict[str, Tensor], float]:
-    step, compute = jax_gradients(folder)
+    step, programs = jax_step(folder)
     made, parts = rows("causal-lm"), []
     for size in split:
         part, made = made[:size], made[size:]
         parts.append(collate(part, "causal-lm"))
     window = array_window(window_of(tuple(parts)), micro_batches=ROWS, rows=ROWS)
-    total, found = compute(step.state["params"], window.arrays, window.count)
+    count = np.int32(window.count)
+    if not programs:
+        compute = jax.jit(lambda params, arrays, count: window_gradients(step.build, params, arrays, count, None))
+        lowered = compute.lower(step.state["params"], window.arrays, count)
+        programs["one for every split"] = lowered.compile(compiler_options=fast_options())
+    total, found = programs["one for every split"](step.state["params"], window.arrays, count)
     arrays = unstacked(jax.device_get(found))
     return {name: torch.tensor(array) for name, array in arrays.items()}, float(total) / window.count
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -38,6 +39,11 @@ def _known(name: str, value: Any) -> bool:
     except jax.errors.JaxRuntimeError:
         return False
     return True
+
+
+def quickly(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function gives, compiled with little care."""
+    return jax.jit(function).lower(*arguments).compile(compiler_options=fast_options())(*arguments)
 
 
 def recipe(**changes: Any) -> Recipe:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import numpy as np
 import pytest
 
-from tests.backends.jax.cases import build, recipe
+from tests.backends.jax.cases import build, quickly, recipe
 from tightfit.backends.jax.batch import array_window
 from tightfit.backends.jax.forward import logits
 from tightfit.backends.jax.loading import loading
@@ -40,8 +41,7 @@ def step():
 
 
 def loss(step: Step, window) -> float:
-    compute = jax.jit(lambda params, arrays: evaluation_loss(step.build, params, arrays))
-    return float(compute(step.state["params"], window.arrays))
+    return float(quickly(partial(evaluation_loss, step.build), step.state["params"], window.arrays))
 
 
 def test_a_smaller_window_runs_the_same_program(step):
@@ -68,7 +68,7 @@ def test_documents_in_a_row_do_not_see_each_other(step):
     documents = np.array([[0] * 5 + [1] * 3], np.int32)
     packed = {"input_ids": np.concatenate([first, second])[None], "document_ids": documents,
               "position_ids": np.concatenate([np.arange(5), np.arange(3)])[None]}
-    compute = jax.jit(lambda params, batch: logits(step.build, params, batch))
+    compute = partial(quickly, partial(logits, step.build))
     together = compute(step.state["params"], packed)
     alone = [compute(step.state["params"], {"input_ids": part[None]}) for part in (first, second)]
     np.testing.assert_allclose(together, np.concatenate(alone, axis=1), atol=2e-6)
@@ -80,7 +80,7 @@ def test_padding_is_not_seen():
     both = Step(build(task="masked-lm"))
     ids = RANDOM.integers(0, 64, (1, 8))
     real = np.arange(8)[None] < 5
-    compute = jax.jit(lambda params, batch: logits(both.build, params, batch))
+    compute = partial(quickly, partial(logits, both.build))
     padded = compute(both.state["params"], {"input_ids": ids, "padding": real})
     np.testing.assert_allclose(padded[:, :5], compute(both.state["params"], {"input_ids": ids[:, :5]}), atol=2e-6)
 
@@ -144,11 +144,8 @@ def test_a_windows_error_reaches_the_loop():
 def test_a_sample_is_the_same_at_any_length_of_the_context(step):
     prompt = [1, 2, 3]
     greedy = step.generate(prompt, 4, temperature=0.0, seed=0)
-    tokens = list(prompt)
-    for _ in range(4):
-        found = logits(step.build, step.state["params"], {"input_ids": np.array([tokens])})
-        tokens.append(int(found[0, -1].argmax()))
-    assert greedy == tokens[3:]
+    found = quickly(partial(logits, step.build), step.state["params"], {"input_ids": np.array([prompt + greedy])})
+    assert greedy == found[0, 2:-1].argmax(-1).tolist()
     drawn = step.generate(prompt, 12, temperature=1.0, seed=1)
     assert drawn == step.generate(prompt, 12, temperature=1.0, seed=1)
     assert drawn != step.generate(prompt, 12, temperature=1.0, seed=2)

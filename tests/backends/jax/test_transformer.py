@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.backends.jax.cases import build, recipe
+from tests.backends.jax.cases import build, quickly, recipe
 from tightfit.backends.jax.batch import array_window
 from tightfit.backends.jax.forward import logits
 from tightfit.backends.jax.models import network_of, unstacked
@@ -41,7 +41,7 @@ def test_logits_are_those_of_pytorch(change):
     step = Step(build(**change))
     ids = np.random.default_rng(0).integers(0, 64, (3, 8))
     theirs = in_pytorch(step).eval()(torch.tensor(ids)).logits
-    ours = jax.jit(lambda params: logits(step.build, params, {"input_ids": ids}))(step.state["params"])
+    ours = quickly(lambda params: logits(step.build, params, {"input_ids": ids}), step.state["params"])
     np.testing.assert_allclose(ours, theirs.detach(), atol=1e-5)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tightfit.backends.jax.build import Build
@@ -16,13 +15,18 @@ Predict = Callable[[Params, jax.Array, jax.Array], jax.Array]
 """(params, token ids (1, seq_len), the place of the last real one) -> what it predicts, (outputs,)."""
 
 
-def next_logits(build: Build) -> Predict:
+def next_logits(build: Build, params: Params) -> Predict:
     """The model's prediction of the next token, compiled."""
 
     def found(params: Params, ids: jax.Array, place: jax.Array) -> jax.Array:
         return logits(build, params, {"input_ids": ids})[0, place]
 
-    predict: Predict = jax.jit(found, out_shardings=build.replicated)
+    def struct(dtype: str, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=build.replicated)
+
+    ids = struct("int32", 1, build.recipe.seq_len)
+    lowered = jax.jit(found, out_shardings=build.replicated).lower(params, ids, struct("int32"))
+    predict: Predict = lowered.compile(compiler_options=build.compiler_options or None)
     return predict
 
 
@@ -34,12 +38,12 @@ def generate(
     temperature: divides the logits; 0 takes the likeliest. seed: of this sample alone.
     """
     random, tokens, context = np.random.default_rng(seed), list(prompt), build.recipe.seq_len
-    predict, place = next_logits(build), build.replicated
+    predict, place = next_logits(build, params), build.replicated
     for _ in range(new_tokens):
         seen = tokens[-context:]
         ids = np.zeros((1, context), np.int32)  # what follows the last real token is not seen by it
         ids[0, : len(seen)] = seen
-        found = predict(params, jax.device_put(ids, place), jnp.int32(len(seen) - 1))
+        found = predict(params, jax.device_put(ids, place), jax.device_put(np.int32(len(seen) - 1), place))
         scores = np.asarray(found, np.float64)
         if temperature:
             likely = np.exp((scores - scores.max()) / temperature)
