@@ -7,7 +7,6 @@ Run: python benchmarks/jax_ladder.py
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -29,16 +28,13 @@ def compiled(rung: Rung) -> dict[str, Any]:
     """A rung's figures: bytes, seconds, operations, and beside them what was published."""
     backend, device = JaxBackend(), find_device(GPU)
     recipe = transformer_jax().recipe(rung)
-    began = time.perf_counter()
     trace = backend.predict(recipe, device)
-    seconds = time.perf_counter() - began
     found = estimate(trace, recipe, device, standard_tools(backend.predict, unseen=backend.unseen))
     figures = {
         "rung": rung.name, "changes": dict(rung.changes), "predicted_bytes": found.memory.peak_allocated,
         "predicted_mib": round(found.memory.peak_allocated / MIB, 1),
         "by_category": dict(found.memory.by_category), "peak_in": found.memory.peak_in,
         "operations": sum(op.flops for op in trace.ops), "predicted_seconds": round(found.time.step_seconds, 3),
-        "compile_seconds": round(seconds, 1),
     }  # fmt: skip
     if rung.published is not None and rung.published.memory_mib is not None:
         error = found.memory.peak_allocated / MIB / rung.published.memory_mib - 1
