@@ -46,8 +46,8 @@ def transformer_jax() -> Ladder:
                  against="bf16, scanned, both parts recomputed"),
             Rung(name="the same, micro-batch 8", changes={**lean, "micro_batch_size": 8},
                  against="both parts recomputed, cuDNN attention", feature="gradient accumulation"),
-            Rung(name="the same, micro-batch 8, unrolled", changes={**lean, "micro_batch_size": 8, "layers": "unrolled"},
-                 against="the same, micro-batch 8"),
+            Rung(name="the same, micro-batch 8, unrolled", against="the same, micro-batch 8",
+                 changes={**lean, "micro_batch_size": 8, "layers": "unrolled"}),
         ),
         notes=("products of fp32 run as tf32, as JAX has them where it is not told otherwise",),
     )  # fmt: skip
