@@ -49,6 +49,7 @@ def identifier(value) -> str:
     return value if isinstance(value, str) else str(value)
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # where there is one core
 @pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(("slot", "rung"), RUNGS, ids=identifier)
 def test_a_rung_builds_steps_and_learns(slot, rung, kind, tiny, backend, name):
