@@ -7,7 +7,9 @@ Run: python benchmarks/jax_ladder.py
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import record
@@ -24,10 +26,10 @@ GPU = "rtx-a5000"
 LIBRARIES = ("jax", "jaxlib", "optax", "jax-cuda12-plugin", "jax-cuda12-pjrt")
 
 
-def compiled(rung: Rung) -> dict[str, Any]:
+def compiled(rung: Rung, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """A rung's figures: bytes, seconds, operations, and beside them what was published."""
     backend, device = JaxBackend(), find_device(GPU)
-    recipe = transformer_jax().recipe(rung)
+    recipe = transformer_jax().recipe(rung, overrides=overrides)
     trace = backend.predict(recipe, device)
     found = estimate(trace, recipe, device, standard_tools(backend.predict, unseen=backend.unseen))
     figures = {
@@ -43,10 +45,10 @@ def compiled(rung: Rung) -> dict[str, Any]:
     return figures
 
 
-def ladder() -> list[dict[str, Any]]:
-    """Every rung, several side by side."""
+def ladder(overrides: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Every rung, several side by side. overrides: `key=value` texts for every rung's recipe."""
     with ThreadPoolExecutor(cores()) as pool:
-        return list(pool.map(compiled, transformer_jax().rungs))
+        return list(pool.map(partial(compiled, overrides=overrides), transformer_jax().rungs))
 
 
 def main() -> None:
