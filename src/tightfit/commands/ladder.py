@@ -10,7 +10,7 @@ from rich.console import Console
 from tightfit.devices import find_device, parse_memory
 from tightfit.errors import RecipeError, ReportError, nearest
 from tightfit.ladder import LIMIT
-from tightfit.ladder.catalogue import LADDERS, find_ladder
+from tightfit.ladder.catalogue import IN_JAX, LADDERS, find_ladder
 from tightfit.ladder.climbing import climb, this_machine
 from tightfit.ladder.climbs import Asked
 from tightfit.ladder.from_recipe import ladder_of
@@ -74,7 +74,8 @@ def run_ladder(
 
 def _ladder(name: str, fields: Sequence[str]) -> Ladder:
     if name in LADDERS:
-        return find_ladder(name)
+        in_jax = [word for word in fields if word.startswith("backend=")][-1:] == ["backend=jax"]
+        return find_ladder(IN_JAX.get(name, name) if in_jax else name)
     try:
         return ladder_of(load_recipe(name, fields), name)
     except RecipeError as error:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tightfit.errors import RecipeError, nearest
 from tightfit.ladder import published
+from tightfit.ladder.compiled import transformer_jax
 from tightfit.ladder.rungs import PLAIN, SCALES, Ladder, Rung, Scale, setting_alone, setting_name
 from tightfit.recipe import CHOICES
 from tightfit.techniques import SLOTS
@@ -228,12 +229,14 @@ def transformer() -> Ladder:
         ),
         notes=("published in JAX, where everything is compiled; memory as the allocator counts it",
                "the published rung that recomputes each block's two halves apart "
-               f"({apart.memory_mib:,.0f} MiB, {apart.seconds} s) has no kind of checkpointing of its own here"),
+               f"({apart.memory_mib:,.0f} MiB, {apart.seconds} s) is in this ladder's own for JAX: write backend=jax"),
     )  # fmt: skip
 
 
 LADDERS: dict[str, Callable[[], Ladder]] = {
     "bert-large": bert_large, "fp16-batch": fp16_batch, "accumulation": accumulation, "checkpointing": checkpointing,
-    "loading": loading, "ddp": ddp, "transformer-156m": transformer,
+    "loading": loading, "ddp": ddp, "transformer-156m": transformer, "transformer-156m-jax": transformer_jax,
 }  # fmt: skip
 """Each ladder, by its name."""
+IN_JAX = {"transformer-156m": "transformer-156m-jax"}
+"""The ladders that have one of their own for `backend=jax`."""

@@ -112,7 +112,7 @@ def fit(trace: Trace, device: Device, tools: Tools, margin: Margin) -> Fit:
     """The trace's memory on the device, and whether it fits."""
     room, spare = capacity(trace, device), margin.of(device)
     fits: Fits
-    if device.kind == "cpu":  # no caching allocator: reserved is allocated, and nothing is rounded
+    if device.kind == "cpu" or trace.laid_out:  # no caching allocator: reserved is allocated, and nothing is rounded
         tick, allocated = trace.peak()
         reserved = allocated = allocated + unseen(trace, "allocator")
         fits, safe, missing = ("yes" if reserved <= room else "no"), reserved <= room - spare, max(reserved - room, 0)

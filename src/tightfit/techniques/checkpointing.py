@@ -35,6 +35,10 @@ class EveryBlock(Checkpointing):
     speed: ClassVar[str] = "20 to 30 % slower"
     memory: ClassVar[str] = "activations fall to one block's, plus one input for each block"
 
+    apart: bool = False
+    """Recompute a block's feed-forward part and its attention part each alone: one more input is kept for each block,
+    and only one part's activations are there at a time."""
+
 
 @technique
 class EveryNth(Checkpointing):

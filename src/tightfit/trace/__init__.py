@@ -156,6 +156,7 @@ class Trace:
 
     origin: whether it was predicted or measured.
     notes: sentences about how sure it is.
+    laid_out: whether a compiler laid its memory out as a whole, so that no allocator rounds or keeps any of it.
     """
 
     origin: Literal["predicted", "measured"]
@@ -164,6 +165,7 @@ class Trace:
     spans: list[Span] = field(default_factory=list)
     unseen: list[Unseen] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    laid_out: bool = False
 
     def span(self, name: str) -> Span:
         """The first span of that name. Raises KeyError where there is none."""

@@ -70,7 +70,8 @@ def save_trace(trace: Trace, path: Path) -> None:
     """Write a trace, whole or not at all. Raises OSError, and ValueError for seconds that are no finite number."""
     with replacing(path) as temporary, gzip.open(temporary, "wt", encoding="utf-8", compresslevel=5) as file:
         _write(file, {"format": FORMAT, "version": VERSION, "origin": trace.origin,
-                      "unseen": [asdict(figure) for figure in trace.unseen], "notes": list(trace.notes)})
+                      "unseen": [asdict(figure) for figure in trace.unseen], "notes": list(trace.notes),
+                      "laid_out": trace.laid_out})
         records: dict[str, Sequence[Any]] = {
             "spans": trace.spans, "ops": trace.ops, "allocations": trace.allocations}
         for kind, all_of_them in records.items():
@@ -171,7 +172,8 @@ def _header(line: Any, path: Path) -> Trace:
             raise ValueError(f"origin {line['origin']!r}")
         unseen = [Unseen(**{**each, "bytes": int(each["bytes"]), "name": str(each["name"]),
                             "source": str(each["source"])}) for each in line["unseen"]]
-        return Trace(origin=line["origin"], unseen=unseen, notes=[str(note) for note in line["notes"]])
+        return Trace(origin=line["origin"], unseen=unseen, notes=[str(note) for note in line["notes"]],
+                     laid_out=bool(line.get("laid_out", False)))
     except (KeyError, ValueError, TypeError, OverflowError) as error:
         raise _damaged(path, f"line 1: {error}") from None
 

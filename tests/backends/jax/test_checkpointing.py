@@ -16,7 +16,7 @@ from tightfit.backends.jax.update import abstract_state, abstract_window, window
 
 KINDS = {
     "none": "none", "every-block": "every-block", "every-nth": "every-nth", "segments": "segments", "mlp": "mlp",
-    "attention": "attention", "selective": "selective",
+    "attention": "attention", "selective": "selective", "parts apart": {"name": "every-block", "apart": True},
     "attention kept": {"name": "selective", "keep": "attention"},
     "every other kept": {"name": "selective", "keep": "every-other-matmul"},
     "offloaded": {"name": "selective", "offload": True},
@@ -53,7 +53,7 @@ def computed(kind: str, layout: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(("kind", "layout"), [
     *((kind, "unrolled") for kind in ("every-nth", "segments", "mlp", "selective")),
-    *((kind, "scanned") for kind in ("every-block", "every-nth", "segments", "attention", "offloaded")),
+    *((kind, "scanned") for kind in ("every-block", "every-nth", "segments", "attention", "offloaded", "parts apart")),
     ("every-block", "by two"),
 ])
 def test_gradients_are_those_without_it(kind, layout):
@@ -76,6 +76,7 @@ def test_products_are_computed_again_as_each_kind_says():
     assert count["none"] < count["attention"] < count["every-block"]
     assert count["none"] < count["selective"] < count["every other kept"] < count["attention kept"]
     assert count["attention kept"] <= count["every-block"]
+    assert count["mlp"] < count["parts apart"] <= count["every-block"]
 
 
 def test_recomputation_is_kept_apart_where_both_stand_in_one_program():

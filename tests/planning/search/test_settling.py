@@ -55,6 +55,15 @@ def test_a_processor_that_was_never_measured_takes_the_defaults(tiny, told):
     assert settled == resolve(recipe, CPU)
 
 
+def test_what_compiles_whole_steps_takes_the_defaults_on_a_measured_processor_too(tiny, told):
+    def predict(recipe, device):
+        raise AssertionError("no step is compiled for a processor")
+
+    recipe = Recipe.from_dict({**tiny, "backend": "jax", "micro_batch_size": "auto"})
+    measured = Target(device=CPU, ceilings=object())
+    assert settle(recipe, measured, predict, told.append) == (resolve(recipe, CPU), None)
+
+
 def test_a_model_that_cannot_be_traced_takes_the_defaults_and_says_why(tiny, told):
     def predict(recipe, device):
         raise ModelError("model: encoder.layer asks for nonzero")

@@ -56,16 +56,20 @@ def eager_attention(
     rows, length, heads, width = query.shape
     shared = key.shape[2]
     wide = jnp.dtype(softmax_dtype)
-    grouped = (query * scale).reshape(rows, length, shared, heads // shared, width)
-    scores = jnp.einsum("bqkgh,bskh->bkgqs", grouped.astype(wide), key.astype(wide))
+    # An axis of groups only where heads share keys: for one of length 1 XLA transposes all saved scores once more.
+    group = "g" if shared < heads else ""
+    scaled = query * scale
+    if group:
+        scaled = scaled.reshape(rows, length, shared, heads // shared, width)
+    scores = jnp.einsum(f"bqk{group}h,bskh->bk{group}qs", scaled.astype(wide), key.astype(wide))
     seen = allowed
     if causal:
         ordered = jnp.tril(jnp.ones((1, 1, length, length), bool))
         seen = ordered if seen is None else seen & ordered
     if seen is not None:
-        scores = jnp.where(seen[:, :, None], scores, jnp.finfo(wide).min)
+        scores = jnp.where(seen[:, :, None] if group else seen, scores, jnp.finfo(wide).min)
     weights = dropout(jax.nn.softmax(scores, axis=-1).astype(query.dtype), dropout_rate, dropout_key)
-    mixed = jnp.einsum("bkgqs,bskh->bqkgh", weights, value).reshape(query.shape)
+    mixed = jnp.einsum(f"bk{group}qs,bskh->bqk{group}h", weights, value).reshape(query.shape)
     return checkpoint_name(mixed, ATTENTION)
 
 

@@ -29,6 +29,8 @@ def no_checkpointing(technique: NoCheckpointing, build: Build) -> Build:
 
 
 def every_block(technique: EveryBlock, build: Build) -> Build:
+    if technique.apart:
+        return replace(build, recomputation=Recomputation(parts=frozenset(part.name for part in build.network.parts)))
     return replace(build, recomputation=Recomputation(every=1))
 
 

@@ -14,6 +14,7 @@ def cross_entropy_sum(logits: jax.Array, labels: jax.Array) -> jax.Array:
     logits: (..., classes), at least fp32. labels: int32 (...), `IGNORE` where nothing counts. Returns a scalar.
     """
     counts = labels != IGNORE
-    chosen = jnp.where(counts, labels, 0)[..., None]
-    of_label = jnp.take_along_axis(logits, chosen, axis=-1)[..., 0]
+    # Picked out by comparing, for the gradient of a lookup is an array of logits more.
+    classes = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
+    of_label = jnp.where(classes == labels[..., None], logits, 0.0).sum(-1)
     return jnp.where(counts, jax.nn.logsumexp(logits, axis=-1) - of_label, 0.0).sum()

@@ -120,6 +120,13 @@ class Step:
             return max(int(device.memory_stats()["peak_bytes_in_use"]) for device in self.build.devices)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
+    def planned_memory(self) -> int:
+        """Bytes that XLA plans for the largest program that was compiled so far: arguments, results that take no
+        argument's place, and all else."""
+        plans = [compiled.memory_analysis() for compiled in self._compiled.values()]
+        return max((plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes
+                    - plan.alias_size_in_bytes for plan in plans if plan is not None), default=0)  # fmt: skip
+
     def context_memory(self) -> int | None:
         """None: JAX's driver interface does not say."""
         return None

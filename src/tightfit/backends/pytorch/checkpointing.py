@@ -59,6 +59,8 @@ def no_checkpointing(technique: NoCheckpointing, build: Build) -> Build:
 
 
 def every_block(technique: EveryBlock, build: Build) -> Build:
+    if technique.apart:
+        return attention_only(AttentionOnly(), mlp_only(MlpOnly(), build))
     recompute(build.model, [[block] for stack in _stacks(build) for block in stack])
     return build
 

@@ -28,6 +28,7 @@ from tightfit.planning.search.answers import (
 )
 from tightfit.planning.search.budget import Budget, Progress, Spent
 from tightfit.planning.search.candidates import attentions, check_pins, micro_batch_sizes
+from tightfit.planning.search.compiled_search import search_compiled
 from tightfit.planning.search.exploring import Exploration, Found
 from tightfit.planning.search.inference_search import search_inference
 from tightfit.planning.search.probing import Prober
@@ -35,6 +36,8 @@ from tightfit.planning.search.remedies import offload, probe_thriftiest, smalles
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 
+COMPILED = frozenset({"jax"})
+"""Backends whose predictions are compilations of whole steps: too few for this search, and none made from another."""
 TRACES = 30
 """Traces that a search makes at most."""
 KEPT_BACK = 6
@@ -71,6 +74,8 @@ def search(
     model that cannot be traced, with what can be said all the same.
     """
     check_length(recipe)
+    if recipe.backend in COMPILED:
+        return search_compiled(recipe, device, tools, margin=margin, progress=progress, choice_alone=choice_alone)
     if recipe.mode == "inference":
         return search_inference(recipe, device, tools, margin=margin, catalogue=catalogue, progress=progress)
     check_pins(recipe, device)

@@ -8,7 +8,7 @@ from tightfit.devices import Device
 from tightfit.errors import ModelError
 from tightfit.planning.defaults import resolve
 from tightfit.planning.plan import Plan
-from tightfit.planning.search.search import search
+from tightfit.planning.search.search import COMPILED, search
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target
 from tightfit.recipe import Recipe
@@ -21,13 +21,14 @@ def settle(
     """The recipe with no `auto` left, and the plan it comes from; None where it was not planned.
 
     It is planned for a GPU, and for a processor whose speed was measured (`tightfit doctor --calibrate`): guessed, a
-    processor's choice between formats may cost more than it gains. Otherwise, and for a model that cannot be traced,
-    the choices are the plain ones of `defaults`. tell: takes a sentence for the person running this.
+    processor's choice between formats may cost more than it gains. What compiles whole steps is planned for GPUs alone.
+    Otherwise, and for a model that cannot be traced, the choices are the plain ones of `defaults`. tell: takes a
+    sentence for the person running this.
 
     Raises Refused where nothing fits.
     """
     device = target.device
-    guessed = device.kind == "cpu" and target.ceilings is None
+    guessed = device.kind == "cpu" and (target.ceilings is None or recipe.backend in COMPILED)
     if guessed or not recipe.open_choices():
         return resolve(recipe, device), None
     try:

@@ -1,0 +1,64 @@
+"""The notebook's ladder compiled for its own card, which need not be there, and recipes that take less: JAX.
+
+Each rung's bytes are XLA's own plan of the very step that training runs. Operations are those of the matrix products in
+the compiled program, recomputation included. Records results/jax_ladder_a5000.json.
+Run: python benchmarks/jax_ladder.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import record
+from tightfit.backends.jax.backend import JaxBackend
+from tightfit.devices import MIB, find_device
+from tightfit.ladder.compiled import transformer_jax
+from tightfit.ladder.rungs import Rung
+from tightfit.planning.estimate import estimate
+from tightfit.planning.search.compiled_search import cores
+from tightfit.planning.standard_tools import standard_tools
+from tightfit.versions import installed
+
+GPU = "rtx-a5000"
+LIBRARIES = ("jax", "jaxlib", "optax", "jax-cuda12-plugin", "jax-cuda12-pjrt")
+
+
+def compiled(rung: Rung, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """A rung's figures: bytes, seconds, operations, and beside them what was published."""
+    backend, device = JaxBackend(), find_device(GPU)
+    recipe = transformer_jax().recipe(rung, overrides=overrides)
+    trace = backend.predict(recipe, device)
+    found = estimate(trace, recipe, device, standard_tools(backend.predict, unseen=backend.unseen))
+    figures = {
+        "rung": rung.name, "changes": dict(rung.changes), "predicted_bytes": found.memory.peak_allocated,
+        "predicted_mib": round(found.memory.peak_allocated / MIB, 1),
+        "by_category": dict(found.memory.by_category), "peak_in": found.memory.peak_in,
+        "operations": sum(op.flops for op in trace.ops), "predicted_seconds": round(found.time.step_seconds, 3),
+    }  # fmt: skip
+    if rung.published is not None and rung.published.memory_mib is not None:
+        error = found.memory.peak_allocated / MIB / rung.published.memory_mib - 1
+        figures |= {"published_mib": rung.published.memory_mib, "published_seconds": rung.published.seconds,
+                    "memory_error": round(error, 4)}
+    return figures
+
+
+def ladder(overrides: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Every rung, several side by side. overrides: `key=value` texts for every rung's recipe."""
+    with ThreadPoolExecutor(cores()) as pool:
+        return list(pool.map(partial(compiled, overrides=overrides), transformer_jax().rungs))
+
+
+def main() -> None:
+    rungs = ladder()
+    for rung in rungs:
+        published = f"{rung['published_mib']:8,.0f} ({rung['memory_error']:+.1%})" if "published_mib" in rung else ""
+        print(f"{rung['rung']:46} {rung['predicted_mib']:9,.1f} MiB {rung['operations'] / 1e12:6.1f} TFLOP "
+              f"{rung['predicted_seconds']:.3f} s  {published}")
+    print(record.write("jax_ladder_a5000", {"gpu": GPU, "versions": installed(LIBRARIES), "rungs": rungs}))
+
+
+if __name__ == "__main__":
+    main()

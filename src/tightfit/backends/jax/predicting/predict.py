@@ -1,0 +1,154 @@
+"""What a step takes on a GPU that need not be there: XLA compiles it in a process of its own, and its plan is kept.
+
+A compilation is known by all that decides it: the recipe's fields, the model's configuration, the GPU's description,
+the versions of jax, and this backend's own source.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+
+from tightfit import errors
+from tightfit.backends.jax.predicting.target import target_description
+from tightfit.backends.jax.predicting.worker_files import FAILURE, TRACE
+from tightfit.devices import MIB, Device
+from tightfit.errors import MissingLibrary, ModelError, Refused, ReportError
+from tightfit.models import read_config
+from tightfit.recipe import Recipe
+from tightfit.trace import Trace, Unseen
+from tightfit.trace.file import load_trace
+from tightfit.versions import installed, version_of
+
+WORKER = "tightfit.backends.jax.predicting.worker"
+PLUGINS = ("xla_cuda12", "xla_cuda13")
+"""JAX's plugins that hold the compiler for NVIDIA's GPUs, as modules of `jax_plugins`."""
+LIBRARIES = ("jax", "jaxlib", "optax", "jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt")
+INDIFFERENT = frozenset({
+    "output_dir", "cache_dir", "report_to", "logging_steps", "eval_steps", "eval_samples", "save_steps",
+    "save_total_limit", "resume", "profile_step", "sample_prompt", "hugging_face", "seed", "max_steps", "warmup_steps",
+    "lr_scheduler_type", "learning_rate", "allow_numerics", "device", "tokenizer", "loading", "compile", "pretrained",
+})  # fmt: skip
+"""Fields that change nothing of a compiled step."""
+LIMIT = 900.0
+"""Seconds that one compilation may take."""
+SAID = 300
+"""Characters of a failed compilation's last words that are kept."""
+SHARE = 0.75
+"""What JAX takes of a GPU's memory as it starts, by default (XLA_PYTHON_CLIENT_MEM_FRACTION)."""
+CONTEXT = 590 * MIB
+"""What PyTorch's context and kernels are assumed to take, see the PyTorch backend's `unseen`."""
+
+
+def predict(recipe: Recipe, device: Device) -> Trace:
+    """The trace of a resolved recipe's step on a device.
+
+    Raises Refused and ModelError as building it does, ModelError where XLA cannot compile it, and MissingLibrary where
+    the compiler for GPUs is not installed.
+    """
+    if device.kind == "cpu":
+        raise Refused("backend: jax is planned for GPUs alone, since XLA's own figures for a processor mislead; write "
+                      "--gpu with a name, such as rtx-a5000, or name every technique and micro_batch_size")
+    trace = _kept(recipe, device)
+    trace.unseen = [*unseen(device), *trace.unseen]
+    trace.notes = [*trace.notes, *_notes(trace, device)]
+    return trace
+
+
+def unseen(device: Device) -> list[Unseen]:
+    """What a step takes besides what XLA plans."""
+    return [] if device.kind == "cpu" else [Unseen(
+        name="CUDA context and kernels", bytes=CONTEXT, where="context",
+        source="assumed, not yet measured with JAX: what PyTorch is assumed to take",
+    )]  # fmt: skip
+
+
+def compiler_missing() -> MissingLibrary | None:
+    """The error that says how to install the compiler for GPUs; None where it is there."""
+    if any(find_spec(f"jax_plugins.{name}") for name in PLUGINS if find_spec("jax_plugins")):
+        return None
+    version = version_of("jax")
+    install = f"jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version}"
+    return MissingLibrary("jax-cuda12-plugin", "compiling for a GPU", install)
+
+
+def _kept(recipe: Recipe, device: Device) -> Trace:
+    """The trace that is in the cache, or else one that is made and put there."""
+    folder = Path(recipe.cache_dir).expanduser() / "compiled"
+    path = folder / f"{_digest(recipe, device)}.json.gz"
+    if path.exists():
+        try:
+            return load_trace(path)
+        except ReportError:  # damaged: made anew
+            path.unlink(missing_ok=True)
+    if (missing := compiler_missing()) is not None:
+        raise missing
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".compiling-", dir=folder) as inside:
+            made = _compiled(recipe, device, Path(inside))
+            trace = load_trace(made)
+            made.replace(path)
+            return trace
+    except OSError as error:
+        raise Refused(f"cache_dir: {folder} cannot be written ({error.strerror or error}); write cache_dir=<a folder "
+                      "with room>") from None
+
+
+def _compiled(recipe: Recipe, device: Device, folder: Path) -> Path:
+    """Compile in a process of its own; the path of the trace's file."""
+    job, dump = folder / "job.json", folder / "dump"
+    job.write_text(json.dumps({"recipe": recipe.to_dict(), "device": asdict(device), "dump": str(dump)}), "utf-8")
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={dump}".strip()
+    # Even where there is a GPU, nothing of it is asked: another may be planned for, and this one may be at work.
+    alone = {**os.environ, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "XLA_FLAGS": flags}
+    try:
+        done = subprocess.run([sys.executable, "-m", WORKER, str(job), str(folder)], env=alone, capture_output=True,
+                              text=True, errors="replace", stdin=subprocess.DEVNULL, timeout=LIMIT, check=False)
+    except subprocess.TimeoutExpired:
+        raise ModelError(f"model: XLA took more than {LIMIT:.0f} seconds to compile a step of it; write "
+                         "layers=scanned") from None
+    failure = folder / FAILURE
+    if failure.exists():
+        told = json.loads(failure.read_text("utf-8"))
+        raise getattr(errors, told["kind"], ModelError)(told["text"])
+    if not (folder / TRACE).exists():
+        words = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        last = next((line for line in reversed(words) if "Error" in line or line.startswith("F")), (words or [""])[-1])
+        raise ModelError(f"model: XLA cannot compile this step for {device.name}: {last[-SAID:]}")
+    return folder / TRACE
+
+
+def _digest(recipe: Recipe, device: Device) -> str:
+    """What a compilation is known by."""
+    fields = {name: value for name, value in recipe.to_dict().items() if name not in INDIFFERENT}
+    parts = {
+        "recipe": fields, "model": repr(read_config(recipe)), "target": target_description(device),
+        "versions": installed(LIBRARIES), "flags": os.environ.get("XLA_FLAGS", ""), "source": _source(),
+    }  # fmt: skip
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _source() -> str:
+    """A digest of this backend's own source."""
+    found = hashlib.sha256()
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def _notes(trace: Trace, device: Device) -> list[str]:
+    notes = ["memory is what XLA plans for this very step; its time is a rough sum over the kernels that it makes, of "
+             "products by the data sheet's peak and of bytes by its bandwidth"]
+    needed = trace.peak()[1] / device.memory_bytes
+    if needed > SHARE:
+        notes.append(f"JAX takes {SHARE:.0%} of a GPU's memory as it starts, and this step needs {needed:.0%}: set "
+                     f"XLA_PYTHON_CLIENT_MEM_FRACTION={min(needed + 0.03, 0.98):.2f}")
+    return notes
