@@ -85,7 +85,7 @@ def test_a_write_that_fails_leaves_the_old_file(path):
 
 @pytest.mark.parametrize("content", [b"", b"just text", gzip.compress(b"just text\n"), gzip.compress(b"[1]\n"),
                                      gzip.compress(b'{"format": "other"}\n'), gzip.compress(b"x" * 100)],
-                         ids=["empty", "text", "packed text", "a list", "another format", "no lines"])  # gzip notes the time
+                         ids=["empty", "text", "packed text", "a list", "another format", "no lines"])  # not the time
 def test_a_foreign_file_is_named(path, content):
     path.write_bytes(content)
     with pytest.raises(ReportError, match=r"trace\.json\.gz: .*(no trace of tightfit's|ends too early)"):
