@@ -133,7 +133,7 @@ def report(
 def ladder(
     name: Annotated[str, typer.Argument(
         metavar="NAME|RECIPE", help="bert-large, fp16-batch, accumulation, checkpointing, loading, ddp, "
-        "transformer-156m, or a recipe.")],
+        "transformer-156m, transformer-156m-jax, or a recipe.")],
     overrides: Overrides = None,
     gpu: Annotated[str | None, typer.Option(
         metavar="NAME", help="A GPU to predict the full size for; by default the one that figures were published on, "

@@ -134,7 +134,8 @@ def _target(recipe: Recipe, gpu: str | None, gpu_memory: str | None) -> Target:
 
 def _check_device(recipe: Recipe, asked: str, kind: str) -> None:
     if recipe.device not in ("auto", kind):
-        raise RecipeError(f"device: {recipe.device!r} contradicts planning for {asked}; leave device= out")
+        raise RecipeError(f"device: {recipe.device!r} contradicts planning for {asked}; leave device= out, and "
+                          "use_cpu out of training arguments")
 
 
 def _as_recipe(recipe: Recipe | Mapping[str, Any] | str | Path | None, model: Any, cuda: bool) -> Recipe:

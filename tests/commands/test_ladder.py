@@ -15,7 +15,7 @@ from tightfit.commands.ladder import run_ladder
 from tightfit.errors import RecipeError, ReportError
 from tightfit.ladder import climbing
 from tightfit.ladder.catalogue import LADDERS
-from tightfit.ladder.jobs import About, Job, Outcome
+from tightfit.ladder.jobs import About, Job, Measure, Outcome
 from tightfit.ladder.peers import PEERS
 
 
@@ -60,6 +60,24 @@ def test_a_ladder_is_shown_and_drawn(
     assert (tmp_path / "ladder.png").read_bytes().startswith(b"\x89PNG")
     assert {job.recipe["seq_len"] for job in made.jobs} == {64}
     assert all(job.recipe.get("output_dir") is None for job in made.jobs)
+
+
+def test_a_ladder_that_is_stopped_says_where_it_is_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def outcome(job: Measure) -> Outcome:
+        if len(made.jobs) == 3:
+            raise KeyboardInterrupt
+        return DONE
+
+    made = Processes(outcome)
+    monkeypatch.setattr(climbing, "run_job", made)
+    with pytest.raises(KeyboardInterrupt):
+        run_ladder("bert-large", [f"output_dir={tmp_path}"])
+    assert f"stopped; the rows so far are kept in {tmp_path / 'results.jsonl'}" in capsys.readouterr().err
+    monkeypatch.setattr(climbing, "run_job", Processes(lambda job: DONE))
+    run_ladder("bert-large", [f"output_dir={tmp_path}"])
+    assert "going on: 2 of 15 rungs have their row" in capsys.readouterr().err
 
 
 def test_a_picture_that_cannot_be_written_keeps_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,15 @@ def test_figures_stand_in_their_columns():
     assert (peer["s/step"], peer["speed"], peer["publ. s"], peer["pred. s"]) == ("0.2", "0.50x", "", "-")
 
 
+def test_a_narrow_terminal_shows_every_name_and_figure(capsys):
+    show(climbed(), Console(width=80))
+    printed = capsys.readouterr().out
+    assert "…" not in printed
+    assert max(map(len, printed.splitlines())) <= 80
+    for shown in ("micro-batch 1,", f"({PEER})", "0.50x", "8,681", "publ. MiB"):
+        assert shown in printed
+
+
 def test_what_did_not_run_says_so():
     rows = rows_of(climbed())
     assert rows[REFUSED]["s/step"] == "refused"

@@ -17,7 +17,7 @@ from tightfit.ladder.from_recipe import ladder_of
 from tightfit.ladder.page import write_page
 from tightfit.ladder.peers import PEERS
 from tightfit.ladder.picture import save_picture
-from tightfit.ladder.rows import OURS
+from tightfit.ladder.rows import OURS, RESULTS
 from tightfit.ladder.rungs import SCALES, STEPS, Ladder, Scale
 from tightfit.ladder.table import show
 from tightfit.recipe_files import load_recipe
@@ -57,7 +57,12 @@ def run_ladder(
         overrides=fields, runners=runners, warm_up=warm_up, steps=steps or timed, limit=limit, gpu=gpu, memory=memory,
     )  # fmt: skip
     console = Console(stderr=True, soft_wrap=True)
-    done = climb(asked, lambda text: console.print(text, markup=False, highlight=False), machine)
+    try:
+        done = climb(asked, lambda text: console.print(text, markup=False, highlight=False), machine)
+    except KeyboardInterrupt:
+        console.print(f"stopped; the rows so far are kept in {asked.folder / RESULTS}, and the same command goes on",
+                      markup=False, highlight=False)
+        raise
     show(done, Console())
     path = asked.folder / PAGE
     console.print(f"results: {done.path}", markup=False, highlight=False)

@@ -44,6 +44,9 @@ def climb(asked: Asked, tell: Tell, machine: Machine | None = None) -> Climb:
             _predict(begun, asked.gpu, "full")
         waiting = [(rung, runner) for rung in asked.ladder.rungs for runner in asked.runners
                    if _due(begun, rung, runner)]
+        every = len(asked.ladder.rungs) * len(asked.runners)
+        if 0 < len(waiting) < every:
+            tell(f"going on: {every - len(waiting)} of {every} rungs have their row, or need none")
         for number, (rung, runner) in enumerate(waiting, start=1):
             if asked.time_left <= 0:
                 tell(f"the time is over: {len(waiting) - number + 1} of {len(waiting)} rungs are left")

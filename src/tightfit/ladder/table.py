@@ -13,23 +13,41 @@ from tightfit.ladder.lines import Line, heading, lines, times
 from tightfit.ladder.rows import OURS, Measured, Predicted
 from tightfit.ladder.rungs import Ladder
 
+MEASURED = 6
+"""Columns up to what was measured, the rung's name included; behind them stands what was predicted and published."""
+WIDE = 10_000
+"""Columns of a terminal in which any table has room."""
+NAMED = 20
+"""Characters of a rung's name in a line, at least."""
+
 
 def show(climb: Climb, console: Console) -> None:
     """Print the ladder's table with its heading, and below it why rungs did not run."""
     shown, ladder = lines(climb), climb.asked.ladder
     for sentence in heading(climb):
         console.print(sentence, markup=False, highlight=False)
-    console.print(table(shown, ladder))
+    heads, rows = cells(shown, ladder)
+    whole = table(heads, rows, shown)
+    if console.measure(whole, options=console.options.update(max_width=WIDE)).maximum <= console.width:
+        console.print(whole)
+    else:
+        console.print(table(heads[:MEASURED], [row[:MEASURED] for row in rows], shown))
+        console.print()
+        ours = [(line, row) for line, row in zip(shown, rows, strict=True) if line.runner == OURS]
+        foretold = [[row[0], *row[MEASURED:]] for _, row in ours]  # and published: of a peer's loop nothing is
+        console.print(table([heads[0], *heads[MEASURED:]], foretold, [line for line, _ in ours]))
+    if any(line.runner != OURS for line in shown):
+        console.print("speed and memory: a rung's against the one that it changes, a peer's against ours of the same",
+                      highlight=False)
     said = dict.fromkeys(f"{line.name}: {text}" for line in shown for text in remarks(line))
     for text in said:
         console.print(f"- {text}", markup=False, highlight=False)
 
 
-def table(shown: list[Line], ladder: Ladder) -> Table:
-    """The lines as a table of the terminal."""
-    heads, rows = cells(shown, ladder)
+def table(heads: list[str], rows: list[list[str]], shown: list[Line]) -> Table:
+    """Columns of some lines as a table of the terminal; what a rung is called stays readable however narrow it is."""
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
-    made.add_column(heads[0], overflow="fold")
+    made.add_column(heads[0], overflow="fold", min_width=NAMED)
     for name in heads[1:]:
         made.add_column(name, justify="right", no_wrap=True)
     for line, row in zip(shown, rows, strict=True):
