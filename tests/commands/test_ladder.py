@@ -28,6 +28,9 @@ from tightfit.ladder.peers import PEERS
     (["bert-large", "--gpu", "h2000"], "gpu: 'h2000'"),
     (["bert-large", "--gpu-memory", "lots"], "gpu-memory: 'lots'"),
     (["bert-large", "seq_length=8"], "seq_length"),
+    (["bert-large", "--limit", "inf"], "limit: inf should be more than 0"),
+    (["bert-large", "--steps", "10000000"], "steps: 10000000 should be 1 or more"),
+    (["bert-large", "--picture", "ladder.jpg"], "picture: ladder.jpg ends in '.jpg'"),
     (["gpt2", "mode=inference"], "a ladder is of training"),
 ])  # fmt: skip
 def test_bad_words_are_one_sentence(

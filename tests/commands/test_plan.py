@@ -95,6 +95,18 @@ def test_json_is_all_that_standard_output_holds(recipe, tmp_path):
     assert Recipe.from_dict(best["recipe"]).to_dict() == best["recipe"]
 
 
+def test_what_a_model_prints_is_no_part_of_the_json(recipe, run, monkeypatch):
+    def talkative(*_, **__):
+        print("a model's own words")
+        return ReadablePlan.of(fitting())
+
+    monkeypatch.setattr(plan_command, "plan_on", talkative)
+    status, out, err = run("plan", recipe, "--gpu", "l4", "--json")
+    assert status == 0
+    assert json.loads(out)["candidates"]
+    assert "a model's own words" in err
+
+
 def test_top_shows_the_best_alone(recipe, run, monkeypatch):
     monkeypatch.setattr(plan_command, "plan_on", lambda *_, **__: ReadablePlan.of(fitting()))
     words = ("plan", recipe, "--gpu", "l4", "--json")

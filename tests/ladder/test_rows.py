@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,6 +76,20 @@ def test_a_line_that_is_no_result_is_named_and_left_out(tmp_path: Path, line: st
     assert (len(found.measured), len(found.predicted)) == (1, 1)
     assert len(found.skipped) == 1
     assert f"{path}:2" in found.skipped[0]
+
+
+@pytest.mark.parametrize("wrong", [
+    {"samples": 0}, {"samples": 10**400}, {"notes": None}, {"notes": 7}, {"context": "much"}, {"recipe": [1]},
+    {"status": 4}, {"runner": {}}, {"machine": None}, {"machine": {**asdict(measured().machine), "device": None}},
+    {"peak_reserved": 10**400},
+])  # fmt: skip
+def test_a_foreign_value_is_named_with_its_line(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    path = tmp_path / "results.jsonl"
+    rows.append(path, measured())
+    path.write_text(json.dumps({**json.loads(path.read_text()), **wrong}) + "\n")
+    found = rows.read(path)
+    assert found.measured == []
+    assert f"{path}:1" in found.skipped[0]
 
 
 def test_a_done_rung_without_seconds_is_none(tmp_path: Path) -> None:

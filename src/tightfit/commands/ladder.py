@@ -16,13 +16,15 @@ from tightfit.ladder.climbs import Asked
 from tightfit.ladder.from_recipe import ladder_of
 from tightfit.ladder.page import write_page
 from tightfit.ladder.peers import PEERS
-from tightfit.ladder.picture import save_picture
+from tightfit.ladder.picture import check_picture, save_picture
 from tightfit.ladder.rows import OURS, RESULTS
 from tightfit.ladder.rungs import SCALES, STEPS, Ladder, Scale
 from tightfit.ladder.table import show
 from tightfit.recipe_files import load_recipe
 
 FOLDER, OUTPUT, PAGE = "ladders", "output_dir", "ladder.html"
+LONGEST, MOST_STEPS = 7 * 24 * 3600.0, 1_000_000
+"""Seconds and steps that a rung may be given at most."""
 
 
 def run_ladder(
@@ -43,6 +45,12 @@ def run_ladder(
     fields = fields if name in LADDERS else []  # a recipe's ladder has them in its base
     chosen, runners = _scale(scale, ladder), (OURS, *_known(peers))
     memory = None if gpu_memory is None else parse_memory(gpu_memory)
+    if not 0 < limit <= LONGEST:
+        raise RecipeError(f"limit: {limit} should be more than 0 and at most {LONGEST:.0f} seconds")
+    if steps is not None and not 0 < steps <= MOST_STEPS:
+        raise RecipeError(f"steps: {steps} should be 1 or more and at most {MOST_STEPS}")
+    if picture is not None:
+        check_picture(picture)
     if gpu is not None:
         find_device(gpu)  # an unknown name is said before anything runs
     machine = None

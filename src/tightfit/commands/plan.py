@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,7 +54,8 @@ def run_plan(
 
 
 def _plan(recipe_on: RecipeOn, gpu: str | None, gpu_memory: str | None, as_json: bool, top: int | None) -> None:
-    with SearchProgress(Console(stderr=True), "planning", "traces") as progress:
+    # A model's own code may print; what is printed here is the plan alone.
+    with SearchProgress(Console(stderr=True), "planning", "traces") as progress, redirect_stdout(sys.stderr):
         plan = plan_on(recipe_on, gpu, gpu_memory, progress=progress)
     plan = replace(plan, candidates=plan.candidates[:top])
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,18 +22,23 @@ WRAPPED = 34
 """Letters of a row of a rung's name."""
 
 
+def check_picture(path: Path) -> None:
+    """Raise RecipeError for a suffix of no format that can be drawn, MissingLibrary without matplotlib."""
+    if path.suffix.lower() not in FORMATS:
+        raise RecipeError(f"picture: {path} ends in {path.suffix!r}; write a name that ends in {' or '.join(FORMATS)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingLibrary("matplotlib", "a picture of a ladder", "matplotlib")
+
+
 def save_picture(path: Path, climb: Climb) -> None:
     """Draw the ladder into a PNG or an SVG file, whole or not at all.
 
-    Raises RecipeError for another suffix, MissingLibrary without matplotlib, OSError where it cannot be written.
+    Raises as `check_picture` does, and OSError where it cannot be written.
     """
-    if path.suffix.lower() not in FORMATS:
-        raise RecipeError(f"picture: {path} ends in {path.suffix!r}; write a name that ends in {' or '.join(FORMATS)}")
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingLibrary("matplotlib", "a picture of a ladder", "matplotlib") from None
+    check_picture(path)
+    import matplotlib
+    from matplotlib.figure import Figure
+
     shown, ladder = lines(climb), climb.asked.ladder
     names = [f"{number}. {name}" for name, number in numbers(shown).items()]
     seconds, memory = told(shown, ladder, published=climb.asked.scale == "full")

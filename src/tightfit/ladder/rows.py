@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
 from tightfit.errors import ReportError
 
 RESULTS = "results.jsonl"
@@ -182,7 +184,7 @@ def read(path: Path) -> Rows:
             continue
         try:
             rows.add(_row(json.loads(line)))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             reason = " ".join(str(error).split())[:120]
             rows.skipped.append(f"{path}:{number}: this line is no result and is left out ({reason})")
     return rows
@@ -193,20 +195,18 @@ def _row(values: dict[str, Any]) -> Row:
     known = {each.name for each in fields(kind)}
     values = {name: tuple(value) if isinstance(value, list) else value
               for name, value in values.items() if name in known}
-    if kind is Measured:
-        values["machine"] = Machine(**values["machine"])
-    row = kind(**values)
+    row: Row = TypeAdapter(kind).validate_python(values)
     _check(row)
     return row
 
 
-NUMBERS = ("peak_allocated", "peak_reserved", "samples", "tokens", "step_seconds", "limit")
+NUMBERS = ("peak_allocated", "peak_reserved", "samples", "tokens", "step_seconds", "limit", "context")
 
 
 def _check(row: Row) -> None:
     """That what is counted with is a number, and what is read is text."""
     for name in NUMBERS:
-        value = getattr(row, name, 0)
+        value = getattr(row, name, 0) or 0  # the context may not be known
         if not _is_finite(value) or value < 0:
             raise ValueError(f"{name} is {value!r}")
     for name in ("ladder", "rung", "scale", "key", "reason"):
@@ -215,8 +215,8 @@ def _check(row: Row) -> None:
     series: Iterable[Any] = (*row.seconds, *row.losses) if isinstance(row, Measured) else ()
     if not all(map(_is_finite, series)):
         raise ValueError("seconds and losses should be finite numbers")
-    if isinstance(row, Measured) and row.status == "done" and not (row.seconds and min(row.seconds) > 0):
-        raise ValueError("a rung that is done has seconds")
+    if isinstance(row, Measured) and row.status == "done" and not (row.seconds and min(row.seconds) > 0 < row.samples):
+        raise ValueError("a rung that is done has seconds and samples")
 
 
 def _is_finite(value: Any) -> bool:
