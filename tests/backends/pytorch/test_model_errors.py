@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ class Inner(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.how == "inside":
             raise KeyError("missing")
+        if self.how == "leaves":
+            sys.exit(0)
         return Backwards.apply(x) if self.how == "backward" else x
 
 
@@ -67,6 +70,7 @@ class Outer(nn.Module):
 
 
 RAISED = {
+    "leaves": "its module 'inner' raised SystemExit: 0",
     "inside": "its module 'inner' raised KeyError: 'missing'",
     "outside": "it raised RuntimeError",
     "backward": "it raised ValueError: no gradient of this",

@@ -32,7 +32,7 @@ def model_guard(model: nn.Module, doing: Callable[[], str]) -> Iterator[None]:
         yield
     except TightfitError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if not is_models_own(error, model):
             raise
         told = compiler_failure(error) or raised(error, module_of(error, model))

@@ -29,7 +29,7 @@ def explained(build: Build, tracker: Tracker) -> Iterator[None]:
         yield
     except TightfitError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         technique, name = build.recipe.compile, type(build.model).__name__
         failure = compiler_failure(error)
         if failure is not None and technique != "auto":
@@ -42,7 +42,7 @@ def explained(build: Build, tracker: Tracker) -> Iterator[None]:
         raise ModelError(_message(build, module, op or str(getattr(error, "func", "")), error)) from error
 
 
-def _message(build: Build, module: str, op: str, error: Exception) -> str:
+def _message(build: Build, module: str, op: str, error: BaseException) -> str:
     name = type(build.model).__name__
     where = f"its module {module!r}" if module else "it"
     if op:
