@@ -63,6 +63,7 @@ def test_a_folder_that_is_no_run(tmp_path):
     ({"peak_bytes": True}, "damaged"), ({"recipe": {"modell": 1}}, "damaged.*modell"), ({"recipe": 7}, "damaged"),
     ({"device": {}}, "damaged"), ({"device": {"kind": "tpu"}}, "damaged"), ({"phase_seconds": {"lunch": 1}}, "damaged"),
     ({"readings": {"power": ["x"]}}, "damaged"), ({"notes": 3}, "damaged"), ({"traces": None}, "damaged"),
+    ({"recipe": {}}, "damaged.*says nothing of"), ({"peak_bytes": 10**400}, "damaged"),
 ])
 def test_a_damaged_or_newer_profile_is_named(tmp_path, change, expected):
     path = profiles.save(profile(), tmp_path) / "profile.json"

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +20,8 @@ from tightfit.trace.file import load_trace, replacing, save_trace
 FORMAT, VERSION = "tightfit-profile", 1
 FOLDER, VALUES = "profile", "profile.json"
 TRACES = ("measured", "predicted")
+LARGEST = 1e18
+"""No figure of a profile is as large: bytes, seconds and operations a second stay below."""
 LIMIT = 500_000
 """The most ops, and the most allocations, of a trace that are read for a report: more are sampled."""
 
@@ -136,8 +137,11 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
         str(name): tuple(None if value is None else float(value) for value in series)
         for name, series in values["readings"].items()
     }
+    recipe = Recipe.from_dict(values["recipe"])
+    if still_open := recipe.open_choices():
+        raise ValueError(f"its recipe says nothing of {', '.join(still_open)}")
     return {
-        "recipe": Recipe.from_dict(values["recipe"]),
+        "recipe": recipe,
         "device": Device(**device),
         "step_seconds": _number(values["step_seconds"]),
         "phase_seconds": _by_phase(values["phase_seconds"]),
@@ -156,8 +160,8 @@ def _by_phase(values: Mapping[str, Any]) -> dict[Phase, float]:
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ValueError(f"{value!r} should be a number of at least 0")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < LARGEST:
+        raise ValueError(f"{repr(value)[:40]} should be a number from 0 up to {LARGEST:.0e}")
     return value
 
 
