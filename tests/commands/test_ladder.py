@@ -28,6 +28,7 @@ from tightfit.ladder.peers import PEERS
     (["bert-large", "--gpu", "h2000"], "gpu: 'h2000'"),
     (["bert-large", "--gpu-memory", "lots"], "gpu-memory: 'lots'"),
     (["bert-large", "seq_length=8"], "seq_length"),
+    (["fp16-batch", "precision=bf16"], "precision: the rungs of fp16-batch set it themselves"),
     (["bert-large", "--limit", "inf"], "limit: inf should be more than 0"),
     (["bert-large", "--steps", "10000000"], "steps: 10000000 should be 1 or more"),
     (["bert-large", "--picture", "ladder.jpg"], "picture: ladder.jpg ends in '.jpg'"),
@@ -57,6 +58,7 @@ def test_a_ladder_is_shown_and_drawn(
                       picture=tmp_path / "ladder.png")
     printed = capsys.readouterr().out
     assert "reduced shape: num_hidden_layers=4" in printed
+    assert "every rung with seq_len=64; what was published is without" in printed
     assert "batch 4, fp32 (plain)" in printed
     assert "predicted for v100-16gb" in printed
     assert "<html" in page.read_text("utf-8")

@@ -42,7 +42,10 @@ def run_ladder(
     fields = [word for word in overrides if word.partition("=")[0] != OUTPUT]
     given = [word.partition("=")[2] for word in overrides if word.partition("=")[0] == OUTPUT]
     ladder = _ladder(name, fields)
-    fields = fields if name in LADDERS else []  # a recipe's ladder has them in its base
+    if name in LADDERS:
+        _check_free(fields, ladder)
+    else:
+        fields = []  # a recipe's ladder has them in its base
     chosen, runners = _scale(scale, ladder), (OURS, *_known(peers))
     memory = None if gpu_memory is None else parse_memory(gpu_memory)
     if not 0 < limit <= LONGEST:
@@ -95,6 +98,16 @@ def _ladder(name: str, fields: Sequence[str]) -> Ladder:
         if "/" in name or "." in name or "=" in str(error).partition(":")[0]:
             raise
         raise RecipeError(f"{error}. The ladders: {', '.join(LADDERS)}") from None
+
+
+def _check_free(fields: Sequence[str], ladder: Ladder) -> None:
+    """Raise RecipeError for an override of what the rungs themselves set: they would not be what they are called."""
+    taken = {field for rung in ladder.rungs for field in rung.changes}
+    for word in fields:
+        field = word.partition("=")[0].partition(".")[0]
+        if field in taken:
+            raise RecipeError(f"{field}: the rungs of {ladder.name} set it themselves; leave it out, or climb a ladder "
+                              f"of your own recipe, such as tightfit ladder {ladder.base['model']} {word}")
 
 
 def _scale(asked: str | None, ladder: Ladder) -> Scale | None:

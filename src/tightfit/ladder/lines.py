@@ -106,6 +106,9 @@ def heading(climb: Climb) -> list[str]:
         said.append(f"full size predicted for {asked.gpu}")
     if ladder.published_on:
         said.append(f"published on {ladder.published_on}")
+    if asked.overrides:
+        said.append(f"every rung with {' '.join(asked.overrides)}"
+                    + ("; what was published is without" if ladder.published_on else ""))
     said += ladder.notes
     others = sorted({row.machine.device for row in climb.rows.measured} - {machine.device})
     if others:
