@@ -2,7 +2,8 @@
 
 Each case has a process of its own, which does it twice: the first time is what a command-line user waits for, besides
 starting Python and importing PyTorch and transformers, which is timed apart. Searches ask for the smallest GPU too, as
-`tightfit plan` does. Run: python benchmarks/plan_latency.py [CASE ...]
+`tightfit plan` does. Cases that are named are measured anew, and the others kept as recorded.
+Run: python benchmarks/plan_latency.py [CASE ...]
 """
 
 from __future__ import annotations
@@ -124,7 +125,8 @@ def main() -> int:
     import record
 
     wanted = [case for case in CASES if len(sys.argv) < 2 or any(word in case.name for word in sys.argv[1:])]
-    found: dict[str, dict[str, Any]] = {}
+    kept = record.RESULTS / "plan_latency.json"
+    found: dict[str, dict[str, Any]] = json.loads(kept.read_text())["cases"] if len(sys.argv) > 1 else {}
     for case in wanted:
         row = found[case.name] = apart(case)
         told = row.get("failure") or (
@@ -136,9 +138,8 @@ def main() -> int:
         verdict = {True: "met", False: "MISSED", None: "not measured"}[goal["met"]]
         print(f"{goal['goal']:30} at most {goal['at_most']:.0f} s: {verdict} ({goal['slowest']})")
     failed = any("failure" in row for row in found.values())
-    if len(sys.argv) < 2:
-        load = os.getloadavg()[0]
-        print(record.write("plan_latency", {"cores": os.cpu_count(), "load": load, "goals": goals, "cases": found}))
+    load = os.getloadavg()[0]
+    print(record.write("plan_latency", {"cores": os.cpu_count(), "load": load, "goals": goals, "cases": found}))
     return 1 if failed or any(goal["met"] is False for goal in goals) else 0
 
 

@@ -13,16 +13,20 @@ from tightfit.recipe import Recipe
 from tightfit.tasks import ArraySpec, MicroBatch, Task, window_of
 
 
-def random_window(recipe: Recipe, task: Task, facts: ModelFacts, seed: int) -> TensorWindow:
-    """A full window, all its labels counting but those of padding. recipe: resolved."""
+def random_window(
+    recipe: Recipe, task: Task, facts: ModelFacts, seed: int, documents: int = DOCUMENTS_A_ROW
+) -> TensorWindow:
+    """A full window, all its labels counting but those of padding. recipe: resolved. documents: in a packed row."""
     random = np.random.default_rng(seed)
-    batches = tuple(random_micro_batch(recipe, task, facts, rows, random) for rows in micro_batch_sizes(recipe))
+    batches = tuple(
+        random_micro_batch(recipe, task, facts, rows, random, documents) for rows in micro_batch_sizes(recipe))
     return tensor_window(window_of(batches, f"random, seed {seed}"))
 
 
 def random_micro_batch(
-    recipe: Recipe, task: Task, facts: ModelFacts, rows: int, random: np.random.Generator
-) -> MicroBatch:
+    recipe: Recipe, task: Task, facts: ModelFacts, rows: int, random: np.random.Generator,
+    documents: int = DOCUMENTS_A_ROW,
+) -> MicroBatch:  # fmt: skip
     """A micro-batch as long as planning takes it to be: the longest row of padded documents is full."""
     written = recipe.data.source != "dummy" and task.reads == "tokens"
     packed = written and task.packs and recipe.data.packing
@@ -32,7 +36,7 @@ def random_micro_batch(
     inputs = {name: _drawn(random, array) for name, array in spec.inputs.items()}
     labels = _drawn(random, spec.labels)
     if packed:
-        ids, inputs["position_ids"] = _documents(random, rows, length)
+        ids, inputs["position_ids"] = _documents(random, rows, length, documents)
         return MicroBatch(inputs=inputs, labels=labels, mask="packed", document_ids=ids)
     if padded:
         lengths = random.integers(length // 2, length + 1, rows)
@@ -42,12 +46,12 @@ def random_micro_batch(
     return MicroBatch(inputs=inputs, labels=labels, mask=spec.mask)
 
 
-def _documents(random: np.random.Generator, rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+def _documents(random: np.random.Generator, rows: int, length: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     """The document of each token, int32 (rows, length), and its position in it, int64 (rows, length)."""
     ids = np.zeros((rows, length), dtype=np.int32)
     positions = np.zeros((rows, length), dtype=np.int64)
     for row in range(rows):
-        cuts = np.sort(random.choice(np.arange(1, length), min(DOCUMENTS_A_ROW, length) - 1, replace=False))
+        cuts = np.sort(random.choice(np.arange(1, length), min(count, length) - 1, replace=False))
         starts = np.concatenate(([0], cuts))
         ids[row] = np.searchsorted(cuts, np.arange(length), side="right")
         positions[row] = np.arange(length) - starts[ids[row]]
