@@ -113,7 +113,7 @@ def test_slices_dense_and_eager_agree_in_value_and_gradient(causal: bool, window
             module, query, key, value, mask, is_causal=causal, sliding_window=window)[0],
         "dense": dense,
     }
-    assert kernels.packed_way(query, value, 0.0, None) == "slices"
+    assert kernels.packed_way(query, value, mask, 0.0, None) == "slices"
     results = {}
     for name, way in ways.items():
         out = way()
@@ -282,7 +282,7 @@ def test_the_variable_length_kernel_agrees_with_slices(heads_for_keys: int, caus
     for device, dtype in (("cpu", torch.float64), ("cuda", torch.bfloat16)):
         tensors = [t.detach().to(device, dtype).requires_grad_() for t in inputs(heads_for_keys)]
         expected = "slices" if device == "cpu" else "varlen"
-        assert kernels.packed_way(tensors[0], tensors[2], 0.0, None) == expected
+        assert kernels.packed_way(tensors[0], tensors[2], mask, 0.0, None) == expected
         q, k, v = tensors
         out, _ = functions.sdpa_attention(
             nn.Module(), q, k, v, mask.to(device), is_causal=causal, sliding_window=window)

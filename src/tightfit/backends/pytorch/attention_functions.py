@@ -118,13 +118,12 @@ def sdpa_attention(
     window = _window(query, sliding_window)
     if is_packed(attention_mask):
         assert attention_mask is not None
-        if attention_mask.shape[-1] - 1 == query.shape[0]:  # a document never crosses rows: here each fills its own
+        way = packed_way(query, value, attention_mask, dropout, position_bias)
+        if way == "rows":
             attention_mask = None
-        else:
-            way = packed_way(query, value, dropout, position_bias)
-            if way != "dense":
-                kernel = varlen if way == "varlen" else slices
-                return kernel(query, key, value, attention_mask.flatten(), causal, window, dropout, scaling), None
+        elif way != "dense":
+            kernel = varlen if way == "varlen" else slices
+            return kernel(query, key, value, attention_mask.flatten(), causal, window, dropout, scaling), None
     elif causal and is_key_mask(attention_mask, query):
         attention_mask = None  # padding follows the real tokens, so that causality already hides it from them
     simple = is_plain(attention_mask) and window is None and position_bias is None

@@ -19,7 +19,7 @@ from tightfit.backends.pytorch.formats import HALF
 from tightfit.backends.pytorch.stand_ins import capability_of
 from tightfit.errors import ModelError
 
-PackedWay = Literal["varlen", "slices", "dense"]
+PackedWay = Literal["rows", "varlen", "slices", "dense"]
 
 
 def repeat_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,18 +62,26 @@ def _takes_masks() -> bool:
     return any((allowed.mem_efficient_sdp_enabled(), allowed.cudnn_sdp_enabled(), allowed.math_sdp_enabled()))
 
 
-def packed_way(query: Tensor, value: Tensor, dropout: float, position_bias: Tensor | None) -> PackedWay:
-    """How SDPA keeps packed documents apart.
+def packed_way(
+    query: Tensor, value: Tensor, starts: Tensor, dropout: float, position_bias: Tensor | None
+) -> PackedWay:
+    """How SDPA keeps packed documents apart. starts: as in `attention_masks`.
 
+    rows: nothing to do: no document crosses rows, and here each fills its own.
     varlen: the variable-length flash kernel, on CUDA in half precision without dropout.
-    slices: each document by itself, on the CPU outside compiled regions.
+    slices: each document by itself, on the CPU outside compiled regions. With dropout each costs memory by the square
+        of its length, which planning does not know: there it takes a run's fullest window, of a document a row.
     dense: a T x T mask, the fallback for the rest. `attention.sdpa` notes it at the build where it can be known, and
         `attention_functions.kernel_names` names it where it ran.
     """
+    if starts.shape[-1] - 1 == query.shape[0]:
+        return "rows"
     if position_bias is not None:
         return "dense"
     if capability_of(query) is None:
-        return "dense" if torch.compiler.is_compiling() else "slices"
+        if torch.compiler.is_compiling():
+            return "dense"
+        return "rows" if dropout and isinstance(starts, torch._subclasses.FakeTensor) else "slices"
     size = query.shape[-1]
     fits = size == value.shape[-1] and size <= 256 and size % 8 == 0
     return "varlen" if fits and dropout == 0.0 and _flash_can_run(query) else "dense"

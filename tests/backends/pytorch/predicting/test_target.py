@@ -159,14 +159,16 @@ def test_a_block_keeps_what_can_be_counted_by_hand(device, sums, random):
 
 
 def test_packed_documents_choose_as_on_the_target():
-    def way(device: Device, dtype: torch.dtype, dropout: float = 0.0) -> str:
+    def way(device: Device, dtype: torch.dtype, dropout: float = 0.0, documents: int = 5) -> str:
         with as_on(device), PlanningMode(device):
             x = torch.empty(2, 4, 16, 8, dtype=dtype)
-            return kernels.packed_way(x, x, dropout, None)
+            return kernels.packed_way(x, x, torch.empty(documents + 1, dtype=torch.int32), dropout, None)
 
     assert way(A100, FP16) == way(H100, BF16) == "varlen"
     assert way(A100, FP32) == way(T4, FP16) == way(A100, FP16, 0.1) == "dense"
     assert way(CPU, FP32) == "slices"
+    assert way(CPU, FP32, documents=2) == way(A100, FP32, documents=2) == "rows"
+    assert way(CPU, FP32, 0.1) == "rows", "the fullest window a run can meet"
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
         assert way(A100, FP16) == "dense"
 
