@@ -27,7 +27,15 @@ from tests.backends.pytorch.checkpointing_cases import (
 from tightfit.backends.pytorch.blocks import find_stacks
 from tightfit.backends.pytorch.recomputation import compile_module, recompute
 from tightfit.errors import ModelError
-from tightfit.techniques.checkpointing import Checkpointing, EveryBlock, MlpOnly, NoCheckpointing, Segments, Selective
+from tightfit.techniques.checkpointing import (
+    AttentionOnly,
+    Checkpointing,
+    EveryBlock,
+    MlpOnly,
+    NoCheckpointing,
+    Segments,
+    Selective,
+)
 
 TOGETHER = Segments(count=1)
 
@@ -238,6 +246,14 @@ def test_compiled_blocks_recompute_inside(technique: Checkpointing) -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
     # Of a region of several modules only what lies outside is seen.
     assert saved_bytes(model, "gpt2") < 0.9 * saved
+
+
+@pytest.mark.parametrize("technique", [AttentionOnly(), EveryBlock(), Selective()], ids=str)
+@pytest.mark.filterwarnings("ignore::UserWarning:torch")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_all_blocks_share_one_compilation(technique: Checkpointing) -> None:
+    step(compiled(technique), "gpt2")
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 def test_the_compiler_is_kept_from_regions_it_cannot_follow() -> None:

@@ -13,7 +13,7 @@ from tightfit.planning.search.interpolation import align, interpolate, transfer
 from tightfit.planning.search.splicing import with_micro_batches, with_optimizer, with_second
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS
-from tightfit.trace import Allocation, Unseen
+from tightfit.trace import Allocation, Phase, Unseen
 
 GPU = Device(kind="cuda", name="toy", memory_bytes=1 << 34, capability=(8, 0))
 TOY = Toy.drawn(7)
@@ -56,6 +56,34 @@ def test_transfers_checkpointing_to_another_micro_batch(kind):
         assert made is None  # it keeps halves, of which the plain step has none
     else:
         assert events(made) == events(traced(2, **fields))
+
+
+def test_transfers_roughly_what_is_fused_otherwise():
+    plain_here, plain_there, there = traced(5), traced(2), traced(2, checkpointing="every-block")
+    here = traced(5, checkpointing="every-block")
+    for trace in (here, there):  # kernels of their own, with the traffic of two
+        for op in trace.ops:
+            if op.phase is Phase.FORWARD:
+                op.name, op.bytes_read = f"fused {op.name}", 2 * op.bytes_read
+    assert transfer(here, plain_here, plain_there) is None
+    made = transfer(here, plain_here, plain_there, roughly=True)
+    assert made.allocations == there.allocations
+    assert [(op.name, op.shapes) for op in made.ops] == [(op.name, op.shapes) for op in there.ops]
+    for ours, theirs in zip(made.ops, there.ops, strict=True):
+        assert ours.bytes_read == pytest.approx(theirs.bytes_read, rel=0.02, abs=2)
+        assert ours.flops == pytest.approx(theirs.flops, rel=0.02, abs=2)
+
+
+def test_transfers_roughly_a_regions_scratch():
+    def with_scratch(trace, *sizes):
+        made = [Allocation(born=at, died=at + 1, bytes=size, op="compiled backward", shape=(size,), dtype="uint8")
+                for at, size in enumerate(sizes, start=3)]
+        return replace(trace, allocations=[*trace.allocations, *made])
+
+    here, there = with_scratch(traced(5), 500 << 20), with_scratch(traced(2), 230 << 20)
+    own = with_scratch(traced(5), 1000 << 20)
+    assert transfer(own, here, there) is None
+    assert transfer(own, here, there, roughly=True).allocations[-1].bytes == 460 << 20
 
 
 def test_transfers_nothing_that_is_ambiguous():

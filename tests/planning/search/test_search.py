@@ -9,6 +9,7 @@ import pytest
 from tests.planning.toy import Toy
 from tightfit.devices import MIB, Device
 from tightfit.errors import ModelError, Refused
+from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Margin, estimate
 from tightfit.planning.search import lines, probing
 from tightfit.planning.search import search as searching
@@ -257,6 +258,25 @@ def test_finds_its_way_where_traces_cannot_be_interpolated():
     smooth = search(recipe, device, toy.tools(), margin=MARGIN)
     assert plan.predictions <= TRACES
     assert plan.chosen.estimate.time.samples_per_second >= 0.98 * smooth.chosen.estimate.time.samples_per_second
+
+
+@pytest.mark.parametrize("less", [0.92, 1.0])
+def test_a_compiled_step_that_may_need_less_at_a_small_micro_batch_is_traced_there(less):
+    toy = Toy.drawn(22)
+
+    def partitioned(recipe, device):
+        trace = toy.predict(recipe, device)
+        small = recipe.compile.name != "off" and recipe.micro_batch_size < probing.UNROLLED
+        return replace(trace, allocations=[replace(a, bytes=round(a.bytes * (less if small else 1)))
+                                           for a in trace.allocations])
+
+    recipe = Recipe(batch_size=16, max_steps=LONG, compile="per-block", checkpointing="none", precision="bf16",
+                    loading={"workers": 2})
+    needed = toy.predict(resolve(recipe.model_copy(update={"micro_batch_size": 4}), gpu(1 << 34)), gpu(1 << 34))
+    memory = 0.99 * (needed.peak()[1] + 2 * MIB) * 31 / 30 + toy.context
+    plan = search(recipe, gpu(memory), replace(toy.tools(), predict=partitioned), margin=MARGIN)
+    assert plan.recipe.micro_batch_size == (4 if less < 1 else 2)
+    assert plan.chosen.verified
 
 
 def test_micro_batches_of_ever_longer_traces_are_left_alone(monkeypatch):

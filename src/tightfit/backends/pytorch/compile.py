@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from tightfit.backends.pytorch.build import Build
@@ -13,6 +16,12 @@ OUTERMOST = ("_compile.compile_inner", "backward._backward_impl")
 """Dynamo's timed sections that contain all others: of a forward pass's compilation, and of a backward pass's."""
 
 
+VARIANTS = 64
+"""Compiled variants of a function that are kept. Torch's own 8 are soon used up where all blocks of a model share one
+function (first and later ones, of two stacks, in training and in evaluation, with a smaller last micro-batch), and what
+comes after them runs op by op, in silence."""
+
+
 def no_compile(technique: NoCompile, build: Build) -> Build:
     return build
 
@@ -21,12 +30,20 @@ def per_block(technique: PerBlock, build: Build) -> Build:
     for stack in build.stacks:
         for block in stack:
             compile_module(block, **_arguments(technique, build))
-    return build
+    return replace(build, settings=(*build.settings, _many_variants))
 
 
 def whole_model(technique: WholeModel, build: Build) -> Build:
     compile_module(build.model, **_arguments(technique, build))
     return build
+
+
+@contextmanager
+def _many_variants() -> Iterator[None]:
+    import torch._dynamo.config  # the compiler takes seconds to import
+
+    with torch._dynamo.config.patch(recompile_limit=VARIANTS):
+        yield
 
 
 def _arguments(technique: PerBlock | WholeModel, build: Build) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial, wraps
 from typing import Any
 
 import torch
@@ -96,19 +96,37 @@ def _without_cast_cache(inner: AbstractContextManager[Any]) -> Iterator[None]:
 
 
 def _recompute_one(module: nn.Module, policy: PolicyFactory | None) -> None:
-    # The compiler cannot read torch's own no-op, which is the default.
-    eager: dict[str, Any] = {} if policy is None else {"context_fn": _context_fn(policy)}
-    compiled: dict[str, Any] = {} if policy is None else {"context_fn": partial(_compiled_contexts, policy)}
-    module.forward = partial(_call_one, module, module.forward, _first_parameter(module.forward), eager, compiled)
+    own = module.__dict__.get("forward")
+    if own is None:
+        kind: Any = type(module)
+        module.__class__ = _recomputed(kind, policy)
+    else:  # a forward that this very module was given, by another region or by its maker
+        module.forward = partial(_call, own, _first_parameter(own), policy, module)
 
 
-def _call_one(
-    module: nn.Module, forward: Forward, first: str, eager: dict[str, Any], compiled: dict[str, Any], /,
-    *args: Any, **kwargs: Any,
+@cache
+def _recomputed(kind: type[Any], policy: PolicyFactory | None) -> type[nn.Module]:
+    """`kind`, its forward pass recomputed. One class for all its modules, and none of their own forwards: the compiler
+    would take each for another program, and give up after a few."""
+    inner = kind.forward
+    first = _first_parameter(inner, behind=1)
+
+    @wraps(inner)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return _call(partial(inner, self), first, policy, self, *args, **kwargs)
+
+    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__})
+
+
+def _call(
+    forward: Forward, first: str, policy: PolicyFactory | None, module: nn.Module, /, *args: Any, **kwargs: Any
 ) -> Any:
     if not (module.training and torch.is_grad_enabled()):
         return forward(*args, **kwargs)
-    contexts = compiled if torch.compiler.is_compiling() else eager
+    contexts: dict[str, Any] = {}  # the compiler cannot read torch's own no-op, which is the default
+    if policy is not None:
+        compiling = torch.compiler.is_compiling()
+        contexts["context_fn"] = partial(_compiled_contexts, policy) if compiling else _context_fn(policy)
     # Only positional tensors tell `checkpoint` which devices' random states to restore.
     if not args and first in kwargs:
         args = (kwargs.pop(first),)
@@ -117,8 +135,9 @@ def _call_one(
     )
 
 
-def _first_parameter(forward: Forward) -> str:
-    return next(iter(inspect.signature(forward).parameters), "")
+def _first_parameter(forward: Forward, behind: int = 0) -> str:
+    """Its name, `behind` so many others."""
+    return next(iter([*inspect.signature(forward).parameters][behind:]), "")
 
 
 @dataclass

@@ -38,6 +38,10 @@ COMPILE_AFTER = 300.0
 VERIFIED = 3
 """How many winners may be traced before the search settles."""
 
+NEAR = 0.1
+"""The share of its memory by which a compiled step may need less at a small micro-batch than larger ones tell: it is
+partitioned otherwise there. What misses by no more is traced, until one did miss."""
+
 
 @dataclass(frozen=True)
 class Found:
@@ -75,6 +79,7 @@ class Exploration:
         self._limit = ""
         self._unverified = False
         self._spare = True
+        self._doubting = True
 
     def run(self, attention: Attention | None = None) -> None:
         """Explore as far as needed: what changes numerics only where it is allowed, or where nothing else fits.
@@ -234,13 +239,22 @@ class Exploration:
             return
         try:
             for micro in reversed(prober.sizes):
-                if prober.peak(config, micro) > prober.room(config, spare=self._spare):
+                doubtful = self._doubting and prober.doubtful(config, micro)
+                least = (1 - NEAR if doubtful else 1) * prober.peak(config, micro)
+                if least > prober.room(config, spare=self._spare):
                     continue
-                self._note(config, micro, prober.estimate(config, micro))
-                if self.found[config, micro].tier <= (0 if self._spare else 2):
+                if self._fits(config, micro, prober.estimate(config, micro)):
                     return
+                if doubtful:
+                    self._doubting = self._fits(config, micro, prober.verify(config, micro))
+                    if self._doubting:
+                        return
         except (Refused, ModelError) as error:
             prober.refused[config] = str(error)
+
+    def _fits(self, config: Config, micro: int, estimate: Estimate) -> bool:
+        self._note(config, micro, estimate)
+        return self.found[config, micro].tier <= (0 if self._spare else 2)
 
     def _polish(self) -> None:
         """Try the winner at the next smaller micro-batch, which can be faster where tiles are cut badly."""

@@ -7,6 +7,7 @@ search chooses in the end is traced itself; these figures only say what is worth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -116,11 +117,13 @@ def _is_scratch(allocation: Allocation) -> bool:
     return allocation.dtype == "uint8" and len(allocation.shape) == 1 and allocation.category is Category.TEMPORARY
 
 
-def transfer(trace: Trace, here: Trace, there: Trace) -> Trace | None:
+def transfer(trace: Trace, here: Trace, there: Trace, *, roughly: bool = False) -> Trace | None:
     """`trace` as it would be at another micro-batch, which a relative of it was traced at.
 
     here, there: the relative, which runs the same ops as `trace` though not in the same order or number (such as the
         step without checkpointing), at the micro-batch of `trace` and at the other one.
+    roughly: scale an event that has no like, as compiled steps have where other ops are fused: by what became of its
+        shape, or of its region's scratch, in the relative.
     Each event becomes what the relative's event of the same op and sizes became. None where `here` and `there` are
     not one sequence, where equal events of the relative become different ones, or where a large event has no like.
     """
@@ -138,15 +141,16 @@ def transfer(trace: Trace, here: Trace, there: Trace) -> Trace | None:
         """Whether an event without a like stays as it is: a small one, or one of the optimizer's."""
         return size <= SMALL or any(start <= tick < stop for start, stop in fixed)
 
+    scaled = _Scaled(here, there) if roughly else None
     new_ops: list[Op] = []
     for op in trace.ops:
-        known = ops.get(_op_key(op))
+        known = ops.get(_op_key(op)) or (None if scaled is None else scaled.op(op))
         if known is None and not kept(op.tick, op.bytes_read + op.bytes_written):
             return None
         new_ops.append(op if known is None else _resized_op(op, *known))
     new_allocations: list[Allocation] = []
     for allocation in trace.allocations:
-        sizes = memory.get(_allocation_key(allocation))
+        sizes = memory.get(_allocation_key(allocation)) or (None if scaled is None else scaled.allocation(allocation))
         if sizes is None and not kept(allocation.born, allocation.bytes):
             return None
         new_allocations.append(allocation if sizes is None else _resized(allocation, *sizes))
@@ -155,6 +159,55 @@ def transfer(trace: Trace, here: Trace, there: Trace) -> Trace | None:
         unseen = list(there.unseen)
     return Trace(origin=trace.origin, ops=new_ops, allocations=new_allocations, spans=list(trace.spans), unseen=unseen,
                  notes=list(trace.notes))
+
+
+class _Scaled:
+    """What events become by their shapes alone: as the relative's ops of the same shapes did together, else as each
+    shape by itself; scratch as its region's."""
+
+    def __init__(self, here: Trace, there: Trace) -> None:
+        self._shapes: dict[Shape, Shape | None] = {}
+        self._totals: dict[Hashable, tuple[int, int]] = {}
+        for a, b in zip(here.ops, there.ops, strict=True):
+            self._count(a.shapes, _moved(a), _moved(b))
+            for one, other in zip(a.shapes, b.shapes, strict=True):
+                self._learn(one, other)
+        for old, new in zip(here.allocations, there.allocations, strict=True):
+            if _is_scratch(old):
+                self._count(old.op, old.bytes, new.bytes)
+            else:
+                self._learn(old.shape, new.shape)
+
+    def op(self, op: Op) -> tuple[tuple[Shape, ...], int, int, int] | None:
+        shapes = tuple(shape for shape in map(self._shapes.get, op.shapes) if shape is not None)
+        if not shapes or len(shapes) < len(op.shapes):
+            return None
+        before, after = self._totals.get(op.shapes, (sum(map(math.prod, op.shapes)), sum(map(math.prod, shapes))))
+        flops, read, written = (size * after // max(before, 1) for size in (op.flops, op.bytes_read, op.bytes_written))
+        return shapes, flops, read, written
+
+    def allocation(self, allocation: Allocation) -> tuple[Shape, int] | None:
+        if _is_scratch(allocation):
+            before, after = self._totals.get(allocation.op, (0, 0))
+            size = allocation.bytes * after // max(before, 1)
+            return ((size,), size) if before else None
+        shape = self._shapes.get(allocation.shape)
+        if shape is None:
+            return None
+        return shape, allocation.bytes * math.prod(shape) // max(math.prod(allocation.shape), 1)
+
+    def _learn(self, one: Shape, other: Shape) -> None:
+        """Shapes that become different ones are left out."""
+        if self._shapes.setdefault(one, other) != other:
+            self._shapes[one] = None
+
+    def _count(self, likeness: Hashable, old: int, new: int) -> None:
+        before, after = self._totals.get(likeness, (0, 0))
+        self._totals[likeness] = before + old, after + new
+
+
+def _moved(op: Op) -> int:
+    return op.bytes_read + op.bytes_written
 
 
 class _Affine:

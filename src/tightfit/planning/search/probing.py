@@ -29,6 +29,12 @@ PROBES = (2, 11)
 """Micro-batches of the two traces. Not 1, for shapes of 1 can take other paths; and one that no width of a model is a
 multiple of, so that an activation is not mistaken for a weight of the same shape."""
 
+COMPILED_PROBES = (9, 13)
+"""The same of what is compiled: below UNROLLED samples, Inductor writes sums over a micro-batch out, in kernels of
+other kinds."""
+
+UNROLLED = 8
+
 MANY_OPS = 1000
 """An optimizer of more ops than this takes most of a trace's time: its step is traced once, and put into the traces of
 passes that were made with a plain one."""
@@ -106,6 +112,10 @@ class Prober:
         """Whether the very recipe was traced."""
         return micro in self._exact.get(config, {})
 
+    def doubtful(self, config: Config, micro: int) -> bool:
+        """Whether kernels are others there than those that its figures come from."""
+        return config.compile.name != "off" and micro < UNROLLED and not self.verified(config, micro)
+
     def room(self, config: Config | None = None, *, spare: bool) -> int:
         """Bytes for the allocator, less the margin where `spare` is to stay; of any combination where none is given.
         """
@@ -174,9 +184,10 @@ class Prober:
 
     def _line(self, config: Config) -> Line:
         exact = self._exact.setdefault(config, {})
+        at_low, at_high = probes(config)
 
         def line(low: Trace | None, high: Trace | None) -> Line:
-            return Line(low, PROBES[0], high, PROBES[1], exact, lambda micro: self._trace_exactly(config, micro))
+            return Line(low, at_low, high, at_high, exact, lambda micro: self._trace_exactly(config, micro))
 
         if len(self.sizes) <= len(PROBES):
             for micro in self.sizes:
@@ -185,7 +196,7 @@ class Prober:
         plain = self.plain[config.family]
         reference = self.reference(config)
         if config == plain:
-            return line(self._window(config, PROBES[0]), self._window(config, PROBES[1]))
+            return line(self._window(config, at_low), self._window(config, at_high))
         if not self.probe(plain):
             raise Refused(self.refused[plain])
         known = self._lines[plain]
@@ -196,9 +207,11 @@ class Prober:
             low, high = (with_optimizer(trace, donor) for trace in (base.low, base.high) if trace is not None)
             if low is not None and high is not None:
                 return line(low, high)
-        high = self._window(config, PROBES[1])
-        low = transfer(high, known.high, known.low) if known.high is not None and known.low is not None else None
-        return line(self._window(config, PROBES[0]) if low is None else low, high)
+        high = self._window(config, at_high)
+        low = None
+        if known.high is not None and known.low is not None:
+            low = transfer(high, known.high, known.low, roughly=config.compile.name != "off")
+        return line(self._window(config, at_low) if low is None else low, high)
 
     def _donor(self, config: Config) -> Trace:
         """A trace with this combination's optimizer, of whichever forward and backward passes."""
@@ -230,3 +243,8 @@ class Prober:
             self._estimates.pop((config, micro), None)
             self._peaks.pop((config, micro), None)
         return exact[micro]
+
+
+def probes(config: Config) -> tuple[int, int]:
+    """The micro-batches of a combination's two traces."""
+    return PROBES if config.compile.name == "off" else COMPILED_PROBES

@@ -75,9 +75,6 @@ class CompiledCall:
         ]
 
 
-TRACES = 4
-"""Traces of one model that may be made while its regions are compiled: of few blocks, of one more or two, of all."""
-
 Record = Callable[[CompiledCall], None]
 Begin = Callable[[], None]
 """Told that a compiled graph is called, before it frees any of its arguments."""
@@ -165,8 +162,7 @@ def compiling_for(make_mode: Callable[..., Any]) -> Iterator[None]:
     torch._dynamo.reset()
     torch._subclasses.FakeTensorMode = make_mode  # type: ignore[misc,assignment]
     try:
-        limit = TRACES * torch._dynamo.config.recompile_limit
-        with torch._dynamo.config.patch(automatic_dynamic_shapes=False, recompile_limit=limit):
+        with torch._dynamo.config.patch(automatic_dynamic_shapes=False):
             yield
     finally:
         torch._subclasses.FakeTensorMode = before  # type: ignore[misc]
