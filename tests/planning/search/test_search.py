@@ -10,7 +10,7 @@ from tests.planning.toy import Toy
 from tightfit.devices import MIB, Device
 from tightfit.errors import ModelError, Refused
 from tightfit.planning.defaults import resolve
-from tightfit.planning.estimate import Margin, estimate
+from tightfit.planning.estimate import Margin, Timed, estimate
 from tightfit.planning.search import lines, probing
 from tightfit.planning.search import search as searching
 from tightfit.planning.search.candidates import Config, Scope, configs, departures_of, micro_batch_sizes
@@ -218,6 +218,19 @@ def test_a_short_run_is_not_compiled():
     assert of(toy, 1 << 34, max_steps=10).recipe.compile.name == "off"
 
 
+@pytest.mark.parametrize(("slower", "expected"), [(0.0005, 4), (0.01, 32)])
+def test_of_what_is_as_fast_the_one_that_takes_least_memory_is_chosen(slower, expected):
+    toy = Toy.drawn(22)
+
+    def seconds(trace, recipe, device):
+        return Timed(seconds=1 + slower * {32: 0, 16: 1, 8: 2, 4: 3, 2: 40, 1: 80}[recipe.micro_batch_size])
+
+    recipe = Recipe(batch_size=32, compile="off", checkpointing="none", precision="bf16", loading={"workers": 2})
+    plan = search(recipe, gpu(1 << 40), replace(toy.tools(), step_time=seconds), margin=MARGIN)
+    assert plan.recipe.micro_batch_size == expected
+    assert ("takes less memory" in plan.answers.why) == (expected < 32)
+
+
 def test_falls_back_to_a_kernel_that_the_model_has():
     toy = Toy.drawn(13)
 
@@ -289,9 +302,9 @@ def test_micro_batches_of_ever_longer_traces_are_left_alone(monkeypatch):
         assert recipe.micro_batch_size <= 16
         return replace(trace, ops=[*trace.ops[:1] * 8 * recipe.micro_batch_size, *trace.ops])
 
-    recipe = Recipe(batch_size=10**9, compile="off", loading={"workers": 2})
+    recipe = Recipe(batch_size=10**5, compile="off", loading={"workers": 2})
     plan = search(recipe, gpu(1 << 40), replace(toy.tools(), predict=growing), margin=MARGIN)
-    assert plan.recipe.micro_batch_size == 16
+    assert max(candidate.recipe.micro_batch_size for candidate in plan.candidates) == 16
     assert any(note.startswith("micro-batches above 16 were not looked at") for note in plan.notes)
 
 

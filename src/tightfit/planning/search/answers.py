@@ -9,7 +9,7 @@ from tightfit.errors import ModelError, Refused
 from tightfit.models import read_config
 from tightfit.planning.plan import Candidate, Memory
 from tightfit.planning.search.budget import Spent
-from tightfit.planning.search.candidates import Config, numerics, thriftiest
+from tightfit.planning.search.candidates import Config, departures_of, numerics, thriftiest
 from tightfit.planning.search.exploring import Exploration, Found
 from tightfit.planning.search.probing import Prober
 from tightfit.planning.wording import more_or_less, percent, size
@@ -130,7 +130,10 @@ def _fastest(exploration: Exploration, best: Found) -> str:
         return "The fastest that fits"
     if min(found.tier for found in faster) > best.tier:
         return "The fastest that fits with the margin to spare"
-    return "Nearly as fast as the fastest that fits, and plainer"
+    recipe, device = exploration.recipe, exploration.device
+    plain = sum(departures_of(recipe, device, best.config))
+    plainer = all(sum(departures_of(recipe, device, found.config)) > plain for found in faster)
+    return f"Nearly as fast as the fastest that fits, and {'plainer' if plainer else 'takes less memory'}"
 
 
 def _crowded_out(half: Found, best: Found) -> str:

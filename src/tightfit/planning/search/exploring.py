@@ -1,8 +1,9 @@
 """Choosing: every `auto` field of a recipe at once, the global batch fixed.
 
 The combination of the most predicted tokens a second among those that fit with a margin to spare, where each departure
-from the plainest has to be worth its while: it counts as HANDICAP slower. Of equals the larger micro-batch is taken.
-A combination is traced only where `bounds` leaves it a gain of GAIN; the one chosen is traced itself in the end.
+from the plainest has to be worth its while: it counts as HANDICAP slower. Of those within TIE the one that takes least
+memory is taken. A combination is traced only where `bounds` leaves it a gain of GAIN; the one chosen is traced itself
+in the end.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from tightfit.techniques.checkpointing import EveryBlock
 HANDICAP = 0.02
 """The share of its speed that a combination is docked for each departure from the plainest: changed numerics, a
 compiler, checkpointing, an unusual precision. Predictions are not more certain than that."""
+
+TIE = 0.005
+"""The share of the best score up to which combinations are as good, and the one that takes least memory is taken."""
 
 GAIN = 0.01
 """What a combination that is not known yet has to promise, to be traced."""
@@ -257,11 +261,13 @@ class Exploration:
         return self.found[config, micro].tier <= (0 if self._spare else 2)
 
     def _polish(self) -> None:
-        """Try the winner at the next smaller micro-batch, which can be faster where tiles are cut badly."""
-        best = self.best()
-        if best is not None:
-            with contextlib.suppress(Spent, Refused, ModelError):
+        """Try the winner at the next smaller micro-batch, which can be faster where tiles are cut badly, or as fast in
+        less memory."""
+        before = None
+        with contextlib.suppress(Spent, Refused, ModelError):
+            while (best := self.best()) is not None and best != before:
                 self._smaller(best)
+                before = best
 
     def _smaller(self, found: Found) -> None:
         below = [micro for micro in self.prober.sizes if micro < found.micro]
@@ -276,7 +282,9 @@ class Exploration:
         return found.speed * self._discount(found.config)
 
     def _choose(self, among: Sequence[Found]) -> Found | None:
-        return max(among, key=lambda f: (self.score(f), f.micro), default=None)
+        enough = (1 - TIE) * max(map(self.score, among), default=0.0)
+        as_good = [f for f in among if self.score(f) >= enough]
+        return min(as_good, key=lambda f: (f.estimate.memory.used, -self.score(f), -f.micro), default=None)
 
     def _discount(self, config: Config) -> float:
         departures = sum(departures_of(self.recipe, self.device, config))
