@@ -78,6 +78,8 @@ def remarks(line: Line) -> list[str]:
     said = [line.rung.note, line.same_work]
     if ran is not None:
         said += [f"{ran.status}: {ran.reason}" if ran.status != "done" else "", *ran.notes]
+    if line.predicted is not None and not line.predicted.fits and (ran is None or ran.reason != line.predicted.reason):
+        said.append(f"not predicted: {line.predicted.reason}")
     if line.full is not None and line.full.fits != "yes":
         reason = line.full.reason or {"with-retries": "fits only after cached memory is given back",
                                       "no": "does not fit"}.get(line.full.fits, "")
