@@ -1,4 +1,4 @@
-"""The cards that a ladder is predicted for."""
+"""The cards that a ladder is of: the one that is predicted for, the one that was published on."""
 
 from __future__ import annotations
 
@@ -19,3 +19,11 @@ def card(gpu: str) -> Target:
         return Target(device=find_device(gpu))
     except RecipeError as error:  # whose advice is a plan's, and here the size is the card's name
         raise RecipeError(str(error).replace("gpu-memory:", "gpu:").replace("--gpu-memory ", "--gpu ")) from None
+
+
+def card_name(device: str) -> str:
+    """The catalogue's name of a device, however that is written; the device's own where the catalogue has none."""
+    try:
+        return find_device(device).name
+    except RecipeError:
+        return device
