@@ -78,6 +78,16 @@ def test_only_what_is_of_the_same_card_is_compared(reduced):
     assert "predicted to measured" in h200
 
 
+def test_a_card_that_was_not_named_is_compared_with_none():
+    climb = empty(find_ladder("fp16-batch"), "reduced", gpu="titan-rtx")
+    climb.rows.predicted += [predicted(climb, rung, "titan-rtx", "full", 0.5, 8_000)
+                             for rung in climb.asked.ladder.rungs]
+    said = Read(page(climb)).said
+    assert "predicted, titan-rtx" in said
+    assert "predicted to published" not in said
+    assert "another card" not in said
+
+
 def test_bars_hold_every_rung_with_a_figure(reduced):
     shown = charts(reduced)
     bars = shown["memory-chart"]["data"][0]

@@ -6,6 +6,7 @@ import re
 
 from tightfit.devices import find_device
 from tightfit.errors import RecipeError
+from tightfit.ladder.rungs import Ladder
 from tightfit.planning.targets import Target, gpu_target
 
 SIZE = re.compile(r"\s*[\d.]+\s*(gb|gib|mib)\s*", re.IGNORECASE)
@@ -19,6 +20,11 @@ def card(gpu: str) -> Target:
         return Target(device=find_device(gpu))
     except RecipeError as error:  # whose advice is a plan's, and here the size is the card's name
         raise RecipeError(str(error).replace("gpu-memory:", "gpu:").replace("--gpu-memory ", "--gpu ")) from None
+
+
+def published_card(ladder: Ladder) -> str:
+    """The catalogue's name of the card that a ladder was published on; what was said of it where that named none."""
+    return card_name(ladder.gpu) if ladder.gpu is not None and ladder.card_named else ladder.published_on
 
 
 def card_name(device: str) -> str:

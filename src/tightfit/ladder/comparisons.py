@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from tightfit.devices import MIB
-from tightfit.ladder.cards import card_name
+from tightfit.ladder.cards import card_name, published_card
 from tightfit.ladder.climbs import Climb
 from tightfit.ladder.lines import Line
 from tightfit.ladder.rows import OURS, Measured, Predicted
@@ -90,7 +90,7 @@ Rows = dict[Teller, Callable[[Line], Measured | Predicted | None]]
 def _told(shown: list[Line], ladder: Ladder, rows: Rows, published: bool) -> tuple[Told, Told]:
     seconds, memory = Told(), Told()
     if published:
-        who = Teller("published", ladder.published_on, card_name(ladder.gpu or ladder.published_on))
+        who = Teller("published", ladder.published_on, published_card(ladder))
         seconds[who] = [published_seconds(line.rung, ladder) for line in shown]
         memory[who] = [published_bytes(line.rung) for line in shown]
     for who, row in rows.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tightfit.ladder.cards import card_name
+from tightfit.ladder.cards import card_name, published_card
 from tightfit.ladder.climbs import Climb
 from tightfit.ladder.rows import OURS, Measured, Predicted
 from tightfit.ladder.rungs import Ladder, Rung, Scale
@@ -105,7 +105,7 @@ def heading(climb: Climb) -> list[str]:
         said.append(f"{asked.scale} shape: {smaller(ladder, asked.scale)}; memory is the allocator's peak of a step, "
                     "and published figures are of the full size")
     if asked.gpu is not None:
-        other = ladder.gpu is not None and card_name(asked.gpu) != card_name(ladder.gpu)
+        other = ladder.published_on and ladder.card_named and card_name(asked.gpu) != published_card(ladder)
         said.append(f"full size (full) predicted for {asked.gpu}"
                     + (", another card than that of publ." if other else ""))
     if ladder.published_on:
