@@ -66,4 +66,4 @@ def _missed(climb: Climb, row: Predicted, found: Outcome) -> None:
     """Add the row of a rung whose process came to no prediction."""
     climb.add(replace(row, status=found.status if found.status != "done" else "failed", reason=found.reason,
                       date=datetime.now(UTC).isoformat(timespec="seconds"), versions=climb.machine.versions))
-    climb.tell(f"  not predicted: {found.reason}")
+    climb.tell(f"  {row.rung} is not predicted: {found.reason}")
