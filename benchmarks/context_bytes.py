@@ -80,15 +80,17 @@ def planned_workspaces(device: Device) -> dict[str, int]:
 
 
 class Nvml:
-    """The driver's own figures, which need no context; `used` is None where they cannot be had."""
+    """The driver's own figures of a device, which need no context; `used` is None where they cannot be had.
 
-    def __init__(self) -> None:
+    uuid: the device's, as the process that asks for the stages knows it: this one must not have asked CUDA yet.
+    """
+
+    def __init__(self, uuid: str) -> None:
         self._nvml: Any = None
         self.driver = "unknown"
         try:
             nvml: Any = importlib.import_module("pynvml")
             nvml.nvmlInit()
-            uuid = str(torch.cuda.get_device_properties(0).uuid)
             self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
             self._nvml, self.driver = nvml, str(nvml.nvmlSystemGetDriverVersion())
         except Exception as error:  # without the library, without rights, on another kind of device
@@ -98,10 +100,10 @@ class Nvml:
         return None if self._nvml is None else int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
 
 
-def observe(stage: str) -> dict[str, int]:
+def observe(stage: str, uuid: str) -> dict[str, int]:
     """Run a stage in this process, the first thing that it does on the device. Bytes outside the allocator, in it, and
     of it in use once the stage's own tensors are gone."""
-    nvml = Nvml()
+    nvml = Nvml(uuid)
     before = nvml.used()
     STAGES[stage]()
     gc.collect()
@@ -113,9 +115,9 @@ def observe(stage: str) -> dict[str, int]:
     return {"outside": taken - reserved, "reserved": reserved, "held": torch.cuda.memory_allocated()}
 
 
-def observe_apart(stage: str) -> dict[str, Any]:
+def observe_apart(stage: str, uuid: str) -> dict[str, Any]:
     """The same in a new process; `failure` tells why there are no figures."""
-    command = [sys.executable, __file__, "--stage", stage]
+    command = [sys.executable, __file__, "--stage", stage, "--uuid", uuid]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
@@ -141,6 +143,7 @@ def keep(gpu: str, figures: dict[str, Any], path: Path = RECORDS[0]) -> Path:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stage", choices=STAGES, help="do this in this process, and print its figures")
+    parser.add_argument("--uuid", default="", help="of the device, with --stage")
     parser.add_argument("--no-keep", action="store_true", help="leave the machine's own record as it is")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -148,20 +151,20 @@ def main() -> int:
               file=sys.stderr)
         return 2
     if arguments.stage:
-        print(json.dumps(observe(arguments.stage)))
+        print(json.dumps(observe(arguments.stage, arguments.uuid)))
         return 0
     properties = torch.cuda.get_device_properties(0)
     device = Device(kind="cuda", name=properties.name, memory_bytes=properties.total_memory,
                     capability=(properties.major, properties.minor), units=properties.multi_processor_count)
-    planned, stages = planned_workspaces(device), {}
+    uuid, planned, stages = str(properties.uuid), planned_workspaces(device), {}
     for stage in STAGES:
-        found = stages[stage] = {**observe_apart(stage), "planned_workspaces": planned.get(stage)}
+        found = stages[stage] = {**observe_apart(stage, uuid), "planned_workspaces": planned.get(stage)}
         if "failure" in found:
             print(f"{stage:22} FAILED: {found['failure']}", flush=True)
             continue
         held = f", workspaces {found['held']:,} held, {planned[stage]:,} planned" if stage in planned else ""
         print(f"{stage:22} {found['outside'] / MIB:7.1f} MiB outside the allocator{held}", flush=True)
-    origin = {"date": datetime.now(UTC).date().isoformat(), "torch": torch.__version__, "driver": Nvml().driver}
+    origin = {"date": datetime.now(UTC).date().isoformat(), "torch": torch.__version__, "driver": Nvml(uuid).driver}
     print(record.write("context_bytes", {"gpu": device.name, **origin, "stages": stages}))
     if any("failure" in found for found in stages.values()):
         return 1

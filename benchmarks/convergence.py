@@ -51,7 +51,7 @@ def run(changes: dict[str, Any], steps: int, folder: Path) -> dict[str, Any]:
         "model_overrides": {**values["model_overrides"], "n_layer": 2, "n_head": 4, "n_embd": 128, "n_positions": 128},
         "seq_len": 128, "max_steps": steps, "eval_steps": steps // 6, "logging_steps": 5, "sample_prompt": None,
         "learning_rate": RATES.get(name, BASE_RATE), "output_dir": str(folder), "precision": "fp32",
-        "optimizer": "adamw", **changes,
+        "optimizer": "adamw", "attention": "sdpa", "checkpointing": "none", "compile": "off", **changes,
     })
     if tightfit.Trainer(recipe=values).train().stopped_by:
         sys.exit(1)

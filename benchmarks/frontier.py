@@ -5,6 +5,8 @@ its own flags below, micro-batches from the largest down until one fits; its fas
 and steps are the same for all. Rows are kept as they come (results/frontier-MODEL-DEVICE.jsonl), so that a call goes
 on where the last one stopped; results/frontier-MODEL-DEVICE.json and .png say what came out.
 Run: python benchmarks/frontier.py [--budget 24GB ...] [--peer hf-trainer ...] [--model gpt2-medium] [--minutes 7.5]
+     python benchmarks/frontier.py --dry FOLDER   the same way on the processor in minutes, with a tiny model and fewer
+flags; nothing cuts it down, so that what took more than a budget counts as out of memory
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import argparse
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ import torch
 
 import record
 from record_ladders import device_slug
-from tightfit.devices import parse_memory
+from tightfit.devices import MIB, parse_memory
 from tightfit.ladder.catalogue import AUTO
 from tightfit.ladder.climbing import climb
 from tightfit.ladder.climbs import Asked
@@ -49,45 +52,77 @@ FLAGS: dict[str, tuple[Any, ...]] = {
 """What a peer's script sets by hand."""
 
 
-def combinations() -> Iterator[tuple[str, dict[str, Any]]]:
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """What is explored. budgets: bytes, by their words. cuts: whether the card is cut down to them."""
+
+    base: Mapping[str, Any]
+    flags: Mapping[str, tuple[Any, ...]]
+    micro_batches: tuple[int, ...]
+    budgets: Mapping[str, int]
+    cuts: bool = True
+
+
+def on_gpu(model: str, budgets: list[str]) -> Study:
+    """A model at each budget."""
+    return Study(base={**BASE, "model": model}, flags=FLAGS, micro_batches=MICRO_BATCHES,
+                 budgets={budget: parse_memory(budget) for budget in budgets})
+
+
+def dry() -> Study:
+    """A tiny one, whose larger micro-batches take more than the smaller budget."""
+    tiny = {"model": "gpt2", "model_overrides": {"n_layer": 2, "n_embd": 64, "n_head": 2}, "vocab_size": 512,
+            "seq_len": 64, "batch_size": 16, "device": "cpu", "loading": {"workers": 0}}
+    flags = {"precision": ("bf16",), "optimizer": ("adamw",), "checkpointing": ("none", "every-block")}
+    return Study(base={**BASE, **tiny}, flags=flags, micro_batches=(16, 4, 1),
+                 budgets={"8MiB": 8 * MIB, "1GiB": 1024 * MIB}, cuts=False)
+
+
+def combinations(flags: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every combination of flags, with a name."""
-    for values in product(*FLAGS.values()):
-        changes = dict(zip(FLAGS, values, strict=True))
+    for values in product(*flags.values()):
+        changes = dict(zip(flags, values, strict=True))
         words = [value["name"] if isinstance(value, dict) else value for value in values]
         yield ", ".join(words), changes
 
 
-def explored(model: str, budget: str, peers: list[str], folder: Path, until: float) -> None:
+def held(row: Measured, budget: int) -> bool:
+    """Whether a row is of a budget: it was cut down to that or, where nothing was cut down, took no more."""
+    return row.memory == budget or (row.memory is None and row.driver_bytes <= budget)
+
+
+def explored(study: Study, budget: str, peers: list[str], folder: Path, until: float) -> None:
     """Run what has no row yet at a budget, as far as the time goes."""
-    memory = parse_memory(budget)
+    memory = study.budgets[budget]
     machine: Machine | None = None
+    model = study.base["model"]
 
     def run(rungs: list[Rung], runner: str) -> list[Measured | None]:
         nonlocal machine
-        ladder = Ladder(name=f"frontier-{model}", title=model, base={**BASE, "model": model}, rungs=tuple(rungs))
+        ladder = Ladder(name=f"frontier-{model}", title=model, base=study.base, rungs=tuple(rungs))
         asked = Asked(ladder=ladder, scale="full", folder=folder, runners=(runner,), warm_up=2, steps=5, limit=240.0,
-                      memory=memory, until=until, predicts=runner == OURS)
+                      memory=memory if study.cuts else None, until=until, predicts=runner == OURS)
         done = climb(asked, lambda text: print(f"{budget}: {text}", flush=True), machine)
         machine = done.machine
         return [done.newest(rung, runner) for rung in rungs]
 
     run(list(PLANS), OURS)
-    for peer, (words, changes) in product(peers, combinations()):
-        for micro in MICRO_BATCHES:
+    for peer, (words, changes) in product(peers, combinations(study.flags)):
+        for micro in study.micro_batches:
             rung = Rung(name=f"{words}, micro-batch {micro}", changes={**changes, "micro_batch_size": micro})
             (row,) = run([rung], peer)
-            if row is None or row.status != "out-of-memory":
+            if row is None or (row.status != "out-of-memory" and held(row, memory)):
                 break
 
 
-def summary(folder: Path) -> list[dict[str, Any]]:
-    """The fastest row of each budget and runner."""
+def summary(folder: Path, budgets: Iterable[int] = ()) -> list[dict[str, Any]]:
+    """The fastest row of each budget and runner. budgets: those that rows do not name, since nothing was cut down."""
     best: dict[tuple[int, str], Measured] = {}
-    for row in read(folder / RESULTS).measured:
-        if row.status == "done" and row.memory is not None:
-            place = (row.memory, row.rung if row.runner == OURS else row.runner)
-            if place not in best or row.samples_per_second > best[place].samples_per_second:
-                best[place] = row
+    rows = [row for row in read(folder / RESULTS).measured if row.status == "done"]
+    for row, budget in product(rows, {*budgets, *(row.memory for row in rows if row.memory is not None)}):
+        place = (budget, row.rung if row.runner == OURS else row.runner)
+        if held(row, budget) and (place not in best or row.samples_per_second > best[place].samples_per_second):
+            best[place] = row
     return [{"budget_bytes": memory, "who": who, "rung": row.rung, "tokens_per_second": row.tokens / row.median_seconds,
              "driver_bytes": row.driver_bytes, "seconds": record.quantiles(list(row.seconds)), "recipe": row.recipe}
             for (memory, who), row in sorted(best.items())]
@@ -109,31 +144,42 @@ def draw(points: list[dict[str, Any]], path: Path, title: str) -> None:
     figure.savefig(path, dpi=150)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(arguments: list[str] | None = None) -> int:
+    """The exit status: 0; 1 where nothing was measured; 2 without a CUDA device."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", action="append", choices=BUDGETS)
     parser.add_argument("--peer", action="append", default=[])
     parser.add_argument("--model", default="gpt2-medium")
     parser.add_argument("--minutes", type=float, default=7.5)
-    asked = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("a budget cuts a GPU down, and torch sees no CUDA device here")
+    parser.add_argument("--dry", type=Path, metavar="FOLDER", help="try it out on the processor, and write here")
+    asked = parser.parse_args(arguments)
+    if asked.dry is None and not torch.cuda.is_available():
+        print("frontier: a budget cuts a GPU down, and torch sees no CUDA device here; write --dry FOLDER to try it "
+              "out", file=sys.stderr)
+        return 2
+    study = on_gpu(asked.model, asked.budget or list(BUDGETS)) if asked.dry is None else dry()
     until = time.monotonic() + 60 * asked.minutes
-    name = f"frontier-{asked.model}-{device_slug()}"
-    folder, kept = Path("ladders") / name, record.RESULTS / f"{name}.jsonl"
+    base = study.base
+    name, results = f"frontier-{base['model']}-{device_slug()}", asked.dry or record.RESULTS
+    folder, kept = (asked.dry or Path("ladders")) / name, results / f"{name}.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
     if kept.exists():
         shutil.copy(kept, folder / RESULTS)
     try:
-        for budget in asked.budget or BUDGETS:
-            explored(asked.model, budget, asked.peer or ["hf-trainer"], folder, until)
+        for budget in study.budgets:
+            explored(study, budget, asked.peer or ["hf-trainer"], folder, until)
     finally:
         if (folder / RESULTS).exists():
             shutil.copy(folder / RESULTS, kept)
-    points = summary(folder)
-    record.write(name, {"model": asked.model, "seq_len": SEQ_LEN, "batch_size": BATCH, "points": points})
-    draw(points, record.RESULTS / f"{name}.png", f"{asked.model}, {SEQ_LEN} tokens, global batch {BATCH}")
+    points = summary(folder, () if study.cuts else study.budgets.values())
+    about = {"model": base["model"], "seq_len": base["seq_len"], "batch_size": base["batch_size"]}
+    print(record.write(name, {**about, "points": points}, results))
+    if not points:
+        return 1
+    title = f"{base['model']}, {base['seq_len']} tokens, global batch {base['batch_size']}"
+    draw(points, results / f"{name}.png", title)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 import statistics
 import subprocess
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from tightfit.versions import installed
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
 def environment() -> dict[str, Any]:
     """What a figure depends on besides the code."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    commit = ""
+    with contextlib.suppress(OSError):  # a measurement is not lost because a machine has no git
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True,
+                                check=False).stdout.strip()
     cuda = torch.cuda.is_available()
     return {
         "date": datetime.now(UTC).date().isoformat(),
-        "commit": commit.stdout.strip() or None,
+        "commit": commit or None,
         "device": torch.cuda.get_device_name() if cuda else f"CPU, {platform.machine()}",
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "transformers", "accelerate")},
+        **installed(("torch", "transformers", "accelerate")),
     }
 
 
@@ -37,9 +42,10 @@ def quantiles(values: list[float]) -> dict[str, float]:
     return {"min": ordered[0], "p25": low, "median": middle, "p75": high, "max": ordered[-1]}
 
 
-def write(name: str, values: dict[str, Any]) -> Path:
-    """Write results/<name>.json and return its path."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+def write(name: str, values: dict[str, Any], folder: Path | None = None) -> Path:
+    """Write <name>.json into results/, or another folder, and return its path."""
+    folder = folder or RESULTS
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.json"
     path.write_text(json.dumps({"environment": environment(), **values}, indent=1) + "\n")
     return path

@@ -19,6 +19,8 @@ import record
 from tightfit.ladder.catalogue import LADDERS, find_ladder
 from tightfit.ladder.climbing import climb
 from tightfit.ladder.climbs import Asked, Climb
+from tightfit.ladder.comparisons import ran
+from tightfit.ladder.lines import lines
 from tightfit.ladder.picture import save_picture
 from tightfit.ladder.rows import OURS, RESULTS
 from tightfit.ladder.rungs import SCALES, STEPS, Scale
@@ -65,9 +67,12 @@ def main() -> None:
     asked = parser.parse_args()
     if unknown := set(asked.names) - set(LADDERS):
         sys.exit(f"no such ladder: {', '.join(unknown)}; there are {', '.join(LADDERS)}")
-    until = time.monotonic() + 60 * asked.minutes
+    until, measured = time.monotonic() + 60 * asked.minutes, True
     for name in asked.names:
-        show(recorded(name, asked.scale, asked.peer, until, asked.gpu), Console(width=160))
+        done = recorded(name, asked.scale, asked.peer, until, asked.gpu)
+        show(done, Console(width=200))
+        measured &= bool(ran(lines(done)))
+    sys.exit(0 if measured else 1)
 
 
 if __name__ == "__main__":

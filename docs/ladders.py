@@ -42,13 +42,19 @@ READING = """\
   less memory. A technique's effect is that factor, on that model and card.
 - **pred.** is what the plan says of the same recipe on the same device, before it runs; without a calibration its
   times are rough ([plan](plan.md)).
-- **publ.** is what was published, with other software on another card. It is compared at full size alone.
+- **publ.** is what was published, with other software, on the card that stands above the table. It is compared at full
+  size alone, and with figures of that same card.
 - **Scales.** A GPU runs the full size; a processor the reduced one, of the same rungs and fewer, narrower layers;
   `smallest` is for trying. At a smaller scale the full size is predicted for the card of the published figures.
 - **Peers** run the same model, weights, data, seed and number of steps by their own loop. Where the losses of a step
-  lie apart, a row is marked as not the same work, and its ratio counts for nothing.
-- **results.jsonl** is only ever added to. A ladder that was stopped goes on at the first rung without a row, and a
-  rung is measured anew where the recipe, the machine or a library's version is another."""
+  lie apart, a row is marked as not the same work, and its ratio counts for nothing. A wide terminal shows the quartiles
+  of a peer's speed in brackets, over every two of the timed steps, one of each loop.
+- **results.jsonl** is only ever added to, by one ladder at a time. A ladder that was stopped goes on at the first rung
+  without a row; what failed or was killed is tried again. A rung is measured anew where the recipe, the machine or the
+  version of a library that it uses is another, and predicted anew where besides these the calibration or tightfit's own
+  code is.
+- **The exit status** is 0 where any rung came to figures, 1 where none did, and 2 where every one was refused or what
+  was asked for is wrong."""
 
 
 def ladder_page() -> Iterator[str | records.Table]:
@@ -61,6 +67,7 @@ def ladder_page() -> Iterator[str | records.Table]:
            "tightfit ladder bert-large                        # BERT-large by the guide's nine rungs, and newer ones\n"
            "tightfit ladder bert-large --peer hf-trainer      # the same rungs by another trainer\n"
            "tightfit ladder bert-large --scale reduced        # minutes on a processor\n"
+           "tightfit ladder bert-large --gpu 24GB             # predicted at full size for a card of that size\n"
            "tightfit ladder mine.yaml                         # each technique that your recipe leaves open\n"
            "```")
     yield ("It prints a table, and writes `results.jsonl` and a page that opens offline: time and memory as bars, "

@@ -59,7 +59,7 @@ LAYERS = (
     ("tightfit.trace.file",),
     ("tightfit.trace.sample",),
     ("tightfit.trace",),
-    ("tightfit.nvml", "tightfit.versions"),
+    ("tightfit.nvml", "tightfit.versions", "tightfit.host_memory"),
     ("tightfit.errors",),
 )
 """From the top down; a module belongs to the longest name here that it lies under. The package itself stands at the

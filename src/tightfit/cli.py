@@ -136,8 +136,8 @@ def ladder(
         "transformer-156m, transformer-156m-jax, or a recipe.")],
     overrides: Overrides = None,
     gpu: Annotated[str | None, typer.Option(
-        metavar="NAME", help="A GPU to predict the full size for; by default the one that figures were published on, "
-        "where this machine has none.")] = None,
+        metavar="NAME", help="A GPU to predict the full size for, or a size such as `24GB`; by default the one that "
+        "figures were published on, where this machine has none.")] = None,
     gpu_memory: Annotated[str | None, typer.Option(
         metavar="SIZE", help="Memory such as `24GB` that this machine's GPU is cut down to.")] = None,
     peer: Annotated[list[str] | None, typer.Option(
@@ -154,12 +154,14 @@ def ladder(
     """Measure every technique's effect on this machine, a rung at a time, beside published and predicted figures.
 
     Example: `tightfit ladder bert-large`. It goes on where it was stopped. How to read it is in docs/ladder.md.
+
+    Exit status: 0, or 1 where no rung came to figures.
     """
     _quiet_libraries()
     from tightfit.commands.ladder import run_ladder
 
-    run_ladder(name, overrides or [], gpu=gpu, gpu_memory=gpu_memory, peers=peer or [], scale=scale, steps=steps,
-               limit=limit, picture=picture)
+    raise typer.Exit(run_ladder(name, overrides or [], gpu=gpu, gpu_memory=gpu_memory, peers=peer or [], scale=scale,
+                                steps=steps, limit=limit, picture=picture))
 
 
 @app.command()
@@ -243,7 +245,8 @@ def _show(console: Console, summary: Summary) -> None:
 
 
 def main() -> None:
-    """Run the command line. Exit status: 0 done, 2 something to change, said in one line, 128 + n after signal n."""
+    """Run the command line. Exit status: 0 done, 1 what was looked for is bad or missing, as its command says, 2
+    something to change, said in one line, 128 + n after signal n."""
     from tightfit.errors import TightfitError
 
     try:

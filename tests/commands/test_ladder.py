@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from tests.ladder.climbs import CARD, CPU, DONE, Processes
+from tests.ladder.climbs import CARD, CPU, DONE, Processes, use
 from tightfit import cli
 from tightfit.commands.ladder import run_ladder
 from tightfit.errors import RecipeError, ReportError
-from tightfit.ladder import climbing
 from tightfit.ladder.catalogue import LADDERS
 from tightfit.ladder.jobs import About, Job, Measure, Outcome
 from tightfit.ladder.peers import PEERS
+from tightfit.ladder.rows import Status
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -25,7 +29,9 @@ from tightfit.ladder.peers import PEERS
     (["bert-large", "--peer", "hf"], "peer: 'hf'"),
     (["bert-large", "--scale", "half"], "scale: 'half' is none; write one of full, reduced, smallest"),
     (["gpt2", "--scale", "reduced"], "scale: 'reduced' is for the ladders that have a name"),
-    (["bert-large", "--gpu", "h2000"], "gpu: 'h2000'"),
+    (["bert-large", "--gpu", "h2000"], "gpu: 'h2000' is not in the catalogue; write --gpu 24GB for a card that is not "
+     "there; did you mean 'h200'?"),
+    (["bert-large", "--gpu", "2000GB"], "gpu: '2000GB' should be at least 1GB"),
     (["bert-large", "--gpu-memory", "lots"], "gpu-memory: 'lots'"),
     (["bert-large", "seq_length=8"], "seq_length"),
     (["fp16-batch", "precision=bf16"], "precision: the rungs of fp16-batch set it themselves"),
@@ -52,16 +58,17 @@ def test_a_ladder_is_shown_and_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = Processes(lambda job: DONE)
-    monkeypatch.setattr(climbing, "run_job", made)
+    use(monkeypatch, made)
     monkeypatch.setenv("COLUMNS", "160")
-    page = run_ladder("bert-large", [f"output_dir={tmp_path}", "seq_len=64"], peers=["plain"],
-                      picture=tmp_path / "ladder.png")
+    status = run_ladder("bert-large", [f"output_dir={tmp_path}", "seq_len=64"], peers=["plain"],
+                        picture=tmp_path / "ladder.png")
     printed = capsys.readouterr().out
     assert "reduced shape: num_hidden_layers=4" in printed
     assert "every rung with seq_len=64; what was published is without" in printed
     assert "batch 4, fp32 (plain)" in printed
     assert "predicted for v100-16gb" in printed
-    assert "<html" in page.read_text("utf-8")
+    assert status == 0
+    assert "<html" in (tmp_path / "ladder.html").read_text("utf-8")
     assert (tmp_path / "ladder.png").read_bytes().startswith(b"\x89PNG")
     assert {job.recipe["seq_len"] for job in made.jobs} == {64}
     assert all(job.recipe.get("output_dir") is None for job in made.jobs)
@@ -76,17 +83,17 @@ def test_a_ladder_that_is_stopped_says_where_it_is_and_goes_on(
         return DONE
 
     made = Processes(outcome)
-    monkeypatch.setattr(climbing, "run_job", made)
+    use(monkeypatch, made)
     with pytest.raises(KeyboardInterrupt):
         run_ladder("bert-large", [f"output_dir={tmp_path}"])
     assert f"stopped; the rows so far are kept in {tmp_path / 'results.jsonl'}" in capsys.readouterr().err
-    monkeypatch.setattr(climbing, "run_job", Processes(lambda job: DONE))
+    use(monkeypatch, Processes(lambda job: DONE))
     run_ladder("bert-large", [f"output_dir={tmp_path}"])
     assert "going on: 2 of 15 rungs have their row" in capsys.readouterr().err
 
 
 def test_a_picture_that_cannot_be_written_keeps_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(climbing, "run_job", Processes(lambda job: DONE))
+    use(monkeypatch, Processes(lambda job: DONE))
     with pytest.raises(ReportError, match="picture cannot be written"):
         run_ladder("bert-large", [f"output_dir={tmp_path}"], picture=tmp_path / "no" / "where.png")
     assert (tmp_path / "results.jsonl").exists()
@@ -95,14 +102,43 @@ def test_a_picture_that_cannot_be_written_keeps_the_results(tmp_path: Path, monk
 def test_a_recipes_ladder_lies_in_a_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     made = Processes(lambda job: DONE)
-    monkeypatch.setattr(climbing, "run_job", made)
-    page = run_ladder("gpt2", ["batch_size=2", "checkpointing=none", "optimizer=sgd", "compile=off"])
-    assert page == Path("ladders/gpt2/ladder.html")
+    use(monkeypatch, made)
+    run_ladder("gpt2", ["batch_size=2", "checkpointing=none", "optimizer=sgd", "compile=off"])
+    assert Path("ladders/gpt2/ladder.html").exists()
     assert {job.recipe["optimizer"] for job in made.jobs} == {"sgd"}
 
 
+@pytest.mark.parametrize(("statuses", "exits"), [
+    (("failed", "killed", "timed-out", "out-of-memory"), 1), (("refused", "failed"), 1), (("refused",), 2),
+    (("failed", "done", "refused"), 0),
+])  # fmt: skip
+def test_the_exit_status_says_whether_anything_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]],
+    statuses: tuple[Status, ...], exits: int,
+) -> None:  # fmt: skip
+    ends = cycle(statuses)
+    use(monkeypatch, Processes(
+        lambda job: DONE if (status := next(ends)) == "done" else Outcome(status=status, reason="because")))
+    status, printed, said = run("ladder", "bert-large", f"output_dir={tmp_path}")
+    assert status == exits
+    assert "because" in printed
+    assert ("tightfit: no rung can run here" in said) == (exits == 2)
+    assert (tmp_path / "ladder.html").exists()
+
+
+def test_what_lies_where_the_results_belong_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    use(monkeypatch, Processes(lambda job: DONE))
+    os.mkfifo(tmp_path / "results.jsonl")
+    status, _, said = run("ladder", "bert-large", f"output_dir={tmp_path}")
+    assert status == 2
+    assert said.endswith("results.jsonl: cannot be read (it is no regular file); remove it, or write another "
+                         "output_dir=...\n")
+
+
 def test_a_limit_on_memory_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(climbing, "run_job", Processes(lambda job: DONE))
+    use(monkeypatch, Processes(lambda job: DONE))
     with pytest.raises(RecipeError, match="no GPU to cut down"):
         run_ladder("bert-large", [f"output_dir={tmp_path}"], gpu_memory="8GB")
 
@@ -110,10 +146,10 @@ def test_a_limit_on_memory_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.Monke
 class TwoDevices(Processes):
     """A machine that has a GPU, and a processor."""
 
-    def __call__(self, job: Job, limit: float) -> Outcome:
+    def __call__(self, job: Job, limit: float, *more: Any) -> Outcome:
         if isinstance(job, About) and job.recipe["device"] == "cpu":
             return Outcome(machine=CPU)
-        return super().__call__(job, limit)
+        return super().__call__(job, limit, *more)
 
 
 @pytest.mark.parametrize(("words", "layers"), [([], None), (["device=cpu"], 4)])
@@ -121,7 +157,7 @@ def test_the_scale_is_of_the_device_that_the_rungs_run_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], layers: int | None
 ) -> None:
     made = TwoDevices(lambda job: DONE, CARD)
-    monkeypatch.setattr(climbing, "run_job", made)
+    use(monkeypatch, made)
     run_ladder("bert-large", [f"output_dir={tmp_path}", *words])
     assert {job.recipe["model_overrides"].get("num_hidden_layers") for job in made.jobs} == {layers}
 

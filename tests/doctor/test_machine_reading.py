@@ -10,6 +10,7 @@ from importlib import metadata
 
 import pytest
 
+from tightfit import host_memory
 from tightfit.doctor import gather, host, software
 from tightfit.doctor.disk import CHUNK, read_disk
 from tightfit.doctor.readings import Driver, Gpu, Software
@@ -31,10 +32,10 @@ def test_the_host_is_read():
     ({"cpu/cpu.cfs_quota_us": "-1", "memory/memory.limit_in_bytes": "9223372036854771712"}, 8, None),
 ])
 def test_a_containers_limits_count(monkeypatch, files, cores, limit):
-    monkeypatch.setattr(host, "_words", lambda path: files.get(path.removeprefix("/sys/fs/cgroup/"), "").split())
+    monkeypatch.setattr(host_memory, "group_words", lambda name: files.get(name, "").split())
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     assert host._cores() == cores
-    assert host._memory_limit() == (limit or (None, 0))
+    assert host_memory.group_limit() == (limit or (None, 0))
 
 
 def test_the_compilers_version(tmp_path):

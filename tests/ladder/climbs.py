@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.reporting.profiled import EVIL, EVILS
+from tightfit.ladder import climbing, predicting
 from tightfit.ladder.catalogue import find_ladder
 from tightfit.ladder.climbs import Asked, Climb
 from tightfit.ladder.jobs import About, Figures, Job, Measure, Outcome, Predict
@@ -30,18 +33,30 @@ DONE = Outcome(figures=FIGURES)
 
 
 class Processes:
-    """Stands in for the processes: what each rung comes to, and which were asked for."""
+    """Stands in for the processes: what each rung comes to, and which were asked for.
 
-    def __init__(self, outcome: Callable[[Measure], Outcome], machine: Machine = CPU) -> None:
+    hangs: names of rungs whose prediction takes its process along, once for each time that a name stands here.
+    """
+
+    def __init__(
+        self, outcome: Callable[[Measure], Outcome], machine: Machine = CPU, hangs: Sequence[str] = ()
+    ) -> None:
         self.outcome, self.machine, self.jobs = outcome, machine, list[Measure]()
+        self.hangs, self.foretold = list(hangs), list[str]()
 
-    def __call__(self, job: Job, limit: float) -> Outcome:
+    def __call__(self, job: Job, limit: float, progress: Callable[[], int] = lambda: 0,
+                 until: float | None = None) -> Outcome:  # fmt: skip
         match job:
             case About():
                 return Outcome(machine=self.machine)
             case Predict():
                 for rung in job.rungs:
+                    progress()
+                    if rung.row.rung in self.hangs:
+                        self.hangs.remove(rung.row.rung)
+                        return Outcome(status="timed-out", reason=f"took more than {limit:.0f} seconds")
                     append(Path(job.results), replace(rung.row, fits="yes", peak_reserved=190))
+                    self.foretold.append(rung.row.rung)
                 return Outcome()
         self.jobs.append(job)
         return self.outcome(job)
@@ -50,6 +65,13 @@ class Processes:
         count = len(self.jobs)
         self.jobs.clear()
         return count
+
+
+def use(monkeypatch: pytest.MonkeyPatch, made: Processes) -> Processes:
+    """Let the stand-in take the place of every process that a climb starts."""
+    for module in (climbing, predicting):
+        monkeypatch.setattr(module, "run_job", made)
+    return made
 
 
 def how(ladder: Ladder, scale: Scale, folder: Path, **asked: Any) -> Asked:

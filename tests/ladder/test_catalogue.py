@@ -85,3 +85,14 @@ def test_a_recipe_with_nothing_open_has_no_ladder() -> None:
         ladder_of(Recipe.from_dict(pinned), "gpt2")
     with pytest.raises(RecipeError, match="inference"):
         ladder_of(Recipe.from_dict({"mode": "inference"}), "gpt2")
+
+
+def test_a_module_of_ones_own_has_a_baseline_that_it_can_run():
+    ladder = ladder_of(Recipe.from_dict({"model": "mine:build", "vocab_size": 256}), "mine:build")
+    plain = ladder.recipe(ladder.rungs[0])
+    assert (plain.attention.name, plain.optimizer.name) == ("sdpa", "adamw")
+    by_name = {rung.name: rung for rung in ladder.rungs}
+    assert "attention sdpa" not in by_name
+    assert by_name["attention eager"].feature is None  # against SDPA it shows the contrary
+    pinned = ladder_of(Recipe.from_dict({"model": "mine:build", "vocab_size": 256, "attention": "eager"}), "mine:build")
+    assert pinned.recipe(pinned.rungs[0]).attention.name == "eager"

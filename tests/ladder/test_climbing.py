@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,25 +11,22 @@ from typing import Any
 
 import pytest
 
-from tests.ladder.climbs import CPU, DONE, FIGURES, Processes, how
-from tightfit.errors import RecipeError, ReportError
-from tightfit.ladder import climbing
+from tests.ladder.climbs import CPU, DONE, FIGURES, Processes, how, use
+from tightfit.errors import MissingLibrary, RecipeError, ReportError
 from tightfit.ladder.catalogue import find_ladder
 from tightfit.ladder.climbing import climb
 from tightfit.ladder.climbs import Climb
 from tightfit.ladder.jobs import Measure, Outcome
 from tightfit.ladder.lines import differs, heading, lines
-from tightfit.ladder.rows import Machine
+from tightfit.ladder.rows import RESULTS, Machine
 
 
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Processes]:
-    def use(outcome: Callable[[Measure], Outcome], machine: Machine = CPU) -> Processes:
-        made = Processes(outcome, machine)
-        monkeypatch.setattr(climbing, "run_job", made)
-        return made
+    def stand_in(outcome: Callable[[Measure], Outcome], machine: Machine = CPU, **more: Any) -> Processes:
+        return use(monkeypatch, Processes(outcome, machine, **more))
 
-    return use
+    return stand_in
 
 
 def go(folder: Path, **changes: Any) -> Climb:
@@ -67,17 +66,17 @@ def test_a_ladder_goes_on_where_it_stopped(tmp_path: Path, processes: Callable[.
 
 def test_what_did_not_run_is_a_row_with_its_reason(tmp_path: Path, processes: Callable[..., Processes]) -> None:
     ends = iter([Outcome(status="out-of-memory", reason="because out-of-memory"), Outcome(status="refused"),
-                 Outcome(status="timed-out"), Outcome(status="failed")])
+                 Outcome(status="timed-out"), Outcome(status="failed"), Outcome(status="killed")])
     made = processes(lambda job: next(ends, DONE))
     shown = lines(go(tmp_path, limit=10.0))
-    assert [line.measured.status for line in shown[:5] if line.measured] == [
-        "out-of-memory", "refused", "timed-out", "failed", "done"]  # fmt: skip
+    assert [line.measured.status for line in shown[:6] if line.measured] == [
+        "out-of-memory", "refused", "timed-out", "failed", "killed", "done"]  # fmt: skip
     assert shown[0].measured is not None
     assert shown[0].measured.reason == "because out-of-memory"
-    assert shown[4].speed is None  # its baseline did not run
+    assert shown[5].speed is None  # its baseline did not run
     made.ran()
     go(tmp_path, limit=10.0)
-    assert made.ran() == 1  # what failed is tried again
+    assert made.ran() == 2  # what failed or was killed is tried again
     go(tmp_path, limit=20.0)
     assert made.ran() == 1  # what took too long, with more time
 
@@ -93,6 +92,47 @@ def test_another_machines_rows_are_not_taken_for_this_ones(
     assert made.ran() == len(find_ladder("bert-large").rungs)
     assert {line.measured.samples for line in lines(done) if line.measured} == {8}
     assert any("also hold rows of CPU" in sentence for sentence in heading(done))
+
+
+def test_a_library_that_is_installed_since_is_tried_again_by_whom_it_serves(
+    tmp_path: Path, processes: Callable[..., Processes]
+) -> None:
+    missing = MissingLibrary("lightning", "the peer lightning", "lightning")
+    runners, rungs = ("tightfit", "lightning"), len(find_ladder("bert-large").rungs)
+    processes(lambda job: DONE if job.runner == "tightfit" else Outcome(status="refused", reason=str(missing)))
+    go(tmp_path, runners=runners)
+    made = processes(lambda job: DONE, replace(CPU, versions={**CPU.versions, "lightning": "2.6"}))
+    assert all(line.speed == 1.0 for line in lines(go(tmp_path, runners=runners)) if line.runner == "lightning")
+    assert [job.runner for job in made.jobs] == ["lightning"] * rungs
+    made.ran()
+    made = processes(lambda job: DONE, replace(CPU, versions={**CPU.versions, "flash-attn": "2.8"}))
+    go(tmp_path)
+    assert made.ran() == rungs
+
+
+def test_two_ladders_do_not_climb_in_one_folder(tmp_path: Path, processes: Callable[..., Processes]) -> None:
+    processes(lambda job: DONE)
+    source = ("import sys, time; from pathlib import Path; from tightfit.training.run_folder import locked\n"
+              "with locked(Path(sys.argv[1]), 'climbing a ladder'): print(flush=True); time.sleep(600)")
+    other: Any = subprocess.Popen([sys.executable, "-c", source, str(tmp_path)], stdout=subprocess.PIPE)
+    with other.stdout:
+        other.stdout.readline()
+        with pytest.raises(RecipeError, match="output_dir: another process is climbing a ladder in"):
+            go(tmp_path)
+        other.kill()
+        other.wait()
+    assert all(line.measured is not None for line in lines(go(tmp_path)))
+
+
+def test_a_few_of_the_lines_that_are_no_results_are_named(
+    tmp_path: Path, processes: Callable[..., Processes]
+) -> None:
+    processes(lambda job: DONE)
+    (tmp_path / RESULTS).write_text("what is this\n" * 40)
+    said = list[str]()
+    climb(how(find_ladder("bert-large"), "smallest", tmp_path), said.append)
+    assert sum("is no result" in text for text in said) == 5
+    assert "35 more lines are no results either" in said
 
 
 def test_a_peer_is_the_same_work_or_says_that_it_is_not(tmp_path: Path, processes: Callable[..., Processes]) -> None:

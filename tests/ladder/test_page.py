@@ -37,8 +37,8 @@ def test_all_of_it_is_there(reduced):
     read = Read(reduced)
     for name in ("ladder", "time", "memory", "full", "front", "features", "peers", "missing", "about"):
         assert name in read.ids
-    for word in ("13 of 15", "published on V100 16 GB", "reduced shape", "predicted to measured", "-50.0 %",
-                 "predicted for v100-16gb", "Pareto front", "DeepSpeed ZeRO", "not measured", "0.67x", "too new",
+    for word in ("13 of 15", "published (publ.) on V100 16 GB", "reduced shape", "predicted to measured", "-50.0 %",
+                 "predicted, v100-16gb", "Pareto front", "DeepSpeed ZeRO", "not measured", "0.67x", "too new",
                  "not run yet", "not the same work", "predicted not to fit at full size", "a rough guess", "abc1234",
                  "2026-11-21 10:00", "16.0 GiB", "micro_batch_size: 1", "3 of 3"):
         assert word in read.said, word
@@ -53,16 +53,39 @@ def test_published_figures_stand_beside_measured_ones_at_full_size_alone(reduced
     def words(markup, chart):
         return [trace["name"] for trace in charts(markup)[chart]["data"]]
 
-    assert words(reduced, "time-chart") == ["measured", "predicted"]
-    assert words(reduced, "full-time-chart") == ["published", "predicted for v100-16gb"]
+    assert words(reduced, "time-chart") == ["measured, CPU", "predicted, CPU"]
+    assert words(reduced, "full-time-chart") == ["published, V100 16 GB", "predicted, v100-16gb"]
     full = page(climbed("full", CARD, gpu=None))
     refused = charts(full)["memory-chart"]["data"][1]
     assert refused["y"][12].startswith("13.")
     assert refused["text"][12] == ""  # what did not run took nothing, its context left aside
-    assert words(full, "time-chart") == words(full, "memory-chart") == ["published", "measured", "predicted"]
+    assert words(full, "time-chart") == words(full, "memory-chart") == [
+        "published, V100 16 GB", "measured, V100 16 GB", "predicted, V100 16 GB"]
     assert "full-time-chart" not in charts(full)
     assert "measured to published" in Read(full).said
     assert "the driver reports" in Read(full).said
+
+
+def test_only_what_is_of_the_same_card_is_compared(reduced):
+    assert "predicted to published" in Read(reduced).said
+    other = Read(page(climbed(gpu="rtx-4090"))).said
+    assert "predicted, rtx-4090" in other
+    assert "published, V100 16 GB" in other
+    assert "predicted to published" not in other
+    assert "predicted for rtx-4090, another card than that of publ." in other
+    h200 = Read(page(climbed("full", replace(CARD, device="NVIDIA H200"), gpu=None))).said
+    assert "measured to published" not in h200
+    assert "predicted to measured" in h200
+
+
+def test_a_card_that_was_not_named_is_compared_with_none():
+    climb = empty(find_ladder("fp16-batch"), "reduced", gpu="titan-rtx")
+    climb.rows.predicted += [predicted(climb, rung, "titan-rtx", "full", 0.5, 8_000)
+                             for rung in climb.asked.ladder.rungs]
+    said = Read(page(climb)).said
+    assert "predicted, titan-rtx" in said
+    assert "predicted to published" not in said
+    assert "another card" not in said
 
 
 def test_bars_hold_every_rung_with_a_figure(reduced):
@@ -115,8 +138,10 @@ def test_quantiles():
 
 def test_figures_that_nobody_tells_are_left_out():
     climb = empty(find_ladder("ddp"), "full", CARD)
-    assert told(lines(climb), climb.asked.ladder, published=True) == ({"published": [0.55, 0.505, 0.655]}, {})
-    assert told_at_full_size(lines(climb), climb.asked.ladder, "v100-16gb")[1] == {}
+    seconds, memory = told(lines(climb), climb)
+    assert ({who.who: values for who, values in seconds.items()}, memory) == ({"published": [0.55, 0.505, 0.655]}, {})
+    climb.asked = replace(climb.asked, gpu="v100-16gb")
+    assert told_at_full_size(lines(climb), climb)[1] == {}
 
 
 def test_a_page_is_written_whole_or_not_at_all(tmp_path):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,7 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
     def write(source: str) -> None:
         (tmp_path / "small_worker.py").write_text(source)
         monkeypatch.setattr(processes, "WORKER", "small_worker")
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
 
     return write
 
@@ -36,7 +39,7 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 @pytest.mark.parametrize(("source", "status", "reason"), [
     ("import time; time.sleep(60)", "timed-out", "more than 1 seconds"),
     ("raise ValueError('no such thing')", "failed", "ValueError: no such thing (ended with status 1)"),
-    ("import os; os.kill(os.getpid(), 9)", "out-of-memory", "host memory"),
+    ("import os; os.kill(os.getpid(), 9)", "killed", "killed by signal 9, perhaps by the system"),
     ("import os; os.kill(os.getpid(), 11)", "failed", "ended by SIGSEGV"),
     ("import sys, pathlib; pathlib.Path(sys.argv[2]).write_text('{\"status\": \"done\"}')", "done", ""),
 ])  # fmt: skip
@@ -89,6 +92,37 @@ def test_killed_the_ladder_takes_its_worker_along(tmp_path: Path) -> None:
     assert waits.wait(60) == ORPHANED
 
 
+HOLDS_THE_LOCK = """
+import ctypes, os, pathlib, sys
+from tightfit.ladder import worker
+worker.end_with_starter(int(sys.argv[3]))
+pathlib.Path({path!r}).write_text(str(os.getpid()))
+ctypes.PyDLL(None).sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot be asked to end a process with another")
+def test_a_worker_that_runs_no_python_ends_with_its_ladder_too(
+    worker: Callable[[str], None], tmp_path: Path
+) -> None:
+    path = tmp_path / "pid"
+    worker(HOLDS_THE_LOCK.format(path=str(path)))
+    ladder = subprocess.Popen([sys.executable, "-c", "from tightfit.ladder import jobs, processes; "
+                               "processes.WORKER = 'small_worker'; processes.run_job(jobs.About(recipe={}), 600.0)"])
+    until(lambda: path.exists() and path.read_text() != "")
+    ladder.kill()
+    ladder.wait()
+    until_gone(int(path.read_text()))
+
+
+def test_a_job_that_comes_on_has_its_limit_anew(worker: Callable[[str], None]) -> None:
+    worker("import sys, pathlib, time; time.sleep(2.5); "
+           "pathlib.Path(sys.argv[2]).write_text('{\"status\": \"done\"}')")
+    assert run_job(JOB, 1.0, partial(next, count())).status == "done"
+    assert run_job(JOB, 1.0, lambda: 0).status == "timed-out"
+    assert run_job(JOB, 60.0, partial(next, count()), until=time.monotonic() + 0.1).status == "timed-out"
+
+
 OWN_SESSION = """
 import subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
@@ -116,7 +150,7 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 def test_what_processes_say_is_told_from_torchruns_report():
     assert own_words("one\ntwo") == ("one\ntwo", False)
     assert without_outcome(1, REPORT.format(code=1)).reason.startswith("KeyError: 'what went wrong' (")
-    assert without_outcome(1, REPORT.format(code=-9)).status == "out-of-memory"
+    assert without_outcome(1, REPORT.format(code=-9)).status == "killed"
 
 
 def gone(pid: int) -> bool:

@@ -126,9 +126,22 @@ def test_a_full_disk_leaves_no_part_of_a_row(tmp_path: Path, monkeypatch: pytest
     assert path.read_bytes() == before
 
 
-def test_a_results_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ReportError, match="cannot be read"):
-        rows.read(tmp_path)
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_what_is_no_file_is_one_sentence_and_not_waited_for(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "results.jsonl"
+    path.mkdir() if kind == "folder" else os.mkfifo(path)
+    with pytest.raises(ReportError, match="it is no regular file"):
+        rows.read(path)
+
+
+@pytest.mark.parametrize("content", [bytes(range(256)) * 40, b"\0" * 100])
+def test_bytes_that_are_no_text_are_one_sentence(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ReportError, match="holds no results of a ladder; remove it"):
+        rows.read(path)
+    rows.append(path, measured())
+    assert rows.read(path).measured == [measured()]
 
 
 def test_a_key_tells_what_was_run_from_where_it_was_kept() -> None:

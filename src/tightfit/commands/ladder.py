@@ -7,13 +7,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tightfit.devices import find_device, parse_memory
-from tightfit.errors import RecipeError, ReportError, nearest
+from tightfit.devices import parse_memory
+from tightfit.errors import RecipeError, Refused, ReportError, nearest
 from tightfit.ladder import LIMIT
+from tightfit.ladder.cards import card
 from tightfit.ladder.catalogue import IN_JAX, LADDERS, find_ladder
 from tightfit.ladder.climbing import climb, this_machine
-from tightfit.ladder.climbs import Asked
+from tightfit.ladder.climbs import Asked, Climb
 from tightfit.ladder.from_recipe import ladder_of
+from tightfit.ladder.lines import lines
 from tightfit.ladder.page import write_page
 from tightfit.ladder.peers import PEERS
 from tightfit.ladder.picture import check_picture, save_picture
@@ -31,13 +33,16 @@ def run_ladder(
     name: str, overrides: Sequence[str] = (), *, gpu: str | None = None, gpu_memory: str | None = None,
     peers: Sequence[str] = (), scale: str | None = None, steps: int | None = None, limit: float = LIMIT,
     picture: Path | None = None,
-) -> Path:  # fmt: skip
-    """Climb a ladder of that name, or of a recipe; show it, draw it, and return the page's path.
+) -> int:  # fmt: skip
+    """Climb a ladder of that name, or of a recipe; show it, draw it, and return an exit status: 1 where no rung came to
+    figures, 0 otherwise.
 
-    overrides: fields of every rung; `output_dir` takes the results. gpu: a card to predict the full size for.
+    overrides: fields of every rung; `output_dir` takes the results. gpu: a card to predict the full size for, by its
+    name or a size such as `24GB`.
     gpu_memory: a size such as `24GB` that this machine's GPU is cut down to. peers: whose loops run the same rungs.
     scale: full, reduced or smallest; by default full where the rungs run on a GPU, and reduced elsewhere. limit:
-    seconds for one rung. picture: where a PNG or SVG of it goes. Raises TightfitError.
+    seconds for one rung. picture: where a PNG or SVG of it goes. Raises TightfitError for bad input, and Refused after
+    printing where every rung was refused.
     """
     fields = [word for word in overrides if word.partition("=")[0] != OUTPUT]
     given = [word.partition("=")[2] for word in overrides if word.partition("=")[0] == OUTPUT]
@@ -55,7 +60,7 @@ def run_ladder(
     if picture is not None:
         check_picture(picture)
     if gpu is not None:
-        find_device(gpu)  # an unknown name is said before anything runs
+        card(gpu)  # an unknown name is said before anything runs
     machine = None
     if chosen is None:
         machine = this_machine(ladder.recipe(ladder.rungs[0], overrides=fields))
@@ -85,7 +90,15 @@ def run_ladder(
                 raise ReportError(f"{where}: the {what} cannot be written ({error.strerror or error}); the results "
                                   "are kept") from None
             console.print(f"{what}: {where}", markup=False, highlight=False)
-    return path
+    return _exit_status(done)
+
+
+def _exit_status(climb: Climb) -> int:
+    """0 where anything was measured. Raises Refused where nothing can be, on this machine or with this recipe."""
+    became = {line.measured.status for line in lines(climb) if line.measured is not None}
+    if became == {"refused"}:
+        raise Refused("no rung can run here; what to write instead is said of each above")
+    return 0 if "done" in became else 1
 
 
 def _ladder(name: str, fields: Sequence[str]) -> Ladder:

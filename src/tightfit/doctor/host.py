@@ -10,23 +10,18 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import psutil
-
+from tightfit import host_memory
 from tightfit.calibration import processor
 from tightfit.doctor.readings import Host
 
 TOOLS = ("nvidia-smi", "nvcc", "docker", "podman", "nvidia-ctk")
 FLAGS = {"avx2": "avx2", "avx512f": "avx512", "avx512_bf16": "avx512-bf16", "amx_bf16": "amx-bf16"}
 """Linux's names for instructions that PyTorch's own kernels use."""
-UNLIMITED = 1 << 60
-"""A memory limit at or above this is none: the old control groups write a huge number."""
 
 
 def read_host() -> Host:
     """This machine, as this process may use it."""
-    memory = psutil.virtual_memory()
-    limit, used = _memory_limit()
-    available = memory.available if limit is None else min(memory.available, max(limit - used, 0))
+    memory = host_memory.host_memory()
     toolkit = Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda") / "bin/nvcc"
     compiler = shutil.which("nvcc") or (str(toolkit) if toolkit.exists() else None)
     return Host(
@@ -34,8 +29,8 @@ def read_host() -> Host:
         processor=processor().rpartition(",")[0],
         cores=_cores(),
         cores_all=os.cpu_count() or 1,
-        memory_total=min(memory.total, limit or memory.total),
-        memory_available=available,
+        memory_total=memory.total,
+        memory_available=memory.available,
         shared_memory=_shared_memory(),
         number_formats=_number_formats(),
         container=_container(),
@@ -51,23 +46,12 @@ def _cores() -> int:
     except AttributeError:  # no affinity on this system
         own = os.cpu_count() or 1
     quota, period = 0.0, 1.0
-    words = _words("/sys/fs/cgroup/cpu.max")
+    words = host_memory.group_words("cpu.max")
     if len(words) == 2 and words[0].isdecimal():
         quota, period = float(words[0]), float(words[1])
-    elif (old := _words("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")) and old[0].isdecimal():
-        quota, period = float(old[0]), float((_words("/sys/fs/cgroup/cpu/cpu.cfs_period_us") or ["100000"])[0])
+    elif (old := host_memory.group_words("cpu/cpu.cfs_quota_us")) and old[0].isdecimal():
+        quota, period = float(old[0]), float((host_memory.group_words("cpu/cpu.cfs_period_us") or ["100000"])[0])
     return max(1, min(own, math.ceil(quota / period))) if quota > 0 else own
-
-
-def _memory_limit() -> tuple[int | None, int]:
-    """The control group's limit of memory, and what it uses now. None where there is no limit."""
-    for limit, used in (("memory.max", "memory.current"),
-                        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
-        words = _words(f"/sys/fs/cgroup/{limit}")
-        if words and words[0].isdecimal() and int(words[0]) < UNLIMITED:
-            now = _words(f"/sys/fs/cgroup/{used}")
-            return int(words[0]), int(now[0]) if now and now[0].isdecimal() else 0
-    return None, 0
 
 
 def _shared_memory() -> int | None:
@@ -105,10 +89,3 @@ def _nvcc(path: str) -> str | None:
         return None
     found = re.search(r"release (\d+\.\d+)", said)
     return found[1] if found else None
-
-
-def _words(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().split()
-    except OSError:
-        return []

@@ -5,7 +5,8 @@
 | `rungs` | what a ladder and its rungs are |
 | `catalogue`, `published` | the ladders that have a name, and the figures that were published for them |
 | `from_recipe` | a ladder of a person's own recipe |
-| `climbs`, `climbing` | a ladder on its way, and taking it further |
+| `climbs`, `climbing`, `predicting` | a ladder on its way, and taking it further |
+| `cards` | the cards that it is predicted for |
 | `jobs`, `processes`, `worker` | each rung in a process of its own |
 | `rows` | what came out, in an append-only file |
 | `peers` | the same rungs by other trainers |

@@ -100,7 +100,7 @@ def fp16_batch() -> Ladder:
         name="fp16-batch", title="BERT-base, sequence classification, 128 tokens: fp16 against fp32",
         base={**PLAIN, "model": "bert-base", "task": "sequence-classification", "num_labels": 2,
               "data": {"source": "dummy", "samples": 512}, "seq_len": 128, "learning_rate": 5e-5},
-        published_on="one of two GPUs (model not named)", gpu="titan-rtx", rungs=tuple(rungs),
+        published_on="one of two GPUs (model not named)", gpu="titan-rtx", card_named=False, rungs=tuple(rungs),
         shrunk=_shrunk(BERT, seq_len={"reduced": 64, "smallest": 32}),
         notes=("published on two GPUs, memory of each; here on one, with no gradients exchanged",),
     )  # fmt: skip

@@ -2,64 +2,79 @@
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
 from datetime import UTC, datetime
-from pathlib import Path
 
 from tightfit.devices import MIB
 from tightfit.errors import RecipeError, ReportError
 from tightfit.ladder.climbs import Asked, Climb, Tell
-from tightfit.ladder.jobs import About, Measure, Predict, Unpredicted
+from tightfit.ladder.jobs import About, Measure
+from tightfit.ladder.predicting import predict_rungs
 from tightfit.ladder.processes import run_job
-from tightfit.ladder.rows import FINAL, OURS, RESULTS, Machine, Measured, Predicted, read
-from tightfit.ladder.rungs import Rung, Scale
+from tightfit.ladder.rows import OURS, RESULTS, Machine, Measured, Rows, read
+from tightfit.ladder.rungs import Rung
 from tightfit.recipe import Recipe
+from tightfit.training.run_folder import locked
 
 ABOUT_SECONDS = 120.0
 """What asking for the machine may take: it loads the framework."""
+NAMED = 5
+"""Lines that are no results, and are named before the ladder begins."""
 
 
 def climb(asked: Asked, tell: Tell, machine: Machine | None = None) -> Climb:
     """Predict and run every rung that has no row yet, each as its row is known.
 
     machine: this one, where it is known from an earlier climb; it takes a process to ask.
-    Raises RecipeError for a rung that is no recipe, ReportError where results cannot be written, and what the machine
-    cannot do for any rung.
+    Raises RecipeError for a rung that is no recipe, a folder that another ladder is writing to, and what the machine
+    cannot do for any rung; ReportError where results cannot be read or written.
     """
     # a wrong override is said before anything runs
     recipes = [asked.ladder.recipe(rung, asked.scale, asked.overrides) for rung in asked.ladder.rungs]
     try:
         asked.folder.mkdir(parents=True, exist_ok=True)
-        rows = read(asked.folder / RESULTS)
-        for line in rows.skipped:
-            tell(line)
-        begun = Climb(asked, machine or this_machine(recipes[0]), rows, tell)
-        if asked.memory is not None and begun.machine.kind != "cuda":
-            raise RecipeError("gpu-memory: this machine has no GPU to cut down; leave it out, or write --gpu with a "
-                              "name to predict the full size for")
-        if asked.predicts:
-            _predict(begun, None, asked.scale)
-        if asked.gpu is not None:
-            _predict(begun, asked.gpu, "full")
-        waiting = [(rung, runner) for rung in asked.ladder.rungs for runner in asked.runners
-                   if _due(begun, rung, runner)]
-        every = len(asked.ladder.rungs) * len(asked.runners)
-        if 0 < len(waiting) < every:
-            tell(f"going on: {every - len(waiting)} of {every} rungs have their row, or need none")
-        for number, (rung, runner) in enumerate(waiting, start=1):
-            if asked.time_left <= 0:
-                tell(f"the time is over: {len(waiting) - number + 1} of {len(waiting)} rungs are left")
-                break
-            who = "" if runner == OURS else f", {runner}"
-            tell(f"rung {number} of {len(waiting)}: {rung.name}{who}")
-            row = _measured(begun, rung, runner)
-            begun.add(row)
-            tell("  " + describe(row))
+        with locked(asked.folder, "climbing a ladder"):
+            rows = _read(asked, tell)
+            begun = Climb(asked, machine or this_machine(recipes[0]), rows, tell)
+            if asked.memory is not None and begun.machine.kind != "cuda":
+                raise RecipeError("gpu-memory: this machine has no GPU to cut down; leave it out, or write --gpu with "
+                                  "a name or a size to predict the full size for")
+            if asked.predicts:
+                predict_rungs(begun, None, asked.scale)
+            if asked.gpu is not None:
+                predict_rungs(begun, asked.gpu, "full")
+            _measure_rungs(begun)
     except OSError as error:
         raise ReportError(f"output_dir: {asked.folder} cannot be written ({error.strerror or error}); write "
                           "output_dir=... elsewhere") from None
     return begun
+
+
+def _read(asked: Asked, tell: Tell) -> Rows:
+    """The rows so far; a few of the lines that are none are named, and how many more there are."""
+    rows = read(asked.folder / RESULTS)
+    for line in rows.skipped[:NAMED]:
+        tell(line)
+    if len(rows.skipped) > NAMED:
+        tell(f"{len(rows.skipped) - NAMED} more lines are no results either")
+    return rows
+
+
+def _measure_rungs(climb: Climb) -> None:
+    """Run every rung that has no row yet, by each runner, as far as the time goes."""
+    asked = climb.asked
+    waiting = [(rung, runner) for rung in asked.ladder.rungs for runner in asked.runners if _due(climb, rung, runner)]
+    every = len(asked.ladder.rungs) * len(asked.runners)
+    if 0 < len(waiting) < every:
+        climb.tell(f"going on: {every - len(waiting)} of {every} rungs have their row, or need none")
+    for number, (rung, runner) in enumerate(waiting, start=1):
+        if asked.time_left <= 0:
+            climb.tell(f"the time is over: {len(waiting) - number + 1} of {len(waiting)} rungs are left")
+            break
+        who = "" if runner == OURS else f", {runner}"
+        climb.tell(f"rung {number} of {len(waiting)}: {rung.name}{who}")
+        row = _measured(climb, rung, runner)
+        climb.add(row)
+        climb.tell("  " + describe(row))
 
 
 def this_machine(recipe: Recipe) -> Machine:
@@ -81,10 +96,7 @@ def describe(row: Measured) -> str:
 def _due(climb: Climb, rung: Rung, runner: str) -> bool:
     if runner != OURS and rung.launch != "single":
         return False  # a peer's loop has one device
-    row = climb.newest(rung, runner)
-    if row is None or row.status == "timed-out":
-        return row is None or row.limit < climb.asked.limit
-    return row.status not in FINAL
+    return climb.is_due(climb.newest(rung, runner))
 
 
 def _measured(climb: Climb, rung: Rung, runner: str) -> Measured:
@@ -96,35 +108,6 @@ def _measured(climb: Climb, rung: Rung, runner: str) -> Measured:
     return Measured(
         ladder=asked.ladder.name, rung=rung.name, runner=runner, scale=asked.scale, key=climb.key(rung, runner),
         status=found.status, reason=found.reason, machine=climb.machine,
-        date=datetime.now(UTC).isoformat(timespec="seconds"), commit=_commit(), limit=limit, memory=asked.memory,
+        date=datetime.now(UTC).isoformat(timespec="seconds"), commit=climb.commit, limit=limit, memory=asked.memory,
         **figures,
     )  # fmt: skip
-
-
-def _predict(climb: Climb, gpu: str | None, scale: Scale) -> None:
-    """Predict the rungs that have no prediction yet, on this machine's device or on `gpu`."""
-    device = gpu or climb.machine.device
-    rungs = []
-    for rung in climb.asked.ladder.rungs:
-        if rung.launch == "single" and climb.prediction(rung, device, scale) is None:
-            row = Predicted(ladder=climb.asked.ladder.name, rung=rung.name, scale=scale, device=device,
-                            key=climb.prediction_key(rung, device, scale))
-            rungs.append(Unpredicted(row=row, recipe=climb.recipe(rung, scale).to_dict(),
-                                     within=climb.within(rung, scale)))
-    if not rungs:
-        return
-    climb.tell(f"predicting {len(rungs)} rungs for {device}" + (", at full size" if gpu else ""))
-    job = Predict(rungs=tuple(rungs), gpu=gpu, results=str(climb.path), memory=None if gpu else climb.asked.memory)
-    found = run_job(job, climb.asked.limit * len(rungs))
-    if found.status != "done":
-        climb.tell(f"  not all were predicted: {found.reason}")
-    climb.rows = read(climb.path)
-
-
-def _commit() -> str | None:
-    """The commit of the checkout that runs, where it is one."""
-    with contextlib.suppress(OSError):
-        found = subprocess.run(["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"],
-                               capture_output=True, text=True, check=False)
-        return found.stdout.strip() or None
-    return None

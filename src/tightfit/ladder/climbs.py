@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tightfit.ladder.rows import OURS, RESULTS, Machine, Measured, Predicted, Row, Rows, append, key_of
+from tightfit import calibration
+from tightfit.ladder.rows import FINAL, OURS, RESULTS, Machine, Measured, Predicted, Row, Rows, append, key_of
 from tightfit.ladder.rungs import Ladder, Rung, Scale
 from tightfit.recipe import Recipe
 
@@ -65,6 +69,12 @@ class Climb:
         """The rung's prediction for a device; None where there is none."""
         return self.rows.prediction(self.prediction_key(rung, device, scale), device)
 
+    def is_due(self, row: Row | None) -> bool:
+        """Whether what a row tells is still to be found out: again where it failed, was killed, or may take longer."""
+        if row is None:
+            return True
+        return row.limit < self.asked.limit if row.status == "timed-out" else row.status not in FINAL
+
     def add(self, row: Row) -> None:
         append(self.path, row)
         self.rows.add(row)
@@ -86,8 +96,29 @@ class Climb:
                          memory=asked.memory)
 
     def prediction_key(self, rung: Rung, device: str, scale: Scale) -> str:
-        """The digest of a rung as it is predicted; the limit on memory is this machine's."""
-        return self._key(rung, scale, memory=self.asked.memory if device == self.machine.device else None)
+        """The digest of a rung as it is predicted, and of what predictions depend on: the code, the libraries and, for
+        this machine's own device, what it is, what it was calibrated to, and the limit on its memory."""
+        machine = self.machine.seen_by(OURS)
+        own = device == machine.device
+        return self._key(rung, scale, commit=self.commit, machine=asdict(machine) if own else machine.versions,
+                         memory=self.asked.memory if own else None, ceilings=self._ceilings if own else None)
+
+    @cached_property
+    def commit(self) -> str | None:
+        """The last commit that changed the package, where a checkout of it runs."""
+        package = str(Path(__file__).parents[1])
+        with contextlib.suppress(OSError):
+            found = subprocess.run(["git", "-C", package, "log", "-1", "--format=%h", "--", "."],
+                                   capture_output=True, text=True, check=False)
+            return found.stdout.strip() or None
+        return None
+
+    @cached_property
+    def _ceilings(self) -> str | None:
+        """The digest of this machine's calibration; None where there is none that its plans would use."""
+        machine = self.machine
+        found = calibration.load(machine.device, threads=machine.units if machine.kind == "cpu" else 0)
+        return None if found is None else key_of({}, ceilings=asdict(found))
 
     def _key(self, rung: Rung, scale: Scale, **how: Any) -> str:
         return key_of(self.recipe(rung, scale).to_dict(), within=self.within(rung, scale), launch=rung.launch, **how)

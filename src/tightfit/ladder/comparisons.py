@@ -4,17 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from tightfit.devices import MIB
+from tightfit.ladder.cards import card_name, published_card
+from tightfit.ladder.climbs import Climb
 from tightfit.ladder.lines import Line
 from tightfit.ladder.rows import OURS, Measured, Predicted
 from tightfit.ladder.rungs import Ladder, Rung
 
 QUANTILES = {"least": 0.0, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "most": 1.0}
 
-Told = dict[str, list[float | None]]
+
+
+@dataclass(frozen=True)
+class Teller:
+    """Who tells figures, and of which device; `card` is the same for every name of that device."""
+
+    who: Literal["published", "measured", "predicted"]
+    device: str
+    card: str
+
+    def __str__(self) -> str:
+        return f"{self.who}, {self.device}"
+
+
+Told = dict[Teller, list[float | None]]
 """A figure of every rung, by who tells it; None where that one tells nothing."""
 
 
@@ -50,23 +67,32 @@ def own(shown: Iterable[Line]) -> list[Line]:
     return [line for line in shown if line.runner == OURS]
 
 
-def told(shown: Sequence[Line], ladder: Ladder, *, published: bool) -> tuple[Told, Told]:
+def told(shown: Sequence[Line], climb: Climb) -> tuple[Told, Told]:
     """Seconds of a step and bytes of each rung at the scale that ran: as published, where that is of the same size,
     measured, and predicted for the device that measured."""
-    rows: dict[str, Callable[[Line], Measured | Predicted | None]] = {
-        "measured": lambda line: line.measured, "predicted": lambda line: line.predicted}
-    return _told(own(shown), ladder, rows, published)
+    device = climb.machine.device
+    card = card_name(device)
+    rows: Rows = {Teller("measured", device, card): lambda line: line.measured,
+                  Teller("predicted", device, card): lambda line: line.predicted}
+    return _told(own(shown), climb.asked.ladder, rows, climb.asked.scale == "full")
 
 
-def told_at_full_size(shown: Sequence[Line], ladder: Ladder, gpu: str | None) -> tuple[Told, Told]:
-    """Seconds of a step and bytes of each rung at full size: as published, and predicted for `gpu`."""
-    return _told(own(shown), ladder, {f"predicted for {gpu}": lambda line: line.full} if gpu else {}, True)
+def told_at_full_size(shown: Sequence[Line], climb: Climb) -> tuple[Told, Told]:
+    """Seconds of a step and bytes of each rung at full size: as published, and predicted for the card asked for."""
+    gpu = climb.asked.gpu
+    rows: Rows = {Teller("predicted", gpu, card_name(gpu)): lambda line: line.full} if gpu else {}
+    return _told(own(shown), climb.asked.ladder, rows, True)
 
 
-def _told(shown: list[Line], ladder: Ladder, rows: dict[str, Callable[[Line], Measured | Predicted | None]],
-          published: bool) -> tuple[Told, Told]:  # fmt: skip
-    seconds: Told = {"published": [published_seconds(line.rung, ladder) for line in shown]} if published else {}
-    memory: Told = {"published": [published_bytes(line.rung) for line in shown]} if published else {}
+Rows = dict[Teller, Callable[[Line], Measured | Predicted | None]]
+
+
+def _told(shown: list[Line], ladder: Ladder, rows: Rows, published: bool) -> tuple[Told, Told]:
+    seconds, memory = Told(), Told()
+    if published:
+        who = Teller("published", ladder.published_on, published_card(ladder))
+        seconds[who] = [published_seconds(line.rung, ladder) for line in shown]
+        memory[who] = [published_bytes(line.rung) for line in shown]
     for who, row in rows.items():
         seconds[who] = [seconds_of(row(line)) for line in shown]
         memory[who] = [memory_of(row(line), ladder) for line in shown]
@@ -128,6 +154,17 @@ class Spread:
     what: str
     count: int
     values: list[float]
+
+
+def step_quartiles(line: Line) -> tuple[float, float] | None:
+    """The quartiles of a line's speed in that of its baseline, over every two of their timed steps; None where either
+    did not run."""
+    ran, other = line.measured, line.baseline
+    if ran is None or other is None or not ran.seconds or not other.seconds:
+        return None
+    _, low, _, high, _ = quantiles(
+        [ran.samples * theirs / (other.samples * ours) for ours in ran.seconds for theirs in other.seconds])
+    return low, high
 
 
 def spread(found: Sequence[Ratio]) -> list[Spread]:

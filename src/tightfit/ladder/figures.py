@@ -37,7 +37,7 @@ def bars_figure(names: Sequence[str], told: Told, bytes_: bool) -> Any:
     for who, values in told.items():
         words = ["" if v is None else size(int(v)) if bytes_ else seconds_text(v) for v in values]
         figure.add_bar(y=labels, x=[None if v is None else v / each for v in values], orientation="h",
-                       name=label_of(who), marker={"color": colour(who)}, text=words, textposition="none",
+                       name=label_of(str(who)), marker={"color": colour(who.who)}, text=words, textposition="none",
                        hovertemplate="%{y}: %{text}<extra>%{fullData.name}</extra>")
     figure.update_layout(barmode="group", xaxis={"title": unit if bytes_ else f"{unit} a step", "rangemode": "tozero"},
                          yaxis={"autorange": "reversed", "automargin": True, "tickfont": {"size": 11}})

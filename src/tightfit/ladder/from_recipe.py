@@ -6,6 +6,7 @@ from typing import Any
 
 from tightfit.errors import RecipeError
 from tightfit.ladder.rungs import PLAIN, Ladder, Rung, setting_alone, setting_name
+from tightfit.models import resolve_source
 from tightfit.recipe import CHOICES, Recipe
 from tightfit.recipe_text import technique_to_yaml
 from tightfit.techniques import SLOTS, Technique
@@ -22,8 +23,9 @@ BASELINE = "plain"
 def ladder_of(recipe: Recipe, name: str) -> Ladder:
     """The recipe's ladder. What it pins stays; every field that it leaves `auto` is climbed.
 
-    The baseline takes PLAIN's choice of each open slot, and the whole batch at once. Raises RecipeError for a recipe
-    that trains nothing or leaves nothing open.
+    The baseline takes PLAIN's choice of each open slot, and the whole batch at once; of a factory's model, which may
+    compute attention itself, `sdpa`, which keeps that. Raises RecipeError for a recipe that trains nothing or leaves
+    nothing open.
     """
     if recipe.mode != "train":
         raise RecipeError("mode: 'inference' is for planning, and a ladder is of training; write mode=train")
@@ -32,7 +34,9 @@ def ladder_of(recipe: Recipe, name: str) -> Ladder:
         raise RecipeError(f"{', '.join(CHOICES)}: all are pinned, so that there is nothing to compare; write auto for "
                           "one, such as checkpointing=auto")
     slots = [slot for slot in SLOTS if slot in open_fields]
-    base = {**recipe.to_dict(), **{slot: PLAIN[slot] for slot in slots}}
+    made = "attention" in slots and resolve_source(recipe).kind == "factory"
+    plain = {**PLAIN, "attention": "sdpa"} if made else PLAIN
+    base = {**recipe.to_dict(), **{slot: plain[slot] for slot in slots}}
     rungs = [Rung(name=BASELINE)]
     if "micro_batch_size" in open_fields:
         base["micro_batch_size"] = recipe.batch_size
@@ -40,13 +44,15 @@ def ladder_of(recipe: Recipe, name: str) -> Ladder:
                        feature="gradient accumulation") for size in _halves(recipe.batch_size)]
     for slot in slots:
         rungs += [Rung(name=f"{slot} {setting_name(setting)}", changes=_alone(setting, recipe), against=BASELINE,
-                       feature=FEATURE_OF[slot])
+                       feature=None if made and slot == "attention" else FEATURE_OF[slot])
                   for technique in SLOTS[slot] for setting in technique.rungs()
-                  if technique_to_yaml(setting) != PLAIN[slot]]
+                  if technique_to_yaml(setting) != plain[slot]]
     rungs.append(Rung(name="combined, as the plan chooses", against=BASELINE,
                       changes=dict.fromkeys(open_fields, "auto")))
     pinned = [f"{field}={_word(getattr(recipe, field))}" for field in CHOICES if field not in open_fields]
     notes = (f"pinned in every rung: {', '.join(pinned)}",) if pinned else ()
+    if made:
+        notes = (*notes, "attention=sdpa where nothing else is said: attention that a module computes itself stays")
     return Ladder(name=folder_name(name), title=f"{recipe.model}, {recipe.task}: plain, each technique alone, combined",
                   base=base, rungs=tuple(rungs), notes=notes)
 

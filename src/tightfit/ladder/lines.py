@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tightfit.ladder.cards import card_name, published_card
 from tightfit.ladder.climbs import Climb
 from tightfit.ladder.rows import OURS, Measured, Predicted
 from tightfit.ladder.rungs import Ladder, Rung, Scale
@@ -98,14 +99,17 @@ def heading(climb: Climb) -> list[str]:
     asked, machine, ladder = climb.asked, climb.machine, climb.asked.ladder
     said = [f"{ladder.title}", f"measured on {machine.device}"
             + (f" (driver {machine.driver})" if machine.driver else "")
-            + f", torch {machine.versions.get('torch', '-')}, transformers {machine.versions.get('transformers', '-')}"]
+            + f", torch {machine.versions.get('torch', '-')}, transformers {machine.versions.get('transformers', '-')}"
+            + ("; pred. is for it too" if any(row.device == machine.device for row in climb.rows.predicted) else "")]
     if asked.scale != "full":
         said.append(f"{asked.scale} shape: {smaller(ladder, asked.scale)}; memory is the allocator's peak of a step, "
                     "and published figures are of the full size")
     if asked.gpu is not None:
-        said.append(f"full size predicted for {asked.gpu}")
+        other = ladder.published_on and ladder.card_named and card_name(asked.gpu) != published_card(ladder)
+        said.append(f"full size (full) predicted for {asked.gpu}"
+                    + (", another card than that of publ." if other else ""))
     if ladder.published_on:
-        said.append(f"published on {ladder.published_on}")
+        said.append(f"published (publ.) on {ladder.published_on}")
     if asked.overrides:
         said.append(f"every rung with {' '.join(asked.overrides)}"
                     + ("; what was published is without" if ladder.published_on else ""))

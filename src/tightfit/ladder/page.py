@@ -31,7 +31,7 @@ def page(climb: Climb) -> str:
     """The page of what is known of a ladder so far."""
     view = View(climb, lines(climb))
     full = climb.asked.scale == "full"
-    seconds, memory = told(view.shown, view.ladder, published=full)
+    seconds, memory = told(view.shown, climb)
     parts = {
         "ladder": ladder_section(view),
         "time": section("time", "Time of a step", compared(view, "time", seconds, bytes_=False)),

@@ -41,7 +41,7 @@ def save_picture(path: Path, climb: Climb) -> None:
 
     shown, ladder = lines(climb), climb.asked.ladder
     names = [f"{number}. {name}" for name, number in numbers(shown).items()]
-    seconds, memory = told(shown, ladder, published=climb.asked.scale == "full")
+    seconds, memory = told(shown, climb)
     with matplotlib.rc_context({"svg.hashsalt": ladder.name, "font.size": 9, "axes.spines.top": False,
                                 "axes.spines.right": False, "text.parse_math": False}):  # fmt: skip
         bars, points = 0.9 + 0.42 * len(names), 3.6
@@ -69,7 +69,7 @@ def _bars(axis: Any, names: Sequence[str], figures_told: Told, *, bytes_: bool) 
     thick = 0.8 / max(len(figures_told), 1)
     for at, (who, values) in enumerate(figures_told.items()):
         places = [number - 0.4 + thick * (at + 0.5) for number in range(len(names))]
-        axis.barh(places, [(value or 0.0) / each for value in values], thick, label=who, color=colour(who))
+        axis.barh(places, [(value or 0.0) / each for value in values], thick, label=str(who), color=colour(who.who))
     axis.set_yticks(range(len(names)), [textwrap.fill(name, WRAPPED) for name in names])
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.set(xlabel=unit, title="peak memory" if bytes_ else "time of a step")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -18,14 +20,19 @@ from tightfit.ladder.jobs import JOB, OUTCOME, Job, Measure, Outcome
 from tightfit.ladder.parallel import command, own_words
 
 WORKER = "tightfit.ladder.worker"
+POLL = 0.5
+"""Seconds between two looks at how far a job is."""
 SAID = 400
 """Characters of a failed process's last words that are kept."""
 
 
-def run_job(job: Job, limit: float) -> Outcome:
+def run_job(
+    job: Job, limit: float, progress: Callable[[], int] | None = None, until: float | None = None
+) -> Outcome:
     """A job's outcome; of a process that ends without one, why. Being asked to stop ends the process first.
 
-    limit: seconds that it may take.
+    limit: seconds that it may take; with `progress`, that may pass from one change of what this returns to the next.
+    until: a moment of time.monotonic at which it ends whatever it has left.
     """
     with stopping(), tempfile.TemporaryDirectory(prefix="tightfit-ladder-") as folder:
         asked, outcome, said = (Path(folder) / name for name in ("job.json", "outcome.json", "said"))
@@ -37,12 +44,26 @@ def run_job(job: Job, limit: float) -> Outcome:
                                        stdin=subprocess.DEVNULL, start_new_session=True)
             with ended(process):
                 try:
-                    code = process.wait(limit)
+                    code = _waited(process, limit, progress or (lambda: 0), until)
                 except subprocess.TimeoutExpired:
                     return Outcome(status="timed-out", reason=f"took more than {limit:.0f} seconds")
         if outcome.exists():
             return OUTCOME.validate_json(outcome.read_bytes())
         return without_outcome(code, said.read_text("utf-8", errors="replace"))
+
+
+def _waited(process: subprocess.Popen[bytes], limit: float, progress: Callable[[], int], until: float | None) -> int:
+    """A process's exit status. Raises TimeoutExpired; for the arguments see `run_job`."""
+    end = math.inf if until is None else until
+    done, deadline = progress(), time.monotonic() + limit
+    while True:
+        try:
+            return process.wait(max(min(POLL, deadline - time.monotonic(), end - time.monotonic()), 0.0))
+        except subprocess.TimeoutExpired:
+            if (now := progress()) != done:
+                done, deadline = now, time.monotonic() + limit
+            if time.monotonic() >= min(deadline, end):
+                raise
 
 
 @contextlib.contextmanager
@@ -85,7 +106,7 @@ def without_outcome(code: int, said: str) -> Outcome:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     last = next((line for line in reversed(lines) if "Error" in line or "error" in line), lines[-1] if lines else "")
     if killed or code == -signal.SIGKILL:
-        return Outcome(status="out-of-memory",
-                       reason="the system ended it, as it does where host memory runs out")
+        return Outcome(status="killed",
+                       reason=f"killed by signal {signal.SIGKILL:d}, perhaps by the system for lack of host memory")
     how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
     return Outcome(status="failed", reason=f"{last[-SAID:]} ({how})" if last else how)

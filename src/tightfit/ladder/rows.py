@@ -10,9 +10,11 @@ import hashlib
 import json
 import math
 import os
+import stat
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,9 +24,15 @@ from tightfit.errors import ReportError
 
 RESULTS = "results.jsonl"
 OURS = "tightfit"
-Status = Literal["done", "out-of-memory", "refused", "timed-out", "failed"]
+Status = Literal["done", "out-of-memory", "refused", "timed-out", "killed", "failed"]
 FINAL: tuple[Status, ...] = ("done", "out-of-memory", "refused")
 """What is not tried again when a ladder goes on."""
+
+OF_SOME: Mapping[str, tuple[str, ...]] = {
+    "accelerate": ("hf-trainer", "liger"), "bitsandbytes": ("hf-trainer", "liger"), "liger-kernel": ("liger",),
+    "lightning": ("lightning",),
+}  # fmt: skip
+"""Libraries that the figures of some runners alone depend on; those of any other library are of all runners."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +45,11 @@ class Machine:
     units: int = 0
     driver: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
+
+    def seen_by(self, runner: str) -> Machine:
+        """The machine with the libraries alone that a runner's figures depend on."""
+        return replace(self, versions={library: version for library, version in self.versions.items()
+                                       if runner in OF_SOME.get(library, (runner,))})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +103,12 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """A rung as the planner sees it on a device. fits: yes, with-retries or no; empty where nothing was predicted, and
-    `reason` says why. date, versions: when it was made, and by which libraries."""
+    """A rung as the planner sees it on a device.
+
+    key: a digest of what was predicted and of all that it depends on, see `Climb.prediction_key`.
+    fits: yes, with-retries or no; empty where nothing was predicted, and `status` and `reason` say why.
+    limit: seconds that it was given. date, versions: when it was made, and by which libraries.
+    """
 
     ladder: str
     rung: str
@@ -99,7 +116,9 @@ class Predicted:
     key: str
     device: str
     fits: str = ""
+    status: Status = "done"
     reason: str = ""
+    limit: float = 0.0
     step_seconds: float = 0.0
     calibrated: bool = False
     peak_allocated: int = 0
@@ -138,8 +157,9 @@ class Rows:
             self.predicted.append(row)
 
     def newest(self, key: str, machine: Machine) -> Measured | None:
-        """The last measurement of a key on a machine; None where there is none."""
-        return next((row for row in reversed(self.measured) if row.key == key and row.machine == machine), None)
+        """The last measurement of a key on a machine, by the same libraries; None where there is none."""
+        return next((row for row in reversed(self.measured) if row.key == key
+                     and row.machine.seen_by(row.runner) == machine.seen_by(row.runner)), None)
 
     def prediction(self, key: str, device: str) -> Predicted | None:
         """The last prediction of a key for a device; None where there is none."""
@@ -173,13 +193,21 @@ def append(path: Path, row: Row) -> None:
 
 
 def read(path: Path) -> Rows:
-    """The rows of a file; none where there is no such file. Raises ReportError where it cannot be read at all."""
+    """The rows of a file; none where there is no such file.
+
+    Raises ReportError where it cannot be read at all: what is no regular file, and bytes that are no text.
+    """
     rows = Rows()
     try:
-        text = path.read_text("utf-8", errors="replace") if path.exists() else ""
+        if not path.exists():
+            return rows
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for who writes into it
+            raise ReportError(f"{path}: cannot be read (it is no regular file); remove it, or write another "
+                              "output_dir=...")
+        content = path.read_bytes()
     except OSError as error:
         raise ReportError(f"{path}: cannot be read ({error.strerror or error})") from None
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(content.decode("utf-8", errors="replace").splitlines(), start=1):
         if not line.strip():
             continue
         try:
@@ -187,17 +215,32 @@ def read(path: Path) -> Rows:
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             reason = " ".join(str(error).split())[:120]
             rows.skipped.append(f"{path}:{number}: this line is no result and is left out ({reason})")
+    if rows.skipped and not (rows.measured or rows.predicted) and not _is_text(content):
+        raise ReportError(f"{path}: holds no results of a ladder; remove it, or write another output_dir=...")
     return rows
 
 
+def _is_text(content: bytes) -> bool:
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in content
+
+
 def _row(values: dict[str, Any]) -> Row:
-    kind = KINDS[values.pop("kind")]
-    known = {each.name for each in fields(kind)}
+    kind = values.pop("kind")
+    known = {each.name for each in fields(KINDS[kind])}
     values = {name: tuple(value) if isinstance(value, list) else value
               for name, value in values.items() if name in known}
-    row: Row = TypeAdapter(kind).validate_python(values)
+    row: Row = _adapter(kind).validate_python(values)
     _check(row)
     return row
+
+
+@cache
+def _adapter(kind: str) -> TypeAdapter[Any]:
+    return TypeAdapter(KINDS[kind])
 
 
 NUMBERS = ("peak_allocated", "peak_reserved", "samples", "tokens", "step_seconds", "limit", "context")

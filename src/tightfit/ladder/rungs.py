@@ -70,7 +70,8 @@ class Ladder:
     """A recipe's rungs.
 
     base: the fields that all rungs share, at full size; shrunk: what replaces them at the smaller scales.
-    published_on: the card and the source of the published figures; gpu: that card, by the catalogue's name.
+    published_on: the card and the source of the published figures; gpu: that card, by the catalogue's name, or one like
+    it where `card_named` says that they name none.
     steps_published: optimizer steps that the published seconds are of. published_memory: whose account the published
     memory is, the driver's of the process or the allocator's own.
     notes: sentences for the heading.
@@ -83,6 +84,7 @@ class Ladder:
     shrunk: Mapping[Scale, Values] = field(default_factory=dict)
     published_on: str = ""
     gpu: str | None = None
+    card_named: bool = True
     steps_published: int | None = None
     published_memory: Literal["driver", "allocator"] = "driver"
     notes: tuple[str, ...] = ()

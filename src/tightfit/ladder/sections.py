@@ -95,20 +95,21 @@ def compared(view: View, name: str, figures_told: Told, *, bytes_: bool) -> Html
 
 
 def _bars(view: View, name: str, what: str, figures_told: Told, bytes_: bool) -> Html:
-    """A chart and its table, with differences in percent: of each from the one before it. A rung of which nothing is
-    told is left out."""
+    """A chart and its table, with differences in percent: of each from the one before it, where both are of the same
+    card. A rung of which nothing is told is left out."""
     named = [rung for rung, *values in zip(view.names.values(), *figures_told.values(), strict=True) if any(values)]
     kept = {who: [value for value, known in zip(values, _known(figures_told), strict=True) if known]
             for who, values in figures_told.items()}
-    between = list(pairwise(kept))
+    between = [(first, second) for first, second in pairwise(kept) if first.card == second.card]
     rows = []
-    for rung, *values in zip(named, *kept.values(), strict=True):
-        differences = [_difference(first, second) for first, second in pairwise(values)]
-        rows.append((rung, *(_words(value, bytes_) for value in values), *differences))
+    for place, rung in enumerate(named):
+        differences = [_difference(kept[first][place], kept[second][place]) for first, second in between]
+        rows.append((rung, *(_words(values[place], bytes_) for values in kept.values()), *differences))
     return Html(
         view.chart(f"{name}-chart", figures.bars_figure(named, kept, bytes_),
-                   f"By rung, {what}: {', '.join(kept)}. The table below holds it.")
-        + table(f"By rung, {what}", ("rung", *kept, *(f"{second} to {first}" for first, second in between)), rows)
+                   f"By rung, {what}: {'; '.join(map(str, kept))}. The table below holds it.")
+        + table(f"By rung, {what}", ("rung", *map(str, kept), *(f"{second.who} to {first.who}"
+                                                                for first, second in between)), rows)
     )  # fmt: skip
 
 
@@ -129,7 +130,7 @@ def _difference(first: float | None, second: float | None) -> str:
 def full_size_section(view: View) -> Html:
     """What was published and what is predicted for the card that was asked for, where another size ran."""
     asked = view.climb.asked
-    seconds, memory = told_at_full_size(view.shown, view.ladder, asked.gpu)
+    seconds, memory = told_at_full_size(view.shown, view.climb)
     if not (seconds or memory) or (asked.scale == "full" and asked.gpu is None):
         return Html("")
     parts = [paragraph("None of this ran here: it is of the full size, and what is measured above is of a smaller one."

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from tightfit.devices import MIB
 from tightfit.ladder.climbs import Climb
-from tightfit.ladder.comparisons import memory_of, published_bytes, published_seconds, seconds_of
+from tightfit.ladder.comparisons import memory_of, published_bytes, published_seconds, seconds_of, step_quartiles
 from tightfit.ladder.lines import Line, heading, lines, times
 from tightfit.ladder.rows import OURS, Measured, Predicted
 from tightfit.ladder.rungs import Ladder
@@ -27,8 +27,11 @@ def show(climb: Climb, console: Console) -> None:
     for sentence in heading(climb):
         console.print(sentence, markup=False, highlight=False)
     heads, rows = cells(shown, ladder)
-    whole = table(heads, rows, shown)
-    if console.measure(whole, options=console.options.update(max_width=WIDE)).maximum <= console.width:
+    peers = any(line.runner != OURS for line in shown)
+    whole, wider = table(heads, rows, shown), table(*cells(shown, ladder, quartiles=True), shown)
+    if _has_room(wider, console):
+        console.print(wider)
+    elif _has_room(whole, console):
         console.print(whole)
     else:
         console.print(table(heads[:MEASURED], [row[:MEASURED] for row in rows], shown))
@@ -36,9 +39,10 @@ def show(climb: Climb, console: Console) -> None:
         ours = [(line, row) for line, row in zip(shown, rows, strict=True) if line.runner == OURS]
         foretold = [[row[0], *row[MEASURED:]] for _, row in ours]  # and published: of a peer's loop nothing is
         console.print(table([heads[0], *heads[MEASURED:]], foretold, [line for line, _ in ours]))
-    if any(line.runner != OURS for line in shown):
-        console.print("speed and memory: a rung's against the one that it changes, a peer's against ours of the same",
-                      highlight=False)
+    if peers:
+        console.print("speed and memory: a rung's against the one that it changes, a peer's against ours of the same"
+                      + ("; in brackets the quartiles over every two of their steps" if _has_room(wider, console)
+                         else ""), highlight=False)
     said = dict.fromkeys(f"{line.name}: {text}" for line in shown for text in remarks(line))
     for text in said:
         console.print(f"- {text}", markup=False, highlight=False)
@@ -55,8 +59,15 @@ def table(heads: list[str], rows: list[list[str]], shown: list[Line]) -> Table:
     return made
 
 
-def cells(shown: list[Line], ladder: Ladder) -> tuple[list[str], list[list[str]]]:
-    """The table's headings and rows: a column stands where any line has something to say in it."""
+def _has_room(made: Table, console: Console) -> bool:
+    return console.measure(made, options=console.options.update(max_width=WIDE)).maximum <= console.width
+
+
+def cells(shown: list[Line], ladder: Ladder, *, quartiles: bool = False) -> tuple[list[str], list[list[str]]]:
+    """The table's headings and rows: a column stands where any line has something to say in it.
+
+    quartiles: whether a peer's speed has its own behind it.
+    """
     full = any(line.full is not None for line in shown)
     published = any(line.rung.published is not None for line in shown)
     heads = ["rung", "s/step", "samples/s", "MiB", "speed", "memory", "pred. s", "pred. MiB"]
@@ -64,7 +75,8 @@ def cells(shown: list[Line], ladder: Ladder) -> tuple[list[str], list[list[str]]
     heads += ["publ. s", "publ. MiB"] if published else []
     rows = []
     for line in shown:
-        row = [line.name, *_measured(line.measured, ladder), times(line.speed), times(line.memory)]
+        row = [line.name, *_measured(line.measured, ladder),
+               times(line.speed) + (_quartiles(line) if quartiles else ""), times(line.memory)]
         row += [_seconds(line.predicted), _mib(line.predicted, ladder)]
         row += [_seconds(line.full), _mib(line.full, ladder)] if full else []
         row += _published(line, ladder) if published else []
@@ -78,6 +90,8 @@ def remarks(line: Line) -> list[str]:
     said = [line.rung.note, line.same_work]
     if ran is not None:
         said += [f"{ran.status}: {ran.reason}" if ran.status != "done" else "", *ran.notes]
+    if line.predicted is not None and not line.predicted.fits and (ran is None or ran.reason != line.predicted.reason):
+        said.append(f"not predicted: {line.predicted.reason}")
     if line.full is not None and line.full.fits != "yes":
         reason = line.full.reason or {"with-retries": "fits only after cached memory is given back",
                                       "no": "does not fit"}.get(line.full.fits, "")
@@ -91,6 +105,12 @@ def _measured(ran: Measured | None, ladder: Ladder) -> list[str]:
     if ran.status != "done":
         return [ran.status, "", ""]
     return [f"{ran.median_seconds:.4g}", f"{ran.samples_per_second:.4g}", _mib(ran, ladder)]
+
+
+def _quartiles(line: Line) -> str:
+    """Those of a peer's speed in ours, in brackets; nothing for our own."""
+    found = None if line.runner == OURS else step_quartiles(line)
+    return "" if found is None else f" ({found[0]:.2f} to {found[1]:.2f})"
 
 
 def _mib(found: Measured | Predicted | None, ladder: Ladder) -> str:

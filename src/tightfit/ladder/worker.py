@@ -6,9 +6,12 @@ rung. PARENT is the id of the ladder's own process.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import math
 import os
 import platform
+import signal
 import sys
 import threading
 import time
@@ -27,6 +30,7 @@ from tightfit.data import prepare
 from tightfit.data.loading import WindowLoader
 from tightfit.devices import Device
 from tightfit.errors import MissingLibrary, NonFiniteLoss, OutOfMemory, Refused, TightfitError
+from tightfit.ladder.cards import card
 from tightfit.ladder.growing import grown
 from tightfit.ladder.jobs import (
     JOB,
@@ -41,7 +45,7 @@ from tightfit.ladder.jobs import (
 )
 from tightfit.ladder.parallel import end_others, run_parallel, writes_outcome
 from tightfit.ladder.peers import PEERS
-from tightfit.ladder.rows import OURS, Machine, append
+from tightfit.ladder.rows import OF_SOME, OURS, Machine, append
 from tightfit.models import model_facts
 from tightfit.nvml import driver_version
 from tightfit.planning.defaults import resolve
@@ -49,12 +53,12 @@ from tightfit.planning.estimate import Margin, fit, steps_alone
 from tightfit.planning.search.search import check_length
 from tightfit.planning.search.settling import settle
 from tightfit.planning.standard_tools import standard_tools
-from tightfit.planning.targets import gpu_target, own_target
+from tightfit.planning.targets import own_target
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.versions import installed
 
-LIBRARIES = ("torch", "transformers", "tightfit", "accelerate", "torchao", "jax")
+LIBRARIES = ("torch", "transformers", "tightfit", "torchao", "torch-optimi", "triton", "flash-attn", "jax", *OF_SOME)
 """Whose versions a figure may depend on."""
 
 ORPHANED = 3
@@ -78,6 +82,20 @@ def main(job: Path, outcome: Path, parent: int) -> None:
         temporary.write_bytes(OUTCOME.dump_json(found))
         temporary.replace(outcome)
     end_others(found)
+
+
+PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl: the signal that a process gets when the one that started it ends."""
+
+
+def end_with_starter(parent: int) -> None:
+    """Have the system end this process with the one that started it, where it can: on Linux. A thread of ours cannot
+    look for it while C code holds Python's lock."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if not psutil.pid_exists(parent):  # it ended before that was asked for
+        os._exit(ORPHANED)
 
 
 def _end_with(parent: int) -> None:
@@ -136,7 +154,7 @@ def predict(asked: Predict) -> Outcome:
         try:
             row = replace(row, **_predicted(rung, asked.gpu, asked.memory))
         except TightfitError as error:
-            row = replace(row, reason=str(error))
+            row = replace(row, status="refused", reason=str(error))
         append(Path(asked.results), row)
     return Outcome()
 
@@ -145,7 +163,7 @@ def _predicted(rung: Unpredicted, gpu: str | None, limit: int | None) -> dict[st
     """What a rung's row says of it."""
     recipe, within = Recipe.from_dict(rung.recipe), rung.within
     backend = load_backend(recipe.backend)
-    target = own_target(backend.device(recipe)) if gpu is None else gpu_target(gpu, None, lambda: None)
+    target = own_target(backend.device(recipe)) if gpu is None else card(gpu)
     if limit is not None:
         target = replace(target, device=replace(target.device, memory_bytes=limit))
     tools = standard_tools(backend.predict, target.ceilings)
@@ -176,4 +194,5 @@ def _versions() -> dict[str, str]:
 JOBS: dict[type[Job], Callable[[Any], Outcome]] = {About: about, Measure: measure, Predict: predict}
 
 if __name__ == "__main__":
+    end_with_starter(int(sys.argv[3]))
     main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

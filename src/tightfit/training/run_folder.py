@@ -37,6 +37,22 @@ AGAINST = "report-against-"
 """How the names of reports that compare two runs begin."""
 
 
+@contextmanager
+def locked(folder: Path, doing: str) -> Iterator[None]:
+    """Keep other processes from writing into a folder. The lock falls with the process, however it ends.
+
+    Raises RecipeError where another process holds it, naming what that is doing.
+    """
+    with (folder / LOCK).open("w") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, not inherited by loader workers
+        except BlockingIOError:
+            raise RecipeError(
+                f"output_dir: another process is {doing} in {folder}; wait for it, or write output_dir=..."
+            ) from None
+        yield
+
+
 def run_path(recipe: Recipe, name: str) -> Path:
     """Where a run lies: the recipe's `output_dir`, or `runs/` and the name of the recipe or model."""
     return Path(recipe.output_dir or Path("runs") / folder_name(name)).expanduser()
@@ -72,14 +88,8 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes from writing here. The lock falls with the process, however it ends."""
-        with (self.path / LOCK).open("w") as file:
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, not inherited by loader workers
-            except BlockingIOError:
-                raise RecipeError(
-                    f"output_dir: another process is training in {self.path}; wait for it, or write output_dir=..."
-                ) from None
+        """Keep other processes from writing here."""
+        with locked(self.path, "training"):
             yield
 
     def saved_recipe(self) -> Recipe | None:

@@ -26,6 +26,7 @@ from tightfit.recipe_files import load_recipe
 from tightfit.trace import Trace
 from tightfit.training import checkpoints
 from tightfit.training.loop import Loop, Progress
+from tightfit.training.memory_check import check_memory
 from tightfit.training.progress import Listener, Quiet
 from tightfit.training.records import MetricsFile, Trackers
 from tightfit.training.run_folder import METRICS, MODEL, RunFolder, continued, run_path
@@ -112,6 +113,8 @@ class Trainer:
             self.listener.message("hugging_face: these arguments of the Hugging Face Trainer's have no effect here: "
                                   + ", ".join(sorted(recipe.hugging_face)))
         settled, self.plan = settle(recipe, own_target(device), self._predict, self.listener.message)
+        if self.module is None and not finished:
+            check_memory(settled, device, self._predict, self.listener.message)
         return settled, device
 
     def _predict(self, recipe: Recipe, device: Device) -> Trace:

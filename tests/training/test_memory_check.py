@@ -1,0 +1,84 @@
+"""A step that this machine's memory cannot hold is said, or refused, before it begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tightfit.backends import load_backend
+from tightfit.errors import Refused
+from tightfit.host_memory import HostMemory
+from tightfit.models import read_config
+from tightfit.planning.defaults import resolve
+from tightfit.planning.estimate import steps_alone
+from tightfit.recipe import Recipe
+from tightfit.shapes import shape_of
+from tightfit.training import memory_check
+from tightfit.training.memory_check import check_memory, rough_bytes
+from tightfit.training.trainer import Trainer
+
+GIB = 1 << 30
+
+
+def has(monkeypatch: pytest.MonkeyPatch, total: float, available: float) -> None:
+    memory = HostMemory(total=int(total), available=int(available))
+    monkeypatch.setattr(memory_check, "host_memory", lambda: memory)
+
+
+@pytest.fixture
+def large() -> Recipe:
+    return Recipe.from_dict({
+        "model": "gpt2", "model_overrides": {"n_layer": 2, "n_embd": 128, "n_head": 4}, "data": "dummy", "seq_len": 128,
+        "vocab_size": 512, "batch_size": 16, "micro_batch_size": 16, "device": "cpu"})  # fmt: skip
+
+
+def checked(recipe: Recipe) -> list[str]:
+    backend, said = load_backend(recipe.backend), list[str]()
+    device = backend.device(recipe)
+    check_memory(resolve(recipe, device), device, backend.predict, said.append)
+    return said
+
+
+def test_a_step_is_weighed_against_what_is_free_and_what_there_is(
+    large: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = load_backend("pytorch")
+    device = backend.device(large)
+    peak = steps_alone(backend.predict(resolve(large, device), device)).peak()[1]
+    has(monkeypatch, 2 * peak, 1.01 * peak)
+    assert checked(large) == []
+    has(monkeypatch, 2 * peak, 0.99 * peak)
+    (said,) = checked(large)
+    assert said.startswith("warning: a step is predicted to take ")
+    assert "Write micro_batch_size=8 (the same global batch, more accumulation)" in said
+    has(monkeypatch, 0.99 * peak, 0.98 * peak)
+    with pytest.raises(Refused, match=r"the system would end the run\. Write micro_batch_size=8"):
+        checked(large)
+
+
+def test_a_small_step_is_not_predicted(large: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    has(monkeypatch, 8 * GIB, 8 * GIB)
+    monkeypatch.setattr(load_backend("pytorch").__class__, "predict", None)
+    assert checked(large) == []
+
+
+@pytest.mark.parametrize("values", [
+    {}, {"attention": "eager"}, {"seq_len": 512}, {"model": "bert-base", "model_overrides": {}, "task": "masked-lm"},
+    {"model": "t5-small", "model_overrides": {}, "task": "seq2seq"},
+    {"model": "vit-base", "model_overrides": {"num_hidden_layers": 2}, "task": "image-classification", "num_labels": 3,
+     "vocab_size": None},
+    {"precision": "bf16", "vocab_size": 20_000},
+])  # fmt: skip
+def test_the_rough_guess_does_not_miss_by_as_much_as_is_left_to_it(large: Recipe, values: dict[str, Any]) -> None:
+    backend = load_backend("pytorch")
+    device = backend.device(large)
+    recipe = resolve(large.override(**values), device)
+    peak = steps_alone(backend.predict(recipe, device)).peak()[1]
+    assert peak < rough_bytes(recipe, shape_of(read_config(recipe), recipe.task)) / memory_check.SMALL
+
+
+def test_training_looks_before_it_begins(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    has(monkeypatch, 1 << 16, 1 << 15)
+    with pytest.raises(Refused, match="this machine has 64 KiB"):
+        Trainer(recipe=tiny).train()
