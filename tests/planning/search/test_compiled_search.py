@@ -51,6 +51,7 @@ class Compiler:
 
     def seconds(self, trace, recipe, device):
         slow = SPEED[recipe.checkpointing.name] * (1.4 if recipe.layers.name == "scanned" else 1.0)
+        slow *= 3.0 if recipe.precision.name == "fp32" else 1.0
         slow *= 1.0 if getattr(recipe.attention, "kernel", "") == "cudnn" else 1.2
         return Timed(seconds=slow * (1 + 0.1 / recipe.micro_batch_size))
 
@@ -74,6 +75,7 @@ def test_the_fastest_that_fits_is_chosen_and_few_are_compiled():
     assert told[-1] == (plan.predictions, plan.predictions, "done")
     assert all(candidate.estimate.fits == "yes" for candidate in plan.candidates if candidate is plan.chosen)
     assert plan.answers.would_not_fit
+    assert {each.precision.name for each in compiler.compiled} == {"bf16", "fp32"}
     values = plan.to_json()
     assert values["candidates"][0]["rank"] == 1
     assert values["candidates"][0]["recipe"]["layers"] == "unrolled"
@@ -81,9 +83,9 @@ def test_the_fastest_that_fits_is_chosen_and_few_are_compiled():
 
 def test_what_is_pinned_stays():
     compiler = Compiler()
-    plan = search(recipe(layers="scanned", checkpointing="every-block", attention="eager", micro_batch_size=8), GPU,
-                  compiler.tools())
-    assert len(compiler.compiled) == 1
+    plan = search(recipe(layers="scanned", checkpointing="every-block", attention="eager", micro_batch_size=8,
+                         precision="bf16"), GPU, compiler.tools())
+    assert [each.precision.name for each in compiler.compiled] == ["bf16"]
     assert (plan.recipe.layers.name, plan.recipe.attention.name, plan.recipe.micro_batch_size) == (
         "scanned", "eager", 8)
 

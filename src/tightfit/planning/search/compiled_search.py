@@ -5,7 +5,7 @@ Nothing is interpolated: what is shown was compiled. So few recipes are, several
 | round | compiled | why |
 |---|---|---|
 | 1 | both layouts of the layers, each kind of attention, nothing recomputed and every block, at one micro-batch | tells the layouts and the kernels apart |
-| 2 | the other kinds of checkpointing, with the faster layout and kernel | what lies between the two ends |
+| 2 | the other kinds of checkpointing, and full precision, with the faster layout and kernel | what lies between the two ends, and what half precision gains |
 | 3 | the fastest of these at the largest micro-batches that their memory leaves room for | memory grows no faster than the micro-batch |
 | 4 | where one does not fit after all, the next smaller | |
 
@@ -30,10 +30,11 @@ from tightfit.planning.search.budget import Progress
 from tightfit.planning.search.candidates import check_pins, micro_batch_sizes
 from tightfit.planning.wording import size
 from tightfit.recipe import Recipe
-from tightfit.techniques import Attention, Checkpointing, Layers
+from tightfit.techniques import Attention, Checkpointing, Layers, Precision
 from tightfit.techniques.attention import Sdpa
 from tightfit.techniques.checkpointing import AttentionOnly, EveryBlock, MlpOnly, NoCheckpointing, Selective
 from tightfit.techniques.layers import Scanned, Unrolled
+from tightfit.techniques.precision import Fp32
 
 COMPILATIONS = 16
 """Steps that a search compiles at most."""
@@ -54,18 +55,19 @@ class Setting:
     layers: Layers
     checkpointing: Checkpointing
     attention: Attention
+    precision: Precision
     micro: int
 
     def on(self, recipe: Recipe) -> Recipe:
         return recipe.model_copy(update={
             "layers": self.layers, "checkpointing": self.checkpointing, "attention": self.attention,
-            "micro_batch_size": self.micro,
+            "precision": self.precision, "micro_batch_size": self.micro,
         })  # fmt: skip
 
     def named(self, other: Setting | None = None) -> str:
         """As a person writes it; with `other`, only what differs from it."""
         parts = [] if other is not None and other.micro == self.micro else [f"micro_batch_size={self.micro}"]
-        for slot in ("layers", "checkpointing", "attention"):
+        for slot in ("layers", "checkpointing", "attention", "precision"):
             mine = getattr(self, slot)
             if other is None or getattr(other, slot) != mine:
                 parts.append(written(mine))
@@ -164,29 +166,42 @@ def cores() -> int:
 
 def _explore(search: Round, recipe: Recipe, first: int, sizes: Sequence[int]) -> None:
     """The four rounds."""
+    usual, *others = _precisions(recipe, search)
     layouts: list[Layers] = [Unrolled(), Scanned()] if recipe.layers == "auto" else [recipe.layers]
-    kernels = _kernels(recipe, search)
+    kernels = _kernels(recipe, search, usual)
     kinds: list[Checkpointing] = (
         [NoCheckpointing(), EveryBlock()] if recipe.checkpointing == "auto" else [recipe.checkpointing])
-    search.compile(Setting(layout, kind, kernels[0], first) for layout in layouts for kind in kinds)
-    search.compile(Setting(layouts[0], kind, kernel, first) for kernel in kernels[1:] for kind in kinds[:1])
+    search.compile(Setting(layout, kind, kernels[0], usual, first) for layout in layouts for kind in kinds)
+    search.compile(Setting(layouts[0], kind, kernel, usual, first) for kernel in kernels[1:] for kind in kinds[:1])
     if not search.found:
         return
     fastest = search.by_speed()[0]
     search.compile(replace(fastest, layers=layout) for layout in layouts)
     if recipe.checkpointing == "auto":
         search.compile(replace(fastest, checkpointing=kind) for kind in (*kinds, *BETWEEN))
+    search.compile(replace(fastest, precision=other, attention=kernel)
+                   for other in others for kernel in _kernels(recipe, search, other)[:1])
     for _ in range(2):
         search.compile(_largest(search, first, sizes))
     if not search.ranked():
         search.compile(replace(setting, micro=sizes[0]) for setting in search.too_large()[:2])
 
 
-def _kernels(recipe: Recipe, search: Round) -> list[Attention]:
+def _precisions(recipe: Recipe, search: Round) -> list[Precision]:
+    """The usual one first."""
+    usual = search.recipe.precision
+    assert usual != "auto"
+    if recipe.precision != "auto" or isinstance(usual, Fp32):
+        return [usual]
+    return [usual, Fp32(tf32=search.device.at_least(8))]
+
+
+def _kernels(recipe: Recipe, search: Round, precision: Precision) -> list[Attention]:
     if recipe.attention != "auto":
         return [recipe.attention]
     choices: tuple[Attention, ...] = (Sdpa(kernel="cudnn"), Sdpa())
-    return [kernel for kernel in choices if not kernel.refuse(search.recipe, search.device)]
+    with_it = search.recipe.model_copy(update={"precision": precision})
+    return [kernel for kernel in choices if not kernel.refuse(with_it, search.device)]
 
 
 def _largest(search: Round, first: int, sizes: Sequence[int]) -> list[Setting]:
