@@ -68,7 +68,9 @@ def eager_attention(
         seen = ordered if seen is None else seen & ordered
     if seen is not None:
         scores = jnp.where(seen[:, :, None] if group else seen, scores, jnp.finfo(wide).min)
-    weights = dropout(jax.nn.softmax(scores, axis=-1).astype(query.dtype), dropout_rate, dropout_key)
+    with jax.named_scope("softmax"):
+        weights = jax.nn.softmax(scores, axis=-1).astype(query.dtype)
+    weights = dropout(weights, dropout_rate, dropout_key)
     mixed = jnp.einsum(f"bk{group}qs,bskh->bqk{group}h", weights, value).reshape(query.shape)
     return checkpoint_name(mixed, ATTENTION)
 

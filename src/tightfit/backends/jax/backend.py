@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import psutil
 
-from tightfit.backends.base import Measurement, StepProfiler, Timings
+from tightfit.backends.base import Measurement, Timings
 from tightfit.backends.jax.assembly import assemble
 from tightfit.backends.jax.build import Build
-from tightfit.backends.jax.measuring import time_steps
+from tightfit.backends.jax.measuring.step_profiler import StepProfiler
+from tightfit.backends.jax.measuring.timing import time_steps
 from tightfit.backends.jax.predicting.predict import predict, unseen
 from tightfit.backends.jax.step import Step
+from tightfit.backends.measuring import measure
 from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.recipe import Recipe
@@ -49,10 +51,11 @@ class JaxBackend:
         return predict(recipe, device)
 
     def measure(self, step: Step, windows: Iterator[Any], chrome_trace: Path | None = None) -> Measurement:
-        _not_yet("profiled")
+        return measure(step, StepProfiler(step), step.build.session(), windows, step.build.recipe.learning_rate,
+                       chrome_trace=chrome_trace)
 
     def step_profiler(self, step: Step) -> StepProfiler:
-        _not_yet("profiled")
+        return StepProfiler(step)
 
     def time(self, step: Step, windows: Iterator[Any], warm_up: int, steps: int) -> Timings:
         return time_steps(step, windows, warm_up, steps)
@@ -81,9 +84,3 @@ def _processors() -> list[Any]:
         return list(jax.devices("cpu"))
     finally:
         logger.setLevel(level)
-
-
-def _not_yet(what: str) -> NoReturn:
-    """Raises Refused for what has no counterpart in this backend."""
-    raise Refused(f"backend: jax is not {what} yet; name every technique and micro_batch_size and train, or write "
-                  "backend=pytorch")

@@ -15,6 +15,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
 
 from tightfit.backends.base import Inspection, StepResult, Total, WindowSource
 from tightfit.backends.jax.batch import ArrayWindow, array_window
@@ -54,7 +55,11 @@ class PendingStep:
 
 
 class Step:
-    """The step of a build, with the state that it takes along. Each shape of window is compiled once."""
+    """The step of a build, with the state that it takes along. Each shape of window is compiled once.
+
+    dump: the folder that XLA describes the step in that it compiles from now on; None for nowhere.
+    called_at: when the last step was called, by time.perf_counter.
+    """
 
     def __init__(self, build: Build) -> None:
         self.build = build
@@ -62,6 +67,9 @@ class Step:
         self._compiled: dict[tuple[Any, ...], jax.stages.Compiled] = {}
         self._compile_seconds = 0.0
         self.state = self._initial()
+        self.dump: Path | None = None
+        self.called_at = 0.0
+        self._taken = 0
 
     @property
     def inspection(self) -> Inspection | None:
@@ -77,11 +85,14 @@ class Step:
         return self._compile_seconds
 
     def __call__(self, window: ArrayWindow, learning_rate: float) -> PendingStep:
-        arrays, count = self._placed(window), self._number(window.count, np.int32)
-        rate = self._number(learning_rate, np.float32)
-        run = self._compile(arrays, lambda: lower_step(self.build, placed(arrays, self.build.split)), "step")
-        with memory_guard("the step"):
-            self.state, metrics = run(self.state, arrays, count, rate)
+        self.called_at = time.perf_counter()
+        self._taken += 1
+        with jax.profiler.StepTraceAnnotation("step", step_num=self._taken):
+            arrays, count = self._placed(window), self._number(window.count, np.int32)
+            rate = self._number(learning_rate, np.float32)
+            run = self._compile(arrays, lambda: lower_step(self.build, placed(arrays, self.build.split)), "step")
+            with memory_guard("the step"):
+                self.state, metrics = run(self.state, arrays, count, rate)
         return PendingStep(metrics)
 
     def evaluate(self, windows: Iterable[Window | ArrayWindow]) -> Total:
@@ -108,6 +119,7 @@ class Step:
     def load(self, folder: Path, meta: dict[str, Any]) -> None:
         with memory_guard("restoring a checkpoint"):
             self.state = load_state(self.build.network, self.abstract, folder, meta)
+        self._taken = int(self.state["step"])
 
     def export(self, folder: Path, classes: dict[int, str] | None) -> None:
         write_model(self.build.network, jax.device_get(self.state["params"]), folder)
@@ -171,7 +183,12 @@ class Step:
         if kind not in self._compiled:
             began = time.perf_counter()
             with memory_guard(f"compiling the {what}"):
-                self._compiled[kind] = lower().compile(compiler_options=self.build.compiler_options or None)
+                if what == "step" and self.dump is not None:
+                    described = {**self.build.compiler_options, "xla_dump_to": str(self.dump)}
+                    with _compiled_anew():
+                        self._compiled[kind] = lower().compile(compiler_options=described)
+                else:
+                    self._compiled[kind] = lower().compile(compiler_options=self.build.compiler_options or None)
             self._compile_seconds += time.perf_counter() - began
         return self._compiled[kind]
 
@@ -182,6 +199,19 @@ class Step:
 
 def _all_finite(params: Arrays) -> jax.Array:
     return jnp.stack([jnp.isfinite(array).all() for array in params.values()]).all()
+
+
+@contextmanager
+def _compiled_anew() -> Iterator[None]:
+    """Take no program from JAX's cache on disk: XLA describes only what it compiles."""
+    before = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # else what was decided at the first compilation stands
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+        compilation_cache.reset_cache()
 
 
 @contextmanager

@@ -38,7 +38,8 @@ def train_step(build: Build, state: State, window: Arrays, count: jax.Array, lea
     metrics: Metrics = {"loss": (total, count)}
     with jax.named_scope("optimizer"):
         if build.recipe.max_grad_norm:
-            gradients, metrics["grad_norm"] = clipped(gradients, build.recipe.max_grad_norm)
+            with jax.named_scope("clip"):
+                gradients, metrics["grad_norm"] = clipped(gradients, build.recipe.max_grad_norm)
         params, optimizer = build.optimizer.update(gradients, state["optimizer"], params, learning_rate)
     return {"params": params, "optimizer": optimizer, "key": state["key"], "step": state["step"] + 1}, metrics
 
@@ -57,8 +58,7 @@ def window_gradients(
         (_, total), gradients = jax.value_and_grad(share, has_aux=True)(params, batch, number)
         return total, gradients
 
-    with jax.named_scope("micro_batches"):
-        found: tuple[jax.Array, Params] = build.sum_gradients(compute, window, window["labels"].shape[0])
+    found: tuple[jax.Array, Params] = build.sum_gradients(compute, window, window["labels"].shape[0])
     return found
 
 

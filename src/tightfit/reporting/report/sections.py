@@ -9,9 +9,10 @@ from tightfit.profiles import Profile
 from tightfit.recipe_text import to_yaml
 from tightfit.reporting.report import figures
 from tightfit.reporting.report.breakdown import TimedOp, timed_ops
-from tightfit.reporting.report.findings import Improvement, findings
+from tightfit.reporting.report.findings import findings
 from tightfit.reporting.report.headline import figures as headline_figures
 from tightfit.reporting.report.headline import phases, uncalibrated
+from tightfit.reporting.report.improvement import Improvement
 from tightfit.reporting.report.markup import (
     Html,
     bullets,
