@@ -7,6 +7,7 @@ where nothing was, by the time model.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from tightfit.profiles import Profile
@@ -35,10 +36,12 @@ def _largest(profile: Profile, trace: Trace) -> Improvement | None:
     held = [a for a in trace.alive(tick) if a.holds(tick) is Category.TEMPORARY and a.shape and a.shape not in state]
     if not held or held[0].bytes < WORTH_SAYING * peak:
         return None
-    worst = held[0]
+    together: dict[tuple[object, ...], int] = defaultdict(int)
+    for a in held:
+        together[a.shape, a.dtype] += a.bytes
+    worst = max(held, key=lambda a: (a.bytes, together[a.shape, a.dtype]))
     alike = [a for a in held if (a.shape, a.dtype) == (worst.shape, worst.dtype)]
-    together = sum(a.bytes for a in alike)
-    change, gain, derived = _fewer(profile, worst, together)
+    change, gain, derived = _fewer(profile, worst, together[worst.shape, worst.dtype])
     many = f", and {len(alike) - 1} more of its shape" if len(alike) > 1 else ""
     return Improvement(
         sentence=f"the largest array at the peak is {worst.dtype} {'x'.join(map(str, worst.shape))}, "

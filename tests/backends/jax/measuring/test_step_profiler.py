@@ -111,6 +111,13 @@ def test_the_step_is_annotated_for_xprof(measured):
     assert [stats["step_num"] for stats in found] == [FOLLOWED]
 
 
+def test_xprof_reads_it(measured, tmp_path):
+    tools = pytest.importorskip("xprof.convert.raw_to_tool_data")
+    (tmp_path / "local.xplane.pb").write_bytes(measured.xplane)
+    events, _ = tools.xspace_to_tool_data([str(tmp_path / "local.xplane.pb")], "trace_viewer", {})
+    assert "jit_step" in events
+
+
 def test_a_measured_step_learns_what_it_would_without(followed, plain):
     assert followed[1] == plain[1]
 

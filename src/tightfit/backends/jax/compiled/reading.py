@@ -17,7 +17,8 @@ from tightfit.backends.jax.compiled.kernels import kernels
 from tightfit.backends.jax.compiled.program import Program, read_program
 from tightfit.trace import Allocation, Category, Op, Phase, Span, Trace, Unseen
 
-DUMPED = "*{}_after_optimizations{}.txt"
+DUMPED = "*.jit_step.*{}_after_optimizations{}.txt"
+"""How XLA names its files on `update.lower_step`'s program, by platform and kind; others may be compiled beside it."""
 ASSIGNMENT, ALIVE, REPORT, PROGRAM = "-buffer-assignment", "-live-range", "-memory-usage-report", ""
 """What XLA writes as soon as it has planned a step's memory, in this order but for the program, which comes first."""
 STATE = {"params": Category.WEIGHTS, "optimizer": Category.OPTIMIZER}
