@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,10 @@ from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.recipe import Recipe
 from tightfit.trace import Trace, Unseen
+
+
+DRIVER = "libcuda.so.1"
+"""NVIDIA's driver, as a library."""
 
 
 class JaxBackend:
@@ -66,7 +72,7 @@ class JaxBackend:
 
 def jax_devices(recipe: Recipe) -> tuple[Any, ...]:
     """The devices that the recipe runs on. Raises Refused where there is no such device."""
-    found = _processors() if recipe.device == "cpu" else jax.devices()
+    found = _processors() if recipe.device == "cpu" else _best()
     if recipe.device == "cuda" and found[0].platform != "gpu":
         raise Refused("device: 'cuda' was asked for, and JAX finds no CUDA device; run: pip install "
                       "'tightfit[jax-cuda]', or write device=cpu")
@@ -75,12 +81,28 @@ def jax_devices(recipe: Recipe) -> tuple[Any, ...]:
     return tuple(found if recipe.parallel == "dp" else found[:1])
 
 
+def _best() -> list[Any]:
+    """What JAX itself would take. Where there is no driver, that a CUDA plug-in finds none is no news."""
+    try:
+        ctypes.CDLL(DRIVER)
+    except OSError:
+        with _without_plug_ins_words():
+            return list(jax.devices())
+    return list(jax.devices())
+
+
 def _processors() -> list[Any]:
-    """The CPU, asked for without what a CUDA plug-in that finds no driver has to say."""
+    with _without_plug_ins_words():
+        return list(jax.devices("cpu"))
+
+
+@contextmanager
+def _without_plug_ins_words() -> Iterator[None]:
+    """Keep off the screen what a CUDA plug-in has to say that finds no driver."""
     logger = logging.getLogger("jax._src.xla_bridge")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        return list(jax.devices("cpu"))
+        yield
     finally:
         logger.setLevel(level)
