@@ -25,7 +25,6 @@ from tightfit.errors import Refused
 from tightfit.recipe import Recipe
 from tightfit.trace import Trace, Unseen
 
-
 DRIVER = "libcuda.so.1"
 """NVIDIA's driver, as a library."""
 

@@ -61,7 +61,7 @@ def _fewer(profile: Profile, worst: Allocation, together: int) -> tuple[str, int
     """A change that takes such arrays away or makes them smaller, the bytes, and how they were derived."""
     recipe = profile.recipe
     eager = getattr(recipe.attention, "name", "") == "eager"
-    narrow = getattr(recipe.precision, "name", "") in ("bf16", "fp16")
+    narrow = getattr(recipe.precision, "name", "") in ("bf16", "fp16", "bf16-pure")
     if "softmax" in worst.module and eager and narrow and profile.device.kind == "cuda":
         return "attention=sdpa attention.kernel=cudnn", together, "a fused kernel keeps no matrix of scores"
     if getattr(recipe.checkpointing, "name", "") == "none":
