@@ -5,8 +5,8 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -57,7 +57,8 @@ class PendingStep:
 class Step:
     """The step of a build, with the state that it takes along. Each shape of window is compiled once.
 
-    dump: the folder that XLA describes the step in that it compiles from now on; None for nowhere.
+    described: the folder that XLA describes the program in that steps run from now on, and options that it is compiled
+    with besides the recipe's; None for the program that nothing is said about.
     called_at: when the last step was called, by time.perf_counter.
     """
 
@@ -67,7 +68,7 @@ class Step:
         self._compiled: dict[tuple[Any, ...], jax.stages.Compiled] = {}
         self._compile_seconds = 0.0
         self.state = self._initial()
-        self.dump: Path | None = None
+        self.described: tuple[Path, dict[str, Any]] | None = None
         self.called_at = 0.0
         self._taken = 0
 
@@ -90,10 +91,14 @@ class Step:
         with jax.profiler.StepTraceAnnotation("step", step_num=self._taken):
             arrays, count = self._placed(window), self._number(window.count, np.int32)
             rate = self._number(learning_rate, np.float32)
-            run = self._compile(arrays, lambda: lower_step(self.build, placed(arrays, self.build.split)), "step")
+            run = self._program(arrays)
             with memory_guard("the step"):
                 self.state, metrics = run(self.state, arrays, count, rate)
         return PendingStep(metrics)
+
+    def prepare(self, window: ArrayWindow) -> None:
+        """Compile what a step on such a window runs, where that was not done yet."""
+        self._program(self._placed(window))
 
     def evaluate(self, windows: Iterable[Window | ArrayWindow]) -> Total:
         loss, count = 0.0, 0
@@ -177,18 +182,28 @@ class Step:
     def _number(self, value: float, dtype: Any) -> jax.Array:
         return jax.device_put(np.asarray(value, dtype), self.build.replicated)
 
-    def _compile(self, arrays: Arrays, lower: Any, what: str) -> jax.stages.Compiled:
-        """The program for arrays of these shapes, compiled now where it is the first time."""
-        kind = (what, *((name, array.shape) for name, array in sorted(arrays.items())))
+    def _program(self, arrays: Arrays) -> jax.stages.Compiled:
+        """What a step on such arrays runs."""
+
+        def lower() -> jax.stages.Lowered:
+            return lower_step(self.build, placed(arrays, self.build.split))
+
+        if self.described is None:
+            return self._compile(arrays, lower, "step")
+        folder, options = self.described
+        return self._compile(arrays, lower, "described step", {**options, "xla_dump_to": str(folder)})
+
+    def _compile(
+        self, arrays: Arrays, lower: Any, what: str, options: Mapping[str, Any] | None = None
+    ) -> jax.stages.Compiled:
+        """The program for arrays of these shapes, compiled now where it is the first time. options: besides the
+        recipe's."""
+        kind = (what, *(options or {}).items(), *((name, array.shape) for name, array in sorted(arrays.items())))
         if kind not in self._compiled:
             began = time.perf_counter()
-            with memory_guard(f"compiling the {what}"):
-                if what == "step" and self.dump is not None:
-                    described = {**self.build.compiler_options, "xla_dump_to": str(self.dump)}
-                    with _compiled_anew():
-                        self._compiled[kind] = lower().compile(compiler_options=described)
-                else:
-                    self._compiled[kind] = lower().compile(compiler_options=self.build.compiler_options or None)
+            with memory_guard(f"compiling the {what}"), _compiled_anew() if options else nullcontext():
+                wanted = {**self.build.compiler_options, **(options or {})}
+                self._compiled[kind] = lower().compile(compiler_options=wanted or None)
             self._compile_seconds += time.perf_counter() - began
         return self._compiled[kind]
 

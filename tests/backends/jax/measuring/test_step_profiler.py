@@ -122,6 +122,34 @@ def test_a_measured_step_learns_what_it_would_without(followed, plain):
     assert followed[1] == plain[1]
 
 
+def test_on_a_card_the_followed_step_is_compiled_by_itself(made, plain, monkeypatch):
+    """As CUDA graphs ask for; here on a processor, whose files are then not the ones that are looked for."""
+    step = Step(made)
+    profiler = StepProfiler(step)
+    step.described = None
+    monkeypatch.setattr(profiler, "_platform", "gpu")
+    losses = []
+    for number, window in enumerate(windows(step, 0, 3)):
+        with profiler.timed():
+            run = profiler.profiled if number == 1 else step
+            losses.append(run(window, 1e-3).read().loss.mean)
+        assert step.described is None
+    assert losses == plain[1][:3]
+    assert len(step._compiled) == 2
+    with pytest.raises(ReportError, match=r"could not be followed: XLA wrote no \*.jit_step.\*gpu_after"):
+        profiler.measurement()
+
+
+def test_where_the_followed_step_cannot_be_compiled_the_plain_one_is_taken(plain, monkeypatch):
+    step = plain[0]
+    profiler = StepProfiler(step)
+    step.described = None
+    monkeypatch.setattr(step, "prepare", lambda window: (_ for _ in ()).throw(RuntimeError("no such option")))
+    assert profiler.profiled(next(windows(step)), 1e-3).read().loss.count == 32
+    with pytest.raises(ReportError, match="could not be followed: no such option"):
+        profiler.measurement()
+
+
 def test_where_another_profile_is_under_way_the_step_is_taken_all_the_same(plain, tmp_path):
     step = plain[0]
     profiler = StepProfiler(step)

@@ -54,7 +54,7 @@ def _on_threads(lines: list[Any], program: str) -> Events:
 def _on_streams(lines: list[Any], program: str) -> Events:
     found = Events()
     for event, said in _events([line for line in lines if line.name.startswith(STREAM)]):
-        ours = said.get(PROGRAM) == program and INSTRUCTION in said
+        ours = said.get(PROGRAM, program) == program and INSTRUCTION in said
         where = found.seconds if ours else found.others
         where[said[INSTRUCTION] if ours else event.name] += event.duration_ns / 1e9
     return found

@@ -3,6 +3,9 @@
 The plain steps give wall seconds: of the wait for data and of the whole. A compiled step is one program, in which the
 passes have no seconds of their own: the plain step's are shared out by what the instructions took. Memory is what XLA
 planned when it compiled this very step.
+
+On CUDA XLA gathers kernels into graphs, which do not say what each kernel is of. The step that is followed is compiled
+without them; the plain ones are not.
 """
 
 from __future__ import annotations
@@ -29,18 +32,21 @@ from tightfit.trace.file import replacing
 
 WRITTEN = "plugins/profile/*/*"
 """Where JAX's profiler writes, as TensorBoard and xprof look for it."""
+WITHOUT_GRAPHS = {"xla_gpu_enable_command_buffer": ""}
 XPLANE, CHROME = ".xplane.pb", ".trace.json.gz"
 
 
 class StepProfiler:
-    """See `backends.base.StepProfiler` for what each method promises. To be made before the step is compiled."""
+    """See `backends.base.StepProfiler` for what each method promises."""
 
     def __init__(self, step: Step) -> None:
         self._step = step
         folder = Path(tempfile.mkdtemp(prefix="tightfit-profile-"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._dump, self._written = folder / "dump", folder / "profile"
-        step.dump = self._dump
+        self._platform = step.build.devices[0].platform
+        if self._platform == "cpu":  # one program serves for all steps
+            step.described = (self._dump, {})
         self._timed: list[tuple[float, float]] = []
         self._seconds = 0.0
         self._failure: str | None = "none was taken"
@@ -61,6 +67,20 @@ class StepProfiler:
         self._timed.append((time.perf_counter() - began, self._step.called_at - began))
 
     def profiled(self, window: ArrayWindow, learning_rate: float) -> PendingStep:
+        before = self._step.described
+        self._step.described = before or (self._dump, WITHOUT_GRAPHS)
+        try:
+            self._step.prepare(window)
+        except Exception as error:  # nothing was learned yet, and the plain program may do
+            self._failure = one_line(error)
+            self._step.described = None
+            return self._step(window, learning_rate)
+        try:
+            return self._followed(window, learning_rate)
+        finally:
+            self._step.described = before
+
+    def _followed(self, window: ArrayWindow, learning_rate: float) -> PendingStep:
         self._wait()
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # Python's own calls would be most of the profile
@@ -95,24 +115,34 @@ class StepProfiler:
         )  # fmt: skip
 
     def _trace(self, profile: bytes) -> Trace:
-        platform = self._step.build.devices[0].platform
-        compiled = read_compiled(self._dump, platform)
-        events = read_events(profile, compiled.program.name, platform)
+        try:
+            compiled = read_compiled(self._dump, self._platform)
+        except FileNotFoundError as error:
+            raise ReportError(f"the step could not be followed: {error}") from None
+        events = read_events(profile, compiled.program.name, self._platform)
         if not any(name in compiled.ops for name in events.seconds):
             raise ReportError("the step could not be followed: JAX's profile names none of its instructions")
         trace = measured_trace(compiled, events.seconds)
         busy = sum(op.seconds or 0.0 for op in trace.ops)
         trace.ops += [Op(name=name, tick=trace.span("step 1").start, phase=Phase.SETUP, op_class=OpClass.OTHER,
-                         seconds=seconds) for name, seconds in _unknown(compiled, events).items()]
+                         seconds=seconds) for name, seconds in self._unknown(compiled, events).items()]
         whole = sum(op.seconds or 0.0 for op in trace.ops)
         if whole > busy:
             trace.notes.append(f"{1 - busy / whole:.2%} of the time is of events that belong to no instruction of the "
                                "compiled step: they stand under other, outside of all modules")
-        if platform == "gpu":
+        if self._platform == "gpu":
             highest = self._step.peak_memory()
             trace.notes.append(f"the peak is what XLA planned for the step; since the process began, the most that "
                                f"JAX's allocator had in use was {highest:,} bytes")
         return trace
+
+    def _unknown(self, compiled: Compiled, events: Events) -> dict[str, float]:
+        """Seconds of events that belong to no instruction of the program. On a processor what runs other instructions
+        is an event around theirs."""
+        around = {name for lines in compiled.program.computations.values() for name, each in lines.items()
+                  if each.code in CALLS | FREE and self._platform == "cpu"}
+        ours = compiled.ops.keys() | around
+        return {**events.others, **{name: seconds for name, seconds in events.seconds.items() if name not in ours}}
 
     def _median(self) -> tuple[float, float]:
         """The plain step of median length: its wall seconds, and those that it waited for data."""
@@ -132,14 +162,6 @@ def _stopped() -> str | None:
     except Exception as error:  # the step is taken all the same
         return one_line(error)
     return None
-
-
-def _unknown(compiled: Compiled, events: Events) -> dict[str, float]:
-    """Seconds of events that belong to no instruction of the program; what only runs others has no time of its own."""
-    runs_others = {name for lines in compiled.program.computations.values() for name, each in lines.items()
-                   if each.code in CALLS | FREE}
-    ours = compiled.ops.keys() | runs_others
-    return {**events.others, **{name: seconds for name, seconds in events.seconds.items() if name not in ours}}
 
 
 def _phases(trace: Trace, wall: float, waited: float) -> dict[Phase, float]:
