@@ -30,6 +30,7 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     attentions.Eager: attention.eager,
     attentions.Sdpa: attention.sdpa,
     precisions.Fp32: precision.fp32,
+    precisions.Fp16: precision.fp16,
     precisions.Bf16: precision.bf16,
     precisions.Bf16Pure: precision.bf16_pure,
     checkpointings.NoCheckpointing: checkpointing.no_checkpointing,
@@ -59,7 +60,6 @@ QUANTIZED = "optax has no states of so few bits; write optimizer=adafactor or op
 ABSENT: Mapping[type[Technique], str] = {
     attentions.Flex: "FlexAttention is PyTorch's; write attention=sdpa",
     attentions.FlashAttn: "the flash-attn library serves PyTorch; write attention=sdpa with attention.kernel=cudnn",
-    precisions.Fp16: "fp16 needs loss scaling, which is not there; write precision=bf16 or precision=fp32",
     checkpointings.MemoryBudget: "the budget is kept by PyTorch's compiler; write checkpointing=selective",
     compiles.PerBlock: XLA_COMPILES,
     compiles.WholeModel: XLA_COMPILES,

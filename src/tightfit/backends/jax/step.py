@@ -51,7 +51,8 @@ class PendingStep:
             found = jax.device_get(self.metrics)
         total, count = found["loss"]
         norm = found.get("grad_norm")
-        return StepResult(loss=Total(float(total), int(count)), grad_norm=None if norm is None else float(norm))
+        return StepResult(loss=Total(float(total), int(count)), grad_norm=None if norm is None else float(norm),
+                          skipped=bool(found.get("skipped", False)))
 
 
 class Step:
