@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tightfit.backends.jax.compiled.kernels import kernels as kernels_of
+from tightfit.backends.jax.compiled.origins import carried
 from tightfit.backends.jax.compiled.program import phase_of, read_program, scope
 from tightfit.trace import OpClass, Phase
 
@@ -94,3 +95,8 @@ def test_what_a_loop_stacks_is_told_apart_and_known_by_what_computed_it(kernels)
 def test_what_xla_put_in_itself_is_known_by_its_loop_or_by_what_it_is_given(kernels):
     assert (kernels["copy.1"].module, kernels["copy.1"].phase) == ("layers", Phase.FORWARD)
     assert kernels["copy.2"].module == "head.layer.mlp"
+
+
+def test_what_a_loop_takes_along_is_known_by_what_makes_it_anew(program):
+    assert dict(carried(program)) == {
+        "while.1{0}": "arg", "arg{0}": "arg", "while.1{1}": "update", "arg{1}": "update"}  # fmt: skip

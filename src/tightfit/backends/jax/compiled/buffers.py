@@ -100,7 +100,8 @@ def read_memory(assignment: str, live_range: str) -> Memory:
 def inside_allocations(memory: Memory, makers: Mapping[str, tuple[str, str]]) -> list[Allocation]:
     """What lies in the piece for all else, as allocations from tick 1 on; they add up to the whole piece at its peak.
 
-    makers: what each kernel is called and where it comes from in the model, by its instruction's name.
+    makers: what each kernel is called and where it comes from in the model, by its instruction's name, or by the key of
+        a value that it makes.
     """
     slots: dict[tuple[int, int, int], list[tuple[int, int, Buffer]]] = defaultdict(list)
     for buffer in memory.buffers:
@@ -128,7 +129,8 @@ def _maker(turn: _Turn, neighbours: list[_Turn], makers: Mapping[str, tuple[str,
     takes along is known by what writes it anew in the same place."""
     alike = [each for each in reversed(neighbours) if each.made.shape == turn.made.shape]
     for each in (turn, *alike):
-        told = [makers[name] for name in (key.partition("{")[0] for key in each.names) if name in makers]
+        told = [makers[key if key in makers else key.partition("{")[0]] for key in each.names
+                if key in makers or key.partition("{")[0] in makers]
         if told:
             return max(told, key=lambda maker: (STACKING in maker[0], len(maker[1])))
     return turn.made.key, ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from tightfit.backends.jax.compiled.buffers import STACKING
 from tightfit.backends.jax.compiled.program import Instruction, Program, scope
@@ -12,6 +12,8 @@ INSIDE = re.compile(r"(?:calls|body|to_apply)=%?([\w.\-]+)")
 INDEX = re.compile(r"index=(\d+)")
 PASSES_ON = {"bitcast", "convert", "copy", "reshape", "transpose"}
 """What hands on as many elements as it is given."""
+VIEWS = {"bitcast", "get-tuple-element"}
+"""What makes nothing: another name for what its first operand made."""
 FURTHEST = 12
 """Instructions that are gone back through."""
 
@@ -49,6 +51,22 @@ def origin(program: Program, lines: Mapping[str, Instruction], instruction: Inst
         given = [_maker(program, lines, name, FURTHEST) for name in instruction.operands]
         named = _fullest([named, *given])
     return named or around
+
+
+def carried(program: Program) -> Iterator[tuple[str, str]]:
+    """What a loop takes from turn to turn, as XLA names it outside and inside the loop (`while.1{2}`, `arg.1{2}`), and
+    the instruction that makes it anew in each."""
+    for lines in program.computations.values():
+        for loop in lines.values():
+            inside = body_of(program, loop) if loop.code == "while" else {}
+            given = next((each for each in inside.values() if each.root), None)
+            taken = next((each for each in inside.values() if each.code == "parameter"), None)
+            for number, name in enumerate(given.operands if given is not None else ()):
+                while name in inside and inside[name].code in VIEWS:
+                    name = inside[name].operands[0]
+                yield f"{loop.name}{{{number}}}", name
+                if taken is not None:
+                    yield f"{taken.name}{{{number}}}", name
 
 
 def _fullest(names: Iterable[str]) -> str:

@@ -14,6 +14,7 @@ from typing import Literal
 
 from tightfit.backends.jax.compiled.buffers import Memory, inside_allocations, read_memory
 from tightfit.backends.jax.compiled.kernels import kernels
+from tightfit.backends.jax.compiled.origins import carried
 from tightfit.backends.jax.compiled.program import Program, read_program
 from tightfit.trace import Allocation, Category, Op, Phase, Span, Trace, Unseen
 
@@ -81,6 +82,7 @@ def _trace(compiled: Compiled, ops: list[Op], origin: Literal["predicted", "meas
     ops.sort(key=lambda op: op.tick)
     trace = Trace(origin=origin, laid_out=True, ops=ops)
     makers = {name: (op.name, op.module) for name, op in compiled.ops.items()}
+    makers |= {value: makers[name] for value, name in carried(program) if name in makers}
     trace.allocations = [*_given(memory, origins, stop), *inside_allocations(memory, makers)]
     trace.spans = [Span(name="step 1", start=1, stop=stop, step=1), *_spans(ops, stop)]
     if memory.host:
