@@ -20,7 +20,7 @@ from tightfit.tasks import window_of
 
 @pytest.fixture
 def made():
-    return build(precision="fp16", max_grad_norm=0.0)
+    return build(precision="fp16", max_grad_norm=0.0, model_overrides={"num_layers": 1})
 
 
 def window(made):
