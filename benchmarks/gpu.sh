@@ -33,7 +33,12 @@ part() {  # NAME [PART]
     plan_vs_gpu) measure plan_vs_gpu --part "${2:-1/1}" --minutes 7.5 ;;
     allocator_snapshots) measure allocator_snapshots --output results/allocator_snapshots ;;
     convergence) measure convergence --steps 300 --name convergence_gpu ;;
-    record_ladders) measure record_ladders "${2:-bert-large}" --peer plain --peer hf-trainer --minutes 7.5 ;;
+    record_ladders)
+      case ${2:-} in
+        *-jax) measure record_ladders "$2" --minutes 7.5 ;;
+        *) measure record_ladders "${2:-bert-large}" --peer plain --peer hf-trainer --minutes 7.5 ;;
+      esac
+      ;;
     frontier) measure frontier --budget "${2:-24GB}" --minutes 7.5 ;;
     *)
       echo "gpu.sh: '$1' is not one of context_bytes, ceilings, cuda_op_tables, plan_vs_gpu, record_ladders, frontier," \
@@ -50,7 +55,7 @@ else
   part ceilings
   part cuda_op_tables
   for number in 1 2 3; do part plan_vs_gpu "$number/3"; done
-  for name in bert-large transformer-156m fp16-batch; do part record_ladders "$name"; done
+  for name in bert-large transformer-156m transformer-156m-jax fp16-batch; do part record_ladders "$name"; done
   for budget in 8GB 16GB 24GB 80GB; do part frontier "$budget"; done
   part allocator_snapshots
   part quickstart

@@ -1,7 +1,7 @@
 """The notebook's ladder compiled for its own card, which need not be there, and recipes that take less: JAX.
 
 Each rung's bytes are XLA's own plan of the very step that training runs. Operations are those of the matrix products in
-the compiled program, recomputation included. Records results/jax_ladder_a5000.json.
+the compiled program, recomputation included; findings are those of the report. Records results/jax_ladder_a5000.json.
 Run: python benchmarks/jax_ladder.py
 """
 
@@ -20,6 +20,9 @@ from tightfit.ladder.rungs import Rung
 from tightfit.planning.estimate import estimate
 from tightfit.planning.search.compiled_search import cores
 from tightfit.planning.standard_tools import standard_tools
+from tightfit.planning.targets import Target
+from tightfit.reporting.report.findings import findings
+from tightfit.training.profiling import profile_ahead
 from tightfit.versions import installed
 
 GPU = "rtx-a5000"
@@ -37,6 +40,7 @@ def compiled(rung: Rung, overrides: Sequence[str] = ()) -> dict[str, Any]:
         "predicted_mib": round(found.memory.peak_allocated / MIB, 1),
         "by_category": dict(found.memory.by_category), "peak_in": found.memory.peak_in,
         "operations": sum(op.flops for op in trace.ops), "predicted_seconds": round(found.time.step_seconds, 3),
+        "findings": [finding.sentence for finding in findings(profile_ahead(recipe, Target(device=device), print)[0])],
     }  # fmt: skip
     if rung.published is not None and rung.published.memory_mib is not None:
         error = found.memory.peak_allocated / MIB / rung.published.memory_mib - 1

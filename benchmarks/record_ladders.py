@@ -1,13 +1,15 @@
 """Ladders recorded: the named ones climbed on this machine, their rows in results/ladder-NAME-DEVICE.jsonl.
 
 Run: python benchmarks/record_ladders.py [NAME ...] [--peer PEER ...] [--scale SCALE] [--minutes 7.5]
-What has a row is not run again: a ladder that takes longer than the minutes is gone on with by the next call.
+What has a row is not run again: a ladder that takes longer than the minutes is gone on with by the next call. A ladder
+in JAX is left out at full scale where JAX sees no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -27,6 +29,8 @@ from tightfit.ladder.rungs import SCALES, STEPS, Scale
 from tightfit.ladder.table import show
 
 RUNG_SECONDS = 300.0
+SEEN = "import jax; raise SystemExit(jax.devices()[0].platform != 'gpu')"
+"""Asked in a process of its own: JAX takes most of a GPU's memory as it starts."""
 
 
 def recorded(name: str, scale: Scale, peers: list[str], until: float, gpu: str | None) -> Climb:
@@ -57,6 +61,11 @@ def device_slug() -> str:
     return "-".join(word for word in name.lower().replace("/", " ").split() if word != "nvidia")
 
 
+def jax_sees_gpu() -> bool:
+    """Whether JAX would run on a GPU."""
+    return subprocess.run([sys.executable, "-c", SEEN], capture_output=True, check=False).returncode == 0
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=["bert-large", "transformer-156m", "fp16-batch"])
@@ -69,6 +78,9 @@ def main() -> None:
         sys.exit(f"no such ladder: {', '.join(unknown)}; there are {', '.join(LADDERS)}")
     until, measured = time.monotonic() + 60 * asked.minutes, True
     for name in asked.names:
+        if asked.scale == "full" and find_ladder(name).base.get("backend") == "jax" and not jax_sees_gpu():
+            print(f"{name}: left out, since JAX sees no GPU here; run: pip install 'tightfit[jax-cuda]'")
+            continue
         done = recorded(name, asked.scale, asked.peer, until, asked.gpu)
         show(done, Console(width=200))
         measured &= bool(ran(lines(done)))

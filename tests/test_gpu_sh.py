@@ -12,6 +12,7 @@ from tests.benchmark_modules import BENCHMARKS
 
 pytestmark = pytest.mark.skipif(shutil.which("timeout") is None, reason="needs the command timeout, of GNU coreutils")
 
+PEERS = "--peer plain --peer hf-trainer "
 STAND_IN = """#!/bin/sh
 echo "$@" >> "$TOLD"
 case $1 in
@@ -39,8 +40,8 @@ def test_every_part_runs_whatever_becomes_of_the_others(tmp_path):
     assert ran == [
         "benchmarks/context_bytes.py", "benchmarks/ceilings.py", "benchmarks/cuda_op_tables.py",
         *(f"benchmarks/plan_vs_gpu.py --part {number}/3 --minutes 7.5" for number in (1, 2, 3)),
-        *(f"benchmarks/record_ladders.py {name} --peer plain --peer hf-trainer --minutes 7.5"
-          for name in ("bert-large", "transformer-156m", "fp16-batch")),
+        *(f"benchmarks/record_ladders.py {name} {peers}--minutes 7.5" for name, peers in (
+            ("bert-large", PEERS), ("transformer-156m", PEERS), ("transformer-156m-jax", ""), ("fp16-batch", PEERS))),
         *(f"benchmarks/frontier.py --budget {budget} --minutes 7.5" for budget in ("8GB", "16GB", "24GB", "80GB")),
         "benchmarks/allocator_snapshots.py --output results/allocator_snapshots", "benchmarks/quickstart.py",
         "benchmarks/convergence.py --steps 300 --name convergence_gpu",

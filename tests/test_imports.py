@@ -40,6 +40,7 @@ LAYERS = (
     ("tightfit.backends.pytorch.cpu_target",),
     ("tightfit.backends.pytorch.cuda_target",),
     ("tightfit.backends.pytorch", "tightfit.backends.jax"),
+    ("tightfit.backends.measuring",),
     ("tightfit.backends.base",),
     ("tightfit.recipe_files",),
     ("tightfit.recipe",),

@@ -103,17 +103,20 @@ def plan(
 def profile(
     recipe: RecipeName,
     overrides: Overrides = None,
+    gpu: Annotated[str | None, typer.Option(
+        metavar="NAME", help="A GPU that need not be there: the step is predicted for it, and not run.")] = None,
     output: Annotated[Path | None, typer.Option(
         metavar="FILE", help="Where the report goes; by default into the run's folder.")] = None,
 ) -> None:  # fmt: skip
     """Measure a few real training steps beside their prediction, and draw where every byte and millisecond went.
 
-    Example: `tightfit profile gpt2 data=notes.txt seq_len=512`. How to read the report is in docs/report.md.
+    Example: `tightfit profile gpt2 data=notes.txt seq_len=512`; with `--gpu rtx-4090` as predicted for that card. How
+    to read the report is in docs/report.md.
     """
     _quiet_libraries()
     from tightfit.commands.profile import run_profile
 
-    run_profile(recipe, overrides or [], output)
+    run_profile(recipe, overrides or [], output, gpu)
 
 
 @app.command()

@@ -64,7 +64,7 @@ def plan_on(
 ) -> ReadablePlan:  # fmt: skip
     """As `plan`, of a recipe that may differ between devices."""
     plain = recipe_on(False)
-    target = _target(plain, gpu, gpu_memory)
+    target = target_for(plain, gpu, gpu_memory)
     recipe = recipe_on(target.device.kind == "cuda")
     if module is None:
         read_config(recipe)  # which tells at once what no combination of techniques would mend
@@ -119,7 +119,8 @@ def own_device(recipe: Recipe, kind: str) -> Device | None:
     return device if device.kind == kind else None
 
 
-def _target(recipe: Recipe, gpu: str | None, gpu_memory: str | None) -> Target:
+def target_for(recipe: Recipe, gpu: str | None, gpu_memory: str | None = None) -> Target:
+    """What a recipe is planned for, see `plan`. Raises RecipeError and Refused."""
     if gpu == "cpu" or (gpu is None and gpu_memory is None and recipe.device == "cpu"):
         if gpu_memory is not None:
             raise RecipeError(f"gpu-memory: {gpu_memory!r} belongs to a GPU, and this plan is for the processor")

@@ -58,6 +58,19 @@ def test_a_profile_is_measured_predicted_kept_and_drawn(run, tmp_path):
     assert [line.split("  ")[0] for line in first[2:4]] == ["tokens/s", "step"]
 
 
+def test_a_step_is_predicted_and_drawn_for_a_card_that_is_not_there(run, tmp_path):
+    status, out, err = run("profile", "tiny.yaml", "--gpu", "rtx-4090")
+    assert status == 0, err
+    assert "gpt2 on RTX 4090: tokens/s" in out
+    assert "report: runs/tiny-on-rtx-4090/report.html" in out
+    found = profiles.load(tmp_path / "runs/tiny-on-rtx-4090")
+    assert found.measured is None
+    assert found.predicted_peak_bytes > 0
+    assert "predicted, not calibrated, not measured" in (
+        tmp_path / "runs/tiny-on-rtx-4090/report.html").read_text("utf-8")
+    assert not (tmp_path / "runs/tiny").exists()
+
+
 def test_a_run_may_begin_where_a_profile_was_taken(run, tmp_path):
     assert run("profile", "tiny.yaml", "device=cpu")[0] == 0
     status, _, err = run("train", "tiny.yaml", "device=cpu", "max_steps=1")
@@ -97,6 +110,7 @@ def test_a_full_disk_names_the_file_and_leaves_nothing_cut(run, monkeypatch, tmp
     (("profile", "tiny.yaml", "mode=inference"), "mode=train"),
     (("profile", "tiny.yaml", "seq_len=0"), "seq_len"),
     (("profile", "nowhere.yaml"), "nowhere"),
+    (("profile", "tiny.yaml", "--gpu", "rtx-nothing"), "rtx-nothing"),
     (("profile", "tiny.yaml", "output_dir=tiny.yaml", "device=cpu"), "output_dir"),
     (("report", "nowhere"), "tightfit profile"),
 ], ids=str)  # fmt: skip

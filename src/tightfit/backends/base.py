@@ -71,12 +71,14 @@ class Inspection:
 class Measurement:
     """A few real steps, measured.
 
-    trace: of one step; ticks are nanoseconds.
+    trace: of one step; ticks are nanoseconds, of a compiled step in its program's order.
     step_seconds: wall seconds of a step as it is, the wait for its data included; of several, the one of median length.
     phase_seconds: the same by phase (data, forward, backward with recomputation, optimizer); they sum to it.
     overhead: what the step that `trace` is of took, over `step_seconds`.
-    peak_bytes: the most allocated in that step, by the allocator's own account where it has one.
+    peak_bytes: the most allocated in that step, by the allocator's own account where it has one; of a compiled step
+        what was planned for it.
     memory_record: that account, as PyTorch's memory_viz reads it once it is pickled; None on the CPU.
+    xplane: the profile as JAX's profiler serializes it, for xprof and TensorBoard; None from PyTorch.
     """
 
     trace: Trace
@@ -85,6 +87,7 @@ class Measurement:
     overhead: float
     peak_bytes: int
     memory_record: dict[str, Any] | None = None
+    xplane: bytes | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +173,10 @@ class StepProfiler(Protocol):
 
     None learns anything else for being measured.
     """
+
+    @property
+    def so_far(self) -> str:
+        """What plain steps have taken until now, in words."""
 
     def timed(self) -> AbstractContextManager[None]:
         """Time the one step that is taken inside, the wait for its window included."""

@@ -5,51 +5,91 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
 
+from tightfit import profiles
 from tightfit.commands.report import run_report
 from tightfit.devices import Device
 from tightfit.doctor.watching import Series, watched
 from tightfit.errors import ReportError
+from tightfit.planner import read_recipe, target_for
+from tightfit.planning.plan import Plan
 from tightfit.recipe_files import name_and_overrides
-from tightfit.training.profiling import keep_profile, prediction, profile_of, profile_recipe
+from tightfit.training.profiling import keep_profile, prediction, profile_ahead, profile_of, profile_recipe
 from tightfit.training.progress import Terminal
-from tightfit.training.run_folder import CHROME_TRACE, PLAN, run_path, write_atomically
+from tightfit.training.run_folder import CHROME_TRACE, PLAN, XPLANE, folder_name, run_path, write_atomically
 from tightfit.training.trainer import recipe_for_machine
 
 
-def run_profile(name: str, overrides: Sequence[str] = (), output: Path | None = None) -> Path:
+def run_profile(name: str, overrides: Sequence[str] = (), output: Path | None = None, gpu: str | None = None) -> Path:
     """Measure the recipe's step on this machine, beside its prediction; the report's path.
 
     The run's folder gets `profile/`, `trace.json.gz` for Perfetto, on CUDA `memory.pickle` for PyTorch's memory_viz,
-    and `report.html`, or `output` instead. Raises TightfitError.
+    and `report.html`, or `output` instead. gpu: a card that need not be there, for which the step is predicted and not
+    run; the folder is then one of its own. Raises TightfitError.
     """
     name, overrides = name_and_overrides([name, *overrides])
-    recipe = recipe_for_machine(name, overrides)
-    folder = run_path(recipe, name)
     console = Console(stderr=True, soft_wrap=True)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        readings: Series = {}
-        with Terminal(console) as terminal:
-
-            @contextmanager
-            def around(device: Device) -> Iterator[None]:
-                with watched(device.uuid) as series:
-                    yield
-                readings.update(series)
-
-            found = profile_recipe(recipe, listener=terminal, chrome_trace=folder / CHROME_TRACE, around=around)
-            terminal.message("predicting the same step")
-            predicted = prediction(found.backend, found.recipe, found.device)
-        measured = found.measurement
-        profile = profile_of(found.recipe, found.device, measured, predicted, notes=found.notes, readings=readings)
-        home = keep_profile(profile, measured, folder)
-        if found.plan is not None:  # not beside the plan of a run that the folder may hold
-            write_atomically(home / PLAN, json.dumps(found.plan.to_json(), indent=2) + "\n")
+        if gpu is not None:
+            return run_report(_ahead(name, overrides, gpu, console), output=output)
+        folder = _measured(name, overrides, console)
     except OSError as error:
-        raise ReportError(f"{error.filename or folder}: cannot be written ({error.strerror or error}); free some "
-                          "space, or write another output_dir=...") from None
-    return run_report(folder, output=output)
+        raise ReportError(f"{error.filename or output or name}: cannot be written ({error.strerror or error}); free "
+                          "some space, or write another output_dir=...") from None
+    path = run_report(folder, output=output)
+    if (folder / profiles.FOLDER / XPLANE).exists():
+        Console(soft_wrap=True).print(_how_to_view(folder), markup=False, highlight=False)
+    return path
+
+
+def _measured(name: str, overrides: Sequence[str], console: Console) -> Path:
+    """A profile of real steps; the run's folder, which it was written to."""
+    recipe = recipe_for_machine(name, overrides)
+    folder = run_path(recipe, name)
+    folder.mkdir(parents=True, exist_ok=True)
+    readings: Series = {}
+    with Terminal(console) as terminal:
+
+        @contextmanager
+        def around(device: Device) -> Iterator[None]:
+            with watched(device.uuid) as series:
+                yield
+            readings.update(series)
+
+        found = profile_recipe(recipe, listener=terminal, chrome_trace=folder / CHROME_TRACE, around=around)
+        terminal.message("predicting the same step")
+        predicted = prediction(found.backend, found.recipe, found.device)
+    measured = found.measurement
+    profile = profile_of(found.recipe, found.device, measured, predicted, notes=found.notes, readings=readings)
+    _keep_plan(keep_profile(profile, measured, folder), found.plan)
+    return folder
+
+
+def _ahead(name: str, overrides: Sequence[str], gpu: str, console: Console) -> Path:
+    """A profile that is predicted alone; the folder that it was written to."""
+    target = target_for(read_recipe(name, overrides, cuda=False), gpu)
+    recipe = read_recipe(name, overrides, cuda=target.device.kind == "cuda")
+    with Terminal(console) as terminal:
+        profile, plan = profile_ahead(recipe, target, terminal.message)
+    folder = run_path(recipe, name)
+    if recipe.output_dir is None:
+        folder = folder.with_name(f"{folder.name}-on-{folder_name(gpu)}")
+    _keep_plan(keep_profile(profile, None, folder), plan)
+    return folder
+
+
+def _keep_plan(home: Path, plan: Plan | None) -> None:
+    """Not beside the plan of a run that the folder may hold."""
+    if plan is not None:
+        write_atomically(home / PLAN, json.dumps(plan.to_json(), indent=2) + "\n")
+
+
+def _how_to_view(folder: Path) -> str:
+    """How JAX's own profile is looked at, and how its viewer is installed where it is not there."""
+    install = "" if find_spec("xprof") else "; install it with: pip install xprof"
+    return (f"trace: {folder / CHROME_TRACE} in ui.perfetto.dev, or: xprof --logdir {folder / profiles.FOLDER}"
+            f"{install}")

@@ -26,7 +26,7 @@ from tightfit.techniques.checkpointing import NoCheckpointing
 from tightfit.techniques.compile import NoCompile
 from tightfit.techniques.layers import Unrolled
 from tightfit.techniques.optimizer import AdamW
-from tightfit.techniques.precision import Fp16, Fp32, half_precision
+from tightfit.techniques.precision import Fp32, half_precision
 
 MICRO_BATCH_TOKENS = {"cuda": 16_384, "cpu": 4_096}
 WORKERS = {"cuda": 2, "cpu": 0}
@@ -67,6 +67,4 @@ def _micro_batch(recipe: Recipe, device: Device) -> int:
 def _precision(recipe: Recipe, device: Device) -> Technique:
     if device.kind == "cpu":
         return Fp32()
-    half = half_precision(device)
-    # Without loss scaling, which JAX's steps have none of, fp16 loses small gradients.
-    return Fp32() if recipe.backend == "jax" and half is Fp16 else half()
+    return half_precision(device)()

@@ -49,6 +49,12 @@ class _Mixed(_Fp32Weights):
     full_eval: bool = False
     """Evaluate with the weights themselves in 16 bits: half the memory, figures a little off."""
 
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        reasons = super().refuse(recipe, device)
+        if self.full_eval and recipe.backend == "jax":
+            reasons.append("JAX evaluates with the weights as they are; write precision.full_eval=false")
+        return reasons
+
 
 @technique
 class Fp32(_Fp32Weights):
@@ -75,10 +81,7 @@ class Bf16(_Mixed):
     name: ClassVar[str] = "bf16"
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        reasons = _refuse_bf16(device) + super().refuse(recipe, device)
-        if self.full_eval and recipe.backend == "jax":
-            reasons.append("JAX evaluates with the weights as they are; write precision.full_eval=false")
-        return reasons
+        return _refuse_bf16(device) + super().refuse(recipe, device)
 
 
 @technique

@@ -21,7 +21,7 @@ from tightfit.planning.advice import smaller
 from tightfit.planning.estimate import capacity, unseen
 from tightfit.planning.plan import Plan
 from tightfit.planning.search.settling import settle
-from tightfit.planning.targets import own_target
+from tightfit.planning.targets import Target, own_target
 from tightfit.planning.timing.op_times import op_seconds
 from tightfit.planning.timing.step_time import step_time
 from tightfit.profiles import Profile
@@ -29,12 +29,13 @@ from tightfit.recipe import Recipe
 from tightfit.trace import Phase, Trace
 from tightfit.trace.file import replacing
 from tightfit.training.progress import Listener, Quiet
-from tightfit.training.run_folder import MEMORY_RECORD
+from tightfit.training.run_folder import MEMORY_RECORD, XPLANE
 from tightfit.versions import installed
 
 WINDOWS = 16
 """More windows than a measurement takes."""
-LIBRARIES = ("torch", "transformers", "tightfit")
+LIBRARIES = {"pytorch": ("torch", "transformers", "tightfit"), "jax": ("jax", "jaxlib", "optax", "tightfit")}
+"""Whose versions a profile names, by backend."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +86,8 @@ def profile_recipe(
 def prediction(backend: Backend, recipe: Recipe, device: Device, module: Any = None) -> dict[str, Any]:
     """The fields of a Profile that hold what is predicted for the recipe's step; a note alone where nothing can be."""
     try:
-        trace = backend.predict(recipe, device, module)
-        return _predicted(trace, recipe, device)
+        trace = backend.predict(recipe, own_target(device).device, module)
+        return _predicted(trace, recipe, own_target(device))
     except TightfitError as error:
         return {"notes": (f"not predicted: {error}",)}
 
@@ -100,28 +101,52 @@ def profile_of(
     return Profile(
         recipe=recipe, device=target.device, measured=measured.trace, step_seconds=measured.step_seconds,
         phase_seconds=measured.phase_seconds, peak_bytes=measured.peak_bytes, overhead=measured.overhead,
-        calibrated=target.ceilings is not None, readings=readings or {}, versions=installed(LIBRARIES),
+        calibrated=target.ceilings is not None, readings=readings or {}, versions=installed(LIBRARIES[recipe.backend]),
         **{**predicted, "notes": tuple(dict.fromkeys([*notes, *predicted["notes"]]))},
     )  # fmt: skip
 
 
-def keep_profile(profile: Profile, measured: Measurement, folder: Path) -> Path:
-    """Write what `tightfit report` reads into a run's folder, and on CUDA `memory.pickle` for PyTorch's memory_viz; the
-    path of the profile's own folder. Each file is whole or not there. Raises OSError that names the file."""
+def profile_ahead(recipe: Recipe, target: Target, tell: Callable[[str], None]) -> tuple[Profile, Plan | None]:
+    """What is predicted for a recipe's step on a device that need not be there, and the plan that `auto` was settled
+    by; None where nothing was planned. Nothing is run. tell: takes a sentence for the person running this.
+
+    Raises the errors of `tightfit.errors`, as planning does.
+    """
+    if recipe.mode != "train":
+        raise RecipeError("mode: 'inference' is for planning, and a profile is of training; write mode=train")
+    backend = load_backend(recipe.backend)
+    recipe, plan = settle(recipe, target, backend.predict, tell)
+    tell(f"predicting a step on {target.device.name}")
+    fields = _predicted(backend.predict(recipe, target.device), recipe, target)
+    return Profile(recipe=recipe, device=target.device, step_seconds=0.0, calibrated=target.ceilings is not None,
+                   versions=installed(LIBRARIES[recipe.backend]), **fields), plan
+
+
+def keep_profile(profile: Profile, measured: Measurement | None, folder: Path) -> Path:
+    """Write what `tightfit report` reads into a run's folder, on CUDA `memory.pickle` for PyTorch's memory_viz, and
+    JAX's own profile for xprof; the path of the profile's own folder. Each file is whole or not there. Raises OSError
+    that names the file."""
     home = profiles.save(profile, folder)
+    (home / XPLANE).unlink(missing_ok=True)
+    if measured is None:
+        return home
+    if measured.xplane is not None:
+        (home / XPLANE).parent.mkdir(parents=True, exist_ok=True)
+        with replacing(home / XPLANE) as temporary:
+            temporary.write_bytes(measured.xplane)
     if measured.memory_record is not None:
         with replacing(folder / MEMORY_RECORD) as temporary:
             temporary.write_bytes(pickle.dumps(measured.memory_record))
     return home
 
 
-def _predicted(trace: Trace, recipe: Recipe, device: Device) -> dict[str, Any]:
-    target = own_target(device)
+def _predicted(trace: Trace, recipe: Recipe, target: Target) -> dict[str, Any]:
     timed = step_time(trace, recipe, target.device, target.ceilings)
     tf32 = bool(getattr(recipe.precision, "tf32", False))
     for op in trace.ops:
         op.seconds = op_seconds(op, target.device, target.ceilings, tf32=tf32)
-    last = trace.span("step 2")
+    last = trace.last_step()
+    assert last is not None, "a training step was predicted"
     return {
         "predicted": trace,
         "predicted_seconds": {

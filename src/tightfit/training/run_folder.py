@@ -33,6 +33,8 @@ RECIPE, METRICS, SUMMARY, CHECKPOINTS, MODEL = "recipe.yaml", "metrics.jsonl", "
 PLAN = "plan.json"
 LOCK = ".lock"
 REPORT, CHROME_TRACE, MEMORY_RECORD = "report.html", "trace.json.gz", "memory.pickle"
+XPLANE = Path("plugins/profile/step/local.xplane.pb")
+"""Where xprof and TensorBoard look for JAX's profile, in the profile's folder."""
 AGAINST = "report-against-"
 """How the names of reports that compare two runs begin."""
 

@@ -14,6 +14,7 @@ import pytest
 import tightfit
 from tests.backends.jax.cases import TINY, fast_options
 from tests.training.runs import logged_losses, same_weights
+from tightfit import profiles
 from tightfit.backends.jax.xla_flags import compiler_options
 from tightfit.errors import CheckpointError, RecipeError, Refused
 from tightfit.training.progress import Quiet
@@ -55,9 +56,17 @@ def test_a_checkpoint_of_pytorch_is_no_run_to_go_on_from(run):
         Trainer(recipe={**run, "max_steps": 2}).train()
 
 
+def test_a_step_of_a_run_is_profiled_on_the_way(run, tmp_path):
+    summary = Trainer(recipe={**run, "profile_step": 4, "max_steps": 5, "save_steps": None}).train()
+    assert summary.steps == 5
+    found = profiles.load(tmp_path / "run")
+    assert "step 4 of a training run" in found.notes
+    assert found.peak_bytes == found.measured.peak()[1]
+    assert (tmp_path / "run/profile/plugins/profile/step/local.xplane.pb").stat().st_size
+    assert (tmp_path / "run/trace.json.gz").stat().st_size
+
+
 def test_what_is_not_there_says_so(run):
-    with pytest.raises(Refused, match=r"backend: jax is not profiled yet; .*backend=pytorch"):
-        Trainer(recipe={**run, "profile_step": 4}).train()
     with pytest.raises(Refused, match="backend: jax is planned for GPUs alone"):
         tightfit.plan(None, run, gpu="cpu")
 

@@ -64,6 +64,16 @@ def test_what_compiles_whole_steps_takes_the_defaults_on_a_measured_processor_to
     assert settle(recipe, measured, predict, told.append) == (resolve(recipe, CPU), None)
 
 
+def test_what_compiles_whole_steps_tells_how_it_goes_on(tiny, told):
+    def predict(recipe, device):
+        raise ModelError("model: XLA cannot compile it")
+
+    recipe = Recipe.from_dict({**tiny, "backend": "jax", "checkpointing": "auto", "micro_batch_size": 4})
+    assert settle(recipe, RTX_4090, predict, told.append)[1] is None
+    assert told[0].startswith("planning: 0 of at most 16 compiled, now micro_batch_size=4 layers=unrolled")
+    assert told[-1] == "not planned: model: XLA cannot compile it"
+
+
 def test_a_model_that_cannot_be_traced_takes_the_defaults_and_says_why(tiny, told):
     def predict(recipe, device):
         raise ModelError("model: encoder.layer asks for nonzero")

@@ -27,7 +27,7 @@ def _loop(compute: Compute, batches: Any, count: int) -> Any:
     total = None
     for number in range(count):
         found = compute(jax.tree.map(lambda a, n=number: a[n], batches), jnp.int32(number))
-        total = found if total is None else jax.tree.map(jnp.add, total, found)
+        total = found if total is None else _added(total, found)
     return total
 
 
@@ -36,9 +36,14 @@ def _scan(compute: Compute, batches: Any, count: int) -> Any:
         return _loop(compute, batches, count)
 
     def add(total: Any, turn: tuple[Any, jax.Array]) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, compute(*turn)), None
+        return _added(total, compute(*turn)), None
 
     first = jax.eval_shape(compute, jax.tree.map(lambda a: a[0], batches), jnp.int32(0))
     nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), first)
     total, _ = jax.lax.scan(add, nothing, (batches, jnp.arange(count, dtype=jnp.int32)))
     return total
+
+
+def _added(total: Any, found: Any) -> Any:
+    with jax.named_scope("accumulation"):
+        return jax.tree.map(jnp.add, total, found)

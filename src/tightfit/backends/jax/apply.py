@@ -30,7 +30,9 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     attentions.Eager: attention.eager,
     attentions.Sdpa: attention.sdpa,
     precisions.Fp32: precision.fp32,
+    precisions.Fp16: precision.fp16,
     precisions.Bf16: precision.bf16,
+    precisions.Bf16Pure: precision.bf16_pure,
     checkpointings.NoCheckpointing: checkpointing.no_checkpointing,
     checkpointings.EveryBlock: checkpointing.every_block,
     checkpointings.EveryNth: checkpointing.every_nth,
@@ -44,6 +46,7 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     accumulations.Scan: accumulation.scan,
     compiles.NoCompile: compile.no_compile,
     optimizers.AdamW: optimizer.adamw,
+    optimizers.AdamWAnyPrecision: optimizer.adamw_anyprecision,
     optimizers.Sgd: optimizer.sgd,
     optimizers.Adafactor: optimizer.adafactor,
     optimizers.Lion: optimizer.lion,
@@ -57,13 +60,10 @@ QUANTIZED = "optax has no states of so few bits; write optimizer=adafactor or op
 ABSENT: Mapping[type[Technique], str] = {
     attentions.Flex: "FlexAttention is PyTorch's; write attention=sdpa",
     attentions.FlashAttn: "the flash-attn library serves PyTorch; write attention=sdpa with attention.kernel=cudnn",
-    precisions.Fp16: "fp16 needs loss scaling, which is not there; write precision=bf16 or precision=fp32",
-    precisions.Bf16Pure: "weights in bf16 are not there; write precision=bf16, or backend=pytorch",
     checkpointings.MemoryBudget: "the budget is kept by PyTorch's compiler; write checkpointing=selective",
     compiles.PerBlock: XLA_COMPILES,
     compiles.WholeModel: XLA_COMPILES,
     optimizers.AdamW8bit: QUANTIZED,
     optimizers.AdamW4bit: QUANTIZED,
-    optimizers.AdamWAnyPrecision: "optax keeps both states in fp32; write optimizer=adamw, or backend=pytorch",
 }
 """Techniques that this backend does not have, with the reason."""

@@ -19,6 +19,7 @@ from tightfit.backends.jax.build import Build
 from tightfit.backends.jax.functions import ATTENTION, dropout
 from tightfit.errors import Refused
 from tightfit.techniques.attention import Eager, Sdpa
+from tightfit.techniques.precision import Fp16
 
 IMPLEMENTATIONS = {"auto": None, "math": "xla", "cudnn": "cudnn"}
 """What JAX calls the kernels of the technique; None lets JAX choose."""
@@ -39,12 +40,14 @@ def sdpa(technique: Sdpa, build: Build) -> Build:
     if network.softmax_dtype != "float32":
         unserved.append(("computes its softmax in float32; write model_overrides.softmax_dtype=float32",
                          f"softmax in {network.softmax_dtype}"))
+    if isinstance(build.recipe.precision, Fp16) and build.device.kind == "cpu":
+        unserved.append(("computes no fp16 on a processor; write precision=bf16", "fp16 on a processor"))
     if not unserved:
         implementation = IMPLEMENTATIONS[kernel]
         return replace(build, attend=partial(dot_product_attention, implementation=implementation))
     if kernel != "auto":
         raise Refused(f"attention.kernel: JAX's attention {unserved[0][0]}, or attention=eager")
-    note = f"attention: this model's {' and '.join(what for _, what in unserved)} need eager attention, which is used"
+    note = f"attention: {' and '.join(what for _, what in unserved)} need eager attention, which is used"
     return eager(Eager(), replace(build, notes=(*build.notes, note)))
 
 
@@ -68,7 +71,9 @@ def eager_attention(
         seen = ordered if seen is None else seen & ordered
     if seen is not None:
         scores = jnp.where(seen[:, :, None] if group else seen, scores, jnp.finfo(wide).min)
-    weights = dropout(jax.nn.softmax(scores, axis=-1).astype(query.dtype), dropout_rate, dropout_key)
+    with jax.named_scope("softmax"):
+        weights = jax.nn.softmax(scores, axis=-1).astype(query.dtype)
+    weights = dropout(weights, dropout_rate, dropout_key)
     mixed = jnp.einsum(f"bk{group}qs,bskh->bqk{group}h", weights, value).reshape(query.shape)
     return checkpoint_name(mixed, ATTENTION)
 

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import psutil
 
-from tightfit.backends.base import Measurement, StepProfiler, Timings
+from tightfit.backends.base import Measurement, Timings
 from tightfit.backends.jax.assembly import assemble
 from tightfit.backends.jax.build import Build
-from tightfit.backends.jax.measuring import time_steps
+from tightfit.backends.jax.measuring.step_profiler import StepProfiler
+from tightfit.backends.jax.measuring.timing import time_steps
 from tightfit.backends.jax.predicting.predict import predict, unseen
 from tightfit.backends.jax.step import Step
+from tightfit.backends.measuring import measure
 from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.recipe import Recipe
 from tightfit.trace import Trace, Unseen
+
+DRIVER = "libcuda.so.1"
+"""NVIDIA's driver, as a library."""
 
 
 class JaxBackend:
@@ -49,10 +56,11 @@ class JaxBackend:
         return predict(recipe, device)
 
     def measure(self, step: Step, windows: Iterator[Any], chrome_trace: Path | None = None) -> Measurement:
-        _not_yet("profiled")
+        return measure(step, StepProfiler(step), step.build.session(), windows, step.build.recipe.learning_rate,
+                       chrome_trace=chrome_trace)
 
     def step_profiler(self, step: Step) -> StepProfiler:
-        _not_yet("profiled")
+        return StepProfiler(step)
 
     def time(self, step: Step, windows: Iterator[Any], warm_up: int, steps: int) -> Timings:
         return time_steps(step, windows, warm_up, steps)
@@ -63,7 +71,7 @@ class JaxBackend:
 
 def jax_devices(recipe: Recipe) -> tuple[Any, ...]:
     """The devices that the recipe runs on. Raises Refused where there is no such device."""
-    found = _processors() if recipe.device == "cpu" else jax.devices()
+    found = _processors() if recipe.device == "cpu" else _best()
     if recipe.device == "cuda" and found[0].platform != "gpu":
         raise Refused("device: 'cuda' was asked for, and JAX finds no CUDA device; run: pip install "
                       "'tightfit[jax-cuda]', or write device=cpu")
@@ -72,18 +80,28 @@ def jax_devices(recipe: Recipe) -> tuple[Any, ...]:
     return tuple(found if recipe.parallel == "dp" else found[:1])
 
 
+def _best() -> list[Any]:
+    """What JAX itself would take. Where there is no driver, that a CUDA plug-in finds none is no news."""
+    try:
+        ctypes.CDLL(DRIVER)
+    except OSError:
+        with _without_plug_ins_words():
+            return list(jax.devices())
+    return list(jax.devices())
+
+
 def _processors() -> list[Any]:
-    """The CPU, asked for without what a CUDA plug-in that finds no driver has to say."""
+    with _without_plug_ins_words():
+        return list(jax.devices("cpu"))
+
+
+@contextmanager
+def _without_plug_ins_words() -> Iterator[None]:
+    """Keep off the screen what a CUDA plug-in has to say that finds no driver."""
     logger = logging.getLogger("jax._src.xla_bridge")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        return list(jax.devices("cpu"))
+        yield
     finally:
         logger.setLevel(level)
-
-
-def _not_yet(what: str) -> NoReturn:
-    """Raises Refused for what has no counterpart in this backend."""
-    raise Refused(f"backend: jax is not {what} yet; name every technique and micro_batch_size and train, or write "
-                  "backend=pytorch")

@@ -67,7 +67,7 @@ class Build:
     devices: what the step runs on; more than one share each micro-batch's rows.
     stored: the folder of the model's weights; None where they are drawn.
     weight_dtype: what weights are kept in. compute_dtype: what products are computed in. matmul_precision: how fp32
-    products are, in JAX's words; None leaves it to JAX.
+    products are, in JAX's words; None leaves it to JAX. loss_scaling: whether the loss is scaled against underflow.
     attend, recomputation, stack, sum_gradients, optimizer, windows: what the techniques chose.
     compiler_options: XLA's, by name.
     notes: sentences for the person running this.
@@ -83,6 +83,7 @@ class Build:
     weight_dtype: Any = jnp.float32
     compute_dtype: Any = jnp.float32
     matmul_precision: str | None = None
+    loss_scaling: bool = False
     attend: Attend | None = None
     recomputation: Recomputation = field(default_factory=Recomputation)
     stack: Stack | None = None

@@ -33,7 +33,8 @@ def logits(build: Build, params: Params, batch: dict[str, jax.Array], key: jax.A
     with jax.default_matmul_precision(build.matmul_precision):
         with jax.named_scope("embed"):
             x = network.embed(params, ids, forward)
-        x = through_layers(build, layers_of(params), x, forward)
+        with jax.named_scope("layers"):
+            x = through_layers(build, layers_of(params), x, forward)
         with jax.named_scope("head"):
             found = network.head(params, x, forward)
             return found.astype(jnp.promote_types(found.dtype, jnp.float32))
@@ -75,10 +76,9 @@ def _block(build: Build, forward: Forward, keep_apart: bool) -> Block:
 
     def block(x: jax.Array, layer: tuple[Params, jax.Array]) -> jax.Array:
         params, number = layer
-        with jax.named_scope("layer"):
-            for place, (name, added) in enumerate(branches):
-                with jax.named_scope(name):
-                    x = x + added(params, x, forward.keys(LAYERS, number, place))
+        for place, (name, added) in enumerate(branches):
+            with jax.named_scope(name):
+                x = x + added(params, x, forward.keys(LAYERS, number, place))
         return x
 
     return block

@@ -40,27 +40,30 @@ def _finished(params: Params, name: str, product: jax.Array, dtype: Any, called:
 
 def layer_norm(params: Params, name: str, x: jax.Array, eps: float, dtype: Any) -> jax.Array:
     """Layer normalization over the last axis, with `name.weight` and `name.bias`."""
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    mean = wide.mean(-1, keepdims=True)
-    # The variance in one pass: of two passes XLA keeps more for the backward pass, and plans three times as long.
-    variance = jnp.maximum(jnp.square(wide).mean(-1, keepdims=True) - jnp.square(mean), 0.0)
-    scale = jax.lax.rsqrt(variance + eps) * params[f"{name}.weight"]
-    return ((wide - mean) * scale + params[f"{name}.bias"]).astype(dtype)
+    with jax.named_scope("norm"):
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        mean = wide.mean(-1, keepdims=True)
+        # The variance in one pass: of two passes XLA keeps more for the backward pass, and plans three times as long.
+        variance = jnp.maximum(jnp.square(wide).mean(-1, keepdims=True) - jnp.square(mean), 0.0)
+        scale = jax.lax.rsqrt(variance + eps) * params[f"{name}.weight"]
+        return ((wide - mean) * scale + params[f"{name}.bias"]).astype(dtype)
 
 
 def rms_norm(params: Params, name: str, x: jax.Array, eps: float, dtype: Any) -> jax.Array:
     """Division by the root mean square over the last axis, with `name.weight`."""
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    normed = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + eps)
-    return (normed * params[f"{name}.weight"]).astype(dtype)
+    with jax.named_scope("norm"):
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        normed = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + eps)
+        return (normed * params[f"{name}.weight"]).astype(dtype)
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
     """Zero a share `rate` of `x` at random and scale up the rest; `x` itself without a key."""
     if key is None or not rate:
         return x
-    kept = jax.random.bernoulli(key, 1.0 - rate, x.shape)
-    return jnp.where(kept, x / jnp.asarray(1.0 - rate, x.dtype), jnp.zeros((), x.dtype))
+    with jax.named_scope("dropout"):
+        kept = jax.random.bernoulli(key, 1.0 - rate, x.shape)
+        return jnp.where(kept, x / jnp.asarray(1.0 - rate, x.dtype), jnp.zeros((), x.dtype))
 
 
 def lookup(table: jax.Array, ids: jax.Array, dtype: Any) -> jax.Array:

@@ -14,7 +14,9 @@ import optax
 
 from tightfit.backends.jax.build import Build, Optimizer
 from tightfit.backends.jax.network import Params, is_stacked, rank
+from tightfit.backends.jax.rounding import in_bf16
 from tightfit.techniques import optimizer as declared
+from tightfit.techniques.precision import Rounding
 
 ADAFACTOR_USUAL_RATE = 1e-2
 """The relative step of the paper."""
@@ -25,6 +27,27 @@ ADAFACTOR_EPS = (1e-30, 1e-3)
 def adamw(technique: declared.AdamW, build: Build) -> Build:
     b1, b2 = technique.betas
     return _with(build, optax.scale_by_adam(b1=b1, b2=b2, eps=technique.eps), technique.weight_decay)
+
+
+def adamw_anyprecision(technique: declared.AdamWAnyPrecision, build: Build) -> Build:
+    """AdamW with its usual numbers, in fp32, its states kept in formats of their own."""
+    usual = declared.AdamW()
+    adam = optax.scale_by_adam(b1=usual.betas[0], b2=usual.betas[1], eps=usual.eps)
+    formats = [{"fp32": jnp.float32, "bf16": jnp.bfloat16}[name] for name in (technique.momentum, technique.variance)]
+
+    def kept(state: Any, momentum: Any, variance: Any) -> Any:
+        mu, nu = (jax.tree.map(lambda a, dtype=dtype: a.astype(dtype), tree)
+                  for tree, dtype in ((state.mu, momentum), (state.nu, variance)))  # fmt: skip
+        return state._replace(mu=mu, nu=nu)
+
+    def init(params: Params) -> Any:
+        return kept(adam.init(params), *formats)
+
+    def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
+        found, state = adam.update(updates, kept(state, jnp.float32, jnp.float32), params)
+        return found, kept(state, *formats)
+
+    return _with(build, optax.GradientTransformation(init, update), technique.weight_decay)
 
 
 def lion(technique: declared.Lion, build: Build) -> Build:
@@ -79,7 +102,13 @@ def _with(build: Build, direction: Any, weight_decay: float, scaled: bool = True
             fresh[name] = (weight - step).astype(weight.dtype)
         return fresh, state
 
-    return replace(build, optimizer=Optimizer(direction.init, update))
+    made, rounding = Optimizer(direction.init, update), _weight_rounding(build)
+    return replace(build, optimizer=made if rounding is None else in_bf16(made, rounding))
+
+
+def _weight_rounding(build: Build) -> Rounding | None:
+    assert build.recipe.precision != "auto", "resolve the recipe first"
+    return build.recipe.precision.weight_rounding
 
 
 def _bounded_by_age() -> Any:

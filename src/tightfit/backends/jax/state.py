@@ -30,7 +30,8 @@ def save_state(network: Network, state: State, folder: Path) -> dict[str, Any]:
     states = {name: array for _, parts in _state_parts(network, host["optimizer"]) for name, array in parts.items()}
     save_file(states, folder / OPTIMIZER)
     save_file({"jax": np.asarray(host["key"])}, folder / RANDOM)
-    return {"steps": int(host["step"]), "jax": jax.__version__}
+    scaler = {name: array.item() for name, array in host["scaler"].items()} if "scaler" in host else None
+    return {"steps": int(host["step"]), "scaler": scaler, "jax": jax.__version__}
 
 
 def load_state(network: Network, abstract: State, folder: Path, meta: dict[str, Any]) -> State:
@@ -54,6 +55,8 @@ def load_state(network: Network, abstract: State, folder: Path, meta: dict[str, 
     ]
     optimizer = jax.tree.unflatten(jax.tree.structure(empty), leaves)
     state = {"params": params, "optimizer": optimizer, "key": streams["jax"], "step": np.int32(meta["steps"])}
+    if "scaler" in abstract:
+        state["scaler"] = {name: np.asarray(meta["scaler"][name], a.dtype) for name, a in abstract["scaler"].items()}
     placed: State = jax.tree.map(lambda value, place: jax.device_put(value, place.sharding), state, abstract)
     return placed
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
 
 from tightfit.backends.base import Inspection, StepResult, Total, WindowSource
 from tightfit.backends.jax.batch import ArrayWindow, array_window
@@ -50,11 +51,17 @@ class PendingStep:
             found = jax.device_get(self.metrics)
         total, count = found["loss"]
         norm = found.get("grad_norm")
-        return StepResult(loss=Total(float(total), int(count)), grad_norm=None if norm is None else float(norm))
+        return StepResult(loss=Total(float(total), int(count)), grad_norm=None if norm is None else float(norm),
+                          skipped=bool(found.get("skipped", False)))
 
 
 class Step:
-    """The step of a build, with the state that it takes along. Each shape of window is compiled once."""
+    """The step of a build, with the state that it takes along. Each shape of window is compiled once.
+
+    described: the folder that XLA describes the program in that steps run from now on, and options that it is compiled
+    with besides the recipe's; None for the program that nothing is said about.
+    called_at: when the last step was called, by time.perf_counter.
+    """
 
     def __init__(self, build: Build) -> None:
         self.build = build
@@ -62,6 +69,9 @@ class Step:
         self._compiled: dict[tuple[Any, ...], jax.stages.Compiled] = {}
         self._compile_seconds = 0.0
         self.state = self._initial()
+        self.described: tuple[Path, dict[str, Any]] | None = None
+        self.called_at = 0.0
+        self._taken = 0
 
     @property
     def inspection(self) -> Inspection | None:
@@ -77,12 +87,19 @@ class Step:
         return self._compile_seconds
 
     def __call__(self, window: ArrayWindow, learning_rate: float) -> PendingStep:
-        arrays, count = self._placed(window), self._number(window.count, np.int32)
-        rate = self._number(learning_rate, np.float32)
-        run = self._compile(arrays, lambda: lower_step(self.build, placed(arrays, self.build.split)), "step")
-        with memory_guard("the step"):
-            self.state, metrics = run(self.state, arrays, count, rate)
+        self.called_at = time.perf_counter()
+        self._taken += 1
+        with jax.profiler.StepTraceAnnotation("step", step_num=self._taken):
+            arrays, count = self._placed(window), self._number(window.count, np.int32)
+            rate = self._number(learning_rate, np.float32)
+            run = self._program(arrays)
+            with memory_guard("the step"):
+                self.state, metrics = run(self.state, arrays, count, rate)
         return PendingStep(metrics)
+
+    def prepare(self, window: ArrayWindow) -> None:
+        """Compile what a step on such a window runs, where that was not done yet."""
+        self._program(self._placed(window))
 
     def evaluate(self, windows: Iterable[Window | ArrayWindow]) -> Total:
         loss, count = 0.0, 0
@@ -108,6 +125,7 @@ class Step:
     def load(self, folder: Path, meta: dict[str, Any]) -> None:
         with memory_guard("restoring a checkpoint"):
             self.state = load_state(self.build.network, self.abstract, folder, meta)
+        self._taken = int(self.state["step"])
 
     def export(self, folder: Path, classes: dict[int, str] | None) -> None:
         write_model(self.build.network, jax.device_get(self.state["params"]), folder)
@@ -165,13 +183,28 @@ class Step:
     def _number(self, value: float, dtype: Any) -> jax.Array:
         return jax.device_put(np.asarray(value, dtype), self.build.replicated)
 
-    def _compile(self, arrays: Arrays, lower: Any, what: str) -> jax.stages.Compiled:
-        """The program for arrays of these shapes, compiled now where it is the first time."""
-        kind = (what, *((name, array.shape) for name, array in sorted(arrays.items())))
+    def _program(self, arrays: Arrays) -> jax.stages.Compiled:
+        """What a step on such arrays runs."""
+
+        def lower() -> jax.stages.Lowered:
+            return lower_step(self.build, placed(arrays, self.build.split))
+
+        if self.described is None:
+            return self._compile(arrays, lower, "step")
+        folder, options = self.described
+        return self._compile(arrays, lower, "described step", {**options, "xla_dump_to": str(folder)})
+
+    def _compile(
+        self, arrays: Arrays, lower: Any, what: str, options: Mapping[str, Any] | None = None
+    ) -> jax.stages.Compiled:
+        """The program for arrays of these shapes, compiled now where it is the first time. options: besides the
+        recipe's."""
+        kind = (what, *(options or {}).items(), *((name, array.shape) for name, array in sorted(arrays.items())))
         if kind not in self._compiled:
             began = time.perf_counter()
-            with memory_guard(f"compiling the {what}"):
-                self._compiled[kind] = lower().compile(compiler_options=self.build.compiler_options or None)
+            with memory_guard(f"compiling the {what}"), _compiled_anew() if options else nullcontext():
+                wanted = {**self.build.compiler_options, **(options or {})}
+                self._compiled[kind] = lower().compile(compiler_options=wanted or None)
             self._compile_seconds += time.perf_counter() - began
         return self._compiled[kind]
 
@@ -182,6 +215,19 @@ class Step:
 
 def _all_finite(params: Arrays) -> jax.Array:
     return jnp.stack([jnp.isfinite(array).all() for array in params.values()]).all()
+
+
+@contextmanager
+def _compiled_anew() -> Iterator[None]:
+    """Take no program from JAX's cache on disk: XLA describes only what it compiles."""
+    before = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # else what was decided at the first compilation stands
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+        compilation_cache.reset_cache()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
+from tightfit.backends.jax import scaling
 from tightfit.backends.jax.batch import array_dtype
 from tightfit.backends.jax.build import Build
 from tightfit.backends.jax.forward import logits
@@ -14,10 +15,12 @@ from tightfit.backends.jax.losses import cross_entropy_sum
 from tightfit.backends.jax.network import Params
 
 State = dict[str, Any]
-"""`params`; `optimizer`, its state; `key`, uint32 (2,), of the run's random numbers; `step`, int32."""
+"""`params`; `optimizer`, its state; `key`, uint32 (2,), of the run's random numbers; `step`, int32; with loss scaling
+`scaler`."""
 Arrays = dict[str, jax.Array]
 Metrics = dict[str, Any]
-"""`loss`: (sum, count); `grad_norm`: the norm before clipping, where gradients are clipped."""
+"""`loss`: (sum, count); `grad_norm`: the norm before clipping, where gradients are clipped; `skipped`: with loss
+scaling, whether nothing was learned."""
 
 DONATED = (0,)
 """The step's arguments whose memory its results may take: the state."""
@@ -32,33 +35,44 @@ def train_step(build: Build, state: State, window: Arrays, count: jax.Array, lea
     of its micro-batches: each micro-batch adds its own sum over the window's count.
     """
     assert build.optimizer is not None
-    params = state["params"]
+    params, scaler = state["params"], state.get("scaler")
     key = jax.random.fold_in(jax.random.wrap_key_data(state["key"]), state["step"])
-    total, gradients = window_gradients(build, params, window, count, key)
+    total, gradients = window_gradients(build, params, window, count, key, scaler and scaler["scale"])
     metrics: Metrics = {"loss": (total, count)}
     with jax.named_scope("optimizer"):
+        if scaler is not None:
+            gradients, finite = scaling.unscaled(gradients, scaler)
         if build.recipe.max_grad_norm:
-            gradients, metrics["grad_norm"] = clipped(gradients, build.recipe.max_grad_norm)
-        params, optimizer = build.optimizer.update(gradients, state["optimizer"], params, learning_rate)
-    return {"params": params, "optimizer": optimizer, "key": state["key"], "step": state["step"] + 1}, metrics
+            with jax.named_scope("clip"):
+                gradients, metrics["grad_norm"] = clipped(gradients, build.recipe.max_grad_norm)
+        learned = build.optimizer.update(gradients, state["optimizer"], params, learning_rate)
+        fresh: State = {"key": state["key"], "step": state["step"] + 1}
+        if scaler is not None:
+            learned = scaling.kept_where(finite, learned, (params, state["optimizer"]))
+            metrics["skipped"] = ~finite
+            fresh["scaler"] = scaling.moved_on(scaler, finite)
+    fresh["params"], fresh["optimizer"] = learned
+    return fresh, metrics
 
 
 def window_gradients(
-    build: Build, params: Params, window: Arrays, count: jax.Array, key: jax.Array | None
-) -> tuple[jax.Array, Params]:
-    """A window's summed loss, and the gradients of its mean over `count` labels. key: of dropout."""
+    build: Build, params: Params, window: Arrays, count: jax.Array, key: jax.Array | None,
+    scale: jax.Array | None = None,
+) -> tuple[jax.Array, Params]:  # fmt: skip
+    """A window's summed loss, and the gradients of its mean over `count` labels, times `scale` where there is one.
+    key: of dropout."""
     assert build.sum_gradients is not None
 
     def share(params: Params, batch: Arrays, number: jax.Array) -> tuple[jax.Array, jax.Array]:
         total = loss_sum(build, params, batch, None if key is None else jax.random.fold_in(key, number))
-        return total / jnp.maximum(count, 1), total
+        mean = total / jnp.maximum(count, 1)
+        return mean if scale is None else mean * scale, total
 
     def compute(batch: Arrays, number: jax.Array) -> tuple[jax.Array, Params]:
         (_, total), gradients = jax.value_and_grad(share, has_aux=True)(params, batch, number)
         return total, gradients
 
-    with jax.named_scope("micro_batches"):
-        found: tuple[jax.Array, Params] = build.sum_gradients(compute, window, window["labels"].shape[0])
+    found: tuple[jax.Array, Params] = build.sum_gradients(compute, window, window["labels"].shape[0])
     return found
 
 
@@ -89,7 +103,8 @@ def initial_state(build: Build, key: jax.Array, params: Params | None = None) ->
     assert build.optimizer is not None
     if params is None:
         params = build.network.draw(jax.random.wrap_key_data(key), build.weight_dtype)
-    return {"params": params, "optimizer": build.optimizer.init(params), "key": key, "step": jnp.int32(0)}
+    scaler = {"scaler": scaling.begun()} if build.loss_scaling else {}
+    return {"params": params, "optimizer": build.optimizer.init(params), "key": key, "step": jnp.int32(0), **scaler}
 
 
 def abstract_state(build: Build) -> State:

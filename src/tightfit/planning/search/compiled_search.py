@@ -9,7 +9,7 @@ Nothing is interpolated: what is shown was compiled. So few recipes are, several
 | 3 | the fastest of these at the largest micro-batches that their memory leaves room for | memory grows no faster than the micro-batch |
 | 4 | where one does not fit after all, the next smaller | |
 
-Where nothing fits at the first micro-batch, round 3 goes down from it. Precision is bf16 where the GPU has it, else fp32.
+Where nothing fits at the first micro-batch, round 3 goes down from it. Precision is bf16 where the GPU has it, else fp16.
 """  # noqa: E501 - a table's row is one line
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from tightfit.devices import Device
 from tightfit.errors import ModelError
@@ -31,11 +32,18 @@ def settle(
     guessed = device.kind == "cpu" and (target.ceilings is None or recipe.backend in COMPILED)
     if guessed or not recipe.open_choices():
         return resolve(recipe, device), None
+    slowly = recipe.backend in COMPILED  # seconds for each of a few, which is worth a line
     try:
-        plan = search(recipe, device, standard_tools(predict, target.ceilings))
+        plan = search(recipe, device, standard_tools(predict, target.ceilings),
+                      progress=partial(_say, tell) if slowly else None)
     except ModelError as error:
         tell(f"not planned: {error}")
         return resolve(recipe, device), None
     chosen = plan.recipe
     tell(f"planned: {plan.answers.why}")
     return chosen, plan
+
+
+def _say(tell: Callable[[str], None], done: int, most: int, text: str) -> None:
+    if done < most:
+        tell(f"planning: {done} of at most {most} compiled, now {text}")

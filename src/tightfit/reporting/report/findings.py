@@ -6,7 +6,6 @@ one of what the device has. Findings are ranked by the larger of the two.
 
 | constant | figure | why |
 |---|---|---|
-| `WORTH_SAYING` | 1 % | below it a finding is noise: plain steps differ by as much |
 | `LAUNCH_WORTH`, `COPIES_WORTH` | 10 % | every step has some of both |
 | `TRIED_WORKERS` | 4 | worker processes that are tried where there are fewer |
 """
@@ -15,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tightfit.calibration import Ceilings
 from tightfit.errors import TightfitError
@@ -26,37 +25,17 @@ from tightfit.planning.timing.step_time import COMPILED_SECONDS, step_time
 from tightfit.profiles import Profile
 from tightfit.recipe import Recipe
 from tightfit.reporting.report.breakdown import TimedOp, busy_seconds, module_name, timed_ops, whole
+from tightfit.reporting.report.compiled_findings import compiled_findings
 from tightfit.reporting.report.headline import predicted_step
+from tightfit.reporting.report.improvement import WORTH_SAYING, Improvement
 from tightfit.reporting.report.memory import step_of
 from tightfit.reporting.report.wording import percent, size
 from tightfit.tasks import TASKS
 from tightfit.trace import Allocation, Category, Op, Phase, Trace
 from tightfit.trace.sample import sampling_notes
 
-WORTH_SAYING = 0.01
 LAUNCH_WORTH = COPIES_WORTH = 0.10
 TRIED_WORKERS = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Improvement:
-    """What could be better. sentence: what is the case, with its figure. change: what to write in the recipe,
-    `key=value`; empty where no field helps. seconds: predicted gain as a share of the step. bytes: predicted gain of
-    peak memory. derived: how the gain was predicted, as a sentence. rank: what findings are sorted by."""
-
-    sentence: str
-    change: str
-    derived: str
-    seconds: float | None = None
-    bytes: int | None = None
-    rank: float
-
-    @property
-    def gain(self) -> str:
-        """The predicted gain for reading."""
-        if self.seconds is not None:
-            return f"up to {percent(self.seconds)} of the step"
-        return "not predicted" if self.bytes is None else f"up to {size(self.bytes)} at the peak"
 
 
 def findings(profile: Profile) -> list[Improvement]:
@@ -65,8 +44,12 @@ def findings(profile: Profile) -> list[Improvement]:
     if trace is None:
         return []
     ops = timed_ops(trace, profile.recipe, profile.device)
-    found: list[Improvement | None] = [_data(profile), *_padding(profile, trace), _full_precision(profile, trace)]
-    if not sampling_notes(trace):  # of ops that were left out the sums say nothing
+    found: list[Improvement | None] = [_data(profile), *_padding(profile, trace)]
+    if trace.laid_out:
+        found += compiled_findings(profile, trace, ops)
+    else:
+        found.append(_full_precision(profile, trace))
+    if not trace.laid_out and not sampling_notes(trace):  # of ops that were left out the sums say nothing
         found += [_launches(profile, ops), _copies(profile, ops)]
     return sorted((f for f in found if f is not None), key=lambda f: -f.rank)
 

@@ -68,17 +68,23 @@ def uncalibrated(profile: Profile) -> str:
 
 def figures(profile: Profile) -> Iterator[tuple[str, str, str]]:
     """The headline's figures: what it is, the figure, and what stands beside it."""
-    step, guess = profile.step_seconds, predicted_step(profile)
+    guess = predicted_step(profile)
+    alone = profile.measured is None and guess > 0
+    step = guess if alone else profile.step_seconds
     rate, unit = throughput(profile, step)
-    guesses = (f"{throughput(profile, guess)[0]:,.0f}", f"{seconds_text(guess)}, {relative(step, guess)}")
-    beside = [f"predicted {words}{uncalibrated(profile)}" if guess else "not predicted" for words in guesses]
+    if alone:
+        beside = [f"predicted{uncalibrated(profile)}, not measured"] * 2
+    else:
+        guesses = (f"{throughput(profile, guess)[0]:,.0f}", f"{seconds_text(guess)}, {relative(step, guess)}")
+        beside = [f"predicted {words}{uncalibrated(profile)}" if guess else "not predicted" for words in guesses]
     yield unit, f"{rate:,.0f}" if rate else "-", beside[0]
     yield "step", seconds_text(step) if step else "-", beside[1]
     used, source = utilization(profile, step)
     yield "MFU", "-" if used is None else percent(used), source
-    peak, room = profile.peak_bytes, profile.capacity_bytes
+    peak, room = profile.predicted_peak_bytes if alone else profile.peak_bytes, profile.capacity_bytes
     share = f"{percent(peak / room)} of {size(room)}" if room else "capacity not known"
-    yield "peak memory", size(peak) if peak else "-", (share if peak else "not measured") + _beside(profile)
+    yield ("peak memory", size(peak) if peak else "-",
+           (share if peak else "not measured") + ("; predicted, not measured" if alone else _beside(profile)))
 
 
 def _beside(profile: Profile) -> str:

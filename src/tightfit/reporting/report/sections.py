@@ -9,9 +9,10 @@ from tightfit.profiles import Profile
 from tightfit.recipe_text import to_yaml
 from tightfit.reporting.report import figures
 from tightfit.reporting.report.breakdown import TimedOp, timed_ops
-from tightfit.reporting.report.findings import Improvement, findings
+from tightfit.reporting.report.findings import findings
 from tightfit.reporting.report.headline import figures as headline_figures
 from tightfit.reporting.report.headline import phases, uncalibrated
+from tightfit.reporting.report.improvement import Improvement
 from tightfit.reporting.report.markup import (
     Html,
     bullets,
@@ -74,7 +75,7 @@ def headline_section(view: View) -> Html:
     """The figures, the seconds by phase, and the findings that matter most."""
     profile = view.profile
     step = profile.step_seconds
-    rows = [(phase.value, seconds_text(seconds), percent(seconds / step) if step else "-",
+    rows = [(phase.value, seconds_text(seconds if step else None), percent(seconds / step) if step else "-",
              Html(f'<span class="meter" style="width:{8 * seconds / step if step else 0:.2f}rem"></span>'),
              seconds_text(guess)) for phase, seconds, guess in phases(profile)]
     return section(
@@ -140,7 +141,9 @@ def _peaks(view: View) -> Html:
     rows = [(f"{name} trace", size(curve.peak_bytes), f"at {seconds_text(curve.peak_seconds)}")
             for name, curve in view.curves.items()]
     if profile.peak_bytes:
-        rows.insert(0, ("the allocator's own account", size(profile.peak_bytes), ""))
+        planned = profile.measured is not None and profile.measured.laid_out
+        rows.insert(0, ("what the compiler planned" if planned else "the allocator's own account",
+                        size(profile.peak_bytes), ""))
     if profile.capacity_bytes:
         rows.append(("capacity", size(profile.capacity_bytes), ""))
     return table("Peaks of the step", ("peak", "bytes", "where"), rows)

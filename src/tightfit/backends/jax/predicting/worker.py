@@ -17,8 +17,8 @@ import jax
 from jax.experimental import topologies
 
 from tightfit.backends.jax.assembly import assemble
+from tightfit.backends.jax.compiled.reading import memory_is_planned, predicted_trace, read_compiled
 from tightfit.backends.jax.predicting.cudnn import cudnn_as_on
-from tightfit.backends.jax.predicting.reading import memory_is_planned, read_trace
 from tightfit.backends.jax.predicting.target import target_description
 from tightfit.backends.jax.predicting.worker_files import FAILURE, TRACE
 from tightfit.backends.jax.update import lower_step
@@ -39,7 +39,7 @@ def main(job: Path, folder: Path) -> None:
     try:
         lowered, options = lowered_for(Recipe.from_dict(asked["recipe"]), device)
         _until_planned(lowered, options, Path(asked["dump"]))
-        save_trace(read_trace(Path(asked["dump"])), folder / TRACE)
+        save_trace(predicted_trace(read_compiled(Path(asked["dump"]), "gpu")), folder / TRACE)
     except TightfitError as error:
         failed = error
     except Exception as error:  # JAX and XLA raise what they like for what they cannot do

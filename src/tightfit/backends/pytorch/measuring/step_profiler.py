@@ -63,7 +63,6 @@ class StepProfiler:
 
     @property
     def so_far(self) -> str:
-        """What plain steps have taken until now, in words."""
         if not self._timed:
             return "nothing was measured"
         steps = f"{len(self._timed)} plain steps" if len(self._timed) > 1 else "a plain step"

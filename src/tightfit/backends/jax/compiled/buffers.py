@@ -26,6 +26,8 @@ DTYPES = {
 
 HOST = "color 5, "
 """How XLA marks what lies in the machine's own memory."""
+STACKING = "dynamic-update-slice"
+"""The instruction that writes one turn's arrays into those that hold a whole loop's."""
 FREE = "between arrays"
 """What memory is called that XLA leaves free inside the piece, since no array fits there."""
 
@@ -95,10 +97,11 @@ def read_memory(assignment: str, live_range: str) -> Memory:
                   host=host)
 
 
-def inside_allocations(memory: Memory, names: Mapping[str, str]) -> list[Allocation]:
+def inside_allocations(memory: Memory, makers: Mapping[str, tuple[str, str]]) -> list[Allocation]:
     """What lies in the piece for all else, as allocations from tick 1 on; they add up to the whole piece at its peak.
 
-    names: where each instruction comes from in the model, by its name.
+    makers: what each kernel is called and where it comes from in the model, by its instruction's name, or by the key of
+        a value that it makes.
     """
     slots: dict[tuple[int, int, int], list[tuple[int, int, Buffer]]] = defaultdict(list)
     for buffer in memory.buffers:
@@ -107,11 +110,12 @@ def inside_allocations(memory: Memory, names: Mapping[str, str]) -> list[Allocat
             slots[buffer.piece, buffer.offset, buffer.bytes].append((first, last, buffer))
     found = []
     for (_, _, size), values in slots.items():
-        for first, last, buffer in _in_turn(values):
-            instruction = buffer.key.partition("{")[0]
+        turns = list(_in_turn(values))
+        for number, turn in enumerate(turns):
+            op, module = _maker(turn, turns[number - 1 : number] + turns[number + 1 : number + 2], makers)
             found.append(Allocation(
-                born=first + 1, died=last + 1, bytes=size, category=Category.TEMPORARY,
-                module=names.get(instruction, ""), op=instruction, shape=buffer.shape, dtype=buffer.dtype,
+                born=turn.first + 1, died=turn.stop + 1, bytes=size, category=Category.TEMPORARY,
+                module=module, op=op, shape=turn.made.shape, dtype=turn.made.dtype,
             ))  # fmt: skip
     _, live = live_bytes(found)
     free = memory.inside - int(live.max(initial=0))
@@ -120,21 +124,45 @@ def inside_allocations(memory: Memory, names: Mapping[str, str]) -> list[Allocat
     return found
 
 
-def _in_turn(values: list[tuple[int, int, Buffer]]) -> Iterator[tuple[int, int, Buffer]]:
-    """The arrays that a place holds one after the other, first and one past the last position. Values that are alive
-    together in one place are one array under several names, such as a loop's."""
+def _maker(turn: _Turn, neighbours: list[_Turn], makers: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
+    """What made an array, and where that comes from: of several kernels the one that says most. An array that a loop
+    takes along is known by what writes it anew in the same place."""
+    alike = [each for each in reversed(neighbours) if each.made.shape == turn.made.shape]
+    for each in (turn, *alike):
+        told = [makers[key if key in makers else key.partition("{")[0]] for key in each.names
+                if key in makers or key.partition("{")[0] in makers]
+        if told:
+            return max(told, key=lambda maker: (STACKING in maker[0], len(maker[1])))
+    return turn.made.key, ""
+
+
+@dataclass
+class _Turn:
+    """An array in a place: its first position, one past its last, and the names that it has meanwhile."""
+
+    made: Buffer
+    first: int
+    stop: int
+    names: list[str]
+
+
+def _in_turn(values: list[tuple[int, int, Buffer]]) -> Iterator[_Turn]:
+    """The arrays that a place holds one after the other. Values that are alive together in one place are one array
+    under several names, such as a loop's."""
     values.sort(key=lambda value: (value[0], value[1]))
-    turn: tuple[int, int, Buffer] | None = None
+    turn: _Turn | None = None
     for first, last, buffer in values:
-        if turn is None:
-            turn = first, last, buffer
-        elif first < turn[1]:
-            turn = turn[0], max(turn[1], last), turn[2]
-        else:  # an array may be written over the one that its instruction reads for the last time
-            yield turn[0], min(turn[1] + 1, max(first, turn[0] + 1)), turn[2]
-            turn = first, last, buffer
+        if turn is not None and first < turn.stop - 1:
+            turn.stop = max(turn.stop, last + 1)
+            if buffer.shape == turn.made.shape:
+                turn.names.append(buffer.key)
+            continue
+        if turn is not None:  # an array may be written over the one that its instruction reads for the last time
+            turn.stop = min(turn.stop, max(first, turn.first + 1))
+            yield turn
+        turn = _Turn(buffer, first, last + 1, [buffer.key])
     if turn is not None:
-        yield turn[0], turn[1] + 1, turn[2]
+        yield turn
 
 
 def _pieces(assignment: str) -> Iterator[tuple[int, int, str, list[Buffer]]]:

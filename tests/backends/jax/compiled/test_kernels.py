@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tightfit.backends.jax.predicting.program import ops, phase_of, read_program, scope
+from tightfit.backends.jax.compiled.kernels import kernels as kernels_of
+from tightfit.backends.jax.compiled.origins import carried
+from tightfit.backends.jax.compiled.program import phase_of, read_program, scope
 from tightfit.trace import OpClass, Phase
 
 TEXT = r"""HloModule jit_step, is_scheduled=true
@@ -28,16 +30,21 @@ TEXT = r"""HloModule jit_step, is_scheduled=true
   %all = f32[12,8,16]{2,1,0} get-tuple-element(%arg), index=1
   %x = bf16[8,32]{1,0} constant({...})
   %w = bf16[32,16]{1,0} constant({...})
-  %gemm.3 = bf16[8,16]{1,0} fusion(%x, %w), kind=kCustom, calls=%fused_dot, metadata={op_name="jit(step)/micro_batches/while/body/closed_call/transpose(jvp(head))/rematted_computation/layer/mlp/dot_general"}
-  %one = f32[1,8,16]{2,1,0} constant({...})
+  %gemm.3 = bf16[8,16]{1,0} fusion(%x, %w), kind=kCustom, calls=%fused_dot, metadata={op_name="jit(step)/while/body/closed_call/transpose(jvp(head))/rematted_computation/layer/mlp/dot_general"}
+  %one = f32[1,8,16]{2,1,0} convert(%gemm.3)
   %update = f32[12,8,16]{2,1,0} fusion(%all, %one, %number), kind=kLoop, calls=%fused_update, metadata={op_name="jit(step)/jvp()/while"}
   ROOT %result = (s32[], f32[12,8,16]{2,1,0}) tuple(%number, %update)
 }
 
 ENTRY %main (weight: f32[4,8]) -> f32[4,8] {
   %weight = f32[4,8]{1,0} parameter(0), metadata={op_name="state[\'params\'][\'w\']"}
-  %start = (s32[], f32[12,8,16]{2,1,0}) constant({...})
-  %while.1 = (s32[], f32[12,8,16]{2,1,0}) while(%start), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"12"}}
+  %zero = s32[] constant(0)
+  %nothing = f32[12,8,16]{2,1,0} constant({...})
+  %copy.1 = f32[12,8,16]{2,1,0} copy(%nothing)
+  %start = (s32[], f32[12,8,16]{2,1,0}) tuple(%zero, %copy.1)
+  %while.1 = (s32[], f32[12,8,16]{2,1,0}) while(%start), condition=%cond, body=%body, metadata={op_name="jit(step)/jvp(layers)/while"}, backend_config={"known_trip_count":{"n":"12"}}
+  %kept = f32[12,8,16]{2,1,0} get-tuple-element(%while.1), index=1
+  %copy.2 = f32[12,8,16]{2,1,0} copy(%kept)
   %blas = (f32[4,6]{1,0}, s8[1024]{0}) custom-call(%weight, %weight), custom_call_target="__cublas$gemm", backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"],"lhs_batch_dimensions":[],"rhs_batch_dimensions":[]}}}
   ROOT %copy.9 = f32[4,8]{1,0} copy(%weight), metadata={op_name="jit(step)/optimizer/sub"}
 }
@@ -51,28 +58,45 @@ def program():
 
 @pytest.fixture(scope="module")
 def kernels(program):
-    return {op.name: op for op in ops(program, {"copy.9": 41})}
+    return kernels_of(program, {"copy.9": 41})
 
 
 def test_a_product_counts_as_often_as_its_loop_runs(kernels):
-    gemm = kernels["fused gemm"]
+    gemm = kernels["gemm.3"]
     assert gemm.flops == 12 * 2 * 8 * 32 * 16
     assert (gemm.dtype, gemm.kernels, gemm.op_class) == ("bfloat16", 12, OpClass.CONTRACTION)
     assert gemm.bytes_read == 12 * 2 * (8 * 32 + 32 * 16)
-    assert kernels["fused blas"].flops == 2 * 4 * 6 * 8
+    assert kernels["blas"].flops == 2 * 4 * 6 * 8
 
 
 def test_writing_a_slice_in_place_moves_no_more_than_the_slice(kernels):
-    update = kernels["fused update"]
+    update = kernels["update"]
     assert update.bytes_written == 12 * 4 * 8 * 16
     assert update.bytes_read == 12 * (4 * 8 * 16 + 4)
 
 
 def test_names_tell_the_phase_and_the_place_in_the_model(program, kernels):
-    assert kernels["fused gemm"].phase is Phase.RECOMPUTE
-    assert kernels["fused gemm"].module == "micro_batches.head.layer.mlp"
-    assert (kernels["fused copy"].phase, kernels["fused copy"].tick) == (Phase.OPTIMIZER, 42)
+    assert kernels["gemm.3"].phase is Phase.RECOMPUTE
+    assert kernels["gemm.3"].module == "head.layer.mlp"
+    assert (kernels["copy.9"].phase, kernels["copy.9"].tick) == (Phase.OPTIMIZER, 42)
     assert phase_of("jit(step)/transpose(jvp())/mul") is Phase.BACKWARD
     assert phase_of("jit(step)/jvp()/mul") is Phase.FORWARD
     assert scope("jit(step)/jvp(embed)/add") == "embed"
     assert program.origins()["weight"] == "state['params']['w']"
+
+
+def test_what_a_loop_stacks_is_told_apart_and_known_by_what_computed_it(kernels):
+    update = kernels["update"]
+    assert (update.name, update.op_class) == ("fused dynamic-update-slice", OpClass.MOVEMENT)
+    assert (update.module, update.phase) == ("head.layer.mlp", Phase.RECOMPUTE)
+    assert kernels["gemm.3"].name == "fused gemm"
+
+
+def test_what_xla_put_in_itself_is_known_by_its_loop_or_by_what_it_is_given(kernels):
+    assert (kernels["copy.1"].module, kernels["copy.1"].phase) == ("layers", Phase.FORWARD)
+    assert kernels["copy.2"].module == "head.layer.mlp"
+
+
+def test_what_a_loop_takes_along_is_known_by_what_makes_it_anew(program):
+    assert dict(carried(program)) == {
+        "while.1{0}": "arg", "arg{0}": "arg", "while.1{1}": "update", "arg{1}": "update"}  # fmt: skip

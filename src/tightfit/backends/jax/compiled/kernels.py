@@ -1,4 +1,4 @@
-"""The optimized program of a compiled step, read from XLA's dump: what each kernel multiplies and moves.
+"""The kernels of a compiled step: where each comes from in the model, what it multiplies and what it moves.
 
 XLA's own cost analysis is empty for a GPU that is not there, and counts the inside of a loop once. Here products are
 counted from their shapes, bytes from what a kernel reads and writes, and both as often as the loops around them run.
@@ -10,137 +10,74 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from tightfit.backends.jax.predicting.buffers import ARRAY, DTYPES
-from tightfit.trace import Op, OpClass, Phase
+from tightfit.backends.jax.compiled.buffers import STACKING
+from tightfit.backends.jax.compiled.origins import INSIDE, PASSES_ON, body_of, origin, stacks
+from tightfit.backends.jax.compiled.program import Instruction, Program, phase_of, scope
+from tightfit.trace import Op, OpClass
 
-COMPUTATION = re.compile(r"(ENTRY )?%?(\S+) \(.*\{$")
-INSTRUCTION = re.compile(r"  (?:ROOT )?%?(\S+) = (.*)")
-OPERAND = re.compile(r"%([\w.\-]+)")
-OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 TARGET = re.compile(r'custom_call_target="([^"]*)"')
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-INSIDE = re.compile(r"(?:calls|body|to_apply)=%?([\w.\-]+)")
 CONTRACTING = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 BATCH = re.compile(r"lhs_batch_dims=\{([\d,]*)\}")
 
-FREE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "while", "conditional", "call",
-        "partition-id", "opt-barrier"}  # fmt: skip
+CALLS = {"while", "call", "conditional"}
+"""What runs other instructions, which take the time."""
+FREE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "opt-barrier"}
 """What takes no time by itself."""
 WAITING = ("-done", "-update")
 """How the second halves end of what runs beside other kernels."""
 SLICES = {"dynamic-slice", "slice", "gather"}
 """What reads no more of its first operand than it gives."""
-SEEN_THROUGH = {"bitcast", "convert", "copy", "reshape", "transpose"}
-"""What hands on as many elements as it is given."""
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "int32": 4, "uint32": 4, "int64": 8}
-RECOMPUTED = "rematted_computation"
-"""What JAX names the part of a backward pass that computes the forward pass again."""
-WRAPPERS = re.compile(r"^(?:jit\(.*\)|while|body|closed_call|checkpoint|remat|cond|rematted_computation|branch_\d+.*)$")
-WRAPPED = re.compile(r"^(?:jvp|transpose|vmap)\((.*)\)$")
 
 
-@dataclass
-class Instruction:
-    """One line of the program. results: format and shape of each. text: all behind its results."""
-
-    name: str
-    code: str
-    results: list[tuple[str, tuple[int, ...]]]
-    operands: list[str]
-    text: str
-    root: bool = False
-
-    @property
-    def bytes(self) -> int:
-        return sum(_bytes(result) for result in self.results)
-
-    @property
-    def op_name(self) -> str:
-        found = OP_NAME.search(self.text)
-        return found[1].replace("\\'", "'") if found else ""
-
-
-@dataclass
-class Program:
-    """computations: the instructions of each, by name, in the order in which they run."""
-
-    entry: str = ""
-    computations: dict[str, dict[str, Instruction]] = field(default_factory=dict)
-
-    def origins(self) -> dict[str, str]:
-        """What each instruction belongs to in the model, by its name; its inputs by what a person calls them."""
-        return {name: instruction.op_name if instruction.code == "parameter" else scope(instruction.op_name)
-                for lines in self.computations.values() for name, instruction in lines.items()}  # fmt: skip
-
-
-def read_program(text: str) -> Program:
-    """The program in the text of XLA's dump after its optimizations."""
-    program, lines = Program(), dict[str, Instruction]()
-    for line in text.splitlines():
-        if not line.startswith(" "):
-            if found := COMPUTATION.match(line):
-                lines = program.computations.setdefault(found[2], {})
-                program.entry = found[2] if found[1] else program.entry
-        elif found := INSTRUCTION.match(line):
-            made = _instruction(found[1], found[2], line.startswith("  ROOT"))
-            lines[made.name] = made
-    return program
-
-
-def ops(program: Program, positions: Mapping[str, int]) -> list[Op]:
-    """Every kernel of the step, each once, with what all its runs multiply and move.
+def kernels(program: Program, positions: Mapping[str, int]) -> dict[str, Op]:
+    """Every kernel of the step by its instruction's name, each once, with what all its runs multiply and move.
 
     positions: each instruction's place in the order in which the program runs.
     """
-    return list(_ops(program, program.entry, 1, positions))
+    return dict(_kernels(program, program.entry, 1, "", positions))
 
 
-def phase_of(op_name: str) -> Phase:
-    """The part of the step that an instruction comes from, by the name that JAX gives it."""
-    if "/optimizer" in op_name:
-        return Phase.OPTIMIZER
-    if RECOMPUTED in op_name:
-        return Phase.RECOMPUTE
-    return Phase.BACKWARD if "transpose(" in op_name else Phase.FORWARD
-
-
-def scope(op_name: str) -> str:
-    """The named scopes of an instruction, dotted, without JAX's own transformations and the operation itself."""
-    parts = []
-    for part in op_name.split("/")[:-1]:
-        while found := WRAPPED.match(part):
-            part = found[1]
-        if part and "<locals>" not in part and not WRAPPERS.match(part):
-            parts.append(part)
-    return ".".join(parts)
-
-
-def _ops(program: Program, computation: str, runs: int, positions: Mapping[str, int]) -> Iterator[Op]:
+def _kernels(
+    program: Program, computation: str, runs: int, around: str, positions: Mapping[str, int]
+) -> Iterator[tuple[str, Op]]:
+    """around: the name that JAX gave the loop that runs the computation, for instructions that XLA put in itself."""
     lines = program.computations[computation]
+    fed = dict(_fed(lines))
     for instruction in lines.values():
-        inside = INSIDE.findall(instruction.text)
-        if instruction.code in ("while", "call", "conditional"):
+        if instruction.code in CALLS:
             trips = TRIPS.search(instruction.text)
-            for each in inside:
+            times = runs * (int(trips[1]) if trips else 1)
+            for each in INSIDE.findall(instruction.text):
                 if each in program.computations:
-                    yield from _ops(program, each, runs * (int(trips[1]) if trips else 1), positions)
+                    yield from _kernels(program, each, times, instruction.op_name or around, positions)
         elif instruction.code not in FREE and not instruction.code.endswith(WAITING):
-            body = program.computations.get(inside[0], {}) if inside else {}
-            yield _op(instruction, lines, body, runs, positions)
+            named = origin(program, lines, instruction, fed.get(instruction.name, around))
+            tick = positions.get(instruction.name, 0) + 1
+            yield instruction.name, _op(program, instruction, lines, runs, named, tick)
+
+
+def _fed(lines: Mapping[str, Instruction]) -> Iterator[tuple[str, str]]:
+    """What a loop begins with, by the names of the instructions that make it: the name that JAX gave the loop."""
+    for loop in lines.values():
+        given = lines.get(loop.operands[0]) if loop.code == "while" else None
+        for name in given.operands if given is not None else ():
+            yield name, loop.op_name
 
 
 def _op(
-    instruction: Instruction, around: Mapping[str, Instruction], body: Mapping[str, Instruction], runs: int,
-    positions: Mapping[str, int],
-) -> Op:  # fmt: skip
-    product = _product(instruction, around, body)
-    read, written = _moved(instruction, around, body)
+    program: Program, instruction: Instruction, beside: Mapping[str, Instruction], runs: int, named: str, tick: int
+) -> Op:
+    """named: by JAX."""
+    body = body_of(program, instruction)
+    product = _product(instruction, beside, body)
+    read, written = _moved(instruction, beside, body)
     dtype = product[0] if product else (instruction.results[0][0] if instruction.results else "")
     shapes: tuple[tuple[int, ...], ...] = ()
-    name = f"fused {instruction.name.split('.')[0]}"
+    stacking = product is None and stacks(program, instruction)
+    name = f"fused {STACKING if stacking else instruction.name.split('.')[0]}"
     if product:
         batch, m, n, k = product[1]
         shapes = ((runs * batch, m, k), (runs * batch, k, n))
@@ -148,9 +85,8 @@ def _op(
             name = f"fused cudnn attention{' backward' * ('Backward' in target[1])}"
             shapes = ((runs * batch, 1, m, k),)
     return Op(
-        name=name, tick=positions.get(instruction.name, 0) + 1,
-        phase=phase_of(instruction.op_name), op_class=_class(instruction, body, product is not None),
-        module=scope(instruction.op_name), shapes=shapes, dtype=dtype,
+        name=name, tick=tick, phase=phase_of(named), module=scope(named), shapes=shapes, dtype=dtype,
+        op_class=OpClass.MOVEMENT if stacking else _class(instruction, body, product is not None),
         flops=2 * runs * math.prod(product[1]) if product else 0,
         bytes_read=runs * read, bytes_written=runs * written, kernels=runs,
     )  # fmt: skip
@@ -225,7 +161,7 @@ def _moved(
     operands = [around[name].bytes if name in around else 0 for name in instruction.operands]
     if instruction.code in SLICES:
         return instruction.bytes, instruction.bytes
-    if instruction.code == "dynamic-update-slice":
+    if instruction.code == STACKING:
         return operands[1], operands[1]
     written = instruction.bytes
     if not body:
@@ -242,7 +178,7 @@ def _moved(
         whole = operands[place] if place < len(operands) else each.bytes
         read += min(whole, _read(each, users))
     for each in body.values():
-        if each.code == "dynamic-update-slice":  # written in place: no more than the slice
+        if each.code == STACKING:  # written in place: no more than the slice
             update = body.get(each.operands[1])
             written -= min(each.bytes - (update.bytes if update else 0), written)
     return read, written
@@ -254,9 +190,9 @@ def _read(value: Instruction, users: Mapping[str, list[Instruction]]) -> int:
     for user in users.get(value.name, ()):
         if user.code in SLICES and user.operands[0] == value.name:
             total += user.bytes
-        elif user.code == "dynamic-update-slice" and user.operands[0] == value.name:
+        elif user.code == STACKING and user.operands[0] == value.name:
             continue
-        elif user.code in SEEN_THROUGH:
+        elif user.code in PASSES_ON:
             total += min(value.bytes, _read(user, users) * value.bytes // max(user.bytes, 1))
         else:
             return value.bytes
@@ -267,36 +203,9 @@ def _class(instruction: Instruction, body: Mapping[str, Instruction], product: b
     codes = {each.code for each in body.values()} | {instruction.code}
     if product:
         return OpClass.CONTRACTION
-    if "reduce" in codes:
+    if codes & {"reduce", "reduce-window"}:
         return OpClass.NORMALIZATION
     arithmetic = {"add", "multiply", "subtract", "divide", "exponential", "tanh", "select", "compare", "rsqrt"}
     return OpClass.ELEMENTWISE if codes & arithmetic else OpClass.MOVEMENT
 
 
-def _instruction(name: str, text: str, root: bool) -> Instruction:
-    """text: `f32[2,3]{1,0} add(%a, %b), ...`; several results stand in brackets."""
-    if text.startswith("("):
-        end = _closing(text, 0)
-        results, rest = text[: end + 1], text[end + 2 :]
-    else:
-        results, _, rest = text.partition(" ")
-    code, _, behind = rest.partition("(")
-    operands = OPERAND.findall(behind[: _closing(f"({behind}", 0)])
-    arrays = [(DTYPES.get(dtype, dtype), tuple(int(n) for n in shape.split(",") if n))
-              for dtype, shape in ARRAY.findall(results)]  # fmt: skip
-    return Instruction(name, code, arrays, operands, rest, root)
-
-
-def _closing(text: str, start: int) -> int:
-    """Where the bracket at `start` closes."""
-    depth = 0
-    for place in range(start, len(text)):
-        depth += (text[place] == "(") - (text[place] == ")")
-        if not depth:
-            return place
-    return len(text) - 1
-
-
-def _bytes(result: tuple[str, tuple[int, ...]]) -> int:
-    dtype, shape = result
-    return math.prod(shape) * ITEM_BYTES.get(dtype, 1)

@@ -1,0 +1,175 @@
+"""Measuring steps of the run that takes them: some as they are, then one under JAX's profiler.
+
+The plain steps give wall seconds: of the wait for data and of the whole. A compiled step is one program, in which the
+passes have no seconds of their own: the plain step's are shared out by what the instructions took. Memory is what XLA
+planned when it compiled this very step.
+
+On CUDA XLA gathers kernels into graphs, which do not say what each kernel is of. The step that is followed is compiled
+without them; the plain ones are not.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import jax
+
+from tightfit.backends.base import Measurement
+from tightfit.backends.jax.batch import ArrayWindow
+from tightfit.backends.jax.compiled.kernels import CALLS, FREE
+from tightfit.backends.jax.compiled.reading import Compiled, measured_trace, read_compiled
+from tightfit.backends.jax.measuring.events import Events, read_events
+from tightfit.backends.jax.step import PendingStep, Step
+from tightfit.errors import ReportError, one_line
+from tightfit.trace import PHASES, Op, OpClass, Phase, Trace
+from tightfit.trace.file import replacing
+
+WRITTEN = "plugins/profile/*/*"
+"""Where JAX's profiler writes, as TensorBoard and xprof look for it."""
+WITHOUT_GRAPHS = {"xla_gpu_enable_command_buffer": ""}
+XPLANE, CHROME = ".xplane.pb", ".trace.json.gz"
+
+
+class StepProfiler:
+    """See `backends.base.StepProfiler` for what each method promises."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        folder = Path(tempfile.mkdtemp(prefix="tightfit-profile-"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._dump, self._written = folder / "dump", folder / "profile"
+        self._platform = step.build.devices[0].platform
+        if self._platform == "cpu":  # one program serves for all steps
+            step.described = (self._dump, {})
+        self._timed: list[tuple[float, float]] = []
+        self._seconds = 0.0
+        self._failure: str | None = "none was taken"
+
+    @property
+    def so_far(self) -> str:
+        if not self._timed:
+            return "nothing was measured"
+        steps = f"{len(self._timed)} plain steps" if len(self._timed) > 1 else "a plain step"
+        return f"measured until then: {steps}, {self._median()[0]:.3g} s at the median"
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        self._wait()
+        began = time.perf_counter()
+        yield
+        self._wait()
+        self._timed.append((time.perf_counter() - began, self._step.called_at - began))
+
+    def profiled(self, window: ArrayWindow, learning_rate: float) -> PendingStep:
+        before = self._step.described
+        self._step.described = before or (self._dump, WITHOUT_GRAPHS)
+        try:
+            self._step.prepare(window)
+        except Exception as error:  # nothing was learned yet, and the plain program may do
+            self._failure = one_line(error)
+            self._step.described = None
+            return self._step(window, learning_rate)
+        try:
+            return self._followed(window, learning_rate)
+        finally:
+            self._step.described = before
+
+    def _followed(self, window: ArrayWindow, learning_rate: float) -> PendingStep:
+        self._wait()
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # Python's own calls would be most of the profile
+        try:
+            jax.profiler.start_trace(self._written, profiler_options=options)
+        except Exception as error:  # another profile may be under way
+            self._failure = one_line(error)
+            return self._step(window, learning_rate)
+        began = time.perf_counter()
+        try:
+            pending = self._step(window, learning_rate)
+            pending.read()
+            self._wait()
+            self._seconds = time.perf_counter() - began
+        finally:
+            self._failure = _stopped()
+        return pending
+
+    def measurement(self, chrome_trace: Path | None = None) -> Measurement:
+        if self._failure is not None:
+            raise ReportError(f"the step could not be followed: {self._failure}")
+        wall, waited = self._median()
+        profile = self._file(XPLANE).read_bytes()
+        trace = self._trace(profile)
+        if chrome_trace is not None:
+            with replacing(chrome_trace) as temporary:
+                shutil.copyfile(self._file(CHROME), temporary)
+        overhead = (self._seconds + waited) / wall if wall else 1.0
+        return Measurement(
+            trace=trace, step_seconds=wall, phase_seconds=_phases(trace, wall, waited), overhead=overhead,
+            peak_bytes=trace.peak()[1], xplane=profile,
+        )  # fmt: skip
+
+    def _trace(self, profile: bytes) -> Trace:
+        try:
+            compiled = read_compiled(self._dump, self._platform)
+        except FileNotFoundError as error:
+            raise ReportError(f"the step could not be followed: {error}") from None
+        events = read_events(profile, compiled.program.name, self._platform)
+        if not any(name in compiled.ops for name in events.seconds):
+            raise ReportError("the step could not be followed: JAX's profile names none of its instructions")
+        trace = measured_trace(compiled, events.seconds)
+        busy = sum(op.seconds or 0.0 for op in trace.ops)
+        trace.ops += [Op(name=name, tick=trace.span("step 1").start, phase=Phase.SETUP, op_class=OpClass.OTHER,
+                         seconds=seconds) for name, seconds in self._unknown(compiled, events).items()]
+        whole = sum(op.seconds or 0.0 for op in trace.ops)
+        if whole > busy:
+            trace.notes.append(f"{1 - busy / whole:.2%} of the time is of events that belong to no instruction of the "
+                               "compiled step: they stand under other, outside of all modules")
+        if self._platform == "gpu":
+            highest = self._step.peak_memory()
+            trace.notes.append(f"the peak is what XLA planned for the step; since the process began, the most that "
+                               f"JAX's allocator had in use was {highest:,} bytes")
+        return trace
+
+    def _unknown(self, compiled: Compiled, events: Events) -> dict[str, float]:
+        """Seconds of events that belong to no instruction of the program. On a processor what runs other instructions
+        is an event around theirs."""
+        around = {name for lines in compiled.program.computations.values() for name, each in lines.items()
+                  if each.code in CALLS | FREE and self._platform == "cpu"}
+        ours = compiled.ops.keys() | around
+        return {**events.others, **{name: seconds for name, seconds in events.seconds.items() if name not in ours}}
+
+    def _median(self) -> tuple[float, float]:
+        """The plain step of median length: its wall seconds, and those that it waited for data."""
+        return sorted(self._timed)[len(self._timed) // 2]
+
+    def _wait(self) -> None:
+        jax.block_until_ready(self._step.state)
+
+    def _file(self, ending: str) -> Path:
+        return next(path for path in sorted(self._written.glob(WRITTEN)) if path.name.endswith(ending))
+
+
+def _stopped() -> str | None:
+    """Ends the profile; why there is none, or None where it was written."""
+    try:
+        jax.profiler.stop_trace()
+    except Exception as error:  # the step is taken all the same
+        return one_line(error)
+    return None
+
+
+def _phases(trace: Trace, wall: float, waited: float) -> dict[Phase, float]:
+    """The plain step's seconds behind its wait for data, shared out by what the instructions of each pass took."""
+    taken = dict.fromkeys(PHASES, 0.0)
+    for op in trace.ops:
+        phase = Phase.BACKWARD if op.phase is Phase.RECOMPUTE else op.phase
+        if phase in taken:
+            taken[phase] += op.seconds or 0.0
+    whole = sum(taken.values())
+    return {phase: (wall - waited) * seconds / whole for phase, seconds in taken.items()} | {Phase.DATA: waited}

@@ -1,0 +1,35 @@
+"""Measuring the training step by itself: a few real steps, whatever they learn. See each backend's `StepProfiler`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from tightfit.backends.base import PLAIN, WARM_UP, Measurement, Step, StepProfiler
+from tightfit.errors import DataError, ModelError, OutOfMemory, ReportError
+
+
+def measure(
+    step: Step, profiler: StepProfiler, session: AbstractContextManager[None], windows: Iterator[Any], rate: float,
+    plain: int = PLAIN, chrome_trace: Path | None = None,
+) -> Measurement:  # fmt: skip
+    """Take WARM_UP + `plain` + 1 steps on `windows` and say what they took. The model learns from them.
+
+    session: what steps run in. rate: the learning rate. chrome_trace: where the profiler's trace of the last one goes,
+    gzipped.
+    Raises as the step does, StopIteration where there are fewer windows, ReportError where the last step could not be
+    followed, each with what was measured until then; and OSError where the trace cannot be written.
+    """
+    try:
+        with session:
+            for _ in range(WARM_UP):
+                step(next(windows), rate).read()
+            for _ in range(plain):
+                with profiler.timed():
+                    step(next(windows), rate)
+            profiler.profiled(next(windows), rate)
+        return profiler.measurement(chrome_trace)
+    except (DataError, ModelError, OutOfMemory, ReportError) as error:
+        raise type(error)(f"{error}; {profiler.so_far}") from error
