@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -33,3 +33,11 @@ def measure(
         return profiler.measurement(chrome_trace)
     except (DataError, ModelError, OutOfMemory, ReportError) as error:
         raise type(error)(f"{error}; {profiler.so_far}") from error
+
+
+def plain_steps(seconds: Sequence[float]) -> str:
+    """What is told of the plain steps where the followed one fails. seconds: wall seconds of each."""
+    if not seconds:
+        return "nothing was measured"
+    steps = f"{len(seconds)} plain steps" if len(seconds) > 1 else "a plain step"
+    return f"measured until then: {steps}, {sorted(seconds)[len(seconds) // 2]:.3g} s at the median"

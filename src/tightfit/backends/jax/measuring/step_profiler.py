@@ -26,6 +26,7 @@ from tightfit.backends.jax.compiled.kernels import CALLS, FREE
 from tightfit.backends.jax.compiled.reading import Compiled, measured_trace, read_compiled
 from tightfit.backends.jax.measuring.events import Events, read_events
 from tightfit.backends.jax.step import PendingStep, Step
+from tightfit.backends.measuring import plain_steps
 from tightfit.errors import ReportError, one_line
 from tightfit.trace import PHASES, Op, OpClass, Phase, Trace
 from tightfit.trace.file import replacing
@@ -53,10 +54,7 @@ class StepProfiler:
 
     @property
     def so_far(self) -> str:
-        if not self._timed:
-            return "nothing was measured"
-        steps = f"{len(self._timed)} plain steps" if len(self._timed) > 1 else "a plain step"
-        return f"measured until then: {steps}, {self._median()[0]:.3g} s at the median"
+        return plain_steps([seconds for seconds, _ in self._timed])
 
     @contextmanager
     def timed(self) -> Iterator[None]:

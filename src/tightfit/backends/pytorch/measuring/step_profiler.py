@@ -27,6 +27,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tightfit.backends.base import Measurement
+from tightfit.backends.measuring import plain_steps
 from tightfit.backends.pytorch.batch import TensorWindow
 from tightfit.backends.pytorch.compiled.planned_compile import compiled_modules
 from tightfit.backends.pytorch.measuring import memory_history
@@ -63,10 +64,7 @@ class StepProfiler:
 
     @property
     def so_far(self) -> str:
-        if not self._timed:
-            return "nothing was measured"
-        steps = f"{len(self._timed)} plain steps" if len(self._timed) > 1 else "a plain step"
-        return f"measured until then: {steps}, {self._median()[0]:.3g} s at the median"
+        return plain_steps([seconds for seconds, _ in self._timed])
 
     @contextmanager
     def timed(self) -> Iterator[None]:
