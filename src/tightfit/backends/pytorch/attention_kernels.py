@@ -90,7 +90,7 @@ def packed_way(
 def _flash_can_run(query: Tensor) -> bool:
     """Whether this CUDA device has the flash kernel for this format, and may run it."""
     capability = capability_of(query)
-    has_flash = capability is not None and capability >= (8, 0)
+    has_flash = capability is not None and capability[0] >= 8  # Dynamo compares no tuples in torch 2.11
     return has_flash and compute_dtype(query) in HALF and _flash_is_allowed()
 
 

@@ -233,6 +233,8 @@ def test_a_multi_tensor_op_takes_so_many_tensors_and_so_many_blocks_at_a_time():
 def test_multi_tensor_limits_are_those_of_torchs_header():
     header = Path(torch.__file__).parent / "include/ATen/native/cuda/MultiTensorApply.cuh"
     found = re.findall(r"depth_to_max_(tensors|blocks)\[5\] = \{([\d, ]+)\}", header.read_text())
+    if len(found) == 2:
+        pytest.skip("this torch has one set of limits for all of CUDA")
     limits = {name: [int(n) for n in numbers.split(",")] for name, numbers in reversed(found)}  # CUDA 13's stand first
     assert limits["tensors"] == list(FOREACH_TENSORS.values())
     assert set(limits["blocks"]) == {FOREACH_BLOCKS}

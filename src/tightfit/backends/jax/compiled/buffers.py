@@ -17,6 +17,8 @@ HEADING = re.compile(r"allocation (\d+): size (\d+), (.*)")
 VALUE = re.compile(r" value: <\d+ (\S+?)(\{[\d,]*\})?(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\): (.*)")
 ALIVE = re.compile(r"    (\S+?)\{([\d,]*)\}:(\d+)-(\d+)$")
 ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
+PAGE = re.compile(r"page \d+, ")
+"""What JAX 0.11 puts before a piece's kind."""
 
 DTYPES = {
     "f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64", "s32": "int32", "u32": "uint32",
@@ -176,7 +178,7 @@ def _pieces(assignment: str) -> Iterator[tuple[int, int, str, list[Buffer]]]:
             yield *heading, values
             heading, values = None, []
         if found := HEADING.match(line):
-            heading, values = (int(found[1]), int(found[2]), found[3]), []
+            heading, values = (int(found[1]), int(found[2]), PAGE.sub("", found[3], count=1)), []
     if heading is not None:
         yield *heading, values
 

@@ -18,7 +18,8 @@ OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "int32": 4, "uint32": 4, "int64": 8}
 RECOMPUTED = "rematted_computation"
 """What JAX names the part of a backward pass that computes the forward pass again."""
-WRAPPERS = re.compile(r"^(?:jit\(.*\)|while|body|closed_call|checkpoint|remat|cond|rematted_computation|branch_\d+.*)$")
+WRAPPERS = re.compile(
+    r"^(?:jit\(.*\)|while|body|closed_call|eval_jaxpr|checkpoint|remat|cond|rematted_computation|branch_\d+.*)$")
 WRAPPED = re.compile(r"^(?:jvp|transpose|vmap)\((.*)\)$")
 
 

@@ -31,7 +31,8 @@ class Events:
 
 def read_events(profile: bytes, program: str, platform: str) -> Events:
     """The events of a program in a profile, as JAX's profiler serializes one. platform: `cpu` or `gpu`."""
-    planes = ProfileData.from_serialized_xspace(profile).planes
+    read = ProfileData.from_serialized_xspace(profile)  # its planes end with it
+    planes = list(read.planes)
     if platform == "cpu":
         return _on_threads([line for plane in planes if plane.name == HOST for line in plane.lines], program)
     return _on_streams([line for plane in planes if plane.name == CARD for line in plane.lines], program)
