@@ -61,6 +61,28 @@ def kernels(program):
     return kernels_of(program, {"copy.9": 41})
 
 
+def test_jax_0_11_writes_the_same_step_with_parts_by_number_and_fusions_that_run_beside_others(kernels):
+    text = TEXT.replace("  %number = s32[] get-tuple-element(%arg), index=0\n", "")
+    text = text.replace("  %all = f32[12,8,16]{2,1,0} get-tuple-element(%arg), index=1\n", "")
+    start = ("  %update-start = ((f32[12,8,16], f32[1,8,16], s32[]), f32[12,8,16]{2,1,0}, u32[]) "
+             'async-start(%arg#1, %one, %arg#0), calls=%beside, metadata={op_name="jit(step)/jvp()/while"}\n'
+             "  %update = f32[12,8,16]{2,1,0} async-done(%update-start)\n")
+    before, _, rest = text.partition("  %update = ")
+    text = (before + start + rest.partition("\n")[2]).replace("tuple(%number, %update)", "tuple(%arg#0, %update)")
+    text = text.replace("%body (arg", """%beside (q0: f32[12,8,16], q1: f32[1,8,16], q2: s32[]) -> f32[12,8,16] {
+  %q0 = f32[12,8,16]{2,1,0} parameter(0)
+  %q1 = f32[1,8,16]{2,1,0} parameter(1)
+  %q2 = s32[] parameter(2)
+  ROOT %inside = f32[12,8,16]{2,1,0} fusion(%q0, %q1, %q2), kind=kLoop, calls=%fused_update
+}
+
+%body (arg""")
+    again = kernels_of(read_program(text), {"copy.9": 41})
+    assert again.pop("update-start") == kernels["update"]
+    assert again == {name: op for name, op in kernels.items() if name != "update"}
+    assert dict(carried(read_program(text)))["while.1{1}"] == "update-start"
+
+
 def test_a_product_counts_as_often_as_its_loop_runs(kernels):
     gemm = kernels["gemm.3"]
     assert gemm.flops == 12 * 2 * 8 * 32 * 16

@@ -10,9 +10,9 @@ from tightfit.backends.jax.compiled.program import Instruction, Program, scope
 
 INSIDE = re.compile(r"(?:calls|body|to_apply)=%?([\w.\-]+)")
 INDEX = re.compile(r"index=(\d+)")
-PASSES_ON = {"bitcast", "convert", "copy", "reshape", "transpose"}
+PASSES_ON = {"async-done", "bitcast", "convert", "copy", "reshape", "transpose"}
 """What hands on as many elements as it is given."""
-VIEWS = {"bitcast", "get-tuple-element"}
+VIEWS = {"async-done", "bitcast", "get-tuple-element"}
 """What makes nothing: another name for what its first operand made."""
 FURTHEST = 12
 """Instructions that are gone back through."""

@@ -12,7 +12,9 @@ from tightfit.trace import Phase
 MODULE = re.compile(r"HloModule ([^\s,]+)")
 COMPUTATION = re.compile(r"(ENTRY )?%?(\S+) \(.*\{$")
 INSTRUCTION = re.compile(r"  (?:ROOT )?%?(\S+) = (.*)")
-OPERAND = re.compile(r"%([\w.\-]+)")
+OPERAND = re.compile(r"%([\w.\-]+(?:#\d+)?)")
+"""An operand's name; of an instruction with several results, JAX 0.11 has XLA write which: `%while.1#2`."""
+CALLED = re.compile(r"calls=%?([\w.\-]+)")
 OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "int32": 4, "uint32": 4, "int64": 8}
@@ -71,7 +73,28 @@ def read_program(text: str) -> Program:
         elif found := INSTRUCTION.match(line):
             made = _instruction(found[1], found[2], line.startswith("  ROOT"))
             lines[made.name] = made
+    for lines in program.computations.values():
+        lines.update({name: _unwrapped(program, each) for name, each in lines.items() if each.code == "async-start"})
+        lines.update({name: _part(lines, name) for each in [*lines.values()] for name in each.operands if "#" in name})
     return program
+
+
+def _part(lines: dict[str, Instruction], name: str) -> Instruction:
+    """One of an instruction's results, as the instruction that JAX 0.10 has XLA write for it."""
+    whole, _, index = name.partition("#")
+    results = lines[whole].results[int(index) :][:1] if whole in lines else []
+    return Instruction(name, "get-tuple-element", results, [whole], f"get-tuple-element(%{whole}), index={index}")
+
+
+def _unwrapped(program: Program, start: Instruction) -> Instruction:
+    """What begins beside other kernels, as the one fusion that it is around; as it is where it is around none."""
+    found = CALLED.search(start.text)
+    around = program.computations.get(found[1], {}) if found else {}
+    inside = next((each for each in around.values() if each.root and each.code == "fusion"), None)
+    if inside is None:
+        return start
+    text = inside.text if inside.op_name else f'{inside.text}, metadata={{op_name="{start.op_name}"}}'
+    return Instruction(start.name, inside.code, inside.results, start.operands, text, start.root)
 
 
 def phase_of(op_name: str) -> Phase:
