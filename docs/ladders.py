@@ -52,7 +52,9 @@ READING = """\
 - **results.jsonl** is only ever added to, by one ladder at a time. A ladder that was stopped goes on at the first rung
   without a row; what failed or was killed is tried again. A rung is measured anew where the recipe, the machine or the
   version of a library that it uses is another, and predicted anew where besides these the calibration or tightfit's own
-  code is.
+  code is. To the recipe belongs what it names on the disk: the source of `package.module:factory`, of its packages and
+  of what they import from the same root folder (of an installed one, not what it imports); JSON files and code in a
+  folder of a model or a tokenizer, and size and date of its other files; size and date of data files.
 - **The exit status** is 0 where any rung came to figures, 1 where none did, and 2 where every one was refused or what
   was asked for is wrong."""
 

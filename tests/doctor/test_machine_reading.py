@@ -5,15 +5,20 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import resource
+import subprocess
 import sys
 from importlib import metadata
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from tightfit import host_memory
 from tightfit.doctor import gather, host, software
 from tightfit.doctor.disk import CHUNK, read_disk
 from tightfit.doctor.readings import Driver, Gpu, Software
+from tightfit.host_memory import HostMemory
 
 
 def test_the_host_is_read():
@@ -23,19 +28,55 @@ def test_the_host_is_read():
     assert found.processor
 
 
-@pytest.mark.parametrize(("files", "cores", "limit"), [
-    ({}, 8, None),
-    ({"cpu.max": "150000 100000", "memory.max": "1073741824", "memory.current": "1048576"}, 2, (1 << 30, 1 << 20)),
-    ({"cpu.max": "max 100000", "memory.max": "max"}, 8, None),
-    ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000",
-      "memory/memory.limit_in_bytes": "2147483648", "memory/memory.usage_in_bytes": "0"}, 4, (2 << 30, 0)),
-    ({"cpu/cpu.cfs_quota_us": "-1", "memory/memory.limit_in_bytes": "9223372036854771712"}, 8, None),
-])
-def test_a_containers_limits_count(monkeypatch, files, cores, limit):
-    monkeypatch.setattr(host_memory, "group_words", lambda name: files.get(name, "").split())
+V1 = "9:name=systemd:/x\n4:memory:/a/b\n0::/\n"
+
+
+@pytest.mark.parametrize(("own", "files", "cores", "limits"), [
+    ("", {}, 8, []),
+    ("0::/\n", {"cpu.max": "150000 100000", "memory.max": "1073741824", "memory.current": "1048576"}, 2,
+     [(1 << 30, 1 << 20)]),
+    ("0::/\n", {"cpu.max": "max 100000", "memory.max": "max"}, 8, []),
+    ("0::/a:b/c d\n", {"a:b/c d/memory.max": "max", "a:b/memory.max": "2048", "a:b/memory.current": "24"}, 8,
+     [(2048, 24)]),
+    ("0::/../other\n", {"memory.max": "4096"}, 8, [(4096, 0)]),
+    (V1, {"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000",
+          "memory/a/b/memory.limit_in_bytes": "1073741824", "memory/a/b/memory.usage_in_bytes": "4096",
+          "memory/memory.limit_in_bytes": "2147483648", "memory/memory.usage_in_bytes": "0"}, 4,
+     [(1 << 30, 4096), (2 << 30, 0)]),
+    (V1, {"cpu/cpu.cfs_quota_us": "-1", "memory/memory.limit_in_bytes": "9223372036854771712"}, 8, []),
+], ids=["none", "own", "unlimited", "nested", "outside", "old", "old-unlimited"])  # fmt: skip
+def test_a_containers_limits_count(monkeypatch, tmp_path, own, files, cores, limits):
+    for name, text in {"cgroup": own, **{f"fs/{name}": text for name, text in files.items()}}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(host_memory, "GROUPS", tmp_path / "fs")
+    monkeypatch.setattr(host_memory, "OWN_GROUP", tmp_path / "cgroup")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     assert host._cores() == cores
-    assert host_memory.group_limit() == (limit or (None, 0))
+    assert list(host_memory.group_limits()) == limits
+
+
+def test_the_least_of_all_limits_on_the_memory_counts(monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=100, available=60))
+    monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(free=20))
+    monkeypatch.setattr(host_memory, "process_limits", lambda: [(90, 70), (95, 0)])
+    for groups, found in (([(1000, 1)], (90, 20, 0)), ([(80, 75)], (80, 5, 0)), ([(50, 90)], (50, 0, 0))):
+        monkeypatch.setattr(host_memory, "group_limits", lambda groups=groups: groups)
+        assert host_memory.host_memory() == HostMemory(total=found[0], available=found[1], swap=found[2])
+    monkeypatch.setattr(host_memory, "group_limits", list)
+    for limits, swap in (([], 20), ([(110, 0)], 10)):
+        monkeypatch.setattr(host_memory, "process_limits", lambda limits=limits: limits)
+        assert host_memory.host_memory() == HostMemory(total=100, available=60, swap=swap)
+
+
+@pytest.mark.parametrize("which", [resource.RLIMIT_AS, resource.RLIMIT_DATA], ids=["address-space", "data"])
+def test_a_shells_limits_count(which):
+    source = ("import resource; from tightfit.host_memory import host_memory, process_limits;"
+              f"resource.setrlimit({int(which)}, (1 << 31, resource.RLIM_INFINITY));"
+              "((limit, used),) = process_limits(); found = host_memory();"
+              "print(limit, found.total, 1 << 20 < used < 1 << 31, found.available <= (1 << 31) - used)")
+    said = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["2147483648", "2147483648", "True", "True"]
 
 
 def test_the_compilers_version(tmp_path):

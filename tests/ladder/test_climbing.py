@@ -113,11 +113,11 @@ def test_a_library_that_is_installed_since_is_tried_again_by_whom_it_serves(
 def test_two_ladders_do_not_climb_in_one_folder(tmp_path: Path, processes: Callable[..., Processes]) -> None:
     processes(lambda job: DONE)
     source = ("import sys, time; from pathlib import Path; from tightfit.training.run_folder import locked\n"
-              "with locked(Path(sys.argv[1]), 'climbing a ladder'): print(flush=True); time.sleep(600)")
+              "with locked(Path(sys.argv[1])): print(flush=True); time.sleep(600)")
     other: Any = subprocess.Popen([sys.executable, "-c", source, str(tmp_path)], stdout=subprocess.PIPE)
     with other.stdout:
         other.stdout.readline()
-        with pytest.raises(RecipeError, match="output_dir: another process is climbing a ladder in"):
+        with pytest.raises(RecipeError, match="output_dir: another process is using"):
             go(tmp_path)
         other.kill()
         other.wait()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tightfit.backends.base import Timings
+from tightfit.host_memory import HostMemory
 from tightfit.ladder import rows, worker
 from tightfit.ladder.jobs import (
     JOB,
@@ -25,6 +26,7 @@ from tightfit.ladder.jobs import (
 from tightfit.ladder.peers import PEERS
 from tightfit.ladder.rows import OURS, Predicted
 from tightfit.recipe import Recipe
+from tightfit.training import memory_check
 
 TINY: dict[str, Any] = {
     "model": "gpt2", "model_overrides": {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 256}, "seq_len": 32,
@@ -69,9 +71,19 @@ def test_what_cannot_run_says_why(tmp_path: Path) -> None:
     found = measured(tmp_path, attention="flex")
     assert found.status == "refused"
     assert "attention" in found.reason
-    found = measured(tmp_path, seq_len=100_000)
+    found = measured(tmp_path, seq_len=2000)
     assert found.status == "failed"
     assert "seq_len" in found.reason
+
+
+@pytest.mark.parametrize("runner", [OURS, "plain"])
+def test_a_rung_that_memory_cannot_hold_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: str
+) -> None:
+    monkeypatch.setattr(memory_check, "host_memory", lambda: HostMemory(total=1 << 16, available=1 << 15))
+    found = measured(tmp_path, runner=runner)
+    assert found.status == "refused"
+    assert "this machine has 64 KiB: the system would end the run. No micro-batch is small enough" in found.reason
 
 
 def test_a_loss_that_is_no_number_is_a_reason_and_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

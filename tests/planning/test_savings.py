@@ -49,6 +49,9 @@ def test_advice_where_no_field_saves_anything() -> None:
     assert smaller(Recipe.from_dict({**LEAST, "seq_len": 256}), AMPERE) == ["seq_len=128, or a smaller model"]
     assert smaller(Recipe(micro_batch_size=2), AMPERE) == [
         "micro_batch_size=1 (the same global batch, more accumulation)"]
+    many = Recipe.from_dict({"micro_batch_size": 8, "attention": "eager", "checkpointing": "none", "precision": "fp32"})
+    assert [text.partition(" (")[0] for text in smaller(many, AMPERE)] == [
+        "micro_batch_size=4", "attention=sdpa", "checkpointing=selective"]
 
 
 def test_advice_against_numbers_that_run_away() -> None:

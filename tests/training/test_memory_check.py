@@ -16,6 +16,7 @@ from tightfit.recipe import Recipe
 from tightfit.shapes import shape_of
 from tightfit.training import memory_check
 from tightfit.training.memory_check import check_memory, rough_bytes
+from tightfit.training.profiling import profile_recipe
 from tightfit.training.trainer import Trainer
 
 GIB = 1 << 30
@@ -51,10 +52,37 @@ def test_a_step_is_weighed_against_what_is_free_and_what_there_is(
     has(monkeypatch, 2 * peak, 0.99 * peak)
     (said,) = checked(large)
     assert said.startswith("warning: a step is predicted to take ")
-    assert "Write micro_batch_size=8 (the same global batch, more accumulation)" in said
+    assert "Write micro_batch_size=8 (the same global batch, more accumulation); or checkpointing=selective (" in said
     has(monkeypatch, 0.99 * peak, 0.98 * peak)
     with pytest.raises(Refused, match=r"the system would end the run\. Write micro_batch_size=8"):
         checked(large)
+
+
+def test_the_micro_batch_that_is_named_fits(large: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = load_backend("pytorch")
+    device = backend.device(large)
+
+    def peak(micro: int) -> int:
+        return steps_alone(backend.predict(resolve(large.override(micro_batch_size=micro), device), device)).peak()[1]
+
+    one, two, four = map(peak, (1, 2, 4))
+    for total, free, told in ((four, four, 4), (four - 1, four - 1, 2), (four, two, 2), (two - 1, one, 1),
+                              (four, one - 1, 4)):  # fmt: skip
+        has(monkeypatch, total, free)
+        with pytest.raises(Refused, match=rf"Write micro_batch_size={told} "):
+            checked(large)
+    has(monkeypatch, one - 1, one - 1)
+    with pytest.raises(Refused, match=r"No micro-batch is small enough \(a single sample takes [\d.]+ MiB\): write "
+                       r"checkpointing=selective \(.*\); or checkpointing=every-block \(.*\); or a smaller"):
+        checked(large)
+    with pytest.raises(Refused, match=r"No micro-batch is small enough: write checkpointing=selective"):
+        checked(large.override(micro_batch_size=1))
+
+
+def test_a_sequence_without_positions_is_told_as_that(large: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    has(monkeypatch, GIB, GIB)
+    with pytest.raises(Refused, match=r"^seq_len: 20000 exceeds the model's 1024 positions"):
+        checked(large.override(seq_len=20_000))
 
 
 def test_a_small_step_is_not_predicted(large: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,3 +110,9 @@ def test_training_looks_before_it_begins(tiny: dict[str, Any], monkeypatch: pyte
     has(monkeypatch, 1 << 16, 1 << 15)
     with pytest.raises(Refused, match="this machine has 64 KiB"):
         Trainer(recipe=tiny).train()
+
+
+def test_a_profile_looks_before_it_begins(large: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    has(monkeypatch, 1 << 16, 1 << 15)
+    with pytest.raises(Refused, match="this machine has 64 KiB"):
+        profile_recipe(large)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from torch import nn
 from tightfit import Trainer
 from tightfit.errors import CheckpointError, ModelError, RecipeError
 from tightfit.training.progress import LastingConsole, Quiet, Terminal
+from tightfit.training.run_folder import LOCK
 
 ROWS = [{"input_ids": list(range(i, i + 16))} for i in range(40)]
 
@@ -53,6 +55,16 @@ def test_a_model_of_ones_own_trains_on_rows(recipe):
 def test_a_model_that_breaks_the_contract_is_named(recipe, model, words):
     with pytest.raises(ModelError, match=words):
         Trainer(model, recipe, ROWS).train()
+
+
+@pytest.mark.parametrize(("make", "why"), [
+    (os.mkfifo, "it is no regular file"), (Path.mkdir, "Is a directory")], ids=["pipe", "folder"])  # fmt: skip
+def test_a_lock_that_is_no_file_is_named(recipe, make, why):
+    lock = Path(recipe["output_dir"]) / LOCK
+    lock.parent.mkdir()
+    make(lock)
+    with pytest.raises(RecipeError, match=rf"output_dir: {lock}, which .* \({why}\); remove it"):
+        Trainer(Named(), recipe, ROWS).train()
 
 
 def test_other_data_is_refused_on_resume(recipe):

@@ -9,6 +9,7 @@
 | `cards` | the cards that it is predicted for |
 | `jobs`, `processes`, `worker` | each rung in a process of its own |
 | `rows` | what came out, in an append-only file |
+| `contents` | the files that a rung's figures are of |
 | `peers` | the same rungs by other trainers |
 | `parallel`, `two_devices` | rungs on two devices |
 | `recorded` | a ladder read back from that file |

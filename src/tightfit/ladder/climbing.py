@@ -32,7 +32,7 @@ def climb(asked: Asked, tell: Tell, machine: Machine | None = None) -> Climb:
     recipes = [asked.ladder.recipe(rung, asked.scale, asked.overrides) for rung in asked.ladder.rungs]
     try:
         asked.folder.mkdir(parents=True, exist_ok=True)
-        with locked(asked.folder, "climbing a ladder"):
+        with locked(asked.folder):
             rows = _read(asked, tell)
             begun = Climb(asked, machine or this_machine(recipes[0]), rows, tell)
             if asked.memory is not None and begun.machine.kind != "cuda":

@@ -6,12 +6,13 @@ import contextlib
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tightfit import calibration
+from tightfit.ladder.contents import contents
 from tightfit.ladder.rows import FINAL, OURS, RESULTS, Machine, Measured, Predicted, Row, Rows, append, key_of
 from tightfit.ladder.rungs import Ladder, Rung, Scale
 from tightfit.recipe import Recipe
@@ -56,6 +57,7 @@ class Climb:
     machine: Machine
     rows: Rows
     tell: Tell
+    _contents: dict[tuple[str, str, str], str | None] = field(default_factory=dict, repr=False)
 
     @property
     def path(self) -> Path:
@@ -90,7 +92,7 @@ class Climb:
         return self.recipe(self.asked.ladder.rung(rung.against), scale).to_dict()
 
     def key(self, rung: Rung, runner: str) -> str:
-        """The digest of a rung as it runs here."""
+        """The digest of a rung as it runs here, and of the files here that it names."""
         asked = self.asked
         return self._key(rung, asked.scale, runner=runner, steps=asked.steps, warm_up=asked.warm_up,
                          memory=asked.memory)
@@ -121,4 +123,14 @@ class Climb:
         return None if found is None else key_of({}, ceilings=asdict(found))
 
     def _key(self, rung: Rung, scale: Scale, **how: Any) -> str:
-        return key_of(self.recipe(rung, scale).to_dict(), within=self.within(rung, scale), launch=rung.launch, **how)
+        recipe = self.recipe(rung, scale)
+        if (content := self._content(recipe)) is not None:
+            how["content"] = content
+        return key_of(recipe.to_dict(), within=self.within(rung, scale), launch=rung.launch, **how)
+
+    def _content(self, recipe: Recipe) -> str | None:
+        """As of `contents`, read once: rungs are compared by what there was when the ladder began."""
+        named = (recipe.model, recipe.tokenizer, recipe.data.source)
+        if named not in self._contents:
+            self._contents[named] = contents(recipe)
+        return self._contents[named]

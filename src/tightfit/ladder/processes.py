@@ -1,4 +1,7 @@
-"""A job in a process of its own, with a time limit; whatever becomes of it, nothing that it started stays behind."""
+"""A job in a process of its own, with a time limit; whatever becomes of it, what it started is ended with it.
+
+A process of its own session is ended too, but not one whose starter has left it before: nothing tells whose that is.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ def _waited(process: subprocess.Popen[bytes], limit: float, progress: Callable[[
 
 @contextlib.contextmanager
 def ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """In the end a process is gone, with everything that it started: torchrun's processes lead groups of their own."""
+    """In the end a process is gone, with those that descend from it: torchrun's processes lead groups of their own."""
     try:
         yield
     finally:

@@ -56,6 +56,7 @@ from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import own_target
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
+from tightfit.training.memory_check import check_memory
 from tightfit.versions import installed
 
 LIBRARIES = ("torch", "transformers", "tightfit", "torchao", "torch-optimi", "triton", "flash-attn", "jax", *OF_SOME)
@@ -125,6 +126,7 @@ def measure(asked: Measure) -> Outcome:
         within = resolve(Recipe.from_dict(asked.within), device)
         recipe = grown(recipe, within, own_target(device), backend)
         notes.append(f"batch_size {recipe.batch_size}")
+    check_memory(recipe, device, backend.predict, notes.append)
     runner = PEERS[asked.runner] if asked.runner != OURS else _ours
     if asked.launch != "single":
         runner = partial(run_parallel, asked.launch)

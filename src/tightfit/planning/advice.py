@@ -6,10 +6,13 @@ from tightfit.devices import Device
 from tightfit.planning.savings import savings
 from tightfit.recipe import Recipe
 
+MOST = 3
+"""As many ways out are named at once."""
+
 
 def smaller(recipe: Recipe, device: Device) -> list[str]:
     """Recipe changes that use less memory and can serve on the device, the least costly first."""
-    advice = [str(saving) for saving in savings(recipe, device)]
+    advice = [str(saving) for saving in savings(recipe, device)][:MOST]
     return advice or [f"seq_len={max(recipe.seq_len // 2, 1)}, or a smaller model"]
 
 

@@ -5,51 +5,79 @@ No framework can say there that memory ran out: the system ends the process, wit
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.host_memory import host_memory
 from tightfit.models import read_config
-from tightfit.planning.advice import smaller
 from tightfit.planning.estimate import steps_alone, unseen
-from tightfit.planning.search.search import COMPILED
+from tightfit.planning.savings import savings
+from tightfit.planning.search.search import COMPILED, check_length
 from tightfit.planning.wording import size
 from tightfit.recipe import Recipe
 from tightfit.shapes import Shape, shape_of
 from tightfit.trace import Trace
 
+Predict = Callable[[Recipe, Device], Trace]
 SMALL = 0.25
 """The share of the free memory up to which a rough guess is enough."""
 
 
-def check_memory(
-    recipe: Recipe, device: Device, predict: Callable[[Recipe, Device], Trace], tell: Callable[[str], None]
-) -> None:
+def check_memory(recipe: Recipe, device: Device, predict: Predict, tell: Callable[[str], None]) -> None:
     """Tell where a resolved recipe's step is predicted to take more memory than is free.
 
     Predicting takes seconds, so that a step that takes little by a rough guess is not predicted; nor is one that its
     backend would have to compile for it, nor a model whose configuration states no sizes. Raises Refused where it takes
-    more than the machine has.
+    more than the machine has, and for a sequence that the model has no positions for.
     """
     if device.kind != "cpu" or recipe.backend in COMPILED:
         return
     memory = host_memory()
-    free = memory.available + memory.swap
+    free, every = memory.available + memory.swap, memory.total + memory.swap
     try:
         if rough_bytes(recipe, shape_of(read_config(recipe), recipe.task)) < SMALL * free:
             return
-        trace = steps_alone(predict(recipe, device))
+        check_length(recipe)  # longer ones are no step to predict
+        peak = _peak(recipe, device, predict)
+        if peak <= free:
+            return
+        advice = _advice(recipe, device, predict, peak, [free, every] if peak > every else [free])
     except ModelError:
         return
-    peak = trace.peak()[1] + unseen(trace, "allocator")
-    advice = "; or ".join(smaller(recipe, device)[:2])
-    if peak > memory.total + memory.swap:
+    if peak > every:
         raise Refused(f"a step is predicted to take {size(peak)}, and this machine has {size(memory.total)}: the "
-                      f"system would end the run. Write {advice}")
-    if peak > free:
-        tell(f"warning: a step is predicted to take {size(peak)}, and {size(free)} are free: the system may end the "
-             f"run. Write {advice}")
+                      f"system would end the run. {advice}")
+    tell(f"warning: a step is predicted to take {size(peak)}, and {size(free)} are free: the system may end the run. "
+         f"{advice}")
+
+
+def _peak(recipe: Recipe, device: Device, predict: Predict) -> int:
+    """Bytes that a step is predicted to take."""
+    trace = steps_alone(predict(recipe, device))
+    return trace.peak()[1] + unseen(trace, "allocator")
+
+
+def _advice(recipe: Recipe, device: Device, predict: Predict, peak: int, rooms: Sequence[int]) -> str:
+    """What to write instead of a recipe that takes `peak` bytes: the largest halved micro-batch that is predicted to
+    fit the first of `rooms` that one sample fits, in bytes; what else saves memory where none fits."""
+    micro = recipe.micro_batch_size
+    assert micro != "auto"
+    one = recipe.override(micro_batch_size=1)
+    least = peak if micro == 1 else _peak(one, device, predict)
+    others = [str(saving) for saving in savings(one, device)]
+    room = next((room for room in rooms if least <= room), None)
+    if room is None:
+        why = f" (a single sample takes {size(least)})" if micro > 1 else ""
+        return f"No micro-batch is small enough{why}: write {'; or '.join([*others[:2], 'a smaller seq_len or model'])}"
+    fits = micro // 2
+    while fits > 1:
+        at_least = peak * fits / micro  # memory shrinks no faster than the micro-batch
+        if at_least <= room and _peak(recipe.override(micro_batch_size=fits), device, predict) <= room:
+            break
+        fits //= 2
+    advice = [f"micro_batch_size={fits} (the same global batch, more accumulation)", *others[:1]]
+    return f"Write {'; or '.join(advice)}"
 
 
 def rough_bytes(recipe: Recipe, shape: Shape) -> float:

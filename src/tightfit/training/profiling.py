@@ -28,6 +28,7 @@ from tightfit.profiles import Profile
 from tightfit.recipe import Recipe
 from tightfit.trace import Phase, Trace
 from tightfit.trace.file import replacing
+from tightfit.training.memory_check import check_memory
 from tightfit.training.progress import Listener, Quiet
 from tightfit.training.run_folder import MEMORY_RECORD, XPLANE
 from tightfit.versions import installed
@@ -68,6 +69,8 @@ def profile_recipe(
     backend = load_backend(recipe.backend)
     device = backend.device(recipe)
     recipe, plan = settle(recipe, own_target(device), lambda r, d: backend.predict(r, d, module), listener.message)
+    if module is None:
+        check_memory(recipe, device, backend.predict, listener.message)
     facts = model_facts(recipe) if module is None else module_facts(module, recipe)
     data = prepare(recipe, facts, progress=listener.preparing, dataset=dataset)
     build = backend.build(recipe, device, module)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,19 +42,34 @@ AGAINST = "report-against-"
 
 
 @contextmanager
-def locked(folder: Path, doing: str) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Keep other processes from writing into a folder. The lock falls with the process, however it ends.
 
-    Raises RecipeError where another process holds it, naming what that is doing.
+    Raises RecipeError where another process holds it, and where the lock cannot be made.
     """
-    with (folder / LOCK).open("w") as file:
+    path = folder / LOCK
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, not inherited by loader workers
-        except BlockingIOError:
-            raise RecipeError(
-                f"output_dir: another process is {doing} in {folder}; wait for it, or write output_dir=..."
-            ) from None
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, "it is no regular file")
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, not inherited by loader workers
+        except OSError:
+            os.close(descriptor)
+            raise
+    except BlockingIOError:
+        raise RecipeError(
+            f"output_dir: another process is using {folder}; wait for it, or write output_dir=..."
+        ) from None
+    except OSError as error:
+        raise RecipeError(
+            f"output_dir: {path}, which keeps two processes from writing here at once, cannot be used "
+            f"({error.strerror or error}); remove it, or write output_dir=... elsewhere"
+        ) from None
+    try:
         yield
+    finally:
+        os.close(descriptor)
 
 
 def run_path(recipe: Recipe, name: str) -> Path:
@@ -91,7 +108,7 @@ class RunFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Keep other processes from writing here."""
-        with locked(self.path, "training"):
+        with locked(self.path):
             yield
 
     def saved_recipe(self) -> Recipe | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,24 @@ def test_a_compiler_that_fails_is_told_as_the_choice_of_compile(monkeypatch: pyt
             r"( \(.*\))?; write compile=off$")
     with pytest.raises(ModelError, match=told):
         predict(recipe, CPU, tiny_model("gpt2"))
+
+
+@pytest.mark.parametrize("compiled", ["off", "per-block"])
+def test_a_tensor_too_large_to_count_is_told_as_the_length(
+    compiled: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fields = {**FIELDS, "model": "gpt2", "model_overrides": {"n_layer": 1, "n_positions": 10**9}, "seq_len": 10**9,
+              "vocab_size": None, "micro_batch_size": 1, "attention": "eager", "compile": compiled}
+    recipe = resolve(Recipe.from_dict(fields), CPU)
+    told = r"seq_len: GPT2LMHeadModel makes a tensor of 12 x 1000000000 x 1000000000 "
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addHandler(caplog.handler)
+    try:
+        with pytest.raises(ModelError, match=told):
+            predict(recipe, CPU)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert [record for record in caplog.records if record.name == logger.name] == []
 
 
 def test_the_cause_of_what_a_compiler_wraps() -> None:

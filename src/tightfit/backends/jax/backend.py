@@ -22,6 +22,7 @@ from tightfit.backends.jax.step import Step
 from tightfit.backends.measuring import measure
 from tightfit.devices import Device
 from tightfit.errors import Refused
+from tightfit.host_memory import host_memory
 from tightfit.recipe import Recipe
 from tightfit.trace import Trace, Unseen
 
@@ -35,7 +36,7 @@ class JaxBackend:
     def device(self, recipe: Recipe) -> Device:
         found = jax_devices(recipe)[0]
         if found.platform == "cpu":
-            return Device(kind="cpu", name="CPU", memory_bytes=psutil.virtual_memory().total,
+            return Device(kind="cpu", name="CPU", memory_bytes=host_memory().total,
                           units=psutil.cpu_count(logical=False) or 1)
         major, minor = str(found.compute_capability).split(".")
         limit = (found.memory_stats() or {}).get("bytes_limit", 0)

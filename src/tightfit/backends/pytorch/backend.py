@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import torch
 from torch import nn
 
@@ -25,6 +24,7 @@ from tightfit.backends.pytorch.predicting.unseen import unseen
 from tightfit.backends.pytorch.step import Step
 from tightfit.devices import Device
 from tightfit.errors import Refused
+from tightfit.host_memory import host_memory
 from tightfit.recipe import Recipe
 from tightfit.trace import Trace, Unseen
 
@@ -47,7 +47,7 @@ class PytorchBackend:
                 uuid=f"GPU-{properties.uuid}",
             )
         return Device(
-            kind="cpu", name="CPU", memory_bytes=psutil.virtual_memory().total, units=torch.get_num_threads()
+            kind="cpu", name="CPU", memory_bytes=host_memory().total, units=torch.get_num_threads()
         )
 
     def limit_memory(self, recipe: Recipe, memory_bytes: int) -> Device:

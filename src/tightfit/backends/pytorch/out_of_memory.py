@@ -11,6 +11,8 @@ from tightfit.errors import OutOfMemory
 
 CPU_ALLOCATOR = "can't allocate memory"
 """What the CPU's allocator says; it raises a plain RuntimeError."""
+ASKED = "ried to allocate"
+"""What the sentence of each device's allocator has that says how much was asked for; it is not the first."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -26,5 +28,6 @@ def memory_guard(doing: Callable[[], str]) -> Iterator[None]:
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        said = " ".join(str(error).split(". ")[0].split())
+        sentences = " ".join(str(error).split()).split(". ")
+        said = next((sentence for sentence in sentences if ASKED in sentence), sentences[0])
         raise OutOfMemory(f"out of memory in {doing()}: {said}") from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,17 +22,24 @@ from tightfit.errors import ModelError, TightfitError
 
 VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 RULES = (UnsupportedOperatorException, UnsupportedFakeTensorException)
+OVERFLOW = re.compile(r"Storage size calculation overflowed with sizes=\[([\d, ]+)\]")
+"""What torch says of a tensor whose bytes are more than 64 bits count, also where its compiler wraps it."""
 
 
 @contextmanager
 def explained(build: Build, tracker: Tracker) -> Iterator[None]:
     """Raises ModelError, naming the module and the op, for what the model raises where it is run on fake tensors."""
     try:
-        yield
+        with _unlogged():
+            yield
     except TightfitError:
         raise
     except (Exception, SystemExit) as error:
         technique, name = build.recipe.compile, type(build.model).__name__
+        if (sizes := OVERFLOW.search(str(error))) is not None:
+            raise ModelError(f"seq_len: {name} makes a tensor of {sizes[1].replace(', ', ' x ')} numbers, more than "
+                             "any machine can address; write a smaller seq_len or micro_batch_size, or a smaller "
+                             "model") from error
         failure = compiler_failure(error)
         if failure is not None and technique != "auto":
             raise ModelError(f"compile: {technique.name} cannot be planned for {name}: {failure}") from error
@@ -40,6 +49,21 @@ def explained(build: Build, tracker: Tracker) -> Iterator[None]:
         module, op = place or ("", "")
         module = module_of(error, build.model) or module
         raise ModelError(_message(build, module, op or str(getattr(error, "func", "")), error)) from error
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Keep off the screen what torch logs of an op that fails on fake tensors: the error that it raises says it."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addFilter(_nothing)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_nothing)
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    return False
 
 
 def _message(build: Build, module: str, op: str, error: BaseException) -> str:
