@@ -189,6 +189,8 @@ def main() -> int:
     torch.manual_seed(0)
     ceilings = measure(torch.device("cpu"))
     device = PytorchBackend().device(Recipe.from_dict({"device": "cpu"}))
+    if ceilings.disturbed:
+        sys.exit(ceilings.disturbed)
     calibrating = time.monotonic() - began
     print(f"calibrated in {calibrating:.0f} s", flush=True)
     names = [asked.only] if asked.only else list(MODELS)

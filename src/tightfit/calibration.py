@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -27,6 +28,7 @@ FOLDER = Path("~/.cache/tightfit/ceilings")
 FORMAT = 1
 """Version of the file's layout; a file of another one is measured anew."""
 
+SLUMP = 10  # times slower than a product with a side less: no device runs one so by itself
 BATCH = 16
 """Products in an op, where they are measured many at a time."""
 
@@ -86,6 +88,13 @@ class Grid:
             for i, u in sides[0] for j, v in sides[1] for h, w in sides[2] if u * v * w > 0
         ]  # fmt: skip
 
+    def slumps(self) -> Iterator[tuple[tuple[int, int, int], float, float]]:
+        """Shapes that ran at less than a SLUMP-th of the rate of one with a side less, with both rates."""
+        for i, j, h in itertools.product(range(len(self.sizes)), repeat=3):
+            smaller = [self.rates[i - (at == 0)][j - (at == 1)][h - (at == 2)] for at in range(3) if (i, j, h)[at]]
+            if smaller and self.rates[i][j][h] < max(smaller) / SLUMP:
+                yield (self.sizes[i], self.sizes[j], self.sizes[h]), self.rates[i][j][h], max(smaller)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ceilings:
@@ -135,6 +144,15 @@ class Ceilings:
         other = {"float16": "bfloat16", "bfloat16": "float16"}.get(dtype, "float32")
         curve = curves.get(dtype) or curves.get(other) or curves.get("float32")
         return None if curve is None else curve.beyond(size)
+
+    @property
+    def disturbed(self) -> str:
+        """A sentence where something else seems to have kept the device busy; empty otherwise."""
+        for name, grid in self.products.items():
+            for sides, rate, smaller in grid.slumps():
+                return (f"a {name} product of {' x '.join(map(str, sides))} ran at {rate / 1e9:.3g} GFLOP/s, and a "
+                        f"smaller one at {smaller / 1e9:.3g}: something else keeps the device busy")
+        return ""
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:

@@ -60,6 +60,14 @@ def test_what_is_measured_is_kept_for_plans(tmp_path, monkeypatch):
     assert load("CPU", tmp_path, threads=torch.get_num_threads()) == found
 
 
+def test_what_was_measured_on_a_busy_machine_is_not_kept(tmp_path, monkeypatch):
+    slow = Grid((16, 256), (((7e9, 4e10), (2e10, 7e10)), ((2e10, 9e10), (8e10, 8e7))))
+    monkeypatch.setattr(measuring, "measure", lambda device, progress: ceilings(products={"float32": slow}))
+    with pytest.raises(Refused, match=r"of 256 x 256 x 256 ran at 0\.08 GFLOP/s, and a smaller one at 90: .* busy"):
+        calibrate("cpu", folder=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_that_cannot_be_written_is_said_before_anything_is_measured(tmp_path, monkeypatch):
     def measure(device, progress):
         raise AssertionError("minutes went by")

@@ -19,7 +19,8 @@ def calibrate(device: str, progress: Progress | None = None, folder: Path = FOLD
     """Measure this machine's device and keep the result in `folder`, for plans to find.
 
     device: `auto` for the CUDA device where there is one and the processor elsewhere, `cpu` or `cuda`.
-    Raises Refused where there is no such device, TightfitError where the result cannot be written.
+    Raises Refused where there is no such device, or it was kept busy meanwhile; TightfitError where the result cannot
+    be written.
     """
     import torch
 
@@ -31,6 +32,8 @@ def calibrate(device: str, progress: Progress | None = None, folder: Path = FOLD
         ceilings = measure(torch.device(own.kind), progress)
     except torch.OutOfMemoryError:
         raise Refused(f"device: {own.name} has too little free memory to measure; end what else runs on it") from None
+    if ceilings.disturbed:
+        raise Refused(f"device: {ceilings.disturbed}; nothing was kept. End what else runs, and calibrate again")
     return ceilings, save(ceilings, folder)
 
 
