@@ -21,6 +21,7 @@ from tightfit.ladder.comparisons import (
 )
 from tightfit.ladder.effects import Effect, effects
 from tightfit.ladder.lines import Line, heading, lines, times
+from tightfit.ladder.peers import title
 from tightfit.ladder.published import GUIDES
 from tightfit.ladder.recorded import recorded
 from tightfit.ladder.rows import Predicted, Rows, read
@@ -40,7 +41,8 @@ READING = """\
   published, the most that a step's tensors take at once.
 - **speed and memory** are factors of the rung that this one stands against: 0.75x is a quarter slower, or a quarter
   less memory. A technique's effect is that factor, on that model and card.
-- **pred.** is what the plan says of the same recipe on the same device, before it runs; without a calibration its
+- **pred.** is what the plan says of the same recipe on the same device; it knows nothing of the measurement, and is
+  made after it, so that the first figures are not waited for; without a calibration its
   times are rough ([plan](plan.md)).
 - **publ.** is what was published, with other software, on the card that stands above the table. It is compared at full
   size alone, and with figures of that same card.
@@ -115,7 +117,7 @@ def _one(climb: Climb, path: Path) -> Iterator[str | records.Table]:
 
 
 def _peers(shown: Sequence[Line]) -> Iterator[str | records.Table]:
-    if rows := [(each.peer, each.what, str(each.count), *map(times, each.values)) for each in spread(ratios(shown))]:
+    if rows := [(title(each.peer), each.what, str(each.count), *map(times, each.values)) for each in spread(ratios(shown))]:
         yield ("Ours in a peer's, over the rungs that are the same work: samples a second, above 1 where ours is "
                "faster, and peak memory, below 1 where ours takes less.")
         yield ("peer", "ratio", "rungs", *QUANTILES), rows

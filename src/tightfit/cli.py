@@ -150,7 +150,9 @@ def ladder(
         metavar="SCALE", help="`full`, `reduced` (minutes on a processor) or `smallest`; by default as the machine "
         "is.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="Timed steps of each rung.")] = None,
-    limit: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="The most that one rung may take.")] = LIMIT,
+    limit: Annotated[float, typer.Option(
+        min=1, metavar="SECONDS", help="The most that one rung may take, and also the most that its prediction may.",
+    )] = LIMIT,
     picture: Annotated[Path | None, typer.Option(
         metavar="FILE", help="Where a PNG or SVG of it goes.")] = None,
 ) -> None:  # fmt: skip

@@ -39,6 +39,7 @@ from tightfit.ladder.rows import Status
     (["bert-large", "--steps", "10000000"], "steps: 10000000 should be 1 or more"),
     (["bert-large", "--picture", "ladder.jpg"], "picture: ladder.jpg ends in '.jpg'"),
     (["gpt2", "mode=inference"], "a ladder is of training"),
+    (["gpt2", "--peer", "plain"], "data.packing: no peer keeps documents apart that share a row; write data.packing="),
 ])  # fmt: skip
 def test_bad_words_are_one_sentence(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -65,7 +66,7 @@ def test_a_ladder_is_shown_and_drawn(
     printed = capsys.readouterr().out
     assert "reduced shape: num_hidden_layers=4" in printed
     assert "every rung with seq_len=64; what was published is without" in printed
-    assert "batch 4, fp32 (plain)" in printed
+    assert "batch 4, fp32 (bare loop)" in printed
     assert "predicted for v100-16gb" in printed
     assert status == 0
     assert "<html" in (tmp_path / "ladder.html").read_text("utf-8")

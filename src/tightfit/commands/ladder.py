@@ -17,7 +17,7 @@ from tightfit.ladder.climbs import Asked, Climb
 from tightfit.ladder.from_recipe import ladder_of
 from tightfit.ladder.lines import lines
 from tightfit.ladder.page import write_page
-from tightfit.ladder.peers import PEERS
+from tightfit.ladder.peers import PEERS, check_rows
 from tightfit.ladder.picture import check_picture, save_picture
 from tightfit.ladder.rows import OURS, RESULTS
 from tightfit.ladder.rungs import SCALES, STEPS, Ladder, Scale
@@ -52,6 +52,8 @@ def run_ladder(
     else:
         fields = []  # a recipe's ladder has them in its base
     chosen, runners = _scale(scale, ladder), (OURS, *_known(peers))
+    if peers:
+        check_rows(ladder.recipe(ladder.rungs[0], overrides=fields))  # said before the minutes that rungs take
     memory = None if gpu_memory is None else parse_memory(gpu_memory)
     if not 0 < limit <= LONGEST:
         raise RecipeError(f"limit: {limit} should be more than 0 and at most {LONGEST:.0f} seconds")

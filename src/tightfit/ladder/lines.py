@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tightfit.ladder.cards import card_name, published_card
 from tightfit.ladder.climbs import Climb
+from tightfit.ladder.peers import title
 from tightfit.ladder.rows import OURS, Measured, Predicted
 from tightfit.ladder.rungs import Ladder, Rung, Scale
 
@@ -32,7 +33,7 @@ class Line:
 
     @property
     def name(self) -> str:
-        return self.rung.name if self.runner == OURS else f"{self.rung.name} ({self.runner})"
+        return self.rung.name if self.runner == OURS else f"{self.rung.name} ({title(self.runner)})"
 
     @property
     def speed(self) -> float | None:
