@@ -21,7 +21,7 @@ from tightfit.ladder.comparisons import (
 )
 from tightfit.ladder.effects import Effect, effects
 from tightfit.ladder.lines import Line, heading, lines, times
-from tightfit.ladder.peers import title
+from tightfit.ladder.peers import title_of
 from tightfit.ladder.published import GUIDES
 from tightfit.ladder.recorded import recorded
 from tightfit.ladder.rows import Predicted, Rows, read
@@ -117,7 +117,8 @@ def _one(climb: Climb, path: Path) -> Iterator[str | records.Table]:
 
 
 def _peers(shown: Sequence[Line]) -> Iterator[str | records.Table]:
-    if rows := [(title(each.peer), each.what, str(each.count), *map(times, each.values)) for each in spread(ratios(shown))]:
+    if rows := [(title_of(each.peer), each.what, str(each.count), *map(times, each.values))
+                for each in spread(ratios(shown))]:
         yield ("Ours in a peer's, over the rungs that are the same work: samples a second, above 1 where ours is "
                "faster, and peak memory, below 1 where ours takes less.")
         yield ("peer", "ratio", "rungs", *QUANTILES), rows

@@ -38,7 +38,8 @@ def test_all_of_it_is_there(reduced):
     for name in ("ladder", "time", "memory", "full", "front", "features", "peers", "missing", "about"):
         assert name in read.ids
     for word in ("13 of 15", "published (publ.) on V100 16 GB", "reduced shape", "-50.0 %",
-                 "predicted differs from measured by", "predicted, v100-16gb", "Pareto front", "DeepSpeed ZeRO", "not measured", "0.67x", "too new",
+                 "predicted, v100-16gb", "predicted differs from measured by",
+                 "Pareto front", "DeepSpeed ZeRO", "not measured", "0.67x", "too new",
                  "not run yet", "not the same work", "predicted not to fit at full size", "a rough guess", "abc1234",
                  "2026-11-21 10:00", "16.0 GiB", "micro_batch_size: 1", "3 of 3"):
         assert word in read.said, word

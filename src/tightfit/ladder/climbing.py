@@ -8,7 +8,7 @@ from tightfit.devices import MIB
 from tightfit.errors import RecipeError, ReportError
 from tightfit.ladder.climbs import Asked, Climb, Tell
 from tightfit.ladder.jobs import About, Measure
-from tightfit.ladder.peers import title
+from tightfit.ladder.peers import title_of
 from tightfit.ladder.predicting import predict_rungs
 from tightfit.ladder.processes import run_job
 from tightfit.ladder.rows import OURS, RESULTS, Machine, Measured, Rows, read
@@ -71,7 +71,7 @@ def _measure_rungs(climb: Climb) -> None:
         if asked.time_left <= 0:
             climb.tell(f"the time is over: {len(waiting) - number + 1} of {len(waiting)} rungs are left")
             break
-        who = "" if runner == OURS else f", {title(runner)}"
+        who = "" if runner == OURS else f", {title_of(runner)}"
         climb.tell(f"rung {number} of {len(waiting)}: {rung.name}{who}")
         row = _measured(climb, rung, runner)
         climb.add(row)

@@ -88,6 +88,8 @@ def remarks(line: Line) -> list[str]:
     """What is to be said of a line besides its figures."""
     ran = line.measured
     said = [line.rung.note, line.same_work]
+    if line.same_as:
+        said.append(f"the same recipe as {line.same_as}: the two differ by noise alone")
     if ran is not None:
         said += [f"{ran.status}: {ran.reason}" if ran.status != "done" else "", *ran.notes]
     if line.predicted is not None and not line.predicted.fits and (ran is None or ran.reason != line.predicted.reason):

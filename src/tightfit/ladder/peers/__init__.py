@@ -38,7 +38,7 @@ TITLES = {"plain": "bare loop"}
 PACKED = "data.packing: no peer keeps documents apart that share a row; write data.packing=false"
 
 
-def title(runner: str) -> str:
+def title_of(runner: str) -> str:
     """What a runner is called in tables and messages."""
     return TITLES.get(runner, runner)
 
