@@ -48,13 +48,14 @@ READING = """\
   size alone, and with figures of that same card.
 - **Scales.** A GPU runs the full size; a processor the reduced one, of the same rungs and fewer, narrower layers;
   `smallest` is for trying. At a smaller scale the full size is predicted for the card of the published figures.
-- **Peers** run the same model, weights, data, seed and number of steps by their own loop. Where the losses of a step
-  lie apart, a row is marked as not the same work, and its ratio counts for nothing. A wide terminal shows the quartiles
-  of a peer's speed in brackets, over every two of the timed steps, one of each loop.
-- **results.jsonl** is only ever added to, by one ladder at a time. A ladder that was stopped goes on at the first rung
-  without a row; what failed or was killed is tried again. A rung is measured anew where the recipe, the machine or the
-  version of a library that it uses is another, and predicted anew where besides these the calibration or tightfit's own
-  code is.
+- **Peers** run the same model, weights, data, seed and number of steps by their own loop; the bare loop is
+  `--peer plain`. Rows that documents share are no peer's: a recipe with text needs `data.packing=false`. Where the
+  losses of a step lie apart, a row is marked as not the same work, and its ratio counts for nothing. A wide terminal
+  shows the quartiles of a peer's speed in brackets, over every two of the timed steps, one of each loop.
+- **results.jsonl** is only ever added to, by one ladder at a time. A ladder that is stopped
+  by Ctrl-C shows and draws what it has, and goes on at the first rung without a row; what failed or was killed is tried
+  again. A rung is measured anew where the recipe, the machine or the version of a library that it uses is another, and
+  predicted anew where besides these the calibration or tightfit's own code is.
 - **The exit status** is 0 where any rung came to figures, 1 where none did, and 2 where every one was refused or what
   was asked for is wrong."""
 

@@ -55,7 +55,7 @@ def test_what_did_not_run_says_so():
 
 def test_columns_that_nothing_fills_are_left_out():
     heads, rows = cells(lines(empty(find_ladder("loading"), "reduced")), find_ladder("loading"))
-    assert heads == ["rung", "s/step", "samples/s", "MiB", "speed", "memory", "pred. s", "pred. MiB"]
+    assert heads == ["rung", "s/step", "samples/s", "MiB", "speed", "memory"]
     assert all(len(row) == len(heads) for row in rows)
 
 
