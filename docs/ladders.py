@@ -21,6 +21,7 @@ from tightfit.ladder.comparisons import (
 )
 from tightfit.ladder.effects import Effect, effects
 from tightfit.ladder.lines import Line, heading, lines, times
+from tightfit.ladder.peers import title_of
 from tightfit.ladder.published import GUIDES
 from tightfit.ladder.recorded import recorded
 from tightfit.ladder.rows import Predicted, Rows, read
@@ -40,19 +41,20 @@ READING = """\
   published, the most that a step's tensors take at once.
 - **speed and memory** are factors of the rung that this one stands against: 0.75x is a quarter slower, or a quarter
   less memory. A technique's effect is that factor, on that model and card.
-- **pred.** is what the plan says of the same recipe on the same device, before it runs; without a calibration its
+- **pred.** is what the plan says of the same recipe on the same device; it knows nothing of the measurement, and is
+  made after it, so that the first figures are not waited for; without a calibration its
   times are rough ([plan](plan.md)).
 - **publ.** is what was published, with other software, on the card that stands above the table. It is compared at full
   size alone, and with figures of that same card.
 - **Scales.** A GPU runs the full size; a processor the reduced one, of the same rungs and fewer, narrower layers;
   `smallest` is for trying. At a smaller scale the full size is predicted for the card of the published figures.
-- **Peers** run the same model, weights, data, seed and number of steps by their own loop. Where the losses of a step
-  lie apart, a row is marked as not the same work, and its ratio counts for nothing. A wide terminal shows the quartiles
-  of a peer's speed in brackets, over every two of the timed steps, one of each loop.
-- **results.jsonl** is only ever added to, by one ladder at a time. A ladder that was stopped goes on at the first rung
-  without a row; what failed or was killed is tried again. A rung is measured anew where the recipe, the machine or the
-  version of a library that it uses is another, and predicted anew where besides these the calibration or tightfit's own
-  code is. To the recipe belongs what it names on the disk: the source of `package.module:factory`, of its packages and
+- **Peers** run the same model, weights, data, seed and number of steps by their own loop; the bare loop is
+  `--peer plain`. Rows that documents share are no peer's: a recipe with text needs `data.packing=false`. Where the
+  losses of a step lie apart, a row is marked as not the same work, and its ratio counts for nothing. A wide terminal
+  shows the quartiles of a peer's speed in brackets, over every two of the timed steps, one of each loop.
+- **results.jsonl** is only ever added to, by one ladder at a time. A ladder that is stopped by Ctrl-C shows and draws
+  what it has, and goes on at the first rung without a row; what failed or was killed is tried again. A rung is measured anew where the recipe, the machine or the version of a library that it uses is another, and
+  predicted anew where besides these the calibration or tightfit's own code is. To the recipe belongs what it names on the disk: the source of `package.module:factory`, of its packages and
   of what they import from the same root folder (of an installed one, not what it imports); JSON files and code in a
   folder of a model or a tokenizer, and size and date of its other files; size and date of data files.
 - **The exit status** is 0 where any rung came to figures, 1 where none did, and 2 where every one was refused or what
@@ -117,7 +119,8 @@ def _one(climb: Climb, path: Path) -> Iterator[str | records.Table]:
 
 
 def _peers(shown: Sequence[Line]) -> Iterator[str | records.Table]:
-    if rows := [(each.peer, each.what, str(each.count), *map(times, each.values)) for each in spread(ratios(shown))]:
+    if rows := [(title_of(each.peer), each.what, str(each.count), *map(times, each.values))
+                for each in spread(ratios(shown))]:
         yield ("Ours in a peer's, over the rungs that are the same work: samples a second, above 1 where ours is "
                "faster, and peak memory, below 1 where ours takes less.")
         yield ("peer", "ratio", "rungs", *QUANTILES), rows

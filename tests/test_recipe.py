@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from tightfit.bundled import BUNDLED
 from tightfit.cli import app
 from tightfit.devices import Device
-from tightfit.errors import RecipeError
+from tightfit.errors import RecipeError, UnknownRecipe
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import CHOICES, Recipe
 from tightfit.recipe_files import bundled_recipes, load_recipe
@@ -222,3 +222,17 @@ def test_a_model_is_a_recipe_by_its_hugging_face_id_or_its_folder(tmp_path: Path
 def test_a_name_too_long_for_a_file_is_no_recipe():
     with pytest.raises(RecipeError, match="is no recipe"):
         load_recipe("a" * 5000)
+
+
+@pytest.mark.parametrize(("name", "advice"), [
+    ("gpt2-30gb", "'gpt2-30gb' is no recipe; gpt2 has one for cards of 8, 12, 16, 24, 40, 80 GB; write gpt2-24gb, the "
+     "next smaller"),
+    ("mistral-7b-24gb", "mistral-7b has one for cards of 80 GB; none for one that small; see tightfit plan "
+     "mistral-7b --gpu-memory 24GB"),
+    ("gpt2-mediun", "did you mean 'gpt2-medium'?"),
+    ("nosuch", "write a YAML file, a bundled recipe or model,"),
+])
+def test_a_name_that_no_recipe_has_says_what_to_write(name, advice):
+    with pytest.raises(UnknownRecipe) as raised:
+        load_recipe(name)
+    assert advice in str(raised.value)

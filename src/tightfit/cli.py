@@ -144,13 +144,16 @@ def ladder(
     gpu_memory: Annotated[str | None, typer.Option(
         metavar="SIZE", help="Memory such as `24GB` that this machine's GPU is cut down to.")] = None,
     peer: Annotated[list[str] | None, typer.Option(
-        metavar="PEER", help="Run the same rungs by `plain`, `hf-trainer`, `lightning` or `liger` too; once for each.",
+        metavar="PEER", help="Run the same rungs by `plain` (a bare loop), `hf-trainer`, `lightning` or `liger` too; "
+        "once for each.",
     )] = None,
     scale: Annotated[str | None, typer.Option(
         metavar="SCALE", help="`full`, `reduced` (minutes on a processor) or `smallest`; by default as the machine "
         "is.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="Timed steps of each rung.")] = None,
-    limit: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="The most that one rung may take.")] = LIMIT,
+    limit: Annotated[float, typer.Option(
+        min=1, metavar="SECONDS", help="The most that one rung may take, and also the most that its prediction may.",
+    )] = LIMIT,
     picture: Annotated[Path | None, typer.Option(
         metavar="FILE", help="Where a PNG or SVG of it goes.")] = None,
 ) -> None:  # fmt: skip

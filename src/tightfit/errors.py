@@ -2,6 +2,7 @@
 
     TightfitError
     ├── RecipeError            a field's name or value is wrong
+    │   ├── UnknownRecipe      no recipe has that name
     │   └── Refused            the value is right, but not here: device, library or another field forbids it
     ├── DataError              the data cannot be read, or disagrees with the recipe
     ├── ModelError             the model cannot be found, built or transformed
@@ -26,6 +27,10 @@ class TightfitError(Exception):
 
 class RecipeError(TightfitError):
     """A recipe's field name or value is wrong. The message names both, and what to write instead."""
+
+
+class UnknownRecipe(RecipeError):
+    """No recipe has that name. The message names what is close to it."""
 
 
 class Refused(RecipeError):
@@ -68,15 +73,19 @@ class OutOfMemory(TightfitError):
     """The device ran out of memory; the message says while doing what, and which recipe change would help."""
 
 
-def nearest(word: str, choices: Iterable[str]) -> str:
-    """A sentence naming the choice closest to `word`, or all choices where none is close. Letters in another order are
-    the closest."""
+def closest(word: str, choices: Iterable[str]) -> str | None:
+    """The choice closest to `word`; None where none is close. Letters in another order are the closest."""
     choices = sorted(choices)
     close = [c for c in choices if sorted(c) == sorted(word)]
     close = close or difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean {close[0]!r}?"
-    return "choose from: " + ", ".join(choices)
+    return close[0] if close else None
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """A sentence naming the choice closest to `word`, or all choices where none is close."""
+    choices = sorted(choices)
+    close = closest(word, choices)
+    return "choose from: " + ", ".join(choices) if close is None else f"did you mean {close!r}?"
 
 
 def one_line(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.bundled import BUNDLED
-from tightfit.errors import RecipeError, nearest
+from tightfit.errors import RecipeError, UnknownRecipe, closest, nearest
 from tightfit.models import FACTORY, model_facts
 from tightfit.recipe import Recipe
 from tightfit.recipe_text import apply_overrides, read_yaml
@@ -20,6 +20,9 @@ stands above it."""
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 """What a Hugging Face id with an owner looks like."""
+
+SIZED = re.compile(r"(.+)-(\d+)gb")
+"""A model's name with a card's size behind it, in GB."""
 
 RECIPES = ("a YAML file, a bundled recipe or model, a model's folder, its Hugging Face id or package.module:factory; "
            "tightfit recipes lists what is bundled")
@@ -79,7 +82,23 @@ def recipe_values(name: str) -> dict[str, Any]:
         raise RecipeError(f"{name}: a recipe file's name ends in .yaml; a model's folder is named by model={name}")
     if HUB_ID.fullmatch(name) or FACTORY.fullmatch(name):
         return {"model": name}
-    raise RecipeError(f"{name!r} is no recipe; {nearest(name, [*bundled, *BUNDLED])}")
+    raise UnknownRecipe(f"{name!r} is no recipe; {recipe_hint(name) or f'write {RECIPES}'}")
+
+
+def recipe_hint(name: str, also: Iterable[str] = ()) -> str:
+    """What to write instead of a name that no recipe has: a size that there is, or a name close to it, of a recipe or
+    in `also`; empty where nothing is close."""
+    bundled = _bundled()
+    if (sized := SIZED.fullmatch(name)) and sized[1] in BUNDLED:
+        found = (SIZED.fullmatch(each) for each in bundled)
+        sizes = sorted(int(each[2]) for each in found if each is not None and each[1] == sized[1])
+        if sizes:
+            smaller = [size for size in sizes if size < int(sized[2])]
+            advice = (f"write {sized[1]}-{smaller[-1]}gb, the next smaller" if smaller else
+                      f"none for one that small; see tightfit plan {sized[1]} --gpu-memory {sized[2]}GB")
+            return f"{sized[1]} has one for cards of {', '.join(map(str, sizes))} GB; {advice}"
+    close = closest(name, [*bundled, *BUNDLED, *also])
+    return "" if close is None else f"did you mean {close!r}?"
 
 
 def bundled_recipes() -> list[str]:

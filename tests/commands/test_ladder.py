@@ -25,7 +25,10 @@ from tightfit.ladder.rows import Status
 
 @pytest.mark.parametrize(("words", "said"), [
     (["bert-larg"], "did you mean 'bert-large'"),
-    (["nothing-of-this-name"], "The ladders: bert-large, fp16-batch"),
+    (["nothing-of-this-name"], "'nothing-of-this-name' is no ladder and no recipe; the ladders: bert-large, "),
+    (["nothing-of-this-name"], "transformer-156m-jax; or a recipe: see tightfit recipes\n"),
+    (["acumulation"], "did you mean 'accumulation'?"),
+    (["gpt2-10gb"], "cards of 8, 12, 16, 24, 40, 80 GB; write gpt2-8gb, the next smaller"),
     (["bert-large", "--peer", "hf"], "peer: 'hf'"),
     (["bert-large", "--scale", "half"], "scale: 'half' is none; write one of full, reduced, smallest"),
     (["gpt2", "--scale", "reduced"], "scale: 'reduced' is for the ladders that have a name"),
@@ -39,6 +42,7 @@ from tightfit.ladder.rows import Status
     (["bert-large", "--steps", "10000000"], "steps: 10000000 should be 1 or more"),
     (["bert-large", "--picture", "ladder.jpg"], "picture: ladder.jpg ends in '.jpg'"),
     (["gpt2", "mode=inference"], "a ladder is of training"),
+    (["gpt2", "--peer", "plain"], "data.packing: no peer keeps documents apart that share a row; write data.packing="),
 ])  # fmt: skip
 def test_bad_words_are_one_sentence(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -65,7 +69,7 @@ def test_a_ladder_is_shown_and_drawn(
     printed = capsys.readouterr().out
     assert "reduced shape: num_hidden_layers=4" in printed
     assert "every rung with seq_len=64; what was published is without" in printed
-    assert "batch 4, fp32 (plain)" in printed
+    assert "batch 4, fp32 (bare loop)" in printed
     assert "predicted for v100-16gb" in printed
     assert status == 0
     assert "<html" in (tmp_path / "ladder.html").read_text("utf-8")
@@ -86,10 +90,29 @@ def test_a_ladder_that_is_stopped_says_where_it_is_and_goes_on(
     use(monkeypatch, made)
     with pytest.raises(KeyboardInterrupt):
         run_ladder("bert-large", [f"output_dir={tmp_path}"])
-    assert f"stopped; the rows so far are kept in {tmp_path / 'results.jsonl'}" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert f"stopped; the rows so far are kept in {tmp_path / 'results.jsonl'}" in printed.err
+    assert f"page: {tmp_path / 'ladder.html'}" in printed.err
+    assert "micro-batch 1, accumulation 4" in printed.out
+    assert "2 of 15" in (tmp_path / "ladder.html").read_text("utf-8")
     use(monkeypatch, Processes(lambda job: DONE))
     run_ladder("bert-large", [f"output_dir={tmp_path}"])
     assert "going on: 2 of 15 rungs have their row" in capsys.readouterr().err
+
+
+def test_a_ladder_that_is_stopped_before_its_first_row_has_nothing_to_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def outcome(job: Measure) -> Outcome:
+        raise KeyboardInterrupt
+
+    use(monkeypatch, Processes(outcome))
+    with pytest.raises(KeyboardInterrupt):
+        run_ladder("bert-large", [f"output_dir={tmp_path}"])
+    printed = capsys.readouterr()
+    assert "stopped; no rung has a row yet" in printed.err
+    assert printed.out == ""
+    assert not (tmp_path / "ladder.html").exists()
 
 
 def test_a_picture_that_cannot_be_written_keeps_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,8 +37,9 @@ def test_all_of_it_is_there(reduced):
     read = Read(reduced)
     for name in ("ladder", "time", "memory", "full", "front", "features", "peers", "missing", "about"):
         assert name in read.ids
-    for word in ("13 of 15", "published (publ.) on V100 16 GB", "reduced shape", "predicted to measured", "-50.0 %",
-                 "predicted, v100-16gb", "Pareto front", "DeepSpeed ZeRO", "not measured", "0.67x", "too new",
+    for word in ("13 of 15", "published (publ.) on V100 16 GB", "reduced shape", "-50.0 %",
+                 "predicted, v100-16gb", "predicted differs from measured by",
+                 "Pareto front", "DeepSpeed ZeRO", "not measured", "0.67x", "too new",
                  "not run yet", "not the same work", "predicted not to fit at full size", "a rough guess", "abc1234",
                  "2026-11-21 10:00", "16.0 GiB", "micro_batch_size: 1", "3 of 3"):
         assert word in read.said, word
@@ -62,20 +63,20 @@ def test_published_figures_stand_beside_measured_ones_at_full_size_alone(reduced
     assert words(full, "time-chart") == words(full, "memory-chart") == [
         "published, V100 16 GB", "measured, V100 16 GB", "predicted, V100 16 GB"]
     assert "full-time-chart" not in charts(full)
-    assert "measured to published" in Read(full).said
+    assert "measured differs from published by" in Read(full).said
     assert "the driver reports" in Read(full).said
 
 
 def test_only_what_is_of_the_same_card_is_compared(reduced):
-    assert "predicted to published" in Read(reduced).said
+    assert "predicted differs from published by" in Read(reduced).said
     other = Read(page(climbed(gpu="rtx-4090"))).said
     assert "predicted, rtx-4090" in other
     assert "published, V100 16 GB" in other
-    assert "predicted to published" not in other
+    assert "predicted differs from published by" not in other
     assert "predicted for rtx-4090, another card than that of publ." in other
     h200 = Read(page(climbed("full", replace(CARD, device="NVIDIA H200"), gpu=None))).said
-    assert "measured to published" not in h200
-    assert "predicted to measured" in h200
+    assert "measured differs from published by" not in h200
+    assert "predicted differs from measured by" in h200
 
 
 def test_a_card_that_was_not_named_is_compared_with_none():
@@ -84,7 +85,7 @@ def test_a_card_that_was_not_named_is_compared_with_none():
                              for rung in climb.asked.ladder.rungs]
     said = Read(page(climb)).said
     assert "predicted, titan-rtx" in said
-    assert "predicted to published" not in said
+    assert "predicted differs from published by" not in said
     assert "another card" not in said
 
 

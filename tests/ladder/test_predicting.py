@@ -97,6 +97,12 @@ def test_what_is_predicted_is_said(go: Callable[..., Any]) -> None:
                       for number, name in enumerate(RUNGS, start=1)]
 
 
+def test_figures_are_measured_before_any_is_predicted(go: Callable[..., Any]) -> None:
+    _, _, said = go(gpu="t4")
+    kinds = [text.split()[0] for text in said if text.startswith(("rung", "predicting"))]
+    assert kinds == ["rung"] * len(RUNGS) + ["predicting"] * 2 * len(RUNGS)
+
+
 @pytest.mark.parametrize(("word", "said"), [
     ("h2000", "write --gpu 24GB for a card that is not there; did you mean 'h200'"),
     ("2000GB", "gpu: '2000GB' should be at least 1GB and at most 1024GB"),

@@ -55,7 +55,7 @@ def test_what_did_not_run_says_so():
 
 def test_columns_that_nothing_fills_are_left_out():
     heads, rows = cells(lines(empty(find_ladder("loading"), "reduced")), find_ladder("loading"))
-    assert heads == ["rung", "s/step", "samples/s", "MiB", "speed", "memory", "pred. s", "pred. MiB"]
+    assert heads == ["rung", "s/step", "samples/s", "MiB", "speed", "memory"]
     assert all(len(row) == len(heads) for row in rows)
 
 
@@ -93,3 +93,12 @@ def test_brackets_in_a_name_stay_as_they_are(capsys):
     climb.asked = replace(climb.asked, ladder=replace(ladder, rungs=(rung,)))
     show(climb, Console(width=200))
     assert "blocks [red]1[/]" in capsys.readouterr().out
+
+
+def test_a_rung_that_came_to_an_earlier_ones_recipe_says_so():
+    climb = empty(find_ladder("bert-large"), "reduced")
+    first, second, *_ = climb.asked.ladder.rungs
+    same = {"recipe": {**climb.recipe(first).to_dict(), "allow_numerics": True}}
+    for recipe, said in ((same, [f"the same recipe as {first.name}: the two differ by noise alone"]), ({}, [])):
+        climb.rows.measured[:] = [measured(climb, first, 0.2, 100), measured(climb, second, 0.2, 100, **recipe)]
+        assert remarks(lines(climb)[1]) == said

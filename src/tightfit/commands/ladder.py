@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tightfit.devices import parse_memory
-from tightfit.errors import RecipeError, Refused, ReportError, nearest
+from tightfit.errors import RecipeError, Refused, ReportError, UnknownRecipe, nearest
 from tightfit.ladder import LIMIT
 from tightfit.ladder.cards import card
 from tightfit.ladder.catalogue import IN_JAX, LADDERS, find_ladder
@@ -17,12 +17,12 @@ from tightfit.ladder.climbs import Asked, Climb
 from tightfit.ladder.from_recipe import ladder_of
 from tightfit.ladder.lines import lines
 from tightfit.ladder.page import write_page
-from tightfit.ladder.peers import PEERS
+from tightfit.ladder.peers import PEERS, check_rows
 from tightfit.ladder.picture import check_picture, save_picture
-from tightfit.ladder.rows import OURS, RESULTS
+from tightfit.ladder.rows import OURS, RESULTS, read
 from tightfit.ladder.rungs import SCALES, STEPS, Ladder, Scale
 from tightfit.ladder.table import show
-from tightfit.recipe_files import load_recipe
+from tightfit.recipe_files import load_recipe, recipe_hint
 
 FOLDER, OUTPUT, PAGE = "ladders", "output_dir", "ladder.html"
 LONGEST, MOST_STEPS = 7 * 24 * 3600.0, 1_000_000
@@ -35,7 +35,7 @@ def run_ladder(
     picture: Path | None = None,
 ) -> int:  # fmt: skip
     """Climb a ladder of that name, or of a recipe; show it, draw it, and return an exit status: 1 where no rung came to
-    figures, 0 otherwise.
+    figures, 0 otherwise. One that is stopped by Ctrl-C is shown and drawn as far as it came.
 
     overrides: fields of every rung; `output_dir` takes the results. gpu: a card to predict the full size for, by its
     name or a size such as `24GB`.
@@ -52,6 +52,8 @@ def run_ladder(
     else:
         fields = []  # a recipe's ladder has them in its base
     chosen, runners = _scale(scale, ladder), (OURS, *_known(peers))
+    if peers:
+        check_rows(ladder.recipe(ladder.rungs[0], overrides=fields))  # said before the minutes that rungs take
     memory = None if gpu_memory is None else parse_memory(gpu_memory)
     if not 0 < limit <= LONGEST:
         raise RecipeError(f"limit: {limit} should be more than 0 and at most {LONGEST:.0f} seconds")
@@ -61,9 +63,8 @@ def run_ladder(
         check_picture(picture)
     if gpu is not None:
         card(gpu)  # an unknown name is said before anything runs
-    machine = None
+    machine = this_machine(ladder.recipe(ladder.rungs[0], chosen or "full", fields))
     if chosen is None:
-        machine = this_machine(ladder.recipe(ladder.rungs[0], overrides=fields))
         chosen = "full" if machine.kind == "cuda" else "reduced"
     if gpu is None and chosen != "full":
         gpu = ladder.gpu  # away from a GPU the full size is predicted for the card that it was published on
@@ -73,24 +74,35 @@ def run_ladder(
         overrides=fields, runners=runners, warm_up=warm_up, steps=steps or timed, limit=limit, gpu=gpu, memory=memory,
     )  # fmt: skip
     console = Console(stderr=True, soft_wrap=True)
+    def tell(text: str) -> None:
+        console.print(text, markup=False, highlight=False)
+
     try:
-        done = climb(asked, lambda text: console.print(text, markup=False, highlight=False), machine)
+        done = climb(asked, tell, machine)
     except KeyboardInterrupt:
-        console.print(f"stopped; the rows so far are kept in {asked.folder / RESULTS}, and the same command goes on",
-                      markup=False, highlight=False)
+        stopped = Climb(asked, machine, read(asked.folder / RESULTS), tell)
+        if any(line.measured is not None for line in lines(stopped)):
+            _present(stopped, picture)
+        tell(f"stopped; the rows so far are kept in {stopped.path}, and the same command goes on"
+             if stopped.path.exists() else "stopped; no rung has a row yet")
         raise
-    show(done, Console())
-    path = asked.folder / PAGE
-    console.print(f"results: {done.path}", markup=False, highlight=False)
-    for what, where, write in (("page", path, write_page), ("picture", picture, save_picture)):
+    _present(done, picture)
+    return _exit_status(done)
+
+
+def _present(climb: Climb, picture: Path | None) -> None:
+    """Print the ladder's table and say where its results, its page and its picture are. Raises ReportError where one of
+    these cannot be written."""
+    show(climb, Console())
+    climb.tell(f"results: {climb.path}")
+    for what, where, write in (("page", climb.path.with_name(PAGE), write_page), ("picture", picture, save_picture)):
         if where is not None:
             try:
-                write(where, done)
+                write(where, climb)
             except OSError as error:
                 raise ReportError(f"{where}: the {what} cannot be written ({error.strerror or error}); the results "
                                   "are kept") from None
-            console.print(f"{what}: {where}", markup=False, highlight=False)
-    return _exit_status(done)
+            climb.tell(f"{what}: {where}")
 
 
 def _exit_status(climb: Climb) -> int:
@@ -107,10 +119,9 @@ def _ladder(name: str, fields: Sequence[str]) -> Ladder:
         return find_ladder(IN_JAX.get(name, name) if in_jax else name)
     try:
         return ladder_of(load_recipe(name, fields), name)
-    except RecipeError as error:
-        if "/" in name or "." in name or "=" in str(error).partition(":")[0]:
-            raise
-        raise RecipeError(f"{error}. The ladders: {', '.join(LADDERS)}") from None
+    except UnknownRecipe:
+        hint = recipe_hint(name, LADDERS) or f"the ladders: {', '.join(LADDERS)}; or a recipe: see tightfit recipes"
+        raise UnknownRecipe(f"{name!r} is no ladder and no recipe; {hint}") from None
 
 
 def _check_free(fields: Sequence[str], ladder: Ladder) -> None:

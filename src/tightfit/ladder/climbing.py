@@ -8,6 +8,7 @@ from tightfit.devices import MIB
 from tightfit.errors import RecipeError, ReportError
 from tightfit.ladder.climbs import Asked, Climb, Tell
 from tightfit.ladder.jobs import About, Measure
+from tightfit.ladder.peers import title_of
 from tightfit.ladder.predicting import predict_rungs
 from tightfit.ladder.processes import run_job
 from tightfit.ladder.rows import OURS, RESULTS, Machine, Measured, Rows, read
@@ -22,7 +23,7 @@ NAMED = 5
 
 
 def climb(asked: Asked, tell: Tell, machine: Machine | None = None) -> Climb:
-    """Predict and run every rung that has no row yet, each as its row is known.
+    """Run every rung that has no row yet, then predict each; a row is kept as soon as it is known.
 
     machine: this one, where it is known from an earlier climb; it takes a process to ask.
     Raises RecipeError for a rung that is no recipe, a folder that another ladder is writing to, and what the machine
@@ -38,11 +39,11 @@ def climb(asked: Asked, tell: Tell, machine: Machine | None = None) -> Climb:
             if asked.memory is not None and begun.machine.kind != "cuda":
                 raise RecipeError("gpu-memory: this machine has no GPU to cut down; leave it out, or write --gpu with "
                                   "a name or a size to predict the full size for")
+            _measure_rungs(begun)
             if asked.predicts:
                 predict_rungs(begun, None, asked.scale)
             if asked.gpu is not None:
                 predict_rungs(begun, asked.gpu, "full")
-            _measure_rungs(begun)
     except OSError as error:
         raise ReportError(f"output_dir: {asked.folder} cannot be written ({error.strerror or error}); write "
                           "output_dir=... elsewhere") from None
@@ -70,7 +71,7 @@ def _measure_rungs(climb: Climb) -> None:
         if asked.time_left <= 0:
             climb.tell(f"the time is over: {len(waiting) - number + 1} of {len(waiting)} rungs are left")
             break
-        who = "" if runner == OURS else f", {runner}"
+        who = "" if runner == OURS else f", {title_of(runner)}"
         climb.tell(f"rung {number} of {len(waiting)}: {rung.name}{who}")
         row = _measured(climb, rung, runner)
         climb.add(row)

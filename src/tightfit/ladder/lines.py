@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from tightfit.ladder.cards import card_name, published_card
 from tightfit.ladder.climbs import Climb
-from tightfit.ladder.rows import OURS, Measured, Predicted
+from tightfit.ladder.peers import title_of
+from tightfit.ladder.rows import OURS, Measured, Predicted, key_of
 from tightfit.ladder.rungs import Ladder, Rung, Scale
 
 TOLERANCES = {"fp32": 0.01, "fp16": 0.05, "bf16": 0.05, "bf16-pure": 0.1}
@@ -20,6 +21,7 @@ class Line:
     measured: None where it has not run. predicted: for this machine's device, of what ran. full: at full size for the
     card that was asked for. baseline: the measured rung that its effect is told by.
     same_work: why a peer's row is not the same work as ours; empty where it is, and for our own.
+    same_as: an earlier rung that came to the same recipe, so that the two differ by noise alone; empty where none did.
     """
 
     rung: Rung
@@ -29,10 +31,11 @@ class Line:
     full: Predicted | None = None
     baseline: Measured | None = None
     same_work: str = ""
+    same_as: str = ""
 
     @property
     def name(self) -> str:
-        return self.rung.name if self.runner == OURS else f"{self.rung.name} ({self.runner})"
+        return self.rung.name if self.runner == OURS else f"{self.rung.name} ({title_of(self.runner)})"
 
     @property
     def speed(self) -> float | None:
@@ -58,7 +61,8 @@ def times(factor: float | None) -> str:
 
 def lines(climb: Climb) -> list[Line]:
     """The ladder's lines in its order; of each rung ours first, then the peers that were asked for."""
-    asked, found = climb.asked, []
+    asked, found = climb.asked, list[Line]()
+    first = dict[str, str]()
     for rung in asked.ladder.rungs:
         ours = climb.newest(rung, OURS)
         for runner in asked.runners:
@@ -74,8 +78,22 @@ def lines(climb: Climb) -> list[Line]:
                 predicted=climb.prediction(rung, climb.machine.device, asked.scale),
                 full=None if asked.gpu is None else climb.prediction(rung, asked.gpu, "full"),
                 baseline=None if against is None else climb.newest(against, OURS),
+                same_as=_same_as(first, rung, measured),
             ))  # fmt: skip
     return found
+
+
+def _same_as(first: dict[str, str], rung: Rung, measured: Measured | None) -> str:
+    """The first rung that ran by the same recipe, itself left aside; empty where it is the first, or did not run.
+
+    first: the rungs so far, by what they ran; the rung is added.
+    """
+    if measured is None or measured.status != "done":
+        return ""
+    # what the planner may choose from is no part of the step that it chose
+    step = {name: value for name, value in measured.recipe.items() if name != "allow_numerics"}
+    name = first.setdefault(key_of(step, launch=rung.launch), rung.name)
+    return "" if name == rung.name else name
 
 
 def differs(ours: Measured | None, theirs: Measured) -> str:
@@ -106,7 +124,7 @@ def heading(climb: Climb) -> list[str]:
                     "and published figures are of the full size")
     if asked.gpu is not None:
         other = ladder.published_on and ladder.card_named and card_name(asked.gpu) != published_card(ladder)
-        said.append(f"full size (full) predicted for {asked.gpu}"
+        said.append(f"full size (full) predicted for {card_name(asked.gpu)}"
                     + (", another card than that of publ." if other else ""))
     if ladder.published_on:
         said.append(f"published (publ.) on {ladder.published_on}")

@@ -26,6 +26,7 @@ from tightfit.ladder.comparisons import (
 )
 from tightfit.ladder.effects import effects
 from tightfit.ladder.lines import Line, heading, times
+from tightfit.ladder.peers import title_of
 from tightfit.ladder.published import GUIDES
 from tightfit.ladder.rows import OURS, Measured
 from tightfit.ladder.rungs import Ladder
@@ -108,7 +109,7 @@ def _bars(view: View, name: str, what: str, figures_told: Told, bytes_: bool) ->
     return Html(
         view.chart(f"{name}-chart", figures.bars_figure(named, kept, bytes_),
                    f"By rung, {what}: {'; '.join(map(str, kept))}. The table below holds it.")
-        + table(f"By rung, {what}", ("rung", *map(str, kept), *(f"{second.who} to {first.who}"
+        + table(f"By rung, {what}", ("rung", *map(str, kept), *(f"{second.who} differs from {first.who} by"
                                                                 for first, second in between)), rows)
     )  # fmt: skip
 
@@ -148,7 +149,7 @@ def front_section(view: View) -> Html:
     if not ran(view.shown):
         return Html("")
     best = front(view.shown, view.ladder)
-    rows = [(view.names[line.rung.name] + ("" if line.runner == OURS else f" ({line.runner})"), _rate(line),
+    rows = [(view.names[line.rung.name] + ("" if line.runner == OURS else f" ({title_of(line.runner)})"), _rate(line),
              _peak(line, view), "yes" if line in best else "") for line in ran(view.shown)]
     named = "; ".join(view.names[line.rung.name] for line in best)
     return section(
@@ -189,9 +190,10 @@ def peers_section(view: View) -> Html:
     found = ratios(view.shown)
     if not found:
         return Html("")
-    rows = [(each.line.rung.name, each.line.runner, each.line.same_work, _steps(each.line.baseline),
+    rows = [(each.line.rung.name, title_of(each.line.runner), each.line.same_work, _steps(each.line.baseline),
              _steps(each.line.measured), times(each.speed) or "-", times(each.memory) or "-") for each in found]
-    over = [(f"{each.what}, {each.peer}", f"{each.count:,}", *map(times, each.values)) for each in spread(found)]
+    over = [(f"{each.what}, {title_of(each.peer)}", f"{each.count:,}", *map(times, each.values))
+            for each in spread(found)]
     return section(
         "peers", "Ours against peers'",
         paragraph("Speed: our samples a second in theirs, above 1 where ours is faster. Memory: our peak in theirs, "

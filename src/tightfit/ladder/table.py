@@ -35,10 +35,11 @@ def show(climb: Climb, console: Console) -> None:
         console.print(whole)
     else:
         console.print(table(heads[:MEASURED], [row[:MEASURED] for row in rows], shown))
-        console.print()
-        ours = [(line, row) for line, row in zip(shown, rows, strict=True) if line.runner == OURS]
-        foretold = [[row[0], *row[MEASURED:]] for _, row in ours]  # and published: of a peer's loop nothing is
-        console.print(table([heads[0], *heads[MEASURED:]], foretold, [line for line, _ in ours]))
+        if len(heads) > MEASURED:
+            console.print()
+            ours = [(line, row) for line, row in zip(shown, rows, strict=True) if line.runner == OURS]
+            foretold = [[row[0], *row[MEASURED:]] for _, row in ours]  # and published: of a peer's loop nothing is
+            console.print(table([heads[0], *heads[MEASURED:]], foretold, [line for line, _ in ours]))
     if peers:
         console.print("speed and memory: a rung's against the one that it changes, a peer's against ours of the same"
                       + ("; in brackets the quartiles over every two of their steps" if _has_room(wider, console)
@@ -68,16 +69,18 @@ def cells(shown: list[Line], ladder: Ladder, *, quartiles: bool = False) -> tupl
 
     quartiles: whether a peer's speed has its own behind it.
     """
+    foretold = any(line.predicted is not None for line in shown)
     full = any(line.full is not None for line in shown)
     published = any(line.rung.published is not None for line in shown)
-    heads = ["rung", "s/step", "samples/s", "MiB", "speed", "memory", "pred. s", "pred. MiB"]
+    heads = ["rung", "s/step", "samples/s", "MiB", "speed", "memory"]
+    heads += ["pred. s", "pred. MiB"] if foretold else []
     heads += ["full s", "full MiB"] if full else []
     heads += ["publ. s", "publ. MiB"] if published else []
     rows = []
     for line in shown:
         row = [line.name, *_measured(line.measured, ladder),
                times(line.speed) + (_quartiles(line) if quartiles else ""), times(line.memory)]
-        row += [_seconds(line.predicted), _mib(line.predicted, ladder)]
+        row += [_seconds(line.predicted), _mib(line.predicted, ladder)] if foretold else []
         row += [_seconds(line.full), _mib(line.full, ladder)] if full else []
         row += _published(line, ladder) if published else []
         rows.append(row)
@@ -88,6 +91,8 @@ def remarks(line: Line) -> list[str]:
     """What is to be said of a line besides its figures."""
     ran = line.measured
     said = [line.rung.note, line.same_work]
+    if line.same_as:
+        said.append(f"the same recipe as {line.same_as}: the two differ by noise alone")
     if ran is not None:
         said += [f"{ran.status}: {ran.reason}" if ran.status != "done" else "", *ran.notes]
     if line.predicted is not None and not line.predicted.fits and (ran is None or ran.reason != line.predicted.reason):

@@ -63,8 +63,9 @@ class Summary:
         tokens = f", {self.tokens_per_second:,.0f} tokens/s" if self.tokens_per_second > self.samples_per_second else ""
         memory = "peak memory" if self.device != "CPU" else "peak memory of the process"
         rows = [
-            ("time", f"{self.seconds:.1f} s for {self.steps - self.first_step} steps on {self.device}"),
-            ("throughput", f"{self.samples_per_second:,.1f} samples/s{tokens}"),
+            ("steps", f"{self.training_seconds:.1f} s for {self.steps - self.first_step} steps on {self.device}"),
+            ("throughput", f"{self.samples_per_second:,.1f} samples/s{tokens} in those steps"),
+            ("whole run", f"{self.seconds:.1f} s, with start-up, evaluation and saving besides those steps"),
             (memory, f"{self.peak_memory / 2**20:,.0f} MiB"),
             *self._context_row(),
             ("waiting for data", f"{self.data_wait_seconds:.2f} s ({share:.1%} of training)"),

@@ -195,7 +195,8 @@ def test_two_runs_side_by_side():
     (seconds_text(0.1384), "138 ms"), (seconds_text(-2.0), "-2.00 s"), (seconds_text(12345.6), "12,346 s"),
     (seconds_text(None), "-"), (size(0), "0"), (size(512), "512 B"), (size(1 << 20), "1.00 MiB"),
     (size(25 << 30), "25.0 GiB"), (signed_size(2048), "+2.00 KiB"), (signed_size(-2048), "-2.00 KiB"),
-    (relative(0, 5), "-"), (relative(100, 99.5), "-0.50 %"), (relative(2, 3), "+50.0 %"),
+    (relative(0, 5), "-"), (relative(100, 99.5), "-0.50 %"), (relative(1e6, 1e6 - 1), "0 %"),
+    (relative(2, 3), "+50.0 %"),
 ])
 def test_figures_for_reading(said, expected):
     assert said == expected

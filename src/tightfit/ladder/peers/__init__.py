@@ -7,7 +7,9 @@ from importlib import import_module
 
 from tightfit.backends.base import Timings
 from tightfit.devices import Device
+from tightfit.errors import Refused
 from tightfit.recipe import Recipe
+from tightfit.tasks import get_task
 
 Runner = Callable[[Recipe, Device, int, int], Timings]
 """A resolved recipe, its device, and how many steps to take before timing and timed. Raises Refused for what the
@@ -29,3 +31,19 @@ PEERS: dict[str, Runner] = {
     "liger": _runner("liger"),
 }
 """Each peer by name; what it needs loads when it runs."""
+
+TITLES = {"plain": "bare loop"}
+"""What a peer is called where its name may be taken for a rung's."""
+
+PACKED = "data.packing: no peer keeps documents apart that share a row; write data.packing=false"
+
+
+def title_of(runner: str) -> str:
+    """What a runner is called in tables and messages."""
+    return TITLES.get(runner, runner)
+
+
+def check_rows(recipe: Recipe) -> None:
+    """Raise Refused where documents will share a row, which no peer can serve; no data is read for it."""
+    if recipe.data.packing and recipe.data.source != "dummy" and get_task(recipe.task).packs:
+        raise Refused(PACKED)

@@ -24,6 +24,7 @@ from tightfit.data import prepare
 from tightfit.data.loading import WindowLoader
 from tightfit.devices import Device
 from tightfit.errors import Refused
+from tightfit.ladder.peers import PACKED
 from tightfit.models import model_facts
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE
@@ -62,7 +63,7 @@ def training_data(recipe: Recipe) -> WindowLoader:
     """The recipe's samples in its order. Raises Refused where documents share a row."""
     data = WindowLoader(prepare(recipe, model_facts(recipe)).train, recipe)
     if data.window(0).micro_batches[0].mask == "packed":
-        raise Refused("data.packing: no peer keeps documents apart that share a row; write data.packing=false")
+        raise Refused(PACKED)
     return data
 
 

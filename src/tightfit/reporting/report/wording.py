@@ -45,6 +45,8 @@ def relative(base: float, other: float) -> str:
     if not base:
         return "-"
     value = 100 * (other - base) / base
+    if abs(value) < 0.005:
+        return "0 %"
     return f"{value:+.2f} %" if abs(value) < 1 else f"{value:+.1f} %" if abs(value) < 1000 else f"{value:+,.0f} %"
 
 

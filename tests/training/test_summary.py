@@ -1,0 +1,15 @@
+"""What a run's summary says to a person."""
+
+from __future__ import annotations
+
+from tightfit.training.summary import Summary
+
+
+def test_a_rate_stands_beside_the_seconds_that_it_is_of() -> None:
+    made = Summary(steps=30, first_step=10, seconds=3.9, training_seconds=0.5, compile_seconds=0.0,
+                   data_wait_seconds=0.0, samples_per_second=160.0, tokens_per_second=5_120.0, peak_memory=1 << 20,
+                   device="CPU")  # fmt: skip
+    rows = dict(made.rows())
+    assert rows["steps"] == "0.5 s for 20 steps on CPU"
+    assert rows["throughput"] == "160.0 samples/s, 5,120 tokens/s in those steps"
+    assert rows["whole run"].startswith("3.9 s, with start-up")
