@@ -53,10 +53,12 @@ READING = """\
   losses of a step lie apart, a row is marked as not the same work, and its ratio counts for nothing. A wide terminal
   shows the quartiles of a peer's speed in brackets, over every two of the timed steps, one of each loop.
 - **results.jsonl** is only ever added to, by one ladder at a time. A ladder that is stopped by Ctrl-C shows and draws
-  what it has, and goes on at the first rung without a row; what failed or was killed is tried again. A rung is measured anew where the recipe, the machine or the version of a library that it uses is another, and
-  predicted anew where besides these the calibration or tightfit's own code is. To the recipe belongs what it names on the disk: the source of `package.module:factory`, of its packages and
-  of what they import from the same root folder (of an installed one, not what it imports); JSON files and code in a
-  folder of a model or a tokenizer, and size and date of its other files; size and date of data files.
+  what it has, and goes on at the first rung without a row; what failed or was killed is tried again. A rung is
+  measured anew where the recipe, the machine or the version of a library that it uses is another, and predicted anew
+  where besides these the calibration or tightfit's own code is. To the recipe belongs what it names on the disk: the
+  source of `package.module:factory`, of its packages and of what they import from the same root folder (of an
+  installed one, not what it imports); JSON files and code in a folder of a model or a tokenizer, and size and date of
+  its other files; size and date of data files.
 - **The exit status** is 0 where any rung came to figures, 1 where none did, and 2 where every one was refused or what
   was asked for is wrong."""
 
