@@ -251,8 +251,8 @@ def _show(console: Console, summary: Summary) -> None:
 
 
 def main() -> None:
-    """Run the command line. Exit status: 0 done, 1 what was looked for is bad or missing, as its command says, 2
-    something to change, said in one line, 128 + n after signal n."""
+    """Run the command line. Exit status: 0 done, 1 done with the answer no (doctor found a fault, no rung came to
+    figures), 2 something to change, said in one line, 128 + n after signal n."""
     from tightfit.errors import TightfitError
 
     try:

@@ -31,11 +31,12 @@ class Profile:
     """A measured training step beside its predicted one. Seconds are wall seconds, bytes are bytes.
 
     recipe: resolved. measured, predicted: None where there was none. step_seconds: of a step without instruments, the
-        wait for its data included; the median of several.
+        wait for its data included; the median of several; 0 where nothing was measured.
     phase_seconds: the same by phase (data, forward, backward with recomputation, optimizer); they sum to it.
         predicted_seconds: the time model's, by the same phases; empty without a prediction.
-    peak_bytes: the allocator's own figure, not the trace's; 0 where nothing was measured. predicted_peak_bytes: 0
-        without a prediction. capacity_bytes: what the device has for the allocator; 0 where not known.
+    peak_bytes: the allocator's own figure where it has one, else the trace's; 0 where nothing was measured.
+        predicted_peak_bytes: 0 without a prediction. capacity_bytes: what the device has for the allocator; 0 where not
+        known.
     calibrated: whether the predicted times come from this machine's own ceilings.
     overhead: how many times as long the step took that the trace is of.
     readings: what the driver said while steps ran, a series each: utilization, memory, power, temperature, clocks.

@@ -45,7 +45,7 @@ from tightfit.ladder.jobs import (
 )
 from tightfit.ladder.parallel import end_others, run_parallel, writes_outcome
 from tightfit.ladder.peers import PEERS
-from tightfit.ladder.rows import OF_SOME, OURS, Machine, append
+from tightfit.ladder.rows import OF_SOME, OURS, Machine, Status, append
 from tightfit.models import model_facts
 from tightfit.nvml import driver_version
 from tightfit.planning.defaults import resolve
@@ -72,17 +72,20 @@ def main(job: Path, outcome: Path, parent: int) -> None:
     asked = JOB.validate_json(job.read_bytes())
     try:
         found = JOBS[type(asked)](asked)
-    except OutOfMemory as error:
-        found = Outcome(status="out-of-memory", reason=str(error))
-    except (Refused, MissingLibrary) as error:
-        found = Outcome(status="refused", reason=str(error))
     except TightfitError as error:
-        found = Outcome(status="failed", reason=str(error))
+        found = Outcome(status=status_of(error), reason=str(error))
     if writes_outcome(found):
         temporary = outcome.with_suffix(f".{os.getpid()}")
         temporary.write_bytes(OUTCOME.dump_json(found))
         temporary.replace(outcome)
     end_others(found)
+
+
+def status_of(error: TightfitError) -> Status:
+    """What a rung came to that ended so."""
+    if isinstance(error, OutOfMemory):
+        return "out-of-memory"
+    return "refused" if isinstance(error, (Refused, MissingLibrary)) else "failed"
 
 
 PR_SET_PDEATHSIG = 1
@@ -156,7 +159,7 @@ def predict(asked: Predict) -> Outcome:
         try:
             row = replace(row, **_predicted(rung, asked.gpu, asked.memory))
         except TightfitError as error:
-            row = replace(row, status="refused", reason=str(error))
+            row = replace(row, status=status_of(error), reason=str(error))
         append(Path(asked.results), row)
     return Outcome()
 

@@ -130,8 +130,9 @@ def keep_profile(profile: Profile, measured: Measurement | None, folder: Path) -
     JAX's own profile for xprof; the path of the profile's own folder. Each file is whole or not there. Raises OSError
     that names the file."""
     home = profiles.save(profile, folder)
-    (home / XPLANE).unlink(missing_ok=True)
+    (home / XPLANE).unlink(missing_ok=True)  # of a profile before this one
     if measured is None:
+        (folder / MEMORY_RECORD).unlink(missing_ok=True)
         return home
     if measured.xplane is not None:
         (home / XPLANE).parent.mkdir(parents=True, exist_ok=True)

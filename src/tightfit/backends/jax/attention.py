@@ -47,7 +47,7 @@ def sdpa(technique: Sdpa, build: Build) -> Build:
         return replace(build, attend=partial(dot_product_attention, implementation=implementation))
     if kernel != "auto":
         raise Refused(f"attention.kernel: JAX's attention {unserved[0][0]}, or attention=eager")
-    note = f"attention: {' and '.join(what for _, what in unserved)} need eager attention, which is used"
+    note = f"attention: eager is used, for JAX's own does not serve {' and '.join(what for _, what in unserved)}"
     return eager(Eager(), replace(build, notes=(*build.notes, note)))
 
 

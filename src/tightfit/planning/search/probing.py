@@ -34,6 +34,7 @@ COMPILED_PROBES = (9, 13)
 other kinds."""
 
 UNROLLED = 8
+"""Inductor's `unroll_reductions_threshold`."""
 
 MANY_OPS = 1000
 """An optimizer of more ops than this takes most of a trace's time: its step is traced once, and put into the traces of

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import psutil
-
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
+from tightfit.host_memory import host_memory
 from tightfit.models import model_facts
 from tightfit.planning.alignment import Misalignment, dimensions, misaligned
 from tightfit.planning.defaults import settle_rest
@@ -161,7 +160,7 @@ def _answers(
     exploration: Exploration, best: Found | None, shown: Sequence[Found], missed: Sequence[str],
     sentences: Sequence[str], catalogue: Sequence[Device], host_bytes: int | None,
 ) -> Answers:
-    host = psutil.virtual_memory().total if host_bytes is None else host_bytes
+    host = host_memory().total if host_bytes is None else host_bytes
     change, change_text = smallest_change(exploration) if best is None else (None, "")
     gpu, gpu_text = smallest_gpu(exploration, catalogue)
     return Answers(
