@@ -70,7 +70,7 @@ def test_a_ladder_is_shown_and_drawn(
     assert "reduced shape: num_hidden_layers=4" in printed
     assert "every rung with seq_len=64; what was published is without" in printed
     assert "batch 4, fp32 (bare loop)" in printed
-    assert "predicted for v100-16gb" in printed
+    assert "predicted for V100 16GB" in printed
     assert status == 0
     assert "<html" in (tmp_path / "ladder.html").read_text("utf-8")
     assert (tmp_path / "ladder.png").read_bytes().startswith(b"\x89PNG")

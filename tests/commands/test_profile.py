@@ -71,6 +71,20 @@ def test_a_step_is_predicted_and_drawn_for_a_card_that_is_not_there(run, tmp_pat
     assert not (tmp_path / "runs/tiny").exists()
 
 
+def test_a_prediction_leaves_the_measured_profile_alone_and_is_set_beside_it(run, tmp_path):
+    assert run("profile", "tiny.yaml", "device=cpu", "output_dir=mine")[0] == 0
+    assert run("profile", "tiny.yaml", "--gpu", "rtx-4090", "output_dir=mine")[0] == 0
+    assert profiles.load(tmp_path / "mine").measured is not None
+    ahead = profiles.load(tmp_path / "mine-on-rtx-4090")
+    status, out, err = run("report", "mine", "mine-on-rtx-4090")
+    assert status == 0, err
+    rows = {line.split("  ")[0]: line.split() for line in out.splitlines()}
+    assert rows["these are"][2:4] == ["measured", "predicted"]
+    assert rows["tokens/s"][2] != "0"
+    assert "-100.0" not in out
+    assert ahead.predicted_peak_bytes > 0
+
+
 def test_a_run_may_begin_where_a_profile_was_taken(run, tmp_path):
     assert run("profile", "tiny.yaml", "device=cpu")[0] == 0
     status, _, err = run("train", "tiny.yaml", "device=cpu", "max_steps=1")

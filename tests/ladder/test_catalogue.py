@@ -6,10 +6,12 @@ import pytest
 
 from tightfit.errors import RecipeError
 from tightfit.ladder.catalogue import LADDERS, find_ladder
+from tightfit.ladder.compiled import transformer_jax
 from tightfit.ladder.from_recipe import ladder_of
 from tightfit.ladder.rungs import SCALES
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS
+from tightfit.techniques.precision import Fp32
 
 
 @pytest.mark.parametrize("name", LADDERS)
@@ -96,3 +98,9 @@ def test_a_module_of_ones_own_has_a_baseline_that_it_can_run():
     assert by_name["attention eager"].feature is None  # against SDPA it shows the contrary
     pinned = ladder_of(Recipe.from_dict({"model": "mine:build", "vocab_size": 256, "attention": "eager"}), "mine:build")
     assert pinned.recipe(pinned.rungs[0]).attention.name == "eager"
+
+
+def test_smaller_scales_ask_for_nothing_that_a_processor_lacks() -> None:
+    ladder = transformer_jax()
+    assert ladder.recipe(ladder.rungs[0]).precision == Fp32(tf32=True)
+    assert ladder.recipe(ladder.rungs[0], "reduced").precision == Fp32()

@@ -73,7 +73,7 @@ def test_only_what_is_of_the_same_card_is_compared(reduced):
     assert "predicted, rtx-4090" in other
     assert "published, V100 16 GB" in other
     assert "predicted differs from published by" not in other
-    assert "predicted for rtx-4090, another card than that of publ." in other
+    assert "predicted for RTX 4090, another card than that of publ." in other
     h200 = Read(page(climbed("full", replace(CARD, device="NVIDIA H200"), gpu=None))).said
     assert "measured differs from published by" not in h200
     assert "predicted differs from measured by" in h200

@@ -75,9 +75,8 @@ def _ahead(name: str, overrides: Sequence[str], gpu: str, console: Console) -> P
     recipe = read_recipe(name, overrides, cuda=target.device.kind == "cuda")
     with Terminal(console) as terminal:
         profile, plan = profile_ahead(recipe, target, terminal.message)
-    folder = run_path(recipe, name)
-    if recipe.output_dir is None:
-        folder = folder.with_name(f"{folder.name}-on-{folder_name(gpu)}")
+    beside = run_path(recipe, name)  # whose own profile, measured, stays
+    folder = beside.parent / f"{beside.name or 'profile'}-on-{folder_name(gpu)}"
     _keep_plan(keep_profile(profile, None, folder), plan)
     return folder
 

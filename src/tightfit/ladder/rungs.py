@@ -103,6 +103,9 @@ class Ladder:
         for name in set(smaller) & set(rung.changes):
             # what a rung sets itself, it keeps: a batch of a smaller ladder is what the rung is about
             del smaller[name]
+        precision = values.get("precision")
+        if scale != "full" and isinstance(precision, dict) and "tf32" in precision:
+            values["precision"] = {**precision, "tf32": False}  # smaller scales are for processors, which have none
         return {**values, **smaller}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from tightfit.profiles import Profile
 from tightfit.reporting.report import figures
 from tightfit.reporting.report.breakdown import TimedOp, module_name
-from tightfit.reporting.report.headline import phases, throughput, title, utilization
+from tightfit.reporting.report.headline import is_ahead, own_peak, own_step, phases, throughput, title, utilization
 from tightfit.reporting.report.markup import Html, paragraph, section, table
 from tightfit.reporting.report.pairs import held_at_peak
 from tightfit.reporting.report.sections import View
@@ -65,20 +65,30 @@ def side_by_side(ours: Profile, theirs: Profile, names: tuple[str, str]) -> str:
 
 
 def _phases(ours: Profile, theirs: Profile) -> list[tuple[str, str, str, str, str]]:
-    return [_times(phase.value, a, b) for (phase, a, _), (_, b, _) in zip(phases(ours), phases(theirs), strict=True)]
+    pairs = zip(_own_phases(ours), _own_phases(theirs), strict=True)
+    return [_times(phase, a, b) for (phase, a), (_, b) in pairs]
+
+
+def _own_phases(profile: Profile) -> list[tuple[str, float]]:
+    """Each phase's seconds: measured, or predicted where nothing was."""
+    ahead = is_ahead(profile)
+    return [(phase.value, (guess or 0.0) if ahead else seconds) for phase, seconds, guess in phases(profile)]
 
 
 def _headline(ours: Profile, theirs: Profile) -> Iterator[tuple[str, str, str, str]]:
-    (a, unit), (b, other_unit) = throughput(ours, ours.step_seconds), throughput(theirs, theirs.step_seconds)
+    first_step, second_step = own_step(ours), own_step(theirs)
+    (a, unit), (b, other_unit) = throughput(ours, first_step), throughput(theirs, second_step)
     if unit == other_unit:
         yield unit, f"{a:,.0f}", f"{b:,.0f}", relative(a, b)
-    yield ("step", seconds_text(ours.step_seconds), seconds_text(theirs.step_seconds),
-           relative(ours.step_seconds, theirs.step_seconds))
-    first, second = (utilization(p, p.step_seconds)[0] for p in (ours, theirs))
+    yield "step", seconds_text(first_step), seconds_text(second_step), relative(first_step, second_step)
+    first, second = utilization(ours, first_step)[0], utilization(theirs, second_step)[0]
     if first is not None and second is not None:
         yield "MFU", percent(first), percent(second), relative(first, second)
-    first_peak, second_peak = ours.peak_bytes, theirs.peak_bytes
+    first_peak, second_peak = own_peak(ours), own_peak(theirs)
     yield "peak memory", size(first_peak), size(second_peak), signed_size(second_peak - first_peak)
+    if is_ahead(ours) or is_ahead(theirs):
+        first_is, second_is = ("predicted" if is_ahead(each) else "measured" for each in (ours, theirs))
+        yield "these are", first_is, second_is, ""
 
 
 def recipe_changes(ours: Profile, theirs: Profile) -> Iterator[tuple[str, str, str]]:

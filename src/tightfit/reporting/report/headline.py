@@ -61,6 +61,21 @@ def predicted_step(profile: Profile) -> float:
     return sum(profile.predicted_seconds.values())
 
 
+def is_ahead(profile: Profile) -> bool:
+    """Whether it is of a prediction alone: nothing was measured."""
+    return profile.measured is None and not profile.step_seconds
+
+
+def own_step(profile: Profile) -> float:
+    """Seconds of its step: measured, or predicted where nothing was."""
+    return predicted_step(profile) if is_ahead(profile) else profile.step_seconds
+
+
+def own_peak(profile: Profile) -> int:
+    """Bytes at its peak, likewise."""
+    return profile.predicted_peak_bytes if is_ahead(profile) else profile.peak_bytes
+
+
 def uncalibrated(profile: Profile) -> str:
     """What predicted seconds are followed by that do not come from this machine's own ceilings."""
     return "" if profile.calibrated else ", not calibrated"
