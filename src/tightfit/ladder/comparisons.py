@@ -18,7 +18,6 @@ from tightfit.ladder.rungs import Ladder, Rung
 QUANTILES = {"least": 0.0, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "most": 1.0}
 
 
-
 @dataclass(frozen=True)
 class Teller:
     """Who tells figures, and of which device; `card` is the same for every name of that device."""
@@ -33,6 +32,8 @@ class Teller:
 
 Told = dict[Teller, list[float | None]]
 """A figure of every rung, by who tells it; None where that one tells nothing."""
+Readers = dict[Teller, Callable[[Line], Measured | Predicted | None]]
+"""Where a line has the row that someone tells figures by."""
 
 
 def published_seconds(rung: Rung, ladder: Ladder) -> float | None:
@@ -72,7 +73,7 @@ def told(shown: Sequence[Line], climb: Climb) -> tuple[Told, Told]:
     measured, and predicted for the device that measured."""
     device = climb.machine.device
     card = card_name(device)
-    rows: Rows = {Teller("measured", device, card): lambda line: line.measured,
+    rows: Readers = {Teller("measured", device, card): lambda line: line.measured,
                   Teller("predicted", device, card): lambda line: line.predicted}
     return _told(own(shown), climb.asked.ladder, rows, climb.asked.scale == "full")
 
@@ -80,14 +81,11 @@ def told(shown: Sequence[Line], climb: Climb) -> tuple[Told, Told]:
 def told_at_full_size(shown: Sequence[Line], climb: Climb) -> tuple[Told, Told]:
     """Seconds of a step and bytes of each rung at full size: as published, and predicted for the card asked for."""
     gpu = climb.asked.gpu
-    rows: Rows = {Teller("predicted", gpu, card_name(gpu)): lambda line: line.full} if gpu else {}
+    rows: Readers = {Teller("predicted", gpu, card_name(gpu)): lambda line: line.full} if gpu else {}
     return _told(own(shown), climb.asked.ladder, rows, True)
 
 
-Rows = dict[Teller, Callable[[Line], Measured | Predicted | None]]
-
-
-def _told(shown: list[Line], ladder: Ladder, rows: Rows, published: bool) -> tuple[Told, Told]:
+def _told(shown: list[Line], ladder: Ladder, rows: Readers, published: bool) -> tuple[Told, Told]:
     seconds, memory = Told(), Told()
     if published:
         who = Teller("published", ladder.published_on, published_card(ladder))

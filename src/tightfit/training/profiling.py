@@ -88,9 +88,9 @@ def profile_recipe(
 
 def prediction(backend: Backend, recipe: Recipe, device: Device, module: Any = None) -> dict[str, Any]:
     """The fields of a Profile that hold what is predicted for the recipe's step; a note alone where nothing can be."""
+    target = own_target(device)
     try:
-        trace = backend.predict(recipe, own_target(device).device, module)
-        return _predicted(trace, recipe, own_target(device))
+        return _predicted(backend.predict(recipe, target.device, module), recipe, target)
     except TightfitError as error:
         return {"notes": (f"not predicted: {error}",)}
 
