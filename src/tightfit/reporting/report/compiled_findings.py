@@ -18,6 +18,8 @@ from tightfit.reporting.report.wording import percent, size
 from tightfit.trace import Allocation, Category, Phase, Trace
 
 STACKING = "dynamic-update-slice"
+BLOCKS = "layers"
+"""The scope of what every block makes: recomputing blocks frees nothing else."""
 ROOM = 0.5
 """Share of a device's memory below which there may be room for every activation."""
 
@@ -64,7 +66,7 @@ def _fewer(profile: Profile, worst: Allocation, together: int) -> tuple[str, int
     narrow = getattr(recipe.precision, "name", "") in ("bf16", "fp16", "bf16-pure")
     if "softmax" in worst.module and eager and narrow and profile.device.kind == "cuda":
         return "attention=sdpa attention.kernel=cudnn", together, "a fused kernel keeps no matrix of scores"
-    if getattr(recipe.checkpointing, "name", "") == "none":
+    if getattr(recipe.checkpointing, "name", "") == "none" and worst.module.startswith(BLOCKS):
         return "checkpointing=every-block", together, (
             "the backward pass computes a block's arrays again instead of keeping every block's")
     micro = recipe.micro_batch_size

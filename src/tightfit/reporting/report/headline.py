@@ -63,7 +63,7 @@ def predicted_step(profile: Profile) -> float:
 
 def is_ahead(profile: Profile) -> bool:
     """Whether it is of a prediction alone: nothing was measured."""
-    return profile.measured is None and not profile.step_seconds
+    return profile.measured is None and predicted_step(profile) > 0
 
 
 def own_step(profile: Profile) -> float:
@@ -83,9 +83,7 @@ def uncalibrated(profile: Profile) -> str:
 
 def figures(profile: Profile) -> Iterator[tuple[str, str, str]]:
     """The headline's figures: what it is, the figure, and what stands beside it."""
-    guess = predicted_step(profile)
-    alone = profile.measured is None and guess > 0
-    step = guess if alone else profile.step_seconds
+    guess, alone, step = predicted_step(profile), is_ahead(profile), own_step(profile)
     rate, unit = throughput(profile, step)
     if alone:
         beside = [f"predicted{uncalibrated(profile)}, not measured"] * 2
@@ -96,7 +94,7 @@ def figures(profile: Profile) -> Iterator[tuple[str, str, str]]:
     yield "step", seconds_text(step) if step else "-", beside[1]
     used, source = utilization(profile, step)
     yield "MFU", "-" if used is None else percent(used), source
-    peak, room = profile.predicted_peak_bytes if alone else profile.peak_bytes, profile.capacity_bytes
+    peak, room = own_peak(profile), profile.capacity_bytes
     share = f"{percent(peak / room)} of {size(room)}" if room else "capacity not known"
     yield ("peak memory", size(peak) if peak else "-",
            (share if peak else "not measured") + ("; predicted, not measured" if alone else _beside(profile)))
