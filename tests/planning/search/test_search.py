@@ -273,8 +273,10 @@ def test_finds_its_way_where_traces_cannot_be_interpolated():
     assert plan.chosen.estimate.time.samples_per_second >= 0.98 * smooth.chosen.estimate.time.samples_per_second
 
 
-@pytest.mark.parametrize("less", [0.92, 1.0])
-def test_a_compiled_step_that_may_need_less_at_a_small_micro_batch_is_traced_there(less):
+@pytest.mark.parametrize(("less", "events"), [(0.92, searching.EVENTS), (0.92, 1), (1.0, searching.EVENTS)])
+def test_a_compiled_step_that_may_need_less_at_a_small_micro_batch_is_traced_there(less, events, monkeypatch):
+    """Also where what traces may hold was spent while it was explored."""
+    monkeypatch.setattr(searching, "EVENTS", events)
     toy = Toy.drawn(22)
 
     def partitioned(recipe, device):
@@ -290,6 +292,21 @@ def test_a_compiled_step_that_may_need_less_at_a_small_micro_batch_is_traced_the
     plan = search(recipe, gpu(memory), replace(toy.tools(), predict=partitioned), margin=MARGIN)
     assert plan.recipe.micro_batch_size == (4 if less < 1 else 2)
     assert plan.chosen.verified
+
+
+def test_the_smallest_gpu_is_traced_without_a_compiler_where_it_fits_so():
+    toy, called = Toy.drawn(22), []
+
+    def predict(recipe, device):
+        called.append((device.name, recipe.compile.name))
+        return toy.predict(recipe, device)
+
+    recipe = Recipe(batch_size=16, max_steps=LONG, precision="bf16", loading={"workers": 2}, vocab_size=50_304)
+    tools = replace(toy.tools(), predict=predict)
+    plan = search(recipe, gpu(1 << 34), tools, margin=MARGIN, catalogue=[gpu(1 << 33, name="half")])
+    assert plan.answers.smallest_gpu.name == "half"
+    assert plan.recipe.compile.name == "per-block"
+    assert [kind for name, kind in called if name == "half"] == ["off"]
 
 
 def test_micro_batches_of_ever_longer_traces_are_left_alone(monkeypatch):

@@ -6,18 +6,32 @@
 - Full precision saves mixed precision's copies of the weights, and nothing else.
 - Another optimizer changes its states and its own step, nothing else.
 - What a kind of checkpointing saves and costs in one family of passes (a precision, a compiler) it saves and costs in
-  another about as well. This one is no law, so only 70 % of the cost and 115 % of the saving are counted on.
+  another about as well. This one is no law, so only 70 % of the cost and 115 % of the saving are counted on; and of
+  what a step without a compiler tells about one with it, 20 % and 125 %, for a compiler keeps less itself, and computes
+  again what it fuses at little cost.
+- A compiler makes a step no more than FASTER times as fast, and of what a step holds besides weights, gradients and
+  states it spares no more than three quarters.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tightfit.planning.search.candidates import Config
 from tightfit.planning.search.probing import Prober
 from tightfit.techniques.checkpointing import EveryBlock, Segments
+from tightfit.techniques.compile import NoCompile
 from tightfit.techniques.precision import Fp32
 
 COST_CARRIED, SAVING_CARRIED = 0.7, 0.85
 """The share of another family's slowdown, and of what it keeps in memory, that is taken for granted."""
+
+COST_COMPILED, SAVING_COMPILED = 0.2, 0.75
+"""The same between steps of which one is compiled."""
+
+FASTER, SPARED = 4, 0.75
+"""How many times as fast a compiler makes a step at most, and the share of its passing memory that it spares at most.
+"""
 
 CARRIED, UNKNOWN = 0.95, 0.85
 """What is likely to be reached of a bound that another family tells, and of one that nothing does."""
@@ -47,7 +61,7 @@ class Bounds:
             return prober.peak(config, micro)
         plain = prober.plain[config.family]
         if not prober.knows(plain):
-            return max(resident, self._from_half(config, micro))
+            return max(resident, self._from_half(config, micro), self._compiled_peak(config, micro))
         reference = prober.reference(config)
         saved = max(prober.resident(reference) - resident, 0)
         if prober.knows(reference):
@@ -56,13 +70,28 @@ class Bounds:
         floor = reference.with_checkpointing(EveryBlock())
         if prober.knows(floor):
             least = max(least, prober.peak(floor, micro) - saved)
-        for other in self._siblings(reference):
+        for other in self._siblings(reference) or self._siblings(floor):
             base, other_plain = prober.resident(other), prober.plain[other.family]
             without = prober.peak(other_plain, micro) - base
             kept = (prober.peak(other, micro) - base) / without if without > 0 else 0.0
             here = prober.peak(plain, micro) - prober.resident(reference)
-            least = max(least, resident + round(SAVING_CARRIED * min(kept, 1.0) * here))
+            share = SAVING_CARRIED if other.compiled == config.compiled else SAVING_COMPILED
+            least = max(least, resident + round(share * min(kept, 1.0) * here))
         return least
+
+    def _compiled_peak(self, config: Config, micro: int) -> int:
+        """Bytes at the peak of a compiled step, at least, from what is known of it without a compiler."""
+        plain = self._uncompiled(config)
+        if plain is None:
+            return 0
+        resident = self.prober.resident(config)
+        return resident + round((1 - SPARED) * max(self.peak(plain, micro) - resident, 0))
+
+    def _uncompiled(self, config: Config) -> Config | None:
+        """The combination without its compiler, where something is known of that family."""
+        plain = replace(config, compile=NoCompile())
+        known = config.compiled and plain.family in self.prober.plain
+        return plain if known and self.prober.knows(self.prober.plain[plain.family]) else None
 
     def _from_half(self, config: Config, micro: int) -> int:
         """Bytes at the peak in full precision, at least, from mixed precision: less its copies of the weights."""
@@ -86,7 +115,8 @@ class Bounds:
             return prober.seconds(config, micro)
         plain = prober.plain[config.family]
         if not prober.knows(plain):
-            return 0.0
+            uncompiled = self._uncompiled(config)
+            return 0.0 if uncompiled is None else self.seconds(uncompiled, micro) / FASTER
         reference = prober.reference(config)
         update = self._saved_by_optimizer(config, reference, plain)
         if prober.knows(reference):
@@ -95,12 +125,11 @@ class Bounds:
         floor = reference.with_checkpointing(EveryBlock())
         if isinstance(config.checkpointing, Segments) and prober.knows(floor):
             least = prober.seconds(floor, micro)  # the same is computed again
-        slower = [
-            prober.seconds(other, micro) / prober.seconds(prober.plain[other.family], micro)
-            for other in self._siblings(reference)
-        ]
-        if slower:
-            least *= 1 + COST_CARRIED * max(min(slower) - 1, 0.0)
+        slower = []
+        for other in self._siblings(reference):
+            cost = prober.seconds(other, micro) / prober.seconds(prober.plain[other.family], micro) - 1
+            slower.append(cost * (COST_CARRIED if other.compiled == config.compiled else COST_COMPILED))
+        least *= 1 + max(min(slower, default=0.0), 0.0)
         return max(least - update, 0.0)
 
     def _siblings(self, config: Config) -> list[Config]:

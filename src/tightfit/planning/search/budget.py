@@ -12,7 +12,7 @@ from tightfit.trace import Trace
 Progress = Callable[[int, int, str], None]
 """Told how many traces are done, how many there are at most, and what comes next."""
 
-COMPILING = 6
+COMPILING = 7
 """How many times as long a compiled trace of as many ops and allocations takes."""
 
 

@@ -71,6 +71,10 @@ class Config:
         not."""
         return self.attention, self._rounded_to_nearest, self.compile
 
+    @property
+    def compiled(self) -> bool:
+        return self.compile.name != "off"
+
     def with_plain_sgd(self) -> Config:
         """The same passes with the optimizer that does least."""
         return replace(self, precision=self._rounded_to_nearest, optimizer=Sgd())
@@ -178,7 +182,7 @@ def departures_of(recipe: Recipe, device: Device, config: Config) -> tuple[int, 
     usual = next(_precisions(device, Scope()))
     return (
         len(numerics(recipe, config)),
-        int(recipe.compile == "auto" and config.compile.name != "off"),
+        int(recipe.compile == "auto" and config.compiled),
         int(recipe.checkpointing == "auto" and config.checkpointing.name != "none"),
         int(recipe.precision == "auto" and config.precision.name != usual.name),
     )
@@ -245,4 +249,4 @@ def describe(config: Config, micro: int) -> str:
     """A combination in one line."""
     parts = [f"micro-batch {micro}", config.precision.name, config.checkpointing.name, config.optimizer.name,
              config.attention.name]
-    return ", ".join([*parts, *([f"compile {config.compile.name}"] if config.compile.name != "off" else [])])
+    return ", ".join([*parts, *([f"compile {config.compile.name}"] if config.compiled else [])])

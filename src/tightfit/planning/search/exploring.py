@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
@@ -22,6 +22,7 @@ from tightfit.planning.search.probing import Prober
 from tightfit.recipe import Recipe
 from tightfit.techniques import Attention
 from tightfit.techniques.checkpointing import EveryBlock
+from tightfit.techniques.compile import NoCompile
 
 HANDICAP = 0.02
 """The share of its speed that a combination is docked for each departure from the plainest: changed numerics, a
@@ -80,6 +81,7 @@ class Exploration:
         self._attention: Attention | None = None
         self._settled: set[Config] = set()
         self._untraced: set[Config] = set()
+        self._doubted: list[tuple[Config, bool]] = []
         self._limit = ""
         self._unverified = False
         self._spare = True
@@ -134,7 +136,11 @@ class Exploration:
         return None
 
     def verify(self) -> None:
-        """Trace the very recipe that is chosen, until the choice stands."""
+        """Trace the very recipe that is chosen, until the choice stands; before it, near misses that a limit left."""
+        doubted, self._doubted = self._doubted, []
+        for config, self._spare in doubted:
+            with contextlib.suppress(Spent):
+                self._settle(config)
         self._polish()
         for _ in range(VERIFIED):
             best = self.best()
@@ -153,17 +159,23 @@ class Exploration:
                 self.prober.refused[best.config] = str(error)
 
     def fill(self, wanted: int) -> None:
-        """Cost other kinds of checkpointing beside the choice, until there is something to compare it with."""
+        """Cost other kinds of checkpointing beside the choice, until there is something to compare it with; without a
+        compiler where that is left open, for compiled traces take long."""
         best = self.best()
         if best is None:
             return
         self._spare = best.tier < 2
+        like = self._uncompiled(best.config)
         for kind in ("none", "every-block", "selective"):
             beside = [c for c in self.weighed - self._settled if c.checkpointing.name == kind
-                      and (c.family, c.update) == (best.config.family, best.config.update)]
+                      and c == like.with_checkpointing(c.checkpointing)]
             if beside and len({f.config for f in self.found.values() if f.tier < 3}) < wanted:
                 with contextlib.suppress(Spent):
                     self._settle(min(beside, key=repr))
+
+    def _uncompiled(self, config: Config) -> Config:
+        """The combination without a compiler, where that is left open."""
+        return replace(config, compile=NoCompile()) if self.recipe.compile == "auto" else config
 
     def _scopes(self) -> list[Scope]:
         allowed = self.recipe.allow_numerics
@@ -197,8 +209,8 @@ class Exploration:
     def _promise(self, config: Config) -> tuple[bool, float, int]:
         """What to look at first: something without a compiler, then what is likely to be fastest, then what tells most
         about the others."""
-        uncompiled = any(f.config.compile.name == "off" for f in self.found.values())
-        first = config.compile.name == "off" and not uncompiled
+        uncompiled = any(not f.config.compiled for f in self.found.values())
+        first = not config.compiled and not uncompiled
         bounds = self.bounds
         limit = bounds.speed(config, spare=self._spare) * self._discount(config) * bounds.certainty(config)
         kind = config.checkpointing
@@ -211,15 +223,21 @@ class Exploration:
         return first, limit, order
 
     def _telling(self, config: Config) -> Config | None:
-        """What is to be costed before a kind of checkpointing of which nothing is known: every-block's, which bounds
-        the memory of all."""
-        prober = self.prober
+        """What is to be costed before a kind of checkpointing of which nothing is known: its family without any; then
+        every-block's, which bounds the memory of all, where a compiler is left open first without it, for that trace
+        is quicker."""
+        prober, bounds = self.prober, self.bounds
+        plain = prober.plain[config.family]
+        if not prober.knows(plain):
+            unchecked = config.with_checkpointing(plain.checkpointing)
+            return None if unchecked in self._settled else unchecked
+        if self.recipe.checkpointing != "auto" or config == plain or bounds.carried(config):
+            return None
         floor = prober.reference(config).with_checkpointing(EveryBlock())
-        if self.recipe.checkpointing != "auto" or config == prober.plain[config.family]:
-            return None
-        if floor in self._settled or not prober.knows(prober.plain[config.family]) or self.bounds.carried(config):
-            return None
-        return floor
+        quicker = self._uncompiled(floor)
+        if quicker not in self._settled and prober.knows(prober.plain[quicker.family]):
+            return quicker
+        return None if floor in self._settled or self._hopeless(floor) else floor
 
     def _hopeless(self, config: Config) -> bool:
         """Whether it cannot become the choice."""
@@ -229,7 +247,7 @@ class Exploration:
         best = self._choose([f for f in self.found.values() if f.tier <= (0 if self._spare else 2)])
         if best is None:
             return limit == 0.0
-        if config.compile.name != "off" and self.recipe.compile == "auto" and best.config.compile.name == "off":
+        if config.compiled and self.recipe.compile == "auto" and not best.config.compiled:
             whole_run = best.estimate.time.step_seconds * self.recipe.max_steps
             if whole_run < COMPILE_AFTER:
                 return True
@@ -253,6 +271,9 @@ class Exploration:
                     self._doubting = self._fits(config, micro, prober.verify(config, micro))
                     if self._doubting:
                         return
+        except Spent:
+            self._doubted.append((config, self._spare))
+            raise
         except (Refused, ModelError) as error:
             prober.refused[config] = str(error)
 

@@ -115,7 +115,7 @@ class Prober:
 
     def doubtful(self, config: Config, micro: int) -> bool:
         """Whether kernels are others there than those that its figures come from."""
-        return config.compile.name != "off" and micro < UNROLLED and not self.verified(config, micro)
+        return config.compiled and micro < UNROLLED and not self.verified(config, micro)
 
     def room(self, config: Config | None = None, *, spare: bool) -> int:
         """Bytes for the allocator, less the margin where `spare` is to stay; of any combination where none is given.
@@ -211,7 +211,7 @@ class Prober:
         high = self._window(config, at_high)
         low = None
         if known.high is not None and known.low is not None:
-            low = transfer(high, known.high, known.low, roughly=config.compile.name != "off")
+            low = transfer(high, known.high, known.low, roughly=config.compiled)
         return line(self._window(config, at_low) if low is None else low, high)
 
     def _donor(self, config: Config) -> Trace:
@@ -223,16 +223,18 @@ class Prober:
         return self._donors[config.update]
 
     def _window(self, config: Config, micro: int) -> Trace:
-        """A window of two micro-batches, from which any longer or shorter one follows."""
+        """A window of two micro-batches, from which any longer or shorter one follows; without evaluation, whose peak
+        is below the step's."""
+        recipe = without_evaluation(config.on(self.recipe, micro, 2 * micro))
         donor = self._donors.get(config.update)
         if donor is not None and sum(op.phase is Phase.OPTIMIZER for op, _ in donor.step_ops()) > MANY_OPS:
-            cheap = config.with_plain_sgd()
-            if not cheap.on(self.recipe, micro).refusals(self.device):
-                passes = self.predict(cheap.on(self.recipe, micro, 2 * micro), text=describe(config, micro))
+            cheap = config.with_plain_sgd().on(recipe, micro)
+            if not cheap.refusals(self.device):
+                passes = self.predict(cheap, text=describe(config, micro))
                 whole = with_optimizer(passes, donor)
                 if whole is not None:
                     return whole
-        trace = self.predict(config.on(self.recipe, micro, 2 * micro), text=describe(config, micro))
+        trace = self.predict(recipe, text=describe(config, micro))
         self._donors.setdefault(config.update, trace)
         return trace
 
@@ -246,6 +248,11 @@ class Prober:
         return exact[micro]
 
 
+def without_evaluation(recipe: Recipe) -> Recipe:
+    """The recipe with no data held out."""
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"eval_fraction": 0.0})})
+
+
 def probes(config: Config) -> tuple[int, int]:
     """The micro-batches of a combination's two traces."""
-    return PROBES if config.compile.name == "off" else COMPILED_PROBES
+    return COMPILED_PROBES if config.compiled else PROBES

@@ -194,9 +194,10 @@ def smallest_gpu(exploration: Exploration, catalogue: Sequence[Device]) -> tuple
 
 
 def _served(recipe: Recipe, prober: Prober, known: Sequence[Config], gpu: Device) -> Recipe | None:
-    """What needs least of the known combinations that may fit a GPU and that it does not refuse, resolved."""
+    """What needs least of the known combinations that may fit a GPU and that it does not refuse, resolved; compiled
+    only where nothing else may fit, for its trace takes long."""
     able = {config: leanest(prober, config) for config in known}
-    for config, micro in sorted(able.items(), key=lambda pair: prober.peak(*pair)):
+    for config, micro in sorted(able.items(), key=lambda pair: (pair[0].compiled, prober.peak(*pair))):
         room = capacity(prober.trace_of(config), gpu) - prober.margin.of(gpu)
         there = _as_on(recipe, config, gpu).on(prober.recipe, micro)
         if prober.rounding * prober.peak(config, micro) <= room and not there.refusals(gpu):

@@ -33,7 +33,7 @@ def _no_settings(monkeypatch, tmp_path):
 
 def traced(*ops: tuple[str, Phase], op_class: OpClass = OpClass.CONTRACTION) -> Trace:
     made = [Op(name=name, tick=n, phase=phase, op_class=op_class) for n, (name, phase) in enumerate(ops)]
-    return Trace(origin="predicted", ops=made, spans=[Span(name=n, start=0, stop=9) for n in ("step 1", "evaluation")])
+    return Trace(origin="predicted", ops=made, spans=[Span(name=n, start=0, stop=9) for n in ("step 1", "step 2")])
 
 
 def sizes(trace: Trace, device: Device = A100, where: str = "allocator") -> list[int]:

@@ -33,7 +33,7 @@ from tightfit.backends.pytorch.cuda_target import scratch as cuda_scratch
 from tightfit.backends.pytorch.models import cast_weights
 from tightfit.backends.pytorch.predicting.generating import Generation, one_pass, recompute
 from tightfit.backends.pytorch.predicting.generation_masks import masks_as_generated
-from tightfit.backends.pytorch.predicting.predict import ON_HOST, collected_between_phases, undrawn, without_values
+from tightfit.backends.pytorch.predicting.predict import ON_HOST, undrawn, without_values
 from tightfit.backends.pytorch.predicting.scalar_reads import answer
 from tightfit.backends.pytorch.predicting.target import PlanningMode, as_on
 from tightfit.backends.pytorch.predicting.unseen import unseen
@@ -41,6 +41,7 @@ from tightfit.backends.pytorch.predicting.untraceable import explained
 from tightfit.backends.pytorch.tracing.tracker import Tracker
 from tightfit.devices import Device
 from tightfit.errors import Refused
+from tightfit.garbage import collected_by_hand
 from tightfit.recipe import Recipe
 from tightfit.trace import Trace
 
@@ -61,7 +62,7 @@ def predict_inference(recipe: Recipe, device: Device, model: nn.Module | None = 
     """
     recipe = recipe.model_copy(update={"pretrained": False})
     tracker = Tracker(scratch=(cpu_scratch if device.kind == "cpu" else cuda_scratch).scratch, answer=answer)
-    with collected_between_phases(), as_on(device), PlanningMode(device), masks_as_generated(), _quiet():
+    with collected_by_hand(), as_on(device), PlanningMode(device), masks_as_generated(), _quiet():
         own = None if model is None else without_values(model)
         with undrawn():
             build = inference_build(recipe, device, ON_HOST, own)

@@ -36,6 +36,7 @@ from tightfit.backends.pytorch.predicting.untraceable import explained
 from tightfit.backends.pytorch.step import Step
 from tightfit.backends.pytorch.tracing.tracker import Tracker
 from tightfit.devices import Device
+from tightfit.garbage import collected_by_hand
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
 from tightfit.trace import Category, Phase, Trace
@@ -55,7 +56,8 @@ WORTHWHILE = 2 * SHALLOW + 2
 
 
 def predict(recipe: Recipe, device: Device, model: nn.Module | None = None, *, whole: bool = False) -> Trace:
-    """What the recipe's step does on `device`: ops and allocations of two steps, evaluation, saving and resuming.
+    """What the recipe's step does on `device`: ops and allocations of two steps, of evaluation where data is held out
+    for it, of saving and of resuming.
 
     recipe: resolved. model: a module of the caller's own, on any device; its weights are not read.
     whole: trace every block, also where few of them tell the rest.
@@ -85,7 +87,7 @@ def _of_any_depth(traced: Callable[..., Trace], whole: bool) -> Trace:
     stacks = [Stack(path=s.path, period=s.period, template=TEMPLATE, head=s.head) for s in first.stacks]
     for depth in range(SHALLOW + 1, DEEPEST + 1):
         deeper = traced(Shorten(depth, WORTHWHILE))
-        with collected_between_phases():  # the collector would go through a deep trace's ops again and again
+        with collected_by_hand():  # the collector would go through a deep trace's ops again and again
             extended = extend(shallow, deeper, stacks, first.groups - depth + 1)
         if extended is not None:
             return extended
@@ -107,7 +109,7 @@ def _traced(
         return build if regions is None else replace(build, compile_backend=regions.reporting_to(tracker))
 
     with ExitStack() as stack:
-        stack.enter_context(collected_between_phases())
+        stack.enter_context(collected_by_hand())  # where a phase begins
         stack.enter_context(as_on(device))
         stack.enter_context(PlanningMode(device))
         stack.enter_context(taken_for_real())
@@ -127,21 +129,6 @@ def _traced(
         trace = tracker.trace("predicted")  # here, for what is freed from now on is no part of it
     trace.notes += build.notes
     return trace
-
-
-@contextmanager
-def collected_between_phases() -> Iterator[None]:
-    """Cycles of Python objects are freed where a phase begins, and nowhere else, so that a trace does not hang on
-    when the collector happens to run. What exists already is left out of its work."""
-    enabled = gc.isenabled()
-    gc.disable()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        if enabled:
-            gc.enable()
 
 
 @contextmanager
@@ -172,9 +159,10 @@ def _run(build: Build, tracker: Tracker) -> None:
         step.take(1, groups[:1])  # the other micro-batches' peaks are those of step 2, less the states
     with tracker.span("step 2", step=2):
         step.take(2, groups)
-    with tracker.span("evaluation"):
-        tracker.phase = Phase.EVALUATION
-        step.step.evaluate([step.window([groups[0][0]])])
+    if build.recipe.data.eval_fraction:
+        with tracker.span("evaluation"):
+            tracker.phase = Phase.EVALUATION
+            step.step.evaluate([step.window([groups[0][0]])])
     with tracker.span("save"):
         tracker.phase = Phase.SAVE
         step.step.is_finite()

@@ -162,7 +162,7 @@ def _windows(recipe: Recipe, trace: Trace) -> Iterator[Unseen]:
 
 def _checkpoint(trace: Trace) -> Iterator[Unseen]:
     """Weights and optimizer states as the step leaves them."""
-    tick = trace.span("evaluation").start
+    tick = trace.span("step 2").stop
     held = dict.fromkeys((Category.WEIGHTS, Category.OPTIMIZER), 0)
     for allocation in trace.allocations:
         if allocation.category in held and allocation.born <= tick and (allocation.died or tick + 1) > tick:
