@@ -244,6 +244,26 @@ def test_falls_back_to_a_kernel_that_the_model_has():
     assert plan.recipe.attention.name == "eager"
 
 
+@pytest.mark.parametrize(("fused", "asked"), [(False, "auto"), (True, "auto"), (False, "sdpa")])
+def test_eager_attention_is_weighed_where_sdpa_has_no_fused_kernel(fused, asked):
+    toy, tried = Toy.drawn(13), set()
+
+    def predict(recipe, device):
+        trace, kernel = toy.predict(recipe, device), "aten._scaled_dot_product_flash_attention_for_cpu"
+        tried.add(recipe.attention.name)
+        return replace(trace, ops=[replace(op, name=kernel if fused else op.name) for op in trace.ops])
+
+    def seconds(trace, recipe, device):
+        slower = 1.2 if recipe.attention.name == "sdpa" else 1.0
+        return Timed(seconds=slower * toy.seconds(trace, recipe, device).seconds)
+
+    device = Device(kind="cpu", name="CPU", memory_bytes=1 << 34)
+    recipe = Recipe(batch_size=4, compile="off", attention=asked, loading={"workers": 2})
+    plan = search(recipe, device, replace(toy.tools(), predict=predict, step_time=seconds), margin=MARGIN)
+    wanted = "eager" if asked == "auto" and not fused else "sdpa"
+    assert (plan.recipe.attention.name, "eager" in tried) == (wanted, wanted == "eager")
+
+
 def test_leaves_out_what_cannot_be_built():
     toy = Toy.drawn(13)
 

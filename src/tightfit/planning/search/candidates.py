@@ -4,7 +4,7 @@ What a person pinned stays. What says `auto` takes each technique's `rungs()`, w
 
 | field | tried | why not the rest |
 |---|---|---|
-| attention | sdpa with PyTorch's choice of kernel; flex, then eager, where a model has no sdpa | the choice is the fastest that can run; eager keeps the matrix of scores; flash-attn is for those who name it |
+| attention | sdpa with PyTorch's choice of kernel; flex, then eager, where a model has no sdpa; eager too where sdpa has no fused kernel, as with attention dropout on a processor | the choice is the fastest that can run; eager keeps the matrix of scores; flash-attn is for those who name it |
 | precision | CUDA: bf16 from compute capability 8.0, fp16 below; where neither fits, fp32 (tf32 from 8.0). CPU: fp32, then bf16 | 16-bit products run at twice the rate at least |
 | checkpointing | every rung; memory-budget with a compiler alone | |
 | compile | off, per-block with inductor | aot_eager is for debugging; whole costs compile time that grows with depth |
@@ -31,6 +31,7 @@ from tightfit.techniques.checkpointing import EveryBlock
 from tightfit.techniques.compile import NoCompile, PerBlock
 from tightfit.techniques.optimizer import Adafactor, AdamW, AdamW4bit, AdamW8bit, AdamWAnyPrecision, Sgd
 from tightfit.techniques.precision import Bf16Pure, Fp32, half_precision
+from tightfit.trace import Trace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +125,12 @@ def attentions(recipe: Recipe, device: Device) -> list[Attention]:
     return [choice for choice in choices if not choice.refuse(recipe, device)]
 
 
+def eager_may_be_faster(recipe: Recipe, attention: Attention, trace: Trace) -> bool:
+    """Whether sdpa, in its trace, runs op by op and keeps the matrix of scores as eager attention does."""
+    left_open = recipe.attention == "auto" and isinstance(attention, Sdpa)
+    return left_open and not any("scaled_dot_product" in op.name for op, _ in trace.step_ops())
+
+
 def _values(recipe: Recipe, device: Device, slot: str, scope: Scope) -> Iterator[Technique]:
     pinned = getattr(recipe, slot)
     if pinned != "auto":
@@ -176,15 +183,16 @@ def numerics(recipe: Recipe, config: Config) -> tuple[str, ...]:
     return tuple(found)
 
 
-def departures_of(recipe: Recipe, device: Device, config: Config) -> tuple[int, int, int, int]:
-    """How far a combination is from the plainest: changed numerics, a compiler, checkpointing, another precision than
-    is usual on the device. What is pinned is no departure."""
+def departures_of(recipe: Recipe, device: Device, config: Config) -> tuple[int, ...]:
+    """How far a combination is from the plainest: changed numerics, a compiler, checkpointing, another precision or
+    attention than is usual on the device. What is pinned is no departure."""
     usual = next(_precisions(device, Scope()))
     return (
         len(numerics(recipe, config)),
         int(recipe.compile == "auto" and config.compiled),
         int(recipe.checkpointing == "auto" and config.checkpointing.name != "none"),
         int(recipe.precision == "auto" and config.precision.name != usual.name),
+        int(recipe.attention == "auto" and config.attention.name != "sdpa"),
     )
 
 
@@ -194,7 +202,7 @@ def thriftiest(choices: Sequence[Config]) -> Config | None:
     if not choices:
         return None
     return min(choices, key=lambda c: (c.bytes_a_parameter, not isinstance(c.checkpointing, EveryBlock),
-                                       c.checkpointing.name != "segments"))
+                                       c.checkpointing.name != "segments", c.attention.name == "eager"))
 
 
 def micro_batch_sizes(recipe: Recipe) -> list[int]:

@@ -90,9 +90,9 @@ class Exploration:
     def run(self, attention: Attention | None = None) -> None:
         """Explore as far as needed: what changes numerics only where it is allowed, or where nothing else fits.
 
-        attention: the kernel, where the recipe leaves it open.
+        attention: the kernel, where the recipe leaves it open; run again, another's combinations are weighed too.
         """
-        self._attention = attention
+        self._attention = self._attention or attention
         for self._spare in (True, False):
             self._settled.clear()
             worst = 1 if self._spare else 2

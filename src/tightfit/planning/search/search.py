@@ -27,7 +27,7 @@ from tightfit.planning.search.answers import (
     why,
 )
 from tightfit.planning.search.budget import Budget, Progress, Spent
-from tightfit.planning.search.candidates import attentions, check_pins, micro_batch_sizes
+from tightfit.planning.search.candidates import attentions, check_pins, eager_may_be_faster, micro_batch_sizes
 from tightfit.planning.search.compiled_search import search_compiled
 from tightfit.planning.search.exploring import Exploration, Found
 from tightfit.planning.search.inference_search import search_inference
@@ -35,6 +35,7 @@ from tightfit.planning.search.probing import Prober
 from tightfit.planning.search.remedies import offload, probe_thriftiest, smallest_change, smallest_gpu
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
+from tightfit.techniques.attention import Eager
 
 COMPILED = frozenset({"jax"})
 """Backends whose predictions are compilations of whole steps: too few for this search, and none made from another."""
@@ -141,14 +142,17 @@ def check_length(recipe: Recipe) -> None:
 def _explored(
     recipe: Recipe, settled: Recipe, device: Device, tools: Tools, margin: Margin, budget: Budget
 ) -> Exploration:
-    """The search's result, with the first attention that can be built."""
+    """The search's result, with the first attention that can be built; and eager's, where it may be faster."""
     failure: ModelError | None = None
     refused: list[str] = []
     for attention in attentions(recipe, device):
         prober = Prober(settled, device, tools, margin, micro_batch_sizes(recipe), budget)
         exploration = Exploration(recipe, device, prober)
         exploration.run(attention)
-        if prober.sample() is not None:
+        sample = prober.sample()
+        if sample is not None:
+            if eager_may_be_faster(recipe, attention, sample[1]):
+                exploration.run(Eager())
             return exploration
         failure = failure or prober.failure
         refused += prober.refused.values()

@@ -91,8 +91,8 @@ def test_the_evaluation_and_going_on_from_a_checkpoint_have_peaks_of_their_own()
 
 
 def test_where_no_data_is_held_out_nothing_is_evaluated():
-    held_out, none = (prediction.predict(tiny_gpt2(batch_size=4, micro_batch_size=2, data={"eval_fraction": share}), CPU)
-                      for share in (0.1, 0.0))
+    recipes = (tiny_gpt2(batch_size=4, micro_batch_size=2, data={"eval_fraction": share}) for share in (0.1, 0.0))
+    held_out, none = (prediction.predict(recipe, CPU) for recipe in recipes)
     assert {s.name for s in held_out.spans} - {s.name for s in none.spans} == {"evaluation"}
     assert none.peak()[1] == held_out.peak()[1]
 
