@@ -90,6 +90,11 @@ def find_device(name: str) -> Device:
                       + nearest(_slug(" ".join(_words(name))), [_slug(card.name) for card in CARDS]))
 
 
+def says_memory(text: str) -> bool:
+    """Whether it is meant as a size of memory, well written or not, and no GPU's name."""
+    return re.fullmatch(r"\s*[\d.]+\s*(gb|gib|mib)\s*", text, re.IGNORECASE) is not None
+
+
 def parse_memory(text: str) -> int:
     """Bytes of device memory from `24GB`, `24 gb`, `23.5GiB` or `16384MiB`. Raises RecipeError for anything else.
 

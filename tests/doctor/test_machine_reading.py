@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from tightfit import host_memory
+from tightfit import control_groups, host_memory
 from tightfit.doctor import gather, host, software
 from tightfit.doctor.disk import CHUNK, read_disk
 from tightfit.doctor.readings import Driver, Gpu, Software
@@ -36,7 +36,8 @@ V1 = "9:name=systemd:/x\n4:memory:/a/b\n0::/\n"
     ("0::/\n", {"cpu.max": "150000 100000", "memory.max": "1073741824", "memory.current": "1048576"}, 2,
      [(1 << 30, 1 << 20)]),
     ("0::/\n", {"cpu.max": "max 100000", "memory.max": "max"}, 8, []),
-    ("0::/a:b/c d\n", {"a:b/c d/memory.max": "max", "a:b/memory.max": "2048", "a:b/memory.current": "24"}, 8,
+    ("0::/a:b/c d\n", {"a:b/c d/memory.max": "max", "a:b/memory.max": "2048", "a:b/memory.current": "24",
+                         "a:b/c d/cpu.max": "max 100000", "a:b/cpu.max": "250000 100000"}, 3,
      [(2048, 24)]),
     ("0::/../other\n", {"memory.max": "4096"}, 8, [(4096, 0)]),
     (V1, {"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000",
@@ -49,11 +50,11 @@ def test_a_containers_limits_count(monkeypatch, tmp_path, own, files, cores, lim
     for name, text in {"cgroup": own, **{f"fs/{name}": text for name, text in files.items()}}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(host_memory, "GROUPS", tmp_path / "fs")
-    monkeypatch.setattr(host_memory, "OWN_GROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(control_groups, "GROUPS", tmp_path / "fs")
+    monkeypatch.setattr(control_groups, "OWN_GROUP", tmp_path / "cgroup")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     assert host._cores() == cores
-    assert list(host_memory.group_limits()) == limits
+    assert list(control_groups.memory_limits()) == limits
 
 
 def test_the_least_of_all_limits_on_the_memory_counts(monkeypatch):
@@ -61,9 +62,9 @@ def test_the_least_of_all_limits_on_the_memory_counts(monkeypatch):
     monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(free=20))
     monkeypatch.setattr(host_memory, "process_limits", lambda: [(90, 70), (95, 0)])
     for groups, found in (([(1000, 1)], (90, 20, 0)), ([(80, 75)], (80, 5, 0)), ([(50, 90)], (50, 0, 0))):
-        monkeypatch.setattr(host_memory, "group_limits", lambda groups=groups: groups)
+        monkeypatch.setattr(host_memory, "memory_limits", lambda groups=groups: groups)
         assert host_memory.host_memory() == HostMemory(total=found[0], available=found[1], swap=found[2])
-    monkeypatch.setattr(host_memory, "group_limits", list)
+    monkeypatch.setattr(host_memory, "memory_limits", list)
     for limits, swap in (([], 20), ([(110, 0)], 10)):
         monkeypatch.setattr(host_memory, "process_limits", lambda limits=limits: limits)
         assert host_memory.host_memory() == HostMemory(total=100, available=60, swap=swap)

@@ -10,9 +10,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tightfit import host_memory
 from tightfit.calibration import processor
+from tightfit.control_groups import processor_limits
 from tightfit.doctor.readings import Host
+from tightfit.host_memory import host_memory
 
 TOOLS = ("nvidia-smi", "nvcc", "docker", "podman", "nvidia-ctk")
 FLAGS = {"avx2": "avx2", "avx512f": "avx512", "avx512_bf16": "avx512-bf16", "amx_bf16": "amx-bf16"}
@@ -21,7 +22,7 @@ FLAGS = {"avx2": "avx2", "avx512f": "avx512", "avx512_bf16": "avx512-bf16", "amx
 
 def read_host() -> Host:
     """This machine, as this process may use it."""
-    memory = host_memory.host_memory()
+    memory = host_memory()
     toolkit = Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda") / "bin/nvcc"
     compiler = shutil.which("nvcc") or (str(toolkit) if toolkit.exists() else None)
     return Host(
@@ -40,18 +41,12 @@ def read_host() -> Host:
 
 
 def _cores() -> int:
-    """Cores that this process may use, rounded up: its affinity and its control group's limit."""
+    """Cores that this process may use, rounded up: its affinity and its control groups' limits."""
     try:
         own = len(os.sched_getaffinity(0))
     except AttributeError:  # no affinity on this system
         own = os.cpu_count() or 1
-    quota, period = 0.0, 1.0
-    words = host_memory.group_words("cpu.max")
-    if len(words) == 2 and words[0].isdecimal():
-        quota, period = float(words[0]), float(words[1])
-    elif (old := host_memory.group_words("cpu/cpu.cfs_quota_us")) and old[0].isdecimal():
-        quota, period = float(old[0]), float((host_memory.group_words("cpu/cpu.cfs_period_us") or ["100000"])[0])
-    return max(1, min(own, math.ceil(quota / period))) if quota > 0 else own
+    return max(1, min([own, *map(math.ceil, processor_limits())]))
 
 
 def _shared_memory() -> int | None:

@@ -14,7 +14,8 @@ from tightfit.planning.estimate import Margin, Timed, estimate
 from tightfit.planning.search import lines, probing
 from tightfit.planning.search import search as searching
 from tightfit.planning.search.candidates import Config, Scope, configs, departures_of, micro_batch_sizes
-from tightfit.planning.search.exploring import GAIN, Found
+from tightfit.planning.search.exploring import GAIN
+from tightfit.planning.search.found import Found
 from tightfit.planning.search.search import TRACES, search
 from tightfit.recipe import Recipe
 

@@ -10,7 +10,8 @@ from tightfit.models import read_config
 from tightfit.planning.plan import Candidate, Memory
 from tightfit.planning.search.budget import Spent
 from tightfit.planning.search.candidates import Config, departures_of, numerics, thriftiest
-from tightfit.planning.search.exploring import Exploration, Found
+from tightfit.planning.search.exploring import Exploration
+from tightfit.planning.search.found import Found
 from tightfit.planning.search.probing import Prober
 from tightfit.planning.wording import more_or_less, percent, size
 from tightfit.recipe import CHOSEN_SLOTS, Recipe

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
@@ -18,6 +18,7 @@ from tightfit.planning.plan import Estimate
 from tightfit.planning.search.bounds import Bounds
 from tightfit.planning.search.budget import Spent
 from tightfit.planning.search.candidates import Config, Scope, configs, departures_of, thriftiest
+from tightfit.planning.search.found import Found
 from tightfit.planning.search.probing import Prober
 from tightfit.recipe import Recipe
 from tightfit.techniques import Attention
@@ -46,28 +47,6 @@ VERIFIED = 3
 NEAR = 0.1
 """The share of its memory by which a compiled step may need less at a small micro-batch than larger ones tell: it is
 partitioned otherwise there. What misses by no more is traced, until one did miss."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """A combination at a micro-batch, and what it costs."""
-
-    config: Config
-    micro: int
-    estimate: Estimate
-
-    @property
-    def speed(self) -> float:
-        return self.estimate.time.samples_per_second
-
-    @property
-    def tier(self) -> int:
-        """How well it fits: 0 with the margin to spare, 1 so after releasing cached memory, 2 without the margin, 3
-        not at all."""
-        memory = self.estimate.memory
-        if self.estimate.safe:
-            return 0 if memory.peak_reserved <= memory.capacity - memory.margin else 1
-        return 2 if self.estimate.fits != "no" else 3
 
 
 class Exploration:

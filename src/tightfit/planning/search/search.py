@@ -29,7 +29,8 @@ from tightfit.planning.search.answers import (
 from tightfit.planning.search.budget import Budget, Progress, Spent
 from tightfit.planning.search.candidates import attentions, check_pins, eager_may_be_faster, micro_batch_sizes
 from tightfit.planning.search.compiled_search import search_compiled
-from tightfit.planning.search.exploring import Exploration, Found
+from tightfit.planning.search.exploring import Exploration
+from tightfit.planning.search.found import Found
 from tightfit.planning.search.inference_search import search_inference
 from tightfit.planning.search.probing import Prober
 from tightfit.planning.search.remedies import offload, probe_thriftiest, smallest_change, smallest_gpu
