@@ -7,6 +7,7 @@ from tightfit.errors import RecipeError
 from tightfit.ladder.rungs import Ladder
 from tightfit.planning.targets import Target, gpu_target
 
+
 def card(gpu: str) -> Target:
     """A card by the catalogue's name, or by a size such as `24GB`. Raises RecipeError for any other word."""
     try:

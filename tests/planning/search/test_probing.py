@@ -59,6 +59,14 @@ def test_one_trace_more_tells_of_a_kind_of_checkpointing_and_one_of_an_optimizer
     assert len(toy.calls) == 4
 
 
+def test_an_optimizer_is_traced_in_passes_that_want_no_compiler(toy):
+    prober, plain = prober_of(toy, compile="per-block", checkpointing="memory-budget")
+    assert prober.probe(plain)
+    eight = next(c for c in configs(prober.recipe, DEVICE, Scope(numerics=True)) if isinstance(c.optimizer, AdamW8bit))
+    assert prober.probe(eight), prober.refused
+    assert (eight.checkpointing.name, eight.compile.name) == ("memory-budget", "per-block")
+
+
 def test_what_lies_in_memory_is_a_rule_of_thumb_until_the_optimizer_was_traced(toy):
     prober, plain = prober_of(toy, precision="bf16-pure")
     weights = toy.blocks * toy.weights

@@ -6,8 +6,8 @@
 - Full precision saves mixed precision's copies of the weights, and nothing else.
 - Another optimizer changes its states and its own step, nothing else.
 - What a kind of checkpointing saves and costs in one family of passes (a precision, a compiler) it saves and costs in
-  another about as well. This one is no law, so only 70 % of the cost and 115 % of the saving are counted on; and of
-  what a step without a compiler tells about one with it, 20 % and 125 %, for a compiler keeps less itself, and computes
+  another about as well. This one is no law, so only 70 % of the cost and 85 % of what it keeps are counted on; and of
+  what a step without a compiler tells about one with it, 20 % and 75 %, for a compiler keeps less itself, and computes
   again what it fuses at little cost.
 - A compiler makes a step no more than FASTER times as fast, and of what a step holds besides weights, gradients and
   states it spares no more than three quarters.
@@ -70,24 +70,25 @@ class Bounds:
         floor = reference.with_checkpointing(EveryBlock())
         if prober.knows(floor):
             least = max(least, prober.peak(floor, micro) - saved)
+        carried = []
         for other in self._siblings(reference) or self._siblings(floor):
             base, other_plain = prober.resident(other), prober.plain[other.family]
             without = prober.peak(other_plain, micro) - base
             kept = (prober.peak(other, micro) - base) / without if without > 0 else 0.0
             here = prober.peak(plain, micro) - prober.resident(reference)
             share = SAVING_CARRIED if other.compiled == config.compiled else SAVING_COMPILED
-            least = max(least, resident + round(share * min(kept, 1.0) * here))
-        return least
+            carried.append(resident + round(share * min(kept, 1.0) * here))
+        return max(least, min(carried, default=0))
 
     def _compiled_peak(self, config: Config, micro: int) -> int:
         """Bytes at the peak of a compiled step, at least, from what is known of it without a compiler."""
-        plain = self._uncompiled(config)
+        plain = self._known_uncompiled(config)
         if plain is None:
             return 0
         resident = self.prober.resident(config)
         return resident + round((1 - SPARED) * max(self.peak(plain, micro) - resident, 0))
 
-    def _uncompiled(self, config: Config) -> Config | None:
+    def _known_uncompiled(self, config: Config) -> Config | None:
         """The combination without its compiler, where something is known of that family."""
         plain = replace(config, compile=NoCompile())
         known = config.compiled and plain.family in self.prober.plain
@@ -115,7 +116,7 @@ class Bounds:
             return prober.seconds(config, micro)
         plain = prober.plain[config.family]
         if not prober.knows(plain):
-            uncompiled = self._uncompiled(config)
+            uncompiled = self._known_uncompiled(config)
             return 0.0 if uncompiled is None else self.seconds(uncompiled, micro) / FASTER
         reference = prober.reference(config)
         update = self._saved_by_optimizer(config, reference, plain)
@@ -123,13 +124,13 @@ class Bounds:
             return max(prober.seconds(reference, micro) - update, 0.0)
         least = prober.seconds(plain, micro)
         floor = reference.with_checkpointing(EveryBlock())
-        if isinstance(config.checkpointing, Segments) and prober.knows(floor):
-            least = prober.seconds(floor, micro)  # the same is computed again
         slower = []
         for other in self._siblings(reference):
             cost = prober.seconds(other, micro) / prober.seconds(prober.plain[other.family], micro) - 1
             slower.append(cost * (COST_CARRIED if other.compiled == config.compiled else COST_COMPILED))
         least *= 1 + max(min(slower, default=0.0), 0.0)
+        if isinstance(config.checkpointing, Segments) and prober.knows(floor):
+            least = max(least, prober.seconds(floor, micro))  # the same is computed again
         return max(least - update, 0.0)
 
     def _siblings(self, config: Config) -> list[Config]:

@@ -126,9 +126,10 @@ def attentions(recipe: Recipe, device: Device) -> list[Attention]:
 
 
 def eager_may_be_faster(recipe: Recipe, attention: Attention, trace: Trace) -> bool:
-    """Whether sdpa, in its trace, runs op by op and keeps the matrix of scores as eager attention does."""
+    """Whether sdpa, in its trace, runs op by op and keeps the matrix of scores, as eager attention does: by the softmax
+    that PyTorch's unfused kernel has to itself."""
     left_open = recipe.attention == "auto" and isinstance(attention, Sdpa)
-    return left_open and not any("scaled_dot_product" in op.name for op, _ in trace.step_ops())
+    return left_open and any("_safe_softmax" in op.name for op, _ in trace.step_ops())
 
 
 def _values(recipe: Recipe, device: Device, slot: str, scope: Scope) -> Iterator[Technique]:

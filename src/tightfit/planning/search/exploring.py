@@ -57,10 +57,11 @@ class Exploration:
         self.bounds = Bounds(prober)
         self.found: dict[tuple[Config, int], Found] = {}
         self.weighed: set[Config] = set()
-        self._attention: Attention | None = None
+        self.attention: Attention | None = None
+        """The kernel whose combinations were weighed first, where the recipe leaves it open."""
         self._settled: set[Config] = set()
         self._untraced: set[Config] = set()
-        self._doubted: list[tuple[Config, bool]] = []
+        self._doubted: dict[Config, bool] = {}
         self._limit = ""
         self._unverified = False
         self._spare = True
@@ -71,7 +72,7 @@ class Exploration:
 
         attention: the kernel, where the recipe leaves it open; run again, another's combinations are weighed too.
         """
-        self._attention = self._attention or attention
+        self.attention = self.attention or attention
         for self._spare in (True, False):
             self._settled.clear()
             worst = 1 if self._spare else 2
@@ -86,7 +87,7 @@ class Exploration:
         """Where nothing is known to fit: cost the thriftiest combination of each scope, which a limit on traces may
         have left out, until one fits."""
         for scope in self._scopes():
-            least = thriftiest(configs(self.recipe, self.device, scope, self._attention))
+            least = thriftiest(configs(self.recipe, self.device, scope, self.attention))
             if self.best() is None and least is not None and least not in self._settled and not self._hopeless(least):
                 self.prober.plain.setdefault(least.family, least)
                 with contextlib.suppress(Spent):
@@ -116,10 +117,11 @@ class Exploration:
 
     def verify(self) -> None:
         """Trace the very recipe that is chosen, until the choice stands; before it, near misses that a limit left."""
-        doubted, self._doubted = self._doubted, []
-        for config, self._spare in doubted:
+        doubted, self._doubted, spare = self._doubted, {}, self._spare
+        for config, self._spare in doubted.items():
             with contextlib.suppress(Spent):
                 self._settle(config)
+        self._spare = spare
         self._polish()
         for _ in range(VERIFIED):
             best = self.best()
@@ -202,9 +204,9 @@ class Exploration:
         return first, limit, order
 
     def _telling(self, config: Config) -> Config | None:
-        """What is to be costed before a kind of checkpointing of which nothing is known: its family without any; then
-        every-block's, which bounds the memory of all, where a compiler is left open first without it, for that trace
-        is quicker."""
+        """What is to be costed before a combination of which nothing is known: in a family that is unknown itself, the
+        one without checkpointing; before a kind of checkpointing every-block's, which bounds the memory of all, and
+        where a compiler is left open first without it, for that trace is quicker."""
         prober, bounds = self.prober, self.bounds
         plain = prober.plain[config.family]
         if not prober.knows(plain):
@@ -247,14 +249,19 @@ class Exploration:
                 if self._fits(config, micro, prober.estimate(config, micro)):
                     return
                 if doubtful:
-                    self._doubting = self._fits(config, micro, prober.verify(config, micro))
+                    self._doubting = self._fits(config, micro, self._verified(config, micro))
                     if self._doubting:
                         return
-        except Spent:
-            self._doubted.append((config, self._spare))
-            raise
         except (Refused, ModelError) as error:
             prober.refused[config] = str(error)
+
+    def _verified(self, config: Config, micro: int) -> Estimate:
+        """What a near miss costs, by a trace of its own; kept for `verify` where none may be made now."""
+        try:
+            return self.prober.verify(config, micro)
+        except Spent:
+            self._doubted.setdefault(config, self._spare)
+            raise
 
     def _fits(self, config: Config, micro: int, estimate: Estimate) -> bool:
         self._note(config, micro, estimate)

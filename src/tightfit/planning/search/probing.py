@@ -22,6 +22,7 @@ from tightfit.planning.search.line_times import LineTimes
 from tightfit.planning.search.lines import Line, parameters, resident
 from tightfit.planning.search.splicing import with_optimizer
 from tightfit.recipe import Recipe
+from tightfit.techniques.checkpointing import NoCheckpointing
 from tightfit.techniques.compile import NoCompile
 from tightfit.trace import Phase, Trace
 
@@ -218,7 +219,8 @@ class Prober:
         """A trace with this combination's optimizer, of whichever forward and backward passes."""
         if config.update not in self._donors:
             plain = self.plain[config.family]
-            giver = replace(plain, precision=config.precision, optimizer=config.optimizer, compile=NoCompile())
+            giver = replace(plain, precision=config.precision, optimizer=config.optimizer, compile=NoCompile(),
+                            checkpointing=NoCheckpointing())  # some of which would need a compiler
             self._window(giver, PROBES[0])
         return self._donors[config.update]
 

@@ -94,7 +94,8 @@ def _with(exploration: Exploration, changes: dict[str, Any], why: str) -> Change
     asked = " ".join(f"{field}={value}" for field, value in changes.items())
     prober, room = outer.beside(changed, sizes, f"whether {asked} would do"), outer.room(spare=True)
     for resort in dict.fromkeys((exploration.recipe.allow_numerics, True)):
-        choices = configs(changed, device, Scope(numerics=resort))
+        attention = None if "attention" in changes else exploration.attention
+        choices = configs(changed, device, Scope(numerics=resort), attention)
         config = thriftiest(choices)
         if config is None or outer.resident(config) > room:
             continue
