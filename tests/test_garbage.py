@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 
 import pytest
@@ -32,3 +33,23 @@ def test_the_collector_goes_on_after_an_error():
     with pytest.raises(KeyError), collected_by_hand():
         raise KeyError
     assert gc.isenabled()
+
+
+def test_one_thread_at_a_time_collects_by_hand():
+    begun, inside = threading.Event(), []
+
+    def work() -> None:
+        begun.set()
+        with collected_by_hand():
+            inside.append("other")
+
+    other = threading.Thread(target=work)
+    with collected_by_hand():
+        other.start()
+        assert begun.wait(60)
+        other.join(0.05)
+        inside.append("first")
+        with collected_by_hand():
+            inside.append("first again")
+    other.join(60)
+    assert inside == ["first", "first again", "other"]

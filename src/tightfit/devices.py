@@ -107,8 +107,8 @@ def parse_memory(text: str) -> int:
                           "CUDA reports as 23.5GiB or 24081MiB")
     number, unit = float(match[1]), match[2].lower()
     size = number * (MIB if unit == "mib" else GIB)
-    if not GIB <= size <= 1024 * GIB:
-        raise RecipeError(f"gpu-memory: {text!r} should be at least 1GB and at most 1024GB")
+    if not 2 * GIB <= size <= 1024 * GIB:  # what CUDA itself takes leaves nothing of 1 GB
+        raise RecipeError(f"gpu-memory: {text!r} should be at least 2GB and at most 1024GB")
     return reported_memory(round(size)) if unit == "gb" else round(size)
 
 

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+COLLECTOR = threading.RLock()
+"""Held by the thread that collects by hand: the collector is the process's."""
 
 
 @contextmanager
 def collected_by_hand() -> Iterator[None]:
     """Inside, cycles of Python objects are freed where `gc.collect` is called and nowhere else, and what exists already
     is left out of that. Work that makes many objects and few cycles does not wait for the collector, which would go
-    through all of them again and again; and what it finds does not hang on when the collector happens to run."""
-    enabled = gc.isenabled()
-    gc.disable()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        if enabled:
-            gc.enable()
+    through all of them again and again; and what it finds does not hang on when the collector happens to run. One
+    thread at a time does such work, others wait."""
+    with COLLECTOR:
+        enabled = gc.isenabled()
+        gc.disable()
+        gc.freeze()
+        try:
+            yield
+        finally:
+            gc.unfreeze()
+            if enabled:
+                gc.enable()

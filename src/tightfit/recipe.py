@@ -247,6 +247,11 @@ class Recipe(BaseModel):
         """The fields that a search decides and that still say `auto`."""
         return tuple(field for field in CHOICES if getattr(self, field) == "auto")
 
+    @property
+    def compiled(self) -> bool:
+        """Whether it names a compiler."""
+        return self.compile != "auto" and self.compile.name != "off"
+
     def override(self, **changes: Any) -> Self:
         """Another recipe with some fields changed. Raises RecipeError as `from_dict` does."""
         return self.from_dict({**self.to_dict(), **changes})

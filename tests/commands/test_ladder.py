@@ -34,7 +34,7 @@ from tightfit.ladder.rows import Status
     (["gpt2", "--scale", "reduced"], "scale: 'reduced' is for the ladders that have a name"),
     (["bert-large", "--gpu", "h2000"], "gpu: 'h2000' is not in the catalogue; write --gpu 24GB for a card that is not "
      "there; did you mean 'h200'?"),
-    (["bert-large", "--gpu", "2000GB"], "gpu: '2000GB' should be at least 1GB"),
+    (["bert-large", "--gpu", "2000GB"], "gpu: '2000GB' should be at least 2GB"),
     (["bert-large", "--gpu-memory", "lots"], "gpu-memory: 'lots'"),
     (["bert-large", "seq_length=8"], "seq_length"),
     (["fp16-batch", "precision=bf16"], "precision: the rungs of fp16-batch set it themselves"),

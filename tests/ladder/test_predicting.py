@@ -105,7 +105,7 @@ def test_figures_are_measured_before_any_is_predicted(go: Callable[..., Any]) ->
 
 @pytest.mark.parametrize(("word", "said"), [
     ("h2000", "write --gpu 24GB for a card that is not there; did you mean 'h200'"),
-    ("2000GB", "gpu: '2000GB' should be at least 1GB and at most 1024GB"),
+    ("2000GB", "gpu: '2000GB' should be at least 2GB and at most 1024GB"),
     ("v100", "write one of: v100-16gb, v100-32gb"),
 ])  # fmt: skip
 def test_a_card_that_is_none_says_what_to_write(word: str, said: str) -> None:

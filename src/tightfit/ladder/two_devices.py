@@ -25,8 +25,7 @@ def data_parallel(recipe: Recipe, device: Device, warm_up: int, steps: int) -> T
     if found < DEVICES:
         raise Refused(f"launch: DataParallel splits a batch over two GPUs, and this machine has {found}; run it where "
                       "there are two")
-    assert recipe.compile != "auto"
-    if recipe.compile.name != "off":
+    if recipe.compiled:
         raise Refused("compile: DataParallel copies the model anew at every step; write compile=off")
     micro = recipe.micro_batch_size
     assert micro != "auto"

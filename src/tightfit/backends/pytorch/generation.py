@@ -21,11 +21,10 @@ def generate(build: Build, prompt: Sequence[int], new_tokens: int, temperature: 
     random = torch.Generator().manual_seed(seed)
     tokens = list(prompt)
     context = build.recipe.seq_len
-    compiled = build.recipe.compile != "auto" and build.recipe.compile.name != "off"
     build.model.eval()
     try:
         # Uncompiled, for each new length would be compiled anew.
-        with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+        with torch.compiler.set_stance("force_eager") if build.recipe.compiled else nullcontext():
             for _ in range(new_tokens):
                 ids = torch.tensor([tokens[-context:]], dtype=torch.int64, device=build.torch_device)
                 with build.forward_context():

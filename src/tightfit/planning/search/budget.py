@@ -61,8 +61,7 @@ class Budget:
 
     def charge(self, trace: Trace, recipe: Recipe) -> None:
         """Count what a trace holds."""
-        compiled = recipe.compile != "auto" and recipe.compile.name != "off"
-        self.events -= (len(trace.ops) + len(trace.allocations)) * (COMPILING if compiled else 1)
+        self.events -= (len(trace.ops) + len(trace.allocations)) * (COMPILING if recipe.compiled else 1)
 
     def done(self) -> None:
         """Tell that nothing more is traced."""

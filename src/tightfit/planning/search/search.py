@@ -27,7 +27,13 @@ from tightfit.planning.search.answers import (
     why,
 )
 from tightfit.planning.search.budget import Budget, Progress, Spent
-from tightfit.planning.search.candidates import attentions, check_pins, eager_may_be_faster, micro_batch_sizes
+from tightfit.planning.search.candidates import (
+    attentions,
+    check_pins,
+    eager_may_be_faster,
+    micro_batch_sizes,
+    numerics,
+)
 from tightfit.planning.search.compiled_search import search_compiled
 from tightfit.planning.search.exploring import Exploration
 from tightfit.planning.search.found import Found
@@ -152,7 +158,9 @@ def _explored(
         exploration.run(attention)
         sample = prober.sample()
         if sample is not None:
-            if eager_may_be_faster(recipe, attention, sample[1]):
+            best = exploration.best()  # where sdpa does not fit without a change of numerics, eager does not either
+            fits = best is not None and (recipe.allow_numerics or not numerics(recipe, best.config))
+            if fits and eager_may_be_faster(recipe, attention, sample[1]):
                 exploration.run(Eager())
             return exploration
         failure = failure or prober.failure

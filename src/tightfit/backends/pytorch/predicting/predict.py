@@ -66,9 +66,8 @@ def predict(recipe: Recipe, device: Device, model: nn.Module | None = None, *, w
     """
     recipe = recipe.model_copy(update={"pretrained": False})  # a plan reads the configuration, never weights
     regions = Regions(device, cpu_scratch.scratch if device.kind == "cpu" else cuda_scratch.scratch)
-    compiled = recipe.compile != "auto" and recipe.compile.name != "off"
-    with compiling_for(partial(PlanningMode, device)) if compiled else nullcontext():
-        trace = _of_any_depth(partial(_traced, recipe, device, model, regions if compiled else None), whole)
+    with compiling_for(partial(PlanningMode, device)) if recipe.compiled else nullcontext():
+        trace = _of_any_depth(partial(_traced, recipe, device, model, regions if recipe.compiled else None), whole)
     trace.notes += regions.notes
     first = trace.span("step 1").stop  # its update is timed in step 2, and can be most of a trace
     trace.ops = [op for op in trace.ops if op.tick >= first or op.phase is not Phase.OPTIMIZER]

@@ -65,9 +65,8 @@ def _context(recipe: Recipe, device: Device) -> Iterator[Unseen]:
         yield Unseen(name="CUDA kernels", bytes=KERNELS, where="context",
                      source=f"{ASSUMED}: loaded on first use; what a model on an H100 added, compiled kernels included")
         return
-    compiled = recipe.compile != "auto" and recipe.compile.name != "off"
     yield Unseen(
-        name="CUDA context and kernels", where="context", bytes=int(record["compiled" if compiled else "step"]),
+        name="CUDA context and kernels", where="context", bytes=int(record["compiled" if recipe.compiled else "step"]),
         source=f"measured after a training step on {record['gpu']}, {record['date']}, torch {record['torch']}, "
                f"driver {record['driver']}",
     )
