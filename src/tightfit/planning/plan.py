@@ -264,8 +264,13 @@ class Plan:
         return training_arguments(self.recipe.model_copy(update=here))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, ready for `json.dumps`: bytes as integers, times in seconds."""
+        """Plain values, ready for `json.dumps`: bytes as integers, times in seconds. What is noted of the whole plan
+        stands among the first candidate's reasons."""
+        candidates = [candidate.to_json(rank) for rank, candidate in enumerate(self.candidates, start=1)]
+        if candidates:
+            noted = [*self.candidates[0].estimate.notes, *self.notes]
+            candidates[0]["reasons"] = list(dict.fromkeys([*candidates[0]["reasons"], *noted]))
         return {
             "device": {"name": self.device.name, "memory_bytes": self.device.memory_bytes},
-            "candidates": [candidate.to_json(rank) for rank, candidate in enumerate(self.candidates, start=1)],
+            "candidates": candidates,
         }

@@ -184,7 +184,7 @@ def test_numerics_change_only_where_nothing_else_fits():
     assert roomy.chosen.changes_numerics == ()
     tight = of(toy, 12 * toy.blocks * toy.weights)
     assert tight.chosen.changes_numerics
-    assert any("numerics: picked because nothing else fits" in r for r in tight.chosen.reasons)
+    assert any("numerics: picked because nothing that keeps them fits" in r for r in tight.chosen.reasons)
     for name in tight.chosen.changes_numerics:
         assert any(name in reason for reason in tight.chosen.reasons)
 
@@ -216,7 +216,11 @@ def test_what_leaves_no_margin_is_a_last_resort():
 def test_a_short_run_is_not_compiled():
     toy = replace(Toy.drawn(13), fused=0.3, bandwidth=1e9)
     assert of(toy, 1 << 34, max_steps=LONG).recipe.compile.name == "per-block"
-    assert of(toy, 1 << 34, max_steps=10).recipe.compile.name == "off"
+    short = of(toy, 1 << 34, max_steps=10)
+    assert short.recipe.compile.name == "off"
+    told = short.to_json()["candidates"][0]["reasons"]
+    assert any(reason.startswith("compile: not weighed, for the whole run takes") for reason in told)
+    assert not any(note.startswith("compile:") for note in of(toy, 1 << 34, max_steps=10, compile="off").notes)
 
 
 @pytest.mark.parametrize(("slower", "expected"), [(0.0005, 4), (0.01, 32)])

@@ -72,6 +72,8 @@ def test_unlike_gpus_that_are_equally_fast_are_explained():
     assert "equal tokens/s of unlike GPUs (RTX 4090, H100 SXM): they wait for the host" in told
     alike = [Compared(device=replace(slow, name=name), plan=fitting()) for name in ("One", "Two")]
     assert "unlike" not in text_of(alike)
+    as_fast = [Compared(device=find_device(name), plan=fitting()) for name in ("v100-32gb-sxm", "a10")]
+    assert "unlike" not in text_of(as_fast)  # their peaks are equal
 
 
 def test_changed_numerics_are_marked():

@@ -127,6 +127,8 @@ def _fastest(exploration: Exploration, best: Found) -> str:
     """What the choice is the best of."""
     fitting = (found for found in exploration.found.values() if found.tier < 3)
     faster = [found for found in fitting if faster_by(found.speed, best.speed) > 0]
+    if len(exploration.weighed) == len(exploration.prober.sizes) == 1:
+        return "It fits as asked for"
     if not faster:
         return "The fastest that fits"
     if min(found.tier for found in faster) > best.tier:
@@ -163,7 +165,8 @@ def why(exploration: Exploration, best: Found, device: Device, half: Found | Non
     changed = numerics(exploration.recipe, best.config)
     if changed:
         spare = " with the margin to spare" if best.tier < 2 else ""
-        reason = "allow_numerics lets it" if exploration.recipe.allow_numerics else f"nothing else fits{spare}"
+        allowed = exploration.recipe.allow_numerics
+        reason = "allow_numerics lets it" if allowed else f"nothing that keeps them fits{spare}"
         sentences.append(f"{changing(changed)} numerics: picked because {reason}.")
     if exploration.recipe.optimizer == "auto" and best.config.optimizer.name == "adafactor":
         sentences.append("Adafactor wants another learning rate than AdamW: about 1e-2.")

@@ -4,7 +4,7 @@ What a person pinned stays. What says `auto` takes each technique's `rungs()`, w
 
 | field | tried | why not the rest |
 |---|---|---|
-| attention | sdpa with PyTorch's choice of kernel; flex, then eager, where a model has no sdpa; eager too where sdpa has no fused kernel, as with attention dropout on a processor | the choice is the fastest that can run; eager keeps the matrix of scores; flash-attn is for those who name it |
+| attention | sdpa with PyTorch's choice of kernel; flex, then eager, where a model has no sdpa; eager too on a processor where sdpa has no fused kernel, as with attention dropout | the choice is the fastest that can run; eager keeps the matrix of scores; flash-attn is for those who name it |
 | precision | CUDA: bf16 from compute capability 8.0, fp16 below; where neither fits, fp32 (tf32 from 8.0). CPU: fp32, then bf16 | 16-bit products run at twice the rate at least |
 | checkpointing | every rung; memory-budget with a compiler alone | |
 | compile | off, per-block with inductor | aot_eager is for debugging; whole costs compile time that grows with depth |
@@ -125,10 +125,10 @@ def attentions(recipe: Recipe, device: Device) -> list[Attention]:
     return [choice for choice in choices if not choice.refuse(recipe, device)]
 
 
-def eager_may_be_faster(recipe: Recipe, attention: Attention, trace: Trace) -> bool:
-    """Whether sdpa, in its trace, runs op by op and keeps the matrix of scores, as eager attention does: by the softmax
-    that PyTorch's unfused kernel has to itself."""
-    left_open = recipe.attention == "auto" and isinstance(attention, Sdpa)
+def eager_may_be_faster(recipe: Recipe, device: Device, attention: Attention, trace: Trace) -> bool:
+    """Whether sdpa, in its trace, runs op by op on a processor and keeps the matrix of scores, as eager attention does:
+    by the softmax that PyTorch's unfused kernel has to itself. On a GPU the two are as fast where neither is fused."""
+    left_open = device.kind == "cpu" and recipe.attention == "auto" and isinstance(attention, Sdpa)
     return left_open and any("_safe_softmax" in op.name for op, _ in trace.step_ops())
 
 

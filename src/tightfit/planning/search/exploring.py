@@ -64,6 +64,7 @@ class Exploration:
         self._doubted: dict[Config, bool] = {}
         self._limit = ""
         self._unverified = False
+        self._short: float | None = None
         self._spare = True
         self._doubting = True
 
@@ -103,6 +104,9 @@ class Exploration:
         if self.prober.sizes[-1] < self.prober.largest:
             notes.append(f"micro-batches above {self.prober.sizes[-1]} were not looked at: the larger they are, the "
                          "longer their traces are here")
+        if self._short is not None and not any(found.config.compiled for found in self.found.values()):
+            notes.append(f"compile: not weighed, for the whole run takes {self._short:,.0f} seconds by this plan, and "
+                         "compiling up to a minute; compile=per-block weighs it")
         if self._unverified:
             notes.append("the chosen recipe's own trace was left out: the limit on traces was reached")
         return notes
@@ -231,6 +235,7 @@ class Exploration:
         if config.compiled and self.recipe.compile == "auto" and not best.config.compiled:
             whole_run = best.estimate.time.step_seconds * self.recipe.max_steps
             if whole_run < COMPILE_AFTER:
+                self._short = whole_run
                 return True
         return limit < (1 + GAIN) * self.score(best)
 

@@ -160,7 +160,7 @@ def _explored(
         if sample is not None:
             best = exploration.best()  # where sdpa does not fit without a change of numerics, eager does not either
             fits = best is not None and (recipe.allow_numerics or not numerics(recipe, best.config))
-            if fits and eager_may_be_faster(recipe, attention, sample[1]):
+            if fits and eager_may_be_faster(recipe, device, attention, sample[1]):
                 exploration.run(Eager())
             return exploration
         failure = failure or prober.failure

@@ -100,4 +100,8 @@ def _tied(rows: Sequence[Compared]) -> list[str]:
         if row.chosen is not None:
             groups.setdefault(f"{row.speed:,.0f}", []).append(row.device)
     return [device.name for group in groups.values() for device in group
-            if any((other.bandwidth, other.flops) != (device.bandwidth, device.flops) for other in group)]
+            if any(other.bandwidth != device.bandwidth and _peak(other) != _peak(device) for other in group)]
+
+
+def _peak(device: Device) -> float:
+    return max(device.flops.values(), default=0.0)

@@ -155,7 +155,7 @@ def answers(plan: Plan) -> list[tuple[str, str]]:
         say("times", calibration(best.estimate, plan.device))
         say("note", *(note for note in best.estimate.notes if not note.startswith(UNCALIBRATED)))
     say("note", *plan.notes)
-    say("search", f"{plan.tried:,} combinations weighed, {plan.predictions:,} traces made.")
+    say("search", f"{_counted(plan.tried, 'combination')} weighed, {_counted(plan.predictions, 'trace')} made.")
     return lines
 
 
@@ -174,6 +174,10 @@ def _numerics(candidates: Sequence[Candidate]) -> list[str]:
         if candidate.changes_numerics:
             ranks.setdefault(candidate.changes_numerics, []).append(f"#{rank}")
     return [f"{changing(changes)} numerics: {', '.join(marked)}." for changes, marked in ranks.items()]
+
+
+def _counted(count: int, name: str) -> str:
+    return f"{count:,} {name}{'s' * (count != 1)}"
 
 
 def _choice(field: str, candidate: Candidate) -> str:
