@@ -14,11 +14,11 @@ from typing import Any
 
 import record
 from tightfit.backends.jax.backend import JaxBackend
+from tightfit.control_groups import cores
 from tightfit.devices import MIB, find_device
 from tightfit.ladder.compiled import transformer_jax
 from tightfit.ladder.rungs import Rung
 from tightfit.planning.estimate import estimate
-from tightfit.planning.search.compiled_search import cores
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target
 from tightfit.reporting.report.findings import findings

@@ -1,7 +1,9 @@
-"""What Linux's control groups, and with them containers, leave this process: memory and processor time."""
+"""What Linux's control groups, and with them containers, leave this process: memory and processor cores."""
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -22,8 +24,17 @@ def memory_limits() -> Iterator[tuple[int, int]]:
                 yield int(words[0]), int(now[0]) if now and now[0].isdecimal() else 0
 
 
-def processor_limits() -> Iterator[float]:
-    """The processors whose time each control group that this process is in may take, from its own to the outermost."""
+def cores() -> int:
+    """Processor cores that this process may use, rounded up: by its affinity and its control groups."""
+    try:
+        own = len(os.sched_getaffinity(0))
+    except AttributeError:  # no affinity on this system
+        own = os.cpu_count() or 1
+    return max(1, min([own, *map(math.ceil, _core_limits())]))
+
+
+def _core_limits() -> Iterator[float]:
+    """The cores whose time each control group that this process is in may take, from its own to the outermost."""
     for folder in _groups(""):
         words = _words(folder / "cpu.max")
         if len(words) == 2 and words[0].isdecimal():

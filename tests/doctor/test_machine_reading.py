@@ -53,7 +53,7 @@ def test_a_containers_limits_count(monkeypatch, tmp_path, own, files, cores, lim
     monkeypatch.setattr(control_groups, "GROUPS", tmp_path / "fs")
     monkeypatch.setattr(control_groups, "OWN_GROUP", tmp_path / "cgroup")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    assert host._cores() == cores
+    assert control_groups.cores() == cores
     assert list(control_groups.memory_limits()) == limits
 
 

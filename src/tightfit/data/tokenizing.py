@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tightfit.control_groups import cores
 from tightfit.data.caching import digest, files_digest
 from tightfit.errors import DataError, MissingLibrary
 from tightfit.tasks import Array
@@ -173,10 +173,10 @@ def own_threads() -> Iterator[None]:
 def in_threads(encode: Callable[[Sequence[str]], list[Array]], texts: Sequence[str]) -> list[Array]:
     """`encode` over `texts`, in order, a chunk of them in each of as many threads as this process has cores."""
     chunks = [texts[i : i + CHUNK] for i in range(0, len(texts), CHUNK)]
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    if len(chunks) < 2 or cores < 2:
+    threads = min(cores(), len(chunks))
+    if threads < 2:
         return [ids for chunk in chunks for ids in encode(chunk)]
-    with ThreadPoolExecutor(min(cores, len(chunks))) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         return [ids for part in pool.map(encode, chunks) for ids in part]
 
 

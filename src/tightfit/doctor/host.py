@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import re
@@ -11,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 from tightfit.calibration import processor
-from tightfit.control_groups import processor_limits
+from tightfit.control_groups import cores
 from tightfit.doctor.readings import Host
 from tightfit.host_memory import host_memory
 
@@ -28,7 +27,7 @@ def read_host() -> Host:
     return Host(
         system=f"{platform.system()} {platform.release()}",
         processor=processor().rpartition(",")[0],
-        cores=_cores(),
+        cores=cores(),
         cores_all=os.cpu_count() or 1,
         memory_total=memory.total,
         memory_available=memory.available,
@@ -38,15 +37,6 @@ def read_host() -> Host:
         tools=tuple(name for name in TOOLS if shutil.which(name)),
         nvcc=None if compiler is None else _nvcc(compiler),
     )
-
-
-def _cores() -> int:
-    """Cores that this process may use, rounded up: its affinity and its control groups' limits."""
-    try:
-        own = len(os.sched_getaffinity(0))
-    except AttributeError:  # no affinity on this system
-        own = os.cpu_count() or 1
-    return max(1, min([own, *map(math.ceil, processor_limits())]))
 
 
 def _shared_memory() -> int | None:

@@ -48,6 +48,18 @@ class Scope:
     only_where_nothing_fits: bool = False
 
 
+def scopes(allow_numerics: bool) -> list[Scope]:
+    """How far a search goes, in order. allow_numerics: whether the recipe does."""
+    return [
+        Scope(),
+        *([Scope(numerics=True)] if allow_numerics else []),
+        Scope(full_precision=True, only_where_nothing_fits=True),
+        Scope(numerics=True, only_where_nothing_fits=True),
+        Scope(full_precision=True, numerics=True, only_where_nothing_fits=True),
+        Scope(full_precision=True, numerics=True, learning_rate=True, only_where_nothing_fits=True),
+    ]
+
+
 @dataclass(frozen=True)
 class Config:
     """One choice in every slot that a search decides."""
@@ -127,7 +139,7 @@ def attentions(recipe: Recipe, device: Device) -> list[Attention]:
 
 def eager_may_be_faster(recipe: Recipe, device: Device, attention: Attention, trace: Trace) -> bool:
     """Whether sdpa, in its trace, runs op by op on a processor and keeps the matrix of scores, as eager attention does:
-    by the softmax that PyTorch's unfused kernel has to itself. On a GPU the two are as fast where neither is fused."""
+    by the softmax that PyTorch's unfused kernel has to itself. On GPUs the two were never measured side by side."""
     left_open = device.kind == "cpu" and recipe.attention == "auto" and isinstance(attention, Sdpa)
     return left_open and any("_safe_softmax" in op.name for op, _ in trace.step_ops())
 

@@ -14,11 +14,11 @@ Where nothing fits at the first micro-batch, round 3 goes down from it. Precisio
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 
+from tightfit.control_groups import cores
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.planning import estimate as estimating
@@ -157,11 +157,6 @@ def search_compiled(
     if progress is not None:
         progress(len(search.found), len(search.found), "done")
     return _plan(search, recipe, choice_alone)
-
-
-def cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _explore(search: Round, recipe: Recipe, first: int, sizes: Sequence[int]) -> None:

@@ -17,7 +17,7 @@ from tightfit.errors import ModelError, Refused
 from tightfit.planning.plan import Estimate
 from tightfit.planning.search.bounds import Bounds
 from tightfit.planning.search.budget import Spent
-from tightfit.planning.search.candidates import Config, Scope, configs, departures_of, thriftiest
+from tightfit.planning.search.candidates import Config, configs, departures_of, scopes, thriftiest
 from tightfit.planning.search.found import Found
 from tightfit.planning.search.probing import Prober
 from tightfit.recipe import Recipe
@@ -64,7 +64,6 @@ class Exploration:
         self._doubted: dict[Config, bool] = {}
         self._limit = ""
         self._unverified = False
-        self._short: float | None = None
         self._spare = True
         self._doubting = True
 
@@ -77,7 +76,7 @@ class Exploration:
         for self._spare in (True, False):
             self._settled.clear()
             worst = 1 if self._spare else 2
-            for scope in self._scopes():
+            for scope in scopes(self.recipe.allow_numerics):
                 if scope.only_where_nothing_fits and self.best(worst) is not None:
                     continue
                 self._explore(configs(self.recipe, self.device, scope, attention))
@@ -87,7 +86,7 @@ class Exploration:
     def resort(self) -> None:
         """Where nothing is known to fit: cost the thriftiest combination of each scope, which a limit on traces may
         have left out, until one fits."""
-        for scope in self._scopes():
+        for scope in scopes(self.recipe.allow_numerics):
             least = thriftiest(configs(self.recipe, self.device, scope, self.attention))
             if self.best() is None and least is not None and least not in self._settled and not self._hopeless(least):
                 self.prober.plain.setdefault(least.family, least)
@@ -97,16 +96,17 @@ class Exploration:
     @property
     def notes(self) -> list[str]:
         """What was left out, as sentences."""
-        notes = []
+        notes, best = [], self.best()
         untraced = sum(not self.prober.knows(config) for config in self._untraced)
         if untraced:
             notes.append(f"combinations that might be better and were not traced: {untraced:,}; {self._limit}")
         if self.prober.sizes[-1] < self.prober.largest:
             notes.append(f"micro-batches above {self.prober.sizes[-1]} were not looked at: the larger they are, the "
                          "longer their traces are here")
-        if self._short is not None and not any(found.config.compiled for found in self.found.values()):
-            notes.append(f"compile: not weighed, for the whole run takes {self._short:,.0f} seconds by this plan, and "
-                         "compiling up to a minute; compile=per-block weighs it")
+        compiled = {config for config in self.weighed if config.compiled}
+        if best is not None and self._too_short(best) and compiled and compiled.isdisjoint(c for c, _ in self.found):
+            notes.append(f"compile: not weighed, for the whole run takes {self._whole_run(best):,.0f} seconds by this "
+                         "plan, and compiling up to a minute; compile=per-block weighs it")
         if self._unverified:
             notes.append("the chosen recipe's own trace was left out: the limit on traces was reached")
         return notes
@@ -144,8 +144,8 @@ class Exploration:
                 self.prober.refused[best.config] = str(error)
 
     def fill(self, wanted: int) -> None:
-        """Cost other kinds of checkpointing beside the choice, until there is something to compare it with; without a
-        compiler where that is left open, for compiled traces take long."""
+        """Cost other kinds of checkpointing beside the choice, until there is something to compare it with; where a
+        compiler is left open without one, whose traces take long."""
         best = self.best()
         if best is None:
             return
@@ -161,17 +161,6 @@ class Exploration:
     def _uncompiled(self, config: Config) -> Config:
         """The combination without a compiler, where that is left open."""
         return replace(config, compile=NoCompile()) if self.recipe.compile == "auto" else config
-
-    def _scopes(self) -> list[Scope]:
-        allowed = self.recipe.allow_numerics
-        return [
-            Scope(),
-            *([Scope(numerics=True)] if allowed else []),
-            Scope(full_precision=True, only_where_nothing_fits=True),
-            Scope(numerics=True, only_where_nothing_fits=True),
-            Scope(full_precision=True, numerics=True, only_where_nothing_fits=True),
-            Scope(full_precision=True, numerics=True, learning_rate=True, only_where_nothing_fits=True),
-        ]
 
     def _explore(self, choices: Sequence[Config]) -> None:
         for config in choices:
@@ -232,12 +221,17 @@ class Exploration:
         best = self._choose([f for f in self.found.values() if f.tier <= (0 if self._spare else 2)])
         if best is None:
             return limit == 0.0
-        if config.compiled and self.recipe.compile == "auto" and not best.config.compiled:
-            whole_run = best.estimate.time.step_seconds * self.recipe.max_steps
-            if whole_run < COMPILE_AFTER:
-                self._short = whole_run
-                return True
+        if config.compiled and self._too_short(best):
+            return True
         return limit < (1 + GAIN) * self.score(best)
+
+    def _too_short(self, best: Found) -> bool:
+        """Whether a run by the best so far ends before a compiler would pay, where one is left open."""
+        left_open = self.recipe.compile == "auto" and not best.config.compiled
+        return left_open and self._whole_run(best) < COMPILE_AFTER
+
+    def _whole_run(self, found: Found) -> float:
+        return found.estimate.time.step_seconds * self.recipe.max_steps
 
     def _settle(self, config: Config) -> None:
         """Cost a combination at the largest micro-batch that fits."""

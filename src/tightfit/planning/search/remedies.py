@@ -93,8 +93,8 @@ def _with(exploration: Exploration, changes: dict[str, Any], why: str) -> Change
         sizes = sizes[:1]
     asked = " ".join(f"{field}={value}" for field, value in changes.items())
     prober, room = outer.beside(changed, sizes, f"whether {asked} would do"), outer.room(spare=True)
+    attention = None if "attention" in changes else exploration.attention
     for resort in dict.fromkeys((exploration.recipe.allow_numerics, True)):
-        attention = None if "attention" in changes else exploration.attention
         choices = configs(changed, device, Scope(numerics=resort), attention)
         config = thriftiest(choices)
         if config is None or outer.resident(config) > room:

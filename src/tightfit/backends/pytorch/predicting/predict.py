@@ -108,7 +108,7 @@ def _traced(
         return build if regions is None else replace(build, compile_backend=regions.reporting_to(tracker))
 
     with ExitStack() as stack:
-        stack.enter_context(collected_by_hand())  # where a phase begins
+        stack.enter_context(collected_by_hand())  # where each phase begins, see `_Watched`
         stack.enter_context(as_on(device))
         stack.enter_context(PlanningMode(device))
         stack.enter_context(taken_for_real())
