@@ -12,7 +12,7 @@ import pytest
 
 from tests.reporting.profiled import hostile, predicted, profile
 from tightfit.errors import ReportError
-from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Trace
+from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Span, Stream, Trace
 from tightfit.trace.file import BLOCK, VERSION, load_trace, replacing, save_trace
 
 
@@ -191,3 +191,30 @@ def test_half_a_million_events_take_bounded_memory(path):
     assert len(sampled.ops) == 2000
     assert f"of {blocks * BLOCK:,} ops" in sampled.notes[0]
     assert peak < 32 << 20
+
+
+def test_places_streams_and_what_waits_are_kept(path):
+    held = replace(allocation(1, 8), place=Place.HOST, pinned=True)
+    trace = Trace(origin="predicted", allocations=[held, allocation(2, 4)],
+                  ops=[op(1, stream=Stream.COPY_OUT), op(2, after=(1,)), op(3)])
+    save_trace(trace, path)
+    assert load_trace(path) == trace
+
+
+def test_a_file_of_version_1_is_of_the_device_alone(path):
+    trace = Trace(origin="measured", ops=[op(1), op(2)], allocations=[allocation(1, 8)],
+                  spans=[Span(name="step 1", start=0, stop=9, step=1)])
+    save_trace(trace, path)
+    rows = [json.loads(row) for row in lines(path)]
+    for row in rows:
+        for name in ("stream", "after"):
+            row.get("ops", {}).pop(name, None)
+        for name in ("place", "pinned"):
+            row.get("allocations", {}).pop(name, None)
+    write(path, map(json.dumps, rows))
+    with pytest.raises(ReportError, match="damaged"):
+        load_trace(path)
+    rows[0]["version"] = 1
+    write(path, map(json.dumps, rows))
+    assert load_trace(path) == trace
+    assert load_trace(path, limit=10) == trace

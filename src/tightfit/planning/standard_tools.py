@@ -10,6 +10,7 @@ from collections.abc import Callable
 from tightfit.calibration import Ceilings
 from tightfit.devices import Device
 from tightfit.errors import ModelError
+from tightfit.host_memory import HostMemory
 from tightfit.models import read_config
 from tightfit.planning.allocator.replay import Replay, replay
 from tightfit.planning.allocator.settings import AllocatorSettings
@@ -28,9 +29,10 @@ def standard_tools(
     ceilings: Ceilings | None = None,
     settings: AllocatorSettings | None = None,
     unseen: Callable[[Recipe, Device, Trace], list[Unseen]] | None = None,
+    host: HostMemory | None = None,
 ) -> Tools:
-    """The tools. ceilings: measured on this machine, where the device is its own. settings: the allocator's. unseen:
-    see `Tools`."""
+    """The tools. ceilings: measured on this machine, where the device is its own. settings: the allocator's. unseen,
+    host: see `Tools`."""
     flops: dict[tuple[str, str, str, int, int], int] = {}
 
     def replayed(trace: Trace, capacity: int | None) -> Replay:
@@ -45,7 +47,7 @@ def standard_tools(
             flops[key] = model_flops(recipe)
         return model_flops_utilization(flops[key], recipe, device, seconds)
 
-    return Tools(predict=predict, replay=replayed, step_time=timed, mfu=utilization, unseen=unseen)
+    return Tools(predict=predict, replay=replayed, step_time=timed, mfu=utilization, unseen=unseen, host=host)
 
 
 def model_flops_utilization(flops: float, recipe: Recipe, device: Device, seconds: float) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 from tightfit.planning.allocator.blocks import Block
 from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.planning.allocator.simulator import CachingAllocator, OutOfCapacity
-from tightfit.trace import OpClass, Trace
+from tightfit.trace import OpClass, Place, Trace
 
 Fits = Literal["yes", "with-retries", "no"]
 """Whether a peak fits the device: at once, only after the allocator has given cached memory back, or not."""
@@ -57,7 +57,7 @@ def replay(
     limit: int | None = None,
     extra: Sequence[int] | None = None,
 ) -> Replay:
-    """Run a trace's allocations through the allocator, on one stream.
+    """Run a trace's allocations in the device's memory through the allocator, on one stream.
 
     capacity: bytes that the device has for the allocator, its memory less the context; None for no end.
     limit: what `set_per_process_memory_fraction` allows it; None for no limit.
@@ -116,7 +116,8 @@ def _kept(trace: Trace) -> list[int]:
 
 def _events(trace: Trace, extra: Sequence[int]) -> list[Event]:
     """Births and releases in the order that `replay` documents."""
-    found = [(n, a.born, a.died, a.bytes) for n, a in enumerate(trace.allocations) if a.bytes]
+    found = [(n, a.born, a.died, a.bytes) for n, a in enumerate(trace.allocations)
+             if a.bytes and a.place is Place.DEVICE]
     if any(extra):
         start = min((born for _, born, _, _ in found), default=0)
         first = min((op.tick for op in trace.ops if op.op_class is OpClass.CONTRACTION), default=start)

@@ -14,7 +14,7 @@ from typing import Any
 
 from tightfit.backends.pytorch.measuring.marks import MARK, Marks
 from tightfit.backends.pytorch.measuring.memory_history import Change
-from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Trace
+from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Span, Trace
 
 COMPILED = "compiled code"
 """What takes time and asks for memory in a compiled region besides the ops that it calls."""
@@ -57,6 +57,8 @@ def measured_trace(marks: Marks, results: Any, record: Iterable[Change] | None =
     spans = list(_spans(marks, profile, start))
     ops = [*_ops(marks, profile, start), *_unmarked(marks, profile, start)]
     made = _allocated(marks, profile, start) if profile.memory else _followed(marks, profile, start)
+    if record is not None and profile.memory:  # which is of the device's memory alone
+        made += [a for a in _followed(marks, profile, start) if a.place is Place.HOST]
     if marks.held_elsewhere:
         made.append(Allocation(born=0, died=None, bytes=marks.held_elsewhere, category=Category.OTHER,
                                op="held before the step"))
@@ -129,12 +131,15 @@ def _spans(marks: Marks, profile: Events, start: int) -> Iterator[Span]:
 def _ops(marks: Marks, profile: Events, start: int) -> Iterator[Op]:
     """The ops that were dispatched, each with its own seconds."""
     taken = _kernel_seconds(profile)
+    ticks = {call.op.tick: profile.calls[number][0] - start for number, call in enumerate(marks.calls)
+             if call.op is not None and number in profile.calls}
     for number, call in enumerate(marks.calls):
         if call.op is None or number not in profile.calls:
             continue
         begin, end = profile.calls[number]
         seconds = taken.get(number, 0.0) if profile.kernels else (end - begin) / 1e9
-        yield replace(call.op, tick=begin - start, seconds=seconds)
+        after = tuple(ticks[tick] for tick in call.op.after if tick in ticks)
+        yield replace(call.op, tick=begin - start, seconds=seconds, after=after)
 
 
 def _kernel_seconds(profile: Events) -> dict[int, float]:

@@ -17,6 +17,7 @@ from typing import Any
 from tightfit.backends.pytorch.cuda_target.sdpa import Version, torch_release
 from tightfit.devices import MIB, Device, find_device
 from tightfit.errors import RecipeError
+from tightfit.host_memory import pinned_size
 from tightfit.recipe import Recipe
 from tightfit.trace import Category, OpClass, Phase, Trace, Unseen
 
@@ -152,7 +153,7 @@ def _windows(recipe: Recipe, trace: Trace) -> Iterator[Unseen]:
     if not tensors or micro == "auto" or loading.workers == "auto":
         return
     waiting = loading.workers * loading.prefetch + 1
-    held = [1 << (size - 1).bit_length() for size in tensors] if loading.pin_memory else tensors
+    held = [pinned_size(size) for size in tensors] if loading.pin_memory else tensors
     window = sum(held) * -(-recipe.batch_size // min(micro, recipe.batch_size))
     kind = "page-locked, each tensor rounded up to a power of two" if loading.pin_memory else "not page-locked"
     yield Unseen(name="windows waiting for the step", bytes=window * waiting, where="host",
