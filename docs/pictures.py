@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,7 +24,7 @@ WINDOW = (1300, 1000)
 
 def plan_picture() -> None:
     """The plan of gpt2-large for an RTX 4090, its two first parts."""
-    console = Console(record=True, width=COLUMNS, file=open("/dev/null", "w"), force_terminal=True)  # noqa: SIM115
+    console = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True)
     plan = tightfit.plan("gpt2-large", {"seq_len": 1024, "model_overrides": {"attn_pdrop": 0}}, gpu="rtx-4090")
     show_plan(plan, console)
     console.save_svg(str(PICTURES / "plan.svg"), title="tightfit plan gpt2-large seq_len=1024 --gpu rtx-4090")
@@ -38,8 +39,8 @@ def report_picture() -> None:
         run = Path(folder) / "run"
         subprocess.run([sys.executable, "-m", "tightfit", "profile", "quickstart", f"output_dir={run}"], check=True)
         subprocess.run(
-            [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-background-networking",
-             f"--window-size={WINDOW[0]},{WINDOW[1]}", "--virtual-time-budget=20000",
+            [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+             "--disable-background-networking", f"--window-size={WINDOW[0]},{WINDOW[1]}", "--virtual-time-budget=20000",
              f"--user-data-dir={folder}/browser", f"--screenshot={PICTURES / 'report.png'}",
              (run / "report.html").as_uri()],
             check=True, capture_output=True,
