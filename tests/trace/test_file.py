@@ -162,14 +162,6 @@ def test_the_longest_ops_and_the_largest_allocations_stay(path):
     assert load_trace(path, limit=limit) == sampled
 
 
-def test_the_rest_is_sampled_evenly(path):
-    save_trace(Trace(origin="measured", ops=[op(i) for i in range(10 * BLOCK)]), path)
-    kept = load_trace(path, limit=4000).ops
-    drawn = kept[2000:]  # half are the first of equals
-    for tenth in range(2, 10):
-        assert 150 < sum(tenth * BLOCK <= o.tick < (tenth + 1) * BLOCK for o in drawn) < 300
-
-
 def test_of_ops_without_seconds_those_with_most_work_stay(path):
     ops = [op(i, seconds=None, flops=10**9 if i == 777 else 5) for i in range(2 * BLOCK)]
     save_trace(Trace(origin="predicted", ops=ops), path)

@@ -25,7 +25,7 @@ from typing import IO, Any, TypeVar
 from tightfit.errors import ReportError
 from tightfit.files import replacing
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Span, Stream, Trace, Unseen
-from tightfit.trace.sample import LargestAllocations, LongestOps
+from tightfit.trace.sample import Largest, allocation_sizes, op_sizes
 
 T = TypeVar("T", Op, Allocation, Span)
 
@@ -79,8 +79,7 @@ def _block(kind: str, records: Sequence[Any]) -> dict[str, Any]:
 
 def load_trace(path: Path, limit: int | None = None) -> Trace:
     """Read a trace. limit: the most ops, and the most allocations, to keep; of more, the longest ops and the largest
-    allocations and a sample of the rest are kept, and the trace's notes say what share was left out. Memory is bounded
-    by it. Raises ReportError for a file that is not there, is none of these, is damaged, or of a newer version.
+    allocations are kept, and the trace's notes say what share was left out. Memory is bounded by it. Raises ReportError for a file that is not there, is none of these, is damaged, or of a newer version.
     """
     try:
         with gzip.open(path, "rb") as file:
@@ -96,7 +95,8 @@ def load_trace(path: Path, limit: int | None = None) -> Trace:
 def _read(file: gzip.GzipFile, path: Path, limit: int | None) -> Trace:
     lines = _lines(file, path)
     trace, defaults = _header(next(lines, None), path)
-    ops, allocations = LongestOps(limit), LargestAllocations(limit)
+    ops: Largest[Op] = Largest(limit, op_sizes)
+    allocations: Largest[Allocation] = Largest(limit, allocation_sizes)
     counts, ended = dict.fromkeys(KINDS, 0), False
     for number, line in enumerate(lines, start=2):
         try:
@@ -122,8 +122,8 @@ def _read(file: gzip.GzipFile, path: Path, limit: int | None) -> Trace:
             raise ReportError(f"{path}: it holds more than {limit:,} spans, and a step has a few for each micro-batch")
     if not ended:
         raise _damaged(path, "it ends too early")
-    trace.ops, trace.allocations = ops.kept(), allocations.kept()
-    trace.notes += [*ops.notes(), *allocations.notes()]
+    trace.ops, trace.allocations = ops.records, allocations.records
+    trace.notes += [*ops.notes("ops", "time", "longest"), *allocations.notes("allocations", "bytes", "largest")]
     return trace
 
 

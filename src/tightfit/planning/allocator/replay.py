@@ -138,31 +138,20 @@ def _run(allocator: CachingAllocator, events: list[Event]) -> _Run:
     for tick, number, size in events:
         if not size:
             allocator.free(blocks.pop(number))
-        else:
+        while size and number not in blocks:
             try:
                 blocks[number] = allocator.malloc(size)
             except OutOfCapacity as lack:
                 if run.failed_tick is None:
                     run.failed_tick, run.retries = tick, allocator.retries
-                blocks[number] = _go_on(run, size, lack)
+                ends = [end for end in (allocator.capacity, allocator.limit) if end is not None]
+                run.missing += lack.needed - min(ends)
+                if allocator.capacity is not None:
+                    allocator.capacity = max(allocator.capacity, lack.needed)
+                if allocator.limit is not None:
+                    allocator.limit = max(allocator.limit, lack.needed)
         run.allocated.append(allocator.allocated)
         run.reserved.append(allocator.reserved)
     if run.failed_tick is None:
         run.retries = allocator.retries
     return run
-
-
-def _go_on(run: _Run, size: int, lack: OutOfCapacity) -> Block:
-    """The block, from as much more memory as it takes."""
-    allocator = run.allocator
-    while True:
-        growth = [lack.needed - end for end in (allocator.capacity, allocator.limit) if end is not None]
-        run.missing += max(growth)
-        if allocator.capacity is not None:
-            allocator.capacity = max(allocator.capacity, lack.needed)
-        if allocator.limit is not None:
-            allocator.limit = max(allocator.limit, lack.needed)
-        try:
-            return allocator.malloc(size)
-        except OutOfCapacity as more:
-            lack = more
