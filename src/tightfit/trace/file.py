@@ -79,7 +79,8 @@ def _block(kind: str, records: Sequence[Any]) -> dict[str, Any]:
 
 def load_trace(path: Path, limit: int | None = None) -> Trace:
     """Read a trace. limit: the most ops, and the most allocations, to keep; of more, the longest ops and the largest
-    allocations are kept, and the trace's notes say what share was left out. Memory is bounded by it. Raises ReportError for a file that is not there, is none of these, is damaged, or of a newer version.
+    allocations are kept, and the trace's notes say what share was left out. Memory is bounded by it. Raises ReportError
+    for a file that is not there, is none of these, is damaged, or of a newer version.
     """
     try:
         with gzip.open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""The largest of more ops or allocations than can be held, a block at a time; what was left out is said in a sentence."""
+"""The largest of more ops or allocations than can be held, and what was left out, as a sentence."""
 
 from __future__ import annotations
 
