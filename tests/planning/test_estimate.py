@@ -13,7 +13,7 @@ from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Margin, by_category, capacity, estimate, fit, host_need, running_at
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.recipe import Recipe
-from tightfit.trace import Allocation, Category, Place, Span, Trace, Unseen
+from tightfit.trace import Allocation, Category, Place, Span, Trace, UntracedMemory
 
 TOY = Toy.drawn(3)
 NOTHING = Margin(share=0.0, fixed=0)
@@ -37,9 +37,9 @@ def small(kind="cuda"):
             Allocation(born=5, died=8, bytes=700_001),
         ],
         spans=[Span(name="forward", start=4, stop=9, step=1), Span(name="step 1", start=3, stop=12, step=1)],
-        unseen=[Unseen(name="context", bytes=5 * MIB, where="context", source=""),
-                Unseen(name="workspace", bytes=2 * MIB, where="allocator", source=""),
-                Unseen(name="pinned", bytes=77, where="host", source="")],
+        unseen=[UntracedMemory(name="context", bytes=5 * MIB, where="context", source=""),
+                UntracedMemory(name="workspace", bytes=2 * MIB, where="allocator", source=""),
+                UntracedMemory(name="pinned", bytes=77, where="host", source="")],
     )
 
 

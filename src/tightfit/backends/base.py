@@ -12,7 +12,7 @@ from tightfit.devices import Device
 from tightfit.recipe import Recipe
 from tightfit.tasks import Window
 from tightfit.techniques import SLOTS, Technique
-from tightfit.trace import Phase, Trace, Unseen
+from tightfit.trace import Phase, Trace, UntracedMemory
 
 WARM_UP = 2
 """Steps before any is measured: the first makes the optimizer's states, compiles, and picks kernels."""
@@ -231,7 +231,7 @@ class Backend(Protocol):
     def time(self, step: Any, windows: Iterator[Any], warm_up: int, steps: int) -> Timings:
         """Take `warm_up` + `steps` + 1 steps of `step` on its own `windows`, and say what each of `steps` took."""
 
-    def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[Unseen]:
+    def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemory]:
         """What the recipe's step takes on a device besides what its trace, of this device or of one like it, holds."""
 
 

@@ -13,7 +13,7 @@ from tightfit.planning.plan import Estimate, Memory, Time
 from tightfit.planning.wording import size
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
-from tightfit.trace import Category, Place, Trace, Unseen
+from tightfit.trace import Category, Place, Trace, UntracedMemory
 
 
 class Replayed(Protocol):
@@ -71,7 +71,7 @@ class Tools:
     replay: Callable[[Trace, int | None], Replayed]
     step_time: Callable[[Trace, Recipe, Device], StepTimed]
     mfu: Callable[[Recipe, Device, float], float]
-    unseen: Callable[[Recipe, Device, Trace], list[Unseen]] | None = None
+    unseen: Callable[[Recipe, Device, Trace], list[UntracedMemory]] | None = None
     host: HostMemory | None = None
 
     def with_unseen(self, trace: Trace, recipe: Recipe, device: Device) -> Trace:

@@ -16,7 +16,7 @@ from tightfit.planning.allocator.replay import Fits
 from tightfit.planning.offload import OffloadAdvice
 from tightfit.planning.wording import size
 from tightfit.recipe import CHOICES, Recipe
-from tightfit.trace import Unseen
+from tightfit.trace import UntracedMemory
 
 INFERENCE_CHOICES = ("precision", "attention")
 """What CHOICES are, of a recipe with `mode: inference`."""
@@ -116,7 +116,7 @@ class Estimate:
     safe: bool
     memory: Memory
     time: Time
-    unseen: tuple[Unseen, ...] = ()
+    unseen: tuple[UntracedMemory, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

@@ -18,7 +18,7 @@ from tightfit.planning.estimate import Tools
 from tightfit.planning.timing.step_time import StepTime, step_time
 from tightfit.recipe import Recipe
 from tightfit.shapes import mfu, shape_of, training_flops
-from tightfit.trace import Trace, Unseen
+from tightfit.trace import Trace, UntracedMemory
 
 COMPUTES_IN = {"fp16": "float16", "bf16": "bfloat16", "bf16-pure": "bfloat16"}
 """The dtype of matrix products by precision; float32 for the rest."""
@@ -28,7 +28,7 @@ def standard_tools(
     predict: Callable[[Recipe, Device], Trace],
     ceilings: Ceilings | None = None,
     settings: AllocatorSettings | None = None,
-    unseen: Callable[[Recipe, Device, Trace], list[Unseen]] | None = None,
+    unseen: Callable[[Recipe, Device, Trace], list[UntracedMemory]] | None = None,
     host: HostMemory | None = None,
 ) -> Tools:
     """The tools. ceilings: measured on this machine, where the device is its own. settings: the allocator's. unseen,

@@ -124,7 +124,7 @@ class Op:
 class Allocation:
     """A piece of memory, alive in the ticks from `born` up to, not including, `died`; None lives on.
 
-    category: what it holds from the tick `became` on; before it is temporary.
+    category: what it holds from the tick `category_since` on; before it is temporary.
     op: the op that asked for it.
     place: the memory it lies in. pinned: whether it is host memory that is page-locked for the device's copies.
     """
@@ -133,7 +133,7 @@ class Allocation:
     died: int | None
     bytes: int
     category: Category = Category.TEMPORARY
-    became: int = 0
+    category_since: int = 0
     module: str = ""
     op: str = ""
     shape: tuple[int, ...] = ()
@@ -143,7 +143,7 @@ class Allocation:
 
     def holds(self, tick: int) -> Category:
         """What it holds at a tick at which it is alive."""
-        return self.category if self.became <= tick else Category.TEMPORARY
+        return self.category if self.category_since <= tick else Category.TEMPORARY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +167,7 @@ class Span:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unseen:
+class UntracedMemory:
     """Memory that tracing cannot see, as a figure of its own.
 
     where: `context` outside the allocator, `allocator` inside it, `host` in the machine's own memory.
@@ -193,7 +193,7 @@ class Trace:
     ops: list[Op] = field(default_factory=list)
     allocations: list[Allocation] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
-    unseen: list[Unseen] = field(default_factory=list)
+    unseen: list[UntracedMemory] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     laid_out: bool = False
 

@@ -103,8 +103,8 @@ class Reader:
         events += [(op.tick, Event("op", i)) for i, op in enumerate(trace.ops)]
         for i, a in enumerate(trace.allocations):
             events.append((a.born, Event("birth", i)))
-            if a.became > a.born:
-                events.append((a.became, Event("turn", i)))
+            if a.category_since > a.born:
+                events.append((a.category_since, Event("turn", i)))
             if a.died is not None:
                 events.append((a.died, Event("death", i)))
         events.sort()

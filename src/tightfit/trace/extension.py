@@ -105,7 +105,7 @@ class Writer:
         else:
             for allocation in self._meant(Event("birth", item), group, copy, self._made):
                 if kind == "turn":
-                    allocation.became = self.tick
+                    allocation.category_since = self.tick
                 elif allocation.died is None:
                     allocation.died = self.tick
                 else:
@@ -128,9 +128,9 @@ class Writer:
     def _write_birth(self, item: int, copy: int, in_template: bool) -> None:
         a, made = self.reader.trace.allocations[item], self.written
         gain = 0 if in_template else self.rates.allocations.get(item, 0)
-        became = self.tick if a.became >= a.born else min(self.tick, a.became)
+        since = self.tick if a.category_since >= a.born else min(self.tick, a.category_since)
         allocation = Allocation(
-            self.tick, None, a.bytes + self.more * gain, a.category, became, self._name(a.module, copy), a.op, a.shape,
+            self.tick, None, a.bytes + self.more * gain, a.category, since, self._name(a.module, copy), a.op, a.shape,
             a.dtype, a.place, a.pinned,
         )
         self._made[item, copy] = allocation

@@ -24,7 +24,7 @@ from typing import IO, Any, TypeVar
 
 from tightfit.errors import ReportError
 from tightfit.files import replacing
-from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Span, Stream, Trace, Unseen
+from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Span, Stream, Trace, UntracedMemory
 from tightfit.trace.sample import Largest, allocation_sizes, op_sizes
 
 T = TypeVar("T", Op, Allocation, Span)
@@ -42,9 +42,11 @@ INDEXED = {"name", "module", "op", "dtype", "shape", "shapes", "phase", "op_clas
 ENUMS = {"phase": Phase, "op_class": OpClass, "category": Category, "place": Place, "stream": Stream}
 SINCE_2: dict[str, Any] = {"place": Place.DEVICE, "pinned": False, "stream": Stream.COMPUTE, "after": ()}
 """Columns that files of version 1 do not have, and what all their records are."""
-COUNTS = {"tick", "start", "stop", "step", "times", "born", "died", "became", "bytes", "flops", "bytes_read",
-          "bytes_written", "kernels"}  # fmt: skip
-NEVER_NEGATIVE = COUNTS - {"tick", "start", "stop", "born", "died", "became"}
+NAMED_IN_1 = {"became": "category_since"}
+"""Columns that files of version 1 name otherwise."""
+COUNTS = {"tick", "start", "stop", "step", "times", "born", "died", "category_since", "bytes", "flops",
+          "bytes_read", "bytes_written", "kernels"}  # fmt: skip
+NEVER_NEGATIVE = COUNTS - {"tick", "start", "stop", "born", "died", "category_since"}
 MAY_BE_NONE = {"died", "seconds"}
 LARGEST_COUNT = 1 << 62
 
@@ -155,7 +157,7 @@ def _header(line: Any, path: Path) -> tuple[Trace, dict[str, Any]]:
     try:
         if line["origin"] not in ("predicted", "measured"):
             raise ValueError(f"origin {line['origin']!r}")
-        unseen = [Unseen(**{**each, "bytes": int(each["bytes"]), "name": str(each["name"]),
+        unseen = [UntracedMemory(**{**each, "bytes": int(each["bytes"]), "name": str(each["name"]),
                             "source": str(each["source"])}) for each in line["unseen"]]
         trace = Trace(origin=line["origin"], unseen=unseen, notes=[str(note) for note in line["notes"]],
                       laid_out=bool(line.get("laid_out", False)))
@@ -176,6 +178,8 @@ def _columns(kind: str, line: dict[str, Any], defaults: dict[str, Any]) -> tuple
     defaults: one value for all rows of a column that is not there.
     """
     made, values = line[kind], line["values"]
+    if defaults:
+        made = {NAMED_IN_1.get(name, name): column for name, column in made.items()}
     columns = _Columns()
     columns.meanings = {}
     for name in (f.name for f in fields(KINDS[kind])):

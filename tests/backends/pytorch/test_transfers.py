@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from tightfit.backends.pytorch.predicting.target import PlanningMode, as_on
+from tightfit.backends.pytorch.predicting.target import PlanningMode, simulate
 from tightfit.backends.pytorch.tracing.tracker import Tracker
 from tightfit.backends.pytorch.transfers import TO_DEVICE, TO_HOST, UNPINNED, WAIT, Copy, Transfers
 from tightfit.devices import Device, find_device
@@ -48,7 +48,7 @@ class Offloading(nn.Module):
                 if number:
                     ahead = self.transfers.to_device(kept[number - 1].target, after=[kept[number - 1]])
                 x = fetched.wait()
-                weight: Tensor = self.layers[number].weight
+                weight = self.layers[number].get_parameter("weight")
                 output = x @ weight.T
                 gradient = gradient * (output > 0)
                 found.insert(0, gradient.T @ x)
@@ -75,7 +75,7 @@ def run(model: Offloading, tracker: Tracker | None = None) -> list[Tensor]:
 
 def predicted(device: Device) -> Trace:
     tracker = Tracker()
-    with as_on(device), PlanningMode(device):
+    with simulate(device), PlanningMode(device):
         transfers = Transfers(CPU, pinned=device.kind == "cuda")
         run(Offloading(transfers), tracker)
         return tracker.trace("predicted")
@@ -156,7 +156,7 @@ def test_the_card_and_the_host_are_planned_for_each_by_itself():
 
 def test_memory_that_is_not_locked_is_said_in_the_copys_name():
     tracker = Tracker()
-    with as_on(A10), PlanningMode(A10), tracker:
+    with simulate(A10), PlanningMode(A10), tracker:
         transfers = Transfers(CPU, pinned=True)
         transfers.to_device(torch.empty(4)).wait()
     assert [op.name for op in tracker.ops] == [TO_DEVICE + UNPINNED]

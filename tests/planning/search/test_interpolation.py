@@ -13,7 +13,7 @@ from tightfit.planning.search.interpolation import align, interpolate, transfer
 from tightfit.planning.search.splicing import with_micro_batches, with_optimizer, with_second
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS
-from tightfit.trace import Allocation, Phase, Unseen
+from tightfit.trace import Allocation, Phase, UntracedMemory
 
 GPU = Device(kind="cuda", name="toy", memory_bytes=1 << 34, capability=(8, 0))
 TOY = Toy.drawn(7)
@@ -36,7 +36,7 @@ def test_interpolates_between_and_beyond(at):
 
 
 def test_interpolates_what_is_unseen():
-    low, high = (replace(traced(m), unseen=[Unseen(name="x", bytes=100 * m + 7, where="host", source="")])
+    low, high = (replace(traced(m), unseen=[UntracedMemory(name="x", bytes=100 * m + 7, where="host", source="")])
                  for m in (2, 4))
     assert interpolate(low, 2, high, 4, 3).unseen[0].bytes == 307
 
@@ -90,7 +90,7 @@ def test_transfers_nothing_that_is_ambiguous():
     here, there = traced(5), traced(2)
     weight = there.allocations[0]
     grows = next(a for a in here.allocations if a.bytes != there.allocations[here.allocations.index(a)].bytes)
-    twin = replace(grows, born=weight.born, died=weight.died, became=weight.became)
+    twin = replace(grows, born=weight.born, died=weight.died, category_since=weight.category_since)
     same = replace(weight, op=grows.op, dtype=grows.dtype, shape=grows.shape, category=grows.category)
     assert transfer(here, here, there) is not None
     assert transfer(here, replace(here, allocations=[twin, *here.allocations[1:]]),
@@ -101,7 +101,7 @@ def test_aligns_scratch_that_one_lacks():
     low, high = traced(2), traced(5)
     born = high.allocations[9].born
     for part in (*high.ops, *high.allocations):  # two ticks later from there on
-        for name in ("tick", "born", "died", "became"):
+        for name in ("tick", "born", "died", "category_since"):
             if (getattr(part, name, 0) or 0) > born:
                 setattr(part, name, getattr(part, name) + 2)
     high.spans = [replace(s, start=s.start + 2 * (s.start > born), stop=s.stop + 2 * (s.stop > born))

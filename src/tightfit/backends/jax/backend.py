@@ -24,7 +24,7 @@ from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.host_memory import host_memory
 from tightfit.recipe import Recipe
-from tightfit.trace import Trace, Unseen
+from tightfit.trace import Trace, UntracedMemory
 
 DRIVER = "libcuda.so.1"
 """NVIDIA's driver, as a library."""
@@ -66,7 +66,7 @@ class JaxBackend:
     def time(self, step: Step, windows: Iterator[Any], warm_up: int, steps: int) -> Timings:
         return time_steps(step, windows, warm_up, steps)
 
-    def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[Unseen]:
+    def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemory]:
         return unseen(device)
 
 

@@ -16,7 +16,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from tightfit.backends.pytorch.attention_masks import distance_mask
 from tightfit.backends.pytorch.formats import HALF
-from tightfit.backends.pytorch.stand_ins import capability_of
+from tightfit.backends.pytorch.simulated_device import capability_of
 from tightfit.errors import ModelError
 
 PackedWay = Literal["rows", "varlen", "slices", "dense"]

@@ -26,7 +26,7 @@ from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.host_memory import host_memory
 from tightfit.recipe import Recipe
-from tightfit.trace import Trace, Unseen
+from tightfit.trace import Trace, UntracedMemory
 
 
 class PytorchBackend:
@@ -87,5 +87,5 @@ class PytorchBackend:
                 meter.end(step(next(windows), build.recipe.learning_rate).read().loss.mean)
         return meter.read()
 
-    def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[Unseen]:
+    def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemory]:
         return unseen(recipe, device, trace)

@@ -56,7 +56,7 @@ def same_structure(low: Trace, high: Trace) -> bool:
         and _alike(low.unseen, high.unseen, lambda u: (u.name, u.where))
         and _alike(low.ops, high.ops, lambda o: (o.tick, o.name, o.kernels, tuple(map(len, o.shapes))))
         and _alike(low.allocations, high.allocations,
-                   lambda a: (a.born, a.died, a.category, a.became, a.op, len(a.shape)))
+                   lambda a: (a.born, a.died, a.category, a.category_since, a.op, len(a.shape)))
     )
 
 
@@ -81,7 +81,7 @@ def align(low: Trace, high: Trace) -> tuple[Trace, Trace] | None:
         other,
         ops=[replace(b, tick=a.tick) for a, b in zip(base.ops, other.ops, strict=True)],
         allocations=[
-            replace(a, bytes=0) if b is None else replace(b, born=a.born, died=a.died, became=a.became)
+            replace(a, bytes=0) if b is None else replace(b, born=a.born, died=a.died, category_since=a.category_since)
             for a, b in zip(base.allocations, matched, strict=True)
         ],
         spans=[replace(b, start=a.start, stop=a.stop) for a, b in zip(base.spans, other.spans, strict=True)],
@@ -249,7 +249,7 @@ def _resized_op(op: Op, shapes: tuple[Shape, ...], flops: int, bytes_read: int, 
 
 
 def _resized(a: Allocation, shape: Shape, size: int) -> Allocation:
-    return Allocation(a.born, a.died, size, a.category, a.became, a.module, a.op, shape, a.dtype)
+    return Allocation(a.born, a.died, size, a.category, a.category_since, a.module, a.op, shape, a.dtype)
 
 
 def _op_key(op: Op) -> Hashable:

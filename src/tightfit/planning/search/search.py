@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
-from tightfit.garbage import collected_by_hand
+from tightfit.garbage import gc_paused
 from tightfit.host_memory import host_memory
 from tightfit.models import model_facts
 from tightfit.planning.alignment import Misalignment, dimensions, misaligned
@@ -58,7 +58,7 @@ FEW = 12
 """Traces up to which more are made for no more than something to compare the choice with."""
 
 
-@collected_by_hand()
+@gc_paused()
 def search(
     recipe: Recipe,
     device: Device,

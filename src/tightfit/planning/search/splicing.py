@@ -80,12 +80,12 @@ def with_optimizer(trace: Trace, donor: Trace) -> Trace | None:
     starts = list(accumulate(lengths[:-1], initial=0))
     own.starts = other.starts = starts
     allocations = [
-        _moved(a, own.at(a.born), own.at(a.became), own.end(a.died))
+        _moved(a, own.at(a.born), own.at(a.category_since), own.end(a.died))
         for a in trace.allocations
         if a.category is not Category.OPTIMIZER and not own.inside(a.born)
     ]
     allocations += [
-        _moved(a, other.at(a.born), other.at(a.became), None if a.died is None else other.at(a.died))
+        _moved(a, other.at(a.born), other.at(a.category_since), None if a.died is None else other.at(a.died))
         for a in donor.allocations
         if a.category is Category.OPTIMIZER or other.inside(a.born)
     ]

@@ -156,11 +156,11 @@ def by_category(allocations: Sequence[Allocation]) -> tuple[np.ndarray, np.ndarr
     changes = []
     for a in allocations:
         own, size = place[a.category], a.bytes
-        lives_to_turn = a.became > a.born and (a.died is None or a.became < a.died)
-        turns = a.became > a.born
+        lives_to_turn = a.category_since > a.born and (a.died is None or a.category_since < a.died)
+        turns = a.category_since > a.born
         changes.append((a.born, temporary if turns else own, size))
         if lives_to_turn:
-            changes += [(a.became, temporary, -size), (a.became, own, size)]
+            changes += [(a.category_since, temporary, -size), (a.category_since, own, size)]
         if a.died is not None:
             changes.append((a.died, own if lives_to_turn or not turns else temporary, -size))
     if not changes:

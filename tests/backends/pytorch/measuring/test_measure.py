@@ -210,7 +210,8 @@ def test_kernels_count_for_the_op_that_launched_them_and_others_stand_alone():
 
 def test_the_cuda_allocators_record_is_told_apart_by_op_and_address():
     weight = Allocation(born=0, died=None, bytes=40, category=Category.WEIGHTS, module="h.0")
-    made = Allocation(born=1, died=None, bytes=80, category=Category.ACTIVATIONS, became=1, module="h.0", op="aten.mm")
+    made = Allocation(born=1, died=None, bytes=80, category=Category.ACTIVATIONS, category_since=1, module="h.0",
+                      op="aten.mm")
     marks = SimpleNamespace(
         calls=[Call(tick=1, phase=Phase.FORWARD, module="h.0", name="aten.mm", made={800: made})],
         phases=[Phase.FORWARD, Phase.BACKWARD], gradients=[(640, "h.0")], held={4: weight}, held_elsewhere=0,
@@ -228,7 +229,7 @@ def test_the_cuda_allocators_record_is_told_apart_by_op_and_address():
         {"action": "free_completed", "addr": 800, "size": 80, "time_us": 2.16, "user_metadata": ""},
     ]
     trace = measured_trace(marks, Kineto(tree, []), changes({"device_traces": [entries]}))
-    found = [(a.bytes, a.category, a.born, a.became, a.died, a.op) for a in trace.allocations]
+    found = [(a.bytes, a.category, a.born, a.category_since, a.died, a.op) for a in trace.allocations]
     assert found == [
         (40, Category.WEIGHTS, 0, 0, None, ""),
         (80, Category.ACTIVATIONS, 100, 100, 1160, "aten.mm"),

@@ -16,7 +16,7 @@ from tightfit.backends.jax.compiled.buffers import Memory, inside_allocations, r
 from tightfit.backends.jax.compiled.kernels import kernels
 from tightfit.backends.jax.compiled.origins import carried
 from tightfit.backends.jax.compiled.program import Program, read_program
-from tightfit.trace import Allocation, Category, Op, Phase, Span, Trace, Unseen
+from tightfit.trace import Allocation, Category, Op, Phase, Span, Trace, UntracedMemory
 
 DUMPED = "*.jit_step.*{}_after_optimizations{}.txt"
 """How XLA names its files on `update.lower_step`'s program, by platform and kind; others may be compiled beside it."""
@@ -86,7 +86,7 @@ def _trace(compiled: Compiled, ops: list[Op], origin: Literal["predicted", "meas
     trace.allocations = [*_given(memory, origins, stop), *inside_allocations(memory, makers)]
     trace.spans = [Span(name="step 1", start=1, stop=stop, step=1), *_spans(ops, stop)]
     if memory.host:
-        trace.unseen.append(Unseen(name="offloaded values", bytes=memory.host, where="host",
+        trace.unseen.append(UntracedMemory(name="offloaded values", bytes=memory.host, where="host",
                                    source="XLA's own plan of the step's memory"))
     return trace
 

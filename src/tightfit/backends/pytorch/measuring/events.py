@@ -204,7 +204,7 @@ def _finder(stretches: dict[int, tuple[int, int]]) -> Callable[[int], int | None
 def _allocated(marks: Marks, profile: Events, start: int) -> list[Allocation]:
     """Allocations as the CPU's allocator handed them out, told apart by op and address."""
     when, region_at = _clock(marks, profile, start), _finder(profile.regions)
-    alive = {address: replace(a, born=0, became=0, died=None) for address, a in marks.held.items()}
+    alive = {address: replace(a, born=0, category_since=0, died=None) for address, a in marks.held.items()}
     found = list(alive.values())
     unknown = []
     gradients = [(stretch[0], number) for number, stretch in sorted(profile.gradients.items())]
@@ -215,14 +215,16 @@ def _allocated(marks: Marks, profile: Events, start: int) -> list[Allocation]:
             call = None if mark is None else marks.calls[mark]
             known = None if call is None else call.made.get(address)
             if known is not None:
-                made = replace(known, born=tick, died=None, bytes=size, became=max(when(known.became), tick))
+                since = max(when(known.category_since), tick)
+                made = replace(known, born=tick, died=None, bytes=size, category_since=since)
             elif call is not None:
                 made = Allocation(born=tick, died=None, bytes=size, module=call.module, op=call.name)
             elif region_at(moment) is not None:
                 made = Allocation(born=tick, died=None, bytes=size, op=COMPILED)
                 unknown.append(made)
             else:
-                made = Allocation(born=tick, died=None, bytes=size, op=OUTSIDE, category=Category.OTHER, became=tick)
+                made = Allocation(born=tick, died=None, bytes=size, op=OUTSIDE, category=Category.OTHER,
+                                  category_since=tick)
             alive[address] = made
             found.append(made)
         elif size < 0 and (gone := alive.pop(address, None)) is not None:
@@ -230,7 +232,7 @@ def _allocated(marks: Marks, profile: Events, start: int) -> list[Allocation]:
         elif size == 0 and mark is not None:
             held, owner = marks.gradients[mark]
             if held in alive and alive[held].category is not Category.GRADIENTS:
-                alive[held].category, alive[held].became, alive[held].module = Category.GRADIENTS, tick, owner
+                alive[held].category, alive[held].category_since, alive[held].module = Category.GRADIENTS, tick, owner
     _tell_activations(unknown, marks, profile, start)
     return found
 
@@ -244,14 +246,15 @@ def _tell_activations(unknown: Iterable[Allocation], marks: Marks, profile: Even
         number, at = phase_at(made.born + start), bisect.bisect_right(backwards, made.born)
         forward = number is not None and marks.phases[number] is Phase.FORWARD
         if forward and at < len(backwards) and (made.died is None or made.died > backwards[at]):
-            made.category, made.became = Category.ACTIVATIONS, made.born
+            made.category, made.category_since = Category.ACTIVATIONS, made.born
 
 
 def _followed(marks: Marks, profile: Events, start: int) -> list[Allocation]:
     """The tensors that were followed, with ticks on the host's clock."""
     when = _clock(marks, profile, start)
     return [
-        replace(a, born=when(a.born), became=when(a.became), died=None if a.died is None else when(a.died))
+        replace(a, born=when(a.born), died=None if a.died is None else when(a.died),
+                category_since=when(a.category_since))
         for a in marks.allocations
     ]
 

@@ -29,16 +29,16 @@ from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.cpu_target import scratch as cpu_scratch
 from tightfit.backends.pytorch.cuda_target import scratch as cuda_scratch
 from tightfit.backends.pytorch.models import cast_weights
+from tightfit.backends.pytorch.predicting.data_dependent import answer, hide_fakeness
 from tightfit.backends.pytorch.predicting.generating import generate, one_pass, recompute
 from tightfit.backends.pytorch.predicting.predict import ON_HOST, undrawn, without_values
-from tightfit.backends.pytorch.predicting.scalar_reads import answer, taken_for_real
-from tightfit.backends.pytorch.predicting.target import PlanningMode, as_on
+from tightfit.backends.pytorch.predicting.target import PlanningMode, simulate
+from tightfit.backends.pytorch.predicting.trace_failure import explain_trace_failure
 from tightfit.backends.pytorch.predicting.unseen import unseen
-from tightfit.backends.pytorch.predicting.untraceable import explained
 from tightfit.backends.pytorch.tracing.tracker import Tracker
 from tightfit.devices import Device
 from tightfit.errors import Refused
-from tightfit.garbage import collected_by_hand
+from tightfit.garbage import gc_paused
 from tightfit.recipe import Recipe
 from tightfit.trace import Trace
 
@@ -59,13 +59,14 @@ def predict_inference(recipe: Recipe, device: Device, model: nn.Module | None = 
     recipe = recipe.model_copy(update={"pretrained": False})
     scratch = (cpu_scratch if device.kind == "cpu" else cuda_scratch).scratch
     tracker = Tracker(scratch=scratch, answer=partial(answer, padded=False))
-    with collected_by_hand(), as_on(device), PlanningMode(device), taken_for_real():
+    with gc_paused(), simulate(device), PlanningMode(device), hide_fakeness():
         own = None if model is None else without_values(model)
         with undrawn():
             build = inference_build(recipe, device, ON_HOST, own)
         tracker.follow(build.model)
         try:
-            with tracker, build.session(), torch.no_grad(), build.forward_context(), explained(build, tracker):
+            with (tracker, build.session(), torch.no_grad(), build.forward_context(),
+                  explain_trace_failure(build, tracker)):
                 run = generate if generates(build) else recompute if build.task.predicts == "next" else one_pass
                 run(build, tracker)
                 trace = tracker.trace("predicted")  # here, for what is freed from now on is no part of it

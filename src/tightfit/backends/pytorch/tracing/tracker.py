@@ -167,7 +167,7 @@ class Tracker(TransferWatch, TorchDispatchMode):
         if phase is Phase.BACKWARD:
             self._backwards.append(start)
         if scratch:
-            self.memory.pass_through(scratch, name, module, phase, start)
+            self.memory.transient(scratch, name, module, phase, start)
         for op in ops:
             op.tick, op.phase, op.module = began or self.memory.next(), phase, op.module or module
             began = None
@@ -181,7 +181,7 @@ class Tracker(TransferWatch, TorchDispatchMode):
 
     def trace(self, origin: Any) -> Trace:
         """What was seen, with every allocation's category settled. It ends here: later releases are not followed."""
-        self.memory.settle(self._backwards)
+        self.memory.finalize_categories(self._backwards)
         return Trace(origin=origin, ops=self.ops, allocations=self.memory.allocations, spans=self.spans)
 
     # What transfers tell
@@ -257,14 +257,14 @@ class Tracker(TransferWatch, TorchDispatchMode):
                 continue
             source = memory.find(sources[number]) if number < len(sources) else None
             owner = module if outside or source is None else memory.allocations[source].module or module
-            made = memory.bear(tensor, name, phase, owner)
+            made = memory.allocate(tensor, name, phase, owner)
             if outside:
                 memory.owned_by(memory.allocations[made], [[] if source is None else [source], *worked_on])
             if phase is not Phase.OPTIMIZER and name.startswith("aten._to_copy") and self._holds_weight(args[0]):
                 memory.fix(made)  # autocast's copy of a weight is temporary, however long it lives
         scratch = self._scratch(func, args, kwargs, result) if self._scratch is not None else 0
         if scratch:  # beside the results, which kernels ask for first
-            passing = memory.pass_through(scratch, name, module, phase, memory.next())
+            passing = memory.transient(scratch, name, module, phase, memory.next())
             if outside:
                 memory.owned_by(passing, worked_on)
         costs = cost(func, args, kwargs, result)

@@ -62,7 +62,7 @@ def answer(func: Any, args: tuple[Any, ...], maker: Callable[[Tensor], str], *, 
 
 
 @contextmanager
-def taken_for_real() -> Iterator[None]:
+def hide_fakeness() -> Iterator[None]:
     """Inside, transformers takes fake tensors for real ones. A private interface, named here alone; without it masks
     of some models come out larger than they are."""
     ask = getattr(import_utils, "is_fake_tensor", None)
