@@ -1,4 +1,4 @@
-"""Rungs on two devices: what each of them gets, and what has to be there."""
+"""Rungs on two devices: the share of each, and what has to be there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tightfit.data import prepare
 from tightfit.data.loading import WindowLoader, make_window
 from tightfit.devices import Device
 from tightfit.errors import Refused
-from tightfit.ladder.rungs import DEVICES
+from tightfit.ladder.parallel import DEVICES
 from tightfit.models import model_facts
 from tightfit.recipe import Recipe
 from tightfit.tasks import Window
@@ -21,9 +21,9 @@ from tightfit.tasks import Window
 
 def data_parallel(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
     """Two GPUs in one process: each micro-batch of twice the recipe's is cut in two."""
-    found = cards(device)
-    if found < DEVICES:
-        raise Refused(f"launch: DataParallel splits a batch over two GPUs, and this machine has {found}; run it where "
+    gpus = cards(device)
+    if gpus < DEVICES:
+        raise Refused(f"launch: DataParallel splits a batch over two GPUs, and this machine has {gpus}; run it where "
                       "there are two")
     if recipe.compiled:
         raise Refused("compile: DataParallel copies the model anew at every step; write compile=off")
@@ -40,17 +40,17 @@ def distributed(recipe: Recipe, device: Device, warm_up: int, steps: int, *, dir
     """This process's half of every global batch, and what the fuller process needed. Two processes call it: on a GPU
     each where there are two, on the processor otherwise.
 
-    direct: whether the GPUs may use their direct link, which has to be settled before the processes start.
+    direct: whether the GPUs may use their direct link, which is set before the processes start.
     """
-    found = cards(device)
-    if found < DEVICES and not direct:
-        raise Refused(f"launch: NCCL switches off the direct link between two GPUs, and this machine has {found}; run "
+    gpus = cards(device)
+    if gpus < DEVICES and not direct:
+        raise Refused(f"launch: NCCL switches off the direct link between two GPUs, and this machine has {gpus}; run "
                       "it where there are two")
     data = WindowLoader(prepare(recipe, model_facts(recipe)).train, recipe)
     if any(len(data.chosen(step)[0]) < DEVICES for step in range(warm_up + steps + 1)):
         raise Refused(f"batch_size: a step of one sample cannot be shared by {DEVICES} processes; write an even "
                       "batch_size that divides the samples")
-    if found < DEVICES:
+    if gpus < DEVICES:
         device = PytorchBackend().device(recipe.override(device="cpu"))
     if reasons := recipe.refusals(device):
         raise Refused("; ".join(reasons))
