@@ -17,10 +17,9 @@ from tightfit.ladder.results import (
     Effect,
     RungResult,
     effects,
+    figures_of,
     heading,
-    memory_of,
     rung_results,
-    seconds_of,
     spreads,
     times,
 )
@@ -216,8 +215,8 @@ def _full_row(ladder: Ladder, rung: Rung, row: Predicted) -> tuple[str, ...]:
 
 def _both(ladder: Ladder, rung: Rung, row: Predicted) -> dict[What, tuple[float | None, float | None]]:
     """Seconds of a step and bytes, as published and as predicted."""
-    return {"time": (ladder.published_seconds(rung), seconds_of(row)),
-            "memory": (ladder.published_bytes(rung), memory_of(row, ladder))}
+    published, predicted = ladder.published(rung), figures_of(row, ladder)
+    return {"time": (published.seconds, predicted.seconds), "memory": (published.memory, predicted.memory)}
 
 
 def _why(ladder: Ladder, rung: Rung) -> Mapping[What, str]:

@@ -28,7 +28,7 @@ def shown(run):
 
 def test_all_of_it_is_there(reduced):
     read = Read(reduced)
-    for name in ("ladder", "time", "memory", "full-time", "throughput", "features", "peers", "missing", "about"):
+    for name in ("ladder", "seconds", "memory", "full-seconds", "throughput", "features", "peers", "missing", "about"):
         assert name in read.ids
     for word in ("13 of 15", "published (publ.) on V100 16 GB", "reduced shape", "-50.0 %",
                  "predicted, v100-16gb", "predicted differs from measured by", f"speed, {PEER}",
@@ -52,13 +52,13 @@ def test_it_stands_alone_and_can_be_read_without_eyes(reduced):
 
 def test_published_figures_stand_beside_measured_ones_at_full_size_alone():
     reduced = shown(bert_large())
-    assert reduced["time"] == ["measured, CPU", "predicted, CPU"]
-    assert reduced["full-time"] == ["published, V100 16 GB", "predicted, v100-16gb"]
+    assert reduced["seconds"] == ["measured, CPU", "predicted, CPU"]
+    assert reduced["full-seconds"] == ["published, V100 16 GB", "predicted, v100-16gb"]
     run = bert_large("full", CARD, gpu=None)
     full = shown(run)
-    assert full["time"] == full["memory"] == [
+    assert full["seconds"] == full["memory"] == [
         "published, V100 16 GB", "measured, V100 16 GB", "predicted, V100 16 GB"]
-    assert "full-time" not in full
+    assert "full-seconds" not in full
     memory = next(chart for chart in draw(run) if chart.name == "memory")
     refused = next(row for row in memory.rows if row[0].startswith("13."))
     assert refused[1:3] == ("-", "-")  # what did not run took nothing, its context left aside
@@ -90,11 +90,11 @@ def test_charts_hold_every_rung_with_a_figure():
     run = bert_large()
     charts = {chart.name: chart for chart in draw(run)}
     assert [row[0].partition(".")[0] for row in charts["memory"].rows] == [str(n) for n in range(1, 15)]
-    assert len(charts["full-time"].figure.data[0].y) == 14
+    assert len(charts["full-seconds"].figure.data[0].y) == 14
     assert [len(trace.x) for trace in charts["throughput"].figure.data] == [13, 0, 10]  # on the front, others, peers
     ddp = empty(find_ladder("ddp"), "full", CARD, gpu="v100-16gb")
-    assert shown(ddp) == {"time": ["published, two TITAN RTX with NVLink"],
-                          "full-time": ["published, two TITAN RTX with NVLink"]}
+    assert shown(ddp) == {"seconds": ["published, two TITAN RTX with NVLink"],
+                          "full-seconds": ["published, two TITAN RTX with NVLink"]}
     assert draw(ddp)[0].rows[0][1] == "0.55"
 
 
@@ -166,7 +166,7 @@ def test_charts_are_drawn_and_fit_in_either_theme(visit, width, theme):
     opened.wait_for_selector("#throughput-chart .main-svg")
     charts_fit(opened, width, 5)
     colours = opened.evaluate("[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color,"
-                              " getComputedStyle(document.querySelector('#time-chart .xtick text')).fill]")
+                              " getComputedStyle(document.querySelector('#seconds-chart .xtick text')).fill]")
     back, ink, ticks = (sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in colours)
     assert (back < 200) == (theme == "dark")
     assert abs(back - ink) > 500
@@ -191,6 +191,6 @@ def test_the_keyboard_reaches_tables_and_folded_lines(visit):
 @needs_chromium
 def test_markup_in_a_rungs_name_stays_text_in_a_chart(visit):
     opened = visit("hostile.html", drawn=False)
-    opened.wait_for_selector("#time-chart .main-svg")
+    opened.wait_for_selector("#seconds-chart .main-svg")
     assert opened.locator("img, #throughput-chart a:not(.modebar-btn)").count() == 0
-    assert "alert(" in "".join(opened.locator("#time-chart .ytick text").all_text_contents())
+    assert "alert(" in "".join(opened.locator("#seconds-chart .ytick text").all_text_contents())

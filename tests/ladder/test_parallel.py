@@ -15,7 +15,8 @@ from tightfit.errors import Refused
 from tightfit.ladder import jobs, parallel, worker
 from tightfit.ladder.catalogue import find_ladder
 from tightfit.ladder.jobs import Job, Outcome, run_jobs
-from tightfit.ladder.parallel import command, run_parallel
+from tightfit.ladder.parallel import command
+from tightfit.ladder.two_devices import run_parallel
 from tightfit.models import model_facts
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe

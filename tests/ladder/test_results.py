@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.ladder.made import PEER, REFUSED, STRANGE, bert_large, empty
+from tests.ladder.made import MIB, PEER, REFUSED, STRANGE, bert_large, empty, predicted
 from tightfit.ladder.catalogue import find_ladder
-from tightfit.ladder.results import effects, front, inverse, quantiles, rung_results, span, spreads
+from tightfit.ladder.results import effects, figures_of, front, inverse, quantiles, rung_results, span, spreads
 
 
 def found(run):
@@ -73,6 +73,14 @@ def test_peers_ratios_are_ours_in_theirs():
     speed, memory = spreads(shown)
     assert (speed.peer, speed.ratio, speed.count, speed.values) == (PEER, "speed", 9, pytest.approx([2.0] * 5))
     assert (memory.ratio, memory.values) == ("memory", pytest.approx([0.5] * 5))
+
+
+def test_a_prediction_of_unknown_time_has_its_memory():
+    run = empty(find_ladder("bert-large"), "reduced")
+    row = predicted(run, run.options.ladder.rungs[0], "CPU", "reduced", 0.0, 90)
+    assert figures_of(row, run.options.ladder) == (None, 90 * MIB)
+    refused = row.model_copy(update={"status": "refused"})
+    assert figures_of(refused, run.options.ladder) == figures_of(None, run.options.ladder) == (None, None)
 
 
 def test_quantiles():

@@ -152,11 +152,10 @@ def test_two_ladders_do_not_run_in_one_folder(go: Go, tmp_path: Path) -> None:
     assert all(result.measured is not None for result in rung_results(go()[0]))
 
 
-def test_a_few_of_the_lines_that_are_no_results_are_named(go: Go, tmp_path: Path) -> None:
+def test_lines_that_are_no_results_are_said_once(go: Go, tmp_path: Path) -> None:
     (tmp_path / RESULTS).write_text("what is this\n" * 40)
     _, _, said = go()
-    assert sum("is no result" in text for text in said) == 5
-    assert "35 more lines are no results either" in said
+    assert [text for text in said if "is no result" in text and text.endswith("; 39 more lines are none either")]
 
 
 def test_a_peer_is_the_same_work_or_says_that_it_is_not(go: Go) -> None:
@@ -209,8 +208,7 @@ def test_a_card_has_a_name_or_a_size() -> None:
 
 def test_memory_falls_as_published(tmp_path: Path) -> None:
     """A few rungs of BERT-large's ladder as a person runs them, at its smallest: a process a rung."""
-    kept = ("batch 4, fp32", "micro-batch 1, accumulation 4", "+ checkpointing", "batch 4, Adafactor",
-            "accumulation, checkpointing, fp16, Adafactor")  # fmt: skip
+    kept = ("batch 4, fp32", "micro-batch 1, accumulation 4", "+ checkpointing", "batch 4, Adafactor")
     ladder = replace(LADDER, rungs=tuple(rung for rung in LADDER.rungs if rung.name in kept))
     said: list[str] = []
     run = LadderRun(options(ladder, "smallest", tmp_path, steps=1), this_machine(ladder.recipe(ladder.rungs[0])),
@@ -221,9 +219,8 @@ def test_memory_falls_as_published(tmp_path: Path) -> None:
         assert result.measured.status == "done", result.measured
         assert result.predicted.peak_allocated == pytest.approx(result.measured.peak_allocated, rel=0.002), result.name
         peaks[result.name] = result.measured.peak_allocated
-    assert len(peaks) == 5
+    assert len(peaks) == 4
     plain = peaks["batch 4, fp32"]
     assert plain > peaks["micro-batch 1, accumulation 4"] > peaks["+ checkpointing"]
     assert peaks["batch 4, Adafactor"] < plain
-    assert peaks["accumulation, checkpointing, fp16, Adafactor"] == min(peaks.values())
-    assert any("rung 5 of 5" in sentence for sentence in said)
+    assert any("rung 4 of 4" in sentence for sentence in said)

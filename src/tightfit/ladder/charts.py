@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from html import escape
-from typing import Any, Literal
+from typing import Any
 
 from tightfit.devices import MIB
 from tightfit.ladder.results import RungResult, front, place
@@ -18,10 +18,10 @@ GRID = "rgba(128,128,128,0.3)"
 WRAPPED, MOST_ROWS = 24, 3
 """Letters of a row of a rung's name beside its bars, and rows of one."""
 
-Figure = Literal["seconds", "memory"]
-UNITS: dict[Figure, tuple[str, float, str]] = {"seconds": ("Seconds of a step", 1.0, ".4g"),
-                                               "memory": ("Peak memory, MiB", float(MIB), ",.0f")}
+UNITS = {"seconds": ("Seconds of a step", 1.0, ".4g"), "memory": ("Peak memory, MiB", float(MIB), ",.0f")}
 """Each figure's axis, its unit in seconds or bytes, and how a value is written."""
+Series = dict[tuple[str, str], list[float | None]]
+"""A figure of each rung, by who says so (published, measured, predicted) and of which device."""
 
 
 def printable(text: object) -> str:
@@ -34,11 +34,10 @@ def label(text: object) -> str:
     return escape(printable(text), quote=False)
 
 
-def bars(names: Sequence[str], series: dict[tuple[str, str], list[float | None]], figure: Figure) -> Any:
+def bars(names: Sequence[str], series: Series, figure: str) -> Any:
     """Bars of each rung side by side, the first rung on top.
 
-    names: numbered, so that no two are the same. series: seconds or bytes of each rung, by who says so and of which
-    device.
+    names: numbered, so that no two are the same. figure: of UNITS.
     """
     import plotly.graph_objects as go
 

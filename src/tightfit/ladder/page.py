@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from itertools import pairwise
@@ -24,26 +24,26 @@ from tightfit.ladder.results import (
     QUANTILES,
     RungResult,
     effects,
+    figures_of,
     front,
     heading,
     inverse,
-    memory_of,
     own,
     quantiles,
     rung_results,
-    seconds_of,
     spreads,
     times,
 )
-from tightfit.ladder.rows import OURS, Measured, Predicted
+from tightfit.ladder.rows import OURS, Measured
 from tightfit.ladder.run import LadderRun
+from tightfit.ladder.rungs import Ladder
 from tightfit.ladder.table import cells, notes
 from tightfit.trace.file import replacing
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 WIDTH = 1100
 """Pixels of a picture."""
-CHARTS = {"time": "Time of a step", "memory": "Memory", "full-time": "Time of a step at full size",
+CHARTS = {"seconds": "Time of a step", "memory": "Memory", "full-seconds": "Time of a step at full size",
           "full-memory": "Memory at full size", "throughput": "Throughput against memory"}  # fmt: skip
 """The charts of a page, in its order."""
 
@@ -88,7 +88,7 @@ def page(run: LadderRun) -> str:
     return _render(
         "page", title=ladder.title, run=run, heading=heading(run)[1:], heads=heads, rows=rows, charts=draw(run),
         ran=sum(result.ran for result in ours), every=len(ours), best=best,
-        least=_mib(memory_of(best[0].measured, ladder)) if best else "-",
+        least=_mib(best[0], ladder) if best else "-",
         changes=[(result.rung.name, _yaml(result.rung.changes), result.rung.against or "") for result in ours],
         guides=guides().guides, effects=effects(results), spreads=spreads(results), quantiles=QUANTILES,
         peers=[(result.rung.name, title_of(result.runner), result.other_work, _steps(result.baseline),
@@ -105,75 +105,59 @@ def page(run: LadderRun) -> str:
 
 def draw(run: LadderRun) -> list[Chart]:
     """The charts that have figures: of the scale that ran, of the full size where it is predicted, of throughput."""
-    results, ladder, options, device = rung_results(run), run.options.ladder, run.options, run.machine.device
+    results, ladder, gpu, device = rung_results(run), run.options.ladder, run.options.gpu, run.machine.device
     ours = own(results)
     numbers = {result.rung.name: number for number, result in enumerate(ours, start=1)}
-
-    account = ("the most that the allocator held in a step"
-               if run.machine.kind == "cpu" or ladder.published_memory == "allocator"
-               else "the most that the driver reports for the process")
-
-    def bars(name: str, figure: charts.Figure, published: bool, **who: tuple[str, Rows]) -> Chart | None:
-        """who: by who says so: of which device, and where a result has the row."""
-        series, cards = dict[tuple[str, str], list[float | None]](), dict[tuple[str, str], str]()
-        if published:
-            key = ("published", ladder.published_on)
-            series[key] = [ladder.published_seconds(result.rung) if figure == "seconds"
-                           else ladder.published_bytes(result.rung) for result in ours]
-            cards[key] = published_card(ladder)
-        for word, (on, row) in who.items():
-            series[word, on] = [seconds_of(row(result)) if figure == "seconds" else memory_of(row(result), ladder)
-                                for result in ours]
-            cards[word, on] = card_name(on)
-        text = "the median of those measured" if figure == "seconds" else account
-        return _compared(name, [f"{n}. {rung}" for rung, n in numbers.items()], series, cards, figure, text)
-
-    here: dict[str, tuple[str, Rows]] = {"measured": (device, lambda result: result.measured),
-                                         "predicted": (device, lambda result: result.predicted)}
-    whole = options.scale == "full"
-    found = [bars("time", "seconds", whole, **here), bars("memory", "memory", whole, **here)]
-    if options.gpu is not None:
-        there: dict[str, tuple[str, Rows]] = {"predicted": (options.gpu, lambda result: result.full)}
-        found += [bars("full-time", "seconds", True, **there), bars("full-memory", "memory", True, **there)]
-    return [*filter(None, found), *_throughput(results, run, numbers)]
+    published = {("published", ladder.published_on): [ladder.published(result.rung) for result in ours]}
+    here = {("measured", device): [figures_of(result.measured, ladder) for result in ours],
+            ("predicted", device): [figures_of(result.predicted, ladder) for result in ours]}
+    if run.options.scale == "full":
+        here = published | here
+    there = {}
+    if gpu is not None:
+        there = published | {("predicted", gpu): [figures_of(result.full, ladder) for result in ours]}
+    driver = run.machine.kind != "cpu" and ladder.published_memory == "driver"
+    texts = {"seconds": "the median of those measured", "memory": "the most that the driver reports for the process"
+             if driver else "the most that the allocator held in a step"}
+    found = [_compared(f"{size}{figure}", [f"{number}. {name}" for name, number in numbers.items()],
+                       {who: [getattr(each, figure) for each in figures] for who, figures in series.items()}, figure,
+                       texts[figure], published_card(ladder))
+             for size, series in (("", here), ("full-", there)) for figure in charts.UNITS]
+    return [*filter(None, found), *_throughput(results, ladder, numbers)]
 
 
-Rows = Callable[[RungResult], Measured | Predicted | None]
-
-
-def _compared(name: str, rungs: Sequence[str], series: dict[tuple[str, str], list[float | None]],
-              cards: dict[tuple[str, str], str], figure: charts.Figure, text: str) -> Chart | None:  # fmt: skip
+def _compared(name: str, rungs: Sequence[str], series: charts.Series, figure: str, text: str,
+              published: str) -> Chart | None:  # fmt: skip
     """Bars, and their table with differences in percent: of each series from the one before it, where both are of the
-    same card. A rung without any figure is left out; None where no series has one."""
-    series = {key: values for key, values in series.items() if any(values)}
+    same card. A rung without any figure is left out; None where no series has one. published: that card's name."""
+    series = {who: values for who, values in series.items() if any(values)}
     if not series:
         return None
     kept = [at for at, values in enumerate(zip(*series.values(), strict=True)) if any(values)]
-    series = {key: [values[at] for at in kept] for key, values in series.items()}
+    series = {who: [values[at] for at in kept] for who, values in series.items()}
     names = [rungs[at] for at in kept]
+    cards = {(who, device): published if who == "published" else card_name(device) for who, device in series}
     between = [(first, second) for first, second in pairwise(series) if cards[first] == cards[second]]
     title, unit, form = charts.UNITS[figure]
-    rows = [(rung, *("-" if value is None else f"{value / unit:{form}}" for value in (v[at] for v in series.values())),
-             *(_difference(series[first][at], series[second][at]) for first, second in between))
-            for at, rung in enumerate(names)]
-    said = [", ".join(key) for key in series]
+    columns = [["-" if value is None else f"{value / unit:{form}}" for value in values] for values in series.values()]
+    columns += [list(map(_difference, series[first], series[second])) for first, second in between]
+    said = [", ".join(who) for who in series]
     return Chart(name=name, figure=charts.bars(names, series, figure), text=f"{title}: {text}. {'; '.join(said)}.",
                  heads=("rung", *said, *(f"{second[0]} differs from {first[0]} by" for first, second in between)),
-                 rows=rows)
+                 rows=list(zip(names, *columns, strict=True)))
 
 
 def _difference(first: float | None, second: float | None) -> str:
     return "-" if not first or second is None else f"{100 * (second - first) / first:+.1f} %"
 
 
-def _throughput(results: list[RungResult], run: LadderRun, numbers: dict[str, int]) -> list[Chart]:
-    ladder, ran = run.options.ladder, [result for result in results if result.ran]
-    best = front(results, ladder)
+def _throughput(results: list[RungResult], ladder: Ladder, numbers: dict[str, int]) -> list[Chart]:
+    ran, best = [result for result in results if result.ran], front(results, ladder)
     if not ran:
         return []
     rows = [(f"{numbers[result.rung.name]}. {result.name}",
              f"{result.measured.samples_per_second:,.4g}" if result.measured else "-",
-             _mib(memory_of(result.measured, ladder)), "yes" if result in best else "")
+             _mib(result, ladder), "yes" if result in best else "")
             for result in ran]
     named = "; ".join(f"{numbers[result.rung.name]}. {result.rung.name}" for result in best)
     text = (f"On the Pareto front, from the least memory to the most samples a second: {named}. None of the others is "
@@ -182,8 +166,8 @@ def _throughput(results: list[RungResult], run: LadderRun, numbers: dict[str, in
                   heads=("rung", "samples/s", "memory", "on the front"), rows=rows)]
 
 
-def _mib(bytes_: float | None) -> str:
-    return "-" if bytes_ is None else f"{bytes_ / MIB:,.0f} MiB"
+def _mib(result: RungResult, ladder: Ladder) -> str:
+    return f"{(figures_of(result.measured, ladder).memory or 0) / MIB:,.0f} MiB"
 
 
 def _missing(result: RungResult) -> list[tuple[str, str, str]]:

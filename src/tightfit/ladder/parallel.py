@@ -1,14 +1,11 @@
-"""Rungs on two devices, by torch's own means: DataParallel in one process, DistributedDataParallel under torchrun."""
+"""How the processes of a rung on two devices are started and end: one for DataParallel, two under torchrun for DDP."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from tightfit.backends.base import Timings
-from tightfit.devices import Device
 from tightfit.ladder.rungs import Launch
-from tightfit.recipe import Recipe
 
 DEVICES = 2
 """Devices of a rung that is not on a single one."""
@@ -46,12 +43,3 @@ def own_words(said: str) -> tuple[str, bool]:
     """The output of a job's processes without torchrun's report of them, and whether that reports one killed."""
     before, found, report = said.partition("torch/distributed/elastic/")
     return before.rpartition("\n")[0] if found else said, "(exitcode: -9)" in report
-
-
-def run_parallel(launch: Launch, recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
-    """A rung on two devices. Raises Refused where they are missing, and OutOfMemory."""
-    from tightfit.ladder import two_devices
-
-    if launch == "dp":
-        return two_devices.data_parallel(recipe, device, warm_up, steps)
-    return two_devices.distributed(recipe, device, warm_up, steps, direct=launch == "ddp")

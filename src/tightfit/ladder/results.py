@@ -13,7 +13,7 @@ from tightfit.ladder.catalogue import Words, guides
 from tightfit.ladder.peers import title_of
 from tightfit.ladder.rows import OURS, Measured, Predicted, Row, input_fingerprint
 from tightfit.ladder.run import LadderRun
-from tightfit.ladder.rungs import Ladder, Rung, Scale
+from tightfit.ladder.rungs import Figures, Ladder, Rung, Scale
 
 TOLERANCES = {"fp32": 0.01, "fp16": 0.05, "bf16": 0.05, "bf16-pure": 0.1}
 """How far the losses of two loops may lie apart, in nats, step by step, and still be the same work."""
@@ -174,16 +174,13 @@ def remarks(result: RungResult) -> list[str]:
     return [text for text in said if text]
 
 
-def seconds_of(row: Row | None) -> float | None:
-    """A step's seconds, the median of those measured; None where there are none."""
-    return row.median_seconds or None if row is not None else None
-
-
-def memory_of(row: Row | None, ladder: Ladder) -> float | None:
-    """A row's bytes by the account that the published figures keep; None where there are none."""
-    if row is None or (isinstance(row, Measured) and not row.seconds):
-        return None
-    return (row.driver_bytes if ladder.published_memory == "driver" else row.peak_allocated) or None
+def figures_of(row: Row | None, ladder: Ladder) -> Figures:
+    """A row's seconds of a step, the median of those measured, and its bytes by the account of the published figures.
+    """
+    if row is None or row.status != "done":
+        return Figures(None, None)
+    return Figures(row.median_seconds or None,
+                   (row.driver_bytes if ladder.published_memory == "driver" else row.peak_allocated) or None)
 
 
 def own(results: Iterable[RungResult]) -> list[RungResult]:
@@ -194,7 +191,7 @@ def own(results: Iterable[RungResult]) -> list[RungResult]:
 def place(result: RungResult, ladder: Ladder) -> tuple[float, float]:
     """A result's bytes, and samples a second; 0 of each where it did not run."""
     measured = result.measured
-    return memory_of(measured, ladder) or 0.0, measured.samples_per_second if measured else 0.0
+    return figures_of(measured, ladder).memory or 0.0, measured.samples_per_second if measured else 0.0
 
 
 def front(results: Iterable[RungResult], ladder: Ladder) -> list[RungResult]:

@@ -1,7 +1,7 @@
 """Results of a ladder: rows in an append-only file, a JSON object a line.
 
-A row is written whole, by one write, so that an interrupted ladder loses at most the rung that ran. A line that cannot
-be read is named and skipped: the rest still counts.
+An interrupted ladder loses at most the rung that ran. A line that cannot be read is named and skipped: the rest still
+counts.
 """
 
 from __future__ import annotations
@@ -153,27 +153,19 @@ def input_fingerprint(recipe: Mapping[str, Any], **how: Any) -> str:
 
 
 def append(path: Path, row: Row) -> None:
-    """Add a row, in one write that reaches the disk. Raises OSError."""
-    line = row.model_dump_json() + "\n"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        size = os.fstat(descriptor).st_size
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a line that was cut off stays a line of its own
-            line = "\n" + line
-        data = line.encode()
-        if os.write(descriptor, data) != len(data):
-            os.ftruncate(descriptor, size)
-            raise OSError(28, os.strerror(28))
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Add a row that reaches the disk. Raises OSError."""
+    with path.open("ab+") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 1, 0))
+        # a line that was cut off stays a line of its own
+        start = b"\n" if size and file.read(1) != b"\n" else b""
+        file.write(start + row.model_dump_json().encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read(path: Path) -> Rows:
-    """The rows of a file; none where there is no such file.
-
-    Raises ReportError where it cannot be read at all: what is no regular file, and bytes that are no text.
-    """
+    """The rows of a file; none where there is no such file. Raises ReportError where it cannot be read."""
     rows = Rows()
     try:
         if not path.exists():
@@ -185,21 +177,10 @@ def read(path: Path) -> Rows:
     except OSError as error:
         raise ReportError(f"{path}: cannot be read ({error.strerror or error})") from None
     for number, line in enumerate(content.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            rows.add(ROW.validate_json(line))
-        except ValueError as error:
-            reason = " ".join(str(error).split())[:120]
-            rows.skipped.append(f"{path}:{number}: this line is no result and is left out ({reason})")
-    if rows.skipped and not (rows.measured or rows.predicted) and not _is_text(content):
-        raise ReportError(f"{path}: holds no results of a ladder; remove it, or write another output_dir=...")
+        if line.strip():
+            try:
+                rows.add(ROW.validate_json(line))
+            except ValueError as error:
+                reason = " ".join(str(error).split())[:120]
+                rows.skipped.append(f"{path}:{number}: this line is no result and is left out ({reason})")
     return rows
-
-
-def _is_text(content: bytes) -> bool:
-    try:
-        content.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return b"\0" not in content

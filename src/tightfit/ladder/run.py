@@ -37,8 +37,6 @@ Log = Callable[[str], None]
 
 MACHINE_SECONDS = 120.0
 """Seconds that asking for the machine may take: it loads the framework."""
-NAMED = 5
-"""Lines that are no results, and are named before the ladder begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +170,12 @@ def run_rungs(run: LadderRun) -> None:
     try:
         options.folder.mkdir(parents=True, exist_ok=True)
         with locked(options.folder):
-            _read(run)
+            found = read(run.path)
+            if found.skipped:
+                more = len(found.skipped) - 1
+                run.log(found.skipped[0] + (f"; {more} more lines are none either" if more else ""))
+            if not options.fresh:
+                run.rows = found
             _measure(run)
             if options.predicts:
                 _predict(run, None)
@@ -181,17 +184,6 @@ def run_rungs(run: LadderRun) -> None:
     except OSError as error:
         raise ReportError(f"output_dir: {options.folder} cannot be written ({error.strerror or error}); write "
                           "output_dir=... elsewhere") from None
-
-
-def _read(run: LadderRun) -> None:
-    """Take the rows so far; a few of the lines that are none are named, and how many more there are."""
-    found = read(run.path)
-    for line in found.skipped[:NAMED]:
-        run.log(line)
-    if len(found.skipped) > NAMED:
-        run.log(f"{len(found.skipped) - NAMED} more lines are no results either")
-    if not run.options.fresh:
-        run.rows = found
 
 
 def _measure(run: LadderRun) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from tightfit.devices import MIB
 from tightfit.recipe import Recipe
@@ -26,6 +26,13 @@ PLAIN: dict[str, Any] = {
 Launch = Literal["single", "dp", "ddp", "ddp-no-p2p"]
 """How a rung's processes start: one of its own; torch's DataParallel over two GPUs in one process; two processes under
 torchrun with DistributedDataParallel; the same with the direct link between the GPUs switched off."""
+
+
+class Figures(NamedTuple):
+    """Seconds of a step, and bytes; None where they are not known."""
+
+    seconds: float | None
+    memory: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,17 +104,11 @@ class Ladder:
             values["precision"] = {**precision, "tf32": False}  # smaller scales are for processors, which have none
         return Recipe.from_dict(apply_overrides(values, overrides))
 
-    def published_seconds(self, rung: Rung) -> float | None:
-        """Published seconds of a step; None where none were."""
-        if rung.published is None or rung.published.seconds is None:
-            return None
-        return rung.published.seconds / self.steps_published
-
-    def published_bytes(self, rung: Rung) -> float | None:
-        """Published bytes, by the account of `published_memory`; None where none were."""
-        if rung.published is None or rung.published.memory_mib is None:
-            return None
-        return rung.published.memory_mib * MIB
+    def published(self, rung: Rung) -> Figures:
+        """A rung's published figures; memory by the account of `published_memory`."""
+        found = rung.published or Published()
+        return Figures(None if found.seconds is None else found.seconds / self.steps_published,
+                       None if found.memory_mib is None else found.memory_mib * MIB)
 
 
 def setting_name(setting: Technique) -> str:

@@ -9,10 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from tightfit.devices import MIB
-from tightfit.ladder.results import RungResult, heading, memory_of, remarks, rung_results, seconds_of, times
-from tightfit.ladder.rows import OURS, Measured, Predicted
+from tightfit.ladder.results import RungResult, figures_of, heading, remarks, rung_results, times
+from tightfit.ladder.rows import OURS, Measured
 from tightfit.ladder.run import LadderRun
-from tightfit.ladder.rungs import Ladder
+from tightfit.ladder.rungs import Figures, Ladder
 
 MEASURED = 6
 """Columns up to what was measured, the rung's name included; behind them stands what was predicted and published."""
@@ -83,14 +83,12 @@ def cells(results: list[RungResult], ladder: Ladder, *, quartiles: bool = False)
     heads += ["publ. s", "publ. MiB"] if published else []
     rows = []
     for result in results:
-        rung, ours = result.rung, result.runner == OURS
         row = [result.name, *_measured(result.measured, ladder),
                times(result.speed) + (_quartiles(result) if quartiles else ""), times(result.memory)]
-        row += [_seconds(result.predicted), _mib(memory_of(result.predicted, ladder))] if predicted else []
-        row += [_seconds(result.full), _mib(memory_of(result.full, ladder))] if full else []
+        row += _figures(figures_of(result.predicted, ladder), "-") if predicted else []
+        row += _figures(figures_of(result.full, ladder), "-") if full else []
         if published:
-            seconds, bytes_ = (ladder.published_seconds(rung), ladder.published_bytes(rung)) if ours else (None, None)
-            row += ["" if seconds is None else f"{seconds:.3g}", "" if bytes_ is None else _mib(bytes_)]
+            row += _figures(ladder.published(result.rung), "") if result.runner == OURS else ["", ""]
         rows.append(row)
     return heads, rows
 
@@ -100,16 +98,13 @@ def _measured(row: Measured | None, ladder: Ladder) -> list[str]:
         return ["-", "-", "-"]
     if row.status != "done":
         return [row.status, "", ""]
-    return [f"{row.median_seconds:.4g}", f"{row.samples_per_second:.4g}", _mib(memory_of(row, ladder))]
+    return [f"{row.median_seconds:.4g}", f"{row.samples_per_second:.4g}", _figures(figures_of(row, ladder), "-")[1]]
 
 
-def _seconds(row: Predicted | None) -> str:
-    seconds = seconds_of(row)
-    return "-" if seconds is None else f"{seconds:.3g}"
-
-
-def _mib(bytes_: float | None) -> str:
-    return "-" if bytes_ is None else f"{bytes_ / MIB:,.0f}"
+def _figures(figures: Figures, missing: str) -> list[str]:
+    """Seconds and MiB."""
+    return [missing if figures.seconds is None else f"{figures.seconds:.3g}",
+            missing if figures.memory is None else f"{figures.memory / MIB:,.0f}"]
 
 
 def _quartiles(result: RungResult) -> str:

@@ -14,9 +14,17 @@ from tightfit.data.loading import WindowLoader, make_window
 from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.ladder.parallel import DEVICES
+from tightfit.ladder.rungs import Launch
 from tightfit.models import model_facts
 from tightfit.recipe import Recipe
 from tightfit.tasks import Window
+
+
+def run_parallel(launch: Launch, recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
+    """A rung on two devices. Raises Refused where they are missing, and OutOfMemory."""
+    if launch == "dp":
+        return data_parallel(recipe, device, warm_up, steps)
+    return distributed(recipe, device, warm_up, steps, direct=launch == "ddp")
 
 
 def data_parallel(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:

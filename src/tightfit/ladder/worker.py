@@ -27,7 +27,7 @@ from tightfit.devices import Device
 from tightfit.errors import MissingLibrary, NonFiniteLoss, OutOfMemory, Refused, TightfitError
 from tightfit.ladder.cards import card
 from tightfit.ladder.jobs import JOBS, OUTCOME, Job, Outcome
-from tightfit.ladder.parallel import end_others, run_parallel, writes_outcome
+from tightfit.ladder.parallel import end_others, writes_outcome
 from tightfit.ladder.peers import PEERS
 from tightfit.ladder.rows import OURS, Machine, Status
 from tightfit.models import model_facts
@@ -100,6 +100,8 @@ def measure(job: Job) -> Outcome:
     check_memory(recipe, device, backend.predict, notes.append)
     runner = PEERS[job.runner].run if job.runner != OURS else _ours
     if job.launch != "single":
+        from tightfit.ladder.two_devices import run_parallel
+
         runner = partial(run_parallel, job.launch)
     timings = runner(recipe, device, job.warm_up, job.steps)
     for step, loss in enumerate(timings.losses, 1):
