@@ -100,7 +100,7 @@ def main() -> None:
     asked = parser.parse_args()
     if unknown := set(asked.names) - set(ladders()):
         sys.exit(f"no such ladder: {', '.join(unknown)}; there are {', '.join(ladders())}")
-    compiled = {name for name in asked.names if find_ladder(name).base.get("backend") == "jax"}
+    compiled = {name for name in asked.names if not find_ladder(name).backend.runs_torch}
     if compiled and asked.scale == "full" and not jax_sees_gpu():
         print(f"{', '.join(compiled)}: left out, since JAX sees no GPU here; run: pip install 'tightfit[jax-cuda]'")
     else:

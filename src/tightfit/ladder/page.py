@@ -16,6 +16,7 @@ import yaml
 
 from tightfit.devices import MIB
 from tightfit.errors import RecipeError
+from tightfit.files import replacing
 from tightfit.ladder import charts
 from tightfit.ladder.cards import card_name, published_card
 from tightfit.ladder.catalogue import guides
@@ -38,7 +39,6 @@ from tightfit.ladder.rows import OURS, Measured
 from tightfit.ladder.run import LadderRun
 from tightfit.ladder.rungs import Ladder
 from tightfit.ladder.table import cells, notes
-from tightfit.trace.file import replacing
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 WIDTH = 1100

@@ -127,10 +127,10 @@ def other_work(ours: Measured | None, theirs: Measured) -> str:
 def heading(run: LadderRun) -> list[str]:
     """Sentences above the table: the machine, the scale, and what differs from what was published."""
     options, machine, ladder = run.options, run.machine, run.options.ladder
-    libraries = ("jax",) if ladder.base.get("backend") == "jax" else ("torch", "transformers")
+    libraries = [library for library in ladder.backend.libraries if library in machine.versions]
     said = [f"{ladder.title}", f"measured on {machine.device}"
             + (f" (driver {machine.driver})" if machine.driver else "")
-            + "".join(f", {library} {machine.versions.get(library, '-')}" for library in libraries)
+            + "".join(f", {library} {machine.versions[library]}" for library in libraries)
             + ("; pred. is for it too" if any(row.device == machine.device for row in run.rows.predicted) else "")]
     if options.scale != "full":
         said.append(f"{options.scale} shape: {smaller(ladder, options.scale)}; memory is the allocator's peak of a "

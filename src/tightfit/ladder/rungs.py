@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from tightfit.devices import MIB
 from tightfit.recipe import Recipe
 from tightfit.recipe_text import apply_overrides, technique_to_yaml
-from tightfit.techniques import Technique
+from tightfit.techniques import Backend, Technique
 
 Scale = Literal["full", "reduced", "smallest"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
@@ -89,6 +89,11 @@ class Ladder:
     published_memory: Literal["driver", "allocator"] = "driver"
     in_jax: str = ""
     notes: tuple[str, ...] = ()
+
+    @property
+    def backend(self) -> Backend:
+        """The backend that all rungs share."""
+        return Recipe.from_dict({"backend": self.base.get("backend", "pytorch")}).backend
 
     def rung(self, name: str) -> Rung:
         """The rung of that name. Raises KeyError."""

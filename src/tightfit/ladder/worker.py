@@ -84,7 +84,7 @@ def _end_with(parent: int) -> None:
 def machine(job: Job) -> Outcome:
     """This machine, as far as figures depend on it."""
     recipe = Recipe.from_dict(job.recipe)
-    device = load_backend(recipe.backend).device(recipe)
+    device = load_backend(recipe.backend.name).device(recipe)
     return Outcome(values=Machine(
         device=device.name, kind=device.kind, memory_bytes=device.memory_bytes, units=device.units,
         driver=driver_version() if device.kind == "cuda" else None, versions=_versions(),
@@ -94,7 +94,7 @@ def machine(job: Job) -> Outcome:
 def measure(job: Job) -> Outcome:
     """Run a rung: ours, or a peer's of the same model, data, seed and number of steps."""
     notes, recipe = list[str](), Recipe.from_dict(job.recipe)
-    backend = load_backend(recipe.backend)
+    backend = load_backend(recipe.backend.name)
     device = backend.device(recipe) if job.memory is None else backend.limit_memory(recipe, job.memory)
     recipe = _resolved(job, own_target(device), backend, notes)
     check_memory(recipe, device, backend.predict, notes.append)
@@ -113,7 +113,7 @@ def measure(job: Job) -> Outcome:
 
 
 def _ours(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
-    backend = load_backend(recipe.backend)
+    backend = load_backend(recipe.backend.name)
     data = prepare(recipe, model_facts(recipe))
     step = backend.step(backend.build(recipe, device))
     windows = step.windows(WindowLoader(data.train, recipe), 0, warm_up + steps + 1)
@@ -123,7 +123,7 @@ def _ours(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
 def predict(job: Job) -> Outcome:
     """Predict a rung for this machine's device, or for another card."""
     notes, recipe = list[str](), Recipe.from_dict(job.recipe)
-    backend = load_backend(recipe.backend)
+    backend = load_backend(recipe.backend.name)
     target = own_target(backend.device(recipe)) if job.gpu is None else card(job.gpu)
     if job.memory is not None:
         target = replace(target, device=replace(target.device, memory_bytes=job.memory))
