@@ -44,11 +44,7 @@ def run_ladder(
     """
     fields = [word for word in overrides if word.partition("=")[0] != OUTPUT]
     given = [word.partition("=")[2] for word in overrides if word.partition("=")[0] == OUTPUT]
-    ladder = _ladder(name, fields)
-    if name in ladders():
-        _check_free(fields, ladder)
-    else:
-        fields = []  # a recipe's ladder has them in its base
+    ladder, fields = _ladder(name, fields)
     chosen = _scale(scale, ladder)
     for peer in peers:
         if peer not in PEERS:
@@ -115,16 +111,21 @@ def _exit_status(run: LadderRun) -> int:
     return 0 if "done" in statuses else 1
 
 
-def _ladder(name: str, fields: Sequence[str]) -> Ladder:
-    if name in ladders():
-        found = find_ladder(name)
-        in_jax = [word for word in fields if word.startswith("backend=")][-1:] == ["backend=jax"]
-        return find_ladder(found.in_jax) if in_jax and found.in_jax else found
-    try:
-        return ladder_of(load_recipe(name, fields), name)
-    except UnknownRecipe:
-        hint = recipe_hint(name, ladders()) or f"the ladders: {', '.join(ladders())}; or a recipe: see tightfit recipes"
-        raise UnknownRecipe(f"{name!r} is no ladder and no recipe; {hint}") from None
+def _ladder(name: str, fields: list[str]) -> tuple[Ladder, list[str]]:
+    """The ladder of a name or a recipe, and the overrides that are left for its rungs: a recipe's has them in its base.
+    """
+    if name not in ladders():
+        try:
+            return ladder_of(load_recipe(name, fields), name), []
+        except UnknownRecipe:
+            hint = (recipe_hint(name, ladders())
+                    or f"the ladders: {', '.join(ladders())}; or a recipe: see tightfit recipes")
+            raise UnknownRecipe(f"{name!r} is no ladder and no recipe; {hint}") from None
+    ladder = find_ladder(name)
+    if ladder.in_jax and "backend=jax" in fields:
+        ladder, fields = find_ladder(ladder.in_jax), [field for field in fields if field != "backend=jax"]
+    _check_free(fields, ladder)
+    return ladder, fields
 
 
 def _check_free(fields: Sequence[str], ladder: Ladder) -> None:
