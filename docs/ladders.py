@@ -65,8 +65,8 @@ def ladder_page() -> Iterator[str | records.Table]:
     """The page's parts."""
     runs = _runs()
     yield "# Ladders"
-    yield ("A ladder measures what each technique does on the machine at hand, one rung after the other, beside what "
-           "was published and what was predicted.")
+    yield ("A ladder measures what each technique does on the machine at hand, one rung after the other, next to "
+           "published and predicted figures.")
     yield ("```\n"
            "tightfit ladder bert-large                        # BERT-large by the guide's nine rungs, and newer ones\n"
            "tightfit ladder bert-large --peer hf-trainer      # the same rungs by another trainer\n"
@@ -157,7 +157,7 @@ def _peers(results: Sequence[RungResult]) -> Iterator[str | records.Table]:
 def _features(runs: Sequence[tuple[LadderRun, Path]]) -> Iterator[str | records.Table]:
     """The guides' table for each machine, filled from all its ladders."""
     yield "## What each technique gives"
-    yield ("The guides say whether a technique improves speed, and memory. Beside their words stand the factors that "
+    yield ("The guides say whether a technique improves speed, and memory. Next to their words stand the factors that "
            "were measured: samples a second and peak memory of the rung with the technique, in those of the rung "
            f"without it. The guides, in the order of their words: {'; '.join(guides().guides)}.")
     if not runs:
@@ -179,7 +179,7 @@ def _shown_by(effect: Effect) -> str:
 def _full_size() -> Iterator[str | records.Table]:
     """Predictions of published ladders at full size, for the published card."""
     yield "## Full-size prediction against published"
-    yield f"Predicted with no such card present; why a difference is more than {EXPLAINED:g} % stands beside it."
+    yield f"Predicted with no such card present; the last column says why one is more than {EXPLAINED:g} % off."
     for ladder in map(find_ladder, FULL_SIZE):
         rows = _full_rows(ladder)
         yield f"### {ladder.title}, {ladder.published_on}"

@@ -24,7 +24,7 @@ def test_every_rung_is_a_recipe(name: str, scale: str) -> None:
 
 
 @pytest.mark.parametrize("name", ladders())
-def test_a_rung_is_told_by_one_that_stands_before_it(name: str) -> None:
+def test_a_rungs_baseline_stands_before_it(name: str) -> None:
     ladder = find_ladder(name)
     names = [rung.name for rung in ladder.rungs]
     assert ladder.name == name
@@ -62,7 +62,7 @@ def test_an_unknown_ladder_lists_them() -> None:
         find_ladder("zzz")
 
 
-def test_a_recipes_ladder_climbs_what_is_open() -> None:
+def test_a_recipes_ladder_varies_what_is_open() -> None:
     recipe = Recipe.from_dict({"model": "gpt2", "batch_size": 8, "optimizer": "sgd", "attention": "sdpa"})
     ladder = ladder_of(recipe, "gpt2")
     recipes = {rung.name: ladder.recipe(rung) for rung in ladder.rungs}

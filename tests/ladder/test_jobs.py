@@ -140,7 +140,7 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 """
 
 
-def test_what_processes_say_is_told_from_torchruns_report():
+def test_torchruns_report_is_left_out_of_what_processes_say():
     assert own_words("one\ntwo") == ("one\ntwo", False)
     assert without_outcome(1, REPORT.format(code=1)).reason.startswith("KeyError: 'what went wrong' (")
     assert without_outcome(1, REPORT.format(code=-9)).status == "killed"

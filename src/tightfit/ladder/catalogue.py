@@ -22,7 +22,7 @@ AUTO = dict.fromkeys(CHOICES, "auto")
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """What each guide says of a technique: whether it improves speed, and memory. also: elsewhere in the guides."""
+    """Each guide's words on a technique: whether it improves speed, and memory. also: elsewhere in the guides."""
 
     speed: tuple[str, ...]
     memory: tuple[str, ...]

@@ -16,7 +16,7 @@ COLOURS = {"published": "#9a9a9a", "measured": "#56b4e9", "predicted": "#e8743b"
 FRONT = "#d55e00"
 GRID = "rgba(128,128,128,0.3)"
 WRAPPED, MOST_ROWS = 24, 3
-"""Letters of a row of a rung's name beside its bars, and rows of one."""
+"""Letters of a row of a rung's name next to its bars, and rows of one."""
 
 UNITS = {"seconds": ("Seconds of a step", 1.0, ".4g"), "memory": ("Peak memory, MiB", float(MIB), ",.0f")}
 """Each figure's axis, its unit in seconds or bytes, and how a value is written."""

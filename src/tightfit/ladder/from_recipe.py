@@ -1,4 +1,4 @@
-"""A ladder of a person's own recipe: plain, each technique alone, then what the plan makes of all of them."""
+"""A ladder of a person's own recipe: plain, each technique alone, then the plan's choice of all."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SIZES_TRIED = 4
 """Micro-batches of a window that are tried, each half the one before."""
 FEATURE_OF = {"precision": "mixed precision", "checkpointing": "gradient checkpointing",
               "optimizer": "optimizer choice", "attention": "SDPA", "compile": "torch.compile"}  # fmt: skip
-"""What the guides call a slot."""
+"""The guides' names of the slots."""
 BASELINE = "plain"
 
 
 def ladder_of(recipe: Recipe, name: str) -> Ladder:
-    """The recipe's ladder. What it pins stays; every field that it leaves `auto` is climbed.
+    """The recipe's ladder. What it pins stays; every field that it leaves `auto` is varied.
 
     The baseline takes PLAIN's choice of each open slot, and the whole batch at once; of a factory's model, which may
     compute attention itself, `sdpa`, which keeps that. Raises RecipeError for a recipe that trains nothing or leaves
@@ -44,7 +44,7 @@ def ladder_of(recipe: Recipe, name: str) -> Ladder:
                        feature="gradient accumulation") for size in _halves(recipe.batch_size)]
     for slot in slots:
         rungs += [Rung(name=f"{slot} {setting_name(setting)}", changes=_alone(setting, recipe), against=BASELINE,
-                       feature=None if made and slot == "attention" else FEATURE_OF[slot])
+                       feature=None if made and slot == "attention" else FEATURE_OF.get(slot))
                   for technique in SLOTS[slot] for setting in technique.rungs()
                   if technique_to_yaml(setting) != plain[slot]]
     rungs.append(Rung(name="combined, as the plan chooses", against=BASELINE,

@@ -171,7 +171,7 @@ def _mib(result: RungResult, ladder: Ladder) -> str:
 
 
 def _missing(result: RungResult) -> list[tuple[str, str, str]]:
-    """What did not run or was not predicted, and why."""
+    """Rows on what did not run or was not predicted: name, state, reason."""
     rows, ran = list[tuple[str, str, str]](), result.measured
     if ran is None or ran.status != "done":
         rows.append((result.name, "not run yet", "") if ran is None else (result.name, ran.status, ran.reason))

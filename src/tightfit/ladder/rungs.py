@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
 from tightfit.devices import MIB
-from tightfit.recipe import Recipe
+from tightfit.recipe import CHOSEN_SLOTS, Recipe
 from tightfit.recipe_text import apply_overrides, technique_to_yaml
-from tightfit.techniques import Backend, Technique
+from tightfit.techniques import SLOTS, Backend, Technique
 
 Scale = Literal["full", "reduced", "smallest"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
@@ -18,10 +18,11 @@ STEPS: dict[Scale, tuple[int, int]] = {"full": (3, 10), "reduced": (2, 5), "smal
 """Steps of a rung before timing, and timed."""
 
 PLAIN: dict[str, Any] = {
+    **{slot: SLOTS[slot][0].name for slot in CHOSEN_SLOTS},
     "precision": "fp32", "checkpointing": "none", "optimizer": {"name": "adamw", "implementation": "foreach"},
     "attention": "eager", "compile": "off", "loading": {"workers": 0}, "lr_scheduler_type": "constant",
 }  # fmt: skip
-"""A rung's fields without any technique."""
+"""A rung's fields without any technique: a slot's first variant, where nothing else is said."""
 
 Launch = Literal["single", "dp", "ddp", "ddp-no-p2p"]
 """How a rung's processes start: one of its own; torch's DataParallel over two GPUs in one process; two processes under

@@ -106,7 +106,7 @@ def measure(job: Job) -> Outcome:
     timings = runner(recipe, device, job.warm_up, job.steps)
     for step, loss in enumerate(timings.losses, 1):
         if not math.isfinite(loss):
-            raise NonFiniteLoss(f"the loss of step {step} is {loss}: what its steps took tells nothing of training")
+            raise NonFiniteLoss(f"the loss of step {step} is {loss}: its step times say nothing of training")
     tokens = recipe.batch_size * recipe.seq_len if TASKS[recipe.task].reads == "tokens" else 0
     return Outcome(values={"recipe": recipe.to_dict(), "samples": recipe.batch_size, "tokens": tokens, "notes": notes,
                            **asdict(timings)})

@@ -146,7 +146,7 @@ def _train(recipe: Recipe, device: Device, meter: Meter, arguments: dict[str, An
 
 
 class _Clock(transformers.TrainerCallback):  # type: ignore[misc]
-    """Tells the meter of each step. parts: each micro-batch's part of the loss of the step under way."""
+    """Times each step by the meter. parts: each micro-batch's part of the loss of the step under way."""
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
@@ -163,7 +163,7 @@ class _Clock(transformers.TrainerCallback):  # type: ignore[misc]
 
 
 class _Trainer(transformers.Trainer):  # type: ignore[misc]
-    """The Trainer, which tells a clock of each micro-batch's part of the loss."""
+    """The Trainer, with each micro-batch's part of the loss kept for the clock."""
 
     def __init__(self, clock: _Clock, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, callbacks=[clock], **kwargs)
