@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 from rich.console import Console
 
@@ -142,10 +143,9 @@ def _scale(asked: str | None, ladder: Ladder) -> Scale | None:
     """The scale that was asked for, or the only one that there is; None where the machine decides."""
     if asked is None:
         return None if ladder.shrunk else "full"
-    for scale in SCALES:
-        if scale == asked:
-            if scale != "full" and not ladder.shrunk:
-                raise RecipeError(f"scale: {asked!r} is for the ladders that have a name; a recipe's ladder runs as it "
-                                  "is, so write smaller fields, such as model_overrides.n_layer=2")
-            return scale
-    raise RecipeError(f"scale: {asked!r} is none; write one of {', '.join(SCALES)}")
+    if asked not in SCALES:
+        raise RecipeError(f"scale: {asked!r} is none; write one of {', '.join(SCALES)}")
+    if asked != "full" and not ladder.shrunk:
+        raise RecipeError(f"scale: {asked!r} is for the ladders that have a name; a recipe's ladder runs as it is, so "
+                          "write smaller fields, such as model_overrides.n_layer=2")
+    return cast(Scale, asked)

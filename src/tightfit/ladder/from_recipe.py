@@ -12,8 +12,8 @@ from tightfit.recipe_text import technique_to_yaml
 from tightfit.techniques import SLOTS, Technique
 from tightfit.training.run_folder import folder_name
 
-SIZES_TRIED = 4
-"""Micro-batches of a window that are tried, each half the one before."""
+HALVINGS = 4
+"""How often the global batch is halved: each time, a micro-batch that is tried."""
 FEATURE_OF = {"precision": "mixed precision", "checkpointing": "gradient checkpointing",
               "optimizer": "optimizer choice", "attention": "SDPA", "compile": "torch.compile"}  # fmt: skip
 """The guides' names of the slots."""
@@ -40,8 +40,9 @@ def ladder_of(recipe: Recipe, name: str) -> Ladder:
     rungs = [Rung(name=BASELINE)]
     if "micro_batch_size" in open_fields:
         base["micro_batch_size"] = recipe.batch_size
+        halves = [recipe.batch_size >> times for times in range(1, HALVINGS + 1)]
         rungs += [Rung(name=f"micro-batch {size}", changes={"micro_batch_size": size}, against=BASELINE,
-                       feature="gradient accumulation") for size in _halves(recipe.batch_size)]
+                       feature="gradient accumulation") for size in halves if size]
     for slot in slots:
         rungs += [Rung(name=f"{slot} {setting_name(setting)}", changes=_alone(setting, recipe), against=BASELINE,
                        feature=None if made and slot == "attention" else FEATURE_OF.get(slot))
@@ -49,7 +50,8 @@ def ladder_of(recipe: Recipe, name: str) -> Ladder:
                   if technique_to_yaml(setting) != plain[slot]]
     rungs.append(Rung(name="combined, as the plan chooses", against=BASELINE,
                       changes=dict.fromkeys(open_fields, "auto")))
-    pinned = [f"{field}={_word(getattr(recipe, field))}" for field in CHOICES if field not in open_fields]
+    chosen = {field: getattr(recipe, field) for field in CHOICES if field not in open_fields}
+    pinned = [f"{field}={getattr(value, 'name', value)}" for field, value in chosen.items()]
     notes = (f"pinned in every rung: {', '.join(pinned)}",) if pinned else ()
     if made:
         notes = (*notes, "attention=sdpa where nothing else is said: attention that a module computes itself stays")
@@ -57,19 +59,6 @@ def ladder_of(recipe: Recipe, name: str) -> Ladder:
                   base=base, rungs=tuple(rungs), notes=notes)
 
 
-def _halves(batch: int) -> list[int]:
-    sizes = list[int]()
-    size = batch // 2
-    while size >= 1 and len(sizes) < SIZES_TRIED:
-        sizes.append(size)
-        size //= 2
-    return sizes
-
-
 def _alone(setting: Technique, recipe: Recipe) -> dict[str, Any]:
     """The changes that make the technique alone, where the recipe leaves them open."""
     return {field: value for field, value in setting_alone(setting).items() if getattr(recipe, field) == "auto"}
-
-
-def _word(value: Any) -> str:
-    return str(getattr(value, "name", value))
