@@ -121,11 +121,12 @@ def test_a_picture_that_cannot_be_written_keeps_the_results(tmp_path: Path, monk
     assert (tmp_path / "results.jsonl").exists()
 
 
+@pytest.mark.parametrize("name", ["transformer-156m", "transformer-156m-jax"])
 def test_the_notebooks_transformer_has_a_ladder_of_its_own_in_jax(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     made = use(monkeypatch, Processes(lambda job: DONE))
-    run_ladder("transformer-156m", ["backend=jax", f"output_dir={tmp_path}"])
+    run_ladder(name, ["backend=jax", f"output_dir={tmp_path}"])
     assert "The notebook's transformer in JAX" in capsys.readouterr().out
     assert {job.recipe["backend"]["layers"] for job in made.jobs} == {"scanned", "unrolled"}
 

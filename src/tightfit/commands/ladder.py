@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 from rich.console import Console
 
@@ -123,8 +122,10 @@ def _ladder(name: str, fields: list[str]) -> tuple[Ladder, list[str]]:
                     or f"the ladders: {', '.join(ladders())}; or a recipe: see tightfit recipes")
             raise UnknownRecipe(f"{name!r} is no ladder and no recipe; {hint}") from None
     ladder = find_ladder(name)
-    if ladder.in_jax and "backend=jax" in fields:
-        ladder, fields = find_ladder(ladder.in_jax), [field for field in fields if field != "backend=jax"]
+    if "backend=jax" in fields:
+        ladder = find_ladder(ladder.in_jax or name)
+        if not ladder.backend.runs_torch:
+            fields = [field for field in fields if field != "backend=jax"]
     _check_free(fields, ladder)
     return ladder, fields
 
@@ -148,4 +149,4 @@ def _scale(asked: str | None, ladder: Ladder) -> Scale | None:
     if asked != "full" and not ladder.shrunk:
         raise RecipeError(f"scale: {asked!r} is for the ladders that have a name; a recipe's ladder runs as it is, so "
                           "write smaller fields, such as model_overrides.n_layer=2")
-    return cast(Scale, asked)
+    return asked
