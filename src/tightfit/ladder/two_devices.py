@@ -29,9 +29,9 @@ def run_parallel(launch: Launch, recipe: Recipe, device: Device, warm_up: int, s
 
 def data_parallel(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
     """Two GPUs in one process: each micro-batch of twice the recipe's is cut in two."""
-    gpus = cards(device)
-    if gpus < DEVICES:
-        raise Refused(f"launch: DataParallel splits a batch over two GPUs, and this machine has {gpus}; run it where "
+    found = cards(device)
+    if found < DEVICES:
+        raise Refused(f"launch: DataParallel splits a batch over two GPUs, and this machine has {found}; run it where "
                       "there are two")
     if recipe.compiled:
         raise Refused("compile: DataParallel copies the model anew at every step; write compile=off")
@@ -50,15 +50,15 @@ def distributed(recipe: Recipe, device: Device, warm_up: int, steps: int, *, dir
 
     direct: whether the GPUs may use their direct link, which is set before the processes start.
     """
-    gpus = cards(device)
-    if gpus < DEVICES and not direct:
-        raise Refused(f"launch: NCCL switches off the direct link between two GPUs, and this machine has {gpus}; run "
+    found = cards(device)
+    if found < DEVICES and not direct:
+        raise Refused(f"launch: NCCL switches off the direct link between two GPUs, and this machine has {found}; run "
                       "it where there are two")
     data = WindowLoader(prepare(recipe, model_facts(recipe)).train, recipe)
     if any(len(data.chosen(step)[0]) < DEVICES for step in range(warm_up + steps + 1)):
         raise Refused(f"batch_size: a step of one sample cannot be shared by {DEVICES} processes; write an even "
                       "batch_size that divides the samples")
-    if gpus < DEVICES:
+    if found < DEVICES:
         device = PytorchBackend().device(recipe.override(device="cpu"))
     if reasons := recipe.refusals(device):
         raise Refused("; ".join(reasons))
