@@ -135,6 +135,14 @@ def test_a_picture_is_drawn(tmp_path, made):
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
 
 
+@needs_chromium
+def test_a_browser_that_draws_nothing_leaves_no_picture(tmp_path, monkeypatch):
+    monkeypatch.setattr("tightfit.ladder.page.DRAWING", 0.01)
+    with pytest.raises(FileNotFoundError):
+        save_picture(tmp_path / "a.png", bert_large())
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_picture_that_cannot_be_drawn_says_why(tmp_path, monkeypatch):
     with pytest.raises(RecipeError, match=r"picture: .* ends in '\.pdf'; write a name that ends in \.png"):
         save_picture(tmp_path / "a.pdf", bert_large())

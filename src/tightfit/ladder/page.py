@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import tempfile
@@ -41,8 +42,8 @@ from tightfit.ladder.rungs import Ladder
 from tightfit.ladder.table import cells, notes
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-WIDTH = 1100
-"""Pixels of a picture."""
+WIDTH, DRAWING = 1100, 120.0
+"""Pixels of a picture, and seconds that drawing it may take."""
 CHARTS = {"seconds": "Time of a step", "memory": "Memory", "full-seconds": "Time of a step at full size",
           "full-memory": "Memory at full size", "throughput": "Throughput against memory"}  # fmt: skip
 """The charts of a page, in its order."""
@@ -230,8 +231,9 @@ def save_picture(path: Path, run: LadderRun) -> None:
     with tempfile.TemporaryDirectory(prefix="tightfit-picture-") as folder, replacing(path) as temporary:
         source, picture = Path(folder) / "picture.html", Path(folder) / "picture.png"
         source.write_text(_render("picture", title=title, machine=machine, charts=shown), "utf-8")
-        subprocess.run([browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-                        f"--user-data-dir={folder}/profile", f"--window-size={WIDTH},{height}",
-                        f"--screenshot={picture}", source.as_uri()],
-                       check=False, capture_output=True, timeout=120)
+        words = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+                 f"--user-data-dir={folder}/profile", f"--window-size={WIDTH},{height}", f"--screenshot={picture}",
+                 source.as_uri()]
+        with contextlib.suppress(subprocess.TimeoutExpired):  # without a picture, copying it raises
+            subprocess.run(words, check=False, capture_output=True, timeout=DRAWING)
         shutil.copyfile(picture, temporary)
