@@ -164,8 +164,6 @@ def test_empty_cache_releases_whole_segments():
     assert simulated.reserved == 0
 
 
-# --- max_split_size and garbage collection -------------------------------------------------------------------------
-
 # --- all rules together --------------------------------------------------------------------------------------------
 
 

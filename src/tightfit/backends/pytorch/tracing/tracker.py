@@ -7,7 +7,7 @@ kernels are asked for, forward and backward, and changes nothing.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -18,10 +18,10 @@ from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tightfit.backends.pytorch.tracing.gradient_sums import SUMS, counts_of_a_gradient, without_a_mode
-from tightfit.backends.pytorch.tracing.memory import TrackedMemory, tensors_in
+from tightfit.backends.pytorch.tracing.memory import tensors_in
 from tightfit.backends.pytorch.tracing.op_costs import cost
-from tightfit.backends.pytorch.transfers import WAIT, TransferWatch
-from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Span, Stream, Trace
+from tightfit.backends.pytorch.tracing.op_streams import OpStreams
+from tightfit.trace import Allocation, Category, Op, Phase, Span, Trace
 
 Scratch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int]
 """Bytes that a kernel asks for and gives back while it runs, by op, arguments and result."""
@@ -36,7 +36,7 @@ OUTSIDE_MODULES = (Phase.OPTIMIZER, Phase.SAVE, Phase.RESUME)
 """Phases in which no module runs: work belongs to the module whose tensor it is done on."""
 
 
-class Tracker(TransferWatch, TorchDispatchMode):
+class Tracker(OpStreams, TorchDispatchMode):
     """A dispatch mode that writes a Trace. Enter it around a run; `trace` gives what was seen.
 
     scratch: a kernel's own passing memory, where it is known.
@@ -44,10 +44,8 @@ class Tracker(TransferWatch, TorchDispatchMode):
     """
 
     def __init__(self, scratch: Scratch | None = None, answer: Answer | None = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.memory = TrackedMemory()
+        super().__init__()
         self.phase = Phase.SETUP
-        self.ops: list[Op] = []
         self.spans: list[Span] = []
         self._scratch = scratch
         self._answer = answer
@@ -57,12 +55,8 @@ class Tracker(TransferWatch, TorchDispatchMode):
         self._module_of_node: dict[int, str] = {}
         self._hooks: list[Any] = []
         self._wrapped: list[tuple[nn.Module, Any]] = []
-        self._paused = False
         self._begun: int | None = None
         self._failure: tuple[int, str, str] | None = None
-        self._copy: tuple[str, Stream, tuple[int, ...]] | None = None
-        self._last: dict[Stream, int] = {}
-        self._waits: dict[Stream, tuple[int, ...]] = {}
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -184,37 +178,6 @@ class Tracker(TransferWatch, TorchDispatchMode):
         self.memory.finalize_categories(self._backwards)
         return Trace(origin=origin, ops=self.ops, allocations=self.memory.allocations, spans=self.spans)
 
-    # What transfers tell
-
-    def lies_on_host(self, tensor: Tensor, *, pinned: bool) -> None:
-        found = self.memory.of(tensor)
-        if found is not None:
-            found.place, found.pinned = Place.HOST, pinned
-
-    def is_pinned(self, tensor: Tensor) -> bool:
-        found = self.memory.of(tensor)
-        return found is not None and found.pinned
-
-    @contextmanager
-    def copying(self, name: str, stream: Stream, after: Sequence[int]) -> Iterator[None]:
-        self._copy = (name, stream, tuple(dict.fromkeys(after)))
-        try:
-            yield
-        finally:
-            self._copy = None
-
-    def last(self, stream: Stream) -> int | None:
-        return None if self._paused else self._last.get(stream)
-
-    def waits(self, stream: Stream, moment: int) -> None:
-        if self._paused:
-            return
-        self._waits[stream] = (*self._waits.get(stream, ()), moment)
-        if stream is Stream.HOST:
-            phase, module = self._place()
-            self._add(Op(name=WAIT, tick=self.memory.next(), phase=phase, op_class=OpClass.COMMUNICATION,
-                         module=module, kernels=0, stream=stream))
-
     # What torch tells
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -274,18 +237,9 @@ class Tracker(TransferWatch, TorchDispatchMode):
                 dtype=costs.dtype, flops=costs.flops, bytes_read=costs.bytes_read, bytes_written=costs.bytes_written,
                 kernels=costs.kernels,
             )
-            if self._copy is not None:
-                op.name, op.stream, op.after = self._copy
-                op.op_class = OpClass.COMMUNICATION
             self._add(op)
             if outside:
                 memory.owned_by(op, worked_on)
-
-    def _add(self, op: Op) -> None:
-        """An op runs, after what its stream was to wait for."""
-        op.after += tuple(tick for tick in self._waits.pop(op.stream, ()) if tick not in op.after)
-        self._last[op.stream] = op.tick
-        self.ops.append(op)
 
     def _place(self) -> tuple[Phase, str]:
         """The phase and the module that the work at hand belongs to."""
