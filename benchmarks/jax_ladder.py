@@ -21,8 +21,8 @@ from tightfit.ladder.rungs import Rung
 from tightfit.planning.estimate import estimate
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target
-from tightfit.reporting.report.findings import findings
-from tightfit.training.profiling import profile_ahead
+from tightfit.profiling.findings import findings
+from tightfit.profiling.measure import predicted_profile
 from tightfit.versions import installed
 
 GPU = "rtx-a5000"
@@ -35,12 +35,13 @@ def compiled(rung: Rung, overrides: Sequence[str] = ()) -> dict[str, Any]:
     recipe = transformer_jax().recipe(rung, overrides=overrides)
     trace = backend.predict(recipe, device)
     found = estimate(trace, recipe, device, standard_tools(backend.predict, unseen=backend.unseen))
+    profile, _ = predicted_profile(recipe, Target(device=device), print)
     figures = {
         "rung": rung.name, "changes": dict(rung.changes), "predicted_bytes": found.memory.peak_allocated,
         "predicted_mib": round(found.memory.peak_allocated / MIB, 1),
         "by_category": dict(found.memory.by_category), "peak_in": found.memory.peak_in,
         "operations": sum(op.flops for op in trace.ops), "predicted_seconds": round(found.time.step_seconds, 3),
-        "findings": [finding.sentence for finding in findings(profile_ahead(recipe, Target(device=device), print)[0])],
+        "findings": [finding.sentence for finding in findings(profile)],
     }  # fmt: skip
     if rung.published is not None and rung.published.memory_mib is not None:
         error = found.memory.peak_allocated / MIB / rung.published.memory_mib - 1

@@ -175,7 +175,7 @@ def gpus() -> None:
     """List the GPUs that a plan can be made for."""
     from rich.console import Console
 
-    from tightfit.reporting.plan.gpu_table import gpu_table
+    from tightfit.display.gpu_tables import gpu_table
 
     Console().print(gpu_table())
 

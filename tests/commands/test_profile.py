@@ -8,10 +8,10 @@ import json
 
 import pytest
 
-from tightfit import profiles
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.measuring import step_profiler
 from tightfit.errors import ModelError
+from tightfit.profiling import profile as profiles
 from tightfit.trace import Phase
 
 RECIPE = """\

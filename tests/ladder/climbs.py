@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.reporting.profiled import EVIL, EVILS
+from tests.profiling.profiled import EVIL, EVILS
 from tightfit.ladder import climbing, predicting
 from tightfit.ladder.catalogue import find_ladder
 from tightfit.ladder.climbs import Asked, Climb

@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 
 from tests.ladder.climbs import CARD, PEER, REFUSED, STRANGE, climbed, empty, hostile, predicted
+from tests.profiling.profiled import EVIL
 from tests.reporting.browsing import charts_fit, needs_chromium, themes_differ
 from tests.reporting.pages import Read, names_stay_names, readable_without_eyes, stands_alone
-from tests.reporting.profiled import EVIL
 from tightfit.errors import MissingLibrary, RecipeError, ReportError
 from tightfit.ladder import rows
 from tightfit.ladder.catalogue import find_ladder

@@ -11,7 +11,7 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
              "--disable-component-update", "--disable-sync"]  # fmt: skip
 DRAWN = "document.querySelectorAll('.chart').length && [...document.querySelectorAll('.chart')]" \
-        ".every(c => c.dataset.drawn || c.closest('details:not([open])'))"
+        ".every(c => c.querySelector('.main-svg'))"
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def charts_fit(page, width, at_least):
 def themes_differ(page, theme, chart):
     """That text can be read in the theme that the system asks for, and in the other one behind the button."""
     colours = "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color, " \
-              f"document.querySelector('#{chart} .xtick text').style.fill]"
+              f"getComputedStyle(document.querySelector('#{chart} .xtick text')).fill]"
 
     def lightness(colour):
         return sum(int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(","))

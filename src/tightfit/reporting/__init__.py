@@ -1,1 +1,1 @@
-"""What people see: a plan (`plan/`), the report of a profile (`report/`), and how far a search has come."""
+"""The parts of an HTML page that the ladder's page is made with, until it has its own template."""

@@ -1,1 +1,1 @@
-"""The report: a measured training step beside its predicted one, as one HTML file that needs nothing else."""
+"""The parts of an HTML page that the ladder's page is made with, until it has its own template."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tightfit.devices import GIB, MIB
-from tightfit.planning.wording import percent
+from tightfit.text import percent
 
 __all__ = ["byte_unit", "flops_text", "percent", "relative", "seconds_text", "signed_size", "size",
            "time_unit"]  # fmt: skip

@@ -1,0 +1,207 @@
+"""The report as one HTML page that opens offline: what `report.html.jinja` shows, worked out of the profile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tightfit import text
+from tightfit.display.memory_bar import COLOURS, NAMES
+from tightfit.page import render, write_page
+from tightfit.profiling.finding import Finding
+from tightfit.profiling.findings import findings
+from tightfit.profiling.profile import Profile
+from tightfit.profiling.report import charts
+from tightfit.profiling.report.breakdown import (
+    ByPhase,
+    OpGroup,
+    busy_seconds,
+    module_of,
+    op_class,
+    op_groups,
+    seconds_by,
+    uses_tf32,
+)
+from tightfit.profiling.report.compare import (
+    Side,
+    compared,
+    headlines,
+    name_and_module,
+    pairs,
+    phase_pairs,
+    recipe_changes,
+    sides,
+)
+from tightfit.profiling.report.headline import figures, title, uncalibrated
+from tightfit.profiling.report.memory import CATEGORIES, highest_by_phase
+from tightfit.recipe import CHOSEN_SLOTS
+from tightfit.recipe_text import to_yaml
+from tightfit.trace import PHASES, Phase
+from tightfit.trace.sample import sampling_notes
+
+SECTIONS = {"headline": "Headline", "difference": "Difference", "memory": "Memory", "time": "Time", "ops": "Ops",
+            "predicted": "Predicted", "readings": "Readings", "about": "About"}  # fmt: skip
+FINDINGS, MODULES, OPS, CHANGED_OPS, TENSORS, POINTS = 3, 20, 30, 20, 25, 400
+"""Findings, modules, ops and tensors that are listed, and points of the roofline."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What the template reads of a profile."""
+
+    profile: Profile
+
+    @cached_property
+    def sides(self) -> dict[str, Side]:
+        return sides(self.profile)
+
+    @cached_property
+    def shown(self) -> Side | None:
+        """The measured step, or the predicted one where nothing was measured; None without traces."""
+        timed = [side for side in self.sides.values() if side.ops]
+        return next(iter([*timed, *self.sides.values()]), None)
+
+    @cached_property
+    def curves(self) -> dict[str, Any]:
+        return {name: side.curve for name, side in self.sides.items() if side.curve is not None}
+
+    @cached_property
+    def findings(self) -> list[Finding]:
+        return findings(self.profile)
+
+    @property
+    def title(self) -> str:
+        return title(self.profile)
+
+    @property
+    def tf32(self) -> bool:
+        return uses_tf32(self.profile.recipe)
+
+    @property
+    def choices(self) -> list[str]:
+        recipe = self.profile.recipe
+        return [f"{slot}={getattr(getattr(recipe, slot), 'name', getattr(recipe, slot))}" for slot in CHOSEN_SLOTS]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What sampling left out of the traces."""
+        return [f"{name}: {note}" for name, side in self.sides.items() for note in sampling_notes(side.trace)]
+
+    @property
+    def wall(self) -> list[tuple[str, float, float | None]]:
+        """Each phase with its measured and its predicted seconds."""
+        profile = self.profile
+        return [(phase.value, profile.phase_seconds.get(phase, 0.0),
+                 profile.predicted_seconds.get(phase) if profile.predicted_seconds else None) for phase in PHASES]
+
+    @cached_property
+    def busy(self) -> float:
+        """Seconds of the ops."""
+        return busy_seconds(self.shown.ops) if self.shown is not None else 0.0
+
+    @property
+    def whole(self) -> float:
+        """The seconds that shares of ops are of: the step's, or the ops' own where they sum to more, as they do where a
+        traced step's ops are slower than a plain one's."""
+        return max(self.profile.step_seconds, self.busy)
+
+    @cached_property
+    def classes(self) -> dict[str, ByPhase]:
+        return {} if self.shown is None else seconds_by(self.shown.ops, op_class)
+
+    @cached_property
+    def modules(self) -> dict[str, ByPhase]:
+        """The longest modules, equal blocks together, and the rest as one."""
+        found = {} if self.shown is None else seconds_by(self.shown.ops, module_of)
+        shown, rest = list(found.items())[:MODULES], list(found.values())[MODULES:]
+        if rest:
+            shown.append((f"{len(rest)} more modules", {phase: sum(row[phase] for row in rest) for phase in rest[0]}))
+        return dict(shown)
+
+    @cached_property
+    def groups(self) -> list[OpGroup]:
+        return [] if self.shown is None else op_groups(self.shown.ops, self.profile.device, self.tf32)
+
+    def phases_of(self, rows: dict[str, ByPhase]) -> list[Phase]:
+        """The phases that any of the rows has seconds in."""
+        return [phase for phase in charts.PHASE_COLOURS if any(row[phase] for row in rows.values())]
+
+    @property
+    def aligned(self) -> bool:
+        """Whether both steps are drawn over the same parts."""
+        parts = [[part.begin for part in curve.stretches] for curve in self.curves.values()]
+        return len(parts) == 2 and parts[0] == parts[1]
+
+    @property
+    def boxes(self) -> list[tuple[str, str, str]]:
+        """The categories that any curve holds: value, colour and name."""
+        return [(category.value, COLOURS[category], NAMES[category]) for category in CATEGORIES
+                if any(curve.held[category].any() for curve in self.curves.values())]
+
+    @property
+    def peaks(self) -> list[tuple[str, str, str]]:
+        """The step's peaks by whoever knows them, and the capacity."""
+        profile = self.profile
+        compiled = profile.measured is not None and profile.measured.laid_out
+        rows = [("compiler's plan" if compiled else "allocator's statistics", profile.peak_bytes, "")]
+        rows += [(f"{name} trace", curve.peak_bytes, f"at {text.seconds(curve.peak_seconds)}")
+                 for name, curve in self.curves.items()]
+        rows.append(("capacity", profile.capacity_bytes, ""))
+        return [(name, text.size(count), where) for name, count, where in rows if count]
+
+    @property
+    def highest(self) -> list[tuple[str, list[int]]]:
+        """The most bytes in each phase, of each step that has a curve."""
+        found = [highest_by_phase(self.sides[name].trace) for name in self.curves]
+        every: dict[Phase, None] = dict.fromkeys(phase for values in found for phase in values)
+        return [(phase.value, [values.get(phase, 0) for values in found]) for phase in every]
+
+    def largest(self, name: str) -> list[tuple[str, ...]]:
+        """The largest tensors alive at a step's peak."""
+        tick = self.curves[name].peak_tick
+        return [(text.shape(a.shape), a.dtype, NAMES[a.holds(tick)], a.module, a.op, text.size(a.bytes))
+                for a in self.sides[name].trace.alive(tick)[:TENSORS]]
+
+    @property
+    def readings(self) -> list[tuple[str, list[float]]]:
+        """Each series that the driver reported anything in, its values in order of size."""
+        known = {name: sorted(v for v in series if v is not None) for name, series in self.profile.readings.items()}
+        return [(name, values) for name, values in known.items() if values]
+
+    @property
+    def notes(self) -> list[str]:
+        traces = [f"{name} trace: {note}" for name, side in self.sides.items() for note in side.trace.notes]
+        return list(dict.fromkeys([*self.profile.notes, *traces]))
+
+
+def report(profile: Profile, other: Profile | None = None) -> str:
+    """The page. other: a second run, which this one is compared with."""
+    view, second = View(profile), None if other is None else View(other)
+    predicted = None
+    if len(view.sides) == 2:
+        measured, guess = view.sides["measured"], view.sides["predicted"]
+        predicted = compared(measured, guess, ("all", "all"))
+        predicted["wall"] = pairs(measured.by_phase(), guess.by_phase(), "step")
+    difference = None
+    if second is not None and second.shown is not None and view.shown is not None:
+        difference = compared(view.shown, second.shown)
+        changed = pairs(view.shown.by(name_and_module), second.shown.by(name_and_module))
+        difference["ops"] = sorted(changed, key=lambda pair: -abs(pair.difference))[:CHANGED_OPS]
+    absent = {"difference": second is None, "readings": not view.readings}
+    contents = [(name, called) for name, called in SECTIONS.items() if not absent.get(name)]
+    return render(
+        __package__ or "", "report.html.jinja", view=view, second=second, profile=profile, predicted=predicted,
+        difference=difference, contents=contents, charts=charts, figures=list(figures(profile)),
+        uncalibrated=uncalibrated(profile), yaml=to_yaml(profile.recipe.to_dict()),
+        headlines=[] if other is None else list(headlines(profile, other)),
+        changes=[] if other is None else list(recipe_changes(profile, other)),
+        phase_pairs=[] if other is None else phase_pairs(profile, other),
+        most={"findings": FINDINGS, "ops": OPS, "tensors": TENSORS, "points": POINTS},
+    )  # fmt: skip
+
+
+def write_report(path: Path, profile: Profile, other: Profile | None = None) -> None:
+    """Write the page, whole or not at all. Raises OSError."""
+    write_page(path, report(profile, other))
