@@ -56,7 +56,7 @@ def relative(base: float, other: float) -> str:
 def flops(rate: float) -> str:
     """FLOPs a second: three digits; `-` for none."""
     unit, scale = _unit(RATES, rate)
-    return f"{rate / scale:,.3g} {unit}" if rate else "-"
+    return f"{_digits(rate / scale, 2)} {unit}" if rate else "-"
 
 
 def counted(count: int, noun: str) -> str:

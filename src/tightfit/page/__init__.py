@@ -73,6 +73,7 @@ def styled(figure: Any, height: int) -> Any:
         template="none", height=height, paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", autosize=True,
         margin={"l": 60, "r": 16, "t": 30, "b": 50}, font={"family": "system-ui, sans-serif", "size": 13},
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "xanchor": "left", "traceorder": "normal"},
+        modebar={"bgcolor": "rgba(0,0,0,0)"},
     )  # fmt: skip
     return figure
 

@@ -80,7 +80,7 @@ def test_a_prediction_alone_makes_the_whole_report(ahead):
     page = report(alone)
     assert "while." not in page
     for said in ("predicted, not calibrated, not measured", "The 25 largest tensors alive at the predicted peak",
-                 "layers.attention.softmax", "This profile is predicted alone", "Time by op class"):  # fmt: skip
+                 "layers.attention.softmax", "This profile is predicted only", "Time by op class"):  # fmt: skip
         assert said in page
 
 

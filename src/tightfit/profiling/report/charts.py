@@ -66,7 +66,7 @@ def memory_chart(curves: Mapping[str, MemoryCurve], capacity: int) -> Any:
             figure.add_vrect(x0=part.begin / each, x1=part.end / each, fillcolor="#888888", opacity=0.12, line_width=0,
                              layer="below")
     figure.update_layout(hovermode="x unified", showlegend=False, yaxis={"title": unit, "rangemode": "tozero"}, xaxis={
-        "title": f"{times} since the step began", "hoverformat": ".4~g", "range": [0, end / each]})
+        "title": f"time since the step began, {times}", "hoverformat": ".4~g", "range": [0, end / each]})
     return styled(figure, 460)
 
 
@@ -129,8 +129,8 @@ def roofline_chart(groups: Sequence[OpGroup], device: Device, tf32: bool) -> Any
             x = [min(*seen, ridge) / 2, ridge, max(*seen, ridge) * 2]
             figure.add_scatter(x=x, y=[min(peak, i * device.bandwidth) for i in x], mode="lines",
                                name=f"roof, {label_of(dtype)}", hoverinfo="name", line={"width": 2, "dash": "dash"})
-    figure.update_layout(xaxis={"type": "log", "dtick": 1, "title": "FLOPs for each byte"},
-                         yaxis={"type": "log", "dtick": 1, "title": "FLOPs a second"})
+    figure.update_layout(xaxis={"type": "log", "title": "FLOPs for each byte"},
+                         yaxis={"type": "log", "title": "FLOPs a second", "exponentformat": "SI"})
     return styled(figure, 420)
 
 

@@ -91,10 +91,10 @@ class View:
 
     @property
     def wall(self) -> list[tuple[str, float, float | None]]:
-        """Each phase with its measured and its predicted seconds."""
+        """Each phase with its seconds, and with the predicted ones."""
         profile = self.profile
-        return [(phase.value, profile.phase_seconds.get(phase, 0.0),
-                 profile.predicted_seconds.get(phase) if profile.predicted_seconds else None) for phase in PHASES]
+        own = profile.predicted_seconds if profile.only_predicted else profile.phase_seconds
+        return [(phase.value, own.get(phase, 0.0), profile.predicted_seconds.get(phase)) for phase in PHASES]
 
     @cached_property
     def busy(self) -> float:
@@ -105,7 +105,7 @@ class View:
     def whole(self) -> float:
         """The seconds that shares of ops are of: the step's, or the ops' own where they sum to more, as they do where a
         traced step's ops are slower than a plain one's."""
-        return max(self.profile.step_seconds, self.busy)
+        return max(self.profile.seconds, self.busy)
 
     @cached_property
     def classes(self) -> dict[str, ByPhase]:
