@@ -226,7 +226,7 @@ def _stacked(evidence: Evidence) -> Iterator[Seen]:
     """A loop over layers copies each one's activations into arrays that hold every layer's."""
     share = evidence.share(lambda op: STACKING in op.name)
     yield share, {"op": STACKING}, Answer(
-        change="layers=unrolled", seconds=share,
+        change="backend.layers=unrolled", seconds=share,
         derived="unrolled layers copy nothing into such arrays; at most all of that time goes, and the program takes "
                 "longer to compile")
 

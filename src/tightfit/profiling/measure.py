@@ -34,8 +34,6 @@ from tightfit.versions import installed
 
 WINDOWS = 16
 """More windows than a measurement takes."""
-LIBRARIES = {"pytorch": ("torch", "transformers", "tightfit"), "jax": ("jax", "jaxlib", "optax", "tightfit")}
-"""Whose versions a profile names, by backend."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +63,7 @@ def profile_recipe(
     if recipe.mode != "train":
         raise RecipeError("mode: 'inference' is for planning, and a profile is of training; write mode=train")
     listener = listener or Quiet()
-    backend = load_backend(recipe.backend)
+    backend = load_backend(recipe.backend.name)
     device = backend.device(recipe)
     recipe, plan = settle(recipe, own_target(device), lambda r, d: backend.predict(r, d, module), listener.message)
     if module is None:
@@ -103,9 +101,8 @@ def profile_of(
     return Profile(
         recipe=recipe, device=target.device, measured=measured.trace, step_seconds=measured.step_seconds,
         phase_seconds=measured.phase_seconds, peak_bytes=measured.peak_bytes, overhead=measured.overhead,
-        calibrated=target.ceilings is not None,
+        calibrated=target.ceilings is not None, versions=_versions(recipe),
         readings={name: tuple(series) for name, series in (readings or {}).items()},
-        versions=installed(LIBRARIES[recipe.backend]),
         **{**predicted, "notes": tuple(dict.fromkeys([*notes, *predicted["notes"]]))},
     )  # fmt: skip
 
@@ -118,12 +115,12 @@ def predicted_profile(recipe: Recipe, target: Target, log: Callable[[str], None]
     """
     if recipe.mode != "train":
         raise RecipeError("mode: 'inference' is for planning, and a profile is of training; write mode=train")
-    backend = load_backend(recipe.backend)
+    backend = load_backend(recipe.backend.name)
     recipe, plan = settle(recipe, target, backend.predict, log)
     log(f"predicting a step on {target.device.name}")
     fields = _predicted(backend.predict(recipe, target.device), recipe, target)
     return Profile(recipe=recipe, device=target.device, step_seconds=0.0, calibrated=target.ceilings is not None,
-                   versions=installed(LIBRARIES[recipe.backend]), **fields), plan
+                   versions=_versions(recipe), **fields), plan
 
 
 def keep_profile(profile: Profile, measured: Measurement | None, folder: Path) -> Path:
@@ -162,3 +159,7 @@ def _predicted(trace: Trace, recipe: Recipe, target: Target) -> dict[str, Any]:
         "capacity_bytes": capacity(trace, target.device),
         "notes": tuple(trace.notes),
     }  # fmt: skip
+
+
+def _versions(recipe: Recipe) -> dict[str, str]:
+    return installed((*recipe.backend.libraries, "tightfit"))
