@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tightfit import text
@@ -13,7 +13,7 @@ from tightfit.page import label_of, styled
 from tightfit.profiling.report.breakdown import ByPhase, OpGroup
 from tightfit.profiling.report.compare import Pair
 from tightfit.profiling.report.memory import CATEGORIES, MemoryCurve
-from tightfit.trace import OpClass, Phase
+from tightfit.trace import Category, OpClass, Phase
 
 PHASE_COLOURS = {Phase.FORWARD: "#56b4e9", Phase.RECOMPUTE: "#c9a800", Phase.BACKWARD: "#e69f00",
                  Phase.OPTIMIZER: "#1fb58f"}  # fmt: skip
@@ -23,6 +23,11 @@ PAIR = ("#56b4e9", "#e8743b")
 STRONG = "#d55e00"
 FEW = 40
 """Parts of a step whose passes are shaded; more would be a blur."""
+
+
+def held_categories(curves: Iterable[MemoryCurve]) -> list[Category]:
+    """The categories that any of the curves has bytes of."""
+    return [category for category in CATEGORIES if any(curve.held[category].any() for curve in curves)]
 
 
 def memory_chart(curves: Mapping[str, MemoryCurve], capacity: int) -> Any:

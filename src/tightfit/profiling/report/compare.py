@@ -10,7 +10,7 @@ from tightfit import text
 from tightfit.display.memory_bar import NAMES
 from tightfit.profiling.profile import Profile
 from tightfit.profiling.report.breakdown import Ops, module_of, op_class, seconds_by, step_ops
-from tightfit.profiling.report.headline import throughput, title, utilization
+from tightfit.profiling.report.headline import figures, title
 from tightfit.profiling.report.memory import CATEGORIES, MemoryCurve, curves
 from tightfit.trace import PHASES, Op, Phase, Trace
 
@@ -82,18 +82,13 @@ def compared(first: Side, second: Side, totals: tuple[str, str] = ("", "")) -> d
 
 
 def headlines(ours: Profile, theirs: Profile) -> Iterator[tuple[str, str, str, str]]:
-    """The headline figures of two runs: name, both, and the second less the first."""
-    (a, unit), (b, other_unit) = (throughput(each, each.seconds) for each in (ours, theirs))
-    if unit == other_unit:
-        yield unit, f"{a:,.0f}", f"{b:,.0f}", text.relative(a, b)
-    yield "step", text.seconds(ours.seconds), text.seconds(theirs.seconds), text.relative(ours.seconds, theirs.seconds)
-    first, second = (utilization(each, each.seconds)[0] for each in (ours, theirs))
-    if first is not None and second is not None:
-        yield "MFU", text.percent(first), text.percent(second), text.relative(first, second)
-    yield "peak memory", text.size(ours.peak), text.size(theirs.peak), text.signed_size(theirs.peak - ours.peak)
+    """The headline figures of two runs that both have: name, both, and how far the second lies from the first."""
+    for a, b in zip(figures(ours), figures(theirs), strict=True):
+        if a.name == b.name and a.value and b.value:
+            yield a.name, a.text, b.text, text.relative(a.value, b.value)
     if ours.only_predicted or theirs.only_predicted:
-        origins = ["predicted" if each.only_predicted else "measured" for each in (ours, theirs)]
-        yield "these are", origins[0], origins[1], ""
+        first, second = ("predicted" if each.only_predicted else "measured" for each in (ours, theirs))
+        yield "these are", first, second, ""
 
 
 def phase_pairs(ours: Profile, theirs: Profile) -> list[Pair]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from tightfit import text
 from tightfit.bundled import BUNDLED
@@ -59,21 +60,30 @@ def uncalibrated(profile: Profile) -> str:
     return "" if profile.calibrated else ", not calibrated"
 
 
-def figures(profile: Profile) -> Iterator[tuple[str, str, str]]:
-    """The headline's figures: name, figure, and a remark."""
+class Figure(NamedTuple):
+    """A figure of the headline: its name, value, text, and a remark. value: None where it is not known."""
+
+    name: str
+    value: float | None
+    text: str
+    remark: str
+
+
+def figures(profile: Profile) -> Iterator[Figure]:
+    """The headline's figures."""
     guess, alone, step = profile.predicted_step_seconds, profile.only_predicted, profile.seconds
     rate, unit = throughput(profile, step)
     predicted = f"{throughput(profile, guess)[0]:,.0f}", f"{text.seconds(guess)}, {text.relative(step, guess)}"
     remarks = [f"predicted{uncalibrated(profile)}, not measured"] * 2 if alone else [
         f"predicted {figure}{uncalibrated(profile)}" if guess else "not predicted" for figure in predicted]
-    yield unit, f"{rate:,.0f}" if rate else "-", remarks[0]
-    yield "step", text.seconds(step or None), remarks[1]
+    yield Figure(unit, rate or None, f"{rate:,.0f}" if rate else "-", remarks[0])
+    yield Figure("step", step or None, text.seconds(step or None), remarks[1])
     mfu, source = utilization(profile, step)
-    yield "MFU", "-" if mfu is None else text.percent(mfu), source
+    yield Figure("MFU", mfu, "-" if mfu is None else text.percent(mfu), source)
     peak, room = profile.peak, profile.capacity_bytes
     share = f"{text.percent(peak / room)} of {text.size(room)}" if room else "capacity not known"
-    yield ("peak memory", text.size(peak) if peak else "-",
-           (share if peak else "not measured") + ("; predicted, not measured" if alone else _predicted_peak(profile)))
+    yield Figure("peak memory", peak or None, text.size(peak) if peak else "-", (
+        share if peak else "not measured") + ("; predicted, not measured" if alone else _predicted_peak(profile)))
 
 
 def _predicted_peak(profile: Profile) -> str:
@@ -85,5 +95,5 @@ def _predicted_peak(profile: Profile) -> str:
 
 def headline(profile: Profile) -> str:
     """The figures in one line."""
-    shown = [f"{name} {figure}" for name, figure, _ in figures(profile) if figure != "-"]
+    shown = [f"{figure.name} {figure.text}" for figure in figures(profile) if figure.value is not None]
     return ": ".join(filter(None, [title(profile), ", ".join(shown)]))

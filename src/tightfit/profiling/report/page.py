@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tightfit import text
-from tightfit.display.memory_bar import COLOURS, NAMES
+from tightfit.display.memory_bar import NAMES
+from tightfit.display.words import as_written, work
 from tightfit.page import render, write_page
 from tightfit.profiling.finding import Finding
 from tightfit.profiling.findings import findings
@@ -35,8 +36,7 @@ from tightfit.profiling.report.compare import (
     sides,
 )
 from tightfit.profiling.report.headline import figures, title, uncalibrated
-from tightfit.profiling.report.memory import CATEGORIES, highest_by_phase
-from tightfit.recipe import CHOSEN_SLOTS
+from tightfit.profiling.report.memory import highest_by_phase
 from tightfit.recipe_text import to_yaml
 from tightfit.trace import PHASES, Phase
 from tightfit.trace.sample import sampling_notes
@@ -72,17 +72,8 @@ class View:
         return findings(self.profile)
 
     @property
-    def title(self) -> str:
-        return title(self.profile)
-
-    @property
     def tf32(self) -> bool:
         return uses_tf32(self.profile.recipe)
-
-    @property
-    def choices(self) -> list[str]:
-        recipe = self.profile.recipe
-        return [f"{slot}={getattr(getattr(recipe, slot), 'name', getattr(recipe, slot))}" for slot in CHOSEN_SLOTS]
 
     @property
     def warnings(self) -> list[str]:
@@ -135,12 +126,6 @@ class View:
         return len(parts) == 2 and parts[0] == parts[1]
 
     @property
-    def boxes(self) -> list[tuple[str, str, str]]:
-        """The categories that any curve holds: value, colour and name."""
-        return [(category.value, COLOURS[category], NAMES[category]) for category in CATEGORIES
-                if any(curve.held[category].any() for curve in self.curves.values())]
-
-    @property
     def peaks(self) -> list[tuple[str, str, str]]:
         """The step's peaks by whoever knows them, and the capacity."""
         profile = self.profile
@@ -178,28 +163,38 @@ class View:
 
 def report(profile: Profile, other: Profile | None = None) -> str:
     """The page. other: a second run, which this one is compared with."""
-    view, second = View(profile), None if other is None else View(other)
-    predicted = None
+    view = View(profile)
+    predicted = {}
     if len(view.sides) == 2:
         measured, guess = view.sides["measured"], view.sides["predicted"]
         predicted = compared(measured, guess, ("all", "all"))
         predicted["wall"] = pairs(measured.by_phase(), guess.by_phase(), "step")
-    difference = None
-    if second is not None and second.shown is not None and view.shown is not None:
-        difference = compared(view.shown, second.shown)
-        changed = pairs(view.shown.by(name_and_module), second.shown.by(name_and_module))
-        difference["ops"] = sorted(changed, key=lambda pair: -abs(pair.difference))[:CHANGED_OPS]
-    absent = {"difference": second is None, "readings": not view.readings}
-    contents = [(name, called) for name, called in SECTIONS.items() if not absent.get(name)]
+    difference = None if other is None else _difference(view, View(other))
+    absent = {"difference": difference is None, "readings": not view.readings}
     return render(
-        __package__ or "", "report.html.jinja", view=view, second=second, profile=profile, predicted=predicted,
-        difference=difference, contents=contents, charts=charts, figures=list(figures(profile)),
-        uncalibrated=uncalibrated(profile), yaml=to_yaml(profile.recipe.to_dict()),
-        headlines=[] if other is None else list(headlines(profile, other)),
-        changes=[] if other is None else list(recipe_changes(profile, other)),
-        phase_pairs=[] if other is None else phase_pairs(profile, other),
+        __package__ or "", "report.html.jinja", view=view, profile=profile, title=title(profile),
+        subtitle=f"{work(profile.recipe)}: {as_written(profile.recipe)}", figures=list(figures(profile)),
+        uncalibrated=uncalibrated(profile), difference=difference, predicted=predicted, charts=charts,
+        yaml=to_yaml(profile.recipe.to_dict()),
+        contents=[(name, called) for name, called in SECTIONS.items() if not absent.get(name)],
         most={"findings": FINDINGS, "ops": OPS, "tensors": TENSORS, "points": POINTS},
     )  # fmt: skip
+
+
+def _difference(ours: View, theirs: View) -> dict[str, Any]:
+    """The tables of two runs."""
+    first, second = ours.shown, theirs.shown
+    found: dict[str, Any] = {
+        "title": title(theirs.profile), "headlines": list(headlines(ours.profile, theirs.profile)),
+        "changes": list(recipe_changes(ours.profile, theirs.profile)),
+        "wall": phase_pairs(ours.profile, theirs.profile), "memory": [], "classes": [],
+        "origins": [side.name for side in (first, second) if side is not None],
+    }
+    if first is not None and second is not None:
+        changed = pairs(first.by(name_and_module), second.by(name_and_module))
+        found |= compared(first, second)
+        found["ops"] = sorted(changed, key=lambda pair: -abs(pair.difference))[:CHANGED_OPS]
+    return found
 
 
 def write_report(path: Path, profile: Profile, other: Profile | None = None) -> None:
