@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.display.plans import CARD, GIB, memory
-from tightfit.display.memory_bar import legend, memory_bar, parts_of, scale_of, shared_out
+from tightfit.display.memory_bar import legend, memory_bar, parts_of, scale_of
 
 
 def test_parts_sum_to_what_is_used():
@@ -52,7 +50,7 @@ def test_where_nothing_fits_every_bar_is_seen_whole():
     assert scale == both[0].used == 242 * GIB
     bars = [memory_bar(one, CARD.memory_bytes, scale, 30).plain for one in both]
     assert [bar.index("|") for bar in bars] == [3, 3]
-    assert bars[0] == "WWW|ggooooo" + 15 * "a" + "ttttr"
+    assert bars[0] == "WWG|ggooooo" + 15 * "a" + "ttttr"
     assert len(bars[1]) == 16
     assert ">" not in "".join(bars)
 
@@ -79,11 +77,3 @@ def test_the_legend_names_what_the_bars_have():
     assert "small letters: beyond it" in passing
     assert "> cut off" not in passing
     assert "> cut off" in legend([memory(), memory(20.0)], CARD.memory_bytes, 80).plain
-
-
-@pytest.mark.parametrize(("amounts", "places", "expected"), [
-    ([1, 1, 2], 4, [1, 1, 2]), ([5, 3, 2], 4, [2, 1, 1]), ([7], 3, [3]), ([], 3, []), ([0, 0], 2, [0, 0]),
-    ([1, 10**12], 5, [0, 5]),
-])
-def test_places_are_shared_by_largest_remainder(amounts, places, expected):
-    assert shared_out(amounts, places) == expected

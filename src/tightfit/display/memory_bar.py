@@ -7,6 +7,7 @@ memory ends; what lies beyond it is in small letters.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from rich.text import Text
@@ -69,8 +70,8 @@ def memory_bar(memory: Memory, device_bytes: int, scale: int, width: int) -> Tex
     else:
         filled = min(max(round(width * used / scale), 1), end) if held else 0
     parts = [part for part in PARTS if part.key in held]
-    counts = shared_out(list(held.values()), filled)
-    cells = [part for part, count in zip(parts, counts, strict=True) for _ in range(count)]
+    ends = [round(filled * at / used) for at in accumulate(held.values())]
+    cells = [part for part, (start, stop) in zip(parts, pairwise([0, *ends]), strict=True) for _ in range(start, stop)]
     bar = Text(no_wrap=True, overflow="crop")
     for place, part in enumerate(cells[:width]):
         if place == end:
@@ -81,19 +82,6 @@ def memory_bar(memory: Memory, device_bytes: int, scale: int, width: int) -> Tex
     if used <= device_bytes:
         bar.append(FREE * (end - filled) + END)
     return bar
-
-
-def shared_out(amounts: Sequence[int], places: int) -> list[int]:
-    """`places` divided in proportion to the amounts, by largest remainder; they sum to `places`."""
-    total = sum(amounts)
-    if not total:
-        return [0] * len(amounts)
-    exact = [places * amount / total for amount in amounts]
-    shares = [int(value) for value in exact]
-    rest = sorted(range(len(amounts)), key=lambda i: shares[i] - exact[i])
-    for index in rest[: places - sum(shares)]:
-        shares[index] += 1
-    return shares
 
 
 def scale_of(memories: Iterable[Memory], device_bytes: int) -> int:

@@ -63,7 +63,7 @@ class Evidence:
     @cached_property
     def step(self) -> float:
         """The seconds that shares are of: the step's, or its ops' own where they sum to more."""
-        return max(self.profile.step_seconds, busy_seconds(self.ops))
+        return max(self.profile.seconds, busy_seconds(self.ops))
 
     def share(self, chosen: Callable[[Op], bool]) -> float:
         """The share of the step that some ops take."""

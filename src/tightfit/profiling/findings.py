@@ -65,7 +65,7 @@ def _data(evidence: Evidence) -> Iterator[Seen]:
 
 
 def _padding(evidence: Evidence) -> Iterator[Seen]:
-    """Dimensions that leave tensor cores idle. Their share is the gain's, and 1 where that is not known."""
+    """Dimensions that leave tensor cores idle. Their share is the gain's, 0 where that is not known."""
     profile, recipe = evidence.profile, evidence.profile.recipe
     if TASKS[recipe.task].reads != "tokens":
         return
@@ -224,6 +224,8 @@ def _is_half(recipe: Recipe) -> bool:
 
 def _stacked(evidence: Evidence) -> Iterator[Seen]:
     """A loop over layers copies each one's activations into arrays that hold every layer's."""
+    if getattr(evidence.profile.recipe.backend, "layers", "") != "scanned":
+        return
     share = evidence.share(lambda op: STACKING in op.name)
     yield share, {"op": STACKING}, Answer(
         change="backend.layers=unrolled", seconds=share,

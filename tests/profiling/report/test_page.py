@@ -130,6 +130,6 @@ def test_bad_input_is_one_line_and_exit_2(tmp_path, run):
 
 
 def test_plotly_is_loaded_only_for_a_report():
-    code = ("import sys, tightfit.cli, tightfit.commands.report, tightfit.planner; "
+    code = ("import sys, tightfit.cli, tightfit.commands.plan, tightfit.planner; "
             "sys.exit(any(name.split('.')[0] == 'plotly' for name in sys.modules))")
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

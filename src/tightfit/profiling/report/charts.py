@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import plotly.graph_objects as go
+
 from tightfit import text
 from tightfit.devices import Device
 from tightfit.display.memory_bar import COLOURS, NAMES
@@ -22,7 +24,7 @@ PAIR = ("#56b4e9", "#e8743b")
 """The two figures of a pair."""
 STRONG = "#d55e00"
 FEW = 40
-"""Parts of a step whose passes are shaded; more would be a blur."""
+"""The most parts of a step whose backward passes are shaded: more would be a blur."""
 
 
 def held_categories(curves: Iterable[MemoryCurve]) -> list[Category]:
@@ -32,8 +34,6 @@ def held_categories(curves: Iterable[MemoryCurve]) -> list[Category]:
 
 def memory_chart(curves: Mapping[str, MemoryCurve], capacity: int) -> Any:
     """Memory over the step: the first curve as a stack of areas, the second as its outline, on the same axes."""
-    import plotly.graph_objects as go
-
     figure = go.Figure()
     unit, scale = text.byte_unit(curve.peak_bytes for curve in curves.values())
     end = max(float(curve.seconds[-1]) for curve in curves.values())
@@ -77,8 +77,6 @@ def memory_chart(curves: Mapping[str, MemoryCurve], capacity: int) -> Any:
 
 def phase_chart(rows: Mapping[str, ByPhase]) -> Any:
     """Seconds of each row by phase, as stacked horizontal bars, the first row on top."""
-    import plotly.graph_objects as go
-
     figure = go.Figure()
     unit, each = text.time_unit(sum(row.values()) for row in rows.values())
     names = [label_of(name) for name in rows]
@@ -95,8 +93,6 @@ def phase_chart(rows: Mapping[str, ByPhase]) -> Any:
 
 def pair_chart(pairs: Sequence[Pair], names: tuple[str, str], bytes_: bool) -> Any:
     """Two bars for each pair. names: of the two. bytes_: figures are bytes, and not seconds."""
-    import plotly.graph_objects as go
-
     figure = go.Figure()
     unit, each = (text.byte_unit if bytes_ else text.time_unit)([v for p in pairs for v in (p.first, p.second)])
     shown = text.size if bytes_ else text.seconds
@@ -111,8 +107,6 @@ def pair_chart(pairs: Sequence[Pair], names: tuple[str, str], bytes_: bool) -> A
 def roofline_chart(groups: Sequence[OpGroup], device: Device, tf32: bool) -> Any:
     """FLOPs a second against FLOPs for each byte, a point for each group of ops, under the device's own roof; the
     larger a point, the longer its ops take."""
-    import plotly.graph_objects as go
-
     figure = go.Figure()
     points = [group for group in groups if group.intensity and group.rate]
     longest = max((group.total for group in points), default=0.0)
@@ -141,8 +135,6 @@ def roofline_chart(groups: Sequence[OpGroup], device: Device, tf32: bool) -> Any
 
 def readings_chart(name: str, series: Sequence[float | None]) -> Any:
     """One series of the driver's readings, thinned to a few hundred points."""
-    import plotly.graph_objects as go
-
     every = max(len(series) // 500, 1)
     figure = go.Figure()
     figure.add_scatter(x=list(range(0, len(series), every)), y=list(series[::every]), mode="lines", name=label_of(name))
