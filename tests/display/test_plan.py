@@ -47,7 +47,7 @@ def test_a_notebooks_bar_marks_the_devices_end_and_what_lies_beyond_it():
     """24 GiB of 36 are 160 pixels; what a plan that fits needs ends before them, and what is too large is cut off."""
     huge = candidate(estimate(20.0, fits="no", safe=False, missing=218 * GIB), micro_batch_size=32)
     plan = replace(fitting(), candidates=(fitting().chosen, huge))
-    fit, large = re.findall(r"white-space:nowrap[^>]*>(.*?)</td>", ReadablePlan.of(plan)._repr_html_())
+    fit, large = re.findall(r"<td[^>]*>(<span.*?)</td>", ReadablePlan.of(plan)._repr_html_())
     end = '<span title="end of the device&#39;s memory: 24.0 GiB"'
     widths = [[float(width) for width in re.findall(r"width:([\d.]+)px", part)] for part in large.split(end)]
     assert sum(widths[0]) == pytest.approx(160, abs=0.5)
