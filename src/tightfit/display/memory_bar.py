@@ -93,7 +93,7 @@ def scale_of(memories: Iterable[Memory], device_bytes: int) -> int:
 
 
 def legend(memories: Sequence[Memory], device_bytes: int, width: int) -> Text:
-    """What the letters and marks stand for, as far as the bars have them, in lines of at most `width` characters."""
+    """The meaning of the letters and marks that the bars have, in lines of at most `width` characters."""
     present = {key for memory in memories for key in parts_of(memory)}
     items = [Text.assemble((p.letter, INK.format(p.colour)), f" {p.name}") for p in PARTS if p.key in present]
     marks = [f"{FREE} free"] if any(memory.used < device_bytes for memory in memories) else []

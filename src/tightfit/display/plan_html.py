@@ -30,7 +30,7 @@ def plan_html(plan: Plan) -> str:
 
 
 def _bar(memory: Memory, device_bytes: int, scale: int) -> Iterator[Span]:
-    """The pieces up to the device's end, the mark of that end, and paler what lies beyond it, up to the scale."""
+    """The pieces up to the end of the device's memory, a mark, and paler the pieces beyond it, up to the scale."""
     yield from _pieces(memory, 0, device_bytes, scale, "")
     free = max(device_bytes - memory.used, 0)
     if free:

@@ -30,7 +30,7 @@ CONFIG = {
 
 
 def render(package: str, template: str, **values: Any) -> str:
-    """A page. package: whose folder of templates the template lies in; the frame's own are found under `page/`."""
+    """A page. package: the one with the template in its folder. The frame's own templates are found under `page/`."""
     loader = PrefixLoader({"page": PackageLoader(__name__, "."), "own": PackageLoader(package, ".")})
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, finalize=printable,
                               trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.do"])

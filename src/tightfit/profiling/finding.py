@@ -1,4 +1,4 @@
-"""A finding, and the rule that it comes from: what to look for in a step, from which share on, and how to say it."""
+"""A finding, and the rule that it comes from: what to look for in a step, the threshold, and the sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What matters most in a profile: RULES, each of which looks for one thing in a step.
+"""Findings of a profile: the table RULES, each of which looks for one thing in a step.
 
 A gain is an upper bound, predicted and not measured, from the measured seconds and bytes and, for padding, from the
 time model, which is not calibrated here.

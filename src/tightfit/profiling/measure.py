@@ -84,7 +84,7 @@ def profile_recipe(
 
 
 def prediction(backend: Backend, recipe: Recipe, device: Device, module: Any = None) -> dict[str, Any]:
-    """The fields of a Profile that hold what is predicted for the recipe's step; a note alone where nothing can be."""
+    """The predicted fields of a Profile, for the recipe's step; only a note where it cannot be predicted."""
     target = own_target(device)
     try:
         return _predicted(backend.predict(recipe, target.device, module), recipe, target)

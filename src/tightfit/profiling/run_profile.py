@@ -67,7 +67,7 @@ class RunProfile:
         return self._profiler.profiled(window, learning_rate)
 
     def keep(self) -> None:
-        """Write what was measured into the run's folder, and say so in a line; or why there is nothing."""
+        """Write the profile into the run's folder, with a message; a warning where that fails."""
         assert self._profiler is not None
         try:
             measured = self._profiler.measurement(self._folder / CHROME_TRACE)

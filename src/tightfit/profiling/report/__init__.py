@@ -1,1 +1,1 @@
-"""The report: a measured training step beside its predicted one, as one HTML file that needs nothing else."""
+"""The report: a training step, measured and predicted, as one HTML file that opens offline."""

@@ -1,4 +1,4 @@
-"""The report as one HTML page that opens offline: what `report.html.jinja` shows, worked out of the profile."""
+"""The report as one HTML page that opens offline: the figures that `report.html.jinja` shows."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tightfit.profiling.report import charts
 from tightfit.profiling.report.breakdown import (
     ByPhase,
     OpGroup,
+    Ops,
     busy_seconds,
     module_of,
     op_class,
@@ -49,7 +50,7 @@ FINDINGS, MODULES, OPS, CHANGED_OPS, TENSORS, POINTS = 3, 20, 30, 20, 25, 400
 
 @dataclass(frozen=True)
 class View:
-    """What the template reads of a profile."""
+    """A profile's figures for the template."""
 
     profile: Profile
 
@@ -62,6 +63,10 @@ class View:
         """The measured step, or the predicted one where nothing was measured; None without traces."""
         timed = [side for side in self.sides.values() if side.ops]
         return next(iter([*timed, *self.sides.values()]), None)
+
+    @property
+    def ops(self) -> Ops:
+        return [] if self.shown is None else self.shown.ops
 
     @cached_property
     def curves(self) -> dict[str, Any]:
@@ -77,7 +82,7 @@ class View:
 
     @property
     def warnings(self) -> list[str]:
-        """What sampling left out of the traces."""
+        """The share of the traces that sampling left out."""
         return [f"{name}: {note}" for name, side in self.sides.items() for note in sampling_notes(side.trace)]
 
     @property
@@ -90,7 +95,7 @@ class View:
     @cached_property
     def busy(self) -> float:
         """Seconds of the ops."""
-        return busy_seconds(self.shown.ops) if self.shown is not None else 0.0
+        return busy_seconds(self.ops)
 
     @property
     def whole(self) -> float:
@@ -100,12 +105,12 @@ class View:
 
     @cached_property
     def classes(self) -> dict[str, ByPhase]:
-        return {} if self.shown is None else seconds_by(self.shown.ops, op_class)
+        return seconds_by(self.ops, op_class)
 
     @cached_property
     def modules(self) -> dict[str, ByPhase]:
         """The longest modules, equal blocks together, and the rest as one."""
-        found = {} if self.shown is None else seconds_by(self.shown.ops, module_of)
+        found = seconds_by(self.ops, module_of)
         shown, rest = list(found.items())[:MODULES], list(found.values())[MODULES:]
         if rest:
             shown.append((f"{len(rest)} more modules", {phase: sum(row[phase] for row in rest) for phase in rest[0]}))
@@ -113,7 +118,7 @@ class View:
 
     @cached_property
     def groups(self) -> list[OpGroup]:
-        return [] if self.shown is None else op_groups(self.shown.ops, self.profile.device, self.tf32)
+        return op_groups(self.ops, self.profile.device, self.tf32)
 
     def phases_of(self, rows: dict[str, ByPhase]) -> list[Phase]:
         """The phases that any of the rows has seconds in."""
