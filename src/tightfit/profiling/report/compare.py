@@ -88,7 +88,7 @@ def headlines(ours: Profile, theirs: Profile) -> Iterator[tuple[str, str, str, s
             yield a.name, a.text, b.text, text.relative(a.value, b.value)
     if ours.only_predicted or theirs.only_predicted:
         first, second = ("predicted" if each.only_predicted else "measured" for each in (ours, theirs))
-        yield "these are", first, second, ""
+        yield "origin", first, second, ""
 
 
 def phase_pairs(ours: Profile, theirs: Profile) -> list[Pair]:
@@ -120,4 +120,4 @@ def _differing(name: str, a: Any, b: Any) -> Iterator[tuple[str, str, str]]:
         for key in dict.fromkeys([*a, *b]):
             yield from _differing(f"{name}.{key}".lstrip("."), a.get(key), b.get(key))
     elif a != b:
-        yield name, str(a), str(b)
+        yield name, "-" if a is None else str(a), "-" if b is None else str(b)
