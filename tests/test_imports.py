@@ -26,7 +26,6 @@ LAYERS = (
     ("tightfit.doctor",),
     ("tightfit.profiling.report", "tightfit.profiling.findings", "tightfit.profiling.finding"),
     ("tightfit.display",),
-    ("tightfit.reporting",),
     ("tightfit.training", "tightfit.profiling.measure", "tightfit.profiling.run_profile"),
     ("tightfit.data",),
     ("tightfit.planning.search",),

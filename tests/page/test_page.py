@@ -10,8 +10,8 @@ import pytest
 from jinja2 import UndefinedError
 from markupsafe import Markup
 
+from tests.page.pages import Read
 from tests.profiling.profiled import EVIL, EVILS
-from tests.reporting.pages import Read
 from tightfit import page
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.page.browsing import charts_fit, needs_chromium, themes_differ
 from tests.profiling.profiled import empty, hostile, profile
-from tests.reporting.browsing import charts_fit, needs_chromium, themes_differ
 from tightfit.profiling.report.page import write_report
 
 pytestmark = needs_chromium

@@ -9,8 +9,8 @@ from functools import partial
 
 import pytest
 
+from tests.page.pages import Read, chart_data, names_stay_names, readable_without_eyes, stands_alone
 from tests.profiling.profiled import EVIL, empty, hostile, profile
-from tests.reporting.pages import Read, chart_data, names_stay_names, readable_without_eyes, stands_alone
 from tightfit.profiling import profile as profiles
 from tightfit.profiling.report.compare import recipe_changes
 from tightfit.profiling.report.page import report, write_report
