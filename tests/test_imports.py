@@ -54,7 +54,7 @@ LAYERS = (
     ("tightfit.calibration",),
     ("tightfit.devices",),
     ("tightfit.device_catalogue",),
-    ("tightfit.shapes",),
+    ("tightfit.model_limits",),
     ("tightfit.trace.extension",),
     ("tightfit.trace.events",),
     ("tightfit.trace.file",),

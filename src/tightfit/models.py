@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from tightfit.bundled import BUNDLED, HUB_NAMES, Bundled
 from tightfit.errors import MissingLibrary, ModelError, nearest, one_line
 from tightfit.hub_errors import explain_hub_error
-from tightfit.shapes.limits import check_overrides
+from tightfit.model_limits import check_overrides
 from tightfit.tasks import TASKS
 
 if TYPE_CHECKING:
