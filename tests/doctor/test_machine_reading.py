@@ -16,7 +16,7 @@ import pytest
 
 from tightfit import control_groups, host_memory
 from tightfit.doctor import gather, host, software
-from tightfit.doctor.disk import CHUNK, read_disk
+from tightfit.doctor.host import CHUNK, read_disk
 from tightfit.doctor.readings import Driver, Gpu, Software
 from tightfit.host_memory import HostMemory
 

@@ -48,8 +48,8 @@ def standard_tools(
 
 
 def model_flops_utilization(flops: float, recipe: Recipe, device: Device, seconds: float) -> float:
-    """Model FLOPs utilization (MFU): the share of the device's peak that model FLOPs make in a step of a resolved recipe
-    that takes so many seconds; 0 where the peak is not known."""
+    """Model FLOPs utilization (MFU): the share of the device's peak that model FLOPs make in a step of a resolved
+    recipe that takes so many seconds; 0 where the peak is not known."""
     precision = recipe.precision
     assert precision != "auto", "resolve the recipe first"
     peak = device.peak(COMPUTES_IN.get(precision.name, "float32"), bool(getattr(precision, "tf32", False)))
@@ -57,8 +57,8 @@ def model_flops_utilization(flops: float, recipe: Recipe, device: Device, second
 
 
 def model_flops(recipe: Recipe) -> int:
-    """Model FLOPs of a step, by the convention that `ModelSize` states; 0 for a factory, which may stand for a module of
-    the caller's own, and for a model that cannot be built."""
+    """Model FLOPs of a step, by the convention that `ModelSize` states; 0 for a factory, which may stand for a module
+    of the caller's own, and for a model that cannot be built."""
     from tightfit.backends.pytorch.model_size import model_size
 
     try:

@@ -79,7 +79,8 @@ def _advice(recipe: Recipe, device: Device, predict: Predict, peak: int, rooms: 
 
 def rough_bytes(recipe: Recipe) -> float:
     """A bound on what a step takes, as if every value that a forward pass makes were kept with its gradient, in fp32,
-    attention's scores written out; infinite where that is not known. Raises ModelError for a model that cannot be built."""
+    attention's scores written out; infinite where that is not known. Raises ModelError for a model that cannot be
+    built."""
     from tightfit.backends.pytorch.model_size import model_size
 
     assert recipe.micro_batch_size != "auto"

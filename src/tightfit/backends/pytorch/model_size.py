@@ -22,7 +22,6 @@ from tightfit.models import model_facts
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
 
-
 READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
 
 
@@ -85,8 +84,8 @@ def _unused(model: nn.Module) -> int:
     count = next((found for found in counts if found), None)
     if not used or not count:
         return 0
-    held = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
-    return held * (count - used) // count
+    held: int = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    return held * int(count - used) // int(count)
 
 
 class _Made(TorchDispatchMode):

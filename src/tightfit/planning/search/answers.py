@@ -224,8 +224,8 @@ def candidate(exploration: Exploration, found: Found, reasons: list[str]) -> Can
 
 
 def still_known(recipe: Recipe) -> str:
-    """What can be said of a model that cannot be traced: what its parameters take by the rules of thumb, as the end of a
-    sentence; nothing for one that cannot be built."""
+    """The end of a sentence on a model that cannot be traced: what its parameters take by the rules of thumb; nothing
+    for one that cannot be built."""
     from tightfit.backends.pytorch.model_size import model_size
 
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,31 +31,5 @@ def _math(
 COMPOSITIONS: dict[Any, Callable[..., Any]] = {aten._scaled_dot_product_attention_math.default: _math}
 
 
-def _layer_norm_rule(
-    input: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float,  # noqa: A002
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Statistics are fp32 where an input in half precision meets a weight in fp32 (layer_norm.cpp)."""
-    mixed = any(t is not None and t.dtype != input.dtype for t in (weight, bias))
-    rows = [*input.shape[: input.dim() - len(shape)], *(1 for _ in shape)]
-    dtype = torch.float32 if mixed else input.dtype
-    output = torch.empty_like(input, memory_format=torch.contiguous_format)
-    return output, input.new_empty(rows, dtype=dtype), input.new_empty(rows, dtype=dtype)
-
-
-def _layer_norm_backward_rule(
-    gradient: Tensor, input: Tensor, shape: Sequence[int], mean: Tensor, deviation: Tensor,  # noqa: A002
-    weight: Tensor | None, bias: Tensor | None, wanted: Sequence[bool],
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Gradients lie in one piece, however the gradient that comes in lies (layer_norm.cpp)."""
-    of = zip((input, weight, bias), wanted, strict=True)
-    return tuple(
-        torch.empty_like(t, memory_format=torch.contiguous_format) if want and t is not None else None for t, want in of
-    )
-
-
-SHAPE_RULES: dict[Any, Callable[..., Any]] = {
-    aten.native_layer_norm.default: _layer_norm_rule,
-    aten.native_layer_norm_backward.default: _layer_norm_backward_rule,
-    aten._grouped_mm.default: grouped_mm_rule,
-}
+SHAPE_RULES: dict[Any, Callable[..., Any]] = {aten._grouped_mm.default: grouped_mm_rule}
 """Each takes the op's arguments."""

@@ -1,4 +1,4 @@
-"""Reading cards, driver and links from NVML. Nothing here judges; what cannot be read is None."""
+"""Readings of cards, driver and links, from NVML. What cannot be read is None."""
 
 from __future__ import annotations
 
@@ -54,8 +54,7 @@ def _gpu(nvml: Nvml, index: int, handle: Any) -> Gpu:
         return nvml.ask(f"nvmlDeviceGet{name}", handle, *arguments)
 
     total, used, reserved = nvml.memory(handle) or (None, None, None)
-    pci = ask("PciInfo")
-    bus = None if pci is None else _text(pci.busId).lower()
+    bus = _bus(ask("PciInfo"))
     reasons = _first(ask("CurrentClocksEventReasons"), ask("CurrentClocksThrottleReasons"))
     rates, mig, display = ask("UtilizationRates"), ask("MigMode"), ask("DisplayActive")
     return Gpu(
@@ -66,7 +65,6 @@ def _gpu(nvml: Nvml, index: int, handle: Any) -> Gpu:
         capability=ask("CudaComputeCapability"),
         memory_total=total, memory_used=used, memory_reserved=reserved,
         utilization=None if rates is None else int(rates.gpu),
-        performance_state=_performance_state(ask("PerformanceState")),
         power_draw=_watts(ask("PowerUsage")),
         power_limit=_watts(_first(ask("EnforcedPowerLimit"), ask("PowerManagementLimit"))),
         power_limit_default=_watts(ask("PowerManagementDefaultLimit")),
@@ -111,12 +109,17 @@ def _link(nvml: Nvml, first: tuple[int, Any], second: tuple[int, Any]) -> Link:
                 peer=None if peer is None else peer == nvml.constant("NVML_P2P_STATUS_OK", 0))
 
 
+def _bus(pci: Any) -> str | None:
+    """A PCI address in lower case, as Linux writes it."""
+    if pci is None:
+        return None
+    return (pci.busId.decode(errors="replace") if isinstance(pci.busId, bytes) else str(pci.busId)).lower()
+
+
 def _nvlinks(nvml: Nvml, one: Any, other: Any) -> int:
     """Active NVLinks between two cards: those that end at the other card, or at a switch where both have some."""
     ends = _link_ends(nvml, one)
-    pci = nvml.ask("nvmlDeviceGetPciInfo", other)
-    bus = None if pci is None else _text(pci.busId).lower()
-    direct = sum(end == bus for end in ends)
+    direct = ends.count(_bus(nvml.ask("nvmlDeviceGetPciInfo", other)) or "?")
     return direct or min(ends.count("switch"), _link_ends(nvml, other).count("switch"))
 
 
@@ -126,11 +129,9 @@ def _link_ends(nvml: Nvml, handle: Any) -> list[str]:
     ends = []
     for link in range(nvml.constant("NVML_NVLINK_MAX_LINKS", 18)):
         if nvml.ask("nvmlDeviceGetNvLinkState", handle, link):
-            pci = nvml.ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
-            if nvml.ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == switch:
-                ends.append("switch")
-            else:
-                ends.append("" if pci is None else _text(pci.busId).lower())
+            at_switch = nvml.ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == switch
+            bus = _bus(nvml.ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link))
+            ends.append("switch" if at_switch else bus or "")
     return ends
 
 
@@ -161,16 +162,8 @@ def _line(path: Path) -> str | None:
         return None
 
 
-def _text(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-
-
 def _watts(milliwatts: Any) -> float | None:
     return None if milliwatts is None else milliwatts / 1000
-
-
-def _performance_state(state: Any) -> int | None:
-    return int(state) if state is not None and 0 <= state <= 15 else None  # 32 is "unknown"
 
 
 def _first(*values: Any) -> Any:
