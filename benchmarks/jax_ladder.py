@@ -14,7 +14,6 @@ from typing import Any
 
 import record
 from tightfit.backends.jax.backend import JaxBackend
-from tightfit.control_groups import cores
 from tightfit.devices import MIB, find_device
 from tightfit.ladder.compiled import transformer_jax
 from tightfit.ladder.rungs import Rung
@@ -22,8 +21,8 @@ from tightfit.planning.estimate import estimate
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target
 from tightfit.reporting.report.findings import findings
+from tightfit.system import cores, installed
 from tightfit.training.profiling import profile_ahead
-from tightfit.versions import installed
 
 GPU = "rtx-a5000"
 LIBRARIES = ("jax", "jaxlib", "optax", "jax-cuda12-plugin", "jax-cuda12-pjrt")

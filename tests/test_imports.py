@@ -53,15 +53,14 @@ LAYERS = (
     ("tightfit.techniques",),
     ("tightfit.calibration",),
     ("tightfit.devices",),
-    ("tightfit.device_catalogue",),
+    ("tightfit.catalogue",),
     ("tightfit.model_limits",),
     ("tightfit.trace.extension",),
     ("tightfit.trace.events",),
     ("tightfit.trace.file",),
     ("tightfit.trace.sample",),
     ("tightfit.trace",),
-    ("tightfit.nvml", "tightfit.versions", "tightfit.host_memory"),
-    ("tightfit.control_groups", "tightfit.errors", "tightfit.garbage"),
+    ("tightfit.system", "tightfit.errors", "tightfit.garbage"),
 )
 """From the top down; a module belongs to the longest name here that it lies under. The package itself stands at the
 top, beside the commands: it offers the public names, and what is inside never imports them back."""

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from tightfit.device_catalogue import CARDS, Card
+from tightfit.catalogue import CARDS, Card
 from tightfit.errors import RecipeError, nearest
 
 MIB = 1 << 20

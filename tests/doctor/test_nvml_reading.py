@@ -11,7 +11,7 @@ import pytest
 
 from tightfit.doctor import cards as reading
 from tightfit.doctor.readings import Gpu, Process
-from tightfit.nvml import NoNvml, process_bytes, session
+from tightfit.system import NoNvml, nvml_session, process_bytes
 
 GIB = 1 << 30
 BUSES = {"one": b"00000000:01:00.0", "two": b"00000000:02:00.0"}
@@ -174,7 +174,7 @@ def test_why_there_is_no_answer(driver, monkeypatch, number, reason):
 def test_a_missing_binding_is_a_reading(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert reading.read_cards()[0].nvml == "no-binding"
-    with pytest.raises(NoNvml), session():
+    with pytest.raises(NoNvml), nvml_session():
         pass
 
 

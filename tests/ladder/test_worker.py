@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tightfit.backends.base import Timings
-from tightfit.host_memory import HostMemory
 from tightfit.ladder import rows, worker
 from tightfit.ladder.jobs import (
     JOB,
@@ -26,6 +25,7 @@ from tightfit.ladder.jobs import (
 from tightfit.ladder.peers import PEERS
 from tightfit.ladder.rows import OURS, Predicted
 from tightfit.recipe import Recipe
+from tightfit.system import HostMemory
 from tightfit.training import memory_check
 
 TINY: dict[str, Any] = {

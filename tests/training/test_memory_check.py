@@ -8,10 +8,10 @@ import pytest
 
 from tightfit.backends import load_backend
 from tightfit.errors import Refused
-from tightfit.host_memory import HostMemory
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import steps_alone
 from tightfit.recipe import Recipe
+from tightfit.system import HostMemory
 from tightfit.training import memory_check
 from tightfit.training.memory_check import check_memory, rough_bytes
 from tightfit.training.profiling import profile_recipe

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tightfit.device_catalogue import PCIE_3, PCIE_4, PCIE_5
+from tightfit.catalogue import PCIE_3, PCIE_4, PCIE_5
 from tightfit.devices import GIB
 from tightfit.doctor.findings import Finding, Say
 from tightfit.doctor.readings import Gpu, Readings

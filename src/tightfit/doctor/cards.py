@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.doctor.readings import Driver, Gpu, Link, Process
-from tightfit.nvml import Lost, NoNvml, Nvml, session
+from tightfit.system import Lost, NoNvml, Nvml, nvml_session
 
 REASONS = {
     0x1: "idle", 0x2: "clocks-set", 0x4: "power-cap", 0x8: "hardware-slowdown", 0x10: "sync-boost",
@@ -28,7 +28,7 @@ NVIDIA = "0x10de"
 def read_cards() -> tuple[Driver, tuple[Gpu, ...], tuple[Link, ...]]:
     """The driver, every card that it has, and what lies between each two."""
     try:
-        with session() as nvml:
+        with nvml_session() as nvml:
             handles = nvml.cards()
             gpus = tuple(_gpu(nvml, index, handle) for index, handle in enumerate(handles))
             links = tuple(

@@ -12,9 +12,8 @@ import time
 from pathlib import Path
 
 from tightfit.calibration import processor
-from tightfit.control_groups import cores
 from tightfit.doctor.readings import Disk, Host
-from tightfit.host_memory import host_memory
+from tightfit.system import cores, host_memory
 
 TOOLS = ("nvidia-smi", "nvcc", "docker", "podman", "nvidia-ctk")
 FLAGS = {"avx2": "avx2", "avx512f": "avx512", "avx512_bf16": "avx512-bf16", "amx_bf16": "amx-bf16"}

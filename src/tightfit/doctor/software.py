@@ -15,7 +15,7 @@ from typing import Any
 
 from tightfit import calibration
 from tightfit.doctor.readings import Conflict, Gpu, Software
-from tightfit.versions import installed, version_of
+from tightfit.system import installed, version_of
 
 LIBRARIES = (
     "torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "accelerate", "datasets", "torchao",

@@ -47,7 +47,6 @@ from tightfit.ladder.parallel import end_others, run_parallel, writes_outcome
 from tightfit.ladder.peers import PEERS
 from tightfit.ladder.rows import OF_SOME, OURS, Machine, Status, append
 from tightfit.models import model_facts
-from tightfit.nvml import driver_version
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Margin, fit, steps_alone
 from tightfit.planning.search.search import check_length
@@ -55,9 +54,9 @@ from tightfit.planning.search.settling import settle
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import own_target
 from tightfit.recipe import Recipe
+from tightfit.system import driver_version, installed
 from tightfit.tasks import TASKS
 from tightfit.training.memory_check import check_memory
-from tightfit.versions import installed
 
 LIBRARIES = ("torch", "transformers", "tightfit", "torchao", "torch-optimi", "triton", "flash-attn", "jax", *OF_SOME)
 """Whose versions a figure may depend on."""

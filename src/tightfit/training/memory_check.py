@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
-from tightfit.host_memory import host_memory
 from tightfit.planning.estimate import steps_alone, unseen
 from tightfit.planning.savings import savings
 from tightfit.planning.search.search import COMPILED, check_length
 from tightfit.planning.wording import size
 from tightfit.recipe import Recipe
+from tightfit.system import host_memory
 from tightfit.trace import Trace
 
 Predict = Callable[[Recipe, Device], Trace]

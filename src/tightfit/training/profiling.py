@@ -26,12 +26,12 @@ from tightfit.planning.timing.op_times import op_seconds
 from tightfit.planning.timing.step_time import step_time
 from tightfit.profiles import Profile
 from tightfit.recipe import Recipe
+from tightfit.system import installed
 from tightfit.trace import Phase, Trace
 from tightfit.trace.file import replacing
 from tightfit.training.memory_check import check_memory
 from tightfit.training.progress import Listener, Quiet
 from tightfit.training.run_folder import MEMORY_RECORD, XPLANE
-from tightfit.versions import installed
 
 WINDOWS = 16
 """More windows than a measurement takes."""
