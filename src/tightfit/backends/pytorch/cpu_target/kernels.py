@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,19 @@ def _math(
 
 COMPOSITIONS: dict[Any, Callable[..., Any]] = {aten._scaled_dot_product_attention_math.default: _math}
 
+def _layer_norm_rule(
+    input: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float,  # noqa: A002
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Statistics are fp32 where an input in half precision meets a weight in fp32 (layer_norm.cpp)."""
+    mixed = any(t is not None and t.dtype != input.dtype for t in (weight, bias))
+    rows = [*input.shape[: input.dim() - len(shape)], *(1 for _ in shape)]
+    dtype = torch.float32 if mixed else input.dtype
+    output = torch.empty_like(input, memory_format=torch.contiguous_format)
+    return output, input.new_empty(rows, dtype=dtype), input.new_empty(rows, dtype=dtype)
 
-SHAPE_RULES: dict[Any, Callable[..., Any]] = {aten._grouped_mm.default: grouped_mm_rule}
+
+SHAPE_RULES: dict[Any, Callable[..., Any]] = {
+    aten.native_layer_norm.default: _layer_norm_rule,
+    aten._grouped_mm.default: grouped_mm_rule,
+}
 """Each takes the op's arguments."""
