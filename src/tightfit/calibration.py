@@ -23,8 +23,8 @@ from typing import ClassVar, Literal
 from pydantic import ConfigDict, TypeAdapter
 
 from tightfit.errors import TightfitError
+from tightfit.files import replacing
 from tightfit.system import version_of
-from tightfit.trace.file import replacing
 
 FOLDER = Path("~/.cache/tightfit/ceilings")
 FORMAT: Literal[1] = 1

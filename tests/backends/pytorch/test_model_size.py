@@ -57,8 +57,8 @@ def really(made: Recipe) -> tuple[int, int]:
     ids = torch.randint(3, VOCAB, (1, LENGTH))
     inputs = {"input_ids": ids}
     if made.task == "image-classification":
-        size = model.config.image_size  # type: ignore[union-attr]
-        inputs = {"pixel_values": torch.randn(1, 3, size, size)}  # type: ignore[arg-type]
+        size = model.config.image_size
+        inputs = {"pixel_values": torch.randn(1, 3, size, size)}
     elif made.task == "seq2seq":
         inputs["decoder_input_ids"] = ids
     with FlopCounterMode(display=False) as counter:
