@@ -100,7 +100,7 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True)
 class Ceilings:
-    """What one device, driven by one machine, was measured to do.
+    """Measured speeds of one device in one machine.
 
     device: the name that `devices.Device` has. processor: the host's. torch: PyTorch's version. threads: how many the
         CPU computed with; 0 for another device. driver: of the device; empty for the CPU.

@@ -46,7 +46,7 @@ class Device:
     source: str = ""
     """The documents that the figures come from; what could not be verified is named as such."""
     notes: str = ""
-    """What was assumed, as a sentence; empty where nothing was."""
+    """Assumptions, as a sentence; empty where there are none."""
     uuid: str = ""
     """The card's own, as its driver writes it; empty for one that is not there."""
 

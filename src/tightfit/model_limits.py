@@ -13,7 +13,7 @@ SIZES = re.compile(r"(size|dim|heads?|(?<!window_)layers?|embd|inner|positions|e
 """Names of fields that count something of which a model has at least one."""
 
 SHARED = (("hidden_size", "num_attention_heads"), ("num_attention_heads", "num_key_value_heads"))
-"""What is shared out equally, and among how many. A width of heads that is stated is not shared out."""
+"""Fields that are shared out equally, and among how many. A width of heads that is stated is not shared out."""
 
 WIDEST = 1024
 """Heads that are looked through for a number to suggest."""

@@ -19,11 +19,11 @@ IF_CUDA = "if_cuda"
 stands above it."""
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-"""What a Hugging Face id with an owner looks like."""
+"""A Hugging Face id with an owner."""
 
 RECIPES = ("a YAML file, a bundled recipe or model, a model's folder, its Hugging Face id or package.module:factory; "
            "tightfit recipes lists what is bundled")
-"""What names a recipe, for messages."""
+"""The names that a recipe may have, for messages."""
 
 
 def load_recipe(name: str, overrides: Iterable[str] = (), *, cuda: bool = False) -> Recipe:
@@ -83,7 +83,7 @@ def recipe_values(name: str) -> dict[str, Any]:
 
 
 def recipe_hint(name: str, also: Iterable[str] = ()) -> str:
-    """What to write instead of a name that no recipe has: one close to it, of a recipe or in `also`; empty where
+    """A suggestion for a name that no recipe has: one close to it, of a recipe or in `also`; empty where
     nothing is close."""
     close = closest(re.sub(r"-\d+gb$", "", name), [*_bundled(), *BUNDLED, *also])  # a card is named by --gpu-memory
     return "" if close is None else f"did you mean {close!r}?"

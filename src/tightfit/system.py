@@ -141,7 +141,7 @@ _MISSING: dict[str, Missing] = {
     "NVML_ERROR_NO_PERMISSION": "no-permission",
 }
 NOT_KNOWN = (1 << 64) - 1
-"""What a counter of 64 bits says that has no value."""
+"""The reading of a counter of 64 bits that has no value."""
 
 
 class NoNvml(Exception):

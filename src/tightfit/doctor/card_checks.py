@@ -57,7 +57,7 @@ LEADS = (
     (450, "three 8-pin (150 W each), or one 12V-2x6 (12-pin, 500 to 600 W)"),
     (600, "one 12V-2x6 (12-pin) marked for 600 W, or its adapter with four 8-pin (150 W each)"),
 )
-"""Watts beside the slot's, and the least leads that carry them, by the sockets that a card may have."""
+"""Watts on top of the slot's, and the least leads that carry them, by the sockets that a card may have."""
 MODULES = re.compile(r"SXM|HBM3|\bH20\b|\bH200$|\bB[23]00\b|\bG[BH]\d{2,3}\b|Laptop|Max-Q|Orin|Thor", re.IGNORECASE)
 """Names of cards that sit on a board of their own, or in a laptop, and have no leads. `NVIDIA H100 80GB HBM3` and
 `NVIDIA H200` are the SXM modules; the ones with leads are called PCIe or NVL."""

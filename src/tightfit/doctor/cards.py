@@ -136,7 +136,7 @@ def _link_ends(nvml: Nvml, handle: Any) -> list[str]:
 
 
 def _without_nvml() -> dict[str, Any]:
-    """What Linux itself says of NVIDIA's cards; nothing elsewhere."""
+    """NVIDIA's cards as Linux itself knows them; nothing elsewhere."""
     try:
         nouveau = any(line.startswith("nouveau ") for line in (PROC / "modules").read_text().splitlines())
     except OSError:

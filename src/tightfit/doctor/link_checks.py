@@ -66,7 +66,7 @@ def legend(readings: Readings) -> list[str]:
 
 
 def check_links(links: tuple[Link, ...], say: Say, readings: Readings) -> Iterator[Finding]:
-    """What lies between each two cards; pairs that are alike are said once."""
+    """The paths between each two cards; pairs that are alike are said once."""
 
     def of(chosen: list[int], severity: Severity, field: str, sentence: str, action: str, value: object) -> Finding:
         every = len(chosen) == len(links) > 1

@@ -38,7 +38,7 @@ class Gpu(_Strict):
     uuid: str | None = None
     pci_bus: str | None = None
     error: str | None = None
-    """What the driver said of a card that does not answer."""
+    """The driver's message on a card that does not answer."""
     capability: tuple[int, int] | None = None
     memory_total: int | None = None
     memory_used: int | None = None
@@ -76,7 +76,7 @@ class Gpu(_Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class Link(_Strict):
-    """What lies between two cards, by their indices."""
+    """The path between two cards, by their indices."""
 
     first: int
     second: int
@@ -169,7 +169,7 @@ class Software(_Strict):
     cuda_uuids: tuple[str, ...] = ()
     """Of those, in PyTorch's order, which is not always the driver's; a run takes the first."""
     cuda_error: str | None = None
-    """What it said when it could not, or when its first kernel failed."""
+    """PyTorch's message where it can use no card, or where its first kernel failed."""
     libraries: dict[str, str] = field(default_factory=dict)
     """Versions of what is installed, by the name on PyPI."""
     conflicts: tuple[Conflict, ...] = ()

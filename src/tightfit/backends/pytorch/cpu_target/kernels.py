@@ -1,4 +1,4 @@
-"""What the CPU's kernels give where torch's shape rules, or its compositions for fake tensors, say otherwise."""
+"""Results of the CPU's kernels where torch's shape rules, or its decompositions for fake tensors, differ."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What oneDNN's matrix products and convolutions ask for while they run on this machine's processor.
+"""Scratch memory of oneDNN's matrix products and convolutions on this machine's processor.
 
 oneDNN chooses its blocks by instruction set, cache sizes and number of threads, and documents no size. So each kernel
 is run once on zeros, in a thread of its own where no mode of the caller holds, and the allocator's events are read.
-Products that would take long or much memory count nothing: their blocks are small beside their factors. A convolution's
-memory grows evenly with the samples.
+Products that would take long or much memory count nothing: their blocks are small against their factors. A
+convolution's memory grows evenly with the samples.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FEW = 8
 
 
 class _Form(NamedTuple):
-    """What a kernel sees of a tensor besides its values."""
+    """A tensor without its values, as a kernel sees it."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
