@@ -22,8 +22,8 @@ from tightfit.backends.jax.step import Step
 from tightfit.backends.measuring import measure
 from tightfit.devices import Device
 from tightfit.errors import Refused
-from tightfit.host_memory import host_memory
 from tightfit.recipe import Recipe
+from tightfit.system import host_memory
 from tightfit.trace import Trace, Unseen
 
 DRIVER = "libcuda.so.1"

@@ -23,9 +23,9 @@ from tightfit.devices import MIB, Device
 from tightfit.errors import MissingLibrary, ModelError, Refused, ReportError
 from tightfit.models import read_config
 from tightfit.recipe import Recipe
+from tightfit.system import installed, version_of
 from tightfit.trace import Trace, Unseen
 from tightfit.trace.file import load_trace
-from tightfit.versions import installed, version_of
 
 WORKER = "tightfit.backends.jax.predicting.worker"
 PLUGINS = ("xla_cuda12", "xla_cuda13")
