@@ -48,11 +48,6 @@ def array_window(window: Window, micro_batches: int, rows: int) -> ArrayWindow:
     )
 
 
-def array_shapes(micro_batches: int, rows: int, length: int, names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    """The shapes of the arrays of those names in a window."""
-    return dict.fromkeys(names, (micro_batches, rows, length))
-
-
 def array_dtype(name: str) -> np.dtype[np.generic]:
     """What the array of that name is made of."""
     return np.dtype(bool) if name == "padding" else np.dtype(np.int32)

@@ -26,7 +26,7 @@ def next_logits(build: Build, params: Params) -> Predict:
 
     ids = struct("int32", 1, build.recipe.seq_len)
     lowered = jax.jit(found, out_shardings=build.replicated).lower(params, ids, struct("int32"))
-    predict: Predict = lowered.compile(compiler_options=build.compiler_options or None)
+    predict: Predict = lowered.compile(compiler_options=build.compiler_options)
     return predict
 
 
