@@ -108,7 +108,6 @@ import jax, numpy as np
 from tests.backends.jax.cases import build, fast_options
 from tightfit.backends.jax import assembly
 from tightfit.backends.jax.batch import array_window
-from tightfit.backends.jax.models import unstacked
 from tightfit.backends.jax.step import Step
 from tightfit.tasks import MicroBatch, window_of
 assembly.compiler_options = lambda flags, devices: fast_options()

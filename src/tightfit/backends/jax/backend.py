@@ -81,36 +81,25 @@ class JaxBackend:
 
 def jax_devices(recipe: Recipe) -> tuple[Any, ...]:
     """The devices that the recipe runs on. Raises Refused where there is no such device."""
-    found = _processors() if recipe.device == "cpu" else _best()
-    if recipe.device == "cuda" and found[0].platform != "gpu":
-        raise Refused("device: 'cuda' was asked for, and JAX finds no CUDA device; run: pip install "
-                      "'tightfit[jax-cuda]', or write device=cpu")
-    if found[0].platform not in ("gpu", "cpu"):
-        found = _processors()
+    with _quiet_plugins():
+        found = jax.devices("cpu" if recipe.device == "cpu" else None)
+        if recipe.device == "cuda" and found[0].platform != "gpu":
+            raise Refused("device: 'cuda' was asked for, and JAX finds no CUDA device; run: pip install "
+                          "'tightfit[jax-cuda]', or write device=cpu")
+        if found[0].platform not in ("gpu", "cpu"):
+            found = jax.devices("cpu")
     return tuple(found if recipe.parallel == "dp" else found[:1])
 
 
-def _best() -> list[Any]:
-    """What JAX itself would take. Where there is no driver, that a CUDA plug-in finds none is no news."""
+@contextmanager
+def _quiet_plugins() -> Iterator[None]:
+    """Keep off the screen, where there is no driver, that a CUDA plug-in finds none."""
+    logger = logging.getLogger("jax._src.xla_bridge")
+    level = logger.level
     try:
         ctypes.CDLL(DRIVER)
     except OSError:
-        with _without_plug_ins_words():
-            return list(jax.devices())
-    return list(jax.devices())
-
-
-def _processors() -> list[Any]:
-    with _without_plug_ins_words():
-        return list(jax.devices("cpu"))
-
-
-@contextmanager
-def _without_plug_ins_words() -> Iterator[None]:
-    """Keep off the screen what a CUDA plug-in has to say that finds no driver."""
-    logger = logging.getLogger("jax._src.xla_bridge")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:

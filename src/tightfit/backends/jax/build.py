@@ -25,17 +25,13 @@ Block = Callable[[jax.Array, tuple[Params, jax.Array]], jax.Array]
 """(the residual stream, (one layer's parameters, its number)) -> the residual stream."""
 Blocks = Callable[[bool], tuple[Block, ...]]
 """Whether recomputation must be kept from being merged with what it repeats -> the blocks that layers take in turn."""
+Stack = Callable[[Blocks, tuple[Params, jax.Array], jax.Array], jax.Array]
+"""(blocks, the stacked layers, the residual stream) -> the residual stream: how layers follow one another."""
 Windows = Callable[[WindowSource, int, int], Iterator[ArrayWindow]]
 SumGradients = Callable[[Callable[[Any, jax.Array], Any], Any, int], Any]
 """(micro-batch, its number -> a tree of arrays), the window's micro-batches stacked, how many -> the trees' sum."""
 
 BATCH_AXIS = "data"
-
-
-class Stack(NamedTuple):
-    """How layers follow one another. run: (blocks, the stacked layers, residual stream) -> residual stream."""
-
-    run: Callable[[Blocks, tuple[Params, jax.Array], jax.Array], jax.Array]
 
 
 class Optimizer(NamedTuple):

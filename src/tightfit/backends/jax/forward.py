@@ -53,7 +53,7 @@ def through_layers(build: Build, stacked: Params, x: jax.Array, forward: Forward
         recomputed: Block = jax.checkpoint(plain, prevent_cse=keep_apart, policy=again.policy)
         return (recomputed, *[plain] * (min(again.every, depth) - 1))
 
-    run = partial(build.stack.run, blocks)
+    run = partial(build.stack, blocks)
     if not again.segments:
         return run(layers, x)
     for number in range(again.segments):

@@ -17,7 +17,7 @@ Layers = tuple[Params, jax.Array]
 def layout(backend: Jax) -> Stack:
     """How the layers follow one another in the program, as a resolved recipe's backend says."""
     assert backend.layers != "auto", "resolve the recipe first"
-    return Stack(_unrolled if backend.layers == "unrolled" else partial(_scanned, backend.unroll))
+    return _unrolled if backend.layers == "unrolled" else partial(_scanned, backend.unroll)
 
 
 def _unrolled(blocks: Blocks, layers: Layers, x: jax.Array) -> jax.Array:
