@@ -1,4 +1,4 @@
-"""How attention is computed, and which positions may see each other.
+"""Attention functions, and the mask of which positions may see each other.
 
 An attention function takes query (B, T, heads, head_dim), key and value (B, T, key heads, head_dim), and by name:
 `allowed`, bool that broadcasts to (B, 1, T, T), or None; `causal`; `scale`; and, where weights are dropped,

@@ -31,7 +31,7 @@ DRIVER = "libcuda.so.1"
 
 
 class JaxBackend:
-    """Trains with JAX. See `backends.base.Backend` for what each method promises."""
+    """Training with JAX. See `backends.base.Backend` for what each method promises."""
 
     def device(self, recipe: Recipe) -> Device:
         found = jax_devices(recipe)[0]

@@ -1,4 +1,4 @@
-"""What techniques transform on the way to a training step. A build holds no array."""
+"""The build: a model that techniques transform on the way to a training step. It holds no array."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Optimizer(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Recomputation:
-    """What the backward pass computes again.
+    """The part of the forward pass that the backward pass computes again.
 
     parts: the layer's branches that are each recomputed alone. every: one layer in so many is recomputed; 0 for none.
     segments: number of runs of layers of which only the input is kept; 0 for none. policy: which named values of a
@@ -90,17 +90,17 @@ class Build:
     notes: tuple[str, ...] = ()
 
     def session(self) -> AbstractContextManager[None]:
-        """Nothing of the process changes while steps run."""
+        """The settings of the process while steps run: none are changed."""
         return nullcontext()
 
     @property
     def replicated(self) -> NamedSharding:
-        """Every device holds the whole array."""
+        """The sharding of an array that every device holds whole."""
         return NamedSharding(self._mesh(), PartitionSpec())
 
     @property
     def split(self) -> NamedSharding:
-        """Each device holds some rows of every micro-batch: (micro-batches, rows, ...)."""
+        """The sharding of (micro-batches, rows, ...): each device holds some rows of every micro-batch."""
         return NamedSharding(self._mesh(), PartitionSpec(None, BATCH_AXIS))
 
     @property

@@ -28,7 +28,7 @@ from tightfit.tasks import Array
 
 WEIGHTS = "model.safetensors"
 FAMILIES = ("transformer-156m", "gpt2", *LLAMA_LIKE)
-"""What has a model here."""
+"""The models that are here."""
 
 
 class Found(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a model is here: functions over a flat dict of arrays whose names are those of its checkpoint.
+"""Models as functions over a flat dict of arrays whose names are those of their checkpoints.
 
 Layers are alike, so each of their weights is one array with the layers along its first axis; in its name `*` stands
 where a checkpoint writes a layer's number. Matrices lie as in the checkpoint too.
@@ -39,7 +39,7 @@ class Weight(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Forward:
-    """What all layers of one forward pass share.
+    """The context that all layers of one forward pass share.
 
     dtype: what products are computed in. attend: the attention function. allowed: (B, 1, T, T) bool, or one that
     broadcasts to it, which positions may see which besides the model's own causality; None where all may.

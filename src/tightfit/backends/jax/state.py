@@ -1,6 +1,6 @@
-"""Everything a step needs to go on exactly: weights, optimizer states, random key; as safetensors and JSON.
+"""Checkpoints, from which a step goes on exactly: weights, optimizer states, random key; as safetensors and JSON.
 
-Weights have their canonical names, each layer by itself, as in the PyTorch backend's checkpoints. A state tensor is
+Weights have their canonical names, each layer apart, as in the PyTorch backend's checkpoints. A state tensor is
 named `<parameter>/<path in the state>`; what belongs to no parameter, `/<path>`.
 """
 
@@ -34,8 +34,8 @@ def save_state(network: Network, state: State, folder: Path) -> dict[str, Any]:
 
 
 def load_state(network: Network, abstract: State, folder: Path, meta: dict[str, Any]) -> State:
-    """What `save_state` wrote, in the places of `abstract`. Raises CheckpointError where names, shapes or formats
-    differ."""
+    """The state that `save_state` wrote, in the places of `abstract`. Raises CheckpointError where names, shapes or
+    formats differ."""
     try:
         weights, states, streams = (load_file(folder / name) for name in (WEIGHTS, OPTIMIZER, RANDOM))
     except (SafetensorError, OSError) as error:

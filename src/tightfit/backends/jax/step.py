@@ -217,7 +217,7 @@ def _all_finite(params: Arrays) -> jax.Array:
 
 @contextmanager
 def _compiled_anew() -> Iterator[None]:
-    """Take no program from JAX's cache on disk: XLA describes only what it compiles."""
+    """A compilation without JAX's cache on disk: XLA describes only what it compiles."""
     before = jax.config.jax_enable_compilation_cache
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()  # else what was decided at the first compilation stands
@@ -230,7 +230,7 @@ def _compiled_anew() -> Iterator[None]:
 
 @contextmanager
 def memory_guard(doing: str) -> Iterator[None]:
-    """Tell a device without room as an OutOfMemory that says what was being done."""
+    """An OutOfMemory that says what was being done, in place of JAX's error of a device without room."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:

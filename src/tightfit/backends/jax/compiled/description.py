@@ -18,7 +18,7 @@ from tightfit.backends.jax.compiled.program import Program, read_program
 from tightfit.trace import Allocation, Category, Op, Phase, Span, Trace, Unseen
 
 DUMPED = "*.jit_step.*{}_after_optimizations{}.txt"
-"""XLA's files on `update.lower_step`'s program, by platform and kind; others may be compiled beside it."""
+"""XLA's files on `update.lower_step`'s program, by platform and kind; others may be compiled too."""
 ASSIGNMENT, ALIVE, REPORT, PROGRAM = "-buffer-assignment", "-live-range", "-memory-usage-report", ""
 """XLA's kinds of files on a step whose memory is planned, in the order of writing, but for the program: it is first."""
 STATE = {"params": Category.WEIGHTS, "optimizer": Category.OPTIMIZER}

@@ -21,9 +21,9 @@ ALIVE = re.compile(r"    (\S+?)(\{[\d,]*\}):(\d+)-(\d+)$")
 HOST = "color 5, "
 """XLA's mark of what lies in the host's memory."""
 CARRIED = "carried by a loop"
-"""What made an array that no kernel of the program is known to write."""
+"""The maker of an array that no kernel of the program is known to write."""
 UNUSED = "between arrays"
-"""What XLA leaves unused inside the piece, since no array fits there."""
+"""The name of memory inside the piece where no array fits."""
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ class StepProfiler:
 
 
 def _stopped() -> str | None:
-    """Ends the profile; why there is none, or None where it was written."""
+    """The end of the profile: the reason why there is none, or None where it was written."""
     try:
         jax.profiler.stop_trace()
     except Exception as error:  # the step is taken all the same
