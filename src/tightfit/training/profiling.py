@@ -16,6 +16,7 @@ from tightfit.data import prepare
 from tightfit.data.loading import WindowLoader
 from tightfit.devices import Device
 from tightfit.errors import OutOfMemory, RecipeError, TightfitError
+from tightfit.files import replacing
 from tightfit.models import model_facts, module_facts
 from tightfit.planning.advice import smaller
 from tightfit.planning.estimate import capacity, unseen
@@ -27,7 +28,6 @@ from tightfit.planning.timing.step_time import step_time
 from tightfit.profiles import Profile
 from tightfit.recipe import Recipe
 from tightfit.trace import Phase, Trace
-from tightfit.trace.file import replacing
 from tightfit.training.memory_check import check_memory
 from tightfit.training.progress import Listener, Quiet
 from tightfit.training.run_folder import MEMORY_RECORD, XPLANE

@@ -26,8 +26,8 @@ from tightfit.backends.jax.measuring.events import read_events
 from tightfit.backends.jax.step import PendingStep, Step
 from tightfit.backends.measuring import plain_steps
 from tightfit.errors import ReportError, one_line
+from tightfit.files import replacing
 from tightfit.trace import PHASES, Op, OpClass, Phase, Trace
-from tightfit.trace.file import replacing
 
 WRITTEN = "plugins/profile/*/*"
 """The files of JAX's profiler, where TensorBoard and xprof look for them."""
