@@ -29,7 +29,7 @@ LIBRARIES = ("jax", "jaxlib", "optax", "jax-cuda12-plugin", "jax-cuda12-pjrt")
 
 
 def compiled(rung: Rung, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """A rung's figures: bytes, seconds, operations, and beside them what was published."""
+    """A rung's figures: bytes, seconds, operations, and the published figures."""
     backend, device = JaxBackend(), find_device(GPU)
     recipe = find_ladder("transformer-156m-jax").recipe(rung, overrides=overrides)
     trace = backend.predict(recipe, device)

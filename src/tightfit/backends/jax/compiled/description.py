@@ -1,6 +1,6 @@
-"""A trace from what XLA wrote down about a compiled step.
+"""The trace of a compiled step, from XLA's dump of it: its kernels in the program's order, and its memory.
 
-A tick is a place in the program's order. What a loop runs many times stands in it once, with the work of all its turns.
+A tick is a place in the program's order. The kernels of a loop stand in it once, with the work of all its turns.
 """
 
 from __future__ import annotations
@@ -12,21 +12,20 @@ from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Literal
 
-from tightfit.backends.jax.compiled.buffers import Memory, inside_allocations, read_memory
 from tightfit.backends.jax.compiled.kernels import kernels
-from tightfit.backends.jax.compiled.origins import carried
+from tightfit.backends.jax.compiled.memory import Memory, read_memory, temporary_allocations
 from tightfit.backends.jax.compiled.program import Program, read_program
 from tightfit.trace import Allocation, Category, Op, Phase, Span, Trace, Unseen
 
 DUMPED = "*.jit_step.*{}_after_optimizations{}.txt"
-"""How XLA names its files on `update.lower_step`'s program, by platform and kind; others may be compiled beside it."""
+"""XLA's files on `update.lower_step`'s program, by platform and kind; others may be compiled too."""
 ASSIGNMENT, ALIVE, REPORT, PROGRAM = "-buffer-assignment", "-live-range", "-memory-usage-report", ""
-"""What XLA writes as soon as it has planned a step's memory, in this order but for the program, which comes first."""
+"""XLA's kinds of files on a step whose memory is planned, in the order of writing, but for the program: it is first."""
 STATE = {"params": Category.WEIGHTS, "optimizer": Category.OPTIMIZER}
-"""What the parts of the step's state are; the rest of what comes in is other."""
+"""Categories of the step's state by its parts; other arguments are other."""
 KEYS = re.compile(r"\['([^']*)'\]|\.(\w+)")
 NAMES = {Phase.RECOMPUTE: "backward", Phase.BACKWARD: "backward", Phase.OPTIMIZER: "optimizer"}
-"""Spans by the phase of what runs in them; forward for the rest."""
+"""Spans by the phase of their kernels; forward for the rest."""
 
 
 def memory_is_planned(dump: Path) -> bool:
@@ -35,7 +34,7 @@ def memory_is_planned(dump: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class Compiled:
+class Description:
     """A step as XLA compiled it. ops: its kernels, by the names of their instructions; their ticks are positions in the
     program's order, counted from 1."""
 
@@ -44,26 +43,26 @@ class Compiled:
     ops: Mapping[str, Op]
 
 
-def read_compiled(dump: Path, platform: str) -> Compiled:
+def read_description(dump: Path, platform: str) -> Description:
     """The one step that was compiled for a platform, `gpu` or `cpu`, and dumped into this folder. Raises
     FileNotFoundError where there is none."""
     memory = read_memory(_text(dump, platform, ASSIGNMENT), alive := _text(dump, platform, ALIVE))
     program = read_program(_text(dump, platform, PROGRAM))
-    return Compiled(program, memory, kernels(program, _positions(alive)))
+    return Description(program, memory, kernels(program, _positions(alive)))
 
 
-def predicted_trace(compiled: Compiled) -> Trace:
+def predicted_trace(described: Description) -> Trace:
     """The step's ops and the memory that XLA planned for it."""
-    return _trace(compiled, list(compiled.ops.values()), "predicted")
+    return _trace(described, list(described.ops.values()), "predicted")
 
 
-def measured_trace(compiled: Compiled, seconds: Mapping[str, float]) -> Trace:
-    """The same, with the seconds that each instruction took, by its name, in all its turns. Ticks are nanoseconds of
-    the program's order: each instruction stands in it once, as wide as all its turns."""
-    timed = {name: replace(op, seconds=seconds.get(name, 0.0)) for name, op in compiled.ops.items()}
-    trace = _trace(compiled, list(timed.values()), "measured")
-    widths = [1] * (compiled.memory.length + 2)  # a nanosecond at least, so that no two places become one
-    for op in timed.values():
+def measured_trace(described: Description, seconds: Mapping[str, float]) -> Trace:
+    """The same, with the seconds of each instruction, by its name, in all its turns. Ticks are nanoseconds of the
+    program's order: each instruction stands in it once, as wide as all its turns."""
+    timed = [replace(op, seconds=seconds.get(name, 0.0)) for name, op in described.ops.items()]
+    trace = _trace(described, timed, "measured")
+    widths = [1] * (described.memory.length + 2)  # a nanosecond at least, so that no two places become one
+    for op in timed:
         widths[op.tick] += round(1e9 * (op.seconds or 0.0))
     moments = [0, *accumulate(widths)]
     trace.spans = [replace(span, start=moments[span.start], stop=moments[span.stop],
@@ -76,14 +75,12 @@ def measured_trace(compiled: Compiled, seconds: Mapping[str, float]) -> Trace:
     return trace
 
 
-def _trace(compiled: Compiled, ops: list[Op], origin: Literal["predicted", "measured"]) -> Trace:
-    memory, program = compiled.memory, compiled.program
-    origins, stop = program.origins(), memory.length + 1
+def _trace(described: Description, ops: list[Op], origin: Literal["predicted", "measured"]) -> Trace:
+    memory, stop = described.memory, described.memory.length + 1
     ops.sort(key=lambda op: op.tick)
     trace = Trace(origin=origin, laid_out=True, ops=ops)
-    makers = {name: (op.name, op.module) for name, op in compiled.ops.items()}
-    makers |= {value: makers[name] for value, name in carried(program) if name in makers}
-    trace.allocations = [*_given(memory, origins, stop), *inside_allocations(memory, makers)]
+    makers = {name: (op.name, op.module) for name, op in described.ops.items()}
+    trace.allocations = [*_given(described, stop), *temporary_allocations(memory, makers)]
     trace.spans = [Span(name="step 1", start=1, stop=stop, step=1), *_spans(ops, stop)]
     if memory.host:
         trace.unseen.append(Unseen(name="offloaded values", bytes=memory.host, where="host",
@@ -91,10 +88,11 @@ def _trace(compiled: Compiled, ops: list[Op], origin: Literal["predicted", "meas
     return trace
 
 
-def _given(memory: Memory, origins: dict[str, str], stop: int) -> Iterator[Allocation]:
-    """What comes in and goes out. The state lives on: its results take its place."""
-    for key, buffer in memory.inputs.items():
-        name = origins.get(key, key)
+def _given(described: Description, stop: int) -> Iterator[Allocation]:
+    """Arguments and results. The state lives on: its results take its place."""
+    entry = described.program.computations[described.program.entry]
+    for key, buffer in described.memory.inputs.items():
+        name = entry[key].op_name if key in entry else key
         keys = [first or second for first, second in KEYS.findall(name)]
         state = name.startswith("state[")
         category = STATE.get(keys[0], Category.OTHER) if state and keys else Category.OTHER
@@ -102,7 +100,7 @@ def _given(memory: Memory, origins: dict[str, str], stop: int) -> Iterator[Alloc
             born=0 if state else 1, died=None if state else stop, bytes=buffer.bytes, category=category,
             module=keys[-1] if keys else "", op=name, shape=buffer.shape, dtype=buffer.dtype,
         )  # fmt: skip
-    for buffer in memory.outputs:
+    for buffer in described.memory.outputs:
         yield Allocation(born=1, died=stop, bytes=buffer.bytes, category=Category.OTHER, op="results")
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tightfit.backends.jax.compiled.buffers import FREE, inside_allocations, read_memory
+from tightfit.backends.jax.compiled.memory import UNUSED, read_memory, temporary_allocations
 from tightfit.trace import live_bytes
 
 ASSIGNMENT = """BufferAssignment:
@@ -60,20 +60,20 @@ def test_the_peak_is_inputs_results_of_their_own_and_the_piece_for_all_else(memo
 
 
 def test_one_array_under_two_names_is_one_and_what_is_written_over_it_another(memory):
-    found = inside_allocations(memory, {"wide": ("fused exp", "layer.mlp")})
-    first, second, beside, free = sorted(found, key=lambda a: (a.op == FREE, a.op != "fused exp", a.op != "next"))
+    found = temporary_allocations(memory, {"wide": ("fused exp", "layer.mlp")})
+    first, second, beside, free = sorted(found, key=lambda a: (a.op == UNUSED, a.op != "fused exp", a.op != "next"))
     assert (first.born, first.died, first.bytes, first.module) == (2, 6, 100, "layer.mlp")
     assert (first.dtype, first.shape) == ("bfloat16", (5, 10))
     assert (second.op, second.born, second.died) == ("next", 6, 10)
     assert (beside.op, beside.bytes) == ("beside", 120)
-    assert (free.op, free.bytes) == (FREE, 30)
+    assert (free.op, free.bytes) == (UNUSED, 30)
 
 
 def test_an_array_that_a_loop_takes_along_is_known_by_what_writes_it_anew():
     taken = ASSIGNMENT.replace("f32[25]{0}", "bf16[5,10]{1,0}")
-    found = inside_allocations(read_memory(taken, LIVE), {"next": ("fused add", "accumulation")})
+    found = temporary_allocations(read_memory(taken, LIVE), {"next": ("fused add", "accumulation")})
     assert [(a.op, a.module) for a in found if a.bytes == 100] == [("fused add", "accumulation")] * 2
 
 
 def test_what_lies_in_the_piece_adds_up_to_it(memory):
-    assert live_bytes(inside_allocations(memory, {}))[1].max() == memory.inside
+    assert live_bytes(temporary_allocations(memory, {}))[1].max() == memory.temporary
