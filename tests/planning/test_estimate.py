@@ -8,11 +8,11 @@ import pytest
 
 from tests.planning.toy import Toy
 from tightfit.devices import MIB, Device
-from tightfit.host_memory import HostMemory
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Margin, by_category, capacity, estimate, fit, host_need, running_at
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.recipe import Recipe
+from tightfit.system import HostMemory
 from tightfit.trace import Allocation, Category, Place, Span, Trace, UntracedMemory
 
 TOY = Toy.drawn(3)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tightfit.devices import Device
-from tightfit.host_memory import HostMemory, pinned_size
 from tightfit.planning.allocator.replay import Fits
 from tightfit.planning.plan import Estimate, Memory, Time
 from tightfit.planning.wording import size
 from tightfit.recipe import Recipe
+from tightfit.system import HostMemory, pinned_size
 from tightfit.tasks import TASKS
 from tightfit.trace import Category, Place, Trace, UntracedMemory
 

@@ -17,8 +17,8 @@ from typing import Any
 from tightfit.backends.pytorch.cuda_target.sdpa import Version, torch_release
 from tightfit.devices import MIB, Device, find_device
 from tightfit.errors import RecipeError
-from tightfit.host_memory import pinned_size
 from tightfit.recipe import Recipe
+from tightfit.system import pinned_size
 from tightfit.trace import Category, OpClass, Phase, Trace, UntracedMemory
 
 RECORDS = (Path("~/.cache/tightfit/context_bytes.json"), Path(__file__).with_name("context_bytes.json"))
