@@ -60,7 +60,8 @@ def train(recipe: RecipeName, overrides: Overrides = None) -> None:
     console = LastingConsole(soft_wrap=True)
     with Terminal(console) as terminal:
         from tightfit.recipe_files import name_and_overrides
-        from tightfit.training.trainer import Trainer, recipe_for_machine
+        from tightfit.training.session import recipe_for_machine
+        from tightfit.training.trainer import Trainer
 
         name, changes = name_and_overrides([recipe, *(overrides or [])])
         settled = recipe_for_machine(name, changes)

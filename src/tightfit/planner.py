@@ -25,7 +25,7 @@ from tightfit.recipe import Recipe
 from tightfit.recipe_files import IF_CUDA, RECIPES, load_recipe, recipe_values
 from tightfit.recipe_text import apply_overrides
 from tightfit.reporting.plan.readable import ReadablePlan
-from tightfit.training_arguments.table import FIELDS
+from tightfit.training_arguments.table import arguments_of
 
 RecipeOn = Callable[[bool], Recipe]
 """The recipe as it is on a CUDA device, or on the CPU: a recipe file may differ between the two."""
@@ -104,7 +104,8 @@ def read_recipe(
         return load_recipe(name, overrides, cuda=cuda)
     values = {} if name is None else recipe_values(name)
     on_cuda = values.pop(IF_CUDA, {})
-    values = {field: value for field, value in {**values, **(on_cuda if cuda else {})}.items() if field not in FIELDS}
+    values = {field: value for field, value in {**values, **(on_cuda if cuda else {})}.items()
+              if not arguments_of(field)}
     fields = apply_overrides(values, overrides)
     if "model" not in fields:
         raise RecipeError("model: training arguments do not say which; name it in front of --training-args, or write "

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from tightfit.devices import Device
 from tightfit.recipe import Recipe
@@ -193,7 +193,10 @@ class StepProfiler(Protocol):
 
 
 class Backend(Protocol):
-    """A framework."""
+    """A framework. predicts_by_compiling: whether a prediction compiles the step, which takes a while on a processor.
+    """
+
+    predicts_by_compiling: ClassVar[bool]
 
     def device(self, recipe: Recipe) -> Device:
         """The device that the recipe runs on. Raises Refused where there is none."""
@@ -202,10 +205,11 @@ class Backend(Protocol):
         """Make this process's GPU one of `memory_bytes`, its context counted, and return it so. Raises Refused where
         there is no GPU, or one of less memory."""
 
-    def build(self, recipe: Recipe, device: Device, model: Any = None) -> Any:
+    def build(self, recipe: Recipe, device: Device, model: Any = None, config: Any = None) -> Any:
         """The model with every technique of a resolved recipe applied.
 
-        model: a module of the caller's own, instead of what `recipe.model` names.
+        model: a module of the caller's own, instead of what `recipe.model` names. config: that model's configuration as
+        `models.read_config` gives it; None reads it.
         Raises Refused with all reasons where a technique cannot serve.
         """
 

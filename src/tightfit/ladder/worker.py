@@ -26,8 +26,6 @@ import psutil
 
 from tightfit.backends import load_backend
 from tightfit.backends.base import Timings
-from tightfit.data import prepare
-from tightfit.data.loading import WindowLoader
 from tightfit.devices import Device
 from tightfit.errors import MissingLibrary, NonFiniteLoss, OutOfMemory, Refused, TightfitError
 from tightfit.ladder.cards import card
@@ -46,7 +44,6 @@ from tightfit.ladder.jobs import (
 from tightfit.ladder.parallel import end_others, run_parallel, writes_outcome
 from tightfit.ladder.peers import PEERS
 from tightfit.ladder.rows import OF_SOME, OURS, Machine, Status, append
-from tightfit.models import model_facts
 from tightfit.nvml import driver_version
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Margin, fit, steps_alone
@@ -56,7 +53,7 @@ from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import own_target
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
-from tightfit.training.memory_check import check_memory
+from tightfit.training.session import open_session, training_windows
 from tightfit.versions import installed
 
 LIBRARIES = ("torch", "transformers", "tightfit", "torchao", "torch-optimi", "triton", "flash-attn", "jax", *OF_SOME)
@@ -124,12 +121,13 @@ def measure(asked: Measure) -> Outcome:
     recipe, notes = Recipe.from_dict(asked.recipe), list[str]()
     backend = load_backend(recipe.backend)
     device = backend.device(recipe) if asked.memory is None else backend.limit_memory(recipe, asked.memory)
-    recipe, _ = settle(recipe, own_target(device), backend.predict, notes.append)
+    session = open_session(recipe, notes.append, device=device)
     if asked.within is not None:
         within = resolve(Recipe.from_dict(asked.within), device)
-        recipe = grown(recipe, within, own_target(device), backend)
-        notes.append(f"batch_size {recipe.batch_size}")
-    check_memory(recipe, device, backend.predict, notes.append)
+        session = replace(session, recipe=grown(session.recipe, within, own_target(device), backend))
+        notes.append(f"batch_size {session.recipe.batch_size}")
+    session.check_memory(notes.append)
+    recipe = session.recipe
     runner = PEERS[asked.runner] if asked.runner != OURS else _ours
     if asked.launch != "single":
         runner = partial(run_parallel, asked.launch)
@@ -144,10 +142,9 @@ def measure(asked: Measure) -> Outcome:
 
 def _ours(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
     backend = load_backend(recipe.backend)
-    data = prepare(recipe, model_facts(recipe))
-    build = backend.build(recipe, device)
-    step = backend.step(build)
-    windows = step.windows(WindowLoader(data.train, recipe), 0, warm_up + steps + 1)
+    source = training_windows(recipe)
+    step = backend.step(backend.build(recipe, device))
+    windows = step.windows(source, 0, warm_up + steps + 1)
     return backend.time(step, windows, warm_up, steps)
 
 

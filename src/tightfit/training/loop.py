@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tightfit.backends.base import PendingResult, Step, StepResult, Total, WindowSource
 from tightfit.errors import CheckpointError, NonFiniteLoss
@@ -19,9 +19,11 @@ from tightfit.training import checkpoints
 from tightfit.training.progress import Listener
 from tightfit.training.records import MetricsFile, Trackers
 from tightfit.training.run_folder import RunFolder
-from tightfit.training.run_profile import RunProfile
 from tightfit.training.schedule import learning_rate
 from tightfit.training.stopping import StopRequest
+
+if TYPE_CHECKING:
+    from tightfit.training.run_profile import RunProfile
 
 SKIPS_IN_A_ROW = 50
 """So many steps skipped by loss scaling, one after the other, mean that it will not recover."""

@@ -15,11 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tightfit import profiles
 from tightfit.errors import CheckpointError, RecipeError
+from tightfit.files import write_atomically
 from tightfit.recipe import Recipe
 from tightfit.recipe_text import read_yaml, to_yaml
-from tightfit.trace.file import replacing
 
 ROUNDING = ("micro_batch_size", "attention", "checkpointing", "layers", "accumulation", "compile", "xla_flags")
 """Those of them that change a step's rounding, or the random numbers that dropout draws."""
@@ -177,11 +176,7 @@ def _differences(name: str, then: Any, now: Any) -> list[str]:
     return [] if then == now else [f"{name}: {then!r} then, {now!r} now"]
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a whole file under a temporary name, then give it its own. Raises OSError."""
-    with replacing(path) as temporary:
-        temporary.write_text(text)
-
-
 def _of_a_profile(name: str) -> bool:
+    from tightfit import profiles
+
     return name in (profiles.FOLDER, REPORT, CHROME_TRACE, MEMORY_RECORD) or name.startswith(AGAINST)

@@ -12,16 +12,19 @@ from tightfit.backends.jax.models import find_network
 from tightfit.backends.jax.xla_flags import compiler_options
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
-from tightfit.models import model_facts
+from tightfit.models import model_facts, read_config
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
 from tightfit.techniques import SLOTS
 
 
-def assemble(recipe: Recipe, device: Device, devices: tuple[Any, ...], model: Any = None) -> Build:
+def assemble(
+    recipe: Recipe, device: Device, devices: tuple[Any, ...], model: Any = None, config: Any = None
+) -> Build:
     """The model with every technique of a resolved recipe applied. No array is made.
 
     device: what the techniques are chosen for. devices: JAX's, which the step runs on, or is compiled for.
+    config: the model's configuration, where it was read before.
     Raises Refused with all reasons where a technique cannot serve, and ModelError for a model that is not here.
     """
     reasons = [*recipe.refusals(device), *absences(recipe, ABSENT), *_unserved(recipe)]
@@ -30,10 +33,12 @@ def assemble(recipe: Recipe, device: Device, devices: tuple[Any, ...], model: An
     if model is not None:
         raise ModelError(f"model: a {type(model).__name__} cannot run in backend: jax, which has models of its own; "
                          "name one, or write backend=pytorch")
-    network, stored, notes = find_network(recipe)
+    config = read_config(recipe) if config is None else config
+    network, stored, notes = find_network(recipe, config)
     build = Build(
-        recipe=recipe, device=device, devices=devices, task=get_task(recipe.task), facts=model_facts(recipe),
-        network=network, stored=stored, notes=notes, compiler_options=compiler_options(recipe.xla_flags, devices),
+        recipe=recipe, device=device, devices=devices, task=get_task(recipe.task),
+        facts=model_facts(recipe, config), network=network, stored=stored, notes=notes,
+        compiler_options=compiler_options(recipe.xla_flags, devices),
     )
     techniques = [getattr(recipe, slot) for slot in SLOTS]
     return reduce(lambda sofar, technique: APPLY[type(technique)](technique, sofar), techniques, build)
