@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.data.caching import digest, files_digest
-from tightfit.data.readers import READERS, Row, Wanted, decode, pick, read_file, require_fields
-from tightfit.errors import DataError, MissingLibrary, nearest
+from tightfit.data.readers import READERS, Row, Wanted, decode, read_file, require_fields, table_rows
+from tightfit.errors import DataError, nearest
 from tightfit.recipe import Data
 
 SKIPPED = frozenset({
@@ -36,8 +36,11 @@ class Corpus:
     rows: Callable[[], Iterator[Row]]
 
 
-def open_corpus(data: Data, wanted: Wanted) -> Corpus:
-    """The documents that `data` names, reading the `wanted` fields. Raises DataError for what is not there."""
+def open_corpus(data: Data, wanted: Wanted, cache_dir: Path) -> Corpus:
+    """The documents that `data` names, reading the `wanted` fields. Raises DataError for what is not there.
+
+    cache_dir: where the library `datasets` keeps what it downloads.
+    """
     if data.source == "stdlib":
         return _stdlib(wanted)
     if not data.source:
@@ -53,7 +56,7 @@ def open_corpus(data: Data, wanted: Wanted) -> Corpus:
         raise DataError(f"data: {data.source!r} is not a regular file; write a file, a folder, stdlib or dummy")
     if _looks_like_path(data.source, path):
         raise missing_path("data", data.source, path)
-    return _dataset(data.source, _load_hub(data), wanted, data)
+    return _dataset(data.source, _load_hub(data, cache_dir), wanted, data)
 
 
 def missing_path(field: str, value: str, path: Path) -> DataError:
@@ -121,26 +124,24 @@ def _folder(folder: Path, wanted: Wanted) -> Corpus:
     return _files(str(folder), files, lambda: (row for _, path in files for row in read_file(path, wanted)))
 
 
-def _library() -> Any:
-    try:
-        import datasets
-    except ImportError:
-        raise MissingLibrary("datasets", "data: a saved or Hugging Face dataset", "datasets") from None
-    return datasets
-
-
 def _load_saved(folder: Path, split: str) -> Any:
+    from datasets import load_from_disk
+
+    saved = _reading(str(folder), lambda: load_from_disk(str(folder)))
     if not (folder / SAVED_SPLITS).is_file():
-        return _reading(str(folder), lambda: _library().load_from_disk(str(folder)))
-    splits = _reading(str(folder), lambda: _library().load_from_disk(str(folder)))
-    if split not in splits:
-        raise DataError(f"data.split: {folder} has no split {split!r}; {nearest(split, splits)}")
-    return splits[split]
+        return saved
+    if split not in saved:
+        raise DataError(f"data.split: {folder} has no split {split!r}; {nearest(split, saved)}")
+    return saved[split]
 
 
-def _load_hub(data: Data) -> Any:
-    library = _library()
-    return _reading(data.source, lambda: library.load_dataset(data.source, data.config, split=data.split))
+def _load_hub(data: Data, cache_dir: Path) -> Any:
+    import datasets
+
+    kept = str(cache_dir / "datasets")
+    return _reading(
+        data.source, lambda: datasets.load_dataset(data.source, data.config, split=data.split, cache_dir=kept)
+    )
 
 
 def _reading(name: str, load: Callable[[], Any]) -> Any:
@@ -159,13 +160,8 @@ def _reading(name: str, load: Callable[[], Any]) -> Any:
 
 def _dataset(name: str, dataset: Any, wanted: Wanted, data: Data) -> Corpus:
     require_fields(wanted, dataset.column_names, name)
-    columns = list(wanted.values())
-
-    def rows() -> Iterator[Row]:
-        for number, row in enumerate(dataset.select_columns(columns), 1):
-            yield pick(row, wanted, f"{name} row {number}")
-
     stored = [("", Path(entry["filename"])) for entry in dataset.cache_files]
-    table = files_digest(stored) if stored else digest(repr(row) for row in rows())
+    table = files_digest(stored) if stored else digest(repr(row) for row in table_rows(dataset, wanted, name))
     # The same stored table serves every split that is a slice of it, so that its digest alone does not tell them apart.
-    return Corpus(name=name, fingerprint=digest((table, data.split, str(len(dataset)))), rows=rows)
+    return Corpus(name=name, fingerprint=digest((table, data.split, str(len(dataset)))),
+                  rows=lambda: table_rows(dataset, wanted, name))

@@ -8,7 +8,9 @@ from typing import Protocol
 
 import numpy as np
 
-from tightfit.tasks import IGNORE, Array, MicroBatch
+from tightfit.models import ModelFacts
+from tightfit.recipe import Recipe
+from tightfit.tasks import IGNORE, Array, MicroBatch, get_task
 
 PADDED_WITH_ZERO = frozenset({"token_type_ids"})
 """Inputs whose padding is 0; other inputs of ids are padded with the model's padding token."""
@@ -91,6 +93,12 @@ class Padded:
         for place, row in zip(result, rows, strict=True):
             place[: len(row)] = row
         return result
+
+
+def padded(examples: Examples, recipe: Recipe, facts: ModelFacts) -> Padded:
+    """Examples of the recipe's task as samples, padded as its model and the recipe want it."""
+    causal = get_task(recipe.task).predicts == "next"
+    return Padded(examples=examples, pad_id=facts.pad_token_id, multiple=recipe.pad_sequence_to or 1, causal=causal)
 
 
 def next_tokens(ids: Array, length: int) -> Example:
