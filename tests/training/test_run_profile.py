@@ -16,12 +16,12 @@ from tightfit.backends.pytorch.measuring.marks import Marks
 from tightfit.commands.report import run_report
 from tightfit.recipe import Recipe
 from tightfit.trace import PHASES, Phase
-from tightfit.training.progress import Quiet
+from tightfit.training.progress import Listener
 from tightfit.training.run_profile import profiled_step
 from tightfit.training.trainer import Trainer
 
 
-class Told(Quiet):
+class Told(Listener):
     """Remembers what it is told."""
 
     def __init__(self):

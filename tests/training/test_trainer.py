@@ -14,7 +14,7 @@ from torch import nn
 
 from tightfit import Trainer
 from tightfit.errors import CheckpointError, ModelError, RecipeError
-from tightfit.training.progress import LastingConsole, Quiet, Terminal
+from tightfit.training.progress import LastingConsole, Listener, Terminal
 from tightfit.training.run_folder import LOCK
 
 ROWS = [{"input_ids": list(range(i, i + 16))} for i in range(40)]
@@ -87,7 +87,7 @@ def test_a_prompt_that_cannot_be_continued_costs_only_the_sample(tiny, tmp_path,
     (tmp_path / "text.txt").write_text("some words to learn from, over and over\n" * 200)
     said: list[str] = []
 
-    class Listening(Quiet):
+    class Listening(Listener):
         def message(self, text: str) -> None:
             said.append(text)
 

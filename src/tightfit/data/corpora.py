@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.data.caching import digest, files_digest
-from tightfit.data.readers import READERS, Row, Wanted, decode, read_file, require_fields, table_rows
+from tightfit.data.readers import READERS, Row, Wanted, decode, picked, read_file, require_fields
 from tightfit.errors import DataError, nearest
 from tightfit.recipe import Data
 
@@ -160,8 +160,9 @@ def _reading(name: str, load: Callable[[], Any]) -> Any:
 
 def _dataset(name: str, dataset: Any, wanted: Wanted, data: Data) -> Corpus:
     require_fields(wanted, dataset.column_names, name)
+    columns = dataset.select_columns(list(wanted.values()))
     stored = [("", Path(entry["filename"])) for entry in dataset.cache_files]
-    table = files_digest(stored) if stored else digest(repr(row) for row in table_rows(dataset, wanted, name))
+    table = files_digest(stored) if stored else digest(map(repr, columns))
     # The same stored table serves every split that is a slice of it, so that its digest alone does not tell them apart.
-    return Corpus(name=name, fingerprint=digest((table, data.split, str(len(dataset)))),
-                  rows=lambda: table_rows(dataset, wanted, name))
+    fingerprint = digest((table, data.split, str(len(dataset))))
+    return Corpus(name=name, fingerprint=fingerprint, rows=lambda: picked(columns, wanted, name))

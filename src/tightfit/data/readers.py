@@ -45,6 +45,11 @@ def pick(row: Mapping[str, Any], wanted: Wanted, origin: str) -> Row:
     return tuple(row[field] for field in wanted.values())
 
 
+def picked(rows: Iterable[Mapping[str, Any]], wanted: Wanted, name: str) -> Iterator[Row]:
+    """The wanted values of each row of a table."""
+    return (pick(row, wanted, f"{name} row {number}") for number, row in enumerate(rows, 1))
+
+
 def decode(raw: bytes, path: Path) -> str:
     """The text in a file's bytes. Raises DataError for an empty or binary file, or another encoding."""
     if not raw.strip():
@@ -112,22 +117,17 @@ def read_csv(path: Path, wanted: Wanted, delimiter: str = ",") -> Iterator[Row]:
 
 
 def read_parquet(path: Path, wanted: Wanted) -> Iterator[Row]:
-    """A Parquet file, read a group of rows at a time."""
-    from datasets import load_dataset
+    """A Parquet file, read a batch of rows at a time."""
     from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
 
     try:
-        table = load_dataset("parquet", data_files=str(path), split="train", streaming=True)
-        yield from table_rows(table, wanted, str(path))
+        with ParquetFile(path) as file:
+            require_fields(wanted, file.schema_arrow.names, str(path))
+            batches = file.iter_batches(columns=list(wanted.values()), batch_size=1024)
+            yield from picked((row for batch in batches for row in batch.to_pylist()), wanted, str(path))
     except ArrowException as error:
         raise DataError(f"data: {path} is not a Parquet file: {error}") from None
-
-
-def table_rows(table: Any, wanted: Wanted, name: str) -> Iterator[Row]:
-    """The wanted values of a data set of the library `datasets`."""
-    require_fields(wanted, table.column_names, name)
-    for number, row in enumerate(table.select_columns(list(wanted.values())), 1):
-        yield pick(row, wanted, f"{name} row {number}")
 
 
 READERS: dict[str, Reader] = {

@@ -26,7 +26,7 @@ from tightfit.planning.timing.step_time import step_time
 from tightfit.profiles import Profile
 from tightfit.recipe import Recipe
 from tightfit.trace import Phase, Trace
-from tightfit.training.progress import Listener, Quiet
+from tightfit.training.progress import Listener
 from tightfit.training.run_folder import MEMORY_RECORD, XPLANE
 from tightfit.training.session import open_session
 from tightfit.versions import installed
@@ -63,7 +63,7 @@ def profile_recipe(
     """
     if recipe.mode != "train":
         raise RecipeError("mode: 'inference' is for planning, and a profile is of training; write mode=train")
-    listener = listener or Quiet()
+    listener = listener or Listener()
     session = open_session(recipe, listener.message, module=module)
     session.check_memory(listener.message)
     recipe, device, backend = session.recipe, session.device, session.backend

@@ -14,11 +14,10 @@ from tightfit.backends.base import Backend, Step
 from tightfit.data import Prepared, WindowLoader, evaluation_windows
 from tightfit.errors import CheckpointError, OutOfMemory, RecipeError
 from tightfit.models import resolve_source
-from tightfit.planning.advice import smaller
 from tightfit.recipe import Recipe
 from tightfit.training import checkpoints
 from tightfit.training.loop import Loop, Progress
-from tightfit.training.progress import Listener, Quiet
+from tightfit.training.progress import Listener
 from tightfit.training.records import MetricsFile, Trackers
 from tightfit.training.run_folder import METRICS, MODEL, RunFolder, continued, run_path
 from tightfit.training.session import Session, open_session, recipe_for_machine
@@ -58,7 +57,7 @@ class Trainer:
                               "tightfit plan with this recipe")
         self.module = None if model is None or isinstance(model, str) else model
         self.dataset = dataset
-        self.listener: Listener = listener or Quiet()
+        self.listener: Listener = listener or Listener()
         given = str(recipe) if isinstance(recipe, str | Path) else None
         label = name or given or (type(model).__name__ if self.module is not None else self.recipe.model)
         self.path = run_path(self.recipe, label)
@@ -79,6 +78,8 @@ class Trainer:
             try:
                 return self._train(session, folder, began)
             except OutOfMemory as error:
+                from tightfit.planning.advice import smaller
+
                 ways = smaller(session.recipe, session.device)
                 raise OutOfMemory(f"{error}. Try: {'; or '.join(ways)}") from None
             except (OSError, SafetensorError) as error:
