@@ -15,7 +15,7 @@ from tests.ladder.climbs import CARD, CPU, climbed, empty, predicted
 from tightfit.ladder import rows
 from tightfit.ladder.catalogue import LADDERS, find_ladder
 
-README = Path(__file__).parents[1] / "README.md"
+STATUS = Path(__file__).parents[1] / "docs/status.md"
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_every_recorded_difference_is_explained():
     assert ladders.unexplained() == [], "write why into docs/ladder_differences.py"
 
 
-def test_the_readme_counts_the_times_that_are_predicted_well():
+def test_the_status_counts_the_times_that_are_predicted_well():
     times = [abs(apart) for _, what, apart in ladders.differences(find_ladder("bert-large")) if what == "time"]
     assert (len(times), sum(apart <= 10 for apart in times)) == (9, 8)
-    assert "eight are predicted within 10 % of its time" in README.read_text("utf-8")
+    assert "eight are predicted within 10 % of its time" in STATUS.read_text("utf-8")

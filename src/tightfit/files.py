@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written under a temporary name, then given their own."""
+"""Files that are whole or not there: written under a temporary name, which then takes the place of the real one."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a whole text file, or none. Raises OSError that names it."""
+    """Write a whole text file under a temporary name, then give it its own. Raises OSError."""
     with replacing(path) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(text, "utf-8")

@@ -217,6 +217,17 @@ def test_a_hugging_face_dataset_is_asked_for_by_config_and_split(monkeypatch: py
     assert asked == [(("owner/name", "small"), {"split": "train[:10%]", "cache_dir": str(CACHE / "datasets")})]
 
 
+def test_what_the_library_downloads_or_makes_lies_in_the_cache(tmp_path: Path) -> None:
+    from tightfit.data.corpora import _load_hub
+
+    (tmp_path / "repository").mkdir()
+    write_parquet(tmp_path / "repository" / "train.parquet")
+    loaded = _load_hub(Data(source=str(tmp_path / "repository"), split="train[:3]"), tmp_path / "cache")
+    assert loaded["text"][:] == [row["text"] for row in ROWS[:3]]
+    assert all(Path(entry["filename"]).is_relative_to(tmp_path / "cache") for entry in loaded.cache_files)
+    assert loaded.cache_files
+
+
 @pytest.mark.parametrize(
     ("documents", "fraction", "expected"),
     [(100, 0.05, 5), (3, 0.05, 1), (2, 0.9, 1), (10, 0.99, 9), (1, 0.5, 0), (0, 0.5, 0), (9, 0.0, 0)],

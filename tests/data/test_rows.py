@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tests.data.helpers import FACTS, recipe
-from tightfit.data import prepare, samples_from_rows
+from tightfit.data import prepare
+from tightfit.data.rows import samples_from_rows
 from tightfit.errors import DataError
 from tightfit.models import ModelFacts
 from tightfit.tasks import IGNORE, MicroBatch

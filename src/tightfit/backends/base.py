@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from tightfit.devices import Device
 from tightfit.recipe import Recipe
@@ -193,10 +193,7 @@ class StepProfiler(Protocol):
 
 
 class Backend(Protocol):
-    """A framework. predicts_by_compiling: whether a prediction compiles the step, which takes a while on a processor.
-    """
-
-    predicts_by_compiling: ClassVar[bool]
+    """A framework."""
 
     def device(self, recipe: Recipe) -> Device:
         """The device that the recipe runs on. Raises Refused where there is none."""
@@ -244,7 +241,7 @@ def absences(recipe: Recipe, absent: Mapping[type[Technique], str]) -> list[str]
     table of what it does not have."""
     named = {slot: getattr(recipe, slot) for slot in SLOTS}
     return [
-        f"{slot}: {technique.name} is not in backend: {recipe.backend}, because {absent[type(technique)]}"
+        f"{slot}: {technique.name} is not in backend: {recipe.backend.name}, because {absent[type(technique)]}"
         for slot, technique in named.items()
         if type(technique) in absent
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,7 +14,6 @@ from tightfit.data.documents import Documents
 from tightfit.data.masking import Masking
 from tightfit.data.packing import Packed
 from tightfit.data.readers import LABEL, TARGET, TEXT, Wanted
-from tightfit.data.rows import Rows, samples_from_rows
 from tightfit.data.samples import Padded, Samples, padded
 from tightfit.data.splitting import held_out
 from tightfit.data.stream import TokenStream, unigram_loss
@@ -24,6 +24,9 @@ from tightfit.errors import DataError
 from tightfit.models import ModelFacts
 from tightfit.recipe import Data, Recipe
 from tightfit.tasks import Task, get_task
+
+if TYPE_CHECKING:
+    from tightfit.data.rows import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +76,8 @@ def _check_positions(recipe: Recipe, facts: ModelFacts, padded: bool) -> None:
 
 
 def _from_rows(recipe: Recipe, facts: ModelFacts, dataset: Rows) -> Prepared:
+    from tightfit.data.rows import samples_from_rows
+
     train, evaluation = _divide(samples_from_rows(dataset, recipe, facts), recipe.data.eval_fraction)
     named = recipe.tokenizer not in ("auto", "train")
     return Prepared(train=train, evaluation=evaluation, tokenizer=named_tokenizer(recipe) if named else None)

@@ -109,7 +109,7 @@ def _end_with(parent: int) -> None:
 def about(asked: About) -> Outcome:
     """What this machine is, as far as figures depend on it."""
     recipe = Recipe.from_dict(asked.recipe)
-    device = load_backend(recipe.backend).device(recipe)
+    device = load_backend(recipe.backend.name).device(recipe)
     return Outcome(machine=Machine(
         device=device.name, kind=device.kind, memory_bytes=device.memory_bytes, units=device.units,
         driver=driver_version() if device.kind == "cuda" else None, versions=_versions(),
@@ -119,7 +119,7 @@ def about(asked: About) -> Outcome:
 def measure(asked: Measure) -> Outcome:
     """Run a rung: ours, or a peer's of the same model, data, seed and number of steps."""
     recipe, notes = Recipe.from_dict(asked.recipe), list[str]()
-    backend = load_backend(recipe.backend)
+    backend = load_backend(recipe.backend.name)
     device = backend.device(recipe) if asked.memory is None else backend.limit_memory(recipe, asked.memory)
     session = open_session(recipe, notes.append, device=device)
     if asked.within is not None:
@@ -141,7 +141,7 @@ def measure(asked: Measure) -> Outcome:
 
 
 def _ours(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
-    backend = load_backend(recipe.backend)
+    backend = load_backend(recipe.backend.name)
     source = training_windows(recipe)
     step = backend.step(backend.build(recipe, device))
     windows = step.windows(source, 0, warm_up + steps + 1)
@@ -164,7 +164,7 @@ def predict(asked: Predict) -> Outcome:
 def _predicted(rung: Unpredicted, gpu: str | None, limit: int | None) -> dict[str, Any]:
     """What a rung's row says of it."""
     recipe, within = Recipe.from_dict(rung.recipe), rung.within
-    backend = load_backend(recipe.backend)
+    backend = load_backend(recipe.backend.name)
     target = own_target(backend.device(recipe)) if gpu is None else card(gpu)
     if limit is not None:
         target = replace(target, device=replace(target.device, memory_bytes=limit))

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from tightfit.errors import ReportError
-from tightfit.files import replacing as replacing  # which others import from here
+from tightfit.files import replacing
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Trace, Unseen
 from tightfit.trace.sample import LargestAllocations, LongestOps
 

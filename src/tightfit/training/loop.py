@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from tightfit.backends.base import PendingResult, Step, StepResult, Total, WindowSource
 from tightfit.errors import CheckpointError, NonFiniteLoss
-from tightfit.planning.advice import steadier
 from tightfit.recipe import Recipe
 from tightfit.tasks import Window
 from tightfit.training import checkpoints
@@ -209,9 +208,8 @@ class Loop:
         if self._skips >= SKIPS_IN_A_ROW:
             what = f"loss scaling has skipped {self._skips} steps up to step {taken.number}: fp16 overflows"
         if what is not None:
-            advice = "; or ".join(steadier(self.recipe))
-            raise NonFiniteLoss(f"{what} (batch: {taken.window.origin}); nothing was saved since. Try {advice}; or "
-                                "look at that batch")
+            raise NonFiniteLoss(f"{what} (batch: {taken.window.origin}); nothing was saved since. Try "
+                                f"{_steadier(self.recipe)}; or look at that batch")
 
     def _write_line(self, taken: _Taken, result: StepResult) -> None:
         seen, self._interval = self._interval, _Interval()
@@ -267,13 +265,19 @@ class Loop:
             return
         if not self.step.is_finite():
             raise NonFiniteLoss(f"the weights of step {step} are not finite; they were not saved. Try "
-                                + "; or ".join(steadier(self.recipe)))
+                                + _steadier(self.recipe))
         seen = self._interval
         interval = {"loss": seen.loss, "count": seen.count, "skipped": seen.skipped}
         loop = {"interval": interval, "data": _signature(self.source)}
         checkpoints.save(self.folder.checkpoints, step, self.step.save, loop)
         self._saved_at = step
         checkpoints.prune(self.folder.checkpoints, self.recipe.save_total_limit)
+
+
+def _steadier(recipe: Recipe) -> str:
+    from tightfit.planning.advice import steadier
+
+    return "; or ".join(steadier(recipe))
 
 
 def _signature(source: WindowSource) -> list[int]:

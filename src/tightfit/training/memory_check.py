@@ -30,7 +30,7 @@ def check_memory(recipe: Recipe, device: Device, backend: Backend, config: Any, 
     sizes, nor sequences that the model has no positions for, which its data refuses.
     Raises Refused where the step takes more than the machine has.
     """
-    if device.kind != "cpu" or backend.predicts_by_compiling:
+    if device.kind != "cpu" or recipe.backend.compiles_whole_steps:
         return
     memory = host_memory()
     free, every = memory.available + memory.swap, memory.total + memory.swap

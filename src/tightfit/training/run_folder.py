@@ -20,7 +20,7 @@ from tightfit.files import write_atomically
 from tightfit.recipe import Recipe
 from tightfit.recipe_text import read_yaml, to_yaml
 
-ROUNDING = ("micro_batch_size", "attention", "checkpointing", "layers", "accumulation", "compile", "xla_flags")
+ROUNDING = ("micro_batch_size", "attention", "checkpointing", "accumulation", "compile", "backend", "xla_flags")
 """Those of them that change a step's rounding, or the random numbers that dropout draws."""
 
 MAY_CHANGE = frozenset({
@@ -153,6 +153,7 @@ def continued(wanted: Recipe, saved: Recipe) -> tuple[Recipe, list[str]]:
 
     Raises CheckpointError listing every difference that the mathematics depends on.
     """
+    wanted = wanted.model_copy(update={"backend": wanted.backend.continuing(saved.backend)})
     values, before = wanted.to_dict(), saved.to_dict()
     filled = {name: before[name] if value == "auto" else value for name, value in values.items()}
     lines = [
@@ -161,6 +162,7 @@ def continued(wanted: Recipe, saved: Recipe) -> tuple[Recipe, list[str]]:
         if name not in MAY_CHANGE
         for line in _differences(name, before[name], filled[name])
     ]
+    lines += _differences("backend", saved.backend.name, wanted.backend.name)
     if lines:
         raise CheckpointError(
             f"this run was started with another recipe ({'; '.join(lines)}); write what it had, or another output_dir"

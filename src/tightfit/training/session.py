@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tightfit.backends import load_backend
 from tightfit.backends.base import Backend
-from tightfit.data import Prepared, Rows, WindowLoader, prepare
+from tightfit.data import Prepared, WindowLoader, prepare
 from tightfit.data.tokenized import Progress
 from tightfit.devices import Device
 from tightfit.models import ModelFacts, model_facts, module_facts, read_config
@@ -20,6 +20,7 @@ from tightfit.recipe_files import load_recipe
 from tightfit.training.memory_check import check_memory
 
 if TYPE_CHECKING:
+    from tightfit.data.rows import Rows
     from tightfit.planning.plan import Plan
 
 Log = Callable[[str], None]
@@ -73,7 +74,7 @@ def open_session(recipe: Recipe, log: Log, *, module: Any = None, device: Device
     What is open is planned for a GPU, and for a processor whose speed was measured; otherwise it gets the plain choices
     of `planning.defaults`. device: instead of the one that the recipe finds. Raises Refused where nothing fits.
     """
-    backend = load_backend(recipe.backend)
+    backend = load_backend(recipe.backend.name)
     device = backend.device(recipe) if device is None else device
     if not recipe.open_choices() or (target := own_target(device)).is_guessed_processor:
         return Session(recipe=resolve(recipe, device), device=device, backend=backend, module=module)
@@ -87,7 +88,7 @@ def recipe_for_machine(name: str, overrides: Iterable[str] = ()) -> Recipe:
     """The recipe of that name as this machine runs it: on CUDA where there is such a device and it may be used."""
     overrides = list(overrides)
     plain = load_recipe(name, overrides)
-    device = load_backend(plain.backend).device(plain)
+    device = load_backend(plain.backend.name).device(plain)
     return load_recipe(name, overrides, cuda=True) if device.kind == "cuda" else plain
 
 

@@ -61,7 +61,7 @@ class Trainer:
         given = str(recipe) if isinstance(recipe, str | Path) else None
         label = name or given or (type(model).__name__ if self.module is not None else self.recipe.model)
         self.path = run_path(self.recipe, label)
-        self.backend: Backend = load_backend(self.recipe.backend)
+        self.backend: Backend = load_backend(self.recipe.backend.name)
 
     def train(self) -> Summary:
         """Run to the recipe's last step, or go on where an earlier run in the same folder stopped.

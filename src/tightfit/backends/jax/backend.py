@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import jax
 import psutil
@@ -31,8 +31,6 @@ DRIVER = "libcuda.so.1"
 
 class JaxBackend:
     """Trains with JAX. See `backends.base.Backend` for what each method promises."""
-
-    predicts_by_compiling: ClassVar[bool] = True
 
     def device(self, recipe: Recipe) -> Device:
         found = jax_devices(recipe)[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 class PytorchBackend:
     """Trains with PyTorch. See `backends.base.Backend` for what each method promises."""
-
-    predicts_by_compiling: ClassVar[bool] = False
 
     def device(self, recipe: Recipe) -> Device:
         cuda = torch.cuda.is_available()
