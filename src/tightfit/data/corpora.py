@@ -21,7 +21,7 @@ SKIPPED = frozenset({
 
 SAVED = "state.json"
 SAVED_SPLITS = "dataset_dict.json"
-"""Files that `datasets.save_to_disk` writes: beside a dataset, and beside a folder of splits."""
+"""Files that `datasets.save_to_disk` writes: with a dataset, and with a folder of splits."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ def missing_path(field: str, value: str, path: Path) -> DataError:
 
 
 def _looks_like_path(source: str, path: Path) -> bool:
-    """Whether a source that does not exist was meant as a path: Hugging Face ids are `name` or `owner/name`."""
+    """True for a source that was meant as a path, though none is there: Hugging Face ids are `name` or `owner/name`."""
     known = path.suffix.lower() in {*READERS, ".txt", ".md", ".py"}
-    beside = path.parent != Path() and path.parent.is_dir()
-    return known or beside or source.startswith((".", "~", "/")) or source.count("/") > 1 or "\\" in source
+    has_folder = path.parent != Path() and path.parent.is_dir()
+    return known or has_folder or source.startswith((".", "~", "/")) or source.count("/") > 1 or "\\" in source
 
 
 def _files(name: str, files: list[tuple[str, Path]], rows: Callable[[], Iterator[Row]]) -> Corpus:
@@ -145,7 +145,7 @@ def _load_hub(data: Data, cache_dir: Path) -> Any:
 
 
 def _reading(name: str, load: Callable[[], Any]) -> Any:
-    """What `load` returns; whatever goes wrong in the library or on the network becomes a DataError."""
+    """The result of `load`; whatever goes wrong in the library or on the network becomes a DataError."""
     try:
         return load()
     except Exception as error:
@@ -163,6 +163,6 @@ def _dataset(name: str, dataset: Any, wanted: Wanted, data: Data) -> Corpus:
     columns = dataset.select_columns(list(wanted.values()))
     stored = [("", Path(entry["filename"])) for entry in dataset.cache_files]
     table = files_digest(stored) if stored else digest(map(repr, columns))
-    # The same stored table serves every split that is a slice of it, so that its digest alone does not tell them apart.
+    # Every split that is a slice of the same stored table has its digest.
     fingerprint = digest((table, data.split, str(len(dataset))))
     return Corpus(name=name, fingerprint=fingerprint, rows=lambda: picked(columns, wanted, name))

@@ -143,7 +143,7 @@ def _from_text(recipe: Recipe, facts: ModelFacts, progress: Progress | None) -> 
 
 
 def _something_to_predict(task: Task, train: TokenStream, tokenizer: Tokenizer) -> bool:
-    """Whether any token of the training documents can be a label."""
+    """True where any token of the training documents can be a label."""
     if task.predicts == "next":  # a document's first token has none before it to be predicted from
         return len(train) > train.documents
     if task.predicts == "hidden":

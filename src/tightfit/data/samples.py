@@ -27,7 +27,7 @@ class Samples(Protocol):
         (images: of images). A pure function of its arguments."""
 
     def numbers(self, indices: Array) -> Array:
-        """What the samples `indices` are called in the data, for messages: int64 (indices,)."""
+        """The numbers that the samples `indices` have in the data, for messages: int64 (indices,)."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,6 @@ def next_tokens(ids: Array, length: int) -> Example:
 
 
 def shifted_right(labels: Array, start_id: int, pad_id: int) -> Array:
-    """What a decoder reads to predict `labels`: they follow `start_id`, the last left out."""
+    """Decoder inputs that predict `labels`: `start_id`, then the labels without the last."""
     shifted = np.concatenate((np.array([start_id], dtype=np.int64), labels[:-1]))
     return np.where(shifted == IGNORE, pad_id, shifted)

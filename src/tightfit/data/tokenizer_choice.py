@@ -1,4 +1,4 @@
-"""Which tokenizer a recipe means, and training one where it means that."""
+"""Tokenizer choice: the recipe's, the model's own, or one trained on the data."""
 
 from __future__ import annotations
 

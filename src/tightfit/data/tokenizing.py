@@ -25,7 +25,7 @@ NAMES = {
     "pad_token": (PAD, "[PAD]", "<|padding|>"),
     "mask_token": (MASK, "[MASK]"),
 }
-"""What the special tokens are called in a `tokenizer.json` that comes alone."""
+"""Usual names of the special tokens, for a `tokenizer.json` that comes alone."""
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 """A folder with any of these holds a tokenizer."""

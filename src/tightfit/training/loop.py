@@ -47,7 +47,7 @@ class Progress:
 
 @dataclass
 class _Interval:
-    """What has been seen since the last line of metrics."""
+    """Sums since the last line of metrics."""
 
     loss: float = 0.0
     count: int = 0
@@ -281,7 +281,7 @@ def _steadier(recipe: Recipe) -> str:
 
 
 def _signature(source: WindowSource) -> list[int]:
-    """What tells a run's data from other data: windows in an epoch, and a checksum of the first one's arrays."""
+    """Fingerprint of a run's data: windows in an epoch, and a checksum of the first one's arrays."""
     value = 0
     for batch in source.window(0).micro_batches:
         for array in (*batch.inputs.values(), batch.labels):

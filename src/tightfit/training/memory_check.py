@@ -1,4 +1,4 @@
-"""Whether a step fits the memory of a machine that trains on its processor, before it begins.
+"""Memory check of a run on a processor, before it begins.
 
 No framework can say there that memory ran out: the system ends the process, without a word.
 """
@@ -78,7 +78,7 @@ def _peak(recipe: Recipe, device: Device, backend: Backend) -> int:
 
 
 def _advice(recipe: Recipe, device: Device, fits: int | None, least: int) -> str:
-    """What to write instead. fits: the micro-batch that does. least: the bytes that one sample takes."""
+    """Changes to write. fits: the micro-batch that fits; None for none. least: the bytes that one sample takes."""
     from tightfit.planning.savings import savings
 
     others = [str(saving) for saving in savings(recipe.override(micro_batch_size=1), device)]

@@ -48,7 +48,7 @@ class Session:
 
     @cached_property
     def facts(self) -> ModelFacts:
-        """What data needs to know of the model."""
+        """Facts of the model that data needs, such as its vocabulary's size."""
         if self.module is not None:
             return module_facts(self.module, self.recipe)
         return model_facts(self.recipe, self.config)
@@ -84,12 +84,20 @@ def open_session(recipe: Recipe, log: Log, *, module: Any = None, device: Device
     return Session(recipe=resolved, device=device, backend=backend, module=module, plan=plan)
 
 
+def on_this_machine(recipe_on: Callable[[bool], Recipe]) -> Recipe:
+    """A recipe as this machine runs it: on CUDA where there is such a device and it may be used.
+
+    recipe_on: the recipe as it is on a CUDA device, or on the processor.
+    """
+    plain = recipe_on(False)
+    on_cuda = load_backend(plain.backend.name).device(plain).kind == "cuda"
+    return recipe_on(True) if on_cuda else plain
+
+
 def recipe_for_machine(name: str, overrides: Iterable[str] = ()) -> Recipe:
-    """The recipe of that name as this machine runs it: on CUDA where there is such a device and it may be used."""
+    """The recipe of that name as this machine runs it."""
     overrides = list(overrides)
-    plain = load_recipe(name, overrides)
-    device = load_backend(plain.backend.name).device(plain)
-    return load_recipe(name, overrides, cuda=True) if device.kind == "cuda" else plain
+    return on_this_machine(lambda cuda: load_recipe(name, overrides, cuda=cuda))
 
 
 def training_windows(recipe: Recipe) -> WindowLoader:

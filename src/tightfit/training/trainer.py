@@ -15,12 +15,13 @@ from tightfit.data import Prepared, WindowLoader, evaluation_windows
 from tightfit.errors import CheckpointError, OutOfMemory, RecipeError
 from tightfit.models import resolve_source
 from tightfit.recipe import Recipe
+from tightfit.recipe_files import as_recipe
 from tightfit.training import checkpoints
 from tightfit.training.loop import Loop, Progress
 from tightfit.training.progress import Listener
 from tightfit.training.records import MetricsFile, Trackers
 from tightfit.training.run_folder import METRICS, MODEL, RunFolder, continued, run_path
-from tightfit.training.session import Session, open_session, recipe_for_machine
+from tightfit.training.session import Session, on_this_machine, open_session
 from tightfit.training.summary import Summary, precision_warning
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Trainer:
     recipe: a Recipe, a mapping of its fields, or the name or path of a recipe file.
     dataset: any object with `len` and `[i]` giving mappings with `input_ids` and, if need be, `labels`; None reads
         what `recipe.data` names.
-    listener: told how the run goes; by default nobody is.
+    listener: called as the run goes on; by default nothing is shown.
 
     >>> summary = Trainer("gpt2", {"data": "notes.txt", "max_steps": 100}).train()  # doctest: +SKIP
     """
@@ -51,7 +52,7 @@ class Trainer:
         listener: Listener | None = None,
         name: str | None = None,
     ) -> None:
-        self.recipe = as_recipe(recipe, model)
+        self.recipe = on_this_machine(lambda cuda: as_recipe(recipe, model, cuda=cuda))
         if self.recipe.mode != "train":
             raise RecipeError("mode: 'inference' is for planning, and trains nothing; write mode=train, or run "
                               "tightfit plan with this recipe")
@@ -221,18 +222,6 @@ class Trainer:
             stopped_by=progress.stopped_by,
             losses=tuple(progress.losses),
         )
-
-
-def as_recipe(recipe: Recipe | dict[str, Any] | str | Path | None, model: Any = None) -> Recipe:
-    """The recipe that a caller means; a model given by name replaces the recipe's."""
-    changes = {"model": model} if isinstance(model, str) else {}
-    if isinstance(recipe, Recipe):
-        return recipe.override(**changes) if changes else recipe
-    if recipe is None or isinstance(recipe, dict):
-        return Recipe.from_dict({**(recipe or {}), **changes})
-    if isinstance(recipe, str | Path):
-        return recipe_for_machine(str(recipe), [f"{name}={value}" for name, value in changes.items()])
-    raise RecipeError(f"recipe: {type(recipe).__name__} is not a Recipe, a mapping, or a recipe file's name")
 
 
 def _finished(folder: RunFolder, recipe: Recipe) -> Summary | None:

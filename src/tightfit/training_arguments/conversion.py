@@ -114,7 +114,7 @@ def plain_arguments(recipe: Recipe, applied: Sequence[str] = ()) -> Arguments:
         if slot not in applied and technique != "auto":
             arguments |= technique.hf_arguments(on_cpu) or {}
     if arguments.get("torch_compile") and recipe.precision != "auto" and "fp16" not in arguments:
-        arguments.setdefault("tf32", False)  # which the Trainer otherwise turns on by itself
+        arguments.setdefault("tf32", False)  # which the Trainer otherwise turns on
     return arguments
 
 
@@ -132,7 +132,7 @@ def applied_slots(recipe: Recipe) -> tuple[str, ...]:
 
 
 def left_to_you(recipe: Recipe) -> tuple[str, ...]:
-    """What the recipe says and TrainingArguments cannot, as sentences that begin with the fields they are about.
+    """Fields of the recipe that TrainingArguments cannot hold, as sentences that begin with their names.
 
     Raises RecipeError as `training_arguments` does.
     """
