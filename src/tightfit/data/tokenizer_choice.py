@@ -14,9 +14,9 @@ from tightfit.data.tokenizing import (
     FILES,
     MASK,
     PAD,
+    FastTokenizer,
     Tokenizer,
     load_tokenizer,
-    of_backend,
     own_threads,
     read_tokenizer_file,
 )
@@ -94,10 +94,10 @@ def special_tokens(task: Task, pad_id: int) -> list[str]:
 
 def _trained(recipe: Recipe, facts: ModelFacts, texts: Callable[[], Iterable[str]], fingerprint: str) -> Tokenizer:
     specials = special_tokens(get_task(recipe.task), facts.pad_token_id)
-    key = digest(["byte-level BPE 3", fingerprint, str(facts.vocab_size), *specials])
+    key = digest(["byte-level BPE 2", fingerprint, str(facts.vocab_size), *specials])
 
     def fill(folder: Path) -> None:
-        of_backend(train_bpe(texts(), facts.vocab_size, specials), "train").save(folder)
+        FastTokenizer(train_bpe(texts(), facts.vocab_size, specials), "train").save(folder)
 
     folder = Path(recipe.cache_dir).expanduser() / "tokenizers" / key
     return cached(folder, fill, lambda made: read_tokenizer_file(made / "tokenizer.json"))
