@@ -17,7 +17,8 @@ UNNEEDED = (
     "tightfit.backends.pytorch.follow", "tightfit.backends.pytorch.measure", "tightfit.backends.pytorch.measuring",
     "tightfit.backends.pytorch.predicting", "tightfit.backends.pytorch.simulate", "tightfit.backends.pytorch.tracing",
     "tightfit.planning.allocator", "tightfit.planning.search", "tightfit.planning.timing", "tightfit.planner",
-    "tightfit.profiles", "tightfit.reporting", "tightfit.training_arguments",
+    "tightfit.display", "tightfit.profiling.measure", "tightfit.profiling.profile", "tightfit.profiling.report",
+    "tightfit.training_arguments",
 )  # fmt: skip
 """Rooms that predict, measure, search or report."""
 

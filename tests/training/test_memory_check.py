@@ -12,11 +12,11 @@ from tightfit.host_memory import HostMemory
 from tightfit.models import read_config
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import steps_alone
+from tightfit.profiling.measure import profile_recipe
 from tightfit.recipe import Recipe
 from tightfit.shapes import shape_of
 from tightfit.training import memory_check
 from tightfit.training.memory_check import check_memory, rough_bytes
-from tightfit.training.profiling import profile_recipe
 from tightfit.training.trainer import Trainer
 
 GIB = 1 << 30

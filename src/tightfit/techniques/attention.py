@@ -19,6 +19,8 @@ class Attention(Technique):
     exact: ClassVar = "rounding"
     hf_name: ClassVar[str]
     """transformers' `attn_implementation` of it."""
+    keeps_scores: ClassVar[bool] = False
+    """Whether every layer's matrix of scores is kept for the backward pass."""
 
 
 @technique
@@ -30,6 +32,7 @@ class Eager(Attention):
     hf_name: ClassVar[str] = "eager"
     speed: ClassVar[str] = "slowest"
     memory: ClassVar[str] = "most: batch x heads x sequence x sequence for each layer"
+    keeps_scores: ClassVar[bool] = True
 
 
 @technique

@@ -16,6 +16,8 @@ Rounding = Literal["kahan", "stochastic", "nearest"]
 
 class Precision(Technique):
     slot: ClassVar[str] = "precision"
+    computes_in: ClassVar[str] = "float32"
+    """The format of matrix products."""
     hf_flag: ClassVar[str | None] = None
     """The argument of Hugging Face's TrainingArguments that turns it on; empty where none has to, None where none can.
     """
@@ -33,6 +35,11 @@ class Precision(Technique):
         if cls.hf_flag != on:
             return None
         return {"tf32": bool(a["tf32"]), **({"full_eval": a[f"{on}_full_eval"]} if on else {})}
+
+    @property
+    def is_half(self) -> bool:
+        """Whether matrix products take 16-bit numbers."""
+        return self.computes_in != "float32"
 
     @property
     def weight_rounding(self) -> Rounding | None:
@@ -92,6 +99,7 @@ class Fp16(_Mixed):
 
     name: ClassVar[str] = "fp16"
     hf_flag: ClassVar = "fp16"
+    computes_in: ClassVar[str] = "float16"
 
 
 @technique
@@ -100,6 +108,7 @@ class Bf16(_Mixed):
 
     name: ClassVar[str] = "bf16"
     hf_flag: ClassVar = "bf16"
+    computes_in: ClassVar[str] = "bfloat16"
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         return _refuse_bf16(device) + super().refuse(recipe, device)
@@ -111,6 +120,7 @@ class Bf16Pure(Precision):
     update is rounded stochastically or carries a Kahan compensation."""
 
     name: ClassVar[str] = "bf16-pure"
+    computes_in: ClassVar[str] = "bfloat16"
     exact: ClassVar = "changes"
     tolerance: ClassVar[float] = 0.15
     speed: ClassVar[str] = "as bf16, with no casts of weights"

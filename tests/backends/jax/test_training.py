@@ -14,9 +14,9 @@ import pytest
 import tightfit
 from tests.backends.jax.cases import TINY, fast_options
 from tests.training.runs import logged_losses, same_weights
-from tightfit import profiles
 from tightfit.backends.jax.xla_flags import compiler_options
 from tightfit.errors import CheckpointError, RecipeError, Refused
+from tightfit.profiling import profile as profiles
 from tightfit.training.progress import Listener
 from tightfit.training.trainer import Trainer
 
