@@ -14,7 +14,6 @@ from typing import Any
 
 import record
 from tightfit.backends.jax.backend import JaxBackend
-from tightfit.control_groups import cores
 from tightfit.devices import MIB, find_device
 from tightfit.ladder.catalogue import find_ladder
 from tightfit.ladder.rungs import Rung
@@ -23,14 +22,14 @@ from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target
 from tightfit.profiling.findings import findings
 from tightfit.profiling.measure import predicted_profile
-from tightfit.versions import installed
+from tightfit.system import cores, installed
 
 GPU = "rtx-a5000"
 LIBRARIES = ("jax", "jaxlib", "optax", "jax-cuda12-plugin", "jax-cuda12-pjrt")
 
 
 def compiled(rung: Rung, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """A rung's figures: bytes, seconds, operations, and beside them what was published."""
+    """A rung's figures: bytes, seconds, operations, and the published figures."""
     backend, device = JaxBackend(), find_device(GPU)
     recipe = find_ladder("transformer-156m-jax").recipe(rung, overrides=overrides)
     trace = backend.predict(recipe, device)

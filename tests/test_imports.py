@@ -53,17 +53,15 @@ LAYERS = (
     ("tightfit.techniques",),
     ("tightfit.calibration",),
     ("tightfit.devices",),
-    ("tightfit.device_catalogue",),
-    ("tightfit.shapes",),
+    ("tightfit.catalogue",),
+    ("tightfit.model_limits",),
     ("tightfit.trace.extension",),
     ("tightfit.trace.events",),
     ("tightfit.trace.file",),
     ("tightfit.trace.sample",),
     ("tightfit.trace",),
-    ("tightfit.nvml", "tightfit.versions", "tightfit.host_memory"),
     ("tightfit.page",),
-    ("tightfit.control_groups", "tightfit.errors", "tightfit.files", "tightfit.garbage", "tightfit.profiling",
-     "tightfit.text"),
+    ("tightfit.system", "tightfit.errors", "tightfit.files", "tightfit.garbage", "tightfit.profiling", "tightfit.text"),
 )
 """From the top down; a module belongs to the longest name here that it lies under. The package itself stands at the
 top, beside the commands: it offers the public names, and what is inside never imports them back."""

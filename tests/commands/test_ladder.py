@@ -28,7 +28,7 @@ from tightfit.ladder.rows import Status
     (["nothing-of-this-name"], "'nothing-of-this-name' is no ladder and no recipe; the ladders: bert-large, "),
     (["nothing-of-this-name"], "transformer-156m-jax; or a recipe: see tightfit recipes\n"),
     (["acumulation"], "did you mean 'accumulation'?"),
-    (["gpt2-10gb"], "cards of 8, 12, 16, 24, 40, 80 GB; write gpt2-8gb, the next smaller"),
+    (["gpt2-10gb"], "did you mean 'gpt2'?"),
     (["bert-large", "--peer", "hf"], "peer: 'hf'"),
     (["bert-large", "--scale", "half"], "scale: 'half' is none; write one of full, reduced, smallest"),
     (["gpt2", "--scale", "reduced"], "scale: 'reduced' is for the ladders that have a name"),

@@ -1,4 +1,4 @@
-"""What `tightfit doctor` prints."""
+"""`tightfit doctor`: the check-up, and calibration."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from tightfit.control_groups import cores
 from tightfit.data.caching import digest, files_digest
 from tightfit.errors import DataError
+from tightfit.system import cores
 from tightfit.tasks import Array
 
 END, PAD, MASK = "<|endoftext|>", "<pad>", "<mask>"

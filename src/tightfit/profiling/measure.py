@@ -25,10 +25,10 @@ from tightfit.planning.timing.step_time import step_time
 from tightfit.profiling import MEMORY_RECORD, XPLANE
 from tightfit.profiling.profile import Profile, save
 from tightfit.recipe import Recipe
+from tightfit.system import installed
 from tightfit.trace import Phase, Trace
 from tightfit.training.progress import Listener
 from tightfit.training.session import open_session
-from tightfit.versions import installed
 
 WINDOWS = 16
 """More windows than a measurement takes."""

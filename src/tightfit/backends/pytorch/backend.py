@@ -22,8 +22,8 @@ from tightfit.backends.pytorch.out_of_memory import memory_guard
 from tightfit.backends.pytorch.step import Step
 from tightfit.devices import Device
 from tightfit.errors import Refused
-from tightfit.host_memory import host_memory
 from tightfit.recipe import Recipe
+from tightfit.system import host_memory
 from tightfit.trace import Trace, Unseen
 
 if TYPE_CHECKING:
