@@ -23,7 +23,6 @@ from tightfit.techniques import (
 )
 from tightfit.techniques.backend import Pytorch
 from tightfit.techniques.base import NUMBER, Natural, Positive, at_most
-from tightfit.training_arguments.table import check_carried
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,6 +48,15 @@ def _is_short(value: Any) -> bool:
 
 def _slot(name: str) -> tuple[BeforeValidator, PlainSerializer]:
     return BeforeValidator(lambda value: parse_technique(name, value)), PlainSerializer(technique_to_yaml)
+
+
+def _checked_arguments(values: Any) -> Any:
+    """`hugging_face`, whose names are looked up where there are any."""
+    if not values:
+        return values
+    from tightfit.training_arguments import check_carried
+
+    return check_carried(values)
 
 
 class Data(BaseModel):
@@ -190,7 +198,7 @@ class Recipe(BaseModel):
     """Text to continue at the end of a causal-lm run."""
     cache_dir: str = "~/.cache/tightfit"
     """Where trained tokenizers and tokenized data are kept."""
-    hugging_face: Annotated[dict[str, Any], BeforeValidator(check_carried)] = Field(default_factory=dict)
+    hugging_face: Annotated[dict[str, Any], BeforeValidator(_checked_arguments)] = Field(default_factory=dict)
     """Arguments of a Hugging Face Trainer that are no field here, such as `log_level` or `num_train_epochs`: kept for
     TrainingArguments, and without effect on training here."""
 

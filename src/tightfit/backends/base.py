@@ -202,10 +202,11 @@ class Backend(Protocol):
         """Make this process's GPU one of `memory_bytes`, its context counted, and return it so. Raises Refused where
         there is no GPU, or one of less memory."""
 
-    def build(self, recipe: Recipe, device: Device, model: Any = None) -> Any:
+    def build(self, recipe: Recipe, device: Device, model: Any = None, config: Any = None) -> Any:
         """The model with every technique of a resolved recipe applied.
 
-        model: a module of the caller's own, instead of what `recipe.model` names.
+        model: a module of the caller's own, instead of what `recipe.model` names. config: that model's configuration as
+        `models.read_config` gives it; None reads it.
         Raises Refused with all reasons where a technique cannot serve.
         """
 

@@ -58,10 +58,27 @@ class Technique:
     """What it does to memory, in a few words, for the docs."""
     needs: ClassVar[Mapping[str, str]] = {}
     """Other fields' values that it cannot be without, as a person writes them."""
+    hf_note: ClassVar[str] = ""
+    """What a Hugging Face Trainer has to be given besides its arguments, as a sentence that begins with a field."""
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         """Reasons, as sentences, why this technique cannot serve `recipe` on `device`; empty if it can."""
         return []
+
+    def hf_arguments(self, on_cpu: bool) -> dict[str, Any] | None:
+        """Hugging Face's TrainingArguments that say this, without those that are so by default; None where none can.
+
+        on_cpu: whether the Trainer is told to use the processor.
+        """
+        return None
+
+    @classmethod
+    def from_hf_arguments(cls, a: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The knobs that complete TrainingArguments give this variant; None where they mean another one.
+
+        Raises RecipeError naming an argument whose value no knob has.
+        """
+        return None
 
     @classmethod
     def rungs(cls) -> list[Self]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -20,6 +21,11 @@ class Checkpointing(Technique):
     """Whether anything is computed again in the backward pass."""
 
 
+def _hf_every(a: Mapping[str, Any]) -> Any:
+    """The number of layers of which Hugging Face's TrainingArguments checkpoint one; None where they name none."""
+    return (a["gradient_checkpointing_kwargs"] or {}).get("every_n_layers")
+
+
 @technique
 class NoCheckpointing(Checkpointing):
     """Keep every activation that the backward pass reads."""
@@ -28,6 +34,13 @@ class NoCheckpointing(Checkpointing):
     recomputes: ClassVar[bool] = False
     speed: ClassVar[str] = "the baseline"
     memory: ClassVar[str] = "the baseline"
+
+    def hf_arguments(self, on_cpu: bool) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def from_hf_arguments(cls, a: Mapping[str, Any]) -> dict[str, Any] | None:
+        return None if a["gradient_checkpointing"] else {}
 
 
 @technique
@@ -42,6 +55,13 @@ class EveryBlock(Checkpointing):
     """Recompute a block's feed-forward part and its attention part each alone: one more input is kept for each block,
     and only one part's activations are there at a time."""
 
+    def hf_arguments(self, on_cpu: bool) -> dict[str, Any] | None:
+        return None if self.apart else {"gradient_checkpointing": True}
+
+    @classmethod
+    def from_hf_arguments(cls, a: Mapping[str, Any]) -> dict[str, Any] | None:
+        return {} if a["gradient_checkpointing"] and _hf_every(a) is None else None
+
 
 @technique
 class EveryNth(Checkpointing):
@@ -53,6 +73,14 @@ class EveryNth(Checkpointing):
 
     n: Positive = 2
     """Checkpoint one block in n."""
+
+    def hf_arguments(self, on_cpu: bool) -> dict[str, Any]:
+        return {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"every_n_layers": self.n}}
+
+    @classmethod
+    def from_hf_arguments(cls, a: Mapping[str, Any]) -> dict[str, Any] | None:
+        every = _hf_every(a)
+        return {"n": every} if a["gradient_checkpointing"] and every is not None else None
 
     @classmethod
     def rungs(cls) -> list[Self]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from tightfit.backends.pytorch.padding import pad_vocab
 from tightfit.backends.pytorch.precision import weight_dtype
 from tightfit.devices import Device
 from tightfit.errors import Refused
-from tightfit.models import model_facts, module_facts
+from tightfit.models import model_facts, module_facts, read_config
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
 from tightfit.techniques import SLOTS
@@ -26,7 +27,7 @@ from tightfit.techniques import SLOTS
 
 def assemble(
     recipe: Recipe, device: Device, torch_device: torch.device, model: nn.Module | None = None,
-    change: Callable[[Build], Build] | None = None,
+    change: Callable[[Build], Build] | None = None, config: Any = None,
 ) -> Build:
     """The model with every technique of a resolved recipe applied.
 
@@ -34,6 +35,7 @@ def assemble(
         where the step is to run on fake tensors.
     model: a module of the caller's own, instead of what `recipe.model` names.
     change: what to do to the build before the techniques are applied.
+    config: the recipe's model's configuration, where it was read before.
     Raises Refused with all reasons where a technique cannot serve.
     """
     reasons = [*recipe.refusals(device), *absences(recipe, ABSENT)]
@@ -42,19 +44,20 @@ def assemble(
                        "backend=jax")
     if reasons:
         raise Refused("; ".join(reasons))
-    build = bare_build(recipe, device, torch_device, model)
+    build = bare_build(recipe, device, torch_device, model, config)
     return apply_techniques(build if change is None else change(build))
 
 
 def bare_build(
-    recipe: Recipe, device: Device, torch_device: torch.device, model: nn.Module | None = None
+    recipe: Recipe, device: Device, torch_device: torch.device, model: nn.Module | None = None, config: Any = None
 ) -> Build:
     """The model on its device, with no technique applied yet but the format of its weights."""
     task, dtype = get_task(recipe.task), weight_dtype(recipe.precision)
     notes: tuple[str, ...] = ()
     if model is None:
-        facts = model_facts(recipe)
-        model, notes = build_model(recipe, task, torch_device, dtype)
+        config = read_config(recipe) if config is None else config
+        facts = model_facts(recipe, config)
+        model, notes = build_model(recipe, task, torch_device, dtype, config)
     else:
         facts = module_facts(model, recipe)
         if dtype != torch.float32:

@@ -53,7 +53,8 @@ class BuiltModel(NamedTuple):
 
 
 def build_model(
-    recipe: Recipe, task: Task, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    recipe: Recipe, task: Task, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32,
+    config: Any = None,
 ) -> BuiltModel:
     """The recipe's model for the task, on `device` (`meta` for shapes alone), its weights in `dtype`, which the device
     never holds wider. Buffers keep the format that the model gives them: fp32 for the frequencies of rotary positions.
@@ -73,7 +74,7 @@ def build_model(
         if any(tensor.device != device for tensor in [*model.parameters(), *model.buffers()]):
             model = model.to(device)  # which fake tensors with other references to them cannot do
         return BuiltModel(ready_to_train(model, recipe))
-    config = read_config(recipe)
+    config = read_config(recipe) if config is None else config
     stored = recipe.pretrained and source.kind != "bundled"
     notes: list[str] = []
     if stored and source.kind == "folder" and not _has_weights(Path(source.name)):
