@@ -112,7 +112,7 @@ def _run(recipe: Recipe, device: Device, meter: Meter) -> dict[str, Any]:
         for number, window in enumerate(islice(feed, WARM_UP + SKIPPED), 2):
             step(window, recipe.learning_rate).read()
             meter.enter(None)
-            if number >= WARM_UP and (step.scaler is None or step.optimizer.state):
+            if number >= WARM_UP and (not step.update.scaled or step.optimizer.state):
                 break
         first = _timed(step, islice(feed, 1), recipe)[0]
         meter.enter(None)

@@ -17,14 +17,21 @@ from tightfit.techniques import (
     Compile,
     Layers,
     Loading,
+    Loss,
+    Offload,
     Optimizer,
+    Parallel,
     Precision,
+    Update,
 )
 from tightfit.techniques.base import NUMBER, Natural, Positive, at_most
+from tightfit.techniques.offload import NoOffload
+from tightfit.techniques.parallel import NoParallel
+from tightfit.techniques.update import AfterBackward
 from tightfit.training_arguments.table import check_carried
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
     from transformers import TrainingArguments
@@ -33,7 +40,7 @@ if TYPE_CHECKING:
 
 Auto = Literal["auto"]
 Size = Annotated[int, Field(ge=1), at_most(2**31 - 1), NUMBER]
-CHOICES = ("micro_batch_size", "precision", "checkpointing", "optimizer", "attention", "compile")
+CHOICES = ("micro_batch_size", "precision", "loss", "checkpointing", "optimizer", "attention", "compile")
 """The fields that a search decides."""
 CHOSEN_SLOTS = tuple(field for field in CHOICES if field in SLOTS)
 """Those of them that a technique fills."""
@@ -129,6 +136,8 @@ class Recipe(BaseModel):
     """Sequences in one forward pass; accumulation is derived, and the last micro-batch may be smaller."""
     precision: Annotated[Precision | Auto, *_slot("precision")] = "auto"
     """Number formats: fp32, tf32, fp16, bf16, bf16-pure."""
+    loss: Annotated[Loss | Auto, *_slot("loss")] = "auto"
+    """Cross-entropy of whole logits, or chunk by chunk from the hidden states."""
     checkpointing: Annotated[Checkpointing | Auto, *_slot("checkpointing")] = "auto"
     """Activation checkpointing."""
     optimizer: Annotated[Optimizer | Auto, *_slot("optimizer")] = "auto"
@@ -143,9 +152,11 @@ class Recipe(BaseModel):
     """torch.compile."""
     loading: Annotated[Loading, *_slot("loading")] = Loading()
     """How batches reach the device."""
-    offload: Literal["none"] = "none"
-    """Moving states off the device; not there yet."""
-    parallel: Literal["none", "dp"] = "none"
+    offload: Annotated[Offload, *_slot("offload")] = NoOffload()
+    """What waits in the host's memory; nothing can yet."""
+    update: Annotated[Update, *_slot("update")] = AfterBackward()
+    """When gradients are clipped, applied and dropped."""
+    parallel: Annotated[Parallel, *_slot("parallel")] = NoParallel()
     """More than one device: dp shares each micro-batch's rows among all of this machine's (backend: jax)."""
     backend: Literal["pytorch", "jax"] = "pytorch"
     """The framework that runs the step."""
@@ -233,9 +244,12 @@ class Recipe(BaseModel):
 
         return from_training_arguments(cls, arguments, fields)
 
-    def refusals(self, device: Device) -> list[str]:
-        """Reasons why the techniques named here cannot serve on `device`, each naming its field; empty if they can."""
-        named = {slot: getattr(self, slot) for slot in SLOTS}
+    def refusals(self, device: Device, answered: Collection[str] = ()) -> list[str]:
+        """Reasons why the techniques named here cannot serve on `device`, each naming its field; empty if they can.
+
+        answered: slots that the caller answers for.
+        """
+        named = {slot: getattr(self, slot) for slot in SLOTS if slot not in answered}
         return [
             f"{slot}: {reason}"
             for slot, technique in named.items()

@@ -14,7 +14,8 @@ from tightfit.training.run_folder import folder_name
 
 SIZES_TRIED = 4
 """Micro-batches of a window that are tried, each half the one before."""
-FEATURE_OF = {"precision": "mixed precision", "checkpointing": "gradient checkpointing",
+FEATURE_OF = {"precision": "mixed precision", "loss": "chunked cross-entropy",
+              "checkpointing": "gradient checkpointing",
               "optimizer": "optimizer choice", "attention": "SDPA", "compile": "torch.compile"}  # fmt: skip
 """What the guides call a slot."""
 BASELINE = "plain"

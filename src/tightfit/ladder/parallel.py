@@ -16,6 +16,9 @@ def command(launch: Launch, worker: list[str]) -> tuple[list[str], dict[str, str
     """How a job's processes are started, and what their environment has besides. worker: the module and its
     arguments."""
     environment = {"NCCL_P2P_DISABLE": "1"} if launch == "ddp-no-p2p" else {}
+    if launch == "dp":  # which would take all GPUs there are
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[:DEVICES]
+        environment = {"CUDA_VISIBLE_DEVICES": ",".join(first)}
     if launch in ("single", "dp"):
         return [sys.executable, "-m", *worker], environment
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={DEVICES}",

@@ -48,7 +48,9 @@ class Technique:
     slot: ClassVar[str]
     """The recipe field this technique fills."""
     name: ClassVar[str]
-    """What a person writes in that field."""
+    """What a person writes in that field; the slot's own name where it has one variant that needs none."""
+    may_be_auto: ClassVar[bool] = True
+    """Of a slot: whether its field may say `auto`."""
     exact: ClassVar[Exactness] = "bitwise"
     tolerance: ClassVar[float] = 0.0
     """For `changes`: how far above fp32 AdamW's the held-out loss may end in `benchmarks/convergence.py`, in nats."""

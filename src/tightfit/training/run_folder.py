@@ -21,7 +21,7 @@ from tightfit.recipe import Recipe
 from tightfit.recipe_text import read_yaml, to_yaml
 from tightfit.trace.file import replacing
 
-ROUNDING = ("micro_batch_size", "attention", "checkpointing", "layers", "accumulation", "compile", "xla_flags")
+ROUNDING = ("micro_batch_size", "attention", "loss", "checkpointing", "layers", "accumulation", "compile", "xla_flags")
 """Those of them that change a step's rounding, or the random numbers that dropout draws."""
 
 MAY_CHANGE = frozenset({

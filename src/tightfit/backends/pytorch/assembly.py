@@ -22,11 +22,14 @@ from tightfit.models import model_facts, module_facts
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
 from tightfit.techniques import SLOTS
+from tightfit.techniques.accumulation import Loop
+from tightfit.techniques.layers import Unrolled
+from tightfit.techniques.loss import Plain
 
 
 def assemble(
     recipe: Recipe, device: Device, torch_device: torch.device, model: nn.Module | None = None,
-    change: Callable[[Build], Build] | None = None,
+    change: Callable[[Build], Build] | None = None, on_several: bool = False,
 ) -> Build:
     """The model with every technique of a resolved recipe applied.
 
@@ -34,12 +37,11 @@ def assemble(
         where the step is to run on fake tensors.
     model: a module of the caller's own, instead of what `recipe.model` names.
     change: what to do to the build before the techniques are applied.
+    on_several: whether the caller has what several devices need, and `parallel` is not to be refused.
     Raises Refused with all reasons where a technique cannot serve.
     """
-    reasons = [*recipe.refusals(device), *absences(recipe, ABSENT)]
-    if recipe.parallel != "none":
-        reasons.append("parallel: more than one device is not in backend: pytorch yet; write parallel=none, or "
-                       "backend=jax")
+    answered = ("parallel",) if on_several else ()
+    reasons = [*recipe.refusals(device, answered), *absences(recipe, ABSENT)]
     if reasons:
         raise Refused("; ".join(reasons))
     build = bare_build(recipe, device, torch_device, model)
@@ -72,7 +74,8 @@ def bare_build(
 
 def apply_techniques(build: Build) -> Build:
     """Every technique of the recipe, applied in the fixed order of the slots."""
-    # PyTorch has one way to lay out layers and micro-batches, which `auto` can only mean.
+    # Fields that may still be `auto` have one variant here, or a plain one.
+    open_to = {"layers": Unrolled(), "accumulation": Loop(), "loss": Plain()}
     named = {slot: getattr(build.recipe, slot) for slot in SLOTS}
-    techniques = [named[slot] for slot in SLOTS if slot not in ("layers", "accumulation") or named[slot] != "auto"]
+    techniques = [open_to.get(slot) if technique == "auto" else technique for slot, technique in named.items()]
     return reduce(lambda sofar, technique: APPLY[type(technique)](technique, sofar), techniques, build)

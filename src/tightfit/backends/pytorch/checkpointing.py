@@ -23,7 +23,6 @@ from tightfit.techniques.checkpointing import (
     EveryNth,
     MemoryBudget,
     MlpOnly,
-    NoCheckpointing,
     Segments,
     Selective,
 )
@@ -52,10 +51,6 @@ ATTENTION = frozenset(
     )
 )
 """Fused attention, as the dispatcher names it."""
-
-
-def no_checkpointing(technique: NoCheckpointing, build: Build) -> Build:
-    return build
 
 
 def every_block(technique: EveryBlock, build: Build) -> Build:

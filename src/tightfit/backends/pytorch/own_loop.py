@@ -14,6 +14,7 @@ from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.build import Build
 from tightfit.errors import RecipeError
 from tightfit.recipe import Recipe
+from tightfit.techniques.loss import Plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,8 @@ def apply(model: nn.Module, recipe: Recipe | dict[str, Any]) -> Applied:
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.from_dict(recipe)
     if recipe.backend != "pytorch":
         raise RecipeError(f"backend: {recipe.backend!r} has nothing to apply to a torch module; write backend=pytorch")
+    if recipe.loss == "auto":
+        recipe = recipe.model_copy(update={"loss": Plain()})  # the loop has one of its own
     if open_fields := recipe.open_choices():
         raise RecipeError(f"{', '.join(open_fields)}: still auto; write a value for each, or take the recipe of "
                           "tightfit.plan(model, recipe)")
