@@ -234,7 +234,7 @@ def test_a_task_of_classes_is_refused_before_a_model_is_built():
     assert "write loss=plain" in recipe.refusals(Device(kind="cpu", name="CPU", memory_bytes=0))[0]
 
 
-def test_a_plan_and_a_profile_put_its_work_in_the_head():
+def test_a_plan_puts_its_work_in_the_head():
     recipe = Recipe.from_dict({
         "model": "gpt2", "model_overrides": {"n_layer": 2, "n_embd": 64, "n_head": 4}, "vocab_size": 512, "seq_len": 64,
         "batch_size": 4, "micro_batch_size": 4, "data": "dummy", "device": "cpu", "loss": {"name": "chunked", "tokens": 64},
@@ -247,6 +247,15 @@ def test_a_plan_and_a_profile_put_its_work_in_the_head():
     assert {op.phase.value for op in work} == {"forward", "evaluation"}
     scaled = [op for op in trace.ops if op.phase.value == "backward" and op.module == "lm_head"]
     assert {"aten.mul_.Tensor"} <= {op.name for op in scaled}
+
+
+def test_a_profile_puts_its_work_in_the_head():
+    step = step_of(tiny_model("gpt2"), "causal-lm", SMALL)
+    window = tensor_window(window_of((collate(rows("causal-lm"), "causal-lm"),)))
+    trace = PytorchBackend().measure(step, iter([window] * 9)).trace
+    places = {(op.module, op.phase.value) for op in trace.ops if "log_softmax" in op.name or op.name == "aten.mul_.Tensor"}
+    assert {("lm_head", "forward"), ("lm_head", "backward")} <= places
+    assert all(module == "lm_head" for module, phase in places if phase == "forward")
 
 
 def predicted_peak(gpu: Device, **changes: object) -> int:
