@@ -12,16 +12,17 @@ from tightfit.techniques.accumulation import Loop
 
 
 def loop(technique: Loop, build: Build) -> Build:
-    """One micro-batch after the other, each forward and backward."""
+    return replace(build, accumulation=one_after_the_other)
 
-    def accumulate(passes: Passes, window: TensorWindow) -> Tensor:
-        total: Tensor | None = None
-        for number in range(len(window.micro_batches)):
-            with build.gradient_sync(number == len(window.micro_batches) - 1):
-                loss = passes.forward(window, number)
-                total = loss if total is None else total + loss
-                passes.backward(window, number)
-        assert total is not None
-        return total
 
-    return replace(build, accumulation=accumulate)
+def one_after_the_other(build: Build, passes: Passes, window: TensorWindow) -> Tensor:
+    """Each micro-batch forward and backward, before the next one."""
+    total: Tensor | None = None
+    for number in range(len(window.micro_batches)):
+        with build.gradient_sync(number == len(window.micro_batches) - 1):
+            loss = passes.forward(window, number)
+            total = loss if total is None else total + loss
+            del loss
+            passes.backward(window, number)
+    assert total is not None
+    return total

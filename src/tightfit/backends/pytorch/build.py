@@ -69,7 +69,8 @@ class Update(Protocol):
         """Go on from `state`."""
 
 
-Accumulation = Callable[[Passes, TensorWindow], Tensor]
+Check = Callable[["Build", TensorBatch, Tensor], None]
+Accumulation = Callable[["Build", Passes, TensorWindow], Tensor]
 """Runs every micro-batch's passes, in its order; returns the window's summed loss."""
 
 
@@ -180,15 +181,18 @@ class Build:
             raise ModelError(f"model: {type(self.model).__name__} is called with {', '.join(batch.inputs)} by name, and "
                              f"refuses: {error}") from None
 
-    def loss_sum(self, batch: TensorBatch, check: Callable[[Build, TensorBatch, Tensor], None] | None = None) -> Tensor:
+    def loss_sum(self, batch: TensorBatch, check: Check | None = None) -> Tensor:
         """A micro-batch's summed loss, a scalar. check: looks at the model's outputs before the loss is made of them."""
         if self.replicated_loss is not None:
             return self.replicated_loss(batch)
         with self.forward_context():
-            outputs = self.loss.outputs(self, batch)
-            if check is not None:
-                check(self, batch, outputs)
-            return self.loss.total(self, outputs, batch.labels)
+            return self.loss.total(self._checked_outputs(batch, check), batch.labels)  # nothing else holds on to them
+
+    def _checked_outputs(self, batch: TensorBatch, check: Check | None) -> Tensor:
+        outputs = self.loss.outputs(self, batch)
+        if check is not None:
+            check(self, batch, outputs)
+        return outputs
 
     def _as_weights(self, values: Tensor) -> Tensor:
         """Inputs such as images in the format of the weights, if the model holds any: DataParallel's copies do not."""

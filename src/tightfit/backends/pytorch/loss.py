@@ -161,7 +161,7 @@ class LossOfHiddenStates:
     def classes(self, build: Build, outputs: Tensor) -> int:
         return self._change.vocabulary
 
-    def total(self, build: Build, outputs: Tensor, labels: Tensor) -> Tensor:
+    def total(self, outputs: Tensor, labels: Tensor) -> Tensor:
         def work(hidden: Tensor) -> Tensor:
             hidden, weight, bias = self._scaled(hidden.flatten(0, -2))
             return self._reduce(hidden, weight, bias, labels.flatten(), self._change)

@@ -85,6 +85,7 @@ class Step:
         self._inspector: Inspector | None = Inspector(build.model) if inspect else None
         self._inspection: Inspection | None = None
         self._loss: Tensor | None = None
+        self._denominator = 1.0
         self._compiled_before = compile_seconds()
         build.model.train()
         if build.torch_device.type == "cuda":
@@ -121,7 +122,8 @@ class Step:
     def accumulate(self, window: TensorWindow) -> Tensor:
         """Add every micro-batch's gradients; return the window's summed loss."""
         assert self.build.accumulation is not None
-        return self.build.accumulation(self, window)
+        self._denominator = self.build.loss_denominator(window)  # once: processes agree on it
+        return self.build.accumulation(self.build, self, window)
 
     def forward(self, window: TensorWindow, number: int) -> Tensor:
         self._enter(Phase.FORWARD, f"the forward pass of micro-batch {number + 1} of {len(window.micro_batches)}")
@@ -139,7 +141,7 @@ class Step:
     def backward(self, window: TensorWindow, number: int) -> None:
         self._enter(Phase.BACKWARD, f"the backward pass of micro-batch {number + 1} of {len(window.micro_batches)}")
         assert self._loss is not None
-        loss, self._loss = self._loss / self.build.loss_denominator(window), None
+        loss, self._loss = self._loss / self._denominator, None
         self.update.scale(loss).backward()
 
     def _report(self, loss: Tensor, norm: Tensor | None, count: int) -> PendingStep:

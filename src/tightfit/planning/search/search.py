@@ -43,6 +43,7 @@ from tightfit.planning.search.remedies import offload, probe_thriftiest, smalles
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.techniques.attention import Eager
+from tightfit.techniques.loss import Plain
 
 COMPILED = frozenset({"jax"})
 """Backends whose predictions are compilations of whole steps: too few for this search, and none made from another."""
@@ -165,6 +166,9 @@ def _explored(
             return exploration
         failure = failure or prober.failure
         refused += prober.refused.values()
+    if recipe.loss == "auto" and any(reason.startswith("loss:") for reason in (str(failure), *refused)):
+        plain = {"loss": Plain()}  # the model's head cannot have another
+        return _explored(recipe.model_copy(update=plain), settled.model_copy(update=plain), device, tools, margin, budget)
     if failure is not None:
         raise ModelError(f"{failure}{still_known(recipe)}") from failure
     reasons = list(dict.fromkeys(refused))
