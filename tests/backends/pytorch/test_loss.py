@@ -14,6 +14,7 @@ from torch import nn
 
 from tests.architectures import CAUSAL, MASKED, SEQ2SEQ, TASK_OF, VOCAB, tiny_config, tiny_model
 from tests.backends.test_exactness import DTYPES, ROWS, Wide, collate, rows, worst
+from tightfit import apply
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.batch import tensor_window
 from tightfit.backends.pytorch.chunked_cross_entropy import chunked_cross_entropy
@@ -232,6 +233,20 @@ def test_what_it_cannot_serve_is_refused_by_name_by_plans_too(make, said):
 def test_a_task_of_classes_is_refused_before_a_model_is_built():
     recipe = Recipe(task="sequence-classification", loss="chunked")
     assert "write loss=plain" in recipe.refusals(Device(kind="cpu", name="CPU", memory_bytes=0))[0]
+
+
+def test_a_loop_of_ones_own_is_told_of_the_loss():
+    closed = {"attention": "sdpa", "checkpointing": "none", "compile": "off", "optimizer": "adamw", "precision": "fp32",
+              "batch_size": 4, "micro_batch_size": 2, "seq_len": 40, "device": "cpu", "data": "dummy"}
+    ids = torch.randint(0, VOCAB, (2, 12))
+    losses = []
+    for loss in ("plain", SMALL):
+        applied = apply(tiny_model("llama"), {**closed, "loss": loss})
+        losses.append(applied.loss_sum({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, ids))
+        assert applied.model(input_ids=ids).logits.shape == (2, 12, VOCAB)
+        assert any("applied.loss_sum" in sentence for sentence in applied.left_to_you) == (loss is SMALL)
+    assert losses[1].item() == pytest.approx(losses[0].item(), rel=1e-6)
+    losses[1].backward()
 
 
 def test_a_plan_puts_its_work_in_the_head():
