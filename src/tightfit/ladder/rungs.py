@@ -20,8 +20,9 @@ STEPS: dict[Scale, tuple[int, int]] = {"full": (3, 10), "reduced": (2, 5), "smal
 """Steps of a rung before timing, and timed."""
 
 PLAIN: dict[str, Any] = {
-    "precision": "fp32", "loss": "plain", "checkpointing": "none", "optimizer": {"name": "adamw", "implementation": "foreach"},
-    "attention": "eager", "compile": "off", "loading": {"workers": 0}, "lr_scheduler_type": "constant",
+    "precision": "fp32", "loss": "plain", "checkpointing": "none",
+    "optimizer": {"name": "adamw", "implementation": "foreach"}, "attention": "eager", "compile": "off",
+    "loading": {"workers": 0}, "lr_scheduler_type": "constant",
 }  # fmt: skip
 """What a rung is without any technique."""
 

@@ -54,7 +54,8 @@ def distributed(recipe: Recipe, device: Device, warm_up: int, steps: int, *, dir
         device = PytorchBackend().device(recipe.override(device="cpu"))
     if reasons := recipe.refusals(device):
         raise Refused("; ".join(reasons))
-    return time_distributed(recipe.override(parallel="ddp"), device, _Share(data, int(os.environ["RANK"])), warm_up, steps)
+    share = _Share(data, int(os.environ["RANK"]))
+    return time_distributed(recipe.override(parallel="ddp"), device, share, warm_up, steps)
 
 
 class _Share:

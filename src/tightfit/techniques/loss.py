@@ -39,7 +39,7 @@ class _FromHiddenStates(Loss):
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = []
         if TASKS[recipe.task].predicts == "class":
-            reasons.append(f"{recipe.task} has one row of few logits a sample, and no output embedding; write loss=plain")
+            reasons.append(f"{recipe.task} has few logits, and no output embedding; write loss=plain")
         if recipe.parallel.copies_model:
             reasons.append(f"parallel={recipe.parallel.name} runs copies of the head at once; write loss=plain, or "
                            "parallel=none")
@@ -48,9 +48,9 @@ class _FromHiddenStates(Loss):
 
 @technique
 class Chunked(_FromHiddenStates):
-    """Cross-entropy in chunks of tokens, from the hidden states and the head's weight: the loss and its gradients of one
-    chunk's logits before the next chunk's are made, so that logits are never whole and no product is computed twice.
-    The idea is Liger's and Cut Cross-Entropy's (Wijmans et al. 2024, arXiv 2411.09009)."""
+    """Cross-entropy in chunks of tokens, from the hidden states and the head's weight: the loss and its gradients of
+    one chunk's logits before the next chunk's are made, so that logits are never whole and no product is computed
+    twice. The idea is Liger's and Cut Cross-Entropy's (Wijmans et al. 2024, arXiv 2411.09009)."""
 
     name: ClassVar[str] = "chunked"
     speed: ClassVar[str] = "about the same: the same matrix products, fewer passes over logits"

@@ -42,8 +42,8 @@ class _DataParallel(Parallel):
 
 @technique
 class Dp(_DataParallel):
-    """One process: each micro-batch's rows are shared among all of this machine's devices. PyTorch's DataParallel copies
-    the model to each of them at every step; JAX compiles one program for all."""
+    """One process: each micro-batch's rows are shared among all of this machine's devices. PyTorch's DataParallel
+    copies the model to each of them at every step; JAX compiles one program for all."""
 
     name: ClassVar[str] = "dp"
     speed: ClassVar[str] = "up to the number of devices; less where the model is copied anew"

@@ -57,6 +57,7 @@ def from_training_arguments(
         if consulted[name] != default
     ]
     values, more = recipe_values(consulted, defaults)
+    values = {"loss": "plain", **values}  # the Trainer's models make whole logits
     if reasons or more:
         raise RecipeError("; ".join([*reasons, *more]))
     recipe = recipe_type.from_dict({**values, **fields})
@@ -107,6 +108,9 @@ def left_to_you(recipe: Recipe) -> tuple[str, ...]:
         for name, value in recipe.hugging_face.items()
         if given.get(name, DEFAULTS[name]) != value
     ]
+    if recipe.loss != "auto" and recipe.loss.exact != "bitwise":
+        sentences.append(f"loss: the Trainer's logits are whole, which {recipe.loss.name} does without; plan with "
+                         "loss=plain")
     sentences.append(f"seq_len: give the Trainer rows of at most {recipe.seq_len} tokens")
     if not isinstance(recipe.precision, Bf16Pure):
         sentences.append("model: load it with dtype=torch.float32; by default its weights keep the checkpoint's dtype")

@@ -30,7 +30,8 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 def require_settled(recipe: Recipe) -> None:
-    open_fields = [*recipe.open_choices(), *(["loading.workers"] if recipe.loading.workers == "auto" else [])]
+    open_fields = [field for field in recipe.open_choices() if field != "loss"]  # the Trainer has its own
+    open_fields += ["loading.workers"] if recipe.loading.workers == "auto" else []
     if open_fields:
         raise RecipeError(
             f"{', '.join(open_fields)}: still auto, which TrainingArguments cannot say; plan the recipe first, or "

@@ -180,7 +180,7 @@ def test_the_first_micro_batch_is_compared_with_the_models_own_logits():
 
     torch.manual_seed(0)
     step = step_of(Shifted(tiny_config("llama")), "causal-lm", SMALL)
-    with pytest.raises(ModelError, match="loss: Shifted makes its logits otherwise .* write loss=plain"):
+    with pytest.raises(ModelError, match=r"loss: Shifted makes its logits otherwise .* write loss=plain"):
         learned(step, "causal-lm")
 
 
@@ -251,8 +251,9 @@ def test_a_loop_of_ones_own_is_told_of_the_loss():
 
 def test_a_plan_puts_its_work_in_the_head():
     recipe = Recipe.from_dict({
-        "model": "gpt2", "model_overrides": {"n_layer": 2, "n_embd": 64, "n_head": 4}, "vocab_size": 512, "seq_len": 64,
-        "batch_size": 4, "micro_batch_size": 4, "data": "dummy", "device": "cpu", "loss": {"name": "chunked", "tokens": 64},
+        "model": "gpt2", "model_overrides": {"n_layer": 2, "n_embd": 64, "n_head": 4}, "vocab_size": 512,
+        "seq_len": 64, "batch_size": 4, "micro_batch_size": 4, "data": "dummy", "device": "cpu",
+        "loss": {"name": "chunked", "tokens": 64},
     })
     device = PytorchBackend().device(recipe)
     trace = predict(resolve(recipe, device), device)
@@ -268,14 +269,15 @@ def test_a_profile_puts_its_work_in_the_head():
     step = step_of(tiny_model("gpt2"), "causal-lm", SMALL)
     window = tensor_window(window_of((collate(rows("causal-lm"), "causal-lm"),)))
     trace = PytorchBackend().measure(step, iter([window] * 9)).trace
-    places = {(op.module, op.phase.value) for op in trace.ops if "log_softmax" in op.name or op.name == "aten.mul_.Tensor"}
+    work = [op for op in trace.ops if "log_softmax" in op.name or op.name == "aten.mul_.Tensor"]
+    places = {(op.module, op.phase.value) for op in work}
     assert {("lm_head", "forward"), ("lm_head", "backward")} <= places
     assert all(module == "lm_head" for module, phase in places if phase == "forward")
 
 
 def predicted_peak(gpu: Device, **changes: object) -> int:
-    recipe = Recipe.from_dict({"model": "gpt2", "batch_size": 8, "micro_batch_size": 8, "seq_len": 1024, "data": "dummy",
-                               "precision": "bf16-pure", **changes})
+    recipe = Recipe.from_dict({"model": "gpt2", "batch_size": 8, "micro_batch_size": 8, "seq_len": 1024,
+                               "data": "dummy", "precision": "bf16-pure", **changes})
     gc.collect()
     return predict(resolve(recipe, gpu), gpu).peak()[1]
 

@@ -69,7 +69,7 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
 }
 """Every technique of `SLOTS` that this backend has, and the function that applies it."""
 
-WHOLE_LOGITS = "XLA fuses the loss with the head's product as it sees fit, and no chunks are cut for it; write loss=plain"
+WHOLE_LOGITS = "the whole step is XLA's to fuse, and no chunks are cut for the loss; write loss=plain"
 XLA_COMPILES = "XLA compiles every step whole, and torch.compile has no part in it; write compile=off"
 QUANTIZED = "optax has no states of so few bits; write optimizer=adafactor or optimizer=lion, or backend=pytorch"
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from tightfit.backends.base import WindowSource
 from tightfit.backends.pytorch.batch import TensorBatch, TensorWindow
-from tightfit.backends.pytorch.losses import Loss, LossOfLogits
+from tightfit.backends.pytorch.losses import LOSS_OF_LOGITS, Loss
 from tightfit.backends.pytorch.models import logits_of
 from tightfit.devices import Device
 from tightfit.errors import ModelError
@@ -116,7 +116,7 @@ class Build:
     compile_backend: what torch.compile is given as its backend in the place of one it names, in a mode: planning's own,
         which generates no code.
     evaluation_dtype: cast the weights to this for evaluation; None keeps them.
-    replicated_loss: a micro-batch's summed loss where copies of the model share its work; None where there is one model.
+    replicated_loss: a micro-batch's summed loss where copies of the model share its work; None where there is one.
     loss_denominator: of a micro-batch's summed loss, so that gradients are those of the whole window's mean.
     gradient_sync: entered around a micro-batch's passes, with whether it is the last of its window: processes average
         their gradients then.
@@ -133,7 +133,7 @@ class Build:
     mask_arguments: MaskArguments = no_mask
     forward_contexts: tuple[Context, ...] = ()
     settings: tuple[Context, ...] = ()
-    loss: Loss = LossOfLogits()
+    loss: Loss = LOSS_OF_LOGITS
     loss_scaling: bool = False
     optimizer_factory: OptimizerFactory | None = None
     accumulation: Accumulation | None = None
@@ -178,15 +178,16 @@ class Build:
         except TypeError as error:
             if "unexpected keyword argument" not in str(error):
                 raise
-            raise ModelError(f"model: {type(self.model).__name__} is called with {', '.join(batch.inputs)} by name, and "
-                             f"refuses: {error}") from None
+            raise ModelError(f"model: {type(self.model).__name__} is called with {', '.join(batch.inputs)} by name, "
+                             f"and refuses: {error}") from None
 
     def loss_sum(self, batch: TensorBatch, check: Check | None = None) -> Tensor:
-        """A micro-batch's summed loss, a scalar. check: looks at the model's outputs before the loss is made of them."""
+        """A micro-batch's summed loss, a scalar. check: sees the model's outputs before the loss is made of them."""
         if self.replicated_loss is not None:
             return self.replicated_loss(batch)
         with self.forward_context():
-            return self.loss.total(self._checked_outputs(batch, check), batch.labels)  # nothing else holds on to them
+            # Nothing else holds on to the outputs: whole logits are freed as soon as the loss has its own copy.
+            return self.loss.total(self._checked_outputs(batch, check), batch.labels)
 
     def _checked_outputs(self, batch: TensorBatch, check: Check | None) -> Tensor:
         outputs = self.loss.outputs(self, batch)

@@ -60,7 +60,7 @@ class _CrossEntropy(torch.autograd.Function):
         return chunks.loss
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         found = [None if saved is None else saved.mul_(gradient).to(dtype)
                  for saved, dtype in zip(ctx.saved_tensors, ctx.formats, strict=True)]

@@ -1,12 +1,13 @@
 """The loss from hidden states and the head's weight, with no logits of a whole micro-batch.
 
-The model's own forward pass ends in its head, a linear layer over the vocabulary. Here the head hands its input out, and
-the loss is then made by calling the head once more: what runs there belongs to it, in a plan and in a profile. What a
-model does to its logits is read from its configuration, and compared with the model's own on the first micro-batch.
+The model's own forward pass ends in its head, a linear layer over the vocabulary. Here the head hands its input out,
+and the loss is then made by calling the head once more: what runs there belongs to it, in a plan and in a profile. What
+a model does to its logits is read from its configuration, and compared with its own on the first micro-batch.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from tightfit.backends.pytorch.out_of_memory import is_out_of_memory
 from tightfit.backends.pytorch.padding import BIAS_BUFFER, model_end
 from tightfit.backends.pytorch.stand_ins import target_of
 from tightfit.errors import ModelError, Refused, one_line
+from tightfit.tasks import IGNORE
 from tightfit.techniques.loss import Chunked, Liger
 
 CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
@@ -57,10 +59,9 @@ def liger(technique: Liger, build: Build) -> Build:
         if target_of(hidden) is not None:
             return chunked_cross_entropy(hidden, weight, bias, labels, _liger_chunk(hidden, weight), change.cap,
                                          change.vocabulary)
-        from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
-
+        kernels: Any = importlib.import_module("liger_kernel.transformers")
         dtype = computing_dtype(hidden, weight)
-        total = LigerFusedLinearCrossEntropyLoss(reduction="sum", softcap=change.cap)
+        total = kernels.LigerFusedLinearCrossEntropyLoss(ignore_index=IGNORE, reduction="sum", softcap=change.cap)
         bias = None if bias is None else bias.to(dtype)
         loss: Tensor = total(weight.to(dtype), hidden.to(dtype), labels, bias)
         return loss
@@ -152,7 +153,7 @@ class LossOfHiddenStates:
     def __init__(self, build: Build, head: nn.Linear, reduce: Reduce) -> None:
         self._head, self._reduce, self._change = head, reduce, read_change(build, head)
         self._forward = _HeadForward(head)
-        head.forward = self._forward  # type: ignore[method-assign]
+        head.forward = self._forward  # type: ignore[method-assign, assignment]
 
     def outputs(self, build: Build, batch: TensorBatch) -> Tensor:
         hidden, _ = self._run(build, batch)
@@ -215,13 +216,14 @@ class LossOfHiddenStates:
 
     def _scaled(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Hidden states, weight and bias with the factor and what is added worked in."""
-        weight, bias, change = self._head.weight, self._head.bias, self._change
+        bias: Tensor | None = self._head.bias
+        change = self._change
         if change.factor != 1.0:
             hidden, bias = hidden * change.factor, None if bias is None else bias * change.factor
         if change.added is not None:
-            added = change.added.flatten()
+            added = change.added.flatten().to(self._head.weight.dtype)
             bias = added if bias is None else bias + added
-        return hidden, weight, bias
+        return hidden, self._head.weight, bias
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Logits, as the model's own should be."""

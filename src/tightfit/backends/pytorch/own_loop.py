@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.batch import TensorBatch
 from tightfit.backends.pytorch.build import Build, no_mask
-from tightfit.backends.pytorch.losses import LossOfLogits
+from tightfit.backends.pytorch.losses import LOSS_OF_LOGITS
 from tightfit.errors import RecipeError
 from tightfit.recipe import Recipe
 from tightfit.techniques.loss import Plain
@@ -92,9 +92,9 @@ def _left_to_you(recipe: Recipe, build: Build, mixed: str, accumulation: int) ->
         sentences.append(f"autocast: with torch.autocast({kind!r}, dtype=torch.{dtype}) around the forward pass")
     if build.loss_scaling:
         sentences.append(f"loss scaling: torch.amp.GradScaler({kind!r})")
-    if not isinstance(build.loss, LossOfLogits):
-        sentences.append("loss: applied.loss_sum(inputs, labels), which makes no logits, in the place of the model's own, "
-                         "divided by the number of labels that are not -100")
+    if build.loss is not LOSS_OF_LOGITS:
+        sentences.append("loss: applied.loss_sum(inputs, labels), which makes no whole logits, over the number of "
+                         "labels that are not -100")
     if accumulation > 1:
         sentences.append(
             f"accumulation: {accumulation} micro-batches of {recipe.micro_batch_size} a step, each one's summed loss "

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tightfit.backends.base import Inspection, StepResult, Total, WindowSource
-from tightfit.backends.pytorch.batch import TensorBatch, TensorWindow, tensor_window
+from tightfit.backends.pytorch.batch import TensorWindow, tensor_window
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.compile import compile_seconds
 from tightfit.backends.pytorch.generation import generate
@@ -195,7 +195,8 @@ class Step:
             save_model(self.build.model, folder, classes)
 
     def is_finite(self) -> bool:
-        norms = torch._foreach_norm([p.detach() for p in self.build.model.parameters() if p.requires_grad], ord=float("inf"))
+        learned = [p.detach() for p in self.build.model.parameters() if p.requires_grad]
+        norms = torch._foreach_norm(learned, ord=float("inf"))
         return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
 
     def restart_peak(self) -> None:

@@ -35,6 +35,8 @@ from tightfit.techniques.optimizer import Adafactor, AdamW, AdamW4bit, AdamW8bit
 from tightfit.techniques.precision import Bf16Pure, Fp32, half_precision
 from tightfit.trace import Trace
 
+PLAIN = Plain()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
@@ -71,7 +73,7 @@ class Config:
     checkpointing: Checkpointing
     compile: Compile
     optimizer: Optimizer
-    loss: Loss = Plain()
+    loss: Loss = PLAIN
 
     def on(self, recipe: Recipe, micro_batch: int, batch: int | None = None) -> Recipe:
         """The recipe with these choices and that micro-batch; `batch`: with another global batch too."""

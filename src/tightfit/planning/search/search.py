@@ -168,7 +168,8 @@ def _explored(
         refused += prober.refused.values()
     if recipe.loss == "auto" and any(reason.startswith("loss:") for reason in (str(failure), *refused)):
         plain = {"loss": Plain()}  # the model's head cannot have another
-        return _explored(recipe.model_copy(update=plain), settled.model_copy(update=plain), device, tools, margin, budget)
+        recipe, settled = recipe.model_copy(update=plain), settled.model_copy(update=plain)
+        return _explored(recipe, settled, device, tools, margin, budget)
     if failure is not None:
         raise ModelError(f"{failure}{still_known(recipe)}") from failure
     reasons = list(dict.fromkeys(refused))
