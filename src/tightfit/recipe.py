@@ -83,7 +83,7 @@ class Data(BaseModel):
 
 
 class Inference(BaseModel):
-    """What is generated from each prompt. A number in a recipe stands for `{new_tokens: ...}`."""
+    """Generation from each prompt. A number in a recipe stands for `{new_tokens: ...}`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -94,7 +94,7 @@ class Inference(BaseModel):
 
 
 class Recipe(BaseModel):
-    """What to train and how. Frozen; build another with `override`."""
+    """Model, data and techniques of a run. Frozen; build another with `override`."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True,
@@ -112,7 +112,7 @@ class Recipe(BaseModel):
     task: Literal[tuple(TASKS)] = "causal-lm"  # type: ignore[valid-type]
     """causal-lm, masked-lm, sequence-classification, seq2seq or image-classification."""
     mode: Literal["train", "inference"] = "train"
-    """What to plan for: training, or generating from `batch_size` prompts of `seq_len` tokens. Only `train` trains."""
+    """Purpose of a plan: training, or generating from `batch_size` prompts of `seq_len` tokens. Only `train` trains."""
     inference: Annotated[Inference, BeforeValidator(lambda v: {"new_tokens": v} if _is_short(v) else v)] = Inference()
     """With `mode: inference`, what is generated."""
     data: Annotated[Data, BeforeValidator(lambda v: {"source": v} if isinstance(v, str) else v)] = Data()
@@ -153,7 +153,7 @@ class Recipe(BaseModel):
     loading: Annotated[Loading, *_slot("loading")] = Loading()
     """How batches reach the device."""
     offload: Annotated[Offload, *_slot("offload")] = NoOffload()
-    """What waits in the host's memory; nothing can yet."""
+    """Parts of a step that wait in the host's memory; none can yet."""
     update: Annotated[Update, *_slot("update")] = AfterBackward()
     """When gradients are clipped, applied and dropped."""
     parallel: Annotated[Parallel, *_slot("parallel")] = NoParallel()

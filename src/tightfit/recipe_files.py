@@ -19,14 +19,14 @@ IF_CUDA = "if_cuda"
 stands above it."""
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-"""What a Hugging Face id with an owner looks like."""
+"""Pattern of a Hugging Face id with an owner."""
 
 SIZED = re.compile(r"(.+)-(\d+)gb")
 """A model's name with a card's size behind it, in GB."""
 
 RECIPES = ("a YAML file, a bundled recipe or model, a model's folder, its Hugging Face id or package.module:factory; "
            "tightfit recipes lists what is bundled")
-"""What names a recipe, for messages."""
+"""Kinds of names that a recipe has, for messages."""
 
 
 def load_recipe(name: str, overrides: Iterable[str] = (), *, cuda: bool = False) -> Recipe:
@@ -86,7 +86,7 @@ def recipe_values(name: str) -> dict[str, Any]:
 
 
 def recipe_hint(name: str, also: Iterable[str] = ()) -> str:
-    """What to write instead of a name that no recipe has: a size that there is, or a name close to it, of a recipe or
+    """Suggestion for a name that no recipe has: a size that there is, or a name close to it, of a recipe or
     in `also`; empty where nothing is close."""
     bundled = _bundled()
     if (sized := SIZED.fullmatch(name)) and sized[1] in BUNDLED:

@@ -220,7 +220,7 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
 
 
 def _as_mapping(field: str, value: Any, text: str, knob: str) -> dict[str, Any]:
-    """What a short string stands for, so that its field `knob` can be set."""
+    """Mapping that a short string stands for, so that its field `knob` can be set."""
     if isinstance(value, Mapping):
         return dict(value)
     if field == "data":

@@ -54,7 +54,7 @@ class Update(Protocol):
     def scaled(self) -> bool: ...
 
     def scale(self, loss: Tensor) -> Tensor:
-        """What the backward pass starts from."""
+        """The loss that the backward pass starts from."""
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Use `learning_rate` for the gradients that are summed from now on."""
@@ -63,7 +63,7 @@ class Update(Protocol):
         """Learn from the gradients, and drop them. Returns their norm before clipping, if it was taken."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds besides weights and optimizer, as JSON values."""
+        """Its part of a checkpoint besides weights and optimizer, as JSON values."""
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from `state`."""
@@ -170,7 +170,7 @@ class Build:
         return bool(self.recipe.pad_vocab_to) and self.task.reads == "tokens"
 
     def outputs(self, batch: TensorBatch) -> Any:
-        """What the model itself returns for a micro-batch on the device."""
+        """The model's own output for a micro-batch on the device."""
         inputs = {name: self._as_weights(t) for name, t in batch.inputs.items()}
         arguments = {**inputs, **self.mask_arguments(batch)}
         try:

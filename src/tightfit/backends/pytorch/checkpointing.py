@@ -175,4 +175,4 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "attention": _keep_attention,
     "every-other-matmul": _keep_every_other_matmul,
 }
-"""What makes each selective policy, by the technique's `keep`."""
+"""Makers of the selective policies, by the technique's `keep`."""

@@ -53,7 +53,7 @@ class Inspector:
             self._profiler.__exit__(kind, error, trace)
 
     def result(self) -> Inspection:
-        """What was seen, after the forward pass."""
+        """The inspection, after the forward pass."""
         saved: Counter[str] = Counter()
         for size, dtype in self._saved.values():
             saved[dtype] += size

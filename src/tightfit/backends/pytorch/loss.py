@@ -28,11 +28,11 @@ from tightfit.tasks import IGNORE
 from tightfit.techniques.loss import Chunked, Liger
 
 CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
-"""What configurations call the bound of a softcap: cap * tanh(logits / cap)."""
+"""Names in configurations of a softcap's bound: cap * tanh(logits / cap)."""
 FACTORS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
-"""What they call a factor of the logits."""
+"""Names of a factor of the logits."""
 DIVISOR, MULTIPLIES = "logits_scaling", frozenset({"hyperclovax"})
-"""What logits are divided by; and the model types that multiply by it."""
+"""Name of a divisor of the logits; and the model types that multiply by it."""
 
 COMPARED = 8
 """Tokens whose logits are compared with the model's own."""

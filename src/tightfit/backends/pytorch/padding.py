@@ -99,7 +99,7 @@ def _vocabulary_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 
 def model_end(model: nn.Module, getter: str) -> Any:
-    """What a model answers to one of the two questions by which its vocabulary is found, None where it does not."""
+    """The model's input or output embedding, by the getter that transformers names; None where it has none."""
     answer: Callable[[], Any] = getattr(model, getter, lambda: None)
     try:
         return answer()

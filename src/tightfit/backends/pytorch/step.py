@@ -32,7 +32,7 @@ from tightfit.trace import Phase
 Watch = Callable[[Phase], None]
 
 NOT_CLIPPED = -1.0
-"""What stands for a gradient norm where none was taken."""
+"""Placeholder for a gradient norm where none was taken."""
 
 
 @dataclass(frozen=True)
