@@ -16,7 +16,7 @@ import record
 from tightfit.backends.jax.backend import JaxBackend
 from tightfit.control_groups import cores
 from tightfit.devices import MIB, find_device
-from tightfit.ladder.compiled import transformer_jax
+from tightfit.ladder.catalogue import find_ladder
 from tightfit.ladder.rungs import Rung
 from tightfit.planning.estimate import estimate
 from tightfit.planning.standard_tools import standard_tools
@@ -32,7 +32,7 @@ LIBRARIES = ("jax", "jaxlib", "optax", "jax-cuda12-plugin", "jax-cuda12-pjrt")
 def compiled(rung: Rung, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """A rung's figures: bytes, seconds, operations, and beside them what was published."""
     backend, device = JaxBackend(), find_device(GPU)
-    recipe = transformer_jax().recipe(rung, overrides=overrides)
+    recipe = find_ladder("transformer-156m-jax").recipe(rung, overrides=overrides)
     trace = backend.predict(recipe, device)
     found = estimate(trace, recipe, device, standard_tools(backend.predict, unseen=backend.unseen))
     figures = {
@@ -52,7 +52,7 @@ def compiled(rung: Rung, overrides: Sequence[str] = ()) -> dict[str, Any]:
 def ladder(overrides: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Every rung, several side by side. overrides: `key=value` texts for every rung's recipe."""
     with ThreadPoolExecutor(cores()) as pool:
-        return list(pool.map(partial(compiled, overrides=overrides), transformer_jax().rungs))
+        return list(pool.map(partial(compiled, overrides=overrides), find_ladder("transformer-156m-jax").rungs))
 
 
 def main() -> None:

@@ -155,7 +155,9 @@ def ladder(
         min=1, metavar="SECONDS", help="The most that one rung may take, and also the most that its prediction may.",
     )] = LIMIT,
     picture: Annotated[Path | None, typer.Option(
-        metavar="FILE", help="Where a PNG or SVG of it goes.")] = None,
+        metavar="FILE", help="Where a PNG of it goes; Chromium or Chrome draws it.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run and predict anew what has a result already, such as after "
+                                        "a change of your model's code.")] = False,
 ) -> None:  # fmt: skip
     """Measure every technique's effect on this machine, a rung at a time, beside published and predicted figures.
 
@@ -167,7 +169,7 @@ def ladder(
     from tightfit.commands.ladder import run_ladder
 
     raise typer.Exit(run_ladder(name, overrides or [], gpu=gpu, gpu_memory=gpu_memory, peers=peer or [], scale=scale,
-                                steps=steps, limit=limit, picture=picture))
+                                steps=steps, limit=limit, picture=picture, fresh=fresh))
 
 
 @app.command()

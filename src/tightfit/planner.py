@@ -70,7 +70,7 @@ def plan_on(
         read_config(recipe)  # which tells at once what no combination of techniques would mend
     else:
         recipe = recipe.model_copy(update={"model": _own_name(module)})
-    backend = load_backend(recipe.backend)
+    backend = load_backend(recipe.backend.name)
     tools = standard_tools(partial(backend.predict, model=module), target.ceilings, unseen=backend.unseen)
     others = catalogue() if target.device.kind == "cuda" else ()
     return ReadablePlan.of(search(recipe, target.device, tools, catalogue=others, progress=progress))
@@ -84,7 +84,7 @@ def compare(
     recipe = recipe_on(True)
     _check_device(recipe, "all", "cuda")
     read_config(recipe)
-    backend = load_backend(recipe.backend)
+    backend = load_backend(recipe.backend.name)
     tools = standard_tools(backend.predict, unseen=backend.unseen)
     chosen = catalogue() if devices is None else devices
     return compare_devices(recipe, chosen, tools, prices, progress)
@@ -115,7 +115,7 @@ def read_recipe(
 def own_device(recipe: Recipe, kind: str) -> Device | None:
     """This machine's device of a kind, `cpu` or `cuda`; None where it has none."""
     asked = recipe.model_copy(update={"device": "cpu" if kind == "cpu" else "auto"})
-    device = load_backend(recipe.backend).device(asked)
+    device = load_backend(recipe.backend.name).device(asked)
     return device if device.kind == kind else None
 
 

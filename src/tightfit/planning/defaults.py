@@ -8,9 +8,9 @@
 | optimizer | adamw, fused |
 | loss | plain |
 | attention | sdpa, its kernel chosen by the framework |
-| layers | unrolled |
 | accumulation | PyTorch: loop; JAX: scan |
 | compile | off |
+| backend.layers | unrolled |
 | loading.workers | CUDA: 2; CPU: 0 |
 """  # noqa: E501 - a table's row is one line
 
@@ -25,7 +25,6 @@ from tightfit.techniques.attention import Sdpa
 from tightfit.techniques.base import Technique
 from tightfit.techniques.checkpointing import NoCheckpointing
 from tightfit.techniques.compile import NoCompile
-from tightfit.techniques.layers import Unrolled
 from tightfit.techniques.loss import Plain
 from tightfit.techniques.optimizer import AdamW
 from tightfit.techniques.precision import Fp32, half_precision
@@ -50,13 +49,13 @@ def resolve(recipe: Recipe, device: Device) -> Recipe:
 
 
 def settle_rest(recipe: Recipe, device: Device) -> Recipe:
-    """The recipe with what a search does not decide replaced: how layers and micro-batches follow one another, and the
+    """The recipe with what a search does not decide replaced: how micro-batches and layers follow one another, and the
     number of workers."""
     changes: dict[str, Technique] = {}
-    if recipe.layers == "auto":
-        changes["layers"] = Unrolled()
     if recipe.accumulation == "auto":
-        changes["accumulation"] = Scan() if recipe.backend == "jax" else Loop()
+        changes["accumulation"] = Scan() if recipe.backend.compiles_whole_steps else Loop()
+    if (backend := recipe.backend.alternatives()[0]) != recipe.backend:
+        changes["backend"] = backend
     if recipe.loading.workers == "auto":
         changes["loading"] = replace(recipe.loading, workers=WORKERS[device.kind])
     return recipe.model_copy(update=changes) if changes else recipe

@@ -108,7 +108,7 @@ class Selective(Checkpointing):
     """Keep them in the host's memory while the forward pass goes on (backend: jax)."""
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        if self.offload and recipe.backend != "jax":
+        if self.offload and recipe.backend.runs_torch:
             return ["PyTorch keeps the results on the device; write checkpointing.offload=false, or backend=jax"]
         return []
 

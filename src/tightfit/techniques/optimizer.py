@@ -92,7 +92,7 @@ class AdamW(_Adam):
         rounding = None if recipe.precision == "auto" else recipe.precision.weight_rounding
         if self.implementation == "auto":
             return []
-        if recipe.backend == "jax":
+        if recipe.backend.compiles_whole_steps:
             return [f"XLA compiles AdamW's update as one program, not in PyTorch's way {self.implementation!r}; write "
                     "optimizer.implementation=auto"]
         if rounding in (None, "nearest"):
@@ -162,7 +162,7 @@ class Lion(_Decaying):
     """Decoupled weight decay, on matrices only; Lion wants three to ten times AdamW's."""
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        return [] if recipe.backend == "jax" else self._needs("optimi", "torch-optimi")
+        return self._needs("optimi", "torch-optimi") if recipe.backend.runs_torch else []
 
 
 @technique

@@ -34,7 +34,7 @@ class _DataParallel(Parallel):
     exact: ClassVar[Exactness] = "rounding"
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        if recipe.backend == "pytorch":
+        if recipe.backend.runs_torch:
             return ["on several devices PyTorch serves a ladder's rungs so far: training has neither data nor "
                     "checkpoints by rank; write parallel=none, or parallel=dp with backend=jax"]
         return []

@@ -10,7 +10,6 @@ from tightfit.backends.jax import (
     attention,
     checkpointing,
     compile,
-    layers,
     loading,
     optimizer,
     precision,
@@ -21,7 +20,6 @@ from tightfit.techniques import accumulation as accumulations
 from tightfit.techniques import attention as attentions
 from tightfit.techniques import checkpointing as checkpointings
 from tightfit.techniques import compile as compiles
-from tightfit.techniques import layers as layer_layouts
 from tightfit.techniques import loading as loadings
 from tightfit.techniques import loss as losses
 from tightfit.techniques import offload as offloads
@@ -52,8 +50,6 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     checkpointings.AttentionOnly: checkpointing.attention_only,
     checkpointings.Selective: checkpointing.selective,
     offloads.NoOffload: unchanged,
-    layer_layouts.Unrolled: layers.unrolled,
-    layer_layouts.Scanned: layers.scanned,
     accumulations.Loop: accumulation.loop,
     accumulations.Scan: accumulation.scan,
     compiles.NoCompile: compile.no_compile,

@@ -23,7 +23,6 @@ from tightfit.techniques import accumulation as accumulations
 from tightfit.techniques import attention as attentions
 from tightfit.techniques import checkpointing as checkpointings
 from tightfit.techniques import compile as compiles
-from tightfit.techniques import layers as layer_layouts
 from tightfit.techniques import loading as loadings
 from tightfit.techniques import loss as losses
 from tightfit.techniques import offload as offloads
@@ -59,7 +58,6 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     checkpointings.Selective: checkpointing.selective,
     checkpointings.MemoryBudget: checkpointing.memory_budget,
     offloads.NoOffload: unchanged,
-    layer_layouts.Unrolled: unchanged,
     compiles.NoCompile: unchanged,
     compiles.PerBlock: compile.per_block,
     compiles.WholeModel: compile.whole_model,
@@ -80,8 +78,6 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
 """Every technique of `SLOTS` that this backend has, and the function that applies it."""
 
 ABSENT: Mapping[type[Technique], str] = {
-    layer_layouts.Scanned: "PyTorch runs a model's layers as the modules they are; write layers=unrolled, or "
-    "backend=jax",
     accumulations.Scan: "PyTorch's micro-batches run one after the other, and are not compiled as one program; write "
     "accumulation=loop, or backend=jax",
 }

@@ -57,8 +57,9 @@ def apply(model: nn.Module, recipe: Recipe | dict[str, Any]) -> Applied:
     Raises RecipeError where a technique or the micro-batch is still `auto`, and Refused where one cannot serve here.
     """
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.from_dict(recipe)
-    if recipe.backend != "pytorch":
-        raise RecipeError(f"backend: {recipe.backend!r} has nothing to apply to a torch module; write backend=pytorch")
+    if not recipe.backend.runs_torch:
+        raise RecipeError(f"backend: {recipe.backend.name!r} has nothing to apply to a torch module; "
+                          "write backend=pytorch")
     if recipe.loss == "auto":
         recipe = recipe.model_copy(update={"loss": Plain()})  # the loop has one of its own
     if open_fields := recipe.open_choices():

@@ -30,10 +30,9 @@ from tightfit.planning.search.budget import Progress
 from tightfit.planning.search.candidates import check_pins, micro_batch_sizes
 from tightfit.planning.wording import size
 from tightfit.recipe import Recipe
-from tightfit.techniques import Attention, Checkpointing, Layers, Precision
+from tightfit.techniques import Attention, Backend, Checkpointing, Precision
 from tightfit.techniques.attention import Sdpa
 from tightfit.techniques.checkpointing import AttentionOnly, EveryBlock, MlpOnly, NoCheckpointing, Selective
-from tightfit.techniques.layers import Scanned, Unrolled
 from tightfit.techniques.precision import Fp32
 
 COMPILATIONS = 16
@@ -52,7 +51,7 @@ SIDE_BY_SIDE = 8
 class Setting:
     """What tells one compiled recipe from another."""
 
-    layers: Layers
+    backend: Backend
     checkpointing: Checkpointing
     attention: Attention
     precision: Precision
@@ -60,14 +59,14 @@ class Setting:
 
     def on(self, recipe: Recipe) -> Recipe:
         return recipe.model_copy(update={
-            "layers": self.layers, "checkpointing": self.checkpointing, "attention": self.attention,
+            "backend": self.backend, "checkpointing": self.checkpointing, "attention": self.attention,
             "precision": self.precision, "micro_batch_size": self.micro,
         })  # fmt: skip
 
     def named(self, other: Setting | None = None) -> str:
         """As a person writes it; with `other`, only what differs from it."""
         parts = [] if other is not None and other.micro == self.micro else [f"micro_batch_size={self.micro}"]
-        for slot in ("layers", "checkpointing", "attention", "precision"):
+        for slot in ("backend", "checkpointing", "attention", "precision"):
             mine = getattr(self, slot)
             if other is None or getattr(other, slot) != mine:
                 parts.append(written(mine))
@@ -142,7 +141,8 @@ def search_compiled(
 ) -> Plan:  # fmt: skip
     """The plan of a recipe whose every prediction is a compilation. Arguments and errors are those of `search`."""
     if recipe.mode != "train":
-        raise Refused(f"backend: {recipe.backend} is planned for training alone; write mode=train, or backend=pytorch")
+        raise Refused(f"backend: {recipe.backend.name} is planned for training alone; write mode=train, or "
+                      "backend=pytorch")
     check_pins(recipe, device)
     plain = resolve(recipe, device)
     search = Round(plain, device, tools, margin or Margin(), limit, progress)
@@ -162,7 +162,7 @@ def search_compiled(
 def _explore(search: Round, recipe: Recipe, first: int, sizes: Sequence[int]) -> None:
     """The four rounds."""
     usual, *others = _precisions(recipe, search)
-    layouts: list[Layers] = [Unrolled(), Scanned()] if recipe.layers == "auto" else [recipe.layers]
+    layouts = recipe.backend.alternatives()
     kernels = _kernels(recipe, search, usual)
     kinds: list[Checkpointing] = (
         [NoCheckpointing(), EveryBlock()] if recipe.checkpointing == "auto" else [recipe.checkpointing])
@@ -171,7 +171,7 @@ def _explore(search: Round, recipe: Recipe, first: int, sizes: Sequence[int]) ->
     if not search.found:
         return
     fastest = search.by_speed()[0]
-    search.compile(replace(fastest, layers=layout) for layout in layouts)
+    search.compile(replace(fastest, backend=layout) for layout in layouts)
     if recipe.checkpointing == "auto":
         search.compile(replace(fastest, checkpointing=kind) for kind in (*kinds, *BETWEEN))
     search.compile(replace(fastest, precision=other, attention=kernel)

@@ -45,7 +45,6 @@ from tightfit.tasks import TASKS
 from tightfit.techniques.attention import Eager
 from tightfit.techniques.loss import Plain
 
-COMPILED = frozenset({"jax"})
 """Backends whose predictions are compilations of whole steps: too few for this search, and none made from another."""
 TRACES = 30
 """Traces that a search makes at most."""
@@ -84,7 +83,7 @@ def search(
     model that cannot be traced, with what can be said all the same.
     """
     check_length(recipe)
-    if recipe.backend in COMPILED:
+    if recipe.backend.compiles_whole_steps:
         return search_compiled(recipe, device, tools, margin=margin, progress=progress, choice_alone=choice_alone)
     if recipe.mode == "inference":
         return search_inference(recipe, device, tools, margin=margin, catalogue=catalogue, progress=progress)

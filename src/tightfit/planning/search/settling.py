@@ -9,7 +9,7 @@ from tightfit.devices import Device
 from tightfit.errors import ModelError
 from tightfit.planning.defaults import resolve
 from tightfit.planning.plan import Plan
-from tightfit.planning.search.search import COMPILED, search
+from tightfit.planning.search.search import search
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target
 from tightfit.recipe import Recipe
@@ -29,10 +29,10 @@ def settle(
     Raises Refused where nothing fits.
     """
     device = target.device
-    guessed = device.kind == "cpu" and (target.ceilings is None or recipe.backend in COMPILED)
+    guessed = device.kind == "cpu" and (target.ceilings is None or recipe.backend.compiles_whole_steps)
     if guessed or not recipe.open_choices():
         return resolve(recipe, device), None
-    slowly = recipe.backend in COMPILED  # seconds for each of a few, which is worth a line
+    slowly = recipe.backend.compiles_whole_steps  # seconds for each of a few, which is worth a line
     try:
         plan = search(recipe, device, standard_tools(predict, target.ceilings),
                       progress=partial(_say, tell) if slowly else None)

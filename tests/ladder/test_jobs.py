@@ -8,20 +8,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from tightfit.ladder import jobs, processes
+from tightfit.ladder import jobs
+from tightfit.ladder.jobs import Job, Outcome, ended, run_jobs, without_outcome
 from tightfit.ladder.parallel import own_words
-from tightfit.ladder.processes import ended, run_job, without_outcome
 from tightfit.ladder.worker import ORPHANED
 
-JOB = jobs.About(recipe={})
+JOB = Job(kind="machine", recipe={})
 
 
 @pytest.fixture
@@ -30,7 +28,7 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 
     def write(source: str) -> None:
         (tmp_path / "small_worker.py").write_text(source)
-        monkeypatch.setattr(processes, "WORKER", "small_worker")
+        monkeypatch.setattr(jobs, "WORKER", "small_worker")
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
 
     return write
@@ -41,13 +39,13 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
     ("raise ValueError('no such thing')", "failed", "ValueError: no such thing (ended with status 1)"),
     ("import os; os.kill(os.getpid(), 9)", "killed", "killed by signal 9, perhaps by the system"),
     ("import os; os.kill(os.getpid(), 11)", "failed", "ended by SIGSEGV"),
-    ("import sys, pathlib; pathlib.Path(sys.argv[2]).write_text('{\"status\": \"done\"}')", "done", ""),
+    ("import sys, pathlib; pathlib.Path(sys.argv[2]).write_text('{\"status\": \"done\"}\\n')", "done", ""),
 ])  # fmt: skip
 def test_a_process_comes_to_an_outcome(
     worker: Callable[[str], None], source: str, status: str, reason: str
 ) -> None:
     worker(source)
-    found = run_job(JOB, 1.0 if status == "timed-out" else 30.0)
+    (found,) = run_jobs([JOB], 1.0 if status == "timed-out" else 30.0)
     assert found.status == status
     assert reason in found.reason
 
@@ -63,64 +61,59 @@ time.sleep(60)
 def test_what_a_process_started_ends_with_it(worker: Callable[[str], None], tmp_path: Path) -> None:
     path = tmp_path / "pid"
     worker(CHILD.format(path=str(path)))
-    assert run_job(JOB, 2.0).status == "timed-out"
+    (found,) = run_jobs([JOB], 2.0)
+    assert found.status == "timed-out"
     until_gone(int(path.read_text()))
 
 
-def test_stopped_by_a_signal_nothing_is_left_running(worker: Callable[[str], None], tmp_path: Path) -> None:
+def test_interrupted_nothing_is_left_running(worker: Callable[[str], None], tmp_path: Path) -> None:
     path = tmp_path / "pid"
     worker(CHILD.format(path=str(path)))
-    ladder = subprocess.Popen([sys.executable, "-c", "from tightfit.ladder import jobs, processes; "
-                               "processes.WORKER = 'small_worker'; processes.run_job(jobs.About(recipe={}), 60.0)"])
+    ladder = subprocess.Popen([sys.executable, "-c", "from tightfit.ladder import jobs; jobs.WORKER = 'small_worker'; "
+                               "list(jobs.run_jobs([jobs.Job(kind='machine', recipe={})], 60.0))"],
+                              stderr=subprocess.DEVNULL)
     until(lambda: path.exists() and path.read_text() != "")
-    ladder.send_signal(signal.SIGTERM)
-    assert ladder.wait(20) == 128 + signal.SIGTERM
+    ladder.send_signal(signal.SIGINT)
+    assert ladder.wait(20) != 0
     until_gone(int(path.read_text()))
 
 
-def test_killed_the_ladder_takes_its_worker_along(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_the_ladder_takes_its_worker_along(tmp_path: Path, number: signal.Signals) -> None:
     ladder = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    job = tmp_path / "job.json"
-    job.write_bytes(jobs.JOB.dump_json(JOB))
-    source = (f"import pathlib, time; from tightfit.ladder import jobs, worker; "
-              f"worker.JOBS[jobs.About] = lambda asked: time.sleep(60); "
-              f"worker.main(pathlib.Path({str(job)!r}), None, {ladder.pid})")
+    asked = tmp_path / "jobs.json"
+    asked.write_bytes(jobs.JOBS.dump_json([JOB]))
+    source = (f"import pathlib, time; from tightfit.ladder import worker; "
+              f"worker.KINDS['machine'] = lambda job: time.sleep(60); "
+              f"worker.main(pathlib.Path({str(asked)!r}), None, {ladder.pid})")
     waits = subprocess.Popen([sys.executable, "-c", source])
     time.sleep(0.1)
-    ladder.kill()
+    ladder.send_signal(number)
     ladder.wait()
     assert waits.wait(60) == ORPHANED
 
 
-HOLDS_THE_LOCK = """
-import ctypes, os, pathlib, sys
-from tightfit.ladder import worker
-worker.end_with_starter(int(sys.argv[3]))
-pathlib.Path({path!r}).write_text(str(os.getpid()))
-ctypes.PyDLL(None).sleep(600)
+ONE_AFTER_THE_OTHER = """
+import pathlib, sys, time
+with pathlib.Path(sys.argv[2]).open("a") as file:
+    for reason in ("first", "second", "third"):
+        print('{{"status": "refused", "reason": "%s"}}' % reason, file=file, flush=True)
+        {then}
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot be asked to end a process with another")
-def test_a_worker_that_runs_no_python_ends_with_its_ladder_too(
-    worker: Callable[[str], None], tmp_path: Path
-) -> None:
-    path = tmp_path / "pid"
-    worker(HOLDS_THE_LOCK.format(path=str(path)))
-    ladder = subprocess.Popen([sys.executable, "-c", "from tightfit.ladder import jobs, processes; "
-                               "processes.WORKER = 'small_worker'; processes.run_job(jobs.About(recipe={}), 600.0)"])
-    until(lambda: path.exists() and path.read_text() != "")
-    ladder.kill()
-    ladder.wait()
-    until_gone(int(path.read_text()))
+def test_each_job_has_the_limit_to_itself(worker: Callable[[str], None]) -> None:
+    worker(ONE_AFTER_THE_OTHER.format(then="time.sleep(0.8)"))
+    assert [found.reason for found in run_jobs([JOB] * 3, 1.5)] == ["first", "second", "third"]
+    worker(ONE_AFTER_THE_OTHER.format(then="time.sleep(0.8 if reason == 'first' else 60)"))
+    assert [found.status for found in run_jobs([JOB] * 3, 1.5)] == ["refused", "refused", "timed-out"]
 
 
-def test_a_job_that_comes_on_has_its_limit_anew(worker: Callable[[str], None]) -> None:
-    worker("import sys, pathlib, time; time.sleep(2.5); "
-           "pathlib.Path(sys.argv[2]).write_text('{\"status\": \"done\"}')")
-    assert run_job(JOB, 1.0, partial(next, count())).status == "done"
-    assert run_job(JOB, 1.0, lambda: 0).status == "timed-out"
-    assert run_job(JOB, 60.0, partial(next, count()), until=time.monotonic() + 0.1).status == "timed-out"
+def test_a_process_that_dies_leaves_what_it_had_done(worker: Callable[[str], None]) -> None:
+    worker(ONE_AFTER_THE_OTHER.format(then="assert reason != 'second', 'no more'"))
+    *kept, last = run_jobs([JOB] * 4, 30.0)
+    assert [found.reason for found in kept] == ["first", "second"]
+    assert last == Outcome(status="failed", reason="AssertionError: no more (ended with status 1)")
 
 
 OWN_SESSION = """
@@ -147,7 +140,7 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 """
 
 
-def test_what_processes_say_is_told_from_torchruns_report():
+def test_torchruns_report_is_left_out_of_what_processes_say():
     assert own_words("one\ntwo") == ("one\ntwo", False)
     assert without_outcome(1, REPORT.format(code=1)).reason.startswith("KeyError: 'what went wrong' (")
     assert without_outcome(1, REPORT.format(code=-9)).status == "killed"
