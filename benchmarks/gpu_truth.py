@@ -187,7 +187,7 @@ class Meter:
         if self._cuda:
             self._look()
         if phase is Phase.OPTIMIZER and self._step is not None:
-            grads = [p.grad for p in self._step.parameters if p.grad is not None]
+            grads = [p.grad for p in self._step.build.model.parameters() if p.grad is not None]
             self._categories["gradients"] = held_bytes(grads)
         if self._phase is Phase.OPTIMIZER and self._step is not None:
             tensors, _ = state_tensors(self._step.optimizer, self._step.build.model)

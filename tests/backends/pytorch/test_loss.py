@@ -184,7 +184,7 @@ def test_the_first_micro_batch_is_compared_with_the_models_own_logits():
         learned(step, "causal-lm")
 
 
-class Reshaping(transformers.LlamaForCausalLM):
+class Reshaping(transformers.LlamaForCausalLM):  # type: ignore[misc]
     """Works on the logits as a whole."""
 
     def forward(self, input_ids, **kwargs):
@@ -192,7 +192,7 @@ class Reshaping(transformers.LlamaForCausalLM):
         return logits.reshape(*input_ids.shape, VOCAB)
 
 
-class Twice(transformers.LlamaForCausalLM):
+class Twice(transformers.LlamaForCausalLM):  # type: ignore[misc]
     """Calls its head twice."""
 
     def forward(self, *args, **kwargs):
