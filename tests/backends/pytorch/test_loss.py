@@ -282,6 +282,7 @@ def predicted_peak(gpu: Device, **changes: object) -> int:
     return predict(resolve(recipe, gpu), gpu).peak()[1]
 
 
+@pytest.mark.full_size
 def test_gpt2_at_batch_8_takes_3_gib_less():
     gpu = Device(kind="cuda", name="a GPU", memory_bytes=80 * 2**30, capability=(9, 0))
     saved = predicted_peak(gpu, loss="plain") - predicted_peak(gpu, loss="chunked")
