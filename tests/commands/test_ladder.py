@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from tests.ladder.made import CARD, CPU, DONE, Processes, use
-from tests.reporting.browsing import needs_chromium
+from tests.page.browsing import needs_chromium
 from tightfit import cli
 from tightfit.commands.ladder import run_ladder
 from tightfit.errors import RecipeError, ReportError
@@ -28,7 +28,7 @@ from tightfit.ladder.rows import Status
     (["nothing-of-this-name"], "'nothing-of-this-name' is no ladder and no recipe; the ladders: bert-large, "),
     (["nothing-of-this-name"], "transformer-156m-jax; or a recipe: see tightfit recipes\n"),
     (["acumulation"], "did you mean 'accumulation'?"),
-    (["gpt2-10gb"], "cards of 8, 12, 16, 24, 40, 80 GB; write gpt2-8gb, the next smaller"),
+    (["gpt2-10gb"], "did you mean 'gpt2'?"),
     (["bert-large", "--peer", "hf"], "peer: 'hf'"),
     (["bert-large", "--scale", "half"], "scale: 'half' is none; write one of full, reduced, smallest"),
     (["gpt2", "--scale", "reduced"], "scale: 'reduced' is for the ladders that have a name"),

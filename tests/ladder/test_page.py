@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from tests.ladder.made import CARD, EVIL, EVILS, PEER, bert_large, empty, hostile, predicted
-from tests.reporting.browsing import charts_fit, needs_chromium
-from tests.reporting.pages import Read, stands_alone
+from tests.page.browsing import charts_fit, needs_chromium
+from tests.page.pages import Read, stands_alone
 from tightfit.errors import RecipeError
 from tightfit.ladder.catalogue import find_ladder
 from tightfit.ladder.page import draw, page, save_picture, write_page

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from tightfit.backends.base import Timings
-from tightfit.host_memory import HostMemory
 from tightfit.ladder import worker
 from tightfit.ladder.jobs import JOBS, OUTCOME, Job, Outcome
 from tightfit.ladder.peers import Peer
 from tightfit.ladder.rows import OURS, Machine
 from tightfit.recipe import Recipe
+from tightfit.system import HostMemory
 from tightfit.training import memory_check
 
 TINY: dict[str, Any] = {

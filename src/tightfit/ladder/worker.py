@@ -31,7 +31,6 @@ from tightfit.ladder.parallel import end_others, writes_outcome
 from tightfit.ladder.peers import PEERS
 from tightfit.ladder.rows import OURS, Machine, Status
 from tightfit.models import model_facts
-from tightfit.nvml import driver_version
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Margin, fit, steps_alone
 from tightfit.planning.search.search import check_length
@@ -39,9 +38,9 @@ from tightfit.planning.search.settling import settle
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target, own_target
 from tightfit.recipe import Recipe
+from tightfit.system import driver_version, installed
 from tightfit.tasks import TASKS
 from tightfit.training.memory_check import check_memory
-from tightfit.versions import installed
 
 LIBRARIES = ("torch", "transformers", "tightfit", "torchao", "torch-optimi", "triton", "flash-attn", "jax",
              *(library for peer in PEERS.values() for library in peer.libraries))  # fmt: skip

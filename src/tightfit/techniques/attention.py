@@ -17,6 +17,8 @@ SdpaKernel = Literal["auto", "flash", "efficient", "cudnn", "math"]
 class Attention(Technique):
     slot: ClassVar[str] = "attention"
     exact: ClassVar = "rounding"
+    keeps_scores: ClassVar[bool] = False
+    """Whether every layer's matrix of scores is kept for the backward pass."""
 
 
 @technique
@@ -27,6 +29,7 @@ class Eager(Attention):
     name: ClassVar[str] = "eager"
     speed: ClassVar[str] = "slowest"
     memory: ClassVar[str] = "most: batch x heads x sequence x sequence for each layer"
+    keeps_scores: ClassVar[bool] = True
 
 
 @technique

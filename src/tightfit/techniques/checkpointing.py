@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 class Checkpointing(Technique):
     slot: ClassVar[str] = "checkpointing"
     exact: ClassVar[Exactness] = "bitwise"
+    recomputes: ClassVar[bool] = True
+    """Whether anything is computed again in the backward pass."""
 
 
 @technique
@@ -23,6 +25,7 @@ class NoCheckpointing(Checkpointing):
     """Keep every activation that the backward pass reads."""
 
     name: ClassVar[str] = "none"
+    recomputes: ClassVar[bool] = False
     speed: ClassVar[str] = "the baseline"
     memory: ClassVar[str] = "the baseline"
 

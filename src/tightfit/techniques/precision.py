@@ -15,6 +15,13 @@ Rounding = Literal["kahan", "stochastic", "nearest"]
 
 class Precision(Technique):
     slot: ClassVar[str] = "precision"
+    computes_in: ClassVar[str] = "float32"
+    """The format of matrix products."""
+
+    @property
+    def is_half(self) -> bool:
+        """Whether matrix products take 16-bit numbers."""
+        return self.computes_in != "float32"
 
     @property
     def weight_rounding(self) -> Rounding | None:
@@ -72,6 +79,7 @@ class Fp16(_Mixed):
     """Mixed precision with 16-bit floating point under autocast, and dynamic loss scaling against its small range."""
 
     name: ClassVar[str] = "fp16"
+    computes_in: ClassVar[str] = "float16"
 
 
 @technique
@@ -79,6 +87,7 @@ class Bf16(_Mixed):
     """Mixed precision with bfloat16 under autocast: fp32's range, so no loss scaling."""
 
     name: ClassVar[str] = "bf16"
+    computes_in: ClassVar[str] = "bfloat16"
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         return _refuse_bf16(device) + super().refuse(recipe, device)
@@ -90,6 +99,7 @@ class Bf16Pure(Precision):
     update is rounded stochastically or carries a Kahan compensation."""
 
     name: ClassVar[str] = "bf16-pure"
+    computes_in: ClassVar[str] = "bfloat16"
     exact: ClassVar = "changes"
     tolerance: ClassVar[float] = 0.15
     speed: ClassVar[str] = "as bf16, with no casts of weights"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from tightfit.errors import Refused
-from tightfit.nvml import process_bytes
+from tightfit.system import process_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

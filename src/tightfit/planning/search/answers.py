@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
-from tightfit.models import read_config
 from tightfit.planning.plan import Candidate, Memory
 from tightfit.planning.search.budget import Spent
 from tightfit.planning.search.candidates import Config, departures_of, numerics, thriftiest
@@ -16,7 +15,6 @@ from tightfit.planning.search.probing import Prober
 from tightfit.planning.wording import more_or_less, percent, size
 from tightfit.recipe import CHOSEN_SLOTS, Recipe
 from tightfit.recipe_text import technique_to_yaml
-from tightfit.shapes import shape_of
 from tightfit.techniques import Technique
 from tightfit.techniques.optimizer import AdamW
 from tightfit.techniques.precision import Bf16, Fp16, Fp32
@@ -226,11 +224,13 @@ def candidate(exploration: Exploration, found: Found, reasons: list[str]) -> Can
 
 
 def still_known(recipe: Recipe) -> str:
-    """What can be said of a model that cannot be traced: what its shape says, by the rules of thumb, as the end of a
-    sentence; nothing where there is no shape."""
+    """The end of a sentence on a model that cannot be traced: what its parameters take by the rules of thumb; nothing
+    for one that cannot be built."""
+    from tightfit.backends.pytorch.model_size import model_size
+
     try:
-        count = shape_of(read_config(recipe), recipe.task).parameters
-    except (ModelError, ArithmeticError, TypeError, ValueError):  # numbers that make no model make no shape either
+        count = model_size(recipe).parameters
+    except ModelError:
         return ""
     precision = Fp32() if recipe.precision == "auto" else recipe.precision
     weights = size(precision.weight_bytes * count)

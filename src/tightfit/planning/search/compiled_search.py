@@ -18,7 +18,6 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 
-from tightfit.control_groups import cores
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.planning import estimate as estimating
@@ -30,6 +29,7 @@ from tightfit.planning.search.budget import Progress
 from tightfit.planning.search.candidates import check_pins, micro_batch_sizes
 from tightfit.planning.wording import size
 from tightfit.recipe import Recipe
+from tightfit.system import cores
 from tightfit.techniques import Attention, Backend, Checkpointing, Precision
 from tightfit.techniques.attention import Sdpa
 from tightfit.techniques.checkpointing import AttentionOnly, EveryBlock, MlpOnly, NoCheckpointing, Selective

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.garbage import collected_by_hand
-from tightfit.host_memory import host_memory
 from tightfit.models import model_facts
 from tightfit.planning.alignment import Misalignment, dimensions, misaligned
 from tightfit.planning.defaults import settle_rest
@@ -41,6 +40,7 @@ from tightfit.planning.search.inference_search import search_inference
 from tightfit.planning.search.probing import Prober
 from tightfit.planning.search.remedies import offload, probe_thriftiest, smallest_change, smallest_gpu
 from tightfit.recipe import Recipe
+from tightfit.system import host_memory
 from tightfit.tasks import TASKS
 from tightfit.techniques.attention import Eager
 from tightfit.techniques.loss import Plain
