@@ -14,7 +14,7 @@ from torch import nn
 
 from tests.architectures import CAUSAL, MASKED, SEQ2SEQ, TASK_OF, VOCAB, tiny_config, tiny_model
 from tests.backends.test_exactness import DTYPES, ROWS, Wide, collate, rows, worst
-from tightfit import apply
+from tightfit import apply, plan
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.batch import tensor_window
 from tightfit.backends.pytorch.chunked_cross_entropy import chunked_cross_entropy
@@ -25,7 +25,7 @@ from tightfit.errors import ModelError, Refused
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, MicroBatch, window_of
-from tightfit.techniques.loss import CHUNK_BYTES, Chunked
+from tightfit.techniques.loss import CHUNK_BYTES, Chunked, Plain
 
 SMALL = {"name": "chunked", "tokens": 7}
 LIMITS = {"fp64": 1e-12, "fp32": 1e-6}
@@ -228,6 +228,13 @@ def test_what_it_cannot_serve_is_refused_by_name_by_plans_too(make, said):
     device = PytorchBackend().device(recipe)
     with pytest.raises((Refused, ModelError), match=said):
         predict(resolve(recipe, device), device, make())
+
+
+def test_a_plan_of_an_open_loss_takes_the_plain_one_where_a_head_cannot_have_another():
+    pinned = {"data": "dummy", "seq_len": 16, "batch_size": 4, "micro_batch_size": 4, "vocab_size": VOCAB,
+              "checkpointing": "none", "compile": "off", "attention": "sdpa", "precision": "fp32", "optimizer": "adamw"}
+    chosen = [plan(model, pinned, gpu="rtx-4090").recipe.loss for model in (Headless(), tiny_model("gpt2"))]
+    assert chosen == [Plain(), Chunked()]
 
 
 def test_a_task_of_classes_is_refused_before_a_model_is_built():
