@@ -14,10 +14,9 @@ from tightfit.training.run_folder import folder_name
 
 HALVINGS = 4
 """How often the global batch is halved: each time, a micro-batch that is tried."""
-FEATURE_OF = {"precision": "mixed precision", "loss": "chunked cross-entropy",
-              "checkpointing": "gradient checkpointing",
+FEATURE_OF = {"precision": "mixed precision", "checkpointing": "gradient checkpointing",
               "optimizer": "optimizer choice", "attention": "SDPA", "compile": "torch.compile"}  # fmt: skip
-"""The guides' names of the slots."""
+"""The guides' names of the slots; they have none for the loss."""
 BASELINE = "plain"
 
 
