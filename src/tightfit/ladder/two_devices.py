@@ -8,7 +8,7 @@ import numpy as np
 
 from tightfit.backends.base import Timings
 from tightfit.backends.pytorch.backend import PytorchBackend
-from tightfit.backends.pytorch.parallel import cards, time_data_parallel, time_distributed
+from tightfit.backends.pytorch.measuring.parallel_timing import cards, time_distributed, time_in_one_process
 from tightfit.data.loading import WindowLoader, make_window
 from tightfit.devices import Device
 from tightfit.errors import Refused
@@ -36,11 +36,11 @@ def data_parallel(recipe: Recipe, device: Device, warm_up: int, steps: int) -> T
         raise Refused("compile: DataParallel copies the model anew at every step; write compile=off")
     micro = recipe.micro_batch_size
     assert micro != "auto"
-    both = recipe.override(micro_batch_size=min(DEVICES * micro, recipe.batch_size))
+    both = recipe.override(parallel="dp", micro_batch_size=min(DEVICES * micro, recipe.batch_size))
     data = training_windows(both)
     if data.window(0).micro_batches[0].mask == "packed":
         raise Refused("data.packing: DataParallel cannot cut rows that documents share; write data.packing=false")
-    return time_data_parallel(both, device, data, warm_up, steps, DEVICES)
+    return time_in_one_process(both, device, data, warm_up, steps)
 
 
 def distributed(recipe: Recipe, device: Device, warm_up: int, steps: int, *, direct: bool) -> Timings:
@@ -61,7 +61,8 @@ def distributed(recipe: Recipe, device: Device, warm_up: int, steps: int, *, dir
         device = PytorchBackend().device(recipe.override(device="cpu"))
     if reasons := recipe.refusals(device):
         raise Refused("; ".join(reasons))
-    return time_distributed(recipe, device, _Share(data, int(os.environ["RANK"])), warm_up, steps)
+    share = _Share(data, int(os.environ["RANK"]))
+    return time_distributed(recipe.override(parallel="ddp"), device, share, warm_up, steps)
 
 
 class _Share:

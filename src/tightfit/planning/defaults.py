@@ -6,6 +6,7 @@
 | precision | CUDA: bf16 from compute capability 8.0, below it fp16, or fp32 with JAX; CPU: fp32 |
 | checkpointing | none |
 | optimizer | adamw, fused |
+| loss | plain |
 | attention | sdpa, its kernel chosen by the framework |
 | accumulation | PyTorch: loop; JAX: scan |
 | compile | off |
@@ -24,6 +25,7 @@ from tightfit.techniques.attention import Sdpa
 from tightfit.techniques.base import Technique
 from tightfit.techniques.checkpointing import NoCheckpointing
 from tightfit.techniques.compile import NoCompile
+from tightfit.techniques.loss import Plain
 from tightfit.techniques.optimizer import AdamW
 from tightfit.techniques.precision import Fp32, half_precision
 
@@ -36,6 +38,7 @@ def resolve(recipe: Recipe, device: Device) -> Recipe:
     choices: dict[str, Technique | int] = {
         "micro_batch_size": _micro_batch(recipe, device),
         "precision": _precision(recipe, device),
+        "loss": Plain(),
         "checkpointing": NoCheckpointing(),
         "optimizer": AdamW(),
         "attention": Sdpa(),

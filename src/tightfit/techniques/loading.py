@@ -16,6 +16,7 @@ class Loading(Technique):
     """Prepare windows ahead of the step, in this process or in workers, and copy them from pinned memory."""
 
     slot: ClassVar[str] = "loading"
+    may_be_auto: ClassVar[bool] = False
     name: ClassVar[str] = "loading"
     exact: ClassVar = "bitwise"
     speed: ClassVar[str] = "faster where the step waits for data"

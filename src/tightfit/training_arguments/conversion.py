@@ -51,6 +51,7 @@ def from_training_arguments(
         if consulted[name] != default
     ]
     values, more = recipe_values(consulted, defaults)
+    values = {"loss": "plain", **values}  # the Trainer's models make whole logits
     if reasons or more:
         raise RecipeError("; ".join([*reasons, *more]))
     recipe = recipe_type.from_dict({**values, **fields})
@@ -67,7 +68,8 @@ def training_arguments(recipe: Recipe) -> Arguments:
     What no argument can say is in `left_to_you`. Raises RecipeError where a field is still `auto`, and for a global
     batch that is not made of whole micro-batches, which the Trainer's accumulation takes.
     """
-    open_fields = [*recipe.open_choices(), *(["loading.workers"] if recipe.loading.workers == "auto" else [])]
+    open_fields = [field for field in recipe.open_choices() if field != "loss"]  # the Trainer has its own
+    open_fields += ["loading.workers"] if recipe.loading.workers == "auto" else []
     if open_fields:
         raise RecipeError(f"{', '.join(open_fields)}: still auto, which TrainingArguments cannot say; plan the recipe "
                           "first, or write a value for each")
@@ -145,6 +147,8 @@ def _left_to_you(recipe: Recipe, given: Arguments) -> Iterator[str]:
     for name, value in recipe.hugging_face.items():
         if given.get(name, DEFAULTS[name]) != value:
             yield f"hugging_face: {name}={value!r} is not given back, for the recipe's own fields say otherwise"
+    if recipe.loss != "auto" and recipe.loss.exact != "bitwise":
+        yield f"loss: the Trainer's logits are whole, which {recipe.loss.name} does without; plan with loss=plain"
     yield f"seq_len: give the Trainer rows of at most {recipe.seq_len} tokens"
     if recipe.precision.weight_rounding is None:
         yield "model: load it with dtype=torch.float32; by default its weights keep the checkpoint's dtype"

@@ -43,7 +43,7 @@ def test_a_recipe_with_nothing_open_is_not_planned(tiny, told):
     def predict(recipe, device):
         raise AssertionError("nothing to plan")
 
-    settled, plan = settle(Recipe.from_dict({**tiny, **PINNED}), RTX_4090, predict, told.append)
+    settled, plan = settle(Recipe.from_dict({**tiny, **PINNED, "loss": "plain"}), RTX_4090, predict, told.append)
     assert (plan, told) == (None, [])
     assert settled.micro_batch_size == 4
 

@@ -96,7 +96,7 @@ def jax_devices(recipe: Recipe) -> tuple[Any, ...]:
                           "'tightfit[jax-cuda]', or write device=cpu")
         if found[0].platform not in ("gpu", "cpu"):
             found = jax.devices("cpu")
-    return tuple(found if recipe.parallel == "dp" else found[:1])
+    return tuple(found if recipe.parallel.every_device else found[:1])
 
 
 @contextmanager

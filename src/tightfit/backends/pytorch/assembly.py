@@ -22,12 +22,14 @@ from tightfit.errors import Refused
 from tightfit.models import model_facts, module_facts, read_config
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
-from tightfit.techniques import SLOTS
+from tightfit.techniques import SLOTS, Technique
+from tightfit.techniques.accumulation import Loop
+from tightfit.techniques.loss import Plain
 
 
 def assemble(
     recipe: Recipe, device: Device, torch_device: torch.device, model: nn.Module | None = None,
-    change: Callable[[Build], Build] | None = None, config: Any = None,
+    change: Callable[[Build], Build] | None = None, config: Any = None, on_several: bool = False,
 ) -> Build:
     """The model with every technique of a resolved recipe applied.
 
@@ -36,12 +38,11 @@ def assemble(
     model: a module of the caller's own, instead of what `recipe.model` names.
     change: what to do to the build before the techniques are applied.
     config: the recipe's model's configuration, where it was read before.
+    on_several: whether the caller has what several devices need, and `parallel` is not to be refused.
     Raises Refused with all reasons where a technique cannot serve.
     """
-    reasons = [*recipe.refusals(device), *absences(recipe, ABSENT)]
-    if recipe.parallel != "none":
-        reasons.append("parallel: more than one device is not in backend: pytorch yet; write parallel=none, or "
-                       "backend=jax")
+    answered = ("parallel",) if on_several else ()
+    reasons = [*recipe.refusals(device, answered), *absences(recipe, ABSENT)]
     if reasons:
         raise Refused("; ".join(reasons))
     build = bare_build(recipe, device, torch_device, model, config)
@@ -75,7 +76,8 @@ def bare_build(
 
 def apply_techniques(build: Build) -> Build:
     """Every technique of the recipe, applied in the fixed order of the slots."""
-    # PyTorch has one way to lay out micro-batches, which `auto` can only mean.
+    # Fields that may still be `auto` have one variant here, or a plain one.
+    open_to: dict[str, Technique] = {"accumulation": Loop(), "loss": Plain()}
     named = {slot: getattr(build.recipe, slot) for slot in SLOTS}
-    techniques = [named[slot] for slot in SLOTS if slot != "accumulation" or named[slot] != "auto"]
+    techniques = [open_to[slot] if technique == "auto" else technique for slot, technique in named.items()]
     return reduce(lambda sofar, technique: APPLY[type(technique)](technique, sofar), techniques, build)

@@ -36,7 +36,7 @@ from tightfit.tasks import Task
 
 WEIGHTS = "model.safetensors"
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
-"""What a folder's weights are called."""
+"""Names of a folder's weights."""
 
 LOGITS_OF_EACH_TOKEN = ("causal-lm", "masked-lm")
 """The tasks that the bundled transformer serves."""
@@ -192,7 +192,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _from_factory(name: str, arguments: Mapping[str, Any], device: torch.device) -> nn.Module:
-    """What the factory `package.module:attribute` returns. Raises ModelError for a part of the name that is missing,
+    """Module from the factory `package.module:attribute`. Raises ModelError for a part of the name that is missing,
     arguments that it does not take, whatever it raises, and a result that is no nn.Module."""
     module_name, _, path = name.partition(":")
     try:

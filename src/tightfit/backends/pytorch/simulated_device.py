@@ -1,4 +1,4 @@
-"""What a tensor stands for: planning runs the training step on fake tensors in place of a device's own.
+"""Devices that fake tensors stand for: planning runs the training step on fake tensors in place of a device's own.
 
 The training code that chooses by device asks here, and so knows nothing of planning: a fake tensor carries the device
 that it stands for as its mode's `target` (see `predicting.target.PlanningMode`).

@@ -8,6 +8,7 @@ What a person pinned stays. What says `auto` takes each technique's `rungs()`, w
 | precision | CUDA: bf16 from compute capability 8.0, fp16 below; where neither fits, fp32 (tf32 from 8.0). CPU: fp32, then bf16 | 16-bit products run at twice the rate at least |
 | checkpointing | every rung; memory-budget with a compiler alone | |
 | compile | off, per-block with inductor | aot_eager is for debugging; whole costs compile time that grows with depth |
+| loss | chunked, which takes less memory and no more time; plain where a task or a model's head cannot have it | |
 | optimizer | adamw, fused | the loop and foreach are slower and take more |
 | micro_batch_size | between each power of two and the one below, the largest divisor of the global batch; else the power | accumulation of equal micro-batches wastes nothing |
 
@@ -25,13 +26,16 @@ from dataclasses import dataclass, replace
 from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.recipe import CHOSEN_SLOTS, Recipe
-from tightfit.techniques import SLOTS, Attention, Checkpointing, Compile, Optimizer, Precision, Technique
+from tightfit.techniques import SLOTS, Attention, Checkpointing, Compile, Loss, Optimizer, Precision, Technique
 from tightfit.techniques.attention import Eager, Flex, Sdpa
 from tightfit.techniques.checkpointing import EveryBlock
 from tightfit.techniques.compile import NoCompile, PerBlock
+from tightfit.techniques.loss import Chunked, Plain
 from tightfit.techniques.optimizer import Adafactor, AdamW, AdamW4bit, AdamW8bit, AdamWAnyPrecision, Sgd
 from tightfit.techniques.precision import Bf16Pure, Fp32, half_precision
 from tightfit.trace import Trace
+
+PLAIN = Plain()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +73,7 @@ class Config:
     checkpointing: Checkpointing
     compile: Compile
     optimizer: Optimizer
+    loss: Loss = PLAIN
 
     def on(self, recipe: Recipe, micro_batch: int, batch: int | None = None) -> Recipe:
         """The recipe with these choices and that micro-batch; `batch`: with another global batch too."""
@@ -79,10 +84,10 @@ class Config:
         return recipe.model_copy(update=changes)
 
     @property
-    def family(self) -> tuple[Attention, Technique, Compile]:
+    def family(self) -> tuple[Attention, Technique, Loss, Compile]:
         """What decides the forward and backward passes besides checkpointing: how pure bf16 rounds its updates does
         not."""
-        return self.attention, self._rounded_to_nearest, self.compile
+        return self.attention, self._rounded_to_nearest, self.loss, self.compile
 
     @property
     def compiled(self) -> bool:
@@ -153,6 +158,8 @@ def _values(recipe: Recipe, device: Device, slot: str, scope: Scope) -> Iterator
     elif slot == "checkpointing":
         for variant in SLOTS[slot]:
             yield from variant.rungs()
+    elif slot == "loss":
+        yield Plain() if Chunked().refuse(recipe, device) else Chunked()
     elif slot == "compile":
         yield NoCompile()
         yield PerBlock.rungs()[0]

@@ -43,6 +43,7 @@ from tightfit.recipe import Recipe
 from tightfit.system import host_memory
 from tightfit.tasks import TASKS
 from tightfit.techniques.attention import Eager
+from tightfit.techniques.loss import Plain
 
 """Backends whose predictions are compilations of whole steps: too few for this search, and none made from another."""
 TRACES = 30
@@ -164,6 +165,10 @@ def _explored(
             return exploration
         failure = failure or prober.failure
         refused += prober.refused.values()
+    if recipe.loss == "auto" and any(reason.startswith("loss:") for reason in (str(failure), *refused)):
+        plain = {"loss": Plain()}  # the model's head cannot have another
+        recipe, settled = recipe.model_copy(update=plain), settled.model_copy(update=plain)
+        return _explored(recipe, settled, device, tools, margin, budget)
     if failure is not None:
         raise ModelError(f"{failure}{still_known(recipe)}") from failure
     reasons = list(dict.fromkeys(refused))

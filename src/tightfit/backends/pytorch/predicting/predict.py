@@ -200,7 +200,7 @@ class _Watched:
             saved = {name: torch.empty_like(tensor) for name, tensor in found.items()}
         del found
         self.step.optimizer.state.clear()
-        self.step.optimizer = self.build.optimizer_factory(self.build.model)
+        self.step.update.optimizer = self.build.optimizer_factory(self.build.model)
         load_state(self.step.optimizer, self.build.model, saved, meta)
         self._mark_states()
 

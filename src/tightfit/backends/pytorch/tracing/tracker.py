@@ -246,8 +246,7 @@ class Tracker(OpStreams, TorchDispatchMode):
         node = torch._C._current_autograd_node()
         inside = self._modules[-1] if self._modules else ""
         if node is None:
-            if torch.is_grad_enabled():
-                self._module_of_node.setdefault(_newest_node(), inside)
+            self._module_of_node.setdefault(_newest_node(), inside)  # an autograd function's own ops need no gradient
             return self.phase, inside
         if torch.is_grad_enabled():  # a backward pass runs without, a recomputation inside it with gradients
             module = inside or self._module_of_node.get(node._sequence_nr(), "")
