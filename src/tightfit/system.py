@@ -82,7 +82,7 @@ def _groups(controller: str) -> Iterator[PurePosixPath]:
     for all controllers, where it is empty. What a container calls its group may not be there: then it sees only the
     outermost, which is its own."""
     own = PurePosixPath()
-    for line in _text(OWN_GROUP).splitlines():
+    for line in read_text(OWN_GROUP).splitlines():
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(","):
             own = PurePosixPath(path.lstrip("/"))
@@ -92,12 +92,13 @@ def _groups(controller: str) -> Iterator[PurePosixPath]:
 
 def _words(name: PurePosixPath) -> list[str]:
     """The words of one of the control groups' files; none where there is no such file."""
-    return _text(GROUPS / name).split()
+    return read_text(GROUPS / name).split()
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of one of the system's files; empty where it cannot be read."""
     try:
-        return path.read_text()
+        return path.read_text("utf-8", "replace")
     except OSError:
         return ""
 

@@ -24,7 +24,7 @@ from tightfit.system import host_memory
 from tightfit.trace import Trace, UntracedMemory
 
 if TYPE_CHECKING:
-    from tightfit.backends.jax.measuring.step_profiler import StepProfiler
+    from tightfit.backends.jax.compiled.step_profiler import StepProfiler
 
 DRIVER = "libcuda.so.1"
 """NVIDIA's driver, as a library."""
@@ -54,7 +54,7 @@ class JaxBackend:
         return Step(build)
 
     def predict(self, recipe: Recipe, device: Device, model: Any = None) -> Trace:
-        from tightfit.backends.jax.predicting.predict import predict
+        from tightfit.backends.jax.compiled.predict import predict
 
         return predict(recipe, device)
 
@@ -65,7 +65,7 @@ class JaxBackend:
                        chrome_trace=chrome_trace)
 
     def step_profiler(self, step: Step) -> StepProfiler:
-        from tightfit.backends.jax.measuring.step_profiler import StepProfiler
+        from tightfit.backends.jax.compiled.step_profiler import StepProfiler
 
         return StepProfiler(step)
 
@@ -82,7 +82,7 @@ class JaxBackend:
                        peak_reserved=peak)
 
     def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemory]:
-        from tightfit.backends.jax.predicting.predict import unseen
+        from tightfit.backends.jax.compiled.predict import unseen
 
         return unseen(device)
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tightfit import errors
-from tightfit.backends.jax.predicting.target import target_description
+from tightfit.backends.jax.compiled.target import target_description
 from tightfit.devices import MIB, Device
 from tightfit.errors import MissingLibrary, ModelError, Refused, ReportError
 from tightfit.models import read_config
@@ -22,7 +22,7 @@ from tightfit.system import installed, version_of
 from tightfit.trace import Trace, UntracedMemory
 from tightfit.trace.file import load_trace
 
-WORKER = "tightfit.backends.jax.predicting.worker"
+WORKER = "tightfit.backends.jax.compiled.worker"
 PLUGINS = ("xla_cuda12", "xla_cuda13")
 """JAX's plugins that hold the compiler for NVIDIA's GPUs, as modules of `jax_plugins`."""
 LIBRARIES = ("jax", "jaxlib", "optax", "jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt")
@@ -65,15 +65,6 @@ def unseen(device: Device) -> list[UntracedMemory]:
     )]  # fmt: skip
 
 
-def compiler_missing() -> MissingLibrary | None:
-    """The error that says how to install the compiler for GPUs; None where it is there."""
-    if any(find_spec(f"jax_plugins.{name}") for name in PLUGINS if find_spec("jax_plugins")):
-        return None
-    version = version_of("jax")
-    install = f"jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version}"
-    return MissingLibrary("jax-cuda12-plugin", "compiling for a GPU", install)
-
-
 def _cached(recipe: Recipe, device: Device) -> Trace:
     """The trace that is in the cache, or else one that is made and put there."""
     folder = Path(recipe.cache_dir).expanduser() / "compiled"
@@ -83,8 +74,10 @@ def _cached(recipe: Recipe, device: Device) -> Trace:
             return load_trace(path)
         except ReportError:  # damaged: made anew
             path.unlink(missing_ok=True)
-    if (missing := compiler_missing()) is not None:
-        raise missing
+    if not any(find_spec(f"jax_plugins.{name}") for name in PLUGINS if find_spec("jax_plugins")):
+        version = version_of("jax")
+        install = f"jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version}"
+        raise MissingLibrary("jax-cuda12-plugin", "compiling for a GPU", install)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".compiling-", dir=folder) as inside:

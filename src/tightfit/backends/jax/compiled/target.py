@@ -47,30 +47,17 @@ def target_description(device: Device) -> str:
     major, minor = device.capability or (0, 0)
     clock = fp32 / (2 * own.lanes * device.units) / 1e9  # a lane multiplies and adds in a cycle
     extension = "ACCELERATED_FEATURES" if (major, minor) in ACCELERATED else "NONE"
-    dnn = ".".join(map(str, DNN))
     fields = {
-        "threads_per_block_limit": 1024,
-        "threads_per_warp": 32,
-        "shared_memory_per_block": 48 * KIB,
-        "shared_memory_per_core": own.shared_kib * KIB,
+        "threads_per_block_limit": 1024, "threads_per_warp": 32, "threads_per_core_limit": own.threads,
+        "shared_memory_per_block": 48 * KIB, "shared_memory_per_core": own.shared_kib * KIB,
         "shared_memory_per_block_optin": own.block_kib * KIB,
-        "threads_per_core_limit": own.threads,
-        "core_count": device.units,
-        "fpus_per_core": own.lanes,
-        "block_dim_limit_x": 2**31 - 1,
-        "block_dim_limit_y": 65535,
-        "block_dim_limit_z": 65535,
-        "thread_dim_limit_x": 1024,
-        "thread_dim_limit_y": 1024,
-        "thread_dim_limit_z": 64,
-        "registers_per_core_limit": 64 * KIB,
-        "registers_per_block_limit": 64 * KIB,
-        "memory_bandwidth": round(device.bandwidth),
-        "device_memory_size": device.memory_bytes,
-        "l2_cache_size": device.l2_bytes,
-        "clock_rate_ghz": f"{clock:.3f}",
-        "dnn_version": f'"{dnn}"',
-    }
+        "core_count": device.units, "fpus_per_core": own.lanes, "clock_rate_ghz": f"{clock:.3f}",
+        "block_dim_limit_x": 2**31 - 1, "block_dim_limit_y": 65535, "block_dim_limit_z": 65535,
+        "thread_dim_limit_x": 1024, "thread_dim_limit_y": 1024, "thread_dim_limit_z": 64,
+        "registers_per_core_limit": 64 * KIB, "registers_per_block_limit": 64 * KIB,
+        "memory_bandwidth": round(device.bandwidth), "device_memory_size": device.memory_bytes,
+        "l2_cache_size": device.l2_bytes, "dnn_version": '"{}.{}.{}"'.format(*DNN),
+    }  # fmt: skip
     lines = [f"  {name}: {value}" for name, value in fields.items()]
     return "\n".join([
         "gpu_device_info {", *lines,
