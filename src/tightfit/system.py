@@ -204,7 +204,7 @@ class Nvml:
 
     def memory(self, handle: Any) -> tuple[int, int, int | None] | None:
         """Bytes of the card: total, in use, kept by the driver. In use excludes what the driver keeps, where the driver
-        tells them apart."""
+        counts that separately."""
         version = self.constant("nvmlMemory_v2", 0x02000028)
         if (both := self.ask("nvmlDeviceGetMemoryInfo", handle, version)) is not None:
             return int(both.total), int(both.used), int(both.reserved)

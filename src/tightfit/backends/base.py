@@ -153,7 +153,7 @@ class Step(Protocol):
     def export(self, folder: Path, classes: dict[int, str] | None) -> None:
         """Write the model alone, in the form that others read (`save_pretrained`, or safetensors).
 
-        classes: the names of the classes it tells apart, where the data named them.
+        classes: the names of the classes that it predicts, where the data named them.
         """
 
     def is_finite(self) -> bool:

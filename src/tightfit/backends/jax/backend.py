@@ -6,7 +6,6 @@ import ctypes
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,26 +88,19 @@ class JaxBackend:
 
 def jax_devices(recipe: Recipe) -> tuple[Any, ...]:
     """The devices that the recipe runs on. Raises Refused where there is no such device."""
-    with _quiet_plugins():
-        found = jax.devices("cpu" if recipe.device == "cpu" else None)
-        if recipe.device == "cuda" and found[0].platform != "gpu":
-            raise Refused("device: 'cuda' was asked for, and JAX finds no CUDA device; run: pip install "
-                          "'tightfit[jax-cuda]', or write device=cpu")
-        if found[0].platform not in ("gpu", "cpu"):
-            found = jax.devices("cpu")
-    return tuple(found if recipe.parallel.every_device else found[:1])
-
-
-@contextmanager
-def _quiet_plugins() -> Iterator[None]:
-    """Keep off the screen, where there is no driver, that a CUDA plug-in finds none."""
     logger = logging.getLogger("jax._src.xla_bridge")
     level = logger.level
     try:
         ctypes.CDLL(DRIVER)
-    except OSError:
+    except OSError:  # keep off the screen that a CUDA plug-in finds no driver
         logger.setLevel(logging.CRITICAL)
     try:
-        yield
+        found = jax.devices("cpu" if recipe.device == "cpu" else None)
     finally:
         logger.setLevel(level)
+    if recipe.device == "cuda" and found[0].platform != "gpu":
+        raise Refused("device: 'cuda' was asked for, and JAX finds no CUDA device; run: pip install "
+                      "'tightfit[jax-cuda]', or write device=cpu")
+    if found[0].platform not in ("gpu", "cpu"):
+        found = jax.devices("cpu")
+    return tuple(found if recipe.parallel.every_device else found[:1])

@@ -34,7 +34,7 @@ def read_weights(network: Network, folder: Path, dtype: Any) -> dict[str, Array]
         stored = dict(_stored(network, folder))
     except (OSError, SafetensorError) as error:
         raise ModelError(f"model: the weights in {str(folder)!r} cannot be read: {one_line(error)}") from error
-    needed = network.canonical_shapes()
+    needed = {full: weight.shape for name, weight in network.weights.items() for full in network.canonical(name)}
     if stored.keys() != needed.keys():
         names = ", ".join(sorted(stored.keys() ^ needed.keys())[:3])
         raise ModelError(f"model: the weights in {str(folder)!r} are another model's; they differ in {names}; take "

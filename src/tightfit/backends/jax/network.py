@@ -109,10 +109,6 @@ class Network:
         """The names of an array's weights in a checkpoint: one, or one for each layer."""
         return [name.replace(LAYER, str(number), 1) for number in range(self.depth)] if is_stacked(name) else [name]
 
-    def canonical_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Each weight's shape by its name in a checkpoint."""
-        return {full: weight.shape for name, weight in self.weights.items() for full in self.canonical(name)}
-
     def unstacked(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Arrays by their weights' names in a checkpoint, each layer apart."""
         return {full: np.array(part) for name, array in arrays.items()

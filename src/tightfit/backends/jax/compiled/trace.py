@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 from pathlib import Path
-from typing import Literal
 
 from tightfit.backends.jax.compiled.kernels import kernels
 from tightfit.backends.jax.compiled.program import ARRAY, STACKING, Program, array_of, read_program
@@ -103,18 +102,14 @@ def read_description(dump: Path, platform: str) -> Description:
     return Description(program, memory, kernels(program, places))
 
 
-def predicted_trace(described: Description) -> Trace:
-    """The step's ops and the memory that XLA planned for it."""
-    return _trace(described, list(described.ops.values()), "predicted")
-
-
 def measured_trace(described: Description, seconds: Mapping[str, float]) -> Trace:
-    """The same, with the seconds of each instruction, by its name, in all its turns. Ticks are nanoseconds of the
-    program's order: each instruction stands in it once, as wide as all its turns."""
-    timed = [replace(op, seconds=seconds.get(name, 0.0)) for name, op in described.ops.items()]
-    trace = _trace(described, timed, "measured")
+    """As `predicted_trace`, with the seconds of each instruction, by its name, in all its turns. Ticks are nanoseconds
+    of the program's order: each instruction stands in it once, as wide as all its turns."""
+    timed = {name: replace(op, seconds=seconds.get(name, 0.0)) for name, op in described.ops.items()}
+    trace = predicted_trace(replace(described, ops=timed))
+    trace.origin = "measured"
     widths = [1] * (described.memory.length + 2)  # a nanosecond at least, so that no two places become one
-    for op in timed:
+    for op in trace.ops:
         widths[op.tick] += round(1e9 * (op.seconds or 0.0))
     moments = [0, *accumulate(widths)]
     trace.spans = [replace(span, start=moments[span.start], stop=moments[span.stop],
@@ -127,10 +122,11 @@ def measured_trace(described: Description, seconds: Mapping[str, float]) -> Trac
     return trace
 
 
-def _trace(described: Description, ops: list[Op], origin: Literal["predicted", "measured"]) -> Trace:
+def predicted_trace(described: Description) -> Trace:
+    """The step's ops and the memory that XLA planned for it."""
     memory, stop = described.memory, described.memory.length + 1
-    ops.sort(key=lambda op: op.tick)
-    trace = Trace(origin=origin, laid_out=True, ops=ops)
+    ops = sorted(described.ops.values(), key=lambda op: op.tick)
+    trace = Trace(origin="predicted", laid_out=True, ops=ops)
     makers = {name: (op.name, op.module) for name, op in described.ops.items()}
     trace.allocations = [*_given(described, stop), *temporary_allocations(memory, makers)]
     trace.spans = [Span(name="step 1", start=1, stop=stop, step=1), *_spans(ops, stop)]

@@ -21,7 +21,7 @@ import jax
 from jax.experimental import topologies
 
 from tightfit.backends.jax.assembly import assemble
-from tightfit.backends.jax.compiled.target import DNN, target_description
+from tightfit.backends.jax.compiled.predict import DNN, target_description
 from tightfit.backends.jax.compiled.trace import memory_is_planned, predicted_trace, read_description
 from tightfit.backends.jax.update import lower_step
 from tightfit.devices import Device
