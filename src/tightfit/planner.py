@@ -15,7 +15,7 @@ from tightfit.backends import load_backend
 from tightfit.devices import Device, catalogue
 from tightfit.errors import RecipeError
 from tightfit.models import read_config
-from tightfit.planning.search.budget import Progress
+from tightfit.planning.search.evaluate import Progress
 from tightfit.planning.search.every_gpu import Comparison
 from tightfit.planning.search.every_gpu import compare as compare_devices
 from tightfit.planning.search.search import search

@@ -51,7 +51,7 @@ from tightfit.nvml import driver_version
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Margin, fit, steps_alone
 from tightfit.planning.search.search import check_length
-from tightfit.planning.search.settling import settle
+from tightfit.planning.search.resolve_auto import resolve_auto
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import own_target
 from tightfit.recipe import Recipe
@@ -124,7 +124,7 @@ def measure(asked: Measure) -> Outcome:
     recipe, notes = Recipe.from_dict(asked.recipe), list[str]()
     backend = load_backend(recipe.backend)
     device = backend.device(recipe) if asked.memory is None else backend.limit_memory(recipe, asked.memory)
-    recipe, _ = settle(recipe, own_target(device), backend.predict, notes.append)
+    recipe, _ = resolve_auto(recipe, own_target(device), backend.predict, notes.append)
     if asked.within is not None:
         within = resolve(Recipe.from_dict(asked.within), device)
         recipe = grown(recipe, within, own_target(device), backend)
@@ -174,7 +174,7 @@ def _predicted(rung: Unpredicted, gpu: str | None, limit: int | None) -> dict[st
     tools = standard_tools(backend.predict, target.ceilings)
     notes: list[str] = []
     check_length(recipe)
-    recipe, _ = settle(recipe, target, backend.predict, notes.append)
+    recipe, _ = resolve_auto(recipe, target, backend.predict, notes.append)
     if within is not None:
         recipe = grown(recipe, resolve(Recipe.from_dict(within), target.device), target, backend)
         notes.append(f"batch_size {recipe.batch_size}")

@@ -17,6 +17,8 @@ SdpaKernel = Literal["auto", "flash", "efficient", "cudnn", "math"]
 class Attention(Technique):
     slot: ClassVar[str] = "attention"
     exact: ClassVar = "rounding"
+    keeps_scores: ClassVar[bool] = False
+    """Whether every layer's matrix of scores is kept for the backward pass."""
 
 
 @technique
@@ -27,6 +29,10 @@ class Eager(Attention):
     name: ClassVar[str] = "eager"
     speed: ClassVar[str] = "slowest"
     memory: ClassVar[str] = "most: batch x heads x sequence x sequence for each layer"
+    keeps_scores: ClassVar[bool] = True
+
+    def slower_than(self, device: Device) -> str:
+        return "sdpa" if device.kind == "cuda" else ""  # a processor has no fused kernel for some, as with dropout
 
 
 @technique
@@ -37,6 +43,7 @@ class Sdpa(Attention):
     name: ClassVar[str] = "sdpa"
     speed: ClassVar[str] = "faster, most with long sequences"
     memory: ClassVar[str] = "linear in the sequence (flash, efficient and cuDNN kernels)"
+    thrift: ClassVar[int] = 1
 
     kernel: SdpaKernel = "auto"
     """The kernel to allow: auto lets the framework choose; flash and cudnn need half precision; math is the unfused
@@ -49,7 +56,7 @@ class Sdpa(Attention):
         if device.kind == "cpu" and self.kernel in ("efficient", "cudnn"):
             reasons.append(f"the {self.kernel} kernel exists on CUDA devices only; write attention.kernel=auto")
         if device.kind == "cuda":
-            full = recipe.precision != "auto" and recipe.precision.name == "fp32"
+            full = recipe.precision != "auto" and not recipe.precision.is_half
             if self.kernel in ("flash", "cudnn") and not device.at_least(8):
                 reasons.append(f"the {self.kernel} kernel needs compute capability 8.0 or later; "
                                "write attention.kernel=efficient")
@@ -62,6 +69,18 @@ class Sdpa(Attention):
     def rungs(cls) -> list[Self]:
         return [cls(), cls(kernel="flash"), cls(kernel="efficient"), cls(kernel="cudnn"), cls(kernel="math")]
 
+    @classmethod
+    def usual(cls, recipe: Recipe, device: Device) -> Self | None:
+        return cls()
+
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return [cls(), cls(kernel="cudnn")] if recipe.backend == "jax" else [cls()]
+
+    def saving(self, recipe: Recipe) -> str:
+        kept = recipe.attention != "auto" and recipe.attention.keeps_scores
+        return "no matrix of scores" if kept else ""
+
 
 @technique
 class Flex(Attention):
@@ -71,6 +90,15 @@ class Flex(Attention):
     name: ClassVar[str] = "flex"
     speed: ClassVar[str] = "fast with packed documents"
     memory: ClassVar[str] = "linear in the sequence"
+    thrift: ClassVar[int] = 1
+
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        served = device.kind == "cuda" and recipe.backend != "jax" and recipe.mode == "train"
+        return [cls()] if served else []
+
+    def slower_than(self, device: Device) -> str:
+        return "sdpa"  # not measured side by side: taken where a model has no sdpa
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         if device.kind == "cpu":
@@ -85,6 +113,11 @@ class FlashAttn(Attention):
     name: ClassVar[str] = "flash-attn"
     speed: ClassVar[str] = "as the flash kernel, or faster on the newest GPUs"
     memory: ClassVar[str] = "linear in the sequence"
+    thrift: ClassVar[int] = 1
+
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return []
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = []
@@ -95,6 +128,6 @@ class FlashAttn(Attention):
         if importlib.util.find_spec("flash_attn") is None:
             reasons.append("the library flash-attn is not installed; run: pip install flash-attn --no-build-isolation, "
                            "or write attention=sdpa")
-        if recipe.precision != "auto" and recipe.precision.name == "fp32":
+        if recipe.precision != "auto" and not recipe.precision.is_half:
             reasons.append("flash-attn needs half precision; write precision=bf16")
         return reasons

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from tightfit.techniques.base import Exactness, Positive, Technique, technique
+
+if TYPE_CHECKING:
+    from tightfit.devices import Device
+    from tightfit.recipe import Recipe
 
 
 class Layers(Technique):
@@ -36,3 +40,7 @@ class Scanned(Layers):
     @classmethod
     def rungs(cls) -> list[Self]:
         return [cls(), cls(unroll=2)]
+
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return [cls()] if recipe.backend == "jax" else []

@@ -24,6 +24,8 @@ class Optimizer(Technique):
     slot: ClassVar[str] = "optimizer"
     exact: ClassVar[Exactness] = "changes"
     tolerance: ClassVar[float] = 0.1
+    changes_states: ClassVar[bool] = True
+    trains_only: ClassVar[bool] = True
     state_bytes: ClassVar[float]
     """Bytes of optimizer state a parameter, for fp32 weights, as a rule of thumb."""
     own_formats: ClassVar[bool] = False
@@ -38,6 +40,10 @@ class Optimizer(Technique):
             return self.state_bytes
         states = self.state_bytes if self.own_formats else self.state_bytes / 2
         return states + (2 if rounding == "kahan" else 0)
+
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return [cls()]
 
     def _needs(self, module: str, package: str) -> list[str]:
         if importlib.util.find_spec(module) is None:
@@ -63,9 +69,14 @@ class _Quantized(_Adam):
     speed: ClassVar[str] = "as AdamW once compiled"
     own_formats: ClassVar[bool] = True
     bf16_roundings: ClassVar = ("stochastic", "nearest")
+    harshness: ClassVar[int] = 1
 
     block_size: BlockSize = 256
     """Values that share one scale."""
+
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return [] if recipe.backend == "jax" else super().offered(recipe, device)
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         return self._needs("torchao", "torchao")
@@ -113,6 +124,7 @@ class Sgd(_Decaying):
     tolerance: ClassVar[float] = 1.6
     speed: ClassVar[str] = "the cheapest update"
     memory: ClassVar[str] = "4 bytes a parameter; none without momentum"
+    harshness: ClassVar[int] = 4
     state_bytes: ClassVar[float] = 4.0
     bf16_roundings: ClassVar = ("kahan", "nearest")
 
@@ -125,6 +137,10 @@ class Sgd(_Decaying):
         kahan = recipe.precision != "auto" and recipe.precision.weight_rounding == "kahan"
         return self._needs("optimi", "torch-optimi") if kahan else []
 
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return []  # it wants another learning rate, and saves no more than AdamW with 8-bit states
+
 
 @technique
 class Adafactor(_Decaying):
@@ -135,6 +151,7 @@ class Adafactor(_Decaying):
     tolerance: ClassVar[float] = 0.5
     speed: ClassVar[str] = "slower than AdamW"
     memory: ClassVar[str] = "almost none for matrices: rows plus columns"
+    harshness: ClassVar[int] = 4
     state_bytes: ClassVar[float] = 0.05
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
@@ -153,6 +170,7 @@ class Lion(_Decaying):
     tolerance: ClassVar[float] = 0.5
     speed: ClassVar[str] = "a cheaper update than AdamW's"
     memory: ClassVar[str] = "4 bytes a parameter"
+    harshness: ClassVar[int] = 4
     state_bytes: ClassVar[float] = 4.0
     bf16_roundings: ClassVar = ("kahan", "nearest")
 
@@ -164,6 +182,10 @@ class Lion(_Decaying):
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         return [] if recipe.backend == "jax" else self._needs("optimi", "torch-optimi")
 
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return []  # it wants another learning rate, and saves no more than AdamW with 8-bit states
+
 
 @technique
 class AdamW8bit(_Quantized):
@@ -174,6 +196,13 @@ class AdamW8bit(_Quantized):
     memory: ClassVar[str] = "2 bytes a parameter, 8 for embeddings"
     state_bytes: ClassVar[float] = 2.0
 
+    def saving(self, recipe: Recipe) -> str:
+        pinned = recipe.optimizer
+        rounding = None if recipe.precision == "auto" else recipe.precision.weight_rounding
+        if pinned == "auto" or pinned.bytes_beside(rounding) <= self.state_bytes:
+            return ""
+        return f"{self.state_bytes:g} bytes of states a parameter instead of {pinned.bytes_beside(rounding):g}"
+
 
 @technique
 class AdamW4bit(_Quantized):
@@ -182,6 +211,7 @@ class AdamW4bit(_Quantized):
 
     name: ClassVar[str] = "adamw-4bit"
     tolerance: ClassVar[float] = 0.2
+    harshness: ClassVar[int] = 3
     memory: ClassVar[str] = "1 byte a parameter, 8 for embeddings"
     state_bytes: ClassVar[float] = 1.0
 
@@ -198,9 +228,14 @@ class AdamWAnyPrecision(_Decaying):
     memory: ClassVar[str] = "4 bytes a parameter (bf16 states); 2 more for Kahan under bf16-pure"
     state_bytes: ClassVar[float] = 4.0
     own_formats: ClassVar[bool] = True
+    harshness: ClassVar[int] = 1
     bf16_roundings: ClassVar = ("kahan", "stochastic", "nearest")
 
     momentum: Literal["fp32", "bf16"] = "bf16"
     """Format of the running mean."""
     variance: Literal["fp32", "bf16"] = "bf16"
     """Format of the running mean of squares."""
+
+    def redundant(self, recipe: Recipe) -> bool:
+        """AdamW's states are bf16 already where the weights are."""
+        return recipe.precision != "auto" and recipe.precision.weight_rounding is not None

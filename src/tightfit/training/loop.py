@@ -12,7 +12,7 @@ from typing import Any
 
 from tightfit.backends.base import PendingResult, Step, StepResult, Total, WindowSource
 from tightfit.errors import CheckpointError, NonFiniteLoss
-from tightfit.planning.advice import steadier
+from tightfit.planning.suggestions import steadier
 from tightfit.recipe import Recipe
 from tightfit.tasks import Window
 from tightfit.training import checkpoints

@@ -17,10 +17,10 @@ from tightfit.data.loading import WindowLoader
 from tightfit.devices import Device
 from tightfit.errors import OutOfMemory, RecipeError, TightfitError
 from tightfit.models import model_facts, module_facts
-from tightfit.planning.advice import smaller
+from tightfit.planning.suggestions import smaller
 from tightfit.planning.estimate import capacity, unseen
 from tightfit.planning.plan import Plan
-from tightfit.planning.search.settling import settle
+from tightfit.planning.search.resolve_auto import resolve_auto
 from tightfit.planning.targets import Target, own_target
 from tightfit.planning.timing.op_times import op_seconds
 from tightfit.planning.timing.step_time import step_time
@@ -68,7 +68,7 @@ def profile_recipe(
     listener = listener or Quiet()
     backend = load_backend(recipe.backend)
     device = backend.device(recipe)
-    recipe, plan = settle(recipe, own_target(device), lambda r, d: backend.predict(r, d, module), listener.message)
+    recipe, plan = resolve_auto(recipe, own_target(device), lambda r, d: backend.predict(r, d, module), listener.message)
     if module is None:
         check_memory(recipe, device, backend.predict, listener.message)
     facts = model_facts(recipe) if module is None else module_facts(module, recipe)
@@ -118,7 +118,7 @@ def profile_ahead(recipe: Recipe, target: Target, tell: Callable[[str], None]) -
     if recipe.mode != "train":
         raise RecipeError("mode: 'inference' is for planning, and a profile is of training; write mode=train")
     backend = load_backend(recipe.backend)
-    recipe, plan = settle(recipe, target, backend.predict, tell)
+    recipe, plan = resolve_auto(recipe, target, backend.predict, tell)
     tell(f"predicting a step on {target.device.name}")
     fields = _predicted(backend.predict(recipe, target.device), recipe, target)
     return Profile(recipe=recipe, device=target.device, step_seconds=0.0, calibrated=target.ceilings is not None,

@@ -17,9 +17,9 @@ from tightfit.data.loading import WindowLoader, evaluation_windows
 from tightfit.devices import Device
 from tightfit.errors import CheckpointError, OutOfMemory, RecipeError
 from tightfit.models import model_facts, module_facts, resolve_source
-from tightfit.planning.advice import smaller
+from tightfit.planning.suggestions import smaller
 from tightfit.planning.plan import Plan
-from tightfit.planning.search.settling import settle
+from tightfit.planning.search.resolve_auto import resolve_auto
 from tightfit.planning.targets import own_target
 from tightfit.recipe import Recipe
 from tightfit.recipe_files import load_recipe
@@ -112,7 +112,7 @@ class Trainer:
         if recipe.hugging_face:
             self.listener.message("hugging_face: these arguments of the Hugging Face Trainer's have no effect here: "
                                   + ", ".join(sorted(recipe.hugging_face)))
-        settled, self.plan = settle(recipe, own_target(device), self._predict, self.listener.message)
+        settled, self.plan = resolve_auto(recipe, own_target(device), self._predict, self.listener.message)
         if self.module is None and not finished:
             check_memory(settled, device, self._predict, self.listener.message)
         return settled, device
