@@ -78,7 +78,7 @@ def main() -> None:
         sys.exit(f"no such ladder: {', '.join(unknown)}; there are {', '.join(LADDERS)}")
     until, measured = time.monotonic() + 60 * asked.minutes, True
     for name in asked.names:
-        if asked.scale == "full" and find_ladder(name).base.get("backend") == "jax" and not jax_sees_gpu():
+        if asked.scale == "full" and not find_ladder(name).backend.runs_torch and not jax_sees_gpu():
             print(f"{name}: left out, since JAX sees no GPU here; run: pip install 'tightfit[jax-cuda]'")
             continue
         done = recorded(name, asked.scale, asked.peer, until, asked.gpu)

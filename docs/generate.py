@@ -22,7 +22,7 @@ from ladders import ladder_page
 from recorded import recorded_pages
 from refusals import knobs, refusals
 from tightfit.recipe import Data, Inference, Recipe
-from tightfit.techniques import SLOTS, Technique
+from tightfit.techniques import VARIANTS, Technique
 from tightfit.techniques.compile import BACKENDS
 
 DOCS = Path(__file__).parent
@@ -41,7 +41,7 @@ CONSTRAINTS = {"ge": "at least {}", "gt": "above {}", "le": "at most {}", "lt": 
 
 def pages() -> dict[str, str]:
     """Every generated page's text, by its path below docs/."""
-    variants = [variant for slot in SLOTS.values() for variant in slot]
+    variants = [variant for slot in VARIANTS.values() for variant in slot]
     result = {f"techniques/{page_name(variant)}": technique_page(variant) for variant in variants}
     result["techniques/README.md"] = index_page()
     result["techniques/compile-backends.md"] = backends_page()
@@ -53,12 +53,12 @@ def pages() -> dict[str, str]:
 
 def page_name(variant: type[Technique]) -> str:
     """The file of a technique's page."""
-    return f"{variant.slot}.md" if len(SLOTS[variant.slot]) == 1 else f"{variant.slot}-{variant.name}.md"
+    return f"{variant.slot}.md" if len(VARIANTS[variant.slot]) == 1 else f"{variant.slot}-{variant.name}.md"
 
 
 def technique_page(variant: type[Technique]) -> str:
     """One technique: what it is, what it costs, its knobs, the settings worth trying, and when it is refused."""
-    alone = len(SLOTS[variant.slot]) == 1
+    alone = len(VARIANTS[variant.slot]) == 1
     written = "its knobs, such as `loading.workers=2`" if alone else f"`{variant.slot}={variant.name}`"
     exact = EXACT[variant.exact]
     if variant.exact == "changes":
@@ -113,7 +113,7 @@ def index_page() -> str:
         "what a recipe names stays as named. `bitwise`, `rounding` and `changes` say how a technique leaves the "
         "gradients.",
     ]
-    for slot, variants in SLOTS.items():
+    for slot, variants in VARIANTS.items():
         rows = [(f"[{v.name}]({page_name(v)})", v.exact, v.speed, v.memory) for v in variants]
         parts += [f"## {slot}", _table(("name", "exactness", "speed", "memory"), rows)]
     return _page(parts)
@@ -133,7 +133,7 @@ def backends_page() -> str:
 
 def recipe_page() -> str:
     """Every field of a recipe."""
-    links = {slot: f"; see [its techniques](techniques/README.md#{slot})" for slot in SLOTS}
+    links = {slot: f"; see [its techniques](techniques/README.md#{slot})" for slot in VARIANTS}
     return _page([
         "# Recipe",
         "A recipe is a YAML file of these fields; `key=value` on the command line overrides one, and dots reach into "
@@ -153,8 +153,8 @@ def _knobs_table(fields: Mapping[str, Any], prefix: str, links: Mapping[str, str
     for name, field in fields.items():
         default = field.get_default(call_default_factory=True)
         kind = _type(field.annotation, field.metadata)
-        if name in SLOTS and not prefix:
-            kind = "technique, or `auto`" if len(SLOTS[name]) > 1 else "technique"
+        if name in VARIANTS and not prefix:
+            kind = "technique, or `auto`" if default == "auto" else "technique"
         meaning = (field.description or "").rstrip(".") + (links or {}).get(name, "")
         rows.append((f"`{prefix}{name}`", kind, f"`{_yaml(default)}`", meaning))
     return _table(("field", "type", "default", "meaning"), rows)

@@ -13,7 +13,7 @@ from unittest import mock
 
 from tightfit.devices import Device
 from tightfit.recipe import Recipe
-from tightfit.techniques import SLOTS, Technique
+from tightfit.techniques import VARIANTS, Technique
 
 DEVICES = {
     "CPU": Device(kind="cpu", name="this device", memory_bytes=0),
@@ -96,7 +96,7 @@ def _settings(variant: type[Technique]) -> Iterator[tuple[Technique, tuple[Choic
 def _recipes(slot: str, setting: Technique) -> Iterator[tuple[Recipe, tuple[Choice, ...]]]:
     """A recipe with `setting` and nothing else named, then beside each setting of each other slot."""
     yield Recipe.from_dict({slot: setting}), ()
-    for other, variants in SLOTS.items():
+    for other, variants in VARIANTS.items():
         if other == slot:
             continue
         for variant in variants:

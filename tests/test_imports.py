@@ -61,7 +61,7 @@ LAYERS = (
     ("tightfit.trace.sample",),
     ("tightfit.trace",),
     ("tightfit.nvml", "tightfit.versions", "tightfit.host_memory"),
-    ("tightfit.control_groups", "tightfit.errors", "tightfit.garbage"),
+    ("tightfit.control_groups", "tightfit.errors", "tightfit.files", "tightfit.garbage"),
 )
 """From the top down; a module belongs to the longest name here that it lies under. The package itself stands at the
 top, beside the commands: it offers the public names, and what is inside never imports them back."""

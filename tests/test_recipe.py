@@ -15,14 +15,14 @@ from tightfit.planning.defaults import resolve
 from tightfit.recipe import CHOICES, Recipe
 from tightfit.recipe_files import bundled_recipes, load_recipe
 from tightfit.recipe_text import apply_overrides, to_yaml
-from tightfit.techniques import SLOTS
+from tightfit.techniques import SLOTS, VARIANTS
 
 CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 34)
 T4 = Device(kind="cuda", name="T4", memory_bytes=1 << 34, capability=(7, 5))
 A100 = Device(kind="cuda", name="A100", memory_bytes=1 << 36, capability=(8, 0))
 
 
-RUNGS = [(slot, rung) for slot, variants in SLOTS.items() for variant in variants for rung in variant.rungs()]
+RUNGS = [(slot, rung) for slot, variants in VARIANTS.items() for variant in variants for rung in variant.rungs()]
 
 
 @pytest.mark.parametrize(("slot", "technique"), RUNGS)
@@ -50,6 +50,10 @@ def test_every_rung_survives_yaml(slot, technique, tmp_path):
     ({"gradient_checkpointing": True}, ["gradient_checkpointing", "checkpointing=every-block"]),
     ({"precision": True}, ["precision", "true", "choose from"]),
     ({"backend": "tensorflow"}, ["backend", "'tensorflow'", "pytorch"]),
+    ({"backend": "auto"}, ["backend", "'auto'", "pytorch"]),
+    ({"backend": {"name": "pytorch", "layers": "scanned"}}, ["backend.layers", "pytorch", "no knobs"]),
+    ({"backend": {"name": "jax", "layers": "rolled"}}, ["backend.layers", "'rolled'", "'unrolled'"]),
+    ({"layers": "scanned"}, ["layers", "backend: {name: jax, layers: scanned}"]),
     ({"weight_decay": 0.1}, ["weight_decay", "optimizer=adamw optimizer.weight_decay=0.1"]),
     ({"learning_rate": float("inf")}, ["learning_rate", "inf", "finite"]),
     ({"max_grad_norm": float("nan")}, ["max_grad_norm", "nan", "finite"]),
@@ -104,13 +108,22 @@ def test_a_number_stands_for_the_tokens_to_generate():
 
 @pytest.mark.parametrize(("override", "word"), [
     ("max_steps", "key=value"), ("precision.full_eval=true", "name it first"), ("seed.x=1", "has no fields"),
-    ("attention.kernel=flash", "attention=sdpa"), (".=1", "'.=1'"), ("data.=1", "'data.=1'"),
+    ("attention.kernel=flash", "attention=sdpa"), ("backend.layers=scanned", "backend=jax"),
+    (".=1", "'.=1'"), ("data.=1", "'data.=1'"),
     ("--seed=3", "write seed=3"), ("--seed", "write seed=VALUE"), ("data={source: a, source: b}", "'source'.*twice"),
     ("model_overrides=" + "[" * 3000, "model_overrides: .*too deeply"),
 ])
 def test_a_wrong_override_says_so(override, word):
     with pytest.raises(RecipeError, match=word):
         apply_overrides({"seed": 1}, [override])
+
+
+def test_a_backend_is_a_name_or_a_mapping_of_its_knobs():
+    short = Recipe.from_dict(apply_overrides({}, ["backend=jax", "backend.layers=scanned", "backend.unroll=2"]))
+    assert short == Recipe.from_dict({"backend": {"name": "jax", "layers": "scanned", "unroll": 2}})
+    assert Recipe.from_dict({"backend": "jax"}).to_dict()["backend"] == "jax"
+    assert resolve(Recipe.from_dict({"backend": "jax"}), CPU).backend.layers == "unrolled"
+    assert resolve(short, CPU) == resolve(resolve(short, CPU), CPU)
 
 
 def test_tf32_is_short_for_fp32_with_the_knob():
@@ -128,6 +141,7 @@ def test_tf32_is_short_for_fp32_with_the_knob():
     ({"attention": {"name": "sdpa", "kernel": "flash"}, "precision": "fp32"}, A100, "precision=bf16"),
     ({"compile": {"name": "whole", "backend": "nvfuser"}}, A100, "inductor"),
     ({"compile": {"name": "whole", "backend": "aot_cudagraphs"}}, A100, "cudagraphs"),
+    ({"backend": {"name": "jax", "unroll": 2}}, A100, "backend.layers=scanned"),
     ({"checkpointing": "memory-budget"}, A100, "compile=per-block"),
     ({"precision": {"name": "bf16-pure", "rounding": "stochastic"}, "optimizer": "lion"}, A100, "kahan"),
 ])

@@ -10,18 +10,18 @@ import pytest
 from refusals import knobs
 from tightfit.devices import Device
 from tightfit.recipe import Recipe
-from tightfit.techniques import SLOTS, Technique
+from tightfit.techniques import VARIANTS, Technique
 from tightfit.techniques.base import Exactness
 
-VARIANTS = [variant for variants in SLOTS.values() for variant in variants]
-RUNGS = [rung for variant in VARIANTS for rung in variant.rungs()]
+EVERY = [variant for variants in VARIANTS.values() for variant in variants]
+RUNGS = [rung for variant in EVERY for rung in variant.rungs()]
 DEVICES = [
     Device(kind="cpu", name="a processor", memory_bytes=0),
     Device(kind="cuda", name="an older GPU", memory_bytes=0, capability=(7, 5)),
     Device(kind="cuda", name="a newer GPU", memory_bytes=0, capability=(9, 0)),
 ]
 
-each_variant = pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: f"{v.slot}-{v.name}")
+each_variant = pytest.mark.parametrize("variant", EVERY, ids=lambda v: f"{v.slot}-{v.name}")
 each_rung = pytest.mark.parametrize("rung", RUNGS, ids=repr)
 
 
@@ -59,12 +59,12 @@ def test_says_how_exact_it_is(variant: type[Technique]) -> None:
     assert variant.exact != "changes" or variant.tolerance > 0, "what changes the numbers says by how much"
 
 
-@pytest.mark.parametrize("slot", SLOTS)
+@pytest.mark.parametrize("slot", VARIANTS)
 def test_names_are_unique_in_their_slot(slot: str) -> None:
-    names = [variant.name for variant in SLOTS[slot]]
+    names = [variant.name for variant in VARIANTS[slot]]
     assert len(names) == len(set(names))
     assert "auto" not in names
-    assert all(variant.slot == slot for variant in SLOTS[slot])
+    assert all(variant.slot == slot for variant in VARIANTS[slot])
     assert slot in Recipe.model_fields
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from tightfit.errors import TightfitError
-from tightfit.trace.file import replacing
+from tightfit.files import replacing
 from tightfit.versions import version_of
 
 FOLDER = Path("~/.cache/tightfit/ceilings")

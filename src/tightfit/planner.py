@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tightfit.models import read_config
 from tightfit.planning.search.evaluate import Progress
 from tightfit.planning.search.every_gpu import Comparison
 from tightfit.planning.search.every_gpu import compare as compare_devices
+from tightfit.planning.search.pool import Pool
 from tightfit.planning.search.search import search
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target, cpu_target, gpu_target
@@ -70,10 +72,13 @@ def plan_on(
         read_config(recipe)  # which tells at once what no combination of techniques would mend
     else:
         recipe = recipe.model_copy(update={"model": _own_name(module)})
-    backend = load_backend(recipe.backend)
+    backend = load_backend(recipe.backend.name)
     tools = standard_tools(partial(backend.predict, model=module), target.ceilings, unseen=backend.unseen)
     others = catalogue() if target.device.kind == "cuda" else ()
-    return ReadablePlan.of(search(recipe, target.device, tools, catalogue=others, progress=progress))
+    alone = nullcontext(None) if module is not None else Pool(tools, recipe.backend.name, target.ceilings)
+    with alone as evaluator:
+        return ReadablePlan.of(search(recipe, target.device, tools, catalogue=others, progress=progress,
+                                      evaluator=evaluator))
 
 
 def compare(
@@ -84,10 +89,11 @@ def compare(
     recipe = recipe_on(True)
     _check_device(recipe, "all", "cuda")
     read_config(recipe)
-    backend = load_backend(recipe.backend)
+    backend = load_backend(recipe.backend.name)
     tools = standard_tools(backend.predict, unseen=backend.unseen)
     chosen = catalogue() if devices is None else devices
-    return compare_devices(recipe, chosen, tools, prices, progress)
+    with Pool(tools, recipe.backend.name) as evaluator:
+        return compare_devices(recipe, chosen, tools, prices, progress, evaluator)
 
 
 def read_recipe(
@@ -115,7 +121,7 @@ def read_recipe(
 def own_device(recipe: Recipe, kind: str) -> Device | None:
     """This machine's device of a kind, `cpu` or `cuda`; None where it has none."""
     asked = recipe.model_copy(update={"device": "cpu" if kind == "cpu" else "auto"})
-    device = load_backend(recipe.backend).device(asked)
+    device = load_backend(recipe.backend.name).device(asked)
     return device if device.kind == kind else None
 
 

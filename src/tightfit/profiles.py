@@ -13,9 +13,10 @@ from typing import Any
 
 from tightfit.devices import Device
 from tightfit.errors import RecipeError, ReportError
+from tightfit.files import replacing
 from tightfit.recipe import Recipe
 from tightfit.trace import Phase, Trace
-from tightfit.trace.file import load_trace, replacing, save_trace
+from tightfit.trace.file import load_trace, save_trace
 
 FORMAT, VERSION = "tightfit-profile", 1
 FOLDER, VALUES = "profile", "profile.json"

@@ -11,15 +11,17 @@ from tightfit.recipe_text import explain, parse_technique, technique_to_yaml
 from tightfit.tasks import TASKS
 from tightfit.techniques import (
     SLOTS,
+    VARIANTS,
     Accumulation,
     Attention,
+    Backend,
     Checkpointing,
     Compile,
-    Layers,
     Loading,
     Optimizer,
     Precision,
 )
+from tightfit.techniques.backend import Pytorch
 from tightfit.techniques.base import NUMBER, Natural, Positive, at_most
 from tightfit.training_arguments.table import check_carried
 
@@ -135,8 +137,6 @@ class Recipe(BaseModel):
     """The optimizer."""
     attention: Annotated[Attention | Auto, *_slot("attention")] = "auto"
     """The attention kernel."""
-    layers: Annotated[Layers | Auto, *_slot("layers")] = "auto"
-    """Whether a compiler sees every layer, or one in a loop; PyTorch has only the first."""
     accumulation: Annotated[Accumulation | Auto, *_slot("accumulation")] = "auto"
     """How a step's micro-batches follow one another; PyTorch has only a loop."""
     compile: Annotated[Compile | Auto, *_slot("compile")] = "auto"
@@ -147,8 +147,8 @@ class Recipe(BaseModel):
     """Moving states off the device; not there yet."""
     parallel: Literal["none", "dp"] = "none"
     """More than one device: dp shares each micro-batch's rows among all of this machine's (backend: jax)."""
-    backend: Literal["pytorch", "jax"] = "pytorch"
-    """The framework that runs the step."""
+    backend: Annotated[Backend, *_slot("backend")] = Pytorch()
+    """The framework that runs the step: pytorch, or jax with its own knobs."""
     xla_flags: Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)] = ()
     """Flags for XLA besides its own defaults, such as `--xla_gpu_enable_triton_gemm=false` (backend: jax). A process of
     its own tries them first."""
@@ -206,9 +206,9 @@ class Recipe(BaseModel):
         if self.mode == "train" and micro != "auto" and micro > batch:
             raise RecipeError(f"micro_batch_size: {micro} is more than batch_size={batch}, which is what one optimizer "
                               f"step learns from; write micro_batch_size={batch} or less, or batch_size={micro}")
-        if self.xla_flags and self.backend != "jax":
-            raise RecipeError(f"xla_flags: {' '.join(self.xla_flags)} is for XLA, which backend: {self.backend} does "
-                              "not use; leave it out, or write backend=jax")
+        if self.xla_flags and not self.backend.compiles_whole_steps:
+            raise RecipeError(f"xla_flags: {' '.join(self.xla_flags)} is for XLA, which backend: {self.backend.name} "
+                              "does not use; leave it out, or write backend=jax")
         return self
 
     @classmethod
@@ -238,10 +238,10 @@ class Recipe(BaseModel):
 
     def refusals(self, device: Device) -> list[str]:
         """Reasons why the techniques named here cannot serve on `device`, each naming its field; empty if they can."""
-        named = {slot: getattr(self, slot) for slot in SLOTS}
+        named = {field: getattr(self, field) for field in VARIANTS}
         return [
-            f"{slot}: {reason}"
-            for slot, technique in named.items()
+            f"{field}: {reason}"
+            for field, technique in named.items()
             if technique != "auto"
             for reason in technique.refuse(self, device)
         ]

@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, RootModel, ValidationError
 
 from tightfit.errors import RecipeError, nearest
-from tightfit.techniques import SLOTS, Technique
+from tightfit.techniques import SLOTS, VARIANTS, Technique
 
 SHORT_FORMS: dict[tuple[str, str], dict[str, Any]] = {
     ("precision", "tf32"): {"name": "fp32", "tf32": True},
@@ -30,9 +30,10 @@ ELSEWHERE = {
     "dataloader_num_workers": "write loading.workers",
     "dataloader_pin_memory": "write loading.pin_memory",
     "num_train_epochs": "write max_steps",
+    "layers": "write backend: {name: jax, layers: scanned}, or backend=jax backend.layers=scanned",
     "weight_decay": "write optimizer=adamw optimizer.weight_decay=0.1",
 }
-"""Names from other trainers, and what they are here."""
+"""Names from other trainers and from earlier versions, and what they are here."""
 
 
 def parse_technique(slot: str, value: Any) -> Technique | str:
@@ -40,12 +41,12 @@ def parse_technique(slot: str, value: Any) -> Technique | str:
 
     Raises RecipeError naming the field, the value and the nearest right one.
     """
-    variants = {variant.name: variant for variant in SLOTS[slot]}
+    variants = {variant.name: variant for variant in VARIANTS[slot]}
     if isinstance(value, Technique):
         return value
     if isinstance(value, bool) or value is None:  # YAML reads `off` and `null` so
         value = next((name for name in ("off", "none") if not value and name in variants), str(value).lower())
-    if value == "auto" and len(variants) > 1:
+    if value == "auto" and slot in SLOTS and len(variants) > 1:
         return "auto"
     if isinstance(value, str):
         value = SHORT_FORMS.get((slot, value), {"name": value})
@@ -81,7 +82,7 @@ def technique_to_yaml(value: Technique | str) -> str | dict[str, Any]:
     if isinstance(value, str):
         return value
     knobs = RootModel(value).model_dump(mode="json", exclude_defaults=True)
-    single = len(SLOTS[value.slot]) == 1
+    single = len(VARIANTS[value.slot]) == 1
     if not knobs:
         return {} if single else value.name
     return knobs if single else {"name": value.name, **knobs}
@@ -227,11 +228,12 @@ def _as_mapping(field: str, value: Any, text: str, knob: str) -> dict[str, Any]:
         return {"source": value} if value else {}
     if field == "inference":
         return {} if value is None else {"new_tokens": value}
-    if field in SLOTS and len(SLOTS[field]) > 1:
+    if field in VARIANTS and len(VARIANTS[field]) > 1:
         if value in (None, "auto"):
-            able = [variant for variant in SLOTS[field] if knob in getattr(variant, "__pydantic_fields__", {})]
-            name = (able or SLOTS[field])[0].name
-            raise RecipeError(f"{text!r}: {field} is auto; name it first, such as {field}={name}")
+            able = [variant for variant in VARIANTS[field] if knob in getattr(variant, "__pydantic_fields__", {})]
+            name = (able or VARIANTS[field])[0].name
+            left = "auto" if field in SLOTS else "not named"
+            raise RecipeError(f"{text!r}: {field} is {left}; name it first, such as {field}={name}")
         technique = parse_technique(field, value)
         assert isinstance(technique, Technique)
         short = technique_to_yaml(technique)

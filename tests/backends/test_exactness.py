@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from tests.architectures import CAUSAL, IMAGES, MASKED, POSITIONS, SEQ2SEQ, TASK_OF, VOCAB, tiny_model
-from tests.backends.jax.cases import fast_options
+from tests.backends.jax.cases import SCANNED, fast_options
 from tightfit.backends.jax.backend import JaxBackend
 from tightfit.backends.jax.batch import array_window
 from tightfit.backends.jax.models import unstacked
@@ -123,8 +123,8 @@ def written(name: str, folder: Path) -> Path:
 @cache
 def jax_step(folder: Path) -> tuple[JaxStep, dict[str, Any]]:
     """A JAX step of the model in that folder, and room for the program that computes its gradients."""
-    recipe = Recipe.from_dict({"backend": "jax", "model": str(folder), "batch_size": ROWS, "micro_batch_size": ROWS,
-                               "data": "dummy", "device": "cpu", "seq_len": POSITIONS, "layers": "scanned"})
+    recipe = Recipe.from_dict({"backend": SCANNED, "model": str(folder), "batch_size": ROWS, "micro_batch_size": ROWS,
+                               "data": "dummy", "device": "cpu", "seq_len": POSITIONS})
     backend = JaxBackend()
     device = backend.device(recipe)
     step = JaxStep(backend.build(resolve(recipe, device), device))
@@ -222,11 +222,11 @@ def test_clipping_under_accumulation_is_exact(backend, split, request, tmp_path_
     """The clipped update of a window is that of the full batch."""
     wanted = {
         "task": "causal-lm", "batch_size": ROWS, "max_grad_norm": 0.01, "device": "cpu", "seq_len": POSITIONS,
-        "optimizer": {"name": "sgd", "momentum": 0.0, "weight_decay": 0.0}, "backend": backend, "layers": "auto",
+        "optimizer": {"name": "sgd", "momentum": 0.0, "weight_decay": 0.0}, "backend": backend,
     }
     if backend == "jax":
         request.getfixturevalue("fast_xla")
-        wanted |= {"model": str(written("llama", tmp_path_factory.getbasetemp())), "layers": "scanned"}
+        wanted |= {"model": str(written("llama", tmp_path_factory.getbasetemp())), "backend": SCANNED}
 
     def updated(parts: tuple[int, ...]) -> dict[str, Tensor]:
         recipe = Recipe.from_dict({**wanted, "micro_batch_size": max(parts)})

@@ -12,8 +12,9 @@ import pytest
 
 from tests.reporting.profiled import hostile, predicted, profile
 from tightfit.errors import ReportError
+from tightfit.files import replacing
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Trace
-from tightfit.trace.file import BLOCK, VERSION, load_trace, replacing, save_trace
+from tightfit.trace.file import BLOCK, VERSION, load_trace, save_trace
 
 
 def op(tick, seconds=1e-6, **changes):

@@ -13,6 +13,8 @@ import pytest
 
 from tests.training.runs import logged_losses, same_weights, train
 from tightfit.errors import CheckpointError, RecipeError
+from tightfit.recipe import Recipe
+from tightfit.training.run_folder import continued
 from tightfit.training.trainer import Trainer
 
 FORK = multiprocessing.get_context("fork")
@@ -127,6 +129,15 @@ def test_what_was_auto_comes_from_the_run_that_goes_on(run):
     summary = Trainer(recipe={**run, "max_steps": 2, "micro_batch_size": "auto"}).train()
     assert summary.steps == 2
     assert "micro_batch_size: 2" in (Path(run["output_dir"]) / "recipe.yaml").read_text()
+
+
+def test_a_backend_may_go_on_with_other_knobs_and_is_no_other():
+    scanned = Recipe.from_dict({"backend": {"name": "jax", "layers": "scanned", "unroll": 2}})
+    unrolled = Recipe.from_dict({"backend": {"name": "jax", "layers": "unrolled"}})
+    assert continued(Recipe.from_dict({"backend": "jax"}), scanned) == (scanned, [])
+    assert continued(unrolled, scanned) == (unrolled, ["backend"])
+    with pytest.raises(CheckpointError, match="backend: 'jax' then, 'pytorch' now"):
+        continued(Recipe(), scanned)
 
 
 def test_a_finished_run_is_not_run_again(run):

@@ -240,7 +240,7 @@ def absences(recipe: Recipe, absent: Mapping[type[Technique], str]) -> list[str]
     table of what it does not have."""
     named = {slot: getattr(recipe, slot) for slot in SLOTS}
     return [
-        f"{slot}: {technique.name} is not in backend: {recipe.backend}, because {absent[type(technique)]}"
+        f"{slot}: {technique.name} is not in backend: {recipe.backend.name}, because {absent[type(technique)]}"
         for slot, technique in named.items()
         if type(technique) in absent
     ]

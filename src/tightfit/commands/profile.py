@@ -15,12 +15,13 @@ from tightfit.commands.report import run_report
 from tightfit.devices import Device
 from tightfit.doctor.watching import Series, watched
 from tightfit.errors import ReportError
+from tightfit.files import write_atomically
 from tightfit.planner import read_recipe, target_for
 from tightfit.planning.plan import Plan
 from tightfit.recipe_files import name_and_overrides
 from tightfit.training.profiling import keep_profile, prediction, profile_ahead, profile_of, profile_recipe
 from tightfit.training.progress import Terminal
-from tightfit.training.run_folder import CHROME_TRACE, PLAN, XPLANE, folder_name, run_path, write_atomically
+from tightfit.training.run_folder import CHROME_TRACE, PLAN, XPLANE, folder_name, run_path
 from tightfit.training.trainer import recipe_for_machine
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tightfit.ladder import published
 from tightfit.ladder.rungs import Ladder, Rung
 
+SCANNED, UNROLLED = {"name": "jax", "layers": "scanned"}, {"name": "jax", "layers": "unrolled"}
 APART = {"checkpointing": {"name": "every-block", "apart": True}}
 
 
@@ -15,9 +16,9 @@ def transformer_jax() -> Ladder:
     lean = {**APART, "attention": {"name": "sdpa", "kernel": "cudnn"}}
     return Ladder(
         name="transformer-156m-jax", title="The notebook's transformer in JAX, 156 million parameters, 64 x 512 tokens",
-        base={"model": "transformer-156m", "backend": "jax", "data": {"source": "dummy", "samples": 512},
+        base={"model": "transformer-156m", "backend": SCANNED, "data": {"source": "dummy", "samples": 512},
               "seq_len": 512, "batch_size": 64, "micro_batch_size": 16, "precision": "bf16", "attention": "eager",
-              "layers": "scanned", "accumulation": "scan", "checkpointing": "none", "compile": "off",
+              "accumulation": "scan", "checkpointing": "none", "compile": "off",
               "optimizer": {"name": "adamw", "weight_decay": 0.0}, "max_grad_norm": 0.0,
               "lr_scheduler_type": "constant", "loading": {"workers": 0}, "learning_rate": 4e-4},
         published_on="A5000 24 GB, JAX", gpu="rtx-a5000", steps_published=1, published_memory="allocator",
@@ -32,7 +33,7 @@ def transformer_jax() -> Ladder:
                  published=figures["fp32, scan"]),
             Rung(name="bf16, scanned", published=figures["bf16, scan"], against="fp32, scanned",
                  feature="mixed precision"),
-            Rung(name="bf16, unrolled", changes={"layers": "unrolled"}, published=figures["bf16, no scan"],
+            Rung(name="bf16, unrolled", changes={"backend": UNROLLED}, published=figures["bf16, no scan"],
                  against="bf16, scanned"),
             Rung(name="bf16, scanned, both parts recomputed", changes=APART, against="bf16, scanned",
                  published=figures["bf16, scan, remat MLP+Attn"], feature="gradient checkpointing"),
@@ -47,7 +48,7 @@ def transformer_jax() -> Ladder:
             Rung(name="the same, micro-batch 8", changes={**lean, "micro_batch_size": 8},
                  against="both parts recomputed, cuDNN attention", feature="gradient accumulation"),
             Rung(name="the same, micro-batch 8, unrolled", against="the same, micro-batch 8",
-                 changes={**lean, "micro_batch_size": 8, "layers": "unrolled"}),
+                 changes={**lean, "micro_batch_size": 8, "backend": UNROLLED}),
         ),
         notes=("products of fp32 run as tf32, as JAX has them where it is not told otherwise",),
     )  # fmt: skip

@@ -115,10 +115,10 @@ def differs(ours: Measured | None, theirs: Measured) -> str:
 def heading(climb: Climb) -> list[str]:
     """Sentences above the table: the machine, the scale, and what differs from what was published."""
     asked, machine, ladder = climb.asked, climb.machine, climb.asked.ladder
-    libraries = ("jax",) if ladder.base.get("backend") == "jax" else ("torch", "transformers")
+    libraries = [library for library in ladder.backend.libraries if library in machine.versions]
     said = [f"{ladder.title}", f"measured on {machine.device}"
             + (f" (driver {machine.driver})" if machine.driver else "")
-            + "".join(f", {library} {machine.versions.get(library, '-')}" for library in libraries)
+            + "".join(f", {library} {machine.versions[library]}" for library in libraries)
             + ("; pred. is for it too" if any(row.device == machine.device for row in climb.rows.predicted) else "")]
     if asked.scale != "full":
         said.append(f"{asked.scale} shape: {smaller(ladder, asked.scale)}; memory is the allocator's peak of a step, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tightfit.files import replacing
 from tightfit.ladder.climbs import Climb
 from tightfit.ladder.comparisons import told
 from tightfit.ladder.lines import lines
@@ -20,7 +21,6 @@ from tightfit.ladder.sections import (
 )
 from tightfit.reporting.report.document import document
 from tightfit.reporting.report.markup import section
-from tightfit.trace.file import replacing
 
 SECTIONS = {"ladder": "Ladder", "time": "Time", "memory": "Memory", "full": "Full size", "front": "Throughput",
             "features": "Features", "peers": "Peers", "missing": "Not run", "about": "About"}  # fmt: skip

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.errors import MissingLibrary, RecipeError
+from tightfit.files import replacing
 from tightfit.ladder.climbs import Climb
 from tightfit.ladder.comparisons import Told, front, numbers, own, place, ran, told
 from tightfit.ladder.figures import FRONT, colour
 from tightfit.ladder.lines import Line, heading, lines
 from tightfit.ladder.rungs import Ladder
 from tightfit.reporting.report.wording import byte_unit, time_unit
-from tightfit.trace.file import replacing
 
 FORMATS = (".png", ".svg")
 WRAPPED = 34

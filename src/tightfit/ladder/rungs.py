@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from tightfit.recipe import Recipe
 from tightfit.recipe_text import apply_overrides, technique_to_yaml
-from tightfit.techniques import Technique
+from tightfit.techniques import Backend, Technique
 
 Values = Mapping[str, Any]
 """A recipe's fields, as YAML has them."""
@@ -88,6 +88,11 @@ class Ladder:
     steps_published: int | None = None
     published_memory: Literal["driver", "allocator"] = "driver"
     notes: tuple[str, ...] = ()
+
+    @property
+    def backend(self) -> Backend:
+        """The backend that all rungs share."""
+        return Recipe.from_dict({"backend": self.base.get("backend", "pytorch")}).backend
 
     def rung(self, name: str) -> Rung:
         """The rung of that name. Raises KeyError."""

@@ -50,8 +50,8 @@ from tightfit.models import model_facts
 from tightfit.nvml import driver_version
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Margin, fit, steps_alone
-from tightfit.planning.search.search import check_length
 from tightfit.planning.search.resolve_auto import resolve_auto
+from tightfit.planning.search.search import check_length
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import own_target
 from tightfit.recipe import Recipe
@@ -112,7 +112,7 @@ def _end_with(parent: int) -> None:
 def about(asked: About) -> Outcome:
     """What this machine is, as far as figures depend on it."""
     recipe = Recipe.from_dict(asked.recipe)
-    device = load_backend(recipe.backend).device(recipe)
+    device = load_backend(recipe.backend.name).device(recipe)
     return Outcome(machine=Machine(
         device=device.name, kind=device.kind, memory_bytes=device.memory_bytes, units=device.units,
         driver=driver_version() if device.kind == "cuda" else None, versions=_versions(),
@@ -122,7 +122,7 @@ def about(asked: About) -> Outcome:
 def measure(asked: Measure) -> Outcome:
     """Run a rung: ours, or a peer's of the same model, data, seed and number of steps."""
     recipe, notes = Recipe.from_dict(asked.recipe), list[str]()
-    backend = load_backend(recipe.backend)
+    backend = load_backend(recipe.backend.name)
     device = backend.device(recipe) if asked.memory is None else backend.limit_memory(recipe, asked.memory)
     recipe, _ = resolve_auto(recipe, own_target(device), backend.predict, notes.append)
     if asked.within is not None:
@@ -143,7 +143,7 @@ def measure(asked: Measure) -> Outcome:
 
 
 def _ours(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
-    backend = load_backend(recipe.backend)
+    backend = load_backend(recipe.backend.name)
     data = prepare(recipe, model_facts(recipe))
     build = backend.build(recipe, device)
     step = backend.step(build)
@@ -167,7 +167,7 @@ def predict(asked: Predict) -> Outcome:
 def _predicted(rung: Unpredicted, gpu: str | None, limit: int | None) -> dict[str, Any]:
     """What a rung's row says of it."""
     recipe, within = Recipe.from_dict(rung.recipe), rung.within
-    backend = load_backend(recipe.backend)
+    backend = load_backend(recipe.backend.name)
     target = own_target(backend.device(recipe)) if gpu is None else card(gpu)
     if limit is not None:
         target = replace(target, device=replace(target.device, memory_bytes=limit))

@@ -4,6 +4,7 @@
 |---|---|
 | micro_batch_size | the largest power of two with at most 16,384 tokens on a CUDA device and 4,096 on the CPU, at most the global batch |
 | a technique's slot | the setting that one of its variants calls usual; else the first variant |
+| backend.layers | unrolled |
 | loading.workers | CUDA: 2; CPU: 0 |
 | expandable_segments | false |
 """  # noqa: E501 - a table's row is one line
@@ -34,6 +35,8 @@ def resolve(recipe: Recipe, device: Device) -> Recipe:
 def fill_rest(recipe: Recipe, device: Device) -> Recipe:
     """The recipe with what no search decides replaced."""
     changes: dict[str, object] = {}
+    if (backend := recipe.backend.alternatives()[0]) != recipe.backend:
+        changes["backend"] = backend
     if recipe.loading.workers == "auto":
         changes["loading"] = replace(recipe.loading, workers=WORKERS[device.kind])
     if recipe.expandable_segments == "auto":

@@ -22,13 +22,13 @@ INFERENCE_CHOICES = ("precision", "attention")
 """What CHOICES are, of a recipe with `mode: inference`."""
 
 
-COMPILED_CHOICES = ("micro_batch_size", "precision", "layers", "checkpointing", "optimizer", "attention")
+COMPILED_CHOICES = ("micro_batch_size", "precision", "backend", "checkpointing", "optimizer", "attention")
 """The same of a recipe whose whole steps are compiled."""
 
 
 def choices_of(recipe: Recipe) -> tuple[str, ...]:
     """The recipe fields that a search decides for it."""
-    if recipe.backend == "jax":
+    if recipe.backend.compiles_whole_steps:
         return COMPILED_CHOICES
     return CHOICES if recipe.mode == "train" else INFERENCE_CHOICES
 

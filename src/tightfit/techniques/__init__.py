@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tightfit.techniques.accumulation import Accumulation, Loop, Scan
 from tightfit.techniques.attention import Attention, Eager, FlashAttn, Flex, Sdpa
+from tightfit.techniques.backend import Backend, Jax, Pytorch
 from tightfit.techniques.base import Technique
 from tightfit.techniques.checkpointing import (
     AttentionOnly,
@@ -17,7 +18,6 @@ from tightfit.techniques.checkpointing import (
     Selective,
 )
 from tightfit.techniques.compile import Compile, NoCompile, PerBlock, WholeModel
-from tightfit.techniques.layers import Layers, Scanned, Unrolled
 from tightfit.techniques.loading import Loading
 from tightfit.techniques.optimizer import (
     Adafactor,
@@ -37,15 +37,17 @@ SLOTS: dict[str, tuple[type[Technique], ...]] = {
     "checkpointing": (
         NoCheckpointing, EveryBlock, EveryNth, Segments, MlpOnly, AttentionOnly, Selective, MemoryBudget,
     ),
-    "layers": (Unrolled, Scanned),
-    "accumulation": (Loop, Scan),
     "compile": (NoCompile, PerBlock, WholeModel),
     "optimizer": (AdamW, Sgd, Adafactor, Lion, AdamW8bit, AdamW4bit, AdamWAnyPrecision),
+    "accumulation": (Loop, Scan),
     "loading": (Loading,),
 }
 """Every technique, by the recipe field it fills, in the order in which a backend applies them."""
 
+VARIANTS: dict[str, tuple[type[Technique], ...]] = {**SLOTS, "backend": (Pytorch, Jax)}
+"""Every recipe field that names a variant with knobs: the slots, and the backend that applies them."""
+
 __all__ = [
-    "SLOTS", "Accumulation", "Attention", "Checkpointing", "Compile", "Layers", "Loading", "Optimizer", "Precision",
-    "Technique",
+    "SLOTS", "VARIANTS", "Accumulation", "Attention", "Backend", "Checkpointing", "Compile", "Loading", "Optimizer",
+    "Precision", "Technique",
 ]

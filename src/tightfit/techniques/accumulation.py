@@ -27,7 +27,7 @@ class Loop(Accumulation):
 
     @classmethod
     def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return [] if recipe.backend == "jax" else [cls()]
+        return [] if recipe.backend.compiles_whole_steps else [cls()]
 
 
 @technique
@@ -40,8 +40,8 @@ class Scan(Accumulation):
 
     @classmethod
     def usual(cls, recipe: Recipe, device: Device) -> Self | None:
-        return cls() if recipe.backend == "jax" else None
+        return cls() if recipe.backend.compiles_whole_steps else None
 
     @classmethod
     def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return [cls()] if recipe.backend == "jax" else []
+        return [cls()] if recipe.backend.compiles_whole_steps else []

@@ -51,7 +51,7 @@ class Sdpa(Attention):
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = []
-        if recipe.backend == "jax" and self.kernel in ("flash", "efficient"):
+        if not recipe.backend.runs_torch and self.kernel in ("flash", "efficient"):
             return [f"the {self.kernel} kernel is PyTorch's; write attention.kernel=cudnn, or auto"]
         if device.kind == "cpu" and self.kernel in ("efficient", "cudnn"):
             reasons.append(f"the {self.kernel} kernel exists on CUDA devices only; write attention.kernel=auto")
@@ -75,7 +75,7 @@ class Sdpa(Attention):
 
     @classmethod
     def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return [cls(), cls(kernel="cudnn")] if recipe.backend == "jax" else [cls()]
+        return [cls(), cls(kernel="cudnn")] if recipe.backend.compiles_whole_steps else [cls()]
 
     def saving(self, recipe: Recipe) -> str:
         kept = recipe.attention != "auto" and recipe.attention.keeps_scores
@@ -94,7 +94,7 @@ class Flex(Attention):
 
     @classmethod
     def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        served = device.kind == "cuda" and recipe.backend != "jax" and recipe.mode == "train"
+        served = device.kind == "cuda" and recipe.backend.runs_torch and recipe.mode == "train"
         return [cls()] if served else []
 
     def slower_than(self, device: Device) -> str:

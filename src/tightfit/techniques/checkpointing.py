@@ -50,7 +50,7 @@ class EveryBlock(Checkpointing):
 
     @classmethod
     def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return [cls(), cls(apart=True)] if recipe.backend == "jax" else [cls()]
+        return [cls(), cls(apart=True)] if recipe.backend.compiles_whole_steps else [cls()]
 
     def saving(self, recipe: Recipe) -> str:
         kept = recipe.checkpointing != "auto" and recipe.checkpointing.thrift < self.thrift
@@ -75,7 +75,7 @@ class EveryNth(Checkpointing):
 
     @classmethod
     def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return [] if recipe.backend == "jax" else cls.rungs()
+        return [] if recipe.backend.compiles_whole_steps else cls.rungs()
 
 
 @technique
@@ -94,7 +94,7 @@ class Segments(Checkpointing):
 
     @classmethod
     def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return [] if recipe.backend == "jax" else cls.rungs()
+        return [] if recipe.backend.compiles_whole_steps else cls.rungs()
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         if recipe.compile != "auto" and recipe.compile.one_region:
@@ -139,7 +139,7 @@ class Selective(Checkpointing):
     """Keep them in the host's memory while the forward pass goes on (backend: jax)."""
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        if self.offload and recipe.backend != "jax":
+        if self.offload and recipe.backend.runs_torch:
             return ["PyTorch keeps the results on the device; write checkpointing.offload=false, or backend=jax"]
         return []
 
@@ -149,7 +149,7 @@ class Selective(Checkpointing):
 
     @classmethod
     def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return [cls()] if recipe.backend == "jax" else cls.rungs()
+        return [cls()] if recipe.backend.compiles_whole_steps else cls.rungs()
 
     def saving(self, recipe: Recipe) -> str:
         kept = recipe.checkpointing != "auto" and recipe.checkpointing.thrift < EveryBlock.thrift
@@ -173,7 +173,7 @@ class MemoryBudget(Checkpointing):
 
     @classmethod
     def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return [] if recipe.backend == "jax" else [cls()]
+        return [] if recipe.backend.compiles_whole_steps else [cls()]
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         if recipe.compile == "auto" or not recipe.compile.partitions:

@@ -76,7 +76,7 @@ class _Quantized(_Adam):
 
     @classmethod
     def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return [] if recipe.backend == "jax" else super().offered(recipe, device)
+        return [] if recipe.backend.compiles_whole_steps else super().offered(recipe, device)
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         return self._needs("torchao", "torchao")
@@ -103,7 +103,7 @@ class AdamW(_Adam):
         rounding = None if recipe.precision == "auto" else recipe.precision.weight_rounding
         if self.implementation == "auto":
             return []
-        if recipe.backend == "jax":
+        if recipe.backend.compiles_whole_steps:
             return [f"XLA compiles AdamW's update as one program, not in PyTorch's way {self.implementation!r}; write "
                     "optimizer.implementation=auto"]
         if rounding in (None, "nearest"):
@@ -180,7 +180,7 @@ class Lion(_Decaying):
     """Decoupled weight decay, on matrices only; Lion wants three to ten times AdamW's."""
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        return [] if recipe.backend == "jax" else self._needs("optimi", "torch-optimi")
+        return self._needs("optimi", "torch-optimi") if recipe.backend.runs_torch else []
 
     @classmethod
     def offered(cls, recipe: Recipe, device: Device) -> list[Self]:

@@ -64,7 +64,7 @@ class _Mixed(_Fp32Weights):
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = super().refuse(recipe, device)
-        if self.full_eval and recipe.backend == "jax":
+        if self.full_eval and not recipe.backend.runs_torch:
             reasons.append("JAX evaluates with the weights as they are; write precision.full_eval=false")
         return reasons
 

@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from tightfit.errors import ReportError
+from tightfit.files import replacing
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Trace, Unseen
 from tightfit.trace.sample import LargestAllocations, LongestOps
 
@@ -45,25 +44,6 @@ COUNTS = {"tick", "start", "stop", "step", "times", "born", "died", "became", "b
 NEVER_NEGATIVE = COUNTS - {"tick", "start", "stop", "born", "died", "became"}
 MAY_BE_NONE = {"died", "seconds"}
 LARGEST_COUNT = 1 << 62
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name to write a file under; it takes the place of `path` once all of it is there, or is removed.
-
-    Raises OSError that names `path`, as that of a full disk does not by itself.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.writing")
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
 
 
 def save_trace(trace: Trace, path: Path) -> None:

@@ -12,8 +12,8 @@ from tightfit.errors import ModelError, Refused
 from tightfit.host_memory import host_memory
 from tightfit.models import read_config
 from tightfit.planning.estimate import steps_alone, unseen
+from tightfit.planning.search.search import check_length
 from tightfit.planning.suggestions import savings
-from tightfit.planning.search.search import check_length, compiles_whole_steps
 from tightfit.planning.wording import size
 from tightfit.recipe import Recipe
 from tightfit.shapes import Shape, shape_of
@@ -31,7 +31,7 @@ def check_memory(recipe: Recipe, device: Device, predict: Predict, tell: Callabl
     backend would have to compile for it, nor a model whose configuration states no sizes. Raises Refused where it takes
     more than the machine has, and for a sequence that the model has no positions for.
     """
-    if device.kind != "cpu" or compiles_whole_steps(recipe):
+    if device.kind != "cpu" or recipe.backend.compiles_whole_steps:
         return
     memory = host_memory()
     free, every = memory.available + memory.swap, memory.total + memory.swap

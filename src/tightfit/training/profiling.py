@@ -16,18 +16,18 @@ from tightfit.data import prepare
 from tightfit.data.loading import WindowLoader
 from tightfit.devices import Device
 from tightfit.errors import OutOfMemory, RecipeError, TightfitError
+from tightfit.files import replacing
 from tightfit.models import model_facts, module_facts
-from tightfit.planning.suggestions import smaller
 from tightfit.planning.estimate import capacity, unseen
 from tightfit.planning.plan import Plan
 from tightfit.planning.search.resolve_auto import resolve_auto
+from tightfit.planning.suggestions import smaller
 from tightfit.planning.targets import Target, own_target
 from tightfit.planning.timing.op_times import op_seconds
 from tightfit.planning.timing.step_time import step_time
 from tightfit.profiles import Profile
 from tightfit.recipe import Recipe
 from tightfit.trace import Phase, Trace
-from tightfit.trace.file import replacing
 from tightfit.training.memory_check import check_memory
 from tightfit.training.progress import Listener, Quiet
 from tightfit.training.run_folder import MEMORY_RECORD, XPLANE
@@ -35,7 +35,6 @@ from tightfit.versions import installed
 
 WINDOWS = 16
 """More windows than a measurement takes."""
-LIBRARIES = {"pytorch": ("torch", "transformers", "tightfit"), "jax": ("jax", "jaxlib", "optax", "tightfit")}
 """Whose versions a profile names, by backend."""
 
 
@@ -66,9 +65,10 @@ def profile_recipe(
     if recipe.mode != "train":
         raise RecipeError("mode: 'inference' is for planning, and a profile is of training; write mode=train")
     listener = listener or Quiet()
-    backend = load_backend(recipe.backend)
+    backend = load_backend(recipe.backend.name)
     device = backend.device(recipe)
-    recipe, plan = resolve_auto(recipe, own_target(device), lambda r, d: backend.predict(r, d, module), listener.message)
+    recipe, plan = resolve_auto(recipe, own_target(device), lambda r, d: backend.predict(r, d, module),
+                                listener.message)
     if module is None:
         check_memory(recipe, device, backend.predict, listener.message)
     facts = model_facts(recipe) if module is None else module_facts(module, recipe)
@@ -104,7 +104,7 @@ def profile_of(
     return Profile(
         recipe=recipe, device=target.device, measured=measured.trace, step_seconds=measured.step_seconds,
         phase_seconds=measured.phase_seconds, peak_bytes=measured.peak_bytes, overhead=measured.overhead,
-        calibrated=target.ceilings is not None, readings=readings or {}, versions=installed(LIBRARIES[recipe.backend]),
+        calibrated=target.ceilings is not None, readings=readings or {}, versions=_versions(recipe),
         **{**predicted, "notes": tuple(dict.fromkeys([*notes, *predicted["notes"]]))},
     )  # fmt: skip
 
@@ -117,12 +117,12 @@ def profile_ahead(recipe: Recipe, target: Target, tell: Callable[[str], None]) -
     """
     if recipe.mode != "train":
         raise RecipeError("mode: 'inference' is for planning, and a profile is of training; write mode=train")
-    backend = load_backend(recipe.backend)
+    backend = load_backend(recipe.backend.name)
     recipe, plan = resolve_auto(recipe, target, backend.predict, tell)
     tell(f"predicting a step on {target.device.name}")
     fields = _predicted(backend.predict(recipe, target.device), recipe, target)
     return Profile(recipe=recipe, device=target.device, step_seconds=0.0, calibrated=target.ceilings is not None,
-                   versions=installed(LIBRARIES[recipe.backend]), **fields), plan
+                   versions=_versions(recipe), **fields), plan
 
 
 def keep_profile(profile: Profile, measured: Measurement | None, folder: Path) -> Path:
@@ -161,3 +161,7 @@ def _predicted(trace: Trace, recipe: Recipe, target: Target) -> dict[str, Any]:
         "capacity_bytes": capacity(trace, target.device),
         "notes": tuple(trace.notes),
     }  # fmt: skip
+
+
+def _versions(recipe: Recipe) -> dict[str, str]:
+    return installed((*recipe.backend.libraries, "tightfit"))

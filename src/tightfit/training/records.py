@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from tightfit.errors import MissingLibrary, RecipeError, nearest
+from tightfit.files import write_atomically
 from tightfit.recipe import Recipe
-from tightfit.training.run_folder import write_atomically
 
 
 class MetricsFile:

@@ -17,11 +17,11 @@ from typing import Any
 
 from tightfit import profiles
 from tightfit.errors import CheckpointError, RecipeError
+from tightfit.files import write_atomically
 from tightfit.recipe import Recipe
 from tightfit.recipe_text import read_yaml, to_yaml
-from tightfit.trace.file import replacing
 
-ROUNDING = ("micro_batch_size", "attention", "checkpointing", "layers", "accumulation", "compile", "xla_flags")
+ROUNDING = ("micro_batch_size", "attention", "checkpointing", "accumulation", "compile", "backend", "xla_flags")
 """Those of them that change a step's rounding, or the random numbers that dropout draws."""
 
 MAY_CHANGE = frozenset({
@@ -154,6 +154,7 @@ def continued(wanted: Recipe, saved: Recipe) -> tuple[Recipe, list[str]]:
 
     Raises CheckpointError listing every difference that the mathematics depends on.
     """
+    wanted = wanted.model_copy(update={"backend": wanted.backend.continuing(saved.backend)})
     values, before = wanted.to_dict(), saved.to_dict()
     filled = {name: before[name] if value == "auto" else value for name, value in values.items()}
     lines = [
@@ -162,6 +163,7 @@ def continued(wanted: Recipe, saved: Recipe) -> tuple[Recipe, list[str]]:
         if name not in MAY_CHANGE
         for line in _differences(name, before[name], filled[name])
     ]
+    lines += _differences("backend", saved.backend.name, wanted.backend.name)
     if lines:
         raise CheckpointError(
             f"this run was started with another recipe ({'; '.join(lines)}); write what it had, or another output_dir"
@@ -175,12 +177,6 @@ def _differences(name: str, then: Any, now: Any) -> list[str]:
         keys = dict.fromkeys([*then, *now])
         return [line for key in keys for line in _differences(f"{name}.{key}", then.get(key), now.get(key))]
     return [] if then == now else [f"{name}: {then!r} then, {now!r} now"]
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a whole file under a temporary name, then give it its own. Raises OSError."""
-    with replacing(path) as temporary:
-        temporary.write_text(text)
 
 
 def _of_a_profile(name: str) -> bool:

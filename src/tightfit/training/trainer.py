@@ -17,9 +17,9 @@ from tightfit.data.loading import WindowLoader, evaluation_windows
 from tightfit.devices import Device
 from tightfit.errors import CheckpointError, OutOfMemory, RecipeError
 from tightfit.models import model_facts, module_facts, resolve_source
-from tightfit.planning.suggestions import smaller
 from tightfit.planning.plan import Plan
 from tightfit.planning.search.resolve_auto import resolve_auto
+from tightfit.planning.suggestions import smaller
 from tightfit.planning.targets import own_target
 from tightfit.recipe import Recipe
 from tightfit.recipe_files import load_recipe
@@ -68,7 +68,7 @@ class Trainer:
         given = str(recipe) if isinstance(recipe, str | Path) else None
         label = name or given or (type(model).__name__ if self.module is not None else self.recipe.model)
         self.path = run_path(self.recipe, label)
-        self.backend: Backend = load_backend(self.recipe.backend)
+        self.backend: Backend = load_backend(self.recipe.backend.name)
         self.plan: Plan | None = None
 
     def train(self) -> Summary:
@@ -241,7 +241,7 @@ def recipe_for_machine(name: str, overrides: Iterable[str] = ()) -> Recipe:
     """The recipe of that name as this machine runs it: on CUDA where there is such a device and it may be used."""
     overrides = list(overrides)
     plain = load_recipe(name, overrides)
-    device = load_backend(plain.backend).device(plain)
+    device = load_backend(plain.backend.name).device(plain)
     return load_recipe(name, overrides, cuda=device.kind == "cuda")
 
 

@@ -14,12 +14,14 @@ from tightfit.backends.jax.build import Build
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 
+SCANNED, UNROLLED = {"name": "jax", "layers": "scanned"}, {"name": "jax", "layers": "unrolled"}
+
 TINY: dict[str, Any] = {
-    "backend": "jax", "device": "cpu", "model": "transformer-156m", "vocab_size": 64, "seq_len": 8, "batch_size": 4,
+    "backend": SCANNED, "device": "cpu", "model": "transformer-156m", "vocab_size": 64, "seq_len": 8, "batch_size": 4,
     "model_overrides": {
         "hidden_size": 16, "num_layers": 3, "num_heads": 2, "head_dim": 8, "max_seq_len": 12, "dropout_rate": 0.0,
     },
-    "micro_batch_size": 2, "data": {"source": "dummy", "samples": 8}, "learning_rate": 1e-2, "layers": "scanned",
+    "micro_batch_size": 2, "data": {"source": "dummy", "samples": 8}, "learning_rate": 1e-2,
     "lr_scheduler_type": "constant",
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.backends.jax.cases import build, fast_options
+from tests.backends.jax.cases import SCANNED, UNROLLED, build, fast_options
 from tightfit.backends.jax.update import abstract_state, abstract_window, window_gradients
 
 KINDS = {
@@ -22,11 +22,11 @@ KINDS = {
     "offloaded": {"name": "selective", "offload": True},
 }  # fmt: skip
 HOST = re.compile("pinned_host|MemorySpace.Host|<host>")
-LAYOUTS = {"unrolled": "unrolled", "scanned": "scanned", "by two": {"name": "scanned", "unroll": 2}}
+LAYOUTS = {"unrolled": UNROLLED, "scanned": SCANNED, "by two": {**SCANNED, "unroll": 2}}
 
 
 def traced(kind: str, layout: str) -> Any:
-    made = build(checkpointing=KINDS[kind], layers=LAYOUTS[layout], attention="eager",
+    made = build(checkpointing=KINDS[kind], backend=LAYOUTS[layout], attention="eager",
                  model_overrides={"dropout_rate": 0.2, "num_layers": 3})
 
     def gradients(params, window, key):

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tests.backends.jax.cases import TINY
+from tests.backends.jax.cases import TINY, UNROLLED
 from tightfit import profiles
 from tightfit.devices import find_device
 from tightfit.planning.defaults import resolve
@@ -51,13 +51,13 @@ def test_the_largest_arrays_and_the_copies_of_a_loop_over_layers_are_found(ahead
     assert largest.change == "attention=sdpa attention.kernel=cudnn"
     assert largest.bytes == 3 * 2 * 2 * 128 * 128 * 4
     stacking = found(scanned, "dynamic-update-slice")
-    assert stacking.change == "layers=unrolled"
+    assert stacking.change == "backend.layers=unrolled"
     assert 0.01 < stacking.seconds < 1
     assert found(scanned, "rematted_computation") is None
 
 
 def test_unrolled_layers_copy_nothing(ahead):
-    unrolled = ahead(layers="unrolled")
+    unrolled = ahead(backend=UNROLLED)
     assert found(unrolled, "dynamic-update-slice") is None
     assert "stacked" not in found(unrolled, "largest array").sentence
 

@@ -51,7 +51,7 @@ def test_a_stopped_run_goes_on_to_the_same_weights(run, tmp_path):
 
 
 def test_a_checkpoint_of_pytorch_is_no_run_to_go_on_from(run):
-    Trainer(recipe={**run, "max_steps": 1, "backend": "pytorch", "layers": "auto"}).train()
+    Trainer(recipe={**run, "max_steps": 1, "backend": "pytorch"}).train()
     with pytest.raises(CheckpointError, match="backend"):
         Trainer(recipe={**run, "max_steps": 2}).train()
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.backends.jax.cases import build, quickly, recipe
+from tests.backends.jax.cases import SCANNED, UNROLLED, build, quickly, recipe
 from tightfit.backends.jax.batch import array_window
 from tightfit.backends.jax.forward import logits
 from tightfit.backends.jax.models import network_of, unstacked
@@ -34,8 +34,8 @@ def in_pytorch(step: Step) -> Transformer:
 
 
 @pytest.mark.parametrize("change", [
-    {}, {"layers": "unrolled"}, {"attention": "eager"}, {"task": "masked-lm"},
-    {"layers": {"name": "scanned", "unroll": 2}},
+    {}, {"backend": UNROLLED}, {"attention": "eager"}, {"task": "masked-lm"},
+    {"backend": {**SCANNED, "unroll": 2}},
 ], ids=str)
 def test_logits_are_those_of_pytorch(change):
     step = Step(build(**change))
@@ -47,7 +47,7 @@ def test_logits_are_those_of_pytorch(change):
 
 def test_fifty_steps_lose_what_they_lose_in_pytorch():
     ours = Step(build(batch_size=5, micro_batch_size=2))
-    chosen = recipe(batch_size=5, micro_batch_size=2, backend="pytorch", layers="unrolled", accumulation="loop")
+    chosen = recipe(batch_size=5, micro_batch_size=2, backend="pytorch", accumulation="loop")
     backend = PytorchBackend()
     theirs = backend.step(backend.build(chosen, backend.device(chosen), in_pytorch(ours)))
     windows = WindowLoader(prepare(chosen, model_facts(chosen)).train, chosen)

@@ -33,7 +33,7 @@ class Compiler:
         if recipe.attention.name in self.failing or getattr(recipe.attention, "kernel", "") in self.failing:
             raise Refused(f"attention: no {getattr(recipe.attention, 'kernel', 'eager')} here")
         kind = recipe.checkpointing.name
-        scanned = recipe.layers.name == "scanned"
+        scanned = recipe.backend.layers == "scanned"
         inside = MEMORY[kind] * recipe.micro_batch_size * self.each * (1.5 if scanned and kind == "none" else 1)
         trace = Trace(origin="predicted", laid_out=True, notes=[recipe.model_dump_json()])
         trace.allocations = [
@@ -49,7 +49,7 @@ class Compiler:
                      step_time=self.seconds, mfu=lambda recipe, device, seconds: 0.5)
 
     def seconds(self, trace, recipe, device):
-        slow = SPEED[recipe.checkpointing.name] * (1.4 if recipe.layers.name == "scanned" else 1.0)
+        slow = SPEED[recipe.checkpointing.name] * (1.4 if recipe.backend.layers == "scanned" else 1.0)
         slow *= 3.0 if recipe.precision.name == "fp32" else 1.0
         slow *= 1.0 if getattr(recipe.attention, "kernel", "") == "cudnn" else 1.2
         return Timed(seconds=slow * (1 + 0.1 / recipe.micro_batch_size))
@@ -65,7 +65,7 @@ def test_the_fastest_that_fits_is_chosen_and_few_are_compiled():
     told = []
     plan = search(recipe(), GPU, compiler.tools(), progress=lambda *each: told.append(each))
     chosen = plan.recipe
-    assert (chosen.layers.name, chosen.attention.kernel) == ("unrolled", "cudnn")
+    assert (chosen.backend.layers, chosen.attention.kernel) == ("unrolled", "cudnn")
     # 64 sequences fit with every block recomputed alone, and that is slower than 16 with nothing recomputed
     assert (chosen.checkpointing.name, chosen.micro_batch_size) == ("none", 16)
     assert len(compiler.compiled) <= COMPILATIONS
@@ -76,15 +76,15 @@ def test_the_fastest_that_fits_is_chosen_and_few_are_compiled():
     assert plan.answers.would_not_fit
     values = plan.to_json()
     assert values["candidates"][0]["rank"] == 1
-    assert values["candidates"][0]["recipe"]["layers"] == "unrolled"
+    assert values["candidates"][0]["recipe"]["backend"]["layers"] == "unrolled"
 
 
 def test_what_is_pinned_stays():
     compiler = Compiler()
-    plan = search(recipe(layers="scanned", checkpointing="every-block", attention="eager", micro_batch_size=8,
-                         precision="bf16"), GPU, compiler.tools())
+    plan = search(recipe(backend={"name": "jax", "layers": "scanned"}, checkpointing="every-block", attention="eager",
+                         micro_batch_size=8, precision="bf16"), GPU, compiler.tools())
     assert [each.precision.name for each in compiler.compiled] == ["bf16"]
-    assert (plan.recipe.layers.name, plan.recipe.attention.name, plan.recipe.micro_batch_size) == (
+    assert (plan.recipe.backend.layers, plan.recipe.attention.name, plan.recipe.micro_batch_size) == (
         "scanned", "eager", 8)
 
 
@@ -105,7 +105,7 @@ def test_where_nothing_fits_the_plan_says_by_how_much():
 def test_a_kernel_that_cannot_be_compiled_is_left_out_and_named():
     compiler = Compiler(failing=("cudnn",))
     plan = search(recipe(), GPU, compiler.tools())
-    assert {each.layers.name for each in compiler.compiled} == {"unrolled", "scanned"}
+    assert {each.backend.layers for each in compiler.compiled} == {"unrolled", "scanned"}
     assert plan.recipe.attention.kernel == "auto"
     assert any("left out: attention: no cudnn here" in note for note in plan.notes)
     assert "every-block" in {candidate.recipe.checkpointing.name for candidate in plan.candidates}

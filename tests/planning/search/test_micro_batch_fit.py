@@ -51,8 +51,8 @@ def test_one_point_is_completed_by_a_relative():
 
 def test_what_checkpointing_does_in_one_precision_it_does_in_another():
     toy = Toy.drawn(22)
-    fits = {(kind, format): MicroBatchFit.of(costs(toy, 2, 8, checkpointing=kind, precision=format), BATCH, None)
-            for kind in ("none", "every-block") for format in ("bf16", "fp32")}
+    fits = {(kind, precision): MicroBatchFit.of(costs(toy, 2, 8, checkpointing=kind, precision=precision), BATCH, None)
+            for kind in ("none", "every-block") for precision in ("bf16", "fp32")}
     effect = Effect.between(fits["none", "bf16"], fits["every-block", "bf16"], 8, BATCH)
     carried, truth = fits["none", "fp32"].changed(effect), fits["every-block", "fp32"]
     assert carried.peak(8, BATCH) == pytest.approx(truth.peak(8, BATCH), rel=0.15)

@@ -92,7 +92,8 @@ def test_generating_weighs_formats_and_kernels_alone():
 
 def test_the_allocators_way_is_weighed_on_gpus_where_it_is_left_open():
     assert "expandable_segments" in Space(Recipe(), AMPERE).fields
-    for recipe, device in ((Recipe(), CPU), (Recipe(expandable_segments=True), AMPERE), (Recipe(backend="jax"), AMPERE)):
+    others = ((Recipe(), CPU), (Recipe(expandable_segments=True), AMPERE), (Recipe(backend="jax"), AMPERE))
+    for recipe, device in others:
         assert "expandable_segments" not in Space(recipe, device).fields
     pinned = Space(Recipe(expandable_segments=True), AMPERE)
     assert pinned.on(pinned.plain, 1).expandable_segments is True

@@ -10,7 +10,6 @@ from tightfit.backends.jax import (
     attention,
     checkpointing,
     compile,
-    layers,
     loading,
     optimizer,
     precision,
@@ -21,7 +20,6 @@ from tightfit.techniques import accumulation as accumulations
 from tightfit.techniques import attention as attentions
 from tightfit.techniques import checkpointing as checkpointings
 from tightfit.techniques import compile as compiles
-from tightfit.techniques import layers as layer_layouts
 from tightfit.techniques import loading as loadings
 from tightfit.techniques import optimizer as optimizers
 from tightfit.techniques import precision as precisions
@@ -40,8 +38,6 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     checkpointings.MlpOnly: checkpointing.mlp_only,
     checkpointings.AttentionOnly: checkpointing.attention_only,
     checkpointings.Selective: checkpointing.selective,
-    layer_layouts.Unrolled: layers.unrolled,
-    layer_layouts.Scanned: layers.scanned,
     accumulations.Loop: accumulation.loop,
     accumulations.Scan: accumulation.scan,
     compiles.NoCompile: compile.no_compile,

@@ -8,6 +8,7 @@ from typing import Any
 from tightfit.backends.base import absences
 from tightfit.backends.jax.apply import ABSENT, APPLY
 from tightfit.backends.jax.build import Build
+from tightfit.backends.jax.layers import layout
 from tightfit.backends.jax.models import find_network
 from tightfit.backends.jax.xla_flags import compiler_options
 from tightfit.devices import Device
@@ -16,6 +17,7 @@ from tightfit.models import model_facts
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
 from tightfit.techniques import SLOTS
+from tightfit.techniques.backend import Jax
 
 
 def assemble(recipe: Recipe, device: Device, devices: tuple[Any, ...], model: Any = None) -> Build:
@@ -30,10 +32,12 @@ def assemble(recipe: Recipe, device: Device, devices: tuple[Any, ...], model: An
     if model is not None:
         raise ModelError(f"model: a {type(model).__name__} cannot run in backend: jax, which has models of its own; "
                          "name one, or write backend=pytorch")
+    assert isinstance(recipe.backend, Jax)
     network, stored, notes = find_network(recipe)
     build = Build(
         recipe=recipe, device=device, devices=devices, task=get_task(recipe.task), facts=model_facts(recipe),
-        network=network, stored=stored, notes=notes, compiler_options=compiler_options(recipe.xla_flags, devices),
+        network=network, stored=stored, notes=notes, stack=layout(recipe.backend),
+        compiler_options=compiler_options(recipe.xla_flags, devices),
     )
     techniques = [getattr(recipe, slot) for slot in SLOTS]
     return reduce(lambda sofar, technique: APPLY[type(technique)](technique, sofar), techniques, build)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import jax
 
-from tightfit.backends.jax.build import Block, Blocks, Build, Stack
+from tightfit.backends.jax.build import Block, Blocks, Stack
 from tightfit.backends.jax.network import Params
-from tightfit.techniques.layers import Scanned, Unrolled
+from tightfit.techniques.backend import Jax
 
 Layers = tuple[Params, jax.Array]
 """The stacked parameters, and the layers' numbers."""
 
 
-def unrolled(technique: Unrolled, build: Build) -> Build:
-    return replace(build, stack=Stack(_unrolled))
-
-
-def scanned(technique: Scanned, build: Build) -> Build:
-    return replace(build, stack=Stack(partial(_scanned, technique.unroll)))
+def layout(backend: Jax) -> Stack:
+    """How the layers follow one another in the program, as a resolved recipe's backend says."""
+    assert backend.layers != "auto", "resolve the recipe first"
+    return Stack(_unrolled if backend.layers == "unrolled" else partial(_scanned, backend.unroll))
 
 
 def _unrolled(blocks: Blocks, layers: Layers, x: jax.Array) -> jax.Array:

@@ -10,7 +10,6 @@ from tightfit.backends.pytorch import (
     attention,
     checkpointing,
     compile,
-    layers,
     loading,
     optimizer,
     precision,
@@ -21,7 +20,6 @@ from tightfit.techniques import accumulation as accumulations
 from tightfit.techniques import attention as attentions
 from tightfit.techniques import checkpointing as checkpointings
 from tightfit.techniques import compile as compiles
-from tightfit.techniques import layers as layer_layouts
 from tightfit.techniques import loading as loadings
 from tightfit.techniques import optimizer as optimizers
 from tightfit.techniques import precision as precisions
@@ -43,7 +41,6 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     checkpointings.AttentionOnly: checkpointing.attention_only,
     checkpointings.Selective: checkpointing.selective,
     checkpointings.MemoryBudget: checkpointing.memory_budget,
-    layer_layouts.Unrolled: layers.unrolled,
     accumulations.Loop: accumulation.loop,
     compiles.NoCompile: compile.no_compile,
     compiles.PerBlock: compile.per_block,
@@ -60,8 +57,6 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
 """Every technique of `SLOTS` that this backend has, and the function that applies it."""
 
 ABSENT: Mapping[type[Technique], str] = {
-    layer_layouts.Scanned: "PyTorch runs a model's layers as the modules they are; write layers=unrolled, or "
-    "backend=jax",
     accumulations.Scan: "PyTorch's micro-batches run one after the other, and are not compiled as one program; write "
     "accumulation=loop, or backend=jax",
 }

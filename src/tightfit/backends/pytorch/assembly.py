@@ -72,7 +72,7 @@ def bare_build(
 
 def apply_techniques(build: Build) -> Build:
     """Every technique of the recipe, applied in the fixed order of the slots."""
-    # PyTorch has one way to lay out layers and micro-batches, which `auto` can only mean.
+    # PyTorch has one way to lay out micro-batches, which `auto` can only mean.
     named = {slot: getattr(build.recipe, slot) for slot in SLOTS}
-    techniques = [named[slot] for slot in SLOTS if slot not in ("layers", "accumulation") or named[slot] != "auto"]
+    techniques = [named[slot] for slot in SLOTS if slot != "accumulation" or named[slot] != "auto"]
     return reduce(lambda sofar, technique: APPLY[type(technique)](technique, sofar), techniques, build)

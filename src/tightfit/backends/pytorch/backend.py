@@ -13,7 +13,7 @@ from tightfit.backends.base import Measurement, Timings
 from tightfit.backends.pytorch.assembly import assemble
 from tightfit.backends.pytorch.batch import TensorWindow
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.gpu_memory import gpu_memory
+from tightfit.backends.pytorch.gpu_memory import gpu_memory, use_expandable_segments
 from tightfit.backends.pytorch.measuring.measure import measure
 from tightfit.backends.pytorch.measuring.meter import Meter
 from tightfit.backends.pytorch.measuring.step_profiler import StepProfiler
@@ -61,6 +61,8 @@ class PytorchBackend:
         return replace(device, memory_bytes=memory_bytes)
 
     def build(self, recipe: Recipe, device: Device, model: nn.Module | None = None) -> Build:
+        if device.kind == "cuda" and recipe.expandable_segments is True:
+            use_expandable_segments()  # before the first weight
         with memory_guard(lambda: "building the model"):
             return assemble(recipe, device, torch.device(device.kind), model)
 

@@ -45,8 +45,9 @@ def apply(model: nn.Module, recipe: Recipe | dict[str, Any]) -> Applied:
     Raises RecipeError where a technique or the micro-batch is still `auto`, and Refused where one cannot serve here.
     """
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.from_dict(recipe)
-    if recipe.backend != "pytorch":
-        raise RecipeError(f"backend: {recipe.backend!r} has nothing to apply to a torch module; write backend=pytorch")
+    if not recipe.backend.runs_torch:
+        raise RecipeError(f"backend: {recipe.backend.name!r} has nothing to apply to a torch module; "
+                          "write backend=pytorch")
     if open_fields := recipe.open_choices():
         raise RecipeError(f"{', '.join(open_fields)}: still auto; write a value for each, or take the recipe of "
                           "tightfit.plan(model, recipe)")

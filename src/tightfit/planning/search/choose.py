@@ -60,8 +60,6 @@ class Exploration:
     ) -> None:  # fmt: skip
         self.space, self.evaluator, self.progress, self.for_run = space, evaluator, progress, for_run
         self.device = space.device
-        self.backend_compiles = False
-        """Whether each trace is a compilation of the whole step."""
         self.limit, self.kept_back, self.mildest = limit, kept_back, mildest
         self.found: dict[Pair, Evaluated] = {}
         self.refused: dict[Choice, str] = {}
@@ -214,7 +212,7 @@ class Exploration:
             faster = value.slower_than(self.space.device)
             for other in self.space.values[field]:
                 if other.name == faster and other.thrift >= max(value.thrift, 1) and not value.slowdown:
-                    counterpart = choice[:at] + (other,) + choice[at + 1 :]
+                    counterpart = (*choice[:at], other, *choice[at + 1 :])
                     if (field, other) not in self._broken and counterpart not in self.refused:
                         return True
         return False
@@ -224,10 +222,8 @@ class Exploration:
         best = self.best()
         if best is None:
             return
-        choice, micro = best
-        for at, (value, plain) in enumerate(zip(choice, self.space.plain, strict=True)):
-            other = choice[:at] + (plain,) + choice[at + 1 :]
-            if value == plain or other not in self.space.choices or any(c == other for c, _ in self.found):
+        for other in self.space.undone(best[0]):
+            if other not in self.space.choices or any(choice == other for choice, _ in self.found):
                 continue
             promise = self._promise(other, self.found[best].fit_rank < 2)
             if promise is not None and promise.speed * (1 + CLOCK_ERROR) >= self.speed(best):
@@ -272,7 +268,8 @@ class Exploration:
 
     def speed(self, pair: Pair) -> float:
         """Samples a second; of a run, with what comes before its first step spread over its steps."""
-        return self.space.recipe.batch_size / max(self._in_run(self.found[pair].seconds, self.found[pair].recipe), 1e-12)
+        found = self.found[pair]
+        return self.space.recipe.batch_size / max(self._in_run(found.seconds, found.recipe), 1e-12)
 
     def _in_run(self, seconds: float, recipe: Recipe) -> float:
         return seconds + (startup(recipe) / recipe.max_steps if self.for_run else 0.0)
@@ -362,4 +359,4 @@ class Exploration:
 
 def startup(recipe: Recipe) -> float:
     """Seconds before the first step of a resolved recipe, such as a compiler's."""
-    return max(getattr(recipe, slot).startup_seconds for slot in SLOTS)
+    return max(float(getattr(recipe, slot).startup_seconds) for slot in SLOTS)

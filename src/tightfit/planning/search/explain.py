@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
-from tightfit.devices import Device
 from tightfit.errors import ModelError
 from tightfit.models import read_config
 from tightfit.planning.plan import Candidate, Memory
@@ -15,7 +15,6 @@ from tightfit.planning.wording import more_or_less, percent, size
 from tightfit.recipe import Recipe
 from tightfit.shapes import shape_of
 from tightfit.tasks import TASKS
-from tightfit.techniques import Technique
 from tightfit.techniques.optimizer import AdamW
 from tightfit.techniques.precision import Fp32
 
@@ -35,9 +34,9 @@ def ranked(exploration: Exploration) -> list[Evaluated]:
         return []
     others: dict[Choice, Pair] = {}
     for pair, found in exploration.found.items():
-        known = others.get(pair[0])
-        if found.fit_rank < 3 and pair != best and (known is None or _order(exploration, pair) < _order(exploration, known)):
-            others[pair[0]] = pair
+        if found.fit_rank < 3 and pair != best:
+            known = others.get(pair[0], pair)
+            others[pair[0]] = min(known, pair, key=lambda each: _order(exploration, each))
     rest: list[Pair] = []
     for pair in sorted(others.values(), key=lambda pair: _order(exploration, pair)):
         alike = (other for other in (best, *rest) if exploration.space.differing(pair[0], other[0]) == [ALLOCATOR])
@@ -77,14 +76,11 @@ def too_large(exploration: Exploration) -> list[Evaluated]:
         return sorted(least.values(), key=lambda found: found.estimate.missing)
     choice, micro = best
     larger = [other for other in exploration.sizes if other > micro][:1]
-    undone = [choice[:at] + (plain,) + choice[at + 1 :]
-              for at, (value, plain) in enumerate(zip(choice, space.plain, strict=True)) if value != plain]
     wanted = [(choice, other) for other in larger]
-    wanted += [(other, micro) for other in undone if other in space.choices and space.cost(other) == 1][:2]
-    try:
+    plainer = [other for other in space.undone(choice) if other in space.choices and space.cost(other) == 1]
+    wanted += [(other, micro) for other in plainer[:2]]
+    with contextlib.suppress(Spent):
         exploration.evaluate(wanted)
-    except Spent:
-        pass
     near = crowded_out(exploration, best)
     shown = [exploration.found[pair] for pair in [*wanted, *([near] if near else [])] if pair in exploration.found]
     large = {id(found): found for found in shown if found.fit_rank == 3}
@@ -99,10 +95,8 @@ def crowded_out(exploration: Exploration, best: Pair) -> Pair | None:
     if exploration.device.kind == "cpu" or space.states(best[0]) == states or space.level(best[0]) != (0, 0):
         return None
     usual = [choice for choice in space.choices if space.states(choice) == states]
-    try:
+    with contextlib.suppress(Spent):
         exploration.evaluate([(space.floor(usual), exploration.sizes[0])])
-    except Spent:
-        pass
     near = [pair for pair in exploration.found if pair[0] in usual]
     least = min(near, key=lambda pair: exploration.found[pair].estimate.memory.used, default=None)
     fits = least is not None and exploration.found[least].fit_rank <= exploration.found[best].fit_rank
@@ -175,7 +169,8 @@ def _crowded_out(near: Evaluated, best: Evaluated) -> str:
     if near.fit_rank == 3:
         return f"Nothing fits in {precision.name}: {copies}. The nearest, {nearest}, misses {size(memory.missing)}."
     over = memory.peak_reserved - memory.capacity + memory.margin
-    return f"Nothing in {precision.name} leaves the margin free: {copies}. The nearest, {nearest}, is {size(over)} over it."
+    return (f"Nothing in {precision.name} leaves the margin free: {copies}. The nearest, {nearest}, is {size(over)} "
+            "over it.")
 
 
 def changing(changed: Sequence[str]) -> str:

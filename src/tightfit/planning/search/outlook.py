@@ -33,11 +33,13 @@ Unknown = tuple[str, Any]
 
 @dataclass(frozen=True)
 class Outlook:
-    """likely: what is expected. best: what it can be at best. unknown: what neither knows."""
+    """likely: what is expected. best: what it can be at best. unknown: what neither knows. indirect: how many
+    changes are known by way of a third value alone."""
 
     likely: MicroBatchFit
     best: MicroBatchFit
     unknown: tuple[Unknown, ...] = ()
+    indirect: int = 0
 
 
 class Outlooks:
@@ -49,7 +51,8 @@ class Outlooks:
         self.fits: dict[Choice, MicroBatchFit] = {}
         for choice in sorted(points, key=lambda c: (-min(len(points[c]), 2), space.departures(c))):
             self.fits[choice] = MicroBatchFit.of(points[choice], self.batch, self._like(choice, points))
-        self._effects: dict[tuple[str, Any, Any], Effect | None] = {}
+        self._pairs: dict[tuple[str, Any, Any], list[tuple[Choice, Effect]]] = {}
+        self._effects: dict[tuple[str, Any, Any, Choice], tuple[Effect | None, int]] = {}
         self._outlooks: dict[Choice, Outlook] = {}
         for one, mine in self.fits.items():
             for other, its in self.fits.items():
@@ -58,7 +61,7 @@ class Outlooks:
                     at = space.fields.index(fields[0])
                     micro = max(points[other])
                     effect = Effect.between(mine, its, micro, self.batch)
-                    self._effects.setdefault((fields[0], one[at], other[at]), effect)
+                    self._pairs.setdefault((fields[0], one[at], other[at]), []).append((one, effect))
 
     def of(self, choice: Choice) -> Outlook:
         """The outlook of a combination; something must have been evaluated."""
@@ -74,25 +77,27 @@ class Outlooks:
         """By those of the nearest evaluated combinations that leave least unknown."""
         by_distance = sorted(self.fits, key=lambda other: len(self.space.differing(choice, other)))
         outlooks = [self._from(relative, choice) for relative in by_distance[:NEAREST]]
-        return min(outlooks, key=lambda outlook: len(outlook.unknown))
+        return min(outlooks, key=lambda outlook: (len(outlook.unknown), outlook.indirect))
 
     def _from(self, relative: Choice, choice: Choice) -> Outlook:
         """The outlook of a combination by one that was evaluated."""
         likely = best = self.fits[relative]
         unknown: list[Unknown] = []
+        indirect = 0
         for field in self.space.differing(choice, relative):
             at = self.space.fields.index(field)
             old, new = relative[at], choice[at]
             if field == ALLOCATOR:
                 continue
-            effect = self._effect(field, old, new)
+            effect, third = self._effect(field, old, new, relative)
+            indirect += third
             if effect is None:
                 unknown.append((field, new))
-                likely, best = self._unknown(field, old, new, likely, best)
+                likely, best = self._unknown(field, old, new, relative, likely, best)
             else:
                 likely, best = likely.changed(effect), best.changed(effect)
         passes = replace(best.passes, slope=best.passes.slope * CARRIED)
-        return Outlook(likely, replace(best, passes=passes), tuple(unknown))
+        return Outlook(likely, replace(best, passes=passes), tuple(unknown), indirect)
 
     def _like(self, choice: Choice, points: Mapping[Choice, Mapping[int, Evaluated]]) -> MicroBatchFit | None:
         """The fit of the nearest combination that was evaluated at two micro-batches."""
@@ -100,24 +105,32 @@ class Outlooks:
         nearest = min(whole, key=lambda other: len(self.space.differing(choice, other)), default=None)
         return None if nearest is None else self.fits[nearest]
 
-    def _effect(self, field: str, old: Any, new: Any) -> Effect | None:
-        """What changing a field does, by two evaluated combinations that differ in it alone; by way of a third value
-        where no pair holds both."""
-        if (field, old, new) not in self._effects:
-            ways = ((self._effects.get((field, old, value)), self._effects.get((field, value, new)))
-                    for value in self.space.values[field])
-            self._effects[field, old, new] = next((a.then(b) for a, b in ways if a is not None and b is not None), None)
-        return self._effects[field, old, new]
+    def _effect(self, field: str, old: Any, new: Any, near: Choice) -> tuple[Effect | None, int]:
+        """What changing a field does, by the two evaluated combinations nearest to `near` that differ in it alone, and
+        0; by way of a third value where no pair holds both, and 1."""
+        key = (field, old, new, near)
+        if key not in self._effects:
+            direct = self._pair(field, old, new, near)
+            ways = ((self._pair(field, old, value, near), self._pair(field, value, new, near))
+                    for value in (self.space.values[field] if direct is None else ()))
+            third = next((one.then(other) for one, other in ways if one is not None and other is not None), None)
+            self._effects[key] = (direct, 0) if direct is not None else (third, 1)
+        return self._effects[key]
+
+    def _pair(self, field: str, old: Any, new: Any, near: Choice) -> Effect | None:
+        pairs = self._pairs.get((field, old, new), ())
+        nearest = min(pairs, key=lambda pair: len(self.space.differing(near, pair[0])), default=None)
+        return None if nearest is None else nearest[1]
 
     def _unknown(
-        self, field: str, old: Any, new: Any, likely: MicroBatchFit, best: MicroBatchFit
+        self, field: str, old: Any, new: Any, near: Choice, likely: MicroBatchFit, best: MicroBatchFit
     ) -> tuple[MicroBatchFit, MicroBatchFit]:
         """Both fits with a value of which only its declaration is known."""
         if not isinstance(new, Technique):
             return likely, best
         floor, time = None, 0.0
         for value in self.space.values[field]:
-            effect = Effect() if value == old else self._effect(field, old, value)
+            effect = Effect() if value == old else self._effect(field, old, value, near)[0]
             if effect is not None and value.name == new.slower_than(self.space.device):
                 time = max(time, effect.time * (1 + CERTAIN * new.slowdown))
             if effect is not None and value.thrift > new.thrift and (floor is None or effect.slope < floor.slope):

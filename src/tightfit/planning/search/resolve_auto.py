@@ -9,7 +9,7 @@ from tightfit.devices import Device
 from tightfit.errors import ModelError
 from tightfit.planning.defaults import resolve
 from tightfit.planning.plan import Plan
-from tightfit.planning.search.search import compiles_whole_steps, search
+from tightfit.planning.search.search import search
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target
 from tightfit.recipe import Recipe
@@ -29,7 +29,7 @@ def resolve_auto(
     Raises Refused where nothing fits.
     """
     device = target.device
-    slowly = compiles_whole_steps(recipe)  # seconds for each trace, which is worth a line
+    slowly = recipe.backend.compiles_whole_steps  # seconds for each trace, which is worth a line
     guessed = device.kind == "cpu" and (target.ceilings is None or slowly)
     if guessed or not recipe.open_choices():
         return resolve(recipe, device), None

@@ -40,11 +40,6 @@ TRAINING_ALONE = ("micro_batch_size", "checkpointing", "optimizer")
 """Fields that generating has no use for."""
 
 
-def compiles_whole_steps(recipe: Recipe) -> bool:
-    """Whether a prediction of the recipe is a compilation of its whole step, seconds each."""
-    return recipe.backend == "jax"
-
-
 @collected_by_hand()
 def search(
     recipe: Recipe,
@@ -65,22 +60,23 @@ def search(
     tools: see `standard_tools`. margin: what is to stay free. catalogue: GPUs among which the smallest that would do is
     named; none are asked about where it is empty. host_bytes: of the machine around the device, for offloading; by
     default this machine's. limit: traces at most. progress: called before each trace. choice_alone: make no trace that
-    only an answer beside the choice needs, and take the mildest numerics that fit. for_run: choose for a run of `max_steps`, compiling counted. evaluator:
-    evaluates in place of `tools`, such as a pool of processes.
+    only an answer beside the choice needs, and take the mildest numerics that fit. for_run: choose for a run of
+    `max_steps`, compiling counted. evaluator: evaluates in place of `tools`, such as a pool of processes.
 
     Raises Refused for pins that contradict each other, naming them, and where nothing can be built; ModelError for a
     model that cannot be traced, with what can be said all the same.
     """
     check_length(recipe)
-    compiles, inference = compiles_whole_steps(recipe), recipe.mode == "inference"
+    compiles, inference = recipe.backend.compiles_whole_steps, recipe.mode == "inference"
     if compiles and inference:
-        raise Refused(f"backend: {recipe.backend} is planned for training alone; write mode=train, or backend=pytorch")
+        raise Refused(f"backend: {recipe.backend.name} is planned for training alone; write mode=train, or "
+                      "backend=pytorch")
     asked = recipe.model_copy(update=dict.fromkeys(TRAINING_ALONE, "auto")) if inference else recipe
     exploration = Exploration(
-        Space(asked, device), evaluator or InProcess(tools, margin), limit=limit or (COMPILATIONS if compiles else TRACES),
-        kept_back=2 if compiles or choice_alone else KEPT_BACK, progress=progress, for_run=for_run, mildest=choice_alone,
+        Space(asked, device), evaluator or InProcess(tools, margin), progress=progress, for_run=for_run,
+        mildest=choice_alone, limit=limit or (COMPILATIONS if compiles else TRACES),
+        kept_back=2 if compiles or choice_alone else KEPT_BACK,
     )  # fmt: skip
-    exploration.backend_compiles = compiles
     try:
         exploration.run()
     except ModelError as error:
@@ -133,7 +129,8 @@ def _plan(
     return Plan(
         device=exploration.device, asked=recipe, candidates=candidates,
         chosen=candidates[0] if best is not None else None, answers=answers,
-        notes=(*unread, *exploration.notes, *([short] if short else []), *(f"left out: {reason}" for reason in refused)),
+        notes=(*unread, *exploration.notes, *([short] if short else ()),
+               *(f"left out: {reason}" for reason in refused)),
         tried=len(exploration.weighed) * len(exploration.sizes), predictions=exploration.made,
     )  # fmt: skip
 
@@ -143,7 +140,7 @@ def _answers(
     sentences: Sequence[str], catalogue: Sequence[Device], margin: Margin, host_bytes: int | None,
 ) -> Answers:  # fmt: skip
     host = host_memory().total if host_bytes is None else host_bytes
-    trains, compiles = exploration.space.recipe.mode == "train", exploration.backend_compiles
+    trains, compiles = exploration.space.recipe.mode == "train", exploration.space.recipe.backend.compiles_whole_steps
     change, change_text = (None, "")
     if best is None and not compiles:
         change, change_text = ways_out.smallest_change(exploration)

@@ -49,7 +49,8 @@ class Space:
         for slot, variants in SLOTS.items():
             pinned = getattr(self.recipe, slot)
             if pinned != "auto":
-                found[slot] = [getattr(self.base, slot)]
+                open_knobs = pinned.alternatives() if slot == "backend" else []
+                found[slot] = open_knobs or [getattr(self.base, slot)]
                 continue
             first = usual(self.recipe, self.device, slot)
             if first.trains_only and self.recipe.mode == "inference":
@@ -57,7 +58,7 @@ class Space:
                 continue
             offered = [setting for kind in variants for setting in kind.offered(self.recipe, self.device)]
             found[slot] = [first, *(setting for setting in offered if setting != first)]
-        caching = self.device.kind == "cuda" and self.recipe.backend != "jax" and self.recipe.mode == "train"
+        caching = self.device.kind == "cuda" and self.recipe.backend.runs_torch and self.recipe.mode == "train"
         weighed = caching and self.recipe.expandable_segments == "auto"
         found[ALLOCATOR] = [False, True] if weighed else [self.base.expandable_segments]
         return found
@@ -101,6 +102,11 @@ class Space:
         """In how many fields a combination is not the usual one."""
         return sum(value != first for value, first in zip(choice, self.plain, strict=True))
 
+    def undone(self, choice: Choice) -> list[Choice]:
+        """The combination with each of its departures undone."""
+        return [(*choice[:at], first, *choice[at + 1 :])
+                for at, (value, first) in enumerate(zip(choice, self.plain, strict=True)) if value != first]
+
     def differing(self, one: Choice, other: Choice) -> list[str]:
         """The fields in which two combinations differ."""
         return [field for field, a, b in zip(self.fields, one, other, strict=True) if a != b]
@@ -135,7 +141,7 @@ class Space:
     def cost(self, choice: Choice) -> int:
         """How many times as long a trace takes as of the plainest combination."""
         recipe = self.on(choice, 1)
-        return max(getattr(recipe, slot).trace_cost for slot in SLOTS)
+        return max(int(getattr(recipe, slot).trace_cost) for slot in SLOTS)
 
     @cached_property
     def sizes(self) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -122,7 +123,9 @@ def _with(asking: Asking, least: Evaluated, changes: dict[str, Any], why: str) -
                 return None
             try:
                 opened = Space(asked, device)
-                changed = opened.on(opened.floor(opened.choices), changed.micro_batch_size)
+                pinned = changed.micro_batch_size
+                assert pinned != "auto"
+                changed = opened.on(opened.floor(opened.choices), pinned)
             except Refused:
                 return None
         found = asking.cost(changed, text=f"whether {text} would do")
@@ -190,7 +193,7 @@ def smallest_gpu(
     """The smallest GPU of the catalogue on which the recipe as written fits; that as a sentence, and the same of the
     choice where it changes numerics."""
     device, space = exploration.device, exploration.space
-    if device.kind != "cuda" or not catalogue or exploration.backend_compiles:
+    if device.kind != "cuda" or not catalogue or space.recipe.backend.compiles_whole_steps:
         return None, []
     levels = sorted({space.level(choice) for choice in space.choices})
     asking = Asking(exploration, GPUS_TRACED)
@@ -271,16 +274,17 @@ def gain_of_opening(exploration: Exploration) -> str:
     if pinned is None or recipe.mode != "train" or recipe.open_choices():
         return ""
     found = exploration.found[pinned]
-    opened = recipe.model_copy(update={**dict.fromkeys(
-        (slot for slot in SLOTS if slot in recipe.model_fields_set and not found.estimate.fits == "no"
-         and slot not in ("loading",)), "auto"), MICRO: "auto"})
+    left_open = [slot for slot in SLOTS if Recipe.model_fields[slot].default == "auto"]
+    opened = recipe.model_copy(update={**dict.fromkeys(left_open, "auto"), MICRO: "auto"})
     asking = Asking(exploration, 3)
     usual = resolve(opened, device)
     usual = usual.model_copy(update={slot: getattr(recipe, slot) for slot in SLOTS
                                      if getattr(recipe, slot) != "auto" and getattr(recipe, slot).harshness})
     sizes = micro_batch_sizes(recipe.batch_size)
-    at = max((size for size in sizes if size <= max(default_micro_batch(opened, device), recipe.micro_batch_size)),
-             default=sizes[0])
+    most = default_micro_batch(opened, device)
+    if recipe.micro_batch_size != "auto":
+        most = max(most, recipe.micro_batch_size)
+    at = max((size for size in sizes if size <= most), default=sizes[0])
     costs: dict[int, Evaluated] = {}
 
     def needs(micro: int) -> float:
@@ -290,10 +294,8 @@ def gain_of_opening(exploration: Exploration) -> str:
         costs[micro] = cost
         return cost.estimate.memory.used + cost.estimate.memory.margin
 
-    try:
+    with contextlib.suppress(Spent):
         largest_that_fits([size for size in sizes if size <= at], needs, device.memory_bytes)
-    except Spent:
-        pass
     safe = [cost for cost in costs.values() if cost.estimate.safe]
     best = max(safe, key=lambda cost: cost.speed, default=None)
     if best is None or best.speed <= (1 + CLOCK_ERROR) * found.speed:

@@ -79,11 +79,11 @@ def _fewer(profile: Profile, worst: Allocation, together: int) -> tuple[str, int
 def _stacked(profile: Profile, ops: Sequence[TimedOp]) -> Improvement | None:
     """A loop over layers copies what each of them leaves into arrays that hold every layer's."""
     taken, step = busy_seconds(each for each in ops if STACKING in each.op.name), whole(profile, ops)
-    if getattr(profile.recipe.layers, "name", "") != "scanned" or not step or taken < WORTH_SAYING * step:
+    if getattr(profile.recipe.backend, "layers", "") != "scanned" or not step or taken < WORTH_SAYING * step:
         return None
     return Improvement(
         sentence=f"{percent(taken / step)} of the step stacks what the loop over layers leaves ({STACKING})",
-        change="layers=unrolled", seconds=taken / step, rank=taken / step,
+        change="backend.layers=unrolled", seconds=taken / step, rank=taken / step,
         derived="unrolled layers leave their arrays where they are; at most all of that time goes, and the program "
                 "takes longer to compile",
     )  # fmt: skip

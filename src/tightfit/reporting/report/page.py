@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tightfit.files import replacing
 from tightfit.profiles import Profile
 from tightfit.recipe import CHOSEN_SLOTS
 from tightfit.reporting.report.difference import difference_section
@@ -19,7 +20,6 @@ from tightfit.reporting.report.sections import (
     readings_section,
 )
 from tightfit.reporting.report.time_sections import ops_section, time_section
-from tightfit.trace.file import replacing
 from tightfit.trace.sample import sampling_notes
 
 SECTIONS = {"headline": "Headline", "difference": "Difference", "memory": "Memory", "time": "Time", "ops": "Ops",

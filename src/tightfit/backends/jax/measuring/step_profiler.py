@@ -28,8 +28,8 @@ from tightfit.backends.jax.measuring.events import Events, read_events
 from tightfit.backends.jax.step import PendingStep, Step
 from tightfit.backends.measuring import plain_steps
 from tightfit.errors import ReportError, one_line
+from tightfit.files import replacing
 from tightfit.trace import PHASES, Op, OpClass, Phase, Trace
-from tightfit.trace.file import replacing
 
 WRITTEN = "plugins/profile/*/*"
 """Where JAX's profiler writes, as TensorBoard and xprof look for it."""

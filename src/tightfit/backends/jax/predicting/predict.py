@@ -114,7 +114,7 @@ def _compiled(recipe: Recipe, device: Device, folder: Path) -> Path:
                               text=True, errors="replace", stdin=subprocess.DEVNULL, timeout=LIMIT, check=False)
     except subprocess.TimeoutExpired:
         raise ModelError(f"model: XLA took more than {LIMIT:.0f} seconds to compile a step of it; write "
-                         "layers=scanned") from None
+                         "backend.layers=scanned") from None
     failure = folder / FAILURE
     if failure.exists():
         told = json.loads(failure.read_text("utf-8"))

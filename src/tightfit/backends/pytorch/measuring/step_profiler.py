@@ -36,8 +36,8 @@ from tightfit.backends.pytorch.measuring.marks import Marks, said
 from tightfit.backends.pytorch.state import random_state, restore_random
 from tightfit.backends.pytorch.step import PendingStep, Step
 from tightfit.errors import ReportError
+from tightfit.files import replacing
 from tightfit.trace import PHASES, Phase
-from tightfit.trace.file import replacing
 
 
 @dataclass

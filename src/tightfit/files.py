@@ -1,0 +1,33 @@
+"""Files that are whole or not there: written under a temporary name, which then takes the place of the real one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name to write a file under; it takes the place of `path` once all of it is there, or is removed.
+
+    Raises OSError that names `path`, as that of a full disk does not by itself.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.writing")
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a whole text file under a temporary name, then give it its own. Raises OSError."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, "utf-8")

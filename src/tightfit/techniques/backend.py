@@ -1,0 +1,81 @@
+"""The framework that runs the step, and how it lays a model's layers out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from tightfit.techniques.base import Exactness, Positive, Technique, technique
+
+if TYPE_CHECKING:
+    from tightfit.devices import Device
+    from tightfit.recipe import Recipe
+
+
+class Backend(Technique):
+    slot: ClassVar[str] = "backend"
+    exact: ClassVar[Exactness] = "rounding"
+    runs_torch: ClassVar[bool]
+    """Whether models are torch modules, so that PyTorch's own kernels and libraries serve them."""
+    compiles_whole_steps: ClassVar[bool]
+    """Whether XLA compiles every step as one program, in training and to predict it."""
+    libraries: ClassVar[tuple[str, ...]]
+    """The packages whose versions a record of a run names."""
+
+    def alternatives(self) -> list[Self]:
+        """This backend with no knob left `auto`, in each way that a search weighs, the default first."""
+        return [self]
+
+    def continuing(self, saved: Backend) -> Backend:
+        """This backend as a run goes on that was started with `saved`: what is `auto` stays as it was."""
+        return self
+
+
+@technique
+class Pytorch(Backend):
+    """PyTorch: models from transformers, one op after the other or with torch.compile."""
+
+    name: ClassVar[str] = "pytorch"
+    speed: ClassVar[str] = "the baseline"
+    memory: ClassVar[str] = "the baseline"
+    runs_torch: ClassVar[bool] = True
+    compiles_whole_steps: ClassVar[bool] = False
+    libraries: ClassVar[tuple[str, ...]] = ("torch", "transformers")
+
+
+@technique
+class Jax(Backend):
+    """JAX: models of its own (see docs/jax.md), and every step compiled whole by XLA. Scanned layers are one layer,
+    compiled once, in a loop over the layers' stacked weights. Without checkpointing the loop copies every layer's
+    activations into arrays for all layers, which costs time and memory; with it there is little to copy."""
+
+    name: ClassVar[str] = "jax"
+    speed: ClassVar[str] = "every step is one program; compile time grows with depth only where layers are unrolled"
+    memory: ClassVar[str] = "planned by XLA; scanned layers take more without checkpointing, about the same with it"
+    runs_torch: ClassVar[bool] = False
+    compiles_whole_steps: ClassVar[bool] = True
+    libraries: ClassVar[tuple[str, ...]] = ("jax", "jaxlib", "optax")
+
+    layers: Literal["auto", "unrolled", "scanned"] = "auto"
+    """unrolled: every layer stands in the program, and XLA plans the memory of each; scanned: one stands there, in a
+    loop over all. A plan chooses; elsewhere auto is unrolled."""
+    unroll: Positive = 1
+    """Layers side by side in one turn of the loop over scanned layers."""
+
+    def alternatives(self) -> list[Self]:
+        if self.layers != "auto":
+            return [self]
+        return [replace(self, layers="unrolled"), replace(self, layers="scanned")]
+
+    def continuing(self, saved: Backend) -> Backend:
+        return saved if isinstance(saved, Jax) and self.layers == "auto" else self
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        if self.unroll > 1 and self.layers != "scanned":
+            return [f"unroll: {self.unroll} layers in a turn of the loop that only scanned layers have; write "
+                    "backend.layers=scanned"]
+        return []
+
+    @classmethod
+    def rungs(cls) -> list[Self]:
+        return [cls(layers="unrolled"), cls(layers="scanned"), cls(layers="scanned", unroll=2)]
