@@ -19,6 +19,8 @@ class Attention(Technique):
     exact: ClassVar = "rounding"
     keeps_scores: ClassVar[bool] = False
     """Whether every layer's matrix of scores is kept for the backward pass."""
+    generates: ClassVar[bool] = True
+    """Whether transformers generates with it."""
 
 
 @technique
@@ -91,6 +93,7 @@ class Flex(Attention):
     speed: ClassVar[str] = "fast with packed documents"
     memory: ClassVar[str] = "linear in the sequence"
     thrift: ClassVar[int] = 1
+    generates: ClassVar[bool] = False
 
     @classmethod
     def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
@@ -114,6 +117,7 @@ class FlashAttn(Attention):
     speed: ClassVar[str] = "as the flash kernel, or faster on the newest GPUs"
     memory: ClassVar[str] = "linear in the sequence"
     thrift: ClassVar[int] = 1
+    generates: ClassVar[bool] = False
 
     @classmethod
     def offered(cls, recipe: Recipe, device: Device) -> list[Self]:

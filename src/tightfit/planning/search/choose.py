@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.planning.defaults import default_micro_batch
 from tightfit.planning.search.evaluate import Evaluated, Evaluator, Progress
@@ -62,6 +63,8 @@ class Exploration:
         self.device = space.device
         self.limit, self.kept_back, self.mildest = limit, kept_back, mildest
         self.found: dict[Pair, Evaluated] = {}
+        self.beside: list[tuple[Device, Evaluated]] = []
+        """What was evaluated for answers alone, and where."""
         self.refused: dict[Choice, str] = {}
         self.failure: ModelError | None = None
         self.sizes = list(space.sizes)

@@ -51,6 +51,7 @@ class Outlooks:
         self.fits: dict[Choice, MicroBatchFit] = {}
         for choice in sorted(points, key=lambda c: (-min(len(points[c]), 2), space.departures(c))):
             self.fits[choice] = MicroBatchFit.of(points[choice], self.batch, self._like(choice, points))
+        self._only = {choice: next(iter(known)) for choice, known in points.items() if len(known) == 1}
         self._pairs: dict[tuple[str, Any, Any], list[tuple[Choice, Effect]]] = {}
         self._effects: dict[tuple[str, Any, Any, Choice], tuple[Effect | None, int]] = {}
         self._outlooks: dict[Choice, Outlook] = {}
@@ -67,7 +68,8 @@ class Outlooks:
         """The outlook of a combination; something must have been evaluated."""
         known = self.fits.get(choice)
         if known is not None:
-            return Outlook(known, known)
+            only = self._only.get(choice)
+            return Outlook(known, known if only is None else _flatter(known, only))
         key = tuple(value for field, value in zip(self.space.fields, choice, strict=True) if field != ALLOCATOR)
         if key not in self._outlooks:
             self._outlooks[key] = self._nearest(choice)
@@ -145,6 +147,12 @@ class Outlooks:
         factor = time or 1.0
         return (replace(likely, passes=usual, seconds=_times(likely.seconds, factor)),
                 replace(lowest, seconds=_times(best.seconds, time)))
+
+
+def _flatter(fit: MicroBatchFit, at: int) -> MicroBatchFit:
+    """A fit of one point, at that micro-batch, with as little for other samples as it may be."""
+    slope = fit.passes.slope * CARRIED
+    return replace(fit, passes=Line(base=fit.passes.base + (fit.passes.slope - slope) * at, slope=slope))
 
 
 def _times(line: Line, factor: float) -> Line:

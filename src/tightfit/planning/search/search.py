@@ -75,7 +75,7 @@ def search(
     exploration = Exploration(
         Space(asked, device), evaluator or InProcess(tools, margin), progress=progress, for_run=for_run,
         mildest=choice_alone, limit=limit or (COMPILATIONS if compiles else TRACES),
-        kept_back=2 if compiles or choice_alone else KEPT_BACK,
+        kept_back=2 if compiles or choice_alone else min(KEPT_BACK, (limit or TRACES) // 4),
     )  # fmt: skip
     try:
         exploration.run()

@@ -39,16 +39,19 @@ class Asking:
         """What a resolved recipe costs; None where it cannot be built. Raises Spent."""
         exploration = self.exploration
         there = device or exploration.device
-        if there == exploration.device:
-            known = next((found for found in exploration.found.values() if found.recipe == recipe), None)
-            if known is not None:
-                return known
+        known = [*((exploration.device, found) for found in exploration.found.values()), *exploration.beside]
+        for where, found in known:
+            if where == there and found.recipe == recipe:
+                return found
         if self.traced <= 0 or exploration.spent >= exploration.limit:
             raise Spent
         self.traced -= 1
         exploration.count(recipe, text)
         outcome = exploration.evaluator([(recipe, there)])[0]
-        return outcome if isinstance(outcome, Evaluated) else None
+        if not isinstance(outcome, Evaluated):
+            return None
+        exploration.beside.append((there, outcome))
+        return outcome
 
 
 def smallest_change(exploration: Exploration) -> tuple[Change | None, str]:
