@@ -93,7 +93,7 @@ def test_refusals_say_what_to_write_or_install(rung: Technique, device: Device) 
 @each_variant
 def test_facts_that_the_search_reads(variant: type[Technique]) -> None:
     """Offered settings are the variant's own, and what a step is declared slower than stands in the same slot."""
-    names = {other.name for other in SLOTS[variant.slot]}
+    names = {other.name for other in VARIANTS[variant.slot]}
     for backend in ("pytorch", "jax"):
         recipe = Recipe.from_dict({"backend": backend})
         for device in DEVICES:
@@ -109,8 +109,8 @@ def test_facts_that_the_search_reads(variant: type[Technique]) -> None:
     assert variant.trace_cost >= 1
 
 
-@pytest.mark.parametrize("slot", SLOTS)
+@pytest.mark.parametrize("slot", VARIANTS)
 def test_no_slot_calls_two_settings_usual(slot: str) -> None:
     for device in DEVICES:
-        named = [variant.usual(Recipe(), device) for variant in SLOTS[slot]]
+        named = [variant.usual(Recipe(), device) for variant in VARIANTS[slot]]
         assert sum(setting is not None for setting in named) <= 1

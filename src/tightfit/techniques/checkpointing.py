@@ -20,6 +20,11 @@ class Checkpointing(Technique):
     recomputes: ClassVar[bool] = True
     """Whether anything is computed again in the backward pass."""
 
+    @property
+    def period(self) -> int | None:
+        """Blocks after which the same is done again; None where that depends on the depth."""
+        return 1
+
     def slower_than(self, device: Device) -> str:
         return NoCheckpointing.name if self.recomputes else ""
 
@@ -69,6 +74,10 @@ class EveryNth(Checkpointing):
     n: Positive = 2
     """Checkpoint one block in n."""
 
+    @property
+    def period(self) -> int:
+        return self.n
+
     @classmethod
     def rungs(cls) -> list[Self]:
         return [cls(n=2), cls(n=3)]
@@ -91,6 +100,10 @@ class Segments(Checkpointing):
 
     count: Positive | Literal["auto"] = "auto"
     """Number of segments; auto is the square root of the number of blocks, rounded."""
+
+    @property
+    def period(self) -> None:
+        return None
 
     @classmethod
     def offered(cls, recipe: Recipe, device: Device) -> list[Self]:

@@ -18,7 +18,7 @@ from tightfit.errors import Refused
 from tightfit.planning.defaults import fill_rest, usual
 from tightfit.recipe import Recipe
 from tightfit.recipe_text import technique_to_yaml
-from tightfit.techniques import SLOTS, Technique
+from tightfit.techniques import SLOTS, VARIANTS, Technique
 
 Choice = tuple[Any, ...]
 """A value for each of `Space.fields`: a technique, or a plain value."""
@@ -49,8 +49,7 @@ class Space:
         for slot, variants in SLOTS.items():
             pinned = getattr(self.recipe, slot)
             if pinned != "auto":
-                open_knobs = pinned.alternatives() if slot == "backend" else []
-                found[slot] = open_knobs or [getattr(self.base, slot)]
+                found[slot] = [getattr(self.base, slot)]
                 continue
             first = usual(self.recipe, self.device, slot)
             if first.trains_only and self.recipe.mode == "inference":
@@ -58,6 +57,7 @@ class Space:
                 continue
             offered = [setting for kind in variants for setting in kind.offered(self.recipe, self.device)]
             found[slot] = [first, *(setting for setting in offered if setting != first)]
+        found["backend"] = self.recipe.backend.alternatives()
         caching = self.device.kind == "cuda" and self.recipe.backend.runs_torch and self.recipe.mode == "train"
         weighed = caching and self.recipe.expandable_segments == "auto"
         found[ALLOCATOR] = [False, True] if weighed else [self.base.expandable_segments]
@@ -180,7 +180,7 @@ def written(field: str, value: Any) -> str:
 def named(recipe: Recipe, other: Recipe | None = None, fields: Sequence[str] = ()) -> str:
     """A resolved recipe's choices as a person writes them, the micro-batch first; with `other`, only those that differ
     from it, else `fields` of them."""
-    every = ("micro_batch_size", *SLOTS, ALLOCATOR)
+    every = ("micro_batch_size", *VARIANTS, ALLOCATOR)
     shown = [field for field in every if (field in fields if other is None else
                                           getattr(recipe, field) != getattr(other, field))]
     return " ".join(written(field, getattr(recipe, field)) for field in shown) or "the same"
