@@ -31,10 +31,13 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
     table.add_column(throughput, justify="right", no_wrap=True)
     if priced:
         table.add_column("per price", justify="right", no_wrap=True)
+    changed = any(row.chosen.changes_numerics for row in chosen if row.chosen is not None)
+    if changed:
+        table.add_column("numerics")
     table.add_column("best recipe")
     for row in rows:
         if row.plan is not None:
-            table.add_row(*map(Text, _cells(row, priced, letters)))
+            table.add_row(*map(Text, _cells(row, priced, changed, letters)))
     console.print(table)
     legend = Table.grid(padding=(0, 2))
     for written, letter in letters.items():
@@ -56,12 +59,13 @@ def _letter(number: int) -> str:
     return (ascii_lowercase[first - 1] if first else "") + ascii_lowercase[last]
 
 
-def _cells(row: Compared, priced: bool, letters: Mapping[str, str]) -> list[str]:
+def _cells(row: Compared, priced: bool, changed: bool, letters: Mapping[str, str]) -> list[str]:
     assert row.plan is not None
     best = row.chosen or next(iter(row.plan.candidates), None)
     used = "-" if best is None else size(best.estimate.memory.used)
     memory = f"{used} of {size(row.device.memory_bytes)}"
     price = [] if not priced else ["-" if row.per_price is None else f"{row.per_price:,.0f}"]
+    price += [_numerics(row)] if changed else []
     if row.chosen is None:
         lacks = "nothing fits" if best is None else f"none: {size(best.estimate.missing)} short"
         return [row.device.name, memory, "-", *price, lacks]
@@ -73,6 +77,13 @@ def _cells(row: Compared, priced: bool, letters: Mapping[str, str]) -> list[str]
     return [row.device.name, memory, f"{row.speed:,.0f}", *price, words + "*" * bool(chosen.changes_numerics)]
 
 
+def _numerics(row: Compared) -> str:
+    """What the row's choice changes in results: technique names, or that they are kept."""
+    if row.chosen is None:
+        return "-"
+    return ", ".join(change.partition("=")[2] for change in row.chosen.changes_numerics) or "kept"
+
+
 def _remarks(rows: Sequence[Compared], priced: bool, throughput: str) -> list[str]:
     """What has to be said below the table, a line each."""
     refused: dict[str, list[str]] = {}
@@ -81,7 +92,7 @@ def _remarks(rows: Sequence[Compared], priced: bool, throughput: str) -> list[st
             refused.setdefault(row.refused, []).append(row.device.name)
     remarks = [f"refused on {', '.join(names)}: {reason}" for reason, names in refused.items()]
     if any(row.chosen is not None and row.chosen.changes_numerics for row in rows):
-        remarks.append("* changes numerics")
+        remarks.append("* changes numerics: where nothing milder fits")
     if priced:
         remarks.append(f"per price: {throughput} for one unit of the price")
     tied = _tied(rows)
