@@ -32,9 +32,9 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
     if priced:
         table.add_column("per price", justify="right", no_wrap=True)
     changed = any(row.chosen.changes_numerics for row in chosen if row.chosen is not None)
+    table.add_column("best recipe", no_wrap=changed)
     if changed:
         table.add_column("numerics")
-    table.add_column("best recipe")
     for row in rows:
         if row.plan is not None:
             table.add_row(*map(Text, _cells(row, priced, changed, letters)))
@@ -65,16 +65,17 @@ def _cells(row: Compared, priced: bool, changed: bool, letters: Mapping[str, str
     used = "-" if best is None else size(best.estimate.memory.used)
     memory = f"{used} of {size(row.device.memory_bytes)}"
     price = [] if not priced else ["-" if row.per_price is None else f"{row.per_price:,.0f}"]
-    price += [_numerics(row)] if changed else []
+    numerics = [_numerics(row)] if changed else []
     if row.chosen is None:
         lacks = "nothing fits" if best is None else f"none: {size(best.estimate.missing)} short"
-        return [row.device.name, memory, "-", *price, lacks]
+        return [row.device.name, memory, "-", *price, lacks, *numerics]
     chosen = row.chosen
     micro = [batches(chosen.recipe)] if chosen.recipe.mode == "train" else []
     word = fits(chosen.estimate)
     remark = [word] if word != "yes" else []
     words = ", ".join([" ".join([*micro, letters[techniques(chosen.recipe)]]), *remark])
-    return [row.device.name, memory, f"{row.speed:,.0f}", *price, words + "*" * bool(chosen.changes_numerics)]
+    return [row.device.name, memory, f"{row.speed:,.0f}", *price,
+            words + "*" * bool(chosen.changes_numerics), *numerics]
 
 
 def _numerics(row: Compared) -> str:
