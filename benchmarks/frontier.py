@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -24,12 +23,11 @@ from typing import Any
 import torch
 
 import record
-from record_ladders import device_slug
+from record_ladders import device_slug, minutes
 from tightfit.devices import MIB, parse_memory
 from tightfit.ladder.catalogue import AUTO
-from tightfit.ladder.climbing import climb
-from tightfit.ladder.climbs import Asked
 from tightfit.ladder.rows import OURS, RESULTS, Machine, Measured, read
+from tightfit.ladder.run import LadderOptions, LadderRun, run_rungs, this_machine
 from tightfit.ladder.rungs import PLAIN, Ladder, Rung
 
 BUDGETS = ("8GB", "12GB", "16GB", "24GB", "40GB", "80GB")
@@ -91,20 +89,21 @@ def held(row: Measured, budget: int) -> bool:
     return row.memory == budget or (row.memory is None and row.driver_bytes <= budget)
 
 
-def explored(study: Study, budget: str, peers: list[str], folder: Path, until: float) -> None:
-    """Run what has no row yet at a budget, as far as the time goes."""
+def explored(study: Study, budget: str, peers: list[str], folder: Path) -> None:
+    """Run what has no row yet at a budget."""
     memory = study.budgets[budget]
-    machine: Machine | None = None
     model = study.base["model"]
+    machine: Machine | None = None
 
     def run(rungs: list[Rung], runner: str) -> list[Measured | None]:
         nonlocal machine
         ladder = Ladder(name=f"frontier-{model}", title=model, base=study.base, rungs=tuple(rungs))
-        asked = Asked(ladder=ladder, scale="full", folder=folder, runners=(runner,), warm_up=2, steps=5, limit=240.0,
-                      memory=memory if study.cuts else None, until=until, predicts=runner == OURS)
-        done = climb(asked, lambda text: print(f"{budget}: {text}", flush=True), machine)
-        machine = done.machine
-        return [done.newest(rung, runner) for rung in rungs]
+        machine = machine or this_machine(ladder.recipe(rungs[0]))
+        options = LadderOptions(ladder=ladder, scale="full", folder=folder, runners=(runner,), warm_up=2, steps=5,
+                                limit=240.0, memory=memory if study.cuts else None, predicts=runner == OURS)
+        made = LadderRun(options, machine, lambda text: print(f"{budget}: {text}", flush=True))
+        run_rungs(made)
+        return [made.measured(rung, runner) for rung in rungs]
 
     run(list(PLANS), OURS)
     for peer, (words, changes) in product(peers, combinations(study.flags)):
@@ -158,7 +157,6 @@ def main(arguments: list[str] | None = None) -> int:
               "out", file=sys.stderr)
         return 2
     study = on_gpu(asked.model, asked.budget or list(BUDGETS)) if asked.dry is None else dry()
-    until = time.monotonic() + 60 * asked.minutes
     base = study.base
     name, results = f"frontier-{base['model']}-{device_slug()}", asked.dry or record.RESULTS
     folder, kept = (asked.dry or Path("ladders")) / name, results / f"{name}.jsonl"
@@ -166,8 +164,9 @@ def main(arguments: list[str] | None = None) -> int:
     if kept.exists():
         shutil.copy(kept, folder / RESULTS)
     try:
-        for budget in study.budgets:
-            explored(study, budget, asked.peer or ["hf-trainer"], folder, until)
+        with minutes(asked.minutes):
+            for budget in study.budgets:
+                explored(study, budget, asked.peer or ["hf-trainer"], folder)
     finally:
         if (folder / RESULTS).exists():
             shutil.copy(folder / RESULTS, kept)

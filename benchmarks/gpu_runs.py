@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 import gpu_truth
 import record
 from forking import Job, Outcome, run_forked
@@ -100,7 +102,7 @@ def ceilings_of(device: Device) -> Ceilings | None:
     kept = load(device.name, threads=device.units if device.kind == "cpu" else 0)
     path = record.RESULTS / "ceilings_gpu.json"
     if kept is None and device.kind == "cuda" and path.exists():
-        recorded = Ceilings.from_dict(json.loads(path.read_text())["ceilings"])
+        recorded = TypeAdapter(Ceilings).validate_python(json.loads(path.read_text())["ceilings"])
         kept = recorded if recorded.device == device.name else None
     return kept
 

@@ -14,33 +14,33 @@ from typing import Any
 
 import record
 from tightfit.backends.jax.backend import JaxBackend
-from tightfit.control_groups import cores
 from tightfit.devices import MIB, find_device
-from tightfit.ladder.compiled import transformer_jax
+from tightfit.ladder.catalogue import find_ladder
 from tightfit.ladder.rungs import Rung
 from tightfit.planning.estimate import estimate
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target
-from tightfit.reporting.report.findings import findings
-from tightfit.training.profiling import profile_ahead
-from tightfit.versions import installed
+from tightfit.profiling.findings import findings
+from tightfit.profiling.measure import predicted_profile
+from tightfit.system import cores, installed
 
 GPU = "rtx-a5000"
 LIBRARIES = ("jax", "jaxlib", "optax", "jax-cuda12-plugin", "jax-cuda12-pjrt")
 
 
 def compiled(rung: Rung, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """A rung's figures: bytes, seconds, operations, and beside them what was published."""
+    """A rung's figures: bytes, seconds, operations, and the published figures."""
     backend, device = JaxBackend(), find_device(GPU)
-    recipe = transformer_jax().recipe(rung, overrides=overrides)
+    recipe = find_ladder("transformer-156m-jax").recipe(rung, overrides=overrides)
     trace = backend.predict(recipe, device)
     found = estimate(trace, recipe, device, standard_tools(backend.predict, unseen=backend.unseen))
+    profile, _ = predicted_profile(recipe, Target(device=device), print)
     figures = {
         "rung": rung.name, "changes": dict(rung.changes), "predicted_bytes": found.memory.peak_allocated,
         "predicted_mib": round(found.memory.peak_allocated / MIB, 1),
         "by_category": dict(found.memory.by_category), "peak_in": found.memory.peak_in,
         "operations": sum(op.flops for op in trace.ops), "predicted_seconds": round(found.time.step_seconds, 3),
-        "findings": [finding.sentence for finding in findings(profile_ahead(recipe, Target(device=device), print)[0])],
+        "findings": [finding.sentence for finding in findings(profile)],
     }  # fmt: skip
     if rung.published is not None and rung.published.memory_mib is not None:
         error = found.memory.peak_allocated / MIB / rung.published.memory_mib - 1
@@ -52,7 +52,7 @@ def compiled(rung: Rung, overrides: Sequence[str] = ()) -> dict[str, Any]:
 def ladder(overrides: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Every rung, several side by side. overrides: `key=value` texts for every rung's recipe."""
     with ThreadPoolExecutor(cores()) as pool:
-        return list(pool.map(partial(compiled, overrides=overrides), transformer_jax().rungs))
+        return list(pool.map(partial(compiled, overrides=overrides), find_ladder("transformer-156m-jax").rungs))
 
 
 def main() -> None:

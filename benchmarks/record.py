@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tightfit.versions import installed
+from tightfit.system import installed
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 

@@ -1,4 +1,4 @@
-"""Ladders recorded: the named ones climbed on this machine, their rows in results/ladder-NAME-DEVICE.jsonl.
+"""Ladders recorded: the named ones run on this machine, their rows in results/ladder-NAME-DEVICE.jsonl.
 
 Run: python benchmarks/record_ladders.py [NAME ...] [--peer PEER ...] [--scale SCALE] [--minutes 7.5]
 What has a row is not run again: a ladder that takes longer than the minutes is gone on with by the next call. A ladder
@@ -8,23 +8,23 @@ in JAX is left out at full scale where JAX sees no GPU.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
+import signal
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
 import record
-from tightfit.ladder.catalogue import LADDERS, find_ladder
-from tightfit.ladder.climbing import climb
-from tightfit.ladder.climbs import Asked, Climb
-from tightfit.ladder.comparisons import ran
-from tightfit.ladder.lines import lines
-from tightfit.ladder.picture import save_picture
-from tightfit.ladder.rows import OURS, RESULTS
+from tightfit.errors import RecipeError
+from tightfit.ladder.catalogue import find_ladder, ladders
+from tightfit.ladder.page import save_picture
+from tightfit.ladder.rows import OURS, RESULTS, read
+from tightfit.ladder.run import LadderOptions, LadderRun, run_rungs, this_machine
 from tightfit.ladder.rungs import SCALES, STEPS, Scale
 from tightfit.ladder.table import show
 
@@ -33,26 +33,50 @@ SEEN = "import jax; raise SystemExit(jax.devices()[0].platform != 'gpu')"
 """Asked in a process of its own: JAX takes most of a GPU's memory as it starts."""
 
 
-def recorded(name: str, scale: Scale, peers: list[str], until: float, gpu: str | None) -> Climb:
-    """A ladder climbed as far as the time goes; its rows and its picture in results/."""
-    kept = record.RESULTS / f"ladder-{name}-{device_slug()}.jsonl"
+@contextlib.contextmanager
+def minutes(count: float) -> Iterator[None]:
+    """End the block after so many minutes, as Ctrl-C would."""
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, 60 * count)
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("the time is over", flush=True)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def results_path(name: str) -> Path:
+    return record.RESULTS / f"ladder-{name}-{device_slug()}.jsonl"
+
+
+def record_ladder(name: str, scale: Scale, peers: list[str], gpu: str | None) -> None:
+    """Run a ladder, and keep its rows and its picture in results/, also where it is stopped."""
+    kept = results_path(name)
     folder = Path("ladders") / kept.stem
     folder.mkdir(parents=True, exist_ok=True)
     if kept.exists():
         shutil.copy(kept, folder / RESULTS)
     ladder = find_ladder(name)
     warm_up, steps = STEPS[scale]
-    asked = Asked(
+    options = LadderOptions(
         ladder=ladder, scale=scale, folder=folder, runners=(OURS, *peers), warm_up=warm_up, steps=steps,
-        limit=RUNG_SECONDS, gpu=gpu or (None if scale == "full" else ladder.gpu), until=until,
+        limit=RUNG_SECONDS, gpu=gpu or (None if scale == "full" else ladder.gpu),
     )  # fmt: skip
+    run = LadderRun(options, this_machine(ladder.recipe(ladder.rungs[0], scale)), lambda text: print(text, flush=True))
     try:
-        done = climb(asked, lambda text: print(text, flush=True))
+        run_rungs(run)
     finally:
         if (folder / RESULTS).exists():
             shutil.copy(folder / RESULTS, kept)
-    save_picture(kept.with_suffix(".png"), done)
-    return done
+        show(run, Console(width=200))
+        try:
+            save_picture(kept.with_suffix(".png"), run)
+        except RecipeError as error:  # without a browser: a picture can be drawn of the rows elsewhere
+            print(error, flush=True)
 
 
 def device_slug() -> str:
@@ -74,17 +98,19 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=7.5)
     parser.add_argument("--gpu", help="a card to predict the full size for")
     asked = parser.parse_args()
-    if unknown := set(asked.names) - set(LADDERS):
-        sys.exit(f"no such ladder: {', '.join(unknown)}; there are {', '.join(LADDERS)}")
-    until, measured = time.monotonic() + 60 * asked.minutes, True
-    for name in asked.names:
-        if asked.scale == "full" and not find_ladder(name).backend.runs_torch and not jax_sees_gpu():
-            print(f"{name}: left out, since JAX sees no GPU here; run: pip install 'tightfit[jax-cuda]'")
-            continue
-        done = recorded(name, asked.scale, asked.peer, until, asked.gpu)
-        show(done, Console(width=200))
-        measured &= bool(ran(lines(done)))
-    sys.exit(0 if measured else 1)
+    if unknown := set(asked.names) - set(ladders()):
+        sys.exit(f"no such ladder: {', '.join(unknown)}; there are {', '.join(ladders())}")
+    compiled = {name for name in asked.names if not find_ladder(name).backend.runs_torch}
+    if compiled and asked.scale == "full" and not jax_sees_gpu():
+        print(f"{', '.join(compiled)}: left out, since JAX sees no GPU here; run: pip install 'tightfit[jax-cuda]'")
+    else:
+        compiled = set()
+    names = [name for name in asked.names if name not in compiled]
+    with minutes(asked.minutes):
+        for name in names:
+            record_ladder(name, asked.scale, asked.peer, asked.gpu)
+    figures = [any(row.status == "done" for row in read(results_path(name)).measured) for name in names]
+    sys.exit(0 if all(figures) else 1)
 
 
 if __name__ == "__main__":

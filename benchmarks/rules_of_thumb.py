@@ -18,11 +18,10 @@ from typing import Any
 
 from record import write
 from tightfit.backends.pytorch.backend import PytorchBackend
+from tightfit.backends.pytorch.model_size import model_size
 from tightfit.devices import Device, find_device
-from tightfit.models import read_config
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
-from tightfit.shapes import shape_of
 from tightfit.trace import Allocation, Category, Trace, live_bytes
 
 NARROW = {
@@ -176,7 +175,7 @@ class Predictions:
     def __init__(self, overrides: Mapping[str, Any], device: Device) -> None:
         self.overrides = dict(overrides)
         self.device = device
-        self.parameters = shape_of(read_config(self._recipe({})), "causal-lm").parameters
+        self.parameters = model_size(self._recipe({})).parameters
         self._traces: dict[str, Trace] = {}
 
     def bytes(self, rule: Rule) -> int:

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import recorded as records
 from ladder_differences import DIFFERENCES, What
 from tightfit.devices import MIB
-from tightfit.ladder.catalogue import LADDERS, find_ladder
-from tightfit.ladder.climbs import Climb
-from tightfit.ladder.comparisons import (
-    QUANTILES,
-    memory_of,
-    published_bytes,
-    published_seconds,
-    ratios,
-    seconds_of,
-    spread,
-)
-from tightfit.ladder.effects import Effect, effects
-from tightfit.ladder.lines import Line, heading, lines, times
+from tightfit.ladder import LIMIT
+from tightfit.ladder.catalogue import find_ladder, guides, ladders
 from tightfit.ladder.peers import title_of
-from tightfit.ladder.published import GUIDES
-from tightfit.ladder.recorded import recorded
-from tightfit.ladder.rows import Predicted, Rows, read
-from tightfit.ladder.rungs import Ladder, Rung
-from tightfit.ladder.table import cells, remarks
+from tightfit.ladder.results import (
+    QUANTILES,
+    Effect,
+    RungResult,
+    effects,
+    figures_of,
+    heading,
+    rung_results,
+    spreads,
+    times,
+)
+from tightfit.ladder.rows import OURS, Predicted, Rows, read
+from tightfit.ladder.run import LadderOptions, LadderRun
+from tightfit.ladder.rungs import STEPS, Ladder, Rung, Scale
+from tightfit.ladder.table import cells, notes
 
 FULL_SIZE = ("bert-large", "transformer-156m")
 """The ladders that were published from one card."""
@@ -54,21 +54,19 @@ READING = """\
   shows the quartiles of a peer's speed in brackets, over every two of the timed steps, one of each loop.
 - **results.jsonl** is only ever added to, by one ladder at a time. A ladder that is stopped by Ctrl-C shows and draws
   what it has, and goes on at the first rung without a row; what failed or was killed is tried again. A rung is
-  measured anew where the recipe, the machine or the version of a library that it uses is another, and predicted anew
-  where besides these the calibration or tightfit's own code is. To the recipe belongs what it names on the disk: the
-  source of `package.module:factory`, of its packages and of what they import from the same root folder (of an
-  installed one, not what it imports); JSON files and code in a folder of a model or a tokenizer, and size and date of
-  its other files; size and date of data files.
+  measured and predicted anew where the recipe, the machine or the version of a library that it uses is another.
+  `--fresh` runs and predicts everything anew: write it after a change of your model's code, of your data, of a
+  calibration or of tightfit itself.
 - **The exit status** is 0 where any rung came to figures, 1 where none did, and 2 where every one was refused or what
   was asked for is wrong."""
 
 
 def ladder_page() -> Iterator[str | records.Table]:
     """The page's parts."""
-    climbs = _climbs()
+    runs = _runs()
     yield "# Ladders"
-    yield ("A ladder measures what each technique does on the machine at hand, one rung after the other, beside what "
-           "was published and what was predicted.")
+    yield ("A ladder measures what each technique does on the machine at hand, one rung after the other, next to "
+           "published and predicted figures.")
     yield ("```\n"
            "tightfit ladder bert-large                        # BERT-large by the guide's nine rungs, and newer ones\n"
            "tightfit ladder bert-large --peer hf-trainer      # the same rungs by another trainer\n"
@@ -78,23 +76,52 @@ def ladder_page() -> Iterator[str | records.Table]:
            "```")
     yield ("It prints a table, and writes `results.jsonl` and a page that opens offline: time and memory as bars, "
            "throughput against memory with its Pareto front, the features' factors, what did not run and why. "
-           "`--picture ladder.png` draws a picture of it.")
-    yield ("ladder", "what climbs it", "published on"), [
-        (f"`{name}`", (made := find_ladder(name)).title, made.published_on or "-") for name in LADDERS]
+           "`--picture ladder.png` has Chromium or Chrome draw a picture of it.")
+    yield ("ladder", "model and data", "published on"), [
+        (f"`{name}`", (made := find_ladder(name)).title, made.published_on or "-") for name in ladders()]
     yield "## How to read it"
     yield READING
     yield "## Recorded"
-    if not any(climb.machine.kind == "cuda" for climb, _ in climbs):
+    if not any(run.machine.kind == "cuda" for run, _ in runs):
         yield "Not yet measured on a GPU."
-    for climb, path in climbs:
-        yield from _one(climb, path)
-    yield from _features(climbs)
+    for run, path in runs:
+        yield from _one(run, path)
+    yield from _features(runs)
     yield from _full_size()
 
 
-def _climbs() -> list[tuple[Climb, Path]]:
+def recorded(path: Path) -> LadderRun | None:
+    """The last ladder of a results file: of the machine and the scale that its last measurement has; None of a file
+    without one.
+
+    Rows are found by the names of their rungs. Their keys are of the day on which they were measured, and a recipe may
+    have other fields since.
+    """
+    rows = read(path)
+    if not rows.measured:
+        return None
+    last = rows.measured[-1]
+    ladder, scale = find_ladder(last.ladder), cast(Scale, last.scale)
+    rungs = {rung.name: rung for rung in ladder.rungs}
+    measured = [row for row in rows.measured
+                if (row.ladder, row.scale) == (last.ladder, last.scale) and row.rung in rungs]
+    predicted = [row for row in rows.predicted if row.ladder == last.ladder and row.rung in rungs]
+    far = [row.device for row in predicted if row.scale == "full" and row.device != last.machine.device]
+    warm_up, steps = STEPS[scale]
+    options = LadderOptions(ladder=ladder, scale=scale, folder=path.parent, warm_up=warm_up, steps=steps, limit=LIMIT,
+                            runners=tuple(dict.fromkeys([OURS, *(row.runner for row in measured)])),
+                            gpu=far[-1] if far else None)
+    run = LadderRun(options, last.machine, lambda text: None)
+    run.rows = Rows(
+        [row.model_copy(update={"key": run.key(rungs[row.rung], row.runner)}) for row in measured],
+        [row.model_copy(update={"key": run.predicted_key(rungs[row.rung], row.device, cast(Scale, row.scale))})
+         for row in predicted], rows.skipped)  # fmt: skip
+    return run
+
+
+def _runs() -> list[tuple[LadderRun, Path]]:
     """The recorded ladders, those of GPUs first."""
-    found = [(recorded(path), path) for path in _files() if read(path).measured]
+    found = [(run, path) for path in _files() if (run := recorded(path)) is not None]
     return sorted(found, key=lambda each: (each[0].machine.kind != "cuda", each[1].name))
 
 
@@ -102,58 +129,57 @@ def _files() -> list[Path]:
     return sorted(records.RESULTS.glob("ladder-*.jsonl"))
 
 
-def _one(climb: Climb, path: Path) -> Iterator[str | records.Table]:
+def _one(run: LadderRun, path: Path) -> Iterator[str | records.Table]:
     """One recorded ladder: its heading, table, remarks and peers."""
-    shown, ladder = lines(climb), climb.asked.ladder
-    dates = sorted(line.measured.date[:10] for line in shown if line.measured is not None)
-    yield f"### {ladder.title}, {climb.machine.device}"
-    yield (". ".join(text[:1].upper() + text[1:] for text in heading(climb)[1:])
+    results, ladder = rung_results(run), run.options.ladder
+    dates = sorted(result.measured.date[:10] for result in results if result.measured is not None)
+    yield f"### {ladder.title}, {run.machine.device}"
+    yield (". ".join(text[:1].upper() + text[1:] for text in heading(run)[1:])
            + f". Measured {dates[0] if dates[0] == dates[-1] else f'{dates[0]} to {dates[-1]}'}, "
            f"[{path.name}](../results/{path.name}).")
     if path.with_suffix(".png").exists():
         yield f"![{ladder.title}: time, memory and throughput](../results/{path.stem}.png)"
-    heads, rows = cells(shown, ladder)
+    heads, rows = cells(results, ladder)
     yield heads, rows
-    said = dict.fromkeys(f"- {line.name}: {text}" for line in shown for text in remarks(line))
-    if said:
+    if said := [f"- {note}" for note in notes(results)]:
         yield "\n".join(said)
-    yield from _peers(shown)
+    yield from _peers(results)
 
 
-def _peers(shown: Sequence[Line]) -> Iterator[str | records.Table]:
-    if rows := [(title_of(each.peer), each.what, str(each.count), *map(times, each.values))
-                for each in spread(ratios(shown))]:
+def _peers(results: Sequence[RungResult]) -> Iterator[str | records.Table]:
+    if rows := [(title_of(each.peer), each.ratio, str(each.count), *map(times, each.values))
+                for each in spreads(results)]:
         yield ("Ours in a peer's, over the rungs that are the same work: samples a second, above 1 where ours is "
                "faster, and peak memory, below 1 where ours takes less.")
         yield ("peer", "ratio", "rungs", *QUANTILES), rows
 
 
-def _features(climbs: Sequence[tuple[Climb, Path]]) -> Iterator[str | records.Table]:
+def _features(runs: Sequence[tuple[LadderRun, Path]]) -> Iterator[str | records.Table]:
     """The guides' table for each machine, filled from all its ladders."""
     yield "## What each technique gives"
-    yield ("The guides say whether a technique improves speed, and memory. Beside their words stand the factors that "
+    yield ("The guides say whether a technique improves speed, and memory. Next to their words stand the factors that "
            "were measured: samples a second and peak memory of the rung with the technique, in those of the rung "
-           f"without it. The guides, in the order of their words: {'; '.join(GUIDES)}.")
-    if not climbs:
+           f"without it. The guides, in the order of their words: {'; '.join(guides().guides)}.")
+    if not runs:
         yield "Nothing is measured yet."
-    for device in dict.fromkeys(climb.machine.device for climb, _ in climbs):
-        mine = [climb for climb, _ in climbs if climb.machine.device == device]
-        found = effects([line for climb in mine for line in lines(climb)])
-        yield f"On {device}, {', '.join(f'`{climb.asked.ladder.name}` ({climb.asked.scale})' for climb in mine)}:"
+    for device in dict.fromkeys(run.machine.device for run, _ in runs):
+        mine = [run for run, _ in runs if run.machine.device == device]
+        found = effects([result for run in mine for result in rung_results(run)])
+        yield f"On {device}, {', '.join(f'`{run.options.ladder.name}` ({run.options.scale})' for run in mine)}:"
         yield ("technique", "guides: speed", "measured", "guides: memory", "measured", "shown by, speed and memory"), [
             (each.feature, ", ".join(each.words.speed), each.speed, ", ".join(each.words.memory), each.memory,
              _shown_by(each)) for each in found]
 
 
 def _shown_by(effect: Effect) -> str:
-    return "; ".join(f"{shown.rung} against {shown.against} ({times(shown.speed)}, {times(shown.memory)})"
+    return "; ".join(f"{shown.name} against {shown.rung.against} ({times(shown.speed)}, {times(shown.memory)})"
                      for shown in effect.shown if shown.speed is not None)
 
 
 def _full_size() -> Iterator[str | records.Table]:
     """Predictions of published ladders at full size, for the published card."""
     yield "## Full-size prediction against published"
-    yield f"Predicted with no such card present; why a difference is more than {EXPLAINED:g} % stands beside it."
+    yield f"Predicted with no such card present; the last column says why one is more than {EXPLAINED:g} % off."
     for ladder in map(find_ladder, FULL_SIZE):
         rows = _full_rows(ladder)
         yield f"### {ladder.title}, {ladder.published_on}"
@@ -189,8 +215,8 @@ def _full_row(ladder: Ladder, rung: Rung, row: Predicted) -> tuple[str, ...]:
 
 def _both(ladder: Ladder, rung: Rung, row: Predicted) -> dict[What, tuple[float | None, float | None]]:
     """Seconds of a step and bytes, as published and as predicted."""
-    return {"time": (published_seconds(rung, ladder), seconds_of(row)),
-            "memory": (published_bytes(rung), memory_of(row, ladder))}
+    published, predicted = ladder.published(rung), figures_of(row, ladder)
+    return {"time": (published.seconds, predicted.seconds), "memory": (published.memory, predicted.memory)}
 
 
 def _why(ladder: Ladder, rung: Rung) -> Mapping[What, str]:

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 
 import tightfit
-from tightfit.reporting.plan.table import show_plan
+from tightfit.display.plan_table import show_plan
 
 PICTURES = Path(__file__).parent / "pictures"
 COLUMNS = 150

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.reporting.browsing import browser, visit  # noqa: F401
+from tests.page.browsing import browser, visit  # noqa: F401
 from tightfit.cli import main
 
 # A test that reaches for a hub must fail at once, not wait for the network.

@@ -3,41 +3,39 @@
 from __future__ import annotations
 
 import json
-import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.benchmark_modules import benchmark
-from tests.ladder.climbs import CARD, CPU, DONE, FIGURES, MIB, Processes, use
+from tests.ladder.made import CARD, CPU, DONE, MIB, Processes, done, use
 from tightfit.devices import parse_memory
-from tightfit.ladder.jobs import Measure, Outcome
+from tightfit.ladder.jobs import Job, Outcome
 from tightfit.ladder.rows import OURS
 
 frontier = benchmark("frontier")
 BUDGET = parse_memory("8GB")
 
 
-def fits(job: Measure) -> Outcome:
+def fits(job: Job) -> Outcome:
     """What takes micro-batches of 8 and more runs out of memory; smaller ones are the slower."""
     micro = job.recipe["micro_batch_size"]
     if micro == "auto":
         return DONE
-    return Outcome(status="out-of-memory") if micro >= 8 else Outcome(figures=replace(FIGURES, samples=micro))
+    return Outcome(status="out-of-memory") if micro >= 8 else done(samples=micro)
 
 
 def test_a_peer_is_tried_from_the_largest_micro_batch_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = use(monkeypatch, Processes(fits, CARD))
     study = frontier.on_gpu("gpt2-medium", ["8GB"])
-    frontier.explored(study, "8GB", ["plain"], tmp_path, time.monotonic() + 60)
+    frontier.explored(study, "8GB", ["plain"], tmp_path)
     assert [job.runner for job in made.jobs[:2]] == [OURS, OURS]
     flags = len(list(frontier.combinations(study.flags)))
     assert [job.recipe["micro_batch_size"] for job in made.jobs[2:]] == [64, 32, 16, 8, 4] * flags
     assert {job.memory for job in made.jobs} == {BUDGET}
-    assert len(made.foretold) == 2  # a peer's runs are not
+    assert made.predicted == 2  # a peer's runs are not
     made.jobs.clear()
-    frontier.explored(study, "8GB", ["plain"], tmp_path, time.monotonic() + 60)
+    frontier.explored(study, "8GB", ["plain"], tmp_path)
     assert made.jobs == []
     points = {point["who"]: point for point in frontier.summary(tmp_path)}
     assert sorted(points) == ["plain", "the plan", "the plan, numerics free"]
@@ -46,9 +44,9 @@ def test_a_peer_is_tried_from_the_largest_micro_batch_down(tmp_path: Path, monke
 
 
 def test_the_dry_run_goes_all_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def took(job: Measure) -> Outcome:
+    def took(job: Job) -> Outcome:
         micro = job.recipe["micro_batch_size"]
-        return Outcome(figures=replace(FIGURES, peak_reserved=(4 if micro == "auto" else micro) * MIB))
+        return done(peak_reserved=(4 if micro == "auto" else micro) * MIB)
 
     made = use(monkeypatch, Processes(took, CPU))
     assert frontier.main(["--dry", str(tmp_path)]) == 0

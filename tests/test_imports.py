@@ -24,13 +24,13 @@ LAYERS = (
     ("tightfit.ladder",),
     ("tightfit.ladder.peers",),
     ("tightfit.doctor",),
-    ("tightfit.reporting.report",),
-    ("tightfit.reporting",),
-    ("tightfit.training",),
+    ("tightfit.profiling.report", "tightfit.profiling.findings", "tightfit.profiling.finding"),
+    ("tightfit.display",),
+    ("tightfit.training", "tightfit.profiling.measure", "tightfit.profiling.run_profile"),
     ("tightfit.data",),
     ("tightfit.planning.search",),
     ("tightfit.planning",),
-    ("tightfit.profiles",),
+    ("tightfit.profiling.profile",),
     ("tightfit.backends",),
     ("tightfit.backends.pytorch.own_loop", "tightfit.backends.pytorch.parallel"),
     ("tightfit.backends.pytorch.backend",),
@@ -53,22 +53,23 @@ LAYERS = (
     ("tightfit.techniques",),
     ("tightfit.calibration",),
     ("tightfit.devices",),
-    ("tightfit.device_catalogue",),
-    ("tightfit.shapes",),
+    ("tightfit.catalogue",),
+    ("tightfit.model_limits",),
     ("tightfit.trace.extension",),
     ("tightfit.trace.events",),
     ("tightfit.trace.file",),
     ("tightfit.trace.sample",),
     ("tightfit.trace",),
-    ("tightfit.nvml", "tightfit.versions", "tightfit.host_memory"),
-    ("tightfit.control_groups", "tightfit.errors", "tightfit.files", "tightfit.garbage"),
+    ("tightfit.page",),
+    ("tightfit.system", "tightfit.errors", "tightfit.files", "tightfit.garbage", "tightfit.profiling", "tightfit.text"),
 )
 """From the top down; a module belongs to the longest name here that it lies under. The package itself stands at the
 top, beside the commands: it offers the public names, and what is inside never imports them back."""
 
 FRAMEWORKS = {"torch", "transformers", "jax"}
 FRAMEWORK_HOMES = ("tightfit.backends.pytorch", "tightfit.backends.jax", "tightfit.ladder.peers")
-FRAMEWORK_FREE = tuple(f"tightfit.{name}" for name in ("reporting", "training", "data", "planning", "techniques"))
+FRAMEWORK_FREE = tuple(f"tightfit.{name}" for name in (
+    "display", "profiling", "training", "data", "planning", "techniques"))
 
 
 @dataclass(frozen=True)

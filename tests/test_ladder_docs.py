@@ -3,7 +3,6 @@ what was published are explained."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,11 @@ import pytest
 import generate
 import ladders
 import recorded as records
-from tests.ladder.climbs import CARD, CPU, climbed, empty, predicted
+from tests.ladder.made import CARD, CPU, PEER, bert_large, empty, predicted
 from tightfit.ladder import rows
-from tightfit.ladder.catalogue import LADDERS, find_ladder
+from tightfit.ladder.catalogue import find_ladder
+from tightfit.ladder.catalogue import ladders as named
+from tightfit.ladder.results import rung_results
 
 STATUS = Path(__file__).parents[1] / "docs/status.md"
 
@@ -22,8 +23,8 @@ STATUS = Path(__file__).parents[1] / "docs/status.md"
 def results(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "RESULTS", tmp_path)
 
-    def record(name, climb):
-        for row in (*climb.rows.measured, *climb.rows.predicted):
+    def record(name, run):
+        for row in (*run.rows.measured, *run.rows.predicted):
             rows.append(tmp_path / name, row)
 
     return record
@@ -37,13 +38,13 @@ def test_without_records_it_says_so(results):
     text = said()
     assert "Not yet measured on a GPU." in text
     assert text.count("Not yet predicted.") == 2
-    assert all(f"| `{name}` |" in text for name in LADDERS)
+    assert all(f"| `{name}` |" in text for name in named())
 
 
 def test_records_are_picked_up_by_name_those_of_gpus_first(results):
-    results("ladder-bert-large-cpu.jsonl", climbed())
+    results("ladder-bert-large-cpu.jsonl", bert_large())
     assert "Not yet measured on a GPU." in said()
-    results("ladder-bert-large-v100.jsonl", climbed("full", CARD, gpu=None))
+    results("ladder-bert-large-v100.jsonl", bert_large("full", CARD, gpu=None))
     text = said()
     assert "Not yet measured on a GPU." not in text
     assert text.index("512 tokens, V100 16 GB\n\nMeasured") < text.index("512 tokens, CPU\n\nMeasured")
@@ -56,15 +57,15 @@ def test_records_are_picked_up_by_name_those_of_gpus_first(results):
 
 def test_full_size_predictions_stand_beside_what_was_published(results, monkeypatch):
     ladder = find_ladder("transformer-156m")
-    climb = empty(ladder, "reduced", CPU, gpu="rtx-a5000")
+    run = empty(ladder, "reduced", CPU, gpu="rtx-a5000")
     first, second = ladder.rungs[:2]
-    climb.rows.predicted += [
-        predicted(climb, first, "rtx-a5000", "full", 9.0, 9.0),  # of an earlier day: the newest counts
-        replace(predicted(climb, first, "rtx-a5000", "full", 2.1, 24_720), context=500 << 20, fits="no"),
-        predicted(climb, second, "rtx-a5000", "full", 1.21, 14_600),
-        predicted(climb, second, "t4", "full", 7.0, 7.0), predicted(climb, second, "rtx-a5000", "reduced", 7.0, 7.0),
+    run.rows.predicted += [
+        predicted(run, first, "rtx-a5000", "full", 9.0, 9.0),  # of an earlier day: the newest counts
+        predicted(run, first, "rtx-a5000", "full", 2.1, 24_720, context=500 << 20, fits="no"),
+        predicted(run, second, "rtx-a5000", "full", 1.21, 14_600),
+        predicted(run, second, "t4", "full", 7.0, 7.0), predicted(run, second, "rtx-a5000", "reduced", 7.0, 7.0),
     ]  # fmt: skip
-    results("ladder-transformer-156m-cpu.jsonl", climb)
+    results("ladder-transformer-156m-cpu.jsonl", run)
     monkeypatch.setattr(ladders, "DIFFERENCES", {"transformer-156m": {}})
     text = said()
     assert "| fp32 | 2.1 | 2.1 | +0.0 % | 20,600 | 24,720 | +20.0 % | does not fit |" in text
@@ -73,6 +74,24 @@ def test_full_size_predictions_stand_beside_what_was_published(results, monkeypa
     monkeypatch.setattr(ladders, "DIFFERENCES", {"transformer-156m": {"fp32": {"memory": "a loop keeps more"}}})
     assert "| does not fit; memory: a loop keeps more |" in said()
     assert ladders.unexplained() == []
+
+
+def test_a_ladder_is_read_back_by_the_names_of_its_rungs(tmp_path):
+    path, run = tmp_path / "ladder.jsonl", bert_large()
+    other = predicted(run, run.options.ladder.rungs[0], "CPU", "smallest", 9.0, 9.0)
+    for row in (*run.rows.measured, *run.rows.predicted, other):
+        rows.append(path, row.model_copy(update={"key": "of another day"}))
+    rows.append(path, run.rows.predicted[0].model_copy(update={"rung": "a rung that is gone"}))
+    found = ladders.recorded(path)
+    assert (found.options.scale, found.options.gpu, found.options.runners) == (
+        "reduced", "v100-16gb", ("tightfit", PEER))
+
+    def figures(run):
+        return [(each.name, each.measured and each.measured.seconds, each.predicted and each.predicted.step_seconds,
+                 each.full and each.full.fits, each.speed, each.other_work) for each in rung_results(run)]
+
+    assert figures(found) == figures(run)
+    assert ladders.recorded(tmp_path / "none.jsonl") is None
 
 
 def test_every_recorded_difference_is_explained():

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tightfit.backends.pytorch.gpu_memory import gpu_memory
     from tightfit.backends.pytorch.own_loop import Applied, apply
+    from tightfit.display.plan import ReadablePlan
     from tightfit.planner import plan
     from tightfit.recipe import Recipe
-    from tightfit.reporting.plan.readable import ReadablePlan
     from tightfit.training.trainer import Trainer
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Applied": "tightfit.backends.pytorch.own_loop",
-    "ReadablePlan": "tightfit.reporting.plan.readable",
+    "ReadablePlan": "tightfit.display.plan",
     "Recipe": "tightfit.recipe",
     "Trainer": "tightfit.training.trainer",
     "apply": "tightfit.backends.pytorch.own_loop",

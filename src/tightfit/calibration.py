@@ -9,23 +9,25 @@ from __future__ import annotations
 import bisect
 import contextlib
 import itertools
-import json
 import math
 import os
 import platform
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import ClassVar, Literal
+
+from pydantic import ConfigDict, TypeAdapter
 
 from tightfit.errors import TightfitError
 from tightfit.files import replacing
-from tightfit.versions import version_of
+from tightfit.system import version_of
 
 FOLDER = Path("~/.cache/tightfit/ceilings")
-FORMAT = 1
+FORMAT: Literal[1] = 1
 """Version of the file's layout; a file of another one is measured anew."""
 
 SLUMP = 10  # times slower than a product with a side less: no device runs one so by itself
@@ -98,7 +100,7 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True)
 class Ceilings:
-    """What one device, driven by one machine, was measured to do.
+    """Measured speeds of one device in one machine.
 
     device: the name that `devices.Device` has. processor: the host's. torch: PyTorch's version. threads: how many the
         CPU computed with; 0 for another device. driver: of the device; empty for the CPU.
@@ -113,6 +115,7 @@ class Ceilings:
     host_to_device: bytes a second from pinned host memory; 0 where there is nothing to copy.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
     device: str
     kind: Literal["cpu", "cuda"]
     processor: str
@@ -154,57 +157,34 @@ class Ceilings:
                         f"smaller one at {smaller / 1e9:.3g}: something else keeps the device busy")
         return ""
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        """The record that `dataclasses.asdict` gave. Raises KeyError, TypeError or ValueError for another."""
-        grids = {
-            field: {name: Grid(tuple(g["sizes"]), _tuples(g["rates"])) for name, g in values[field].items()}
-            for field in ("products", "batches")
-        }
-        curves = {field: _curves(values[field]) for field in ("attention", "memory")}
-        return cls(**{**values, **grids, **curves})
-
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "add": (),
     "add_": ("add_", "mul_", "sub_", "div_", "lerp_", "addcmul_", "addcdiv_", "sqrt_", "neg_", "clamp_"),
     "sqrt": ("sqrt", "rsqrt", "div", "reciprocal"),
-    "pow": ("pow",),
     "tanh": ("tanh", "tan", "sinh"),
-    "gelu": ("gelu",),
-    "gelu_backward": ("gelu_backward",),
-    "silu": ("silu", "sigmoid", "mish", "hardswish", "softplus"),
-    "silu_backward": ("silu_backward",),
-    "exp": ("exp", "log", "erf", "cos", "sin", "log1p", "expm1"),
-    "gt": ("gt", "lt", "ge", "le", "eq", "ne", "isnan", "isfinite", "logical_not", "logical_and", "bitwise_and"),
+    "gelu": ("gelu", "gelu_backward"),
+    "silu": ("silu", "silu_backward", "sigmoid", "mish", "hardswish", "softplus"),
     "where": ("where", "masked_fill", "masked_fill_", "threshold_backward"),
-    "_softmax": ("_softmax", "softmax"),
+    "_softmax": ("_softmax", "softmax", "_softmax_backward_data", "_log_softmax", "log_softmax", "logsumexp",
+                 "_log_softmax_backward_data"),
     "_safe_softmax": ("_safe_softmax",),
-    "_softmax_backward_data": ("_softmax_backward_data",),
-    "_log_softmax": ("_log_softmax", "log_softmax", "logsumexp"),
-    "_log_softmax_backward_data": ("_log_softmax_backward_data",),
-    "native_layer_norm": ("native_layer_norm", "_fused_rms_norm", "native_group_norm", "native_batch_norm"),
-    "native_layer_norm_backward": ("native_layer_norm_backward", "_fused_rms_norm_backward",
-                                   "native_group_norm_backward", "native_batch_norm_backward"),
-    "sum": ("sum",),
-    "mean": ("mean", "amax", "amin", "max", "min", "var", "std", "var_mean", "argmax", "any", "all", "prod"),
-    "linalg_vector_norm": ("linalg_vector_norm", "_foreach_norm", "_amp_foreach_non_finite_check_and_unscale_"),
-    "clone": ("clone", "copy_"),
-    "cat": ("cat", "stack", "repeat", "constant_pad_nd", "split_with_sizes_copy"),
-    "_to_copy": ("_to_copy",),
+    "native_layer_norm": tuple(f"{name}{backward}" for name in (
+        "native_layer_norm", "_fused_rms_norm", "native_group_norm", "native_batch_norm"
+    ) for backward in ("", "_backward")),
+    "sum": ("sum", "mean", "amax", "amin", "max", "min", "var", "std", "var_mean", "argmax", "any", "all", "prod"),
     "zeros": ("zeros", "zeros_like", "new_zeros", "zero_", "fill", "fill_", "full", "full_like", "ones", "ones_like",
               "new_ones", "nll_loss_backward", "slice_backward", "select_backward", "arange", "_foreach_zero_"),
-    "embedding": ("embedding", "index", "index_select", "gather", "nll_loss_forward"),
-    "embedding_dense_backward": ("embedding_dense_backward", "index_put_", "index_put", "index_add_", "scatter",
-                                 "scatter_add", "scatter_add_", "scatter_"),
+    "embedding": ("embedding", "index", "index_select", "gather", "nll_loss_forward", "embedding_dense_backward",
+                  "index_put_", "index_put", "index_add_", "scatter", "scatter_add", "scatter_add_", "scatter_"),
     "bernoulli_": ("bernoulli_", "native_dropout", "bernoulli", "uniform_", "normal_", "rand", "randn", "rand_like",
                    "randn_like", "randint"),
     "_foreach_mul_": ("_foreach_mul_", "_foreach_add_", "_foreach_lerp_", "_foreach_addcmul_", "_foreach_addcdiv_",
                       "_foreach_sqrt", "_foreach_div_", "_foreach_mul", "_foreach_add", "_foreach_copy_"),
     "_fused_adamw_": ("_fused_adamw_", "_fused_adam_", "_fused_sgd_", "_fused_adagrad_"),
-}
-"""The ops that are measured for others of their like, by name without namespace and overload. Whatever is nowhere here
-counts as `add`."""
+}  # fmt: skip
+"""The ops that are measured for others that take about as long for their bytes, by name without namespace and overload.
+Whatever is nowhere here counts as `add`."""
 
 FAMILY_OF: dict[str, str] = {name: family for family, names in FAMILIES.items() for name in names}
 
@@ -216,12 +196,25 @@ def family_of(op: str) -> str:
     return FAMILY_OF.get(name, "add_" if name.endswith("_") and not name.startswith("_") else "add")
 
 
+@dataclass(frozen=True)
+class _Record:
+    """The file's content."""
+
+    format: Literal[1]
+    ceilings: Ceilings
+
+
+@cache
+def _record() -> TypeAdapter[_Record]:
+    return TypeAdapter(_Record)
+
+
 def save(ceilings: Ceilings, folder: Path = FOLDER) -> Path:
     """Write the record into `folder`, whole or not at all. Raises TightfitError where it cannot be written."""
     with _written_to(folder) as home:
         path = home / _file_name(ceilings.device, ceilings.threads)
         with replacing(path) as temporary:
-            temporary.write_text(json.dumps({"format": FORMAT, "ceilings": asdict(ceilings)}), "utf-8")
+            temporary.write_bytes(_record().dump_json(_Record(format=FORMAT, ceilings=ceilings)))
     return path
 
 
@@ -250,11 +243,8 @@ def load(device: str, folder: Path = FOLDER, *, threads: int = 0) -> Ceilings | 
     threads: how many the CPU computes with; 0 for another device.
     """
     try:
-        whole = json.loads((folder.expanduser() / _file_name(device, threads)).read_text())
-        if whole["format"] != FORMAT:
-            return None
-        found = Ceilings.from_dict(whole["ceilings"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        found = _record().validate_json((folder.expanduser() / _file_name(device, threads)).read_bytes()).ceilings
+    except (OSError, ValueError):  # ValueError: no record, or one of another layout
         return None
     here = (device, processor(), torch_version(), threads)
     return found if (found.device, found.processor, found.torch, found.threads) == here else None
@@ -287,14 +277,3 @@ def _place(sizes: tuple[float, ...] | tuple[int, ...], size: float) -> tuple[int
         return len(sizes) - 1, 0.0
     low = bisect.bisect_right(sizes, size) - 1
     return low, math.log(size / sizes[low]) / math.log(sizes[low + 1] / sizes[low])
-
-
-def _tuples(rates: list[list[list[float]]]) -> tuple[tuple[tuple[float, ...], ...], ...]:
-    return tuple(tuple(tuple(row) for row in plane) for plane in rates)
-
-
-def _curves(values: dict[str, dict[str, dict[str, list[float]]]]) -> dict[str, dict[str, Curve]]:
-    return {
-        name: {dtype: Curve(tuple(c["sizes"]), tuple(c["values"])) for dtype, c in curves.items()}
-        for name, curves in values.items()
-    }

@@ -155,7 +155,9 @@ def ladder(
         min=1, metavar="SECONDS", help="The most that one rung may take, and also the most that its prediction may.",
     )] = LIMIT,
     picture: Annotated[Path | None, typer.Option(
-        metavar="FILE", help="Where a PNG or SVG of it goes.")] = None,
+        metavar="FILE", help="Where a PNG of it goes; Chromium or Chrome draws it.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run and predict anew what has a result already, such as after "
+                                        "a change of your model's code.")] = False,
 ) -> None:  # fmt: skip
     """Measure every technique's effect on this machine, a rung at a time, beside published and predicted figures.
 
@@ -167,7 +169,7 @@ def ladder(
     from tightfit.commands.ladder import run_ladder
 
     raise typer.Exit(run_ladder(name, overrides or [], gpu=gpu, gpu_memory=gpu_memory, peers=peer or [], scale=scale,
-                                steps=steps, limit=limit, picture=picture))
+                                steps=steps, limit=limit, picture=picture, fresh=fresh))
 
 
 @app.command()
@@ -175,7 +177,7 @@ def gpus() -> None:
     """List the GPUs that a plan can be made for."""
     from rich.console import Console
 
-    from tightfit.reporting.plan.gpu_table import gpu_table
+    from tightfit.display.gpu_tables import gpu_table
 
     Console().print(gpu_table())
 
@@ -213,17 +215,12 @@ def recipes() -> None:
     from tightfit.bundled import BUNDLED
     from tightfit.recipe_files import bundled_recipes
 
-    planned: dict[str, list[str]] = {}
-    for name in bundled_recipes():
-        model, _, budget = name.rpartition("-")
-        planned.setdefault(model if model in BUNDLED else name, []).append(budget)
     typer.echo("recipes")
-    for name in sorted(planned.keys() - BUNDLED):
+    for name in bundled_recipes():
         typer.echo(f"  {name}")
-    typer.echo("models; with a card's size behind the name, such as gpt2-24gb, the fastest recipe found that fits it")
+    typer.echo("models, each of which is also a recipe of that name")
     for name in sorted(BUNDLED):
-        sizes = sorted(planned.get(name, ()), key=lambda budget: int(budget.removesuffix("gb")))
-        typer.echo(f"  {name:<18} {BUNDLED[name].task:<22} {' '.join(sizes)}".rstrip())
+        typer.echo(f"  {name:<18} {BUNDLED[name].task}")
 
 
 def _quiet_libraries() -> None:

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from tightfit.device_catalogue import CARDS, Card
+from tightfit.catalogue import CARDS, Card
 from tightfit.errors import RecipeError, nearest
 
 MIB = 1 << 20
@@ -46,7 +46,7 @@ class Device:
     source: str = ""
     """The documents that the figures come from; what could not be verified is named as such."""
     notes: str = ""
-    """What was assumed, as a sentence; empty where nothing was."""
+    """Assumptions, as a sentence; empty where there are none."""
     uuid: str = ""
     """The card's own, as its driver writes it; empty for one that is not there."""
 

@@ -1,4 +1,4 @@
-"""What the Hugging Face hub's client raises, in one sentence."""
+"""Errors of the Hugging Face hub's client, in one sentence each."""
 
 from __future__ import annotations
 

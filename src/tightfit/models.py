@@ -1,4 +1,4 @@
-"""Which model a recipe names: bundled shapes as plain numbers, Hugging Face configurations, factories.
+"""The model that a recipe names: bundled shapes as plain numbers, Hugging Face configurations, factories.
 
 No framework is loaded when this module is imported; building the model from its source is the backend's work.
 """
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from tightfit.bundled import BUNDLED, HUB_NAMES, Bundled
 from tightfit.errors import MissingLibrary, ModelError, nearest, one_line
 from tightfit.hub_errors import explain_hub_error
-from tightfit.shapes.limits import check_overrides
+from tightfit.model_limits import check_overrides
 from tightfit.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ OUR_TRANSFORMER = "tightfit-transformer"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What data and planning need to know of a model, read from its configuration alone.
+    """Sizes of a model that data and planning need, read from its configuration alone.
 
     `max_positions` is None where positions have no limit. Sizes that a model does not have are 0.
     """
@@ -67,7 +67,7 @@ class TransformerConfig:
 
 SourceKind = Literal["bundled", "folder", "hub", "factory"]
 FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-"""What `package.module:factory` looks like."""
+"""The form `package.module:factory`."""
 WELCOME_NAMES = (
     "a folder such as ./my-model, a Hugging Face id such as openai-community/gpt2, or package.module:factory"
 )
@@ -81,7 +81,7 @@ class ModelSource(NamedTuple):
 
 
 def resolve_source(recipe: Recipe) -> ModelSource:
-    """What `recipe.model` names. Touches no network. Raises ModelError for a name that can be none of the four."""
+    """The source that `recipe.model` names; no network is touched. Raises ModelError for a name of no kind."""
     name = recipe.model
     if name in BUNDLED:
         return ModelSource("bundled", name)

@@ -14,6 +14,7 @@ from typing import Any
 
 from tightfit.backends import load_backend
 from tightfit.devices import Device, catalogue
+from tightfit.display.plan import ReadablePlan
 from tightfit.errors import RecipeError
 from tightfit.models import read_config
 from tightfit.planning.search.evaluate import Progress
@@ -26,7 +27,6 @@ from tightfit.planning.targets import Target, cpu_target, gpu_target
 from tightfit.recipe import Recipe
 from tightfit.recipe_files import IF_CUDA, RECIPES, load_recipe, recipe_values
 from tightfit.recipe_text import apply_overrides
-from tightfit.reporting.plan.readable import ReadablePlan
 from tightfit.training_arguments.table import FIELDS
 
 RecipeOn = Callable[[bool], Recipe]

@@ -149,9 +149,6 @@ class Recipe(BaseModel):
     """More than one device: dp shares each micro-batch's rows among all of this machine's (backend: jax)."""
     backend: Annotated[Backend, *_slot("backend")] = Pytorch()
     """The framework that runs the step: pytorch, or jax with its own knobs."""
-    xla_flags: Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)] = ()
-    """Flags for XLA besides its own defaults, such as `--xla_gpu_enable_triton_gemm=false` (backend: jax). A process of
-    its own tries them first."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run: auto takes the CUDA device where there is one."""
     allow_numerics: bool = False
@@ -206,9 +203,6 @@ class Recipe(BaseModel):
         if self.mode == "train" and micro != "auto" and micro > batch:
             raise RecipeError(f"micro_batch_size: {micro} is more than batch_size={batch}, which is what one optimizer "
                               f"step learns from; write micro_batch_size={batch} or less, or batch_size={micro}")
-        if self.xla_flags and not self.backend.compiles_whole_steps:
-            raise RecipeError(f"xla_flags: {' '.join(self.xla_flags)} is for XLA, which backend: {self.backend.name} "
-                              "does not use; leave it out, or write backend=jax")
         return self
 
     @classmethod

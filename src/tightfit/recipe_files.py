@@ -19,14 +19,11 @@ IF_CUDA = "if_cuda"
 stands above it."""
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-"""What a Hugging Face id with an owner looks like."""
-
-SIZED = re.compile(r"(.+)-(\d+)gb")
-"""A model's name with a card's size behind it, in GB."""
+"""A Hugging Face id with an owner."""
 
 RECIPES = ("a YAML file, a bundled recipe or model, a model's folder, its Hugging Face id or package.module:factory; "
            "tightfit recipes lists what is bundled")
-"""What names a recipe, for messages."""
+"""The names that a recipe may have, for messages."""
 
 
 def load_recipe(name: str, overrides: Iterable[str] = (), *, cuda: bool = False) -> Recipe:
@@ -86,18 +83,9 @@ def recipe_values(name: str) -> dict[str, Any]:
 
 
 def recipe_hint(name: str, also: Iterable[str] = ()) -> str:
-    """What to write instead of a name that no recipe has: a size that there is, or a name close to it, of a recipe or
-    in `also`; empty where nothing is close."""
-    bundled = _bundled()
-    if (sized := SIZED.fullmatch(name)) and sized[1] in BUNDLED:
-        found = (SIZED.fullmatch(each) for each in bundled)
-        sizes = sorted(int(each[2]) for each in found if each is not None and each[1] == sized[1])
-        if sizes:
-            smaller = [size for size in sizes if size < int(sized[2])]
-            advice = (f"write {sized[1]}-{smaller[-1]}gb, the next smaller" if smaller else
-                      f"none for one that small; see tightfit plan {sized[1]} --gpu-memory {sized[2]}GB")
-            return f"{sized[1]} has one for cards of {', '.join(map(str, sizes))} GB; {advice}"
-    close = closest(name, [*bundled, *BUNDLED, *also])
+    """A suggestion for a name that no recipe has: one close to it, of a recipe or in `also`; empty where
+    nothing is close."""
+    close = closest(re.sub(r"-\d+gb$", "", name), [*_bundled(), *BUNDLED, *also])  # a card is named by --gpu-memory
     return "" if close is None else f"did you mean {close!r}?"
 
 

@@ -31,6 +31,7 @@ ELSEWHERE = {
     "dataloader_pin_memory": "write loading.pin_memory",
     "num_train_epochs": "write max_steps",
     "layers": "write backend: {name: jax, layers: scanned}, or backend=jax backend.layers=scanned",
+    "xla_flags": "write backend=jax backend.xla_flags=--xla_NAME=VALUE",
     "weight_decay": "write optimizer=adamw optimizer.weight_decay=0.1",
 }
 """Names from other trainers and from earlier versions, and what they are here."""
@@ -221,7 +222,7 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
 
 
 def _as_mapping(field: str, value: Any, text: str, knob: str) -> dict[str, Any]:
-    """What a short string stands for, so that its field `knob` can be set."""
+    """The mapping that a short string stands for, so that its field `knob` can be set."""
     if isinstance(value, Mapping):
         return dict(value)
     if field == "data":

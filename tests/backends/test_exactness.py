@@ -21,7 +21,6 @@ from tests.architectures import CAUSAL, IMAGES, MASKED, POSITIONS, SEQ2SEQ, TASK
 from tests.backends.jax.cases import SCANNED, fast_options
 from tightfit.backends.jax.backend import JaxBackend
 from tightfit.backends.jax.batch import array_window
-from tightfit.backends.jax.models import unstacked
 from tightfit.backends.jax.step import Step as JaxStep
 from tightfit.backends.jax.update import window_gradients
 from tightfit.backends.pytorch.backend import PytorchBackend
@@ -144,7 +143,7 @@ def in_jax(folder: Path, split: tuple[int, ...]) -> tuple[dict[str, Tensor], flo
         lowered = compute.lower(step.state["params"], window.arrays, count)
         programs["one for every split"] = lowered.compile(compiler_options=fast_options())
     total, found = programs["one for every split"](step.state["params"], window.arrays, count)
-    arrays = unstacked(jax.device_get(found))
+    arrays = step.build.network.unstacked(jax.device_get(found))
     return {name: torch.tensor(array) for name, array in arrays.items()}, float(total) / window.count
 
 
@@ -239,7 +238,7 @@ def test_clipping_under_accumulation_is_exact(backend, split, request, tmp_path_
             device = JaxBackend().device(recipe)
             jax_step = JaxStep(JaxBackend().build(resolve(recipe, device), device))
             result = jax_step(array_window(window, ROWS, ROWS), 1.0).read()
-            weights = unstacked(jax.device_get(jax_step.state["params"]))
+            weights = jax_step.build.network.unstacked(jax.device_get(jax_step.state["params"]))
             after = {n: torch.tensor(array).double() for n, array in weights.items()}
         else:
             device = PytorchBackend().device(recipe)

@@ -11,16 +11,16 @@ import torch
 from torch import nn
 
 import tightfit
-from tests.reporting.plan.plans import fitting, nothing_fits
+from tests.display.plans import fitting, nothing_fits
 from tightfit.backends import load_backend
 from tightfit.backends.pytorch.ceilings import measure as measuring
 from tightfit.calibration import Ceilings, Curve, processor, torch_version
 from tightfit.commands import plan as plan_command
 from tightfit.devices import find_device
+from tightfit.display.plan import ReadablePlan
 from tightfit.errors import ModelError, RecipeError
 from tightfit.planner import own_device, read_recipe
 from tightfit.recipe import Recipe
-from tightfit.reporting.plan.readable import ReadablePlan
 
 TINY = {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 32, "attn_pdrop": 0.0}
 FIELDS = {"model": "gpt2", "model_overrides": TINY, "vocab_size": 64, "seq_len": 16, "batch_size": 4,

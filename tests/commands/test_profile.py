@@ -8,10 +8,10 @@ import json
 
 import pytest
 
-from tightfit import profiles
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.measuring import step_profiler
 from tightfit.errors import ModelError
+from tightfit.profiling import profile as profiles
 from tightfit.trace import Phase
 
 RECIPE = """\
@@ -79,7 +79,7 @@ def test_a_prediction_leaves_the_measured_profile_alone_and_is_set_beside_it(run
     status, out, err = run("report", "mine", "mine-on-rtx-4090")
     assert status == 0, err
     rows = {line.split("  ")[0]: line.split() for line in out.splitlines()}
-    assert rows["these are"][2:4] == ["measured", "predicted"]
+    assert rows["origin"][1:3] == ["measured", "predicted"]
     assert rows["tokens/s"][2] != "0"
     assert "-100.0" not in out
     assert ahead.predicted_peak_bytes > 0

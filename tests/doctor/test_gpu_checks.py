@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.doctor.recordings import one, recorded, said
+from tightfit.doctor.card_checks import has_leads, leads, supply
 from tightfit.doctor.checks import checks, problems
-from tightfit.doctor.power import has_leads, leads, supply
 from tightfit.doctor.readings import Process
 
 MIB = 1 << 20
@@ -103,7 +103,7 @@ def test_states_that_someone_set(change, field, severity):
 
 def test_a_card_of_which_only_torch_knows_is_described():
     bare = recorded("healthy", **dict.fromkeys((
-        "memory_used", "memory_reserved", "utilization", "performance_state", "power_draw", "power_limit",
+        "memory_used", "memory_reserved", "utilization", "power_draw", "power_limit",
         "power_limit_default", "power_limit_max", "temperature", "throttling", "pcie_generation", "pcie_width",
         "processes", "compute_mode")))
     fields = [f.field for f in checks(bare) if f.topic == "GPU 0"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.doctor.recordings import one, recorded, said
-from tightfit.doctor.link_checks import LEGEND, MEANING, legend, matrix
+from tightfit.doctor.link_checks import PATHS, legend, matrix
 from tightfit.doctor.readings import Link
 
 
@@ -42,8 +42,8 @@ def test_a_card_without_a_pcie_reading_is_passed_over():
 def test_the_matrix_and_its_legend():
     readings = recorded("two-with-nvlink")
     assert matrix(readings) == [["", "GPU0", "GPU1"], ["GPU0", "X", "NV4"], ["GPU1", "NV4", "X"]]
-    assert legend(readings) == [f"NV# {LEGEND['NV#']}"]
-    assert legend(recorded("two-without-nvlink")) == [f"SYS {LEGEND['SYS']}"]
+    assert legend(readings) == [f"NV# {PATHS['NV#'].legend}"]
+    assert legend(recorded("two-without-nvlink")) == [f"SYS {PATHS['SYS'].legend}"]
     assert matrix(recorded("healthy")) == []
     assert matrix(recorded("server-in-trouble"))[-1] == ["GPU3", "?", "?", "?", "X"]
 
@@ -66,14 +66,13 @@ def test_the_slowest_path_and_missing_peer_access_are_advice():
     assert one(readings, "software.environment").sentence.startswith("NCCL_P2P_DISABLE=1")
 
 
-@pytest.mark.parametrize("path", [name for name in LEGEND if name != "NV#"])
+@pytest.mark.parametrize("path", [name for name in PATHS if name != "NV#"])
 def test_every_path_says_what_it_means_for_both_kinds(path):
     readings = replace(recorded("two-without-nvlink"), links=(Link(first=0, second=1, path=path, peer=True),))
     found = one(readings, "links[0].path")
     assert found.value == path
     assert "data parallelism" in found.sentence
     assert "sharding" in found.sentence
-    assert set(MEANING) == set(LEGEND)
 
 
 def test_cards_made_for_a_bridge_that_have_none():

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.doctor.recordings import one, recorded, said
-from tightfit.doctor.libraries import OPTIONAL
 from tightfit.doctor.readings import Conflict
-from tightfit.doctor.software_checks import TESTED
+from tightfit.doctor.software_checks import OPTIONAL, TESTED
 
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30

@@ -14,11 +14,11 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from tightfit import control_groups, host_memory
+from tightfit import system
 from tightfit.doctor import gather, host, software
-from tightfit.doctor.disk import CHUNK, read_disk
+from tightfit.doctor.host import CHUNK, read_disk
 from tightfit.doctor.readings import Driver, Gpu, Software
-from tightfit.host_memory import HostMemory
+from tightfit.system import HostMemory
 
 
 def test_the_host_is_read():
@@ -50,29 +50,29 @@ def test_a_containers_limits_count(monkeypatch, tmp_path, own, files, cores, lim
     for name, text in {"cgroup": own, **{f"fs/{name}": text for name, text in files.items()}}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(control_groups, "GROUPS", tmp_path / "fs")
-    monkeypatch.setattr(control_groups, "OWN_GROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(system, "GROUPS", tmp_path / "fs")
+    monkeypatch.setattr(system, "OWN_GROUP", tmp_path / "cgroup")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    assert control_groups.cores() == cores
-    assert list(control_groups.memory_limits()) == limits
+    assert system.cores() == cores
+    assert list(system.memory_limits()) == limits
 
 
 def test_the_least_of_all_limits_on_the_memory_counts(monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=100, available=60))
     monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(free=20))
-    monkeypatch.setattr(host_memory, "process_limits", lambda: [(90, 70), (95, 0)])
+    monkeypatch.setattr(system, "process_limits", lambda: [(90, 70), (95, 0)])
     for groups, found in (([(1000, 1)], (90, 20, 0)), ([(80, 75)], (80, 5, 0)), ([(50, 90)], (50, 0, 0))):
-        monkeypatch.setattr(host_memory, "memory_limits", lambda groups=groups: groups)
-        assert host_memory.host_memory() == HostMemory(total=found[0], available=found[1], swap=found[2])
-    monkeypatch.setattr(host_memory, "memory_limits", list)
+        monkeypatch.setattr(system, "memory_limits", lambda groups=groups: groups)
+        assert system.host_memory() == HostMemory(total=found[0], available=found[1], swap=found[2])
+    monkeypatch.setattr(system, "memory_limits", list)
     for limits, swap in (([], 20), ([(110, 0)], 10)):
-        monkeypatch.setattr(host_memory, "process_limits", lambda limits=limits: limits)
-        assert host_memory.host_memory() == HostMemory(total=100, available=60, swap=swap)
+        monkeypatch.setattr(system, "process_limits", lambda limits=limits: limits)
+        assert system.host_memory() == HostMemory(total=100, available=60, swap=swap)
 
 
 @pytest.mark.parametrize("which", [resource.RLIMIT_AS, resource.RLIMIT_DATA], ids=["address-space", "data"])
 def test_a_shells_limits_count(which):
-    source = ("import resource; from tightfit.host_memory import host_memory, process_limits;"
+    source = ("import resource; from tightfit.system import host_memory, process_limits;"
               f"resource.setrlimit({int(which)}, (1 << 31, resource.RLIM_INFINITY));"
               "((limit, used),) = process_limits(); found = host_memory();"
               "print(limit, found.total, 1 << 20 < used < 1 << 31, found.available <= (1 << 31) - used)")

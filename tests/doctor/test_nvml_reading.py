@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from tightfit.doctor import nvml
+from tightfit.doctor import cards as reading
 from tightfit.doctor.readings import Gpu, Process
-from tightfit.nvml import NoNvml, process_bytes, session
+from tightfit.system import NoNvml, nvml_session, process_bytes
 
 GIB = 1 << 30
 BUSES = {"one": b"00000000:01:00.0", "two": b"00000000:02:00.0"}
@@ -29,8 +29,8 @@ def driver(monkeypatch, tmp_path):
             monkeypatch.setattr(pynvml, name, unsupported)
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
-    monkeypatch.setattr(nvml, "PCI", tmp_path / "pci")
-    monkeypatch.setattr(nvml, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(reading, "PCI", tmp_path / "pci")
+    monkeypatch.setattr(reading, "PROC", tmp_path / "proc")
 
     def answers(**functions):
         for name, answer in functions.items():
@@ -47,7 +47,7 @@ def cards(driver, *names):
 
 def test_a_card_that_tells_nothing_is_read_all_the_same(driver):
     cards(driver, "one")
-    _, gpus, links = nvml.read_cards()
+    _, gpus, links = reading.read_cards()
     assert gpus == (Gpu(index=0, name="unknown", pci_bus="00000000:01:00.0"),)
     assert links == ()
 
@@ -67,16 +67,16 @@ def test_units_and_names(driver, tmp_path):
         DeviceGetEnforcedPowerLimit=450000, DeviceGetPowerManagementLimitConstraints=[150000, 600000],
         DeviceGetTemperature=55, DeviceGetTemperatureThreshold=lambda handle, which: {0: 100, 1: 97}[which],
         DeviceGetCurrentClocksThrottleReasons=0x4 | 0x40, DeviceGetCudaComputeCapability=(8, 9),
-        DeviceGetPerformanceState=32, DeviceGetCurrPcieLinkWidth=4, DeviceGetMigMode=[0, 0], DeviceGetComputeMode=2,
+        DeviceGetCurrPcieLinkWidth=4, DeviceGetMigMode=[0, 0], DeviceGetComputeMode=2,
         SystemGetDriverVersion="580.95.05", SystemGetCudaDriverVersion=13000,
     )
-    found, (gpu,), _ = nvml.read_cards()
+    found, (gpu,), _ = reading.read_cards()
     assert (found.nvml, found.version, found.cuda) == ("ok", "580.95.05", "13.0")
     assert (gpu.memory_total, gpu.memory_used, gpu.memory_reserved) == (24 * GIB, 2 * GIB, GIB)
     assert (gpu.power_draw, gpu.power_limit, gpu.power_limit_max) == (61.5, 450.0, 600.0)
     assert (gpu.temperature, gpu.temperature_slowdown, gpu.temperature_shutdown) == (55, 97, 100)
     assert gpu.throttling == ("power-cap", "hardware-thermal")
-    assert (gpu.capability, gpu.performance_state, gpu.mig, gpu.compute_mode) == ((8, 9), None, False, "prohibited")
+    assert (gpu.capability, gpu.mig, gpu.compute_mode) == ((8, 9), False, "prohibited")
     assert (gpu.pcie_width, gpu.pcie_width_card) == (4, 16)
 
 
@@ -84,7 +84,7 @@ def test_the_newer_calls_come_first(driver):
     cards(driver, "one")
     driver(DeviceGetTemperatureV=60, DeviceGetTemperature=1, DeviceGetCurrentClocksEventReasons=0x80,
            DeviceGetCurrentClocksThrottleReasons=0)
-    _, (gpu,), _ = nvml.read_cards()
+    _, (gpu,), _ = reading.read_cards()
     assert (gpu.temperature, gpu.throttling) == (60, ("power-brake",))
 
 
@@ -96,7 +96,7 @@ def test_older_drivers_and_bindings_have_fewer_calls(driver, monkeypatch):
         return unsupported() if version else SimpleNamespace(total=8 * GIB, used=GIB)
 
     driver(DeviceGetMemoryInfo=memory, DeviceGetTemperature=44)
-    _, (gpu,), _ = nvml.read_cards()
+    _, (gpu,), _ = reading.read_cards()
     assert (gpu.memory_total, gpu.memory_used, gpu.memory_reserved, gpu.temperature) == (8 * GIB, GIB, None, 44)
 
 
@@ -109,7 +109,7 @@ def test_a_lost_card_leaves_the_others(driver):
         return "two"
 
     driver(DeviceGetHandleByIndex=handle)
-    _, (lost, there), links = nvml.read_cards()
+    _, (lost, there), links = reading.read_cards()
     assert lost.error == "GPU is lost"
     assert (there.error, there.index) == (None, 1)
     assert links == ()
@@ -123,7 +123,7 @@ def test_processes_but_this_one(driver, tmp_path):
     screen = [SimpleNamespace(pid=8, usedGpuMemory=(1 << 64) - 1)]
     driver(DeviceGetComputeRunningProcesses=listed, DeviceGetGraphicsRunningProcesses=screen,
            SystemGetProcessName="/usr/lib/xorg/Xorg")
-    _, (gpu,), _ = nvml.read_cards()
+    _, (gpu,), _ = reading.read_cards()
     assert gpu.processes == (Process(pid=7, name="python", memory=GIB), Process(pid=8, name="Xorg", memory=None))
 
 
@@ -135,7 +135,7 @@ def links(driver, ends, kinds=lambda handle, link: 0):
         DeviceGetNvLinkRemotePciInfo=lambda handle, link: SimpleNamespace(busId=ends[handle][link]),
         DeviceGetNvLinkRemoteDeviceType=kinds, DeviceGetTopologyCommonAncestor=50, DeviceGetP2PStatus=5,
     )
-    return nvml.read_cards()[2]
+    return reading.read_cards()[2]
 
 
 def test_nvlinks_to_the_other_card_are_counted(driver):
@@ -165,7 +165,7 @@ def test_why_there_is_no_answer(driver, monkeypatch, number, reason):
         raise pynvml.NVMLError(number)
 
     monkeypatch.setattr(pynvml, "nvmlInit", fails)
-    found, gpus, _ = nvml.read_cards()
+    found, gpus, _ = reading.read_cards()
     assert found.nvml == reason
     assert found.said
     assert gpus == ()
@@ -173,8 +173,8 @@ def test_why_there_is_no_answer(driver, monkeypatch, number, reason):
 
 def test_a_missing_binding_is_a_reading(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert nvml.read_cards()[0].nvml == "no-binding"
-    with pytest.raises(NoNvml), session():
+    assert reading.read_cards()[0].nvml == "no-binding"
+    with pytest.raises(NoNvml), nvml_session():
         pass
 
 
@@ -188,7 +188,7 @@ def test_cards_are_found_without_a_driver(driver, monkeypatch, tmp_path):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/modules").write_text("nouveau 2400256 1 - Live 0x0\n")
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    found, _, _ = nvml.read_cards()
+    found, _, _ = reading.read_cards()
     assert found.pci_cards == ("0000:01:00.0", "0000:03:00.0")
     assert found.nouveau
 

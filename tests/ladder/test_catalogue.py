@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tightfit.errors import RecipeError
-from tightfit.ladder.catalogue import LADDERS, find_ladder
-from tightfit.ladder.compiled import transformer_jax
-from tightfit.ladder.from_recipe import ladder_of
+from tightfit.ladder.catalogue import find_ladder, guides, ladders
+from tightfit.ladder.from_recipe import FEATURE_OF, ladder_of
 from tightfit.ladder.rungs import SCALES
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS
 from tightfit.techniques.precision import Fp32
 
 
-@pytest.mark.parametrize("name", LADDERS)
+@pytest.mark.parametrize("name", ladders())
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_rung_is_a_recipe(name: str, scale: str) -> None:
     ladder = find_ladder(name)
@@ -24,8 +23,8 @@ def test_every_rung_is_a_recipe(name: str, scale: str) -> None:
         assert bool(recipe.model_overrides) == (scale != "full")
 
 
-@pytest.mark.parametrize("name", LADDERS)
-def test_a_rung_is_told_by_one_that_stands_before_it(name: str) -> None:
+@pytest.mark.parametrize("name", ladders())
+def test_a_rungs_baseline_stands_before_it(name: str) -> None:
     ladder = find_ladder(name)
     names = [rung.name for rung in ladder.rungs]
     assert ladder.name == name
@@ -45,7 +44,7 @@ def test_overrides_stand_above_all() -> None:
 
 
 def test_published_figures_are_a_whole_ladder() -> None:
-    shown = {name: sum(rung.published is not None for rung in find_ladder(name).rungs) for name in LADDERS}
+    shown = {name: sum(rung.published is not None for rung in find_ladder(name).rungs) for name in ladders()}
     assert {name: count for name, count in shown.items() if count} == {
         "bert-large": 9, "fp16-batch": 8, "ddp": 3, "transformer-156m": 6, "transformer-156m-jax": 7,
     }  # fmt: skip
@@ -63,7 +62,7 @@ def test_an_unknown_ladder_lists_them() -> None:
         find_ladder("zzz")
 
 
-def test_a_recipes_ladder_climbs_what_is_open() -> None:
+def test_a_recipes_ladder_varies_what_is_open() -> None:
     recipe = Recipe.from_dict({"model": "gpt2", "batch_size": 8, "optimizer": "sgd", "attention": "sdpa"})
     ladder = ladder_of(recipe, "gpt2")
     recipes = {rung.name: ladder.recipe(rung) for rung in ladder.rungs}
@@ -100,7 +99,21 @@ def test_a_module_of_ones_own_has_a_baseline_that_it_can_run():
     assert pinned.recipe(pinned.rungs[0]).attention.name == "eager"
 
 
+def test_every_kind_of_checkpointing_is_in_its_ladder() -> None:
+    ladder = find_ladder("checkpointing")
+    recipes = [(rung.grows, ladder.recipe(rung).checkpointing) for rung in ladder.rungs]
+    for technique in SLOTS["checkpointing"][1:]:
+        for setting in technique.rungs():
+            assert {(False, setting), (True, setting)} <= set(recipes)
+
+
+def test_every_technique_that_a_rung_shows_is_in_the_guides_table() -> None:
+    named = {rung.feature for ladder in ladders().values() for rung in ladder.rungs if rung.feature is not None}
+    assert named | set(FEATURE_OF.values()) <= set(guides().features)
+    assert all(len(words.speed) == len(words.memory) == len(guides().guides) for words in guides().features.values())
+
+
 def test_smaller_scales_ask_for_nothing_that_a_processor_lacks() -> None:
-    ladder = transformer_jax()
+    ladder = find_ladder("transformer-156m-jax")
     assert ladder.recipe(ladder.rungs[0]).precision == Fp32(tf32=True)
     assert ladder.recipe(ladder.rungs[0], "reduced").precision == Fp32()

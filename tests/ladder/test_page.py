@@ -1,44 +1,37 @@
-"""A ladder's page: every figure with a table beside it, nothing fetched, no name become markup; the picture; the front
-and the peers' ratios; a ladder read back from its results."""
+"""A ladder's page: every figure with a table beside it, nothing fetched, no name become markup; the picture."""
 
 from __future__ import annotations
 
-import json
+import re
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
-from tests.ladder.climbs import CARD, PEER, REFUSED, STRANGE, climbed, empty, hostile, predicted
-from tests.reporting.browsing import charts_fit, needs_chromium, themes_differ
-from tests.reporting.pages import Read, names_stay_names, readable_without_eyes, stands_alone
-from tests.reporting.profiled import EVIL
-from tightfit.errors import MissingLibrary, RecipeError, ReportError
-from tightfit.ladder import rows
+from tests.ladder.made import CARD, EVIL, EVILS, PEER, bert_large, empty, hostile, predicted
+from tests.page.browsing import charts_fit, needs_chromium
+from tests.page.pages import Read, stands_alone
+from tightfit.errors import RecipeError
 from tightfit.ladder.catalogue import find_ladder
-from tightfit.ladder.comparisons import front, quantiles, ratios, told, told_at_full_size
-from tightfit.ladder.lines import lines
-from tightfit.ladder.page import page, write_page
-from tightfit.ladder.picture import save_picture
-from tightfit.ladder.recorded import recorded
+from tightfit.ladder.page import draw, page, save_picture, write_page
 
 
 @pytest.fixture(scope="module")
 def reduced():
-    return page(climbed())
+    return page(bert_large())
 
 
-def charts(markup):
-    return {name.removesuffix("-data"): json.loads(body) for name, body in Read(markup).scripts.items() if name}
+def shown(run):
+    """The charts by name: who says what of which device."""
+    return {chart.name: [trace.name for trace in chart.figure.data] for chart in draw(run)}
 
 
 def test_all_of_it_is_there(reduced):
     read = Read(reduced)
-    for name in ("ladder", "time", "memory", "full", "front", "features", "peers", "missing", "about"):
+    for name in ("ladder", "seconds", "memory", "full-seconds", "throughput", "features", "peers", "missing", "about"):
         assert name in read.ids
     for word in ("13 of 15", "published (publ.) on V100 16 GB", "reduced shape", "-50.0 %",
-                 "predicted, v100-16gb", "predicted differs from measured by",
+                 "predicted, v100-16gb", "predicted differs from measured by", f"speed, {PEER}",
                  "Pareto front", "DeepSpeed ZeRO", "not measured", "0.67x", "too new",
                  "not run yet", "not the same work", "predicted not to fit at full size", "a rough guess", "abc1234",
                  "2026-11-21 10:00", "16.0 GiB", "micro_batch_size: 1", "3 of 3"):
@@ -47,167 +40,128 @@ def test_all_of_it_is_there(reduced):
 
 def test_it_stands_alone_and_can_be_read_without_eyes(reduced):
     stands_alone(reduced)
-    readable_without_eyes(reduced, 5)
+    read = Read(reduced)
+    assert len(read.ids) == len(set(read.ids))
+    links = [attributes["href"] for tag, attributes in read.tags if tag == "a"]
+    assert {link.removeprefix("#") for link in links} <= set(read.ids)
+    labels = [attributes["aria-label"] for tag, attributes in read.tags if attributes.get("role") == "img"]
+    assert len(labels) == 5
+    assert all("The table below holds it." in label for label in labels)
+    assert all(attributes["scope"] in ("row", "col") for tag, attributes in read.tags if tag == "th")
 
 
-def test_published_figures_stand_beside_measured_ones_at_full_size_alone(reduced):
-    def words(markup, chart):
-        return [trace["name"] for trace in charts(markup)[chart]["data"]]
-
-    assert words(reduced, "time-chart") == ["measured, CPU", "predicted, CPU"]
-    assert words(reduced, "full-time-chart") == ["published, V100 16 GB", "predicted, v100-16gb"]
-    full = page(climbed("full", CARD, gpu=None))
-    refused = charts(full)["memory-chart"]["data"][1]
-    assert refused["y"][12].startswith("13.")
-    assert refused["text"][12] == ""  # what did not run took nothing, its context left aside
-    assert words(full, "time-chart") == words(full, "memory-chart") == [
+def test_published_figures_stand_beside_measured_ones_at_full_size_alone():
+    reduced = shown(bert_large())
+    assert reduced["seconds"] == ["measured, CPU", "predicted, CPU"]
+    assert reduced["full-seconds"] == ["published, V100 16 GB", "predicted, v100-16gb"]
+    run = bert_large("full", CARD, gpu=None)
+    full = shown(run)
+    assert full["seconds"] == full["memory"] == [
         "published, V100 16 GB", "measured, V100 16 GB", "predicted, V100 16 GB"]
-    assert "full-time-chart" not in charts(full)
-    assert "measured differs from published by" in Read(full).said
-    assert "the driver reports" in Read(full).said
+    assert "full-seconds" not in full
+    memory = next(chart for chart in draw(run) if chart.name == "memory")
+    refused = next(row for row in memory.rows if row[0].startswith("13."))
+    assert refused[1:3] == ("-", "-")  # what did not run took nothing, its context left aside
+    assert "measured differs from published by" in Read(page(run)).said
 
 
 def test_only_what_is_of_the_same_card_is_compared(reduced):
     assert "predicted differs from published by" in Read(reduced).said
-    other = Read(page(climbed(gpu="rtx-4090"))).said
+    other = Read(page(bert_large(gpu="rtx-4090"))).said
     assert "predicted, rtx-4090" in other
     assert "published, V100 16 GB" in other
     assert "predicted differs from published by" not in other
     assert "predicted for RTX 4090, another card than that of publ." in other
-    h200 = Read(page(climbed("full", replace(CARD, device="NVIDIA H200"), gpu=None))).said
+    h200 = Read(page(bert_large("full", CARD.model_copy(update={"device": "NVIDIA H200"}), gpu=None))).said
     assert "measured differs from published by" not in h200
     assert "predicted differs from measured by" in h200
 
 
 def test_a_card_that_was_not_named_is_compared_with_none():
-    climb = empty(find_ladder("fp16-batch"), "reduced", gpu="titan-rtx")
-    climb.rows.predicted += [predicted(climb, rung, "titan-rtx", "full", 0.5, 8_000)
-                             for rung in climb.asked.ladder.rungs]
-    said = Read(page(climb)).said
+    run = empty(find_ladder("fp16-batch"), "reduced", gpu="titan-rtx")
+    run.rows.predicted += [predicted(run, rung, "titan-rtx", "full", 0.5, 8_000) for rung in run.options.ladder.rungs]
+    said = Read(page(run)).said
     assert "predicted, titan-rtx" in said
     assert "predicted differs from published by" not in said
     assert "another card" not in said
 
 
-def test_bars_hold_every_rung_with_a_figure(reduced):
-    shown = charts(reduced)
-    bars = shown["memory-chart"]["data"][0]
-    assert [label.partition(".")[0] for label in bars["y"]] == [str(n) for n in range(1, 15)]
-    assert len(shown["full-time-chart"]["data"][0]["y"]) == 14
-    assert [trace["name"] for trace in shown["front-chart"]["data"]] == ["on the front", "peers"]
+def test_charts_hold_every_rung_with_a_figure():
+    run = bert_large()
+    charts = {chart.name: chart for chart in draw(run)}
+    assert [row[0].partition(".")[0] for row in charts["memory"].rows] == [str(n) for n in range(1, 15)]
+    assert len(charts["full-seconds"].figure.data[0].y) == 14
+    assert [len(trace.x) for trace in charts["throughput"].figure.data] == [13, 0, 10]  # on the front, others, peers
+    ddp = empty(find_ladder("ddp"), "full", CARD, gpu="v100-16gb")
+    assert shown(ddp) == {"seconds": ["published, two TITAN RTX with NVLink"],
+                          "full-seconds": ["published, two TITAN RTX with NVLink"]}
+    assert draw(ddp)[0].rows[0][1] == "0.55"
 
 
 def test_names_stay_names():
     markup = page(hostile())
-    assert EVIL in Read(markup).said
-    names_stay_names(markup)
+    read = Read(markup)
+    assert EVIL in read.said
+    assert not {tag for tag, _ in read.tags} & {"img", "b"}
+    assert not any(name.startswith("on") for _, attributes in read.tags for name in attributes)
+    for name, script in read.scripts.items():
+        assert name is None
+        if "Plotly.newPlot" in script and "plotly.js v" not in script:
+            assert not re.search("<(script|/script|img|b>)", script)
+    for chart in draw(hostile()):
+        for trace in chart.figure.data:
+            assert not set(EVILS[:3]) & {trace.name, *(trace.customdata if trace.customdata is not None else ())}
 
 
 def test_a_ladder_that_has_not_begun():
     read = Read(page(empty(find_ladder("loading"), "full", CARD)))
     assert "Nothing is known yet." in read.said
     assert "not run yet" in read.said
-    assert "front-chart" not in read.ids
-
-
-def test_the_front_is_what_none_beats():
-    climb = climbed()
-    ladder, shown = climb.asked.ladder, lines(climb)
-    # every rung is slower than the one before, and takes less: all are on the front, least memory first
-    assert [line.rung.name for line in front(shown, ladder)] == [
-        rung.name for rung in reversed(ladder.rungs[:-1]) if rung.name != REFUSED]
-    worse = [replace(line, measured=replace(line.measured, peak_allocated=1 << 30, peak_reserved=1 << 30))
-             if line.runner == "tightfit" and line.rung.name == "+ checkpointing" else line for line in shown]
-    assert "+ checkpointing" not in [line.rung.name for line in front(worse, ladder)]
-    equal = [replace(line, measured=shown[0].measured) for line in shown[:3] if line.runner == "tightfit"]
-    assert len(front(equal, ladder)) == 1
-
-
-def test_peers_ratios_are_ours_in_theirs():
-    found = ratios(lines(climbed()))
-    assert {(round(each.speed, 6), round(each.memory, 6)) for each in found} == {(2.0, 0.5)}
-    assert [each.line.rung.name for each in found if each.line.same_work] == [STRANGE]
-    read = Read(page(climbed()))
-    spread = read.said[read.said.index("Over the rungs that are the same work"):]
-    assert f"speed, {PEER} 9 2.00x 2.00x 2.00x" in " ".join(spread.split())
-
-
-def test_quantiles():
-    assert quantiles([4.0, None, 0.0, 2.0]) == [0.0, 1.0, 2.0, 3.0, 4.0]
-    assert quantiles([None]) == []
-
-
-def test_figures_that_nobody_tells_are_left_out():
-    climb = empty(find_ladder("ddp"), "full", CARD)
-    seconds, memory = told(lines(climb), climb)
-    assert ({who.who: values for who, values in seconds.items()}, memory) == ({"published": [0.55, 0.505, 0.655]}, {})
-    climb.asked = replace(climb.asked, gpu="v100-16gb")
-    assert told_at_full_size(lines(climb), climb)[1] == {}
+    assert "throughput" not in read.ids
 
 
 def test_a_page_is_written_whole_or_not_at_all(tmp_path):
     with pytest.raises(FileNotFoundError):
-        write_page(tmp_path / "gone" / "page.html", climbed())
-    write_page(tmp_path / "page.html", climbed())
+        write_page(tmp_path / "gone" / "page.html", bert_large())
+    write_page(tmp_path / "page.html", bert_large())
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
-@pytest.mark.parametrize("name", ["a.png", "a.SVG"])
-@pytest.mark.parametrize("made", [climbed, hostile, lambda: climbed("full", CARD, None),
-                                  lambda: empty(find_ladder("bert-large"), "reduced")])
-def test_a_picture_is_drawn(tmp_path, name, made):
-    climb = made()
-    ladder = climb.asked.ladder
-    climb.asked = replace(climb.asked, ladder=replace(ladder, title="costs $\\frac{5"))  # is no formula
-    save_picture(tmp_path / name, climb)
-    data = (tmp_path / name).read_bytes()
-    assert data.startswith(b"\x89PNG" if name.endswith("png") else b"<?xml")
-    assert [path.name for path in tmp_path.iterdir()] == [name]
-    if name.endswith("SVG"):
-        save_picture(tmp_path / "again.svg", climb)
-        assert (tmp_path / "again.svg").read_bytes() == data
+@needs_chromium
+@pytest.mark.parametrize("made", [bert_large, hostile, lambda: empty(find_ladder("bert-large"), "reduced")])
+def test_a_picture_is_drawn(tmp_path, made):
+    save_picture(tmp_path / "a.png", made())
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
+
+
+@needs_chromium
+def test_a_browser_that_draws_nothing_leaves_no_picture(tmp_path, monkeypatch):
+    monkeypatch.setattr("tightfit.ladder.page.DRAWING", 0.01)
+    with pytest.raises(FileNotFoundError):
+        save_picture(tmp_path / "a.png", bert_large())
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_picture_that_cannot_be_drawn_says_why(tmp_path, monkeypatch):
-    with pytest.raises(RecipeError, match=r"picture: .* ends in '\.pdf'; write a name that ends in \.png or \.svg"):
-        save_picture(tmp_path / "a.pdf", climbed())
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingLibrary, match="pip install matplotlib"):
-        save_picture(tmp_path / "a.png", climbed())
+    with pytest.raises(RecipeError, match=r"picture: .* ends in '\.pdf'; write a name that ends in \.png"):
+        save_picture(tmp_path / "a.pdf", bert_large())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RecipeError, match="picture: drawing one needs Chromium or Chrome"):
+        save_picture(tmp_path / "a.png", bert_large())
     assert not list(tmp_path.iterdir())
 
 
 def test_what_draws_is_loaded_only_to_draw():
-    code = ("import sys, tightfit.ladder.page, tightfit.ladder.picture; "
-            "sys.exit(bool({'plotly', 'matplotlib'} & {name.split('.')[0] for name in sys.modules}))")
+    code = ("import sys, tightfit.commands.ladder; "
+            "sys.exit(bool({'plotly', 'jinja2'} & {name.split('.')[0] for name in sys.modules}))")
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
-
-
-def test_a_ladder_is_read_back_by_the_names_of_its_rungs(tmp_path):
-    path, climb = tmp_path / "ladder.jsonl", climbed()
-    other = predicted(climb, climb.asked.ladder.rungs[0], "CPU", "smallest", 9.0, 9.0)
-    for row in (*climb.rows.measured, *climb.rows.predicted, other):
-        rows.append(path, replace(row, key="of another day"))
-    rows.append(path, replace(climb.rows.predicted[0], rung="a rung that is gone"))
-    found = recorded(path)
-    assert (found.asked.scale, found.asked.gpu, found.asked.runners) == ("reduced", "v100-16gb", ("tightfit", PEER))
-
-    def figures(climb):
-        return [(line.name, line.measured and line.measured.seconds, line.predicted and line.predicted.step_seconds,
-                 line.full and line.full.fits, line.speed, line.same_work) for line in lines(climb)]
-
-    assert figures(found) == figures(climb)
-
-
-def test_results_without_a_measurement_are_no_ladder(tmp_path):
-    with pytest.raises(ReportError, match="holds no rung that was measured"):
-        recorded(tmp_path / "none.jsonl")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("pages")
-    write_page(made / "reduced.html", climbed())
+    write_page(made / "reduced.html", bert_large())
     write_page(made / "hostile.html", hostile())
     return made
 
@@ -215,21 +169,25 @@ def folder(tmp_path_factory):
 @needs_chromium
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 400])
-def test_charts_are_drawn_and_fit(visit, width, theme):
-    opened = visit("reduced.html", width, theme)
+def test_charts_are_drawn_and_fit_in_either_theme(visit, width, theme):
+    opened = visit("reduced.html", width, theme, drawn=False)
+    opened.wait_for_selector("#throughput-chart .main-svg")
     charts_fit(opened, width, 5)
-    themes_differ(opened, theme, "time-chart")
+    colours = opened.evaluate("[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color,"
+                              " getComputedStyle(document.querySelector('#seconds-chart .xtick text')).fill]")
+    back, ink, ticks = (sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in colours)
+    assert (back < 200) == (theme == "dark")
+    assert abs(back - ink) > 500
+    assert abs(back - ticks) > 500
 
 
 @needs_chromium
 def test_the_keyboard_reaches_tables_and_folded_lines(visit):
-    opened = visit("reduced.html")
+    opened = visit("reduced.html", drawn=False)
     opened.keyboard.press("Tab")
     assert opened.evaluate("document.activeElement.className") == "skip"
-    opened.keyboard.press("Enter")
-    assert opened.evaluate("location.hash") == "#ladder"
     reached = set()
-    for _ in range(100):
+    for _ in range(150):
         opened.keyboard.press("Tab")
         at = opened.evaluate("document.activeElement.tagName + ' ' + (document.activeElement.className || '')")
         if at == "BODY ":
@@ -239,12 +197,8 @@ def test_the_keyboard_reaches_tables_and_folded_lines(visit):
 
 
 @needs_chromium
-def test_hovering_a_bar_names_its_rung_and_markup_stays_text(visit):
-    opened = visit("hostile.html")
-    assert opened.locator("img, #front-chart a").count() == 0
-    bar = opened.locator("#time-chart .barlayer path").first
-    bar.scroll_into_view_if_needed()
-    box = bar.bounding_box()
-    opened.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    opened.wait_for_selector("#time-chart .hoverlayer .hovertext")
-    assert "alert(" in "".join(opened.locator("#time-chart .ytick text").all_text_contents())
+def test_markup_in_a_rungs_name_stays_text_in_a_chart(visit):
+    opened = visit("hostile.html", drawn=False)
+    opened.wait_for_selector("#seconds-chart .main-svg")
+    assert opened.locator("img, #throughput-chart a:not(.modebar-btn)").count() == 0
+    assert "alert(" in "".join(opened.locator("#seconds-chart .ytick text").all_text_contents())

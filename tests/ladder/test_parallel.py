@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import psutil
 import pytest
 import torch
@@ -12,10 +14,9 @@ from tightfit.data.loading import WindowLoader
 from tightfit.errors import Refused
 from tightfit.ladder import jobs, parallel, worker
 from tightfit.ladder.catalogue import find_ladder
-from tightfit.ladder.jobs import Measure, Outcome
-from tightfit.ladder.parallel import command, run_parallel, writes_outcome
-from tightfit.ladder.processes import run_job
-from tightfit.ladder.rows import OURS
+from tightfit.ladder.jobs import Job, Outcome, run_jobs
+from tightfit.ladder.parallel import command
+from tightfit.ladder.two_devices import run_parallel
 from tightfit.models import model_facts
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
@@ -32,10 +33,9 @@ def rung(*overrides: str) -> Recipe:
 def test_two_processes_do_the_work_of_one():
     """Seven samples: four for one process, three for the other, in micro-batches of three, two and one."""
     recipe = rung("batch_size=7", "micro_batch_size=3")
-    outcome = run_job(Measure(recipe=recipe.to_dict(), runner=OURS, launch="ddp", within=None, memory=None, warm_up=1,
-                              steps=2), 300)
-    found = outcome.figures
-    assert found is not None, outcome.reason
+    (outcome,) = run_jobs([Job(kind="measure", recipe=recipe.to_dict(), launch="ddp", warm_up=1, steps=2)], 300)
+    assert outcome.status == "done", outcome.reason
+    found = SimpleNamespace(**outcome.values)
     backend = PytorchBackend()
     recipe = resolve(recipe, backend.device(recipe))
     step = backend.step(backend.build(recipe, backend.device(recipe)))
@@ -66,19 +66,18 @@ def test_two_gpus_are_asked_for(monkeypatch):
 def test_the_first_process_says_what_came_of_a_job_and_others_what_went_wrong(rank, status, written, monkeypatch,
                                                                               tmp_path):
     monkeypatch.setenv("RANK", rank)
-    monkeypatch.setitem(worker.JOBS, jobs.About, lambda asked: Outcome(status=status))
-    job, outcome = tmp_path / "job.json", tmp_path / "outcome.json"
-    job.write_bytes(jobs.JOB.dump_json(jobs.About(recipe={})))
-    worker.main(job, outcome, psutil.Process().ppid())
-    assert writes_outcome(Outcome(status=status)) == outcome.exists() == written
+    monkeypatch.setitem(worker.KINDS, "machine", lambda job: Outcome(status=status))
+    asked, outcomes = tmp_path / "jobs.json", tmp_path / "outcomes"
+    asked.write_bytes(jobs.JOBS.dump_json([Job(kind="machine", recipe={})]))
+    worker.main(asked, outcomes, psutil.Process().ppid())
+    assert outcomes.exists() == written
 
 
-@pytest.mark.parametrize(("joined", "status", "ended"), [(True, "out-of-memory", [1]), (True, "done", []),
-                                                         (False, "refused", [])])  # fmt: skip
-def test_a_process_that_fails_ends_those_that_wait_for_it(joined, status, ended, monkeypatch):
+@pytest.mark.parametrize(("joined", "failed", "ended"), [(True, True, [1]), (True, False, []), (False, True, [])])
+def test_a_process_that_fails_ends_those_that_wait_for_it(joined, failed, ended, monkeypatch):
     seen: list[int] = []
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: joined)
     monkeypatch.setattr(parallel.os, "_exit", seen.append)
-    parallel.end_others(Outcome(status=status))
+    parallel.end_others(failed=failed)
     assert seen == ended

@@ -104,7 +104,7 @@ def ours_of(case: str) -> Timings:
 def theirs(peer: str, recipe: Recipe, device: Device) -> Timings:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what the peers' own code is told off for
-        return PEERS[peer](recipe, device, WARM_UP, STEPS)
+        return PEERS[peer].run(recipe, device, WARM_UP, STEPS)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -164,20 +164,20 @@ def test_a_peer_that_is_not_installed_is_named():
     if "lightning" in INSTALLED:
         pytest.skip("lightning is installed")
     with pytest.raises(MissingLibrary, match="pip install lightning"):
-        PEERS["lightning"](*made(GPT2), 1, 1)
+        PEERS["lightning"].run(*made(GPT2), 1, 1)
 
 
 def test_the_trainer_names_the_library_of_lion():
     with pytest.raises(MissingLibrary, match="pip install bitsandbytes"):
-        PEERS["hf-trainer"](*made({**GPT2, "optimizer": "lion"}), 1, 1)
+        PEERS["hf-trainer"].run(*made({**GPT2, "optimizer": "lion"}), 1, 1)
 
 
 def test_liger_needs_a_gpu():
     recipe, device = made(GPT2)
     with pytest.raises(Refused, match="device: Liger's kernels"):
-        PEERS["liger"](recipe, device, 1, 1)
+        PEERS["liger"].run(recipe, device, 1, 1)
     with pytest.raises(MissingLibrary, match="pip install liger-kernel"):
-        PEERS["liger"](recipe, find_device("rtx-4090"), 1, 1)
+        PEERS["liger"].run(recipe, find_device("rtx-4090"), 1, 1)
 
 
 @pytest.mark.parametrize("peer", INSTALLED)

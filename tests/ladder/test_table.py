@@ -6,30 +6,30 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from tests.ladder.climbs import CARD, PEER, REFUSED, climbed, empty, hostile, measured
+from tests.ladder.made import CARD, PEER, REFUSED, bert_large, empty, hostile, measured
 from tightfit.ladder.catalogue import find_ladder
-from tightfit.ladder.lines import lines
-from tightfit.ladder.table import cells, remarks, show
+from tightfit.ladder.results import remarks, rung_results
+from tightfit.ladder.table import cells, show
 
 
-def rows_of(climb):
-    heads, rows = cells(lines(climb), climb.asked.ladder)
+def rows_of(run):
+    heads, rows = cells(rung_results(run), run.options.ladder)
     return {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
 
 
 def test_figures_stand_in_their_columns():
-    row = rows_of(climbed())["micro-batch 1, accumulation 4"]
+    row = rows_of(bert_large())["micro-batch 1, accumulation 4"]
     assert row == {
         "rung": "micro-batch 1, accumulation 4", "s/step": "0.2", "samples/s": "20", "MiB": "80", "speed": "0.50x",
         "memory": "0.50x", "pred. s": "0.1", "pred. MiB": "75", "full s": "0.5", "full MiB": "8,000",
         "publ. s": "0.516", "publ. MiB": "8,681",
     }  # fmt: skip
-    peer = rows_of(climbed())[f"batch 4, fp32 ({PEER})"]
+    peer = rows_of(bert_large())[f"batch 4, fp32 ({PEER})"]
     assert (peer["s/step"], peer["speed"], peer["publ. s"], peer["pred. s"]) == ("0.2", "0.50x", "", "-")
 
 
 def test_a_narrow_terminal_shows_every_name_and_figure(capsys):
-    show(climbed(), Console(width=80))
+    show(bert_large(), Console(width=80))
     printed = capsys.readouterr().out
     assert "…" not in printed
     assert max(map(len, printed.splitlines())) <= 80
@@ -38,40 +38,40 @@ def test_a_narrow_terminal_shows_every_name_and_figure(capsys):
 
 
 def test_a_wide_terminal_shows_the_quartiles_of_peers_ratios(capsys):
-    climb = climbed()
+    run = bert_large()
     for width, shown in ((220, True), (150, False)):
-        show(climb, Console(width=width))
+        show(run, Console(width=width))
         printed = capsys.readouterr().out
         assert ("0.50x (0.45 to 0.55)" in printed) is shown  # of steps of 0.18 s, 0.2 s and 0.22 s
         assert ("in brackets the quartiles over every two of their steps" in printed) is shown
-    assert "(" not in rows_of(climb)["+ checkpointing"]["speed"]
+    assert "(" not in rows_of(run)["+ checkpointing"]["speed"]
 
 
 def test_what_did_not_run_says_so():
-    rows = rows_of(climbed())
+    rows = rows_of(bert_large())
     assert rows[REFUSED]["s/step"] == "refused"
     assert rows["what it chooses where numerics may change"]["s/step"] == "-"
 
 
 def test_columns_that_nothing_fills_are_left_out():
-    heads, rows = cells(lines(empty(find_ladder("loading"), "reduced")), find_ladder("loading"))
+    heads, rows = cells(rung_results(empty(find_ladder("loading"), "reduced")), find_ladder("loading"))
     assert heads == ["rung", "s/step", "samples/s", "MiB", "speed", "memory"]
     assert all(len(row) == len(heads) for row in rows)
 
 
 def test_memory_is_by_the_account_that_was_published():
     def mib(name):
-        climb = empty(find_ladder(name), "full", CARD)
-        rung = climb.asked.ladder.rungs[0]
-        climb.rows.measured.append(replace(measured(climb, rung, 1.0, 500), peak_allocated=400 << 20))
-        return rows_of(climb)[rung.name]["MiB"]
+        run = empty(find_ladder(name), "full", CARD)
+        rung = run.options.ladder.rungs[0]
+        run.rows.measured.append(measured(run, rung, 1.0, 500, peak_allocated=400 << 20))
+        return rows_of(run)[rung.name]["MiB"]
 
     assert mib("bert-large") == "600"
     assert mib("transformer-156m") == "400"
 
 
 def test_remarks_name_what_is_no_figure():
-    said = {line.name: remarks(line) for line in lines(climbed())}
+    said = {result.name: remarks(result) for result in rung_results(bert_large())}
     assert said[REFUSED] == ["refused: too new"]
     assert said["batch 4, fp32"] == ["at full size: does not fit"]
     assert said[f"batch 4, SDPA ({PEER})"] == ["not the same work: at step 2 its loss is 0.9000, ours 0.6000"]
@@ -79,7 +79,7 @@ def test_remarks_name_what_is_no_figure():
 
 
 def test_it_is_printed_with_its_heading_and_remarks(capsys):
-    show(climbed(), Console(width=200))
+    show(bert_large(), Console(width=200))
     said = capsys.readouterr().out
     assert said.startswith("BERT-large, sequence classification, 512 tokens\nmeasured on CPU")
     assert f"- {REFUSED}: refused: too new" in said
@@ -87,18 +87,18 @@ def test_it_is_printed_with_its_heading_and_remarks(capsys):
 
 
 def test_brackets_in_a_name_stay_as_they_are(capsys):
-    climb = hostile()
-    ladder = climb.asked.ladder
+    run = hostile()
+    ladder = run.options.ladder
     rung = replace(ladder.rungs[0], name="blocks [red]1[/]")
-    climb.asked = replace(climb.asked, ladder=replace(ladder, rungs=(rung,)))
-    show(climb, Console(width=200))
+    run.options = replace(run.options, ladder=replace(ladder, rungs=(rung,)))
+    show(run, Console(width=200))
     assert "blocks [red]1[/]" in capsys.readouterr().out
 
 
 def test_a_rung_that_came_to_an_earlier_ones_recipe_says_so():
-    climb = empty(find_ladder("bert-large"), "reduced")
-    first, second, *_ = climb.asked.ladder.rungs
-    same = {"recipe": {**climb.recipe(first).to_dict(), "allow_numerics": True}}
+    run = empty(find_ladder("bert-large"), "reduced")
+    first, second, *_ = run.options.ladder.rungs
+    same = {"recipe": {**run.recipe(first).to_dict(), "allow_numerics": True}}
     for recipe, said in ((same, [f"the same recipe as {first.name}: the two differ by noise alone"]), ({}, [])):
-        climb.rows.measured[:] = [measured(climb, first, 0.2, 100), measured(climb, second, 0.2, 100, **recipe)]
-        assert remarks(lines(climb)[1]) == said
+        run.rows.measured[:] = [measured(run, first, 0.2, 100), measured(run, second, 0.2, 100, **recipe)]
+        assert remarks(rung_results(run)[1]) == said

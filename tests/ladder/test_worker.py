@@ -5,27 +5,18 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tightfit.backends.base import Timings
-from tightfit.host_memory import HostMemory
-from tightfit.ladder import rows, worker
-from tightfit.ladder.jobs import (
-    JOB,
-    OUTCOME,
-    About,
-    Figures,
-    Job,
-    Measure,
-    Outcome,
-    Predict,
-    Unpredicted,
-)
-from tightfit.ladder.peers import PEERS
-from tightfit.ladder.rows import OURS, Predicted
+from tightfit.ladder import worker
+from tightfit.ladder.jobs import JOBS, OUTCOME, Job, Outcome
+from tightfit.ladder.peers import Peer
+from tightfit.ladder.rows import OURS, Machine
 from tightfit.recipe import Recipe
+from tightfit.system import HostMemory
 from tightfit.training import memory_check
 
 TINY: dict[str, Any] = {
@@ -35,27 +26,29 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 
 
-def done(tmp_path: Path, job: Job) -> Outcome:
-    """A job's outcome, through its files."""
-    path, outcome = tmp_path / "job.json", tmp_path / "outcome.json"
-    path.write_bytes(JOB.dump_json(job))
-    worker.main(path, outcome, os.getpid())
-    return OUTCOME.validate_json(outcome.read_bytes())
+def outcomes(tmp_path: Path, *jobs: Job) -> list[Outcome]:
+    """The jobs' outcomes, through their files."""
+    asked, written = tmp_path / "jobs.json", tmp_path / "outcomes"
+    asked.write_bytes(JOBS.dump_json(list(jobs)))
+    written.unlink(missing_ok=True)
+    worker.main(asked, written, os.getpid())
+    return [OUTCOME.validate_json(line) for line in written.read_bytes().splitlines()]
 
 
 def measured(
     tmp_path: Path, within: dict[str, Any] | None = None, runner: str = OURS, memory: int | None = None, **changes: Any
 ) -> Outcome:
     recipe = Recipe.from_dict({**TINY, **changes})
-    return done(tmp_path, Measure(recipe=recipe.to_dict(), runner=runner, launch="single", within=within, memory=memory,
-                                  warm_up=1, steps=2))
+    (found,) = outcomes(tmp_path, Job(kind="measure", recipe=recipe.to_dict(), runner=runner, within=within,
+                                      memory=memory, warm_up=1, steps=2))
+    return found
 
 
-def figures(tmp_path: Path, within: dict[str, Any] | None = None, **changes: Any) -> Figures:
+def figures(tmp_path: Path, within: dict[str, Any] | None = None, **changes: Any) -> SimpleNamespace:
     """Of a rung that is measured."""
     outcome = measured(tmp_path, within, **changes)
-    assert outcome.figures is not None, outcome.reason
-    return outcome.figures
+    assert outcome.status == "done", outcome.reason
+    return SimpleNamespace(**outcome.values)
 
 
 def test_a_rung_is_measured(tmp_path: Path) -> None:
@@ -88,10 +81,10 @@ def test_a_rung_that_memory_cannot_hold_is_refused(
 
 def test_a_loss_that_is_no_number_is_a_reason_and_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timings = Timings(seconds=(0.1, 0.1), losses=(0.7, math.nan, 0.7, 0.7), peak_allocated=1, peak_reserved=1)
-    monkeypatch.setitem(PEERS, "plain", lambda *asked: timings)
+    monkeypatch.setattr(Peer, "run", lambda *asked: timings)
     found = measured(tmp_path, runner="plain")
     assert found.status == "failed"
-    assert found.reason.startswith("the loss of step 2 is nan")
+    assert found.reason == "the loss of step 2 is nan: its step times say nothing of training"
 
 
 def test_a_growing_rung_takes_the_batch_that_checkpointing_frees(tmp_path: Path) -> None:
@@ -105,40 +98,28 @@ def test_a_growing_rung_takes_the_batch_that_checkpointing_frees(tmp_path: Path)
     assert f"batch_size {found.samples}" in found.notes
 
 
-def test_rungs_are_predicted_into_the_results(tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
-    row = Predicted(ladder="l", rung="r", scale="full", key="k", device="t4")
+def test_rungs_are_predicted_one_after_the_other(tmp_path: Path) -> None:
     good, bad = Recipe.from_dict(TINY).to_dict(), Recipe.from_dict({**TINY, "precision": "bf16"}).to_dict()
-    rungs = [Unpredicted(row=row, recipe=recipe, within=None) for recipe in (good, bad, {**good, "seq_len": 100_000})]
-    found = done(tmp_path, Predict(rungs=tuple(rungs), gpu="t4", memory=None, results=str(path)))
-    first, second, third = rows.read(path).predicted
-    assert found == Outcome()
-    assert first.date
-    assert first.versions["torch"]
-    assert first.fits == "yes"
-    assert first.context > 100 << 20
-    assert first.samples == 4
-    assert first.step_seconds > 0
-    assert second.fits == ""
+    first, second, third = outcomes(tmp_path, *(Job(kind="predict", recipe=recipe, gpu="t4")
+                                                for recipe in (good, bad, {**good, "seq_len": 100_000})))
+    assert (first.status, first.values["fits"], first.values["samples"]) == ("done", "yes", 4)
+    assert first.values["context"] > 100 << 20
+    assert first.values["step_seconds"] > 0
+    assert (second.status, third.status) == ("refused", "refused")
     assert "bf16" in second.reason
-    assert third.fits == ""
     assert "seq_len" in third.reason
 
 
 def test_what_is_predicted_for_this_machine_is_what_a_step_takes(tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
-    rung = Unpredicted(row=Predicted(ladder="l", rung="r", scale="full", key="k", device="CPU"),
-                       recipe=Recipe.from_dict(TINY).to_dict(), within=None)
-    done(tmp_path, Predict(rungs=(rung,), gpu=None, memory=None, results=str(path)))
+    (found,) = outcomes(tmp_path, Job(kind="predict", recipe=Recipe.from_dict(TINY).to_dict()))
     other = figures(tmp_path)  # whatever else this process holds
-    (found,) = rows.read(path).predicted
-    assert found.context == 0
-    assert found.peak_reserved <= 1.002 * other.peak_allocated
+    assert found.values["context"] == 0
+    assert found.values["peak_reserved"] <= 1.002 * other.peak_allocated
 
 
-def test_the_machine_is_told(tmp_path: Path) -> None:
-    found = done(tmp_path, About(recipe=Recipe.from_dict(TINY).to_dict())).machine
-    assert found is not None
+def test_the_machine_is_described(tmp_path: Path) -> None:
+    (outcome,) = outcomes(tmp_path, Job(kind="machine", recipe=Recipe.from_dict(TINY).to_dict()))
+    found = Machine(**outcome.values)
     assert (found.device, found.kind, found.driver) == ("CPU", "cpu", None)
     assert found.versions["torch"]
     assert found.memory_bytes > 1 << 30
@@ -148,9 +129,3 @@ def test_a_limit_on_memory_is_for_gpus(tmp_path: Path) -> None:
     found = measured(tmp_path, memory=1 << 33)
     assert found.status == "refused"
     assert "gpu-memory" in found.reason
-
-
-def test_only_the_first_of_several_processes_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")
-    with pytest.raises(FileNotFoundError):
-        done(tmp_path, About(recipe=Recipe.from_dict(TINY).to_dict()))

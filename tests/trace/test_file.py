@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.reporting.profiled import hostile, predicted, profile
+from tests.profiling.profiled import hostile, predicted, profile
 from tightfit.errors import ReportError
 from tightfit.files import replacing
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Trace

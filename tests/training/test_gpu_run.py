@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.runs import final_weights, logged_losses, train
-from tightfit import profiles
+from tightfit.profiling import profile as profiles
 from tightfit.training.progress import Quiet
 from tightfit.training.trainer import Trainer
 

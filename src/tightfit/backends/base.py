@@ -1,4 +1,4 @@
-"""What the framework-free code asks of a backend: build a step, run it, save it."""
+"""The interface between framework-free code and a backend: build a step, run it, save it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Total:
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What one step reports.
+    """The metrics of one step.
 
     grad_norm: the norm before clipping, None where nothing is clipped.
     skipped: whether loss scaling left the weights alone because the gradients overflowed.
@@ -57,7 +57,7 @@ class PendingResult(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """What a look at one real forward pass showed.
+    """An inspection of one real forward pass.
 
     attention_kernels: the attention kernels that ran, by name.
     saved_bytes: bytes kept for the backward pass (parameters not counted), by dtype.
@@ -122,7 +122,7 @@ class Step(Protocol):
 
     @property
     def inspection(self) -> Inspection | None:
-        """What the first forward pass showed; None before it."""
+        """The inspection of the first forward pass; None before it."""
 
     @property
     def parameter_count(self) -> int:
@@ -176,7 +176,7 @@ class StepProfiler(Protocol):
 
     @property
     def so_far(self) -> str:
-        """What plain steps have taken until now, in words."""
+        """The seconds of plain steps until now, in words."""
 
     def timed(self) -> AbstractContextManager[None]:
         """Time the one step that is taken inside, the wait for its window included."""
@@ -186,7 +186,7 @@ class StepProfiler(Protocol):
         """
 
     def measurement(self, chrome_trace: Path | None = None) -> Measurement:
-        """What the steps took. chrome_trace: where the framework's own profile goes, gzipped, for Perfetto.
+        """The measurement of the steps. chrome_trace: where the framework's own profile goes, gzipped, for Perfetto.
 
         Raises ReportError where the step could not be followed, and OSError where that file cannot be written.
         """
@@ -213,7 +213,7 @@ class Backend(Protocol):
         """The training step of a build."""
 
     def predict(self, recipe: Recipe, device: Device, model: Any = None) -> Trace:
-        """What the step of a resolved recipe does on a device that need not be there: see `trace.Trace`.
+        """The trace of a resolved recipe's step on a device that need not be there: see `trace.Trace`.
 
         No weights are read, and no parameter is allocated. Raises as `build` does, and ModelError where a model cannot
         be traced.
@@ -226,13 +226,13 @@ class Backend(Protocol):
         """
 
     def step_profiler(self, step: Any) -> StepProfiler:
-        """What measures steps of `step` while a run takes them."""
+        """The profiler of `step`, for steps that a run takes."""
 
     def time(self, step: Any, windows: Iterator[Any], warm_up: int, steps: int) -> Timings:
         """Take `warm_up` + `steps` + 1 steps of `step` on its own `windows`, and say what each of `steps` took."""
 
     def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[Unseen]:
-        """What the recipe's step takes on a device besides what its trace, of this device or of one like it, holds."""
+        """Memory of the recipe's step on a device that its trace, of this device or of one like it, does not hold."""
 
 
 def absences(recipe: Recipe, absent: Mapping[type[Technique], str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Measuring the training step by itself: a few real steps, whatever they learn. See each backend's `StepProfiler`."""
+"""Measurement of a few real steps, outside of a run. See each backend's `StepProfiler`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def measure(
 
 
 def plain_steps(seconds: Sequence[float]) -> str:
-    """What is told of the plain steps where the followed one fails. seconds: wall seconds of each."""
+    """A sentence on the plain steps, where the profiled one fails. seconds: wall seconds of each."""
     if not seconds:
         return "nothing was measured"
     steps = f"{len(seconds)} plain steps" if len(seconds) > 1 else "a plain step"

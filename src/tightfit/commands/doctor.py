@@ -1,4 +1,4 @@
-"""What `tightfit doctor` prints."""
+"""`tightfit doctor`: the check-up, and calibration."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tightfit.display.progress import SearchProgress
 from tightfit.doctor.calibrate import calibrate, ceiling_rows
 from tightfit.doctor.checks import checks, problems
 from tightfit.doctor.gather import gather
 from tightfit.doctor.report import as_dict, show
-from tightfit.reporting.search_progress import SearchProgress
 
 
 def run_doctor(as_json: bool = False, disk: bool = True) -> int:

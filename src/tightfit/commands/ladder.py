@@ -1,4 +1,4 @@
-"""What `tightfit ladder` does: a ladder climbed, shown as a table and drawn as a page."""
+"""`tightfit ladder`: a ladder run, shown as a table and drawn as a page."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from tightfit.devices import parse_memory
 from tightfit.errors import RecipeError, Refused, ReportError, UnknownRecipe, nearest
 from tightfit.ladder import LIMIT
 from tightfit.ladder.cards import card
-from tightfit.ladder.catalogue import IN_JAX, LADDERS, find_ladder
-from tightfit.ladder.climbing import climb, this_machine
-from tightfit.ladder.climbs import Asked, Climb
+from tightfit.ladder.catalogue import find_ladder, ladders
 from tightfit.ladder.from_recipe import ladder_of
-from tightfit.ladder.lines import lines
-from tightfit.ladder.page import write_page
+from tightfit.ladder.page import check_picture, save_picture, write_page
 from tightfit.ladder.peers import PEERS, check_rows
-from tightfit.ladder.picture import check_picture, save_picture
-from tightfit.ladder.rows import OURS, RESULTS, read
+from tightfit.ladder.results import rung_results
+from tightfit.ladder.rows import OURS
+from tightfit.ladder.run import LadderOptions, LadderRun, run_rungs, this_machine
 from tightfit.ladder.rungs import SCALES, STEPS, Ladder, Scale
 from tightfit.ladder.table import show
 from tightfit.recipe_files import load_recipe, recipe_hint
@@ -32,26 +30,25 @@ LONGEST, MOST_STEPS = 7 * 24 * 3600.0, 1_000_000
 def run_ladder(
     name: str, overrides: Sequence[str] = (), *, gpu: str | None = None, gpu_memory: str | None = None,
     peers: Sequence[str] = (), scale: str | None = None, steps: int | None = None, limit: float = LIMIT,
-    picture: Path | None = None,
+    picture: Path | None = None, fresh: bool = False,
 ) -> int:  # fmt: skip
-    """Climb a ladder of that name, or of a recipe; show it, draw it, and return an exit status: 1 where no rung came to
+    """Run a ladder of that name, or of a recipe; show it, draw it, and return an exit status: 1 where no rung came to
     figures, 0 otherwise. One that is stopped by Ctrl-C is shown and drawn as far as it came.
 
     overrides: fields of every rung; `output_dir` takes the results. gpu: a card to predict the full size for, by its
     name or a size such as `24GB`.
     gpu_memory: a size such as `24GB` that this machine's GPU is cut down to. peers: whose loops run the same rungs.
     scale: full, reduced or smallest; by default full where the rungs run on a GPU, and reduced elsewhere. limit:
-    seconds for one rung. picture: where a PNG or SVG of it goes. Raises TightfitError for bad input, and Refused after
-    printing where every rung was refused.
+    seconds for one rung. picture: where a PNG of it goes. fresh: whether rungs that have a row are run anew. Raises
+    TightfitError for bad input, and Refused after printing where every rung was refused.
     """
     fields = [word for word in overrides if word.partition("=")[0] != OUTPUT]
     given = [word.partition("=")[2] for word in overrides if word.partition("=")[0] == OUTPUT]
-    ladder = _ladder(name, fields)
-    if name in LADDERS:
-        _check_free(fields, ladder)
-    else:
-        fields = []  # a recipe's ladder has them in its base
-    chosen, runners = _scale(scale, ladder), (OURS, *_known(peers))
+    ladder, fields = _ladder(name, fields)
+    chosen = _scale(scale, ladder)
+    for peer in peers:
+        if peer not in PEERS:
+            raise RecipeError(f"peer: {peer!r} is none; {nearest(peer, PEERS)}")
     if peers:
         check_rows(ladder.recipe(ladder.rungs[0], overrides=fields))  # said before the minutes that rungs take
     memory = None if gpu_memory is None else parse_memory(gpu_memory)
@@ -64,73 +61,82 @@ def run_ladder(
     if gpu is not None:
         card(gpu)  # an unknown name is said before anything runs
     machine = this_machine(ladder.recipe(ladder.rungs[0], chosen or "full", fields))
+    if memory is not None and machine.kind != "cuda":
+        raise RecipeError("gpu-memory: this machine has no GPU to cut down; leave it out, or write --gpu with a name "
+                          "or a size to predict the full size for")
     if chosen is None:
         chosen = "full" if machine.kind == "cuda" else "reduced"
     if gpu is None and chosen != "full":
         gpu = ladder.gpu  # away from a GPU the full size is predicted for the card that it was published on
     warm_up, timed = STEPS[chosen]
-    asked = Asked(
+    options = LadderOptions(
         ladder=ladder, scale=chosen, folder=Path(given[-1] if given else Path(FOLDER) / ladder.name).expanduser(),
-        overrides=fields, runners=runners, warm_up=warm_up, steps=steps or timed, limit=limit, gpu=gpu, memory=memory,
+        overrides=fields, runners=tuple(dict.fromkeys((OURS, *peers))), warm_up=warm_up, steps=steps or timed,
+        limit=limit, gpu=gpu, memory=memory, fresh=fresh,
     )  # fmt: skip
     console = Console(stderr=True, soft_wrap=True)
-    def tell(text: str) -> None:
-        console.print(text, markup=False, highlight=False)
-
+    run = LadderRun(options, machine, lambda text: console.print(text, markup=False, highlight=False))
     try:
-        done = climb(asked, tell, machine)
+        run_rungs(run)
     except KeyboardInterrupt:
-        stopped = Climb(asked, machine, read(asked.folder / RESULTS), tell)
-        if any(line.measured is not None for line in lines(stopped)):
-            _present(stopped, picture)
-        tell(f"stopped; the rows so far are kept in {stopped.path}, and the same command goes on"
-             if stopped.path.exists() else "stopped; no rung has a row yet")
+        if any(result.measured is not None for result in rung_results(run)):
+            _present(run, picture)
+        run.log(f"stopped; the rows so far are kept in {run.path}, and the same command goes on"
+                if run.path.exists() else "stopped; no rung has a row yet")
         raise
-    _present(done, picture)
-    return _exit_status(done)
+    _present(run, picture)
+    return _exit_status(run)
 
 
-def _present(climb: Climb, picture: Path | None) -> None:
+def _present(run: LadderRun, picture: Path | None) -> None:
     """Print the ladder's table and say where its results, its page and its picture are. Raises ReportError where one of
     these cannot be written."""
-    show(climb, Console())
-    climb.tell(f"results: {climb.path}")
-    for what, where, write in (("page", climb.path.with_name(PAGE), write_page), ("picture", picture, save_picture)):
+    show(run, Console())
+    run.log(f"results: {run.path}")
+    for what, where, write in (("page", run.path.with_name(PAGE), write_page), ("picture", picture, save_picture)):
         if where is not None:
             try:
-                write(where, climb)
+                write(where, run)
             except OSError as error:
                 raise ReportError(f"{where}: the {what} cannot be written ({error.strerror or error}); the results "
                                   "are kept") from None
-            climb.tell(f"{what}: {where}")
+            run.log(f"{what}: {where}")
 
 
-def _exit_status(climb: Climb) -> int:
+def _exit_status(run: LadderRun) -> int:
     """0 where anything was measured. Raises Refused where nothing can be, on this machine or with this recipe."""
-    became = {line.measured.status for line in lines(climb) if line.measured is not None}
-    if became == {"refused"}:
+    statuses = {result.measured.status for result in rung_results(run) if result.measured is not None}
+    if statuses == {"refused"}:
         raise Refused("no rung can run here; what to write instead is said of each above")
-    return 0 if "done" in became else 1
+    return 0 if "done" in statuses else 1
 
 
-def _ladder(name: str, fields: Sequence[str]) -> Ladder:
-    if name in LADDERS:
-        in_jax = [word for word in fields if word.startswith("backend=")][-1:] == ["backend=jax"]
-        return find_ladder(IN_JAX.get(name, name) if in_jax else name)
-    try:
-        return ladder_of(load_recipe(name, fields), name)
-    except UnknownRecipe:
-        hint = recipe_hint(name, LADDERS) or f"the ladders: {', '.join(LADDERS)}; or a recipe: see tightfit recipes"
-        raise UnknownRecipe(f"{name!r} is no ladder and no recipe; {hint}") from None
+def _ladder(name: str, fields: list[str]) -> tuple[Ladder, list[str]]:
+    """The ladder of a name or a recipe, and the overrides that are left for its rungs: a recipe's has them in its base.
+    """
+    if name not in ladders():
+        try:
+            return ladder_of(load_recipe(name, fields), name), []
+        except UnknownRecipe:
+            hint = (recipe_hint(name, ladders())
+                    or f"the ladders: {', '.join(ladders())}; or a recipe: see tightfit recipes")
+            raise UnknownRecipe(f"{name!r} is no ladder and no recipe; {hint}") from None
+    ladder = find_ladder(name)
+    if "backend=jax" in fields:
+        ladder = find_ladder(ladder.in_jax or name)
+        if not ladder.backend.runs_torch:
+            fields = [field for field in fields if field != "backend=jax"]
+    _check_free(fields, ladder)
+    return ladder, fields
 
 
 def _check_free(fields: Sequence[str], ladder: Ladder) -> None:
-    """Raise RecipeError for an override of what the rungs themselves set: they would not be what they are called."""
+    """Raise RecipeError for an override of a field that rungs change: they would not be what they are called."""
     taken = {field for rung in ladder.rungs for field in rung.changes}
     for word in fields:
         field = word.partition("=")[0].partition(".")[0]
         if field in taken:
-            raise RecipeError(f"{field}: the rungs of {ladder.name} set it themselves; leave it out, or climb a ladder "
+            raise RecipeError(f"{field}: the rungs of {ladder.name} set it themselves; leave it out, or run a ladder "
                               f"of your own recipe, such as tightfit ladder {ladder.base['model']} {word}")
 
 
@@ -138,17 +144,9 @@ def _scale(asked: str | None, ladder: Ladder) -> Scale | None:
     """The scale that was asked for, or the only one that there is; None where the machine decides."""
     if asked is None:
         return None if ladder.shrunk else "full"
-    for scale in SCALES:
-        if scale == asked:
-            if scale != "full" and not ladder.shrunk:
-                raise RecipeError(f"scale: {asked!r} is for the ladders that have a name; a recipe's ladder runs as it "
-                                  "is, so write smaller fields, such as model_overrides.n_layer=2")
-            return scale
-    raise RecipeError(f"scale: {asked!r} is none; write one of {', '.join(SCALES)}")
-
-
-def _known(peers: Sequence[str]) -> list[str]:
-    for peer in peers:
-        if peer not in PEERS:
-            raise RecipeError(f"peer: {peer!r} is none; {nearest(peer, PEERS)}")
-    return list(dict.fromkeys(peers))
+    if asked not in SCALES:
+        raise RecipeError(f"scale: {asked!r} is none; write one of {', '.join(SCALES)}")
+    if asked != "full" and not ladder.shrunk:
+        raise RecipeError(f"scale: {asked!r} is for the ladders that have a name; a recipe's ladder runs as it is, so "
+                          "write smaller fields, such as model_overrides.n_layer=2")
+    return asked

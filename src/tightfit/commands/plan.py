@@ -1,4 +1,4 @@
-"""What `tightfit plan` does: the words of a command line to a plan on standard output."""
+"""`tightfit plan`: the words of a command line to a plan on standard output."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tightfit.display.gpu_tables import show_comparison
+from tightfit.display.plan_table import show_plan
+from tightfit.display.progress import SearchProgress
 from tightfit.errors import RecipeError, Refused
 from tightfit.planner import RecipeOn, compare, plan_on, read_recipe
 from tightfit.planning.search.every_gpu import parse_prices
 from tightfit.recipe import Recipe
 from tightfit.recipe_files import name_and_overrides
-from tightfit.reporting.plan.comparison_table import show_comparison
-from tightfit.reporting.plan.table import show_plan
-from tightfit.reporting.search_progress import SearchProgress
 
 EVERY_GPU = "all"
 

@@ -1,4 +1,4 @@
-"""What `tightfit profile` does: a few real steps measured, the same step predicted, both kept and drawn as a report."""
+"""`tightfit profile`: a few real steps measured, the same step predicted, both kept and drawn as a report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tightfit import profiles
 from tightfit.commands.report import run_report
 from tightfit.devices import Device
 from tightfit.doctor.watching import Series, watched
@@ -18,15 +17,16 @@ from tightfit.errors import ReportError
 from tightfit.files import write_atomically
 from tightfit.planner import read_recipe, target_for
 from tightfit.planning.plan import Plan
+from tightfit.profiling import CHROME_TRACE, FOLDER, XPLANE
+from tightfit.profiling.measure import keep_profile, predicted_profile, prediction, profile_of, profile_recipe
 from tightfit.recipe_files import name_and_overrides
-from tightfit.training.profiling import keep_profile, prediction, profile_ahead, profile_of, profile_recipe
 from tightfit.training.progress import Terminal
-from tightfit.training.run_folder import CHROME_TRACE, PLAN, XPLANE, folder_name, run_path
+from tightfit.training.run_folder import PLAN, folder_name, run_path
 from tightfit.training.trainer import recipe_for_machine
 
 
 def run_profile(name: str, overrides: Sequence[str] = (), output: Path | None = None, gpu: str | None = None) -> Path:
-    """Measure the recipe's step on this machine, beside its prediction; the report's path.
+    """Measure the recipe's step on this machine, and predict it; the report's path.
 
     The run's folder gets `profile/`, `trace.json.gz` for Perfetto, on CUDA `memory.pickle` for PyTorch's memory_viz,
     and `report.html`, or `output` instead. gpu: a card that need not be there, for which the step is predicted and not
@@ -36,13 +36,13 @@ def run_profile(name: str, overrides: Sequence[str] = (), output: Path | None = 
     console = Console(stderr=True, soft_wrap=True)
     try:
         if gpu is not None:
-            return run_report(_ahead(name, overrides, gpu, console), output=output)
+            return run_report(_predicted(name, overrides, gpu, console), output=output)
         folder = _measured(name, overrides, console)
     except OSError as error:
         raise ReportError(f"{error.filename or output or name}: cannot be written ({error.strerror or error}); free "
                           "some space, or write another output_dir=...") from None
     path = run_report(folder, output=output)
-    if (folder / profiles.FOLDER / XPLANE).exists():
+    if (folder / FOLDER / XPLANE).exists():
         Console(soft_wrap=True).print(_how_to_view(folder), markup=False, highlight=False)
     return path
 
@@ -70,20 +70,20 @@ def _measured(name: str, overrides: Sequence[str], console: Console) -> Path:
     return folder
 
 
-def _ahead(name: str, overrides: Sequence[str], gpu: str, console: Console) -> Path:
-    """A profile that is predicted alone; the folder that it was written to."""
+def _predicted(name: str, overrides: Sequence[str], gpu: str, console: Console) -> Path:
+    """A profile of a prediction alone; the folder that it was written to."""
     target = target_for(read_recipe(name, overrides, cuda=False), gpu)
     recipe = read_recipe(name, overrides, cuda=target.device.kind == "cuda")
     with Terminal(console) as terminal:
-        profile, plan = profile_ahead(recipe, target, terminal.message)
-    beside = run_path(recipe, name)  # whose own profile, measured, stays
-    folder = beside.parent / f"{beside.name or 'profile'}-on-{folder_name(gpu)}"
+        profile, plan = predicted_profile(recipe, target, terminal.message)
+    measured = run_path(recipe, name)  # whose own profile stays
+    folder = measured.parent / f"{measured.name or 'profile'}-on-{folder_name(gpu)}"
     _keep_plan(keep_profile(profile, None, folder), plan)
     return folder
 
 
 def _keep_plan(home: Path, plan: Plan | None) -> None:
-    """Not beside the plan of a run that the folder may hold."""
+    """In the profile's folder: the run's folder may hold the plan of a run."""
     if plan is not None:
         write_atomically(home / PLAN, json.dumps(plan.to_json(), indent=2) + "\n")
 
@@ -91,5 +91,5 @@ def _keep_plan(home: Path, plan: Plan | None) -> None:
 def _how_to_view(folder: Path) -> str:
     """How JAX's own profile is looked at, and how its viewer is installed where it is not there."""
     install = "" if find_spec("xprof") else "; install it with: pip install xprof"
-    return (f"trace: {folder / CHROME_TRACE} in ui.perfetto.dev, or: xprof --logdir {folder / profiles.FOLDER}"
+    return (f"trace: {folder / CHROME_TRACE} in ui.perfetto.dev, or: xprof --logdir {folder / FOLDER}"
             f"{install}")

@@ -1,4 +1,4 @@
-"""What `tightfit report` does: a run's profile, drawn as one HTML file."""
+"""`tightfit report`: a run's profile, drawn as one HTML file."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tightfit import profiles
 from tightfit.errors import ReportError
-from tightfit.reporting.report.difference import side_by_side
-from tightfit.reporting.report.headline import headline
-from tightfit.reporting.report.page import write_report
-from tightfit.training.run_folder import AGAINST, REPORT
+from tightfit.profiling import AGAINST, REPORT
+from tightfit.profiling.profile import load
+from tightfit.profiling.report.compare import side_by_side
+from tightfit.profiling.report.headline import headline
+from tightfit.profiling.report.page import write_report
 
 
 def run_report(run_dir: Path, other: Path | None = None, output: Path | None = None) -> Path:
     """Draw the profile in `run_dir`, print its headline and where the report is, and return that path.
 
-    other: a second run's folder to compare with, whose headline then stands beside the first. output: where it goes; by
-    default `report.html` in `run_dir`, or with a second run `report-against-<its name>.html`. Raises ReportError for a
-    folder without a profile, and where the report cannot be written.
+    other: a second run's folder to compare with, whose headline is then printed next to the first. output: where it
+    goes; by default `report.html` in `run_dir`, or with a second run `report-against-<its name>.html`. Raises
+    ReportError for a folder without a profile, and where the report cannot be written.
     """
-    profile = profiles.load(run_dir)
-    second = None if other is None else profiles.load(other)
+    profile = load(run_dir)
+    second = None if other is None else load(other)
     name = REPORT if other is None else f"{AGAINST}{other.resolve().name}.html"
     path = output or run_dir / name
     try:
@@ -31,7 +31,7 @@ def run_report(run_dir: Path, other: Path | None = None, output: Path | None = N
         raise ReportError(f"{path}: the report cannot be written ({error.strerror or error}); write --output "
                           "elsewhere") from None
     console = Console(soft_wrap=True)
-    said = headline(profile) if second is None else side_by_side(profile, second, (str(run_dir), str(other)))
-    console.print(said, markup=False, highlight=False)
+    text = headline(profile) if second is None else side_by_side(profile, second, (str(run_dir), str(other)))
+    console.print(text, markup=False, highlight=False)
     console.print(f"report: {path}", markup=False, highlight=False)
     return path

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tightfit.control_groups import cores
 from tightfit.data.caching import digest, files_digest
 from tightfit.errors import DataError, MissingLibrary
+from tightfit.system import cores
 from tightfit.tasks import Array
 
 END, PAD, MASK = "<|endoftext|>", "<pad>", "<mask>"

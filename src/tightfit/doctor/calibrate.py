@@ -12,7 +12,7 @@ from tightfit.errors import RecipeError, Refused
 from tightfit.recipe import Recipe
 
 Progress = Callable[[str, float], None]
-"""Told what is measured next, and the share of the work that is done, 0 to 1."""
+"""Called with the name of the next measurement, and the share of the work that is done, 0 to 1."""
 
 
 def calibrate(device: str, progress: Progress | None = None, folder: Path = FOLDER) -> tuple[Ceilings, Path]:
@@ -38,15 +38,15 @@ def calibrate(device: str, progress: Progress | None = None, folder: Path = FOLD
 
 
 def ceiling_rows(ceilings: Ceilings) -> list[tuple[str, str]]:
-    """What was measured, as a person reads it: name and figure, with the data sheet's beside it where there is one."""
+    """The measurements as a table: name and figure, next to the data sheet's where there is one."""
     rows = [("device", ceilings.device), ("processor", ceilings.processor), ("PyTorch", ceilings.torch)]
     rows += [("threads", str(ceilings.threads))] if ceilings.threads else [("driver", ceilings.driver or "unknown")]
     sheet = _data_sheet(ceilings.device)
     for number_format, grid in ceilings.products.items():
         best = max(rate for plane in grid.rates for row in plane for rate in row)
         peak = sheet.get(number_format, 0.0)
-        beside = f", {best / peak:.0%} of the data sheet's {peak / 1e12:,.0f}" if peak else ""
-        rows.append((f"products in {number_format}", f"{best / 1e12:,.2f} TFLOP/s at best{beside}"))
+        share = f", {best / peak:.0%} of the data sheet's {peak / 1e12:,.0f}" if peak else ""
+        rows.append((f"products in {number_format}", f"{best / 1e12:,.2f} TFLOP/s at best{share}"))
     for direction in ("forward", "backward"):
         rates = [(max(curve.values), name) for key, curves in ceilings.attention.items()
                  if key.startswith(direction) for name, curve in curves.items()]
@@ -57,8 +57,8 @@ def ceiling_rows(ceilings: Ceilings) -> list[tuple[str, str]]:
     if add is not None:
         bandwidth = add.sizes[-1] / add.values[-1]
         known = sheet.get("bandwidth", 0.0)
-        beside = f", {bandwidth / known:.0%} of the data sheet's {known / 1e9:,.0f}" if known else ""
-        rows.append(("memory", f"{bandwidth / 1e9:,.1f} GB/s in additions{beside}"))
+        share = f", {bandwidth / known:.0%} of the data sheet's {known / 1e9:,.0f}" if known else ""
+        rows.append(("memory", f"{bandwidth / 1e9:,.1f} GB/s in additions{share}"))
     if ceilings.host:
         phases = ", ".join(f"{phase} {seconds * 1e6:,.1f}" for phase, seconds in ceilings.host.items())
         rows.append(("host", f"microseconds an op: {phases}"))

@@ -1,4 +1,4 @@
-"""What the check-up says: one finding for each thing looked at."""
+"""The check-up's findings: one sentence for each thing looked at."""
 
 from __future__ import annotations
 
@@ -28,3 +28,20 @@ class Finding:
     def to_dict(self) -> dict[str, Any]:
         """Values that JSON knows."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class Say:
+    """Makes findings on one part of the readings. place: where that part lies in `Readings`, such as `gpus[0]`."""
+
+    topic: str
+    place: str
+    part: Any
+
+    def __call__(self, severity: Severity, field: str, sentence: str, action: str = "", value: Any = ...) -> Finding:
+        """field: of the part. value: where it is not the field's own, of several things by their number."""
+        if value is ...:
+            value = getattr(self.part, field)
+            value = len(value) if isinstance(value, tuple) and value and hasattr(value[0], "pid") else value
+        return Finding(topic=self.topic, severity=severity, sentence=sentence, field=f"{self.place}.{field}",
+                       value=list(value) if isinstance(value, tuple) else value, action=action)

@@ -1,13 +1,12 @@
-"""All readings of this machine."""
+"""All readings of this machine, in one go."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tightfit.doctor.disk import read_disk
-from tightfit.doctor.host import read_host
-from tightfit.doctor.nvml import read_cards
+from tightfit.doctor.cards import read_cards
+from tightfit.doctor.host import read_disk, read_host
 from tightfit.doctor.readings import Readings
 from tightfit.doctor.software import read_software
 

@@ -1,5 +1,5 @@
-"""What the check-up read of a machine: plain values, no judgement, and JSON in and out, so that one machine's readings
-can be looked at on another.
+"""Readings of a machine: plain values, no judgement, and JSON in and out, so that one machine's readings can be looked
+at on another.
 
 None stands for what could not be read, or what the card does not have. Memory is in bytes, power in watts, temperature
 in degrees Celsius, bandwidth in bytes a second.
@@ -13,31 +13,32 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter
 
-STRICT = ConfigDict(extra="forbid")
-"""A field that is not known is an error, so that a misspelled recording is not read as a missing value."""
+
+class _Strict:
+    """A field that is not known is an error, so that a misspelled recording is not read as a missing value."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Process:
+class Process(_Strict):
     """A process on a card other than the check-up's own."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     pid: int
     name: str | None = None
     memory: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpu:
+class Gpu(_Strict):
     """A card, as the driver describes it; as PyTorch does where the driver cannot be asked."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     index: int
     name: str
     uuid: str | None = None
     pci_bus: str | None = None
     error: str | None = None
-    """What the driver said of a card that does not answer."""
+    """The driver's message on a card that does not answer."""
     capability: tuple[int, int] | None = None
     memory_total: int | None = None
     memory_used: int | None = None
@@ -45,8 +46,6 @@ class Gpu:
     """Kept by the driver, not in `memory_used`."""
     utilization: int | None = None
     """Percent of the last moments in which a kernel ran."""
-    performance_state: int | None = None
-    """0 is full speed, 8 and above idle."""
     power_draw: float | None = None
     power_limit: float | None = None
     power_limit_default: float | None = None
@@ -55,7 +54,7 @@ class Gpu:
     temperature_slowdown: int | None = None
     temperature_shutdown: int | None = None
     throttling: tuple[str, ...] | None = None
-    """Why the clocks are lower than they could be, by the names in `nvml.REASONS`."""
+    """Why the clocks are lower than they could be, by the names in `cards.REASONS`."""
     pcie_generation: int | None = None
     pcie_generation_max: int | None = None
     """Of card and slot together."""
@@ -76,10 +75,9 @@ class Gpu:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
-    """What lies between two cards, by their indices."""
+class Link(_Strict):
+    """The path between two cards, by their indices."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     first: int
     second: int
     path: str | None = None
@@ -90,10 +88,9 @@ class Link:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Driver:
-    """The driver and its library. `nvml` is `ok`, or why the driver could not be asked (`nvml.Missing`)."""
+class Driver(_Strict):
+    """The driver and its library. `nvml` is `ok`, or why the driver could not be asked (`tightfit.system.Missing`)."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     nvml: str
     said: str = ""
     version: str | None = None
@@ -108,10 +105,9 @@ class Driver:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
+class Host(_Strict):
     """The machine around the cards."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     system: str
     processor: str
     cores: int
@@ -133,10 +129,9 @@ class Host:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Disk:
+class Disk(_Strict):
     """The disk that runs are written to; speeds None where they were not measured."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     folder: str
     total: int | None = None
     free: int | None = None
@@ -148,20 +143,18 @@ class Disk:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conflict:
+class Conflict(_Strict):
     """One library's own requirement that the installed version of another does not meet."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     library: str
     wants: str
     installed: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Software:
+class Software(_Strict):
     """Versions, and what PyTorch says of the cards."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     python: str
     tightfit: str
     torch: str | None = None
@@ -176,7 +169,7 @@ class Software:
     cuda_uuids: tuple[str, ...] = ()
     """Of those, in PyTorch's order, which is not always the driver's; a run takes the first."""
     cuda_error: str | None = None
-    """What it said when it could not, or when its first kernel failed."""
+    """PyTorch's message where it can use no card, or where its first kernel failed."""
     libraries: dict[str, str] = field(default_factory=dict)
     """Versions of what is installed, by the name on PyPI."""
     conflicts: tuple[Conflict, ...] = ()
@@ -189,10 +182,9 @@ class Software:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Readings:
-    """All of it."""
+class Readings(_Strict):
+    """All that was read of a machine."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     date: str
     driver: Driver
     host: Host

@@ -15,7 +15,7 @@ from typing import Any
 
 from tightfit import calibration
 from tightfit.doctor.readings import Conflict, Gpu, Software
-from tightfit.versions import installed, version_of
+from tightfit.system import installed, version_of
 
 LIBRARIES = (
     "torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "accelerate", "datasets", "torchao",
@@ -84,7 +84,7 @@ def _calibrated(device: str, threads: int) -> str | None:
 
 
 def read_conflicts(names: list[str]) -> tuple[Conflict, ...]:
-    """What the named libraries ask of others, by their own metadata, and the installed versions do not meet.
+    """Requirements of the named libraries, by their own metadata, that the installed versions do not meet.
 
     A library that is asked for and absent is left out: extras and other systems ask for many.
     """
@@ -111,7 +111,7 @@ def read_conflicts(names: list[str]) -> tuple[Conflict, ...]:
 
 
 def _broken(libraries: dict[str, str]) -> dict[str, str]:
-    """What the libraries with kernels of their own say when they load: an error, or a warning in the log."""
+    """Errors, or warnings in the log, of libraries with kernels of their own as they load."""
     found = {}
     for name, module in COMPILED.items():
         if name not in libraries:
@@ -129,7 +129,7 @@ def _broken(libraries: dict[str, str]) -> dict[str, str]:
 
 @contextmanager
 def _heard(name: str) -> Iterator[list[str]]:
-    """What a library logs as a warning or worse, kept from the screen."""
+    """Warnings and errors that a library logs, kept from the screen."""
     lines: list[str] = []
 
     class Listener(logging.Handler):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tightfit.nvml import NoNvml, Nvml, session
+from tightfit.system import NoNvml, Nvml, nvml_session
 
 INTERVAL = 0.1
 """Seconds between two looks."""
@@ -37,7 +37,7 @@ def watched(uuid: str) -> Iterator[Series]:
 
 def _watch(uuid: str, series: Series, done: threading.Event) -> None:
     try:
-        with session() as nvml:
+        with nvml_session() as nvml:
             card = nvml.ask("nvmlDeviceGetHandleByUUID", uuid) if uuid else None
             if card is None:
                 return

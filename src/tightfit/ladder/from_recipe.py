@@ -1,4 +1,4 @@
-"""A ladder of a person's own recipe: plain, each technique alone, then what the plan makes of all of them."""
+"""A ladder of a person's own recipe: plain, each technique alone, then the plan's choice of all."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tightfit.recipe_text import technique_to_yaml
 from tightfit.techniques import SLOTS, Technique
 from tightfit.training.run_folder import folder_name
 
-SIZES_TRIED = 4
-"""Micro-batches of a window that are tried, each half the one before."""
+HALVINGS = 4
+"""How often the global batch is halved: each time, a micro-batch that is tried."""
 FEATURE_OF = {"precision": "mixed precision", "checkpointing": "gradient checkpointing",
               "optimizer": "optimizer choice", "attention": "SDPA", "compile": "torch.compile"}  # fmt: skip
-"""What the guides call a slot."""
+"""The guides' names of the slots."""
 BASELINE = "plain"
 
 
 def ladder_of(recipe: Recipe, name: str) -> Ladder:
-    """The recipe's ladder. What it pins stays; every field that it leaves `auto` is climbed.
+    """The recipe's ladder. What it pins stays; every field that it leaves `auto` is varied.
 
     The baseline takes PLAIN's choice of each open slot, and the whole batch at once; of a factory's model, which may
     compute attention itself, `sdpa`, which keeps that. Raises RecipeError for a recipe that trains nothing or leaves
@@ -40,16 +40,18 @@ def ladder_of(recipe: Recipe, name: str) -> Ladder:
     rungs = [Rung(name=BASELINE)]
     if "micro_batch_size" in open_fields:
         base["micro_batch_size"] = recipe.batch_size
+        halves = [recipe.batch_size >> times for times in range(1, HALVINGS + 1)]
         rungs += [Rung(name=f"micro-batch {size}", changes={"micro_batch_size": size}, against=BASELINE,
-                       feature="gradient accumulation") for size in _halves(recipe.batch_size)]
+                       feature="gradient accumulation") for size in halves if size]
     for slot in slots:
         rungs += [Rung(name=f"{slot} {setting_name(setting)}", changes=_alone(setting, recipe), against=BASELINE,
-                       feature=None if made and slot == "attention" else FEATURE_OF[slot])
+                       feature=None if made and slot == "attention" else FEATURE_OF.get(slot))
                   for technique in SLOTS[slot] for setting in technique.rungs()
                   if technique_to_yaml(setting) != plain[slot]]
     rungs.append(Rung(name="combined, as the plan chooses", against=BASELINE,
                       changes=dict.fromkeys(open_fields, "auto")))
-    pinned = [f"{field}={_word(getattr(recipe, field))}" for field in CHOICES if field not in open_fields]
+    chosen = {field: getattr(recipe, field) for field in CHOICES if field not in open_fields}
+    pinned = [f"{field}={getattr(value, 'name', value)}" for field, value in chosen.items()]
     notes = (f"pinned in every rung: {', '.join(pinned)}",) if pinned else ()
     if made:
         notes = (*notes, "attention=sdpa where nothing else is said: attention that a module computes itself stays")
@@ -57,19 +59,6 @@ def ladder_of(recipe: Recipe, name: str) -> Ladder:
                   base=base, rungs=tuple(rungs), notes=notes)
 
 
-def _halves(batch: int) -> list[int]:
-    sizes = list[int]()
-    size = batch // 2
-    while size >= 1 and len(sizes) < SIZES_TRIED:
-        sizes.append(size)
-        size //= 2
-    return sizes
-
-
 def _alone(setting: Technique, recipe: Recipe) -> dict[str, Any]:
     """The changes that make the technique alone, where the recipe leaves them open."""
     return {field: value for field, value in setting_alone(setting).items() if getattr(recipe, field) == "auto"}
-
-
-def _word(value: Any) -> str:
-    return str(getattr(value, "name", value))

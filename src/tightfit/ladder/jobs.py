@@ -1,93 +1,133 @@
-"""What a ladder asks of a process of its own, and what that answers, both as JSON in a file."""
+"""Jobs in a process of their own, with a time limit; whatever becomes of it, what it started is ended with it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
-from pydantic import Field, TypeAdapter
+import psutil
+from pydantic import TypeAdapter
 
-from tightfit.ladder.rows import Machine, Predicted, Status
+from tightfit.ladder.parallel import command, own_words
+from tightfit.ladder.rows import OURS, Status
 from tightfit.ladder.rungs import Launch
 
-RecipeFields = dict[str, Any]
-"""A recipe, as `Recipe.to_dict` writes it."""
+WORKER = "tightfit.ladder.worker"
+POLL = 0.2
+"""Seconds between two looks at what a process has written."""
+ENDING = 30.0
+"""Seconds that a process may take to end once its last job is done."""
+LAST_WORDS = 400
+"""Characters of a failed process's last words that are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class About:
-    """What is this machine, for this recipe?"""
+class Job:
+    """A job for a process: to say what this machine is, to measure a rung or to predict one.
 
-    recipe: RecipeFields
-    kind: Literal["about"] = "about"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measure:
-    """Run a rung. within: the recipe whose memory a growing rung keeps to. memory: bytes that the GPU is cut down to.
+    recipe, within: as `Recipe.to_dict` writes them; within: whose memory a growing rung keeps to.
+    memory: bytes that this machine's device is cut down to.
+    runner, launch, warm_up, steps: of a measurement. gpu: to predict for; None for this machine's own device.
     """
 
-    recipe: RecipeFields
-    runner: str
-    launch: Launch
-    within: RecipeFields | None
-    memory: int | None
-    warm_up: int
-    steps: int
-    kind: Literal["measure"] = "measure"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unpredicted:
-    """A rung to predict. row: what is appended, its figures still to come. within: as of `Measure`."""
-
-    row: Predicted
-    recipe: RecipeFields
-    within: RecipeFields | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Predict:
-    """Predict rungs, each appended to the file `results` as it is known.
-
-    gpu: a name of the catalogue; None for this machine's own device. memory: bytes that this is cut down to.
-    """
-
-    rungs: tuple[Unpredicted, ...]
-    gpu: str | None
-    memory: int | None
-    results: str
-    kind: Literal["predict"] = "predict"
-
-
-Job = About | Measure | Predict
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figures:
-    """What a rung took: the fields of `rows.Measured` that its process knows."""
-
-    recipe: RecipeFields
-    seconds: tuple[float, ...]
-    losses: tuple[float, ...]
-    samples: int
-    tokens: int
-    peak_allocated: int
-    peak_reserved: int
-    context: int | None
-    notes: tuple[str, ...] = ()
+    kind: Literal["machine", "measure", "predict"]
+    recipe: dict[str, Any]
+    within: dict[str, Any] | None = None
+    memory: int | None = None
+    runner: str = OURS
+    launch: Launch = "single"
+    warm_up: int = 0
+    steps: int = 0
+    gpu: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a job. reason: a sentence, where it is not done. machine: of `About`. figures: of `Measure`."""
+    """A job's outcome. reason: a sentence, where it is not done. values: fields of a row, or of the machine."""
 
     status: Status = "done"
     reason: str = ""
-    machine: Machine | None = None
-    figures: Figures | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
 
 
-JOB: TypeAdapter[Job] = TypeAdapter(Annotated[Job, Field(discriminator="kind")])
+JOBS: TypeAdapter[list[Job]] = TypeAdapter(list[Job])
 OUTCOME: TypeAdapter[Outcome] = TypeAdapter(Outcome)
-"""How each is written, and read."""
+
+
+def run_jobs(jobs: Sequence[Job], limit: float) -> Iterator[Outcome]:
+    """Each job's outcome as it comes, all from one process. The outcome of a job that ends or outlasts the process is
+    the last.
+
+    jobs: of one launch. limit: seconds for each, the process's start within the first.
+    """
+    with tempfile.TemporaryDirectory(prefix="tightfit-ladder-") as folder:
+        asked, written, said = (Path(folder) / name for name in ("jobs.json", "outcomes", "said"))
+        asked.write_bytes(JOBS.dump_json(list(jobs)))
+        written.touch()
+        words, more = command(jobs[0].launch, [WORKER, str(asked), str(written), str(os.getpid())])
+        with (
+            said.open("wb") as output,
+            ended(subprocess.Popen(words, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
+                                   env={**os.environ, **more}, start_new_session=True)) as process,
+        ):  # fmt: skip
+            for number in range(len(jobs)):
+                found = _outcome(process, written, number, limit)
+                if found is None:
+                    yield without_outcome(process.wait(), said.read_text("utf-8", errors="replace"))
+                    return
+                yield found
+                if found.status == "timed-out":
+                    return
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(ENDING)
+
+
+def _outcome(process: subprocess.Popen[bytes], written: Path, number: int, limit: float) -> Outcome | None:
+    """The outcome of that number, once it is written; None of a process that ended without it."""
+    deadline = time.monotonic() + limit
+    while True:
+        over = process.poll() is not None  # asked before reading: what it wrote before its end counts
+        lines = written.read_bytes().split(b"\n")[:-1]
+        if len(lines) > number:
+            return OUTCOME.validate_json(lines[number])
+        if over:
+            return None
+        if time.monotonic() >= deadline:
+            return Outcome(status="timed-out", reason=f"took more than {limit:.0f} seconds")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(POLL)
+
+
+@contextlib.contextmanager
+def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """In the end a process is gone, with its descendants: torchrun's processes lead groups of their own."""
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for each in psutil.Process(process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def without_outcome(code: int, said: str) -> Outcome:
+    """The outcome of a process that wrote none, by its exit status and all that it said."""
+    said, killed = own_words(said)
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    last = next((line for line in reversed(lines) if "Error" in line or "error" in line), lines[-1] if lines else "")
+    if killed or code == -signal.SIGKILL:
+        return Outcome(status="killed",
+                       reason=f"killed by signal {signal.SIGKILL:d}, perhaps by the system for lack of host memory")
+    how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+    return Outcome(status="failed", reason=f"{last[-LAST_WORDS:]} ({how})" if last else how)

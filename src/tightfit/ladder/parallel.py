@@ -1,19 +1,18 @@
-"""Rungs on two devices, by torch's own means: DataParallel in one process, DistributedDataParallel under torchrun."""
+"""How the processes of a rung on two devices are started and end: one for DataParallel, two under torchrun for DDP."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from tightfit.backends.base import Timings
-from tightfit.devices import Device
-from tightfit.ladder.jobs import Outcome
-from tightfit.ladder.rungs import DEVICES, Launch
-from tightfit.recipe import Recipe
+from tightfit.ladder.rungs import Launch
+
+DEVICES = 2
+"""Devices of a rung that is not on a single one."""
 
 
 def command(launch: Launch, worker: list[str]) -> tuple[list[str], dict[str, str]]:
-    """How a job's processes are started, and what their environment has besides. worker: the module and its
+    """The command that starts a job's processes, and variables for their environment. worker: the module and its
     arguments."""
     environment = {"NCCL_P2P_DISABLE": "1"} if launch == "ddp-no-p2p" else {}
     if launch in ("single", "dp"):
@@ -23,16 +22,16 @@ def command(launch: Launch, worker: list[str]) -> tuple[list[str], dict[str, str
     return [*torchrun, *worker], environment
 
 
-def writes_outcome(outcome: Outcome) -> bool:
-    """Whether this process says what came of a job: of several the first, and any that something went wrong in, which
+def writes_outcome(*, failed: bool) -> bool:
+    """Whether this process writes a job's outcome: of several the first, and any that something went wrong in, which
     the others need not know of."""
-    return os.environ.get("RANK", "0") == "0" or outcome.status != "done"
+    return failed or os.environ.get("RANK", "0") == "0"
 
 
-def end_others(outcome: Outcome) -> None:
+def end_others(*, failed: bool) -> None:
     """Where something went wrong in one of several processes, end it so that torchrun ends the others, which wait for
-    it; where nothing did, or they were not joined yet and each ends by itself, return."""
-    if "RANK" not in os.environ or outcome.status == "done":
+    it; where nothing did, or they were not joined yet and each ends without the others, return."""
+    if "RANK" not in os.environ or not failed:
         return
     from torch import distributed
 
@@ -41,15 +40,6 @@ def end_others(outcome: Outcome) -> None:
 
 
 def own_words(said: str) -> tuple[str, bool]:
-    """What a job's processes said themselves, without torchrun's report of them, and whether it reports one killed."""
+    """The output of a job's processes without torchrun's report of them, and whether that reports one killed."""
     before, found, report = said.partition("torch/distributed/elastic/")
     return before.rpartition("\n")[0] if found else said, "(exitcode: -9)" in report
-
-
-def run_parallel(launch: Launch, recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
-    """A rung on two devices. Raises Refused where they are missing, and OutOfMemory."""
-    from tightfit.ladder import two_devices
-
-    if launch == "dp":
-        return two_devices.data_parallel(recipe, device, warm_up, steps)
-    return two_devices.distributed(recipe, device, warm_up, steps, direct=launch == "ddp")

@@ -1,17 +1,15 @@
-"""What a ladder is: one recipe, and rungs that each change a little of it."""
+"""A ladder: one base recipe, and rungs that each change a little of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-from tightfit.recipe import Recipe
+from tightfit.devices import MIB
+from tightfit.recipe import CHOSEN_SLOTS, Recipe
 from tightfit.recipe_text import apply_overrides, technique_to_yaml
-from tightfit.techniques import Backend, Technique
-
-Values = Mapping[str, Any]
-"""A recipe's fields, as YAML has them."""
+from tightfit.techniques import SLOTS, Backend, Technique
 
 Scale = Literal["full", "reduced", "smallest"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
@@ -20,24 +18,27 @@ STEPS: dict[Scale, tuple[int, int]] = {"full": (3, 10), "reduced": (2, 5), "smal
 """Steps of a rung before timing, and timed."""
 
 PLAIN: dict[str, Any] = {
+    **{slot: SLOTS[slot][0].name for slot in CHOSEN_SLOTS},
     "precision": "fp32", "checkpointing": "none", "optimizer": {"name": "adamw", "implementation": "foreach"},
     "attention": "eager", "compile": "off", "loading": {"workers": 0}, "lr_scheduler_type": "constant",
 }  # fmt: skip
-"""What a rung is without any technique."""
-
-GROWTH = (1.5, 2, 3, 4, 6, 8, 12, 16)
-"""How many times its batch a rung that grows is tried at."""
+"""A rung's fields without any technique: a slot's first variant, where nothing else is said."""
 
 Launch = Literal["single", "dp", "ddp", "ddp-no-p2p"]
 """How a rung's processes start: one of its own; torch's DataParallel over two GPUs in one process; two processes under
 torchrun with DistributedDataParallel; the same with the direct link between the GPUs switched off."""
-DEVICES = 2
-"""How many devices a rung has that is not on a single one."""
+
+
+class Figures(NamedTuple):
+    """Seconds of a step, and bytes; None where they are not known."""
+
+    seconds: float | None
+    memory: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """What somebody else measured. memory_mib: by the account that the ladder names."""
+    """Figures that somebody else measured. memory_mib: by the account that the ladder names."""
 
     seconds: float | None = None
     samples_per_second: float | None = None
@@ -48,15 +49,15 @@ class Published:
 class Rung:
     """One recipe of a ladder.
 
-    changes: the fields in which it differs from the ladder's base. published: figures to stand beside it.
-    against: the rung that its effect is told by; None for the ladder's first.
-    feature: what it shows, by the name that the table of features has for it.
+    changes: the fields in which it differs from the ladder's base.
+    against: the rung that is the baseline of its factors; None for the ladder's first.
+    feature: the technique that it shows, by the name of its row in guides.yaml.
     grows: whether its batch is raised to the largest that needs no more memory than `against` is predicted to.
     note: a sentence on what differs from what was published.
     """
 
     name: str
-    changes: Values = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)
     published: Published | None = None
     against: str | None = None
     feature: str | None = None
@@ -67,26 +68,27 @@ class Rung:
 
 @dataclass(frozen=True, kw_only=True)
 class Ladder:
-    """A recipe's rungs.
+    """A base recipe and its rungs.
 
-    base: the fields that all rungs share, at full size; shrunk: what replaces them at the smaller scales.
+    base: the fields that all rungs share, at full size; shrunk: their replacements at the smaller scales.
     published_on: the card and the source of the published figures; gpu: that card, by the catalogue's name, or one like
     it where `card_named` says that they name none.
     steps_published: optimizer steps that the published seconds are of. published_memory: whose account the published
     memory is, the driver's of the process or the allocator's own.
-    notes: sentences for the heading.
+    in_jax: the ladder that stands for this one under `backend=jax`. notes: sentences for the heading.
     """
 
     name: str
     title: str
-    base: Values
+    base: Mapping[str, Any]
     rungs: tuple[Rung, ...]
-    shrunk: Mapping[Scale, Values] = field(default_factory=dict)
+    shrunk: Mapping[Scale, Mapping[str, Any]] = field(default_factory=dict)
     published_on: str = ""
     gpu: str | None = None
     card_named: bool = True
-    steps_published: int | None = None
+    steps_published: int = 1
     published_memory: Literal["driver", "allocator"] = "driver"
+    in_jax: str = ""
     notes: tuple[str, ...] = ()
 
     @property
@@ -100,18 +102,19 @@ class Ladder:
 
     def recipe(self, rung: Rung, scale: Scale = "full", overrides: Iterable[str] = ()) -> Recipe:
         """The rung's recipe at a scale. overrides: `key=value` texts that stand above all. Raises RecipeError."""
-        return Recipe.from_dict(apply_overrides(self.values(rung, scale), overrides))
-
-    def values(self, rung: Rung, scale: Scale) -> dict[str, Any]:
-        values = {**self.base, **rung.changes}
-        smaller = dict(self.shrunk.get(scale, {}))
-        for name in set(smaller) & set(rung.changes):
-            # what a rung sets itself, it keeps: a batch of a smaller ladder is what the rung is about
-            del smaller[name]
+        # a field that a rung changes, it keeps: a batch of a smaller ladder is what the rung is about
+        smaller = {name: value for name, value in self.shrunk.get(scale, {}).items() if name not in rung.changes}
+        values = {**self.base, **rung.changes, **smaller}
         precision = values.get("precision")
         if scale != "full" and isinstance(precision, dict) and "tf32" in precision:
             values["precision"] = {**precision, "tf32": False}  # smaller scales are for processors, which have none
-        return {**values, **smaller}
+        return Recipe.from_dict(apply_overrides(values, overrides))
+
+    def published(self, rung: Rung) -> Figures:
+        """A rung's published figures; memory by the account of `published_memory`."""
+        found = rung.published or Published()
+        return Figures(None if found.seconds is None else found.seconds / self.steps_published,
+                       None if found.memory_mib is None else found.memory_mib * MIB)
 
 
 def setting_name(setting: Technique) -> str:
@@ -122,5 +125,5 @@ def setting_name(setting: Technique) -> str:
 
 
 def setting_alone(setting: Technique) -> dict[str, Any]:
-    """The changes that make a technique alone, with what it cannot be without."""
+    """The changes that apply one technique alone, with what it needs besides."""
     return {setting.slot: technique_to_yaml(setting), **setting.needs}

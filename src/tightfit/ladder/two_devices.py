@@ -1,4 +1,4 @@
-"""Rungs on two devices: what each of them gets, and what has to be there."""
+"""Rungs on two devices: the share of each, and what has to be there."""
 
 from __future__ import annotations
 
@@ -13,10 +13,18 @@ from tightfit.data import prepare
 from tightfit.data.loading import WindowLoader, make_window
 from tightfit.devices import Device
 from tightfit.errors import Refused
-from tightfit.ladder.rungs import DEVICES
+from tightfit.ladder.parallel import DEVICES
+from tightfit.ladder.rungs import Launch
 from tightfit.models import model_facts
 from tightfit.recipe import Recipe
 from tightfit.tasks import Window
+
+
+def run_parallel(launch: Launch, recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
+    """A rung on two devices. Raises Refused where they are missing, and OutOfMemory."""
+    if launch == "dp":
+        return data_parallel(recipe, device, warm_up, steps)
+    return distributed(recipe, device, warm_up, steps, direct=launch == "ddp")
 
 
 def data_parallel(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
@@ -40,7 +48,7 @@ def distributed(recipe: Recipe, device: Device, warm_up: int, steps: int, *, dir
     """This process's half of every global batch, and what the fuller process needed. Two processes call it: on a GPU
     each where there are two, on the processor otherwise.
 
-    direct: whether the GPUs may use their direct link, which has to be settled before the processes start.
+    direct: whether the GPUs may use their direct link, which is set before the processes start.
     """
     found = cards(device)
     if found < DEVICES and not direct:

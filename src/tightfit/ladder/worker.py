@@ -1,4 +1,4 @@
-"""One job of a ladder, in a process of its own: `python -m tightfit.ladder.worker JOB.json OUTCOME.json PARENT`.
+"""A ladder's jobs, in a process of their own: `python -m tightfit.ladder.worker JOBS.json OUTCOMES PARENT`.
 
 A fresh process has an empty allocator, no compiled code, and a card to itself; what happens to it happens to no other
 rung. PARENT is the id of the ladder's own process.
@@ -6,100 +6,71 @@ rung. PARENT is the id of the ladder's own process.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import math
 import os
 import platform
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from tightfit.backends import load_backend
-from tightfit.backends.base import Timings
+from tightfit.backends.base import Backend, Timings
 from tightfit.data import prepare
 from tightfit.data.loading import WindowLoader
 from tightfit.devices import Device
 from tightfit.errors import MissingLibrary, NonFiniteLoss, OutOfMemory, Refused, TightfitError
 from tightfit.ladder.cards import card
-from tightfit.ladder.growing import grown
-from tightfit.ladder.jobs import (
-    JOB,
-    OUTCOME,
-    About,
-    Figures,
-    Job,
-    Measure,
-    Outcome,
-    Predict,
-    Unpredicted,
-)
-from tightfit.ladder.parallel import end_others, run_parallel, writes_outcome
+from tightfit.ladder.jobs import JOBS, OUTCOME, Job, Outcome
+from tightfit.ladder.parallel import end_others, writes_outcome
 from tightfit.ladder.peers import PEERS
-from tightfit.ladder.rows import OF_SOME, OURS, Machine, Status, append
+from tightfit.ladder.rows import OURS, Machine, Status
 from tightfit.models import model_facts
-from tightfit.nvml import driver_version
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Margin, fit, steps_alone
 from tightfit.planning.search.resolve_auto import resolve_auto
 from tightfit.planning.search.search import check_length
 from tightfit.planning.standard_tools import standard_tools
-from tightfit.planning.targets import own_target
+from tightfit.planning.targets import Target, own_target
 from tightfit.recipe import Recipe
+from tightfit.system import driver_version, installed
 from tightfit.tasks import TASKS
 from tightfit.training.memory_check import check_memory
-from tightfit.versions import installed
 
-LIBRARIES = ("torch", "transformers", "tightfit", "torchao", "torch-optimi", "triton", "flash-attn", "jax", *OF_SOME)
-"""Whose versions a figure may depend on."""
-
+LIBRARIES = ("torch", "transformers", "tightfit", "torchao", "torch-optimi", "triton", "flash-attn", "jax",
+             *(library for peer in PEERS.values() for library in peer.libraries))  # fmt: skip
+"""Libraries whose versions a figure may depend on."""
+GROWTH = (1.5, 2, 3, 4, 6, 8, 12, 16)
+"""How many times its batch a rung that grows is tried at."""
 ORPHANED = 3
 """The exit status of a worker whose ladder is gone."""
 
 
-def main(job: Path, outcome: Path, parent: int) -> None:
-    """Do a job and write what came of it; errors that a person can act on are an outcome."""
+def main(asked: Path, outcomes: Path, parent: int) -> None:
+    """Do the jobs and write what came of each; errors that a person can act on are an outcome."""
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    asked = JOB.validate_json(job.read_bytes())
-    try:
-        found = JOBS[type(asked)](asked)
-    except TightfitError as error:
-        found = Outcome(status=status_of(error), reason=str(error))
-    if writes_outcome(found):
-        temporary = outcome.with_suffix(f".{os.getpid()}")
-        temporary.write_bytes(OUTCOME.dump_json(found))
-        temporary.replace(outcome)
-    end_others(found)
+    for job in JOBS.validate_json(asked.read_bytes()):
+        try:
+            found = KINDS[job.kind](job)
+        except TightfitError as error:
+            found = Outcome(status=status_of(error), reason=str(error))
+        failed = found.status != "done"
+        if writes_outcome(failed=failed):
+            with outcomes.open("ab") as file:
+                file.write(OUTCOME.dump_json(found) + b"\n")
+        end_others(failed=failed)
 
 
 def status_of(error: TightfitError) -> Status:
-    """What a rung came to that ended so."""
+    """The status of a rung that ended with an error."""
     if isinstance(error, OutOfMemory):
         return "out-of-memory"
     return "refused" if isinstance(error, (Refused, MissingLibrary)) else "failed"
-
-
-PR_SET_PDEATHSIG = 1
-"""Of Linux's prctl: the signal that a process gets when the one that started it ends."""
-
-
-def end_with_starter(parent: int) -> None:
-    """Have the system end this process with the one that started it, where it can: on Linux. A thread of ours cannot
-    look for it while C code holds Python's lock."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if not psutil.pid_exists(parent):  # it ended before that was asked for
-        os._exit(ORPHANED)
 
 
 def _end_with(parent: int) -> None:
@@ -109,95 +80,104 @@ def _end_with(parent: int) -> None:
     os._exit(ORPHANED)
 
 
-def about(asked: About) -> Outcome:
-    """What this machine is, as far as figures depend on it."""
-    recipe = Recipe.from_dict(asked.recipe)
+def machine(job: Job) -> Outcome:
+    """This machine, as far as figures depend on it."""
+    recipe = Recipe.from_dict(job.recipe)
     device = load_backend(recipe.backend.name).device(recipe)
-    return Outcome(machine=Machine(
+    return Outcome(values=Machine(
         device=device.name, kind=device.kind, memory_bytes=device.memory_bytes, units=device.units,
         driver=driver_version() if device.kind == "cuda" else None, versions=_versions(),
-    ))  # fmt: skip
+    ).model_dump())  # fmt: skip
 
 
-def measure(asked: Measure) -> Outcome:
+def measure(job: Job) -> Outcome:
     """Run a rung: ours, or a peer's of the same model, data, seed and number of steps."""
-    recipe, notes = Recipe.from_dict(asked.recipe), list[str]()
+    notes, recipe = list[str](), Recipe.from_dict(job.recipe)
     backend = load_backend(recipe.backend.name)
-    device = backend.device(recipe) if asked.memory is None else backend.limit_memory(recipe, asked.memory)
-    recipe, _ = resolve_auto(recipe, own_target(device), backend.predict, notes.append)
-    if asked.within is not None:
-        within = resolve(Recipe.from_dict(asked.within), device)
-        recipe = grown(recipe, within, own_target(device), backend)
-        notes.append(f"batch_size {recipe.batch_size}")
+    device = backend.device(recipe) if job.memory is None else backend.limit_memory(recipe, job.memory)
+    recipe = _resolved(job, own_target(device), backend, notes)
     check_memory(recipe, device, backend.predict, notes.append)
-    runner = PEERS[asked.runner] if asked.runner != OURS else _ours
-    if asked.launch != "single":
-        runner = partial(run_parallel, asked.launch)
-    timings: Timings = runner(recipe, device, asked.warm_up, asked.steps)
+    runner = PEERS[job.runner].run if job.runner != OURS else _ours
+    if job.launch != "single":
+        from tightfit.ladder.two_devices import run_parallel
+
+        runner = partial(run_parallel, job.launch)
+    timings = runner(recipe, device, job.warm_up, job.steps)
     for step, loss in enumerate(timings.losses, 1):
         if not math.isfinite(loss):
-            raise NonFiniteLoss(f"the loss of step {step} is {loss}: what its steps took tells nothing of training")
+            raise NonFiniteLoss(f"the loss of step {step} is {loss}: its step times say nothing of training")
     tokens = recipe.batch_size * recipe.seq_len if TASKS[recipe.task].reads == "tokens" else 0
-    return Outcome(figures=Figures(recipe=recipe.to_dict(), samples=recipe.batch_size, tokens=tokens,
-                                   notes=tuple(notes), **asdict(timings)))
+    return Outcome(values={"recipe": recipe.to_dict(), "samples": recipe.batch_size, "tokens": tokens, "notes": notes,
+                           **asdict(timings)})
 
 
 def _ours(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
     backend = load_backend(recipe.backend.name)
     data = prepare(recipe, model_facts(recipe))
-    build = backend.build(recipe, device)
-    step = backend.step(build)
+    step = backend.step(backend.build(recipe, device))
     windows = step.windows(WindowLoader(data.train, recipe), 0, warm_up + steps + 1)
     return backend.time(step, windows, warm_up, steps)
 
 
-def predict(asked: Predict) -> Outcome:
-    """Predict rungs, each appended to the results as it is known."""
-    versions = _versions()
-    for rung in asked.rungs:
-        row = replace(rung.row, date=datetime.now(UTC).isoformat(timespec="seconds"), versions=versions)
-        try:
-            row = replace(row, **_predicted(rung, asked.gpu, asked.memory))
-        except TightfitError as error:
-            row = replace(row, status=status_of(error), reason=str(error))
-        append(Path(asked.results), row)
-    return Outcome()
-
-
-def _predicted(rung: Unpredicted, gpu: str | None, limit: int | None) -> dict[str, Any]:
-    """What a rung's row says of it."""
-    recipe, within = Recipe.from_dict(rung.recipe), rung.within
+def predict(job: Job) -> Outcome:
+    """Predict a rung for this machine's device, or for another card."""
+    notes, recipe = list[str](), Recipe.from_dict(job.recipe)
     backend = load_backend(recipe.backend.name)
-    target = own_target(backend.device(recipe)) if gpu is None else card(gpu)
-    if limit is not None:
-        target = replace(target, device=replace(target.device, memory_bytes=limit))
-    tools = standard_tools(backend.predict, target.ceilings)
-    notes: list[str] = []
+    target = own_target(backend.device(recipe)) if job.gpu is None else card(job.gpu)
+    if job.memory is not None:
+        target = replace(target, device=replace(target.device, memory_bytes=job.memory))
     check_length(recipe)
-    recipe, _ = resolve_auto(recipe, target, backend.predict, notes.append)
-    if within is not None:
-        recipe = grown(recipe, resolve(Recipe.from_dict(within), target.device), target, backend)
-        notes.append(f"batch_size {recipe.batch_size}")
-    recipe = resolve(recipe, target.device)
+    recipe = _resolved(job, target, backend, notes)
     if refused := recipe.refusals(target.device):
         raise Refused("; ".join(refused))
     trace = backend.predict(recipe, target.device)
+    tools = standard_tools(backend.predict, target.ceilings)
     found = fit(steps_alone(trace), target.device, tools, Margin())
     timed = tools.step_time(trace, recipe, target.device)
-    return {
+    return Outcome(values={
         "fits": found.fits, "step_seconds": timed.seconds, "calibrated": timed.calibrated,
         "peak_allocated": found.memory.peak_allocated, "peak_reserved": found.memory.peak_reserved,
-        "context": found.memory.context,
-        "notes": (*notes, *trace.notes), "samples": recipe.batch_size,
-    }  # fmt: skip
+        "context": found.memory.context, "notes": [*notes, *trace.notes], "samples": recipe.batch_size,
+    })  # fmt: skip
+
+
+def _resolved(job: Job, target: Target, backend: Backend, notes: list[str]) -> Recipe:
+    """The job's recipe with no `auto` left, at the batch that it grows to."""
+    recipe, _ = resolve_auto(Recipe.from_dict(job.recipe), target, backend.predict, notes.append)
+    if job.within is not None:
+        within = resolve(Recipe.from_dict(job.within), target.device)
+        recipe = largest_batch(recipe, within, target, backend)
+        notes.append(f"batch_size {recipe.batch_size}")
+    return resolve(recipe, target.device)
+
+
+def largest_batch(recipe: Recipe, within: Recipe, target: Target, backend: Backend) -> Recipe:
+    """The recipe at the largest batch, of those in GROWTH, that is predicted to need no more memory than another.
+
+    Memory grows with the batch, so the first that needs more ends the search. recipe, within: resolved. Raises as
+    predicting does.
+    """
+    tools = standard_tools(backend.predict, target.ceilings)
+
+    def needs(asked: Recipe) -> int:
+        return fit(steps_alone(backend.predict(asked, target.device)), target.device, tools,
+                   Margin()).memory.peak_reserved
+
+    room, largest = needs(within), recipe
+    for factor in GROWTH:
+        batch = int(within.batch_size * factor)
+        bigger = recipe.override(batch_size=batch, micro_batch_size=batch)
+        if needs(bigger) > room:
+            break
+        largest = bigger
+    return largest
 
 
 def _versions() -> dict[str, str]:
     return {"python": platform.python_version(), **installed(LIBRARIES)}
 
 
-JOBS: dict[type[Job], Callable[[Any], Outcome]] = {About: about, Measure: measure, Predict: predict}
+KINDS: dict[str, Callable[[Job], Outcome]] = {"machine": machine, "measure": measure, "predict": predict}
 
 if __name__ == "__main__":
-    end_with_starter(int(sys.argv[3]))
     main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

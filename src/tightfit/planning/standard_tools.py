@@ -1,4 +1,4 @@
-"""The tools that planning is done with outside of tests: the allocator's simulation, the time model, FLOPs from shapes.
+"""The tools that planning is done with outside of tests: the allocator's simulation, the time model, model FLOPs.
 
 `predict` and `unseen` are a backend's and come from the caller.
 """
@@ -11,13 +11,12 @@ from dataclasses import replace
 from tightfit.calibration import Ceilings
 from tightfit.devices import Device
 from tightfit.errors import ModelError
-from tightfit.models import read_config
+from tightfit.models import resolve_source
 from tightfit.planning.allocator.replay import Replay, replay
 from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.planning.estimate import Tools
 from tightfit.planning.timing.step_time import StepTime, step_time
 from tightfit.recipe import Recipe
-from tightfit.shapes import mfu, shape_of, training_flops
 from tightfit.trace import Trace, Unseen
 
 
@@ -51,17 +50,20 @@ def standard_tools(
 
 
 def model_flops_utilization(flops: float, recipe: Recipe, device: Device, seconds: float) -> float:
-    """The share of the device's peak that model FLOPs make in a step of a resolved recipe that takes so many seconds; 0
-    where the peak is not known."""
+    """Model FLOPs utilization (MFU): the share of the device's peak that model FLOPs make in a step of a resolved
+    recipe that takes so many seconds; 0 where the peak is not known."""
     precision = recipe.precision
     assert precision != "auto", "resolve the recipe first"
     peak = device.peak(precision.computes_in, bool(getattr(precision, "tf32", False)))
-    return mfu(flops, seconds, peak) if seconds > 0 else 0.0
+    return flops / seconds / peak if seconds > 0 and peak else 0.0
 
 
 def model_flops(recipe: Recipe) -> int:
-    """Model FLOPs of a step; 0 for a model whose configuration does not state its shape."""
+    """Model FLOPs of a step, by the convention that `ModelSize` states; 0 for a factory, which may stand for a module
+    of the caller's own, and for a model that cannot be built."""
+    from tightfit.backends.pytorch.model_size import model_size
+
     try:
-        return training_flops(shape_of(read_config(recipe), recipe.task), recipe.batch_size, recipe.seq_len)
+        return 0 if resolve_source(recipe).kind == "factory" else recipe.batch_size * model_size(recipe).flops
     except ModelError:
         return 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator
 
 from tightfit.techniques.base import Exactness, Positive, Technique, technique
 
@@ -61,6 +63,8 @@ class Jax(Backend):
     loop over all. A plan chooses; elsewhere auto is unrolled."""
     unroll: Positive = 1
     """Layers side by side in one turn of the loop over scanned layers."""
+    xla_flags: Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)] = ()
+    """Flags for XLA besides its own defaults, such as `--xla_gpu_enable_triton_gemm=false`; each is tried first."""
 
     def alternatives(self) -> list[Self]:
         if self.layers != "auto":
@@ -68,7 +72,9 @@ class Jax(Backend):
         return [replace(self, layers="unrolled"), replace(self, layers="scanned")]
 
     def continuing(self, saved: Backend) -> Backend:
-        return saved if isinstance(saved, Jax) and self.layers == "auto" else self
+        if isinstance(saved, Jax) and self.layers == "auto":
+            return replace(self, layers=saved.layers, unroll=saved.unroll)
+        return self
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         if self.unroll > 1 and self.layers != "scanned":

@@ -34,9 +34,9 @@ class NoCheckpointing(Checkpointing):
     """Keep every activation that the backward pass reads."""
 
     name: ClassVar[str] = "none"
+    recomputes: ClassVar[bool] = False
     speed: ClassVar[str] = "the baseline"
     memory: ClassVar[str] = "the baseline"
-    recomputes: ClassVar[bool] = False
 
 
 @technique

@@ -129,8 +129,8 @@ class Bf16Pure(Precision):
     update is rounded stochastically or carries a Kahan compensation."""
 
     name: ClassVar[str] = "bf16-pure"
-    exact: ClassVar = "changes"
     computes_in: ClassVar[str] = "bfloat16"
+    exact: ClassVar = "changes"
     harshness: ClassVar[int] = 2
     tolerance: ClassVar[float] = 0.15
     speed: ClassVar[str] = "as bf16, with no casts of weights"

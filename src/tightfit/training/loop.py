@@ -13,13 +13,13 @@ from typing import Any
 from tightfit.backends.base import PendingResult, Step, StepResult, Total, WindowSource
 from tightfit.errors import CheckpointError, NonFiniteLoss
 from tightfit.planning.suggestions import steadier
+from tightfit.profiling.run_profile import RunProfile
 from tightfit.recipe import Recipe
 from tightfit.tasks import Window
 from tightfit.training import checkpoints
 from tightfit.training.progress import Listener
 from tightfit.training.records import MetricsFile, Trackers
 from tightfit.training.run_folder import RunFolder
-from tightfit.training.run_profile import RunProfile
 from tightfit.training.schedule import learning_rate
 from tightfit.training.stopping import StopRequest
 

@@ -5,30 +5,27 @@ No framework can say there that memory ran out: the system ends the process, wit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
-from tightfit.host_memory import host_memory
-from tightfit.models import read_config
 from tightfit.planning.estimate import steps_alone, unseen
 from tightfit.planning.search.search import check_length
 from tightfit.planning.suggestions import savings
 from tightfit.planning.wording import size
 from tightfit.recipe import Recipe
-from tightfit.shapes import Shape, shape_of
+from tightfit.system import host_memory
 from tightfit.trace import Trace
 
 Predict = Callable[[Recipe, Device], Trace]
-SMALL = 0.25
-"""The share of the free memory up to which a rough guess is enough."""
 
 
 def check_memory(recipe: Recipe, device: Device, predict: Predict, tell: Callable[[str], None]) -> None:
     """Tell where a resolved recipe's step is predicted to take more memory than is free.
 
-    Predicting takes seconds, so that a step that takes little by a rough guess is not predicted; nor is one that its
-    backend would have to compile for it, nor a model whose configuration states no sizes. Raises Refused where it takes
+    Predicting takes seconds, so that a step that fits by a rough bound is not predicted; nor is one that its backend
+    would have to compile for it. Raises Refused where it takes
     more than the machine has, and for a sequence that the model has no positions for.
     """
     if device.kind != "cpu" or recipe.backend.compiles_whole_steps:
@@ -36,7 +33,7 @@ def check_memory(recipe: Recipe, device: Device, predict: Predict, tell: Callabl
     memory = host_memory()
     free, every = memory.available + memory.swap, memory.total + memory.swap
     try:
-        if rough_bytes(recipe, shape_of(read_config(recipe), recipe.task)) < SMALL * free:
+        if rough_bytes(recipe) < free:
             return
         check_length(recipe)  # longer ones are no step to predict
         peak = _peak(recipe, device, predict)
@@ -80,19 +77,14 @@ def _advice(recipe: Recipe, device: Device, predict: Predict, peak: int, rooms: 
     return f"Write {'; or '.join(advice)}"
 
 
-def rough_bytes(recipe: Recipe, shape: Shape) -> float:
-    """About the most that a step takes: with every score of attention, and all in fp32.
+def rough_bytes(recipe: Recipe) -> float:
+    """A bound on what a step takes, as if every value that a forward pass makes were kept with its gradient, in fp32,
+    attention's scores written out; infinite where that is not known. Raises ModelError for a model that cannot be
+    built."""
+    from tightfit.backends.pytorch.model_size import model_size
 
-    A parameter's weight, gradient and states; 25 numbers of each layer and position; three for each pair of positions
-    and head, of 32 features at least; four for each output.
-    """
     assert recipe.micro_batch_size != "auto"
     assert recipe.optimizer != "auto"
-    states = shape.parameters * (8 + recipe.optimizer.bytes_beside(None))
-    samples, kept = recipe.micro_batch_size, 0
-    for stack in shape.stacks:
-        length = stack.positions or recipe.seq_len
-        kept += stack.layers * (25 * length * stack.width + 3 * length**2 * max(stack.width // 32, 1))
-    outputs = shape.head_products // max(shape.stacks[-1].width, 1)
-    kept += 4 * outputs * (1 if shape.head_per_sample else recipe.seq_len)
-    return states + 4.0 * samples * kept
+    size = model_size(recipe)
+    states = size.parameters * (8 + recipe.optimizer.bytes_beside(None))
+    return states + 8.0 * recipe.micro_batch_size * size.values if size.values else math.inf

@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tightfit import profiles
 from tightfit.errors import CheckpointError, RecipeError
 from tightfit.files import write_atomically
+from tightfit.profiling import is_profile_file
 from tightfit.recipe import Recipe
 from tightfit.recipe_text import read_yaml, to_yaml
 
-ROUNDING = ("micro_batch_size", "attention", "checkpointing", "accumulation", "compile", "backend", "xla_flags")
+ROUNDING = ("micro_batch_size", "attention", "checkpointing", "accumulation", "compile", "backend")
 """Those of them that change a step's rounding, or the random numbers that dropout draws."""
 
 MAY_CHANGE = frozenset({
@@ -34,11 +34,6 @@ MAY_CHANGE = frozenset({
 RECIPE, METRICS, SUMMARY, CHECKPOINTS, MODEL = "recipe.yaml", "metrics.jsonl", "summary.json", "checkpoints", "model"
 PLAN = "plan.json"
 LOCK = ".lock"
-REPORT, CHROME_TRACE, MEMORY_RECORD = "report.html", "trace.json.gz", "memory.pickle"
-XPLANE = Path("plugins/profile/step/local.xplane.pb")
-"""Where xprof and TensorBoard look for JAX's profile, in the profile's folder."""
-AGAINST = "report-against-"
-"""How the names of reports that compare two runs begin."""
 
 
 @contextmanager
@@ -125,7 +120,7 @@ class RunFolder:
 
     def require_fresh(self) -> None:
         """Raises RecipeError where anything is here but a profile, which may come before a run."""
-        if others := sorted(p.name for p in self.path.iterdir() if p.name != LOCK and not _of_a_profile(p.name)):
+        if others := sorted(p.name for p in self.path.iterdir() if p.name != LOCK and not is_profile_file(p.name)):
             raise RecipeError(
                 f"output_dir: {self.path} is not empty (it holds {', '.join(others[:3])}); write output_dir=... "
                 "elsewhere, or remove it"
@@ -177,7 +172,3 @@ def _differences(name: str, then: Any, now: Any) -> list[str]:
         keys = dict.fromkeys([*then, *now])
         return [line for key in keys for line in _differences(f"{name}.{key}", then.get(key), now.get(key))]
     return [] if then == now else [f"{name}: {then!r} then, {now!r} now"]
-
-
-def _of_a_profile(name: str) -> bool:
-    return name in (profiles.FOLDER, REPORT, CHROME_TRACE, MEMORY_RECORD) or name.startswith(AGAINST)

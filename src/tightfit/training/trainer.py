@@ -21,6 +21,7 @@ from tightfit.planning.plan import Plan
 from tightfit.planning.search.resolve_auto import resolve_auto
 from tightfit.planning.suggestions import smaller
 from tightfit.planning.targets import own_target
+from tightfit.profiling.run_profile import RunProfile, profiled_step
 from tightfit.recipe import Recipe
 from tightfit.recipe_files import load_recipe
 from tightfit.trace import Trace
@@ -30,7 +31,6 @@ from tightfit.training.memory_check import check_memory
 from tightfit.training.progress import Listener, Quiet
 from tightfit.training.records import MetricsFile, Trackers
 from tightfit.training.run_folder import METRICS, MODEL, RunFolder, continued, run_path
-from tightfit.training.run_profile import RunProfile, profiled_step
 from tightfit.training.summary import Summary, precision_warning
 
 SAMPLE_TOKENS = 160

@@ -183,7 +183,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 BESIDE = (
     "model", "model_overrides", "pretrained", "trust_remote_code", "task", "mode", "inference", "data", "tokenizer",
     "vocab_size", "num_labels", "seq_len", "pad_vocab_to", "pad_sequence_to", "attention", "accumulation",
-    "offload", "parallel", "backend", "xla_flags", "allow_numerics", "eval_samples", "profile_step", "resume",
+    "offload", "parallel", "backend", "allow_numerics", "eval_samples", "profile_step", "resume",
     "sample_prompt", "cache_dir", "hugging_face",
 )  # fmt: skip
 """Fields of a recipe that no argument holds: model, data, and what tightfit alone has."""

@@ -44,7 +44,7 @@ def _known(name: str, value: Any) -> bool:
 
 
 def quickly(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function gives, compiled with little care."""
+    """A function's result, compiled without optimization."""
     return jax.jit(function).lower(*arguments).compile(compiler_options=fast_options())(*arguments)
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the JAX backend share."""
+"""Fixtures of the JAX backend's tests."""
 
 from __future__ import annotations
 

@@ -8,16 +8,16 @@ import json
 import pytest
 
 from tests.backends.jax.cases import TINY, UNROLLED
-from tightfit import profiles
 from tightfit.devices import find_device
 from tightfit.planning.defaults import resolve
 from tightfit.planning.targets import Target
-from tightfit.profiles import Profile
+from tightfit.profiling import profile as profiles
+from tightfit.profiling.findings import findings
+from tightfit.profiling.measure import predicted_profile
+from tightfit.profiling.profile import Profile
+from tightfit.profiling.report.page import report
 from tightfit.recipe import Recipe
-from tightfit.reporting.report.findings import findings
-from tightfit.reporting.report.page import report
 from tightfit.trace import Phase
-from tightfit.training.profiling import profile_ahead
 
 A5000 = find_device("rtx-a5000")
 LONG = {**TINY["model_overrides"], "max_seq_len": 128}
@@ -32,7 +32,8 @@ def ahead(tmp_path_factory):
     def made(**changes) -> Profile:
         fields = {**TINY, "device": "auto", "attention": "eager", "precision": "bf16", "cache_dir": str(cache),
                   "model_overrides": LONG, "seq_len": 128, "checkpointing": "none", **changes}
-        found, plan = profile_ahead(resolve(Recipe.from_dict(fields), A5000), Target(device=A5000), lambda said: None)
+        recipe = resolve(Recipe.from_dict(fields), A5000)
+        found, plan = predicted_profile(recipe, Target(device=A5000), lambda message: None)
         assert plan is None
         return found
 
@@ -79,7 +80,7 @@ def test_a_prediction_alone_makes_the_whole_report(ahead):
     page = report(alone)
     assert "while." not in page
     for said in ("predicted, not calibrated, not measured", "The 25 largest tensors alive at the predicted peak",
-                 "layers.attention.softmax", "This profile is predicted alone", "Time by op class"):  # fmt: skip
+                 "layers.attention.softmax", "This profile is predicted only", "Time by op class"):  # fmt: skip
         assert said in page
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: every optimizer's state comes back to the last bit, and another recipe's is told."""
+"""Checkpoints: every optimizer's state comes back to the last bit, and another recipe's is refused."""
 
 from __future__ import annotations
 

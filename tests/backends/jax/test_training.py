@@ -14,9 +14,9 @@ import pytest
 import tightfit
 from tests.backends.jax.cases import TINY, fast_options
 from tests.training.runs import logged_losses, same_weights
-from tightfit import profiles
 from tightfit.backends.jax.xla_flags import compiler_options
 from tightfit.errors import CheckpointError, RecipeError, Refused
+from tightfit.profiling import profile as profiles
 from tightfit.training.progress import Quiet
 from tightfit.training.trainer import Trainer
 
@@ -93,7 +93,8 @@ def test_the_command_line_trains_without_pytorch(run, tmp_path):
     """From text, with a tokenizer, a sample, and a flag of XLA's."""
     (tmp_path / "text.txt").write_text("The same few words over and over, and over again.\n" * 300)
     changes = {"data": str(tmp_path / "text.txt"), "vocab_size": 300, "max_steps": 2, "sample_prompt": "The same",
-               "xla_flags": [f"--{name}={value}" for name, value in fast_options().items()], "attention": "auto"}
+               "backend": {"name": "jax", "xla_flags": [f"--{name}={value}" for name, value in fast_options().items()]},
+               "attention": "auto"}
     (tmp_path / "mine.yaml").write_text(json.dumps({**run, **changes}))
     done = python(ALONE, str(tmp_path / "mine.yaml"))
     assert done.returncode == 0, done.stderr
@@ -107,7 +108,6 @@ import jax, numpy as np
 from tests.backends.jax.cases import build, fast_options
 from tightfit.backends.jax import assembly
 from tightfit.backends.jax.batch import array_window
-from tightfit.backends.jax.models import unstacked
 from tightfit.backends.jax.step import Step
 from tightfit.tasks import MicroBatch, window_of
 assembly.compiler_options = lambda flags, devices: fast_options()
@@ -147,19 +147,3 @@ def test_an_unknown_flag_of_xla_is_named_and_ends_nothing():
     assert compiler_options([], devices) == {}
     known = compiler_options(["--xla_backend_optimization_level=1", "--xla_cpu_enable_fast_math=false"], devices)
     assert known == {"xla_backend_optimization_level": 1, "xla_cpu_enable_fast_math": False}
-
-
-def test_a_flag_that_ends_its_process_is_named(monkeypatch):
-    """As XLA does with a value that its checks refuse."""
-    import jax
-
-    from tightfit.backends.jax import xla_flags
-
-    monkeypatch.setattr(xla_flags, "TRIAL", "import os, sys\nprint('xla_fatal', flush=True)\nos.abort()")
-    with pytest.raises(RecipeError, match="xla_flags: xla_fatal cannot be used"):
-        compiler_options(["--xla_fatal=1"], jax.devices("cpu"))
-
-
-def test_flags_of_xla_are_for_jax(run):
-    with pytest.raises(RecipeError, match=r"xla_flags: --xla_x=1 .*backend=jax"):
-        Trainer(recipe={**run, "backend": "pytorch", "xla_flags": "--xla_x=1"})

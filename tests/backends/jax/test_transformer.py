@@ -10,7 +10,7 @@ import torch
 from tests.backends.jax.cases import SCANNED, UNROLLED, build, quickly, recipe
 from tightfit.backends.jax.batch import array_window
 from tightfit.backends.jax.forward import logits
-from tightfit.backends.jax.models import network_of, unstacked
+from tightfit.backends.jax.models import network_of
 from tightfit.backends.jax.step import Step
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.batch import tensor_window
@@ -28,7 +28,7 @@ def test_parameters_at_the_full_configuration():
 def in_pytorch(step: Step) -> Transformer:
     """The PyTorch transformer with the step's weights."""
     model = Transformer(step.build.network.config)
-    arrays = unstacked(jax.device_get(step.state["params"]))
+    arrays = step.build.network.unstacked(jax.device_get(step.state["params"]))
     model.load_state_dict({name: torch.tensor(array) for name, array in arrays.items()}, strict=True)
     return model
 

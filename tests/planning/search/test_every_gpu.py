@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from tests.display.plans import fitting, nothing_fits
 from tests.planning.toy import Toy
-from tests.reporting.plan.plans import fitting, nothing_fits
 from tightfit.devices import Device, find_device
 from tightfit.errors import RecipeError
 from tightfit.planning.search.evaluate import Traces

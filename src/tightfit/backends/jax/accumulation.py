@@ -1,4 +1,4 @@
-"""How the micro-batches of a window follow one another, and their gradients are summed."""
+"""Gradient accumulation: the micro-batches of a window one after the other, or in a loop of the program."""
 
 from __future__ import annotations
 

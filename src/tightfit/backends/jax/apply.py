@@ -1,4 +1,4 @@
-"""How each technique is applied in JAX: one explicit table, and what is absent with its reason."""
+"""The table of techniques in JAX: the function that applies each, or the reason why it is absent."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def assemble(recipe: Recipe, device: Device, devices: tuple[Any, ...], model: An
     build = Build(
         recipe=recipe, device=device, devices=devices, task=get_task(recipe.task), facts=model_facts(recipe),
         network=network, stored=stored, notes=notes, stack=layout(recipe.backend),
-        compiler_options=compiler_options(recipe.xla_flags, devices),
+        compiler_options=compiler_options(recipe.backend.xla_flags, devices),
     )
     techniques = [getattr(recipe, slot) for slot in SLOTS]
     return reduce(lambda sofar, technique: APPLY[type(technique)](technique, sofar), techniques, build)

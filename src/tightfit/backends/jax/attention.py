@@ -1,4 +1,4 @@
-"""How attention is computed, and which positions may see each other.
+"""Attention functions, and the mask of which positions may see each other.
 
 An attention function takes query (B, T, heads, head_dim), key and value (B, T, key heads, head_dim), and by name:
 `allowed`, bool that broadcasts to (B, 1, T, T), or None; `causal`; `scale`; and, where weights are dropped,
@@ -22,7 +22,7 @@ from tightfit.techniques.attention import Eager, Sdpa
 from tightfit.techniques.precision import Fp16
 
 IMPLEMENTATIONS = {"auto": None, "math": "xla", "cudnn": "cudnn"}
-"""What JAX calls the kernels of the technique; None lets JAX choose."""
+"""JAX's names of the technique's kernels; None lets JAX choose."""
 
 
 def eager(technique: Eager, build: Build) -> Build:
@@ -32,22 +32,19 @@ def eager(technique: Eager, build: Build) -> Build:
 def sdpa(technique: Sdpa, build: Build) -> Build:
     """jax.nn.dot_product_attention. Where it cannot serve the model, a named kernel is refused; `auto` falls back to
     eager and says so."""
-    kernel, network = technique.kernel, build.network
+    dropped, softmax = build.network.attention_dropout, build.network.softmax_dtype
     unserved = []
-    if network.attention_dropout is not None:
-        unserved.append((f"has no dropout; write model_overrides.{network.attention_dropout}=0",
-                         f"{network.attention_dropout} above 0"))
-    if network.softmax_dtype != "float32":
-        unserved.append(("computes its softmax in float32; write model_overrides.softmax_dtype=float32",
-                         f"softmax in {network.softmax_dtype}"))
+    if dropped is not None:
+        unserved.append(f"has no dropout; write model_overrides.{dropped}=0")
+    if softmax != "float32":
+        unserved.append("computes its softmax in float32; write model_overrides.softmax_dtype=float32")
     if isinstance(build.recipe.precision, Fp16) and build.device.kind == "cpu":
-        unserved.append(("computes no fp16 on a processor; write precision=bf16", "fp16 on a processor"))
+        unserved.append("computes no fp16 on a processor; write precision=bf16")
     if not unserved:
-        implementation = IMPLEMENTATIONS[kernel]
-        return replace(build, attend=partial(dot_product_attention, implementation=implementation))
-    if kernel != "auto":
-        raise Refused(f"attention.kernel: JAX's attention {unserved[0][0]}, or attention=eager")
-    note = f"attention: eager is used, for JAX's own does not serve {' and '.join(what for _, what in unserved)}"
+        return replace(build, attend=partial(dot_product_attention, implementation=IMPLEMENTATIONS[technique.kernel]))
+    if technique.kernel != "auto":
+        raise Refused(f"attention.kernel: JAX's attention {unserved[0]}, or attention=eager")
+    note = f"attention: eager is used, since JAX's own {' and '.join(each.partition(';')[0] for each in unserved)}"
     return eager(Eager(), replace(build, notes=(*build.notes, note)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,14 +17,13 @@ from tightfit.backends.base import Measurement, Timings
 from tightfit.backends.jax.assembly import assemble
 from tightfit.backends.jax.build import Build
 from tightfit.backends.jax.measuring.step_profiler import StepProfiler
-from tightfit.backends.jax.measuring.timing import time_steps
 from tightfit.backends.jax.predicting.predict import predict, unseen
 from tightfit.backends.jax.step import Step
 from tightfit.backends.measuring import measure
 from tightfit.devices import Device
 from tightfit.errors import Refused
-from tightfit.host_memory import host_memory
 from tightfit.recipe import Recipe
+from tightfit.system import host_memory
 from tightfit.trace import Trace, Unseen
 
 DRIVER = "libcuda.so.1"
@@ -31,7 +31,7 @@ DRIVER = "libcuda.so.1"
 
 
 class JaxBackend:
-    """Trains with JAX. See `backends.base.Backend` for what each method promises."""
+    """Training with JAX. See `backends.base.Backend` for what each method promises."""
 
     def device(self, recipe: Recipe) -> Device:
         found = jax_devices(recipe)[0]
@@ -64,7 +64,16 @@ class JaxBackend:
         return StepProfiler(step)
 
     def time(self, step: Step, windows: Iterator[Any], warm_up: int, steps: int) -> Timings:
-        return time_steps(step, windows, warm_up, steps)
+        """Each step is timed from the end of the one before, with its wait for data; memory on a processor is XLA's
+        plan."""
+        seconds, losses = list[float](), list[float]()
+        for _ in range(warm_up + steps + 1):
+            begun = time.perf_counter()
+            losses.append(step(next(windows), step.build.recipe.learning_rate).read().loss.mean)
+            seconds.append(time.perf_counter() - begun)
+        peak = step.peak_memory() if step.build.device.kind == "cuda" else step.planned_memory()
+        return Timings(seconds=tuple(seconds[warm_up:-1]), losses=tuple(losses), peak_allocated=peak,
+                       peak_reserved=peak)
 
     def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[Unseen]:
         return unseen(device)
@@ -72,36 +81,25 @@ class JaxBackend:
 
 def jax_devices(recipe: Recipe) -> tuple[Any, ...]:
     """The devices that the recipe runs on. Raises Refused where there is no such device."""
-    found = _processors() if recipe.device == "cpu" else _best()
-    if recipe.device == "cuda" and found[0].platform != "gpu":
-        raise Refused("device: 'cuda' was asked for, and JAX finds no CUDA device; run: pip install "
-                      "'tightfit[jax-cuda]', or write device=cpu")
-    if found[0].platform not in ("gpu", "cpu"):
-        found = _processors()
+    with _quiet_plugins():
+        found = jax.devices("cpu" if recipe.device == "cpu" else None)
+        if recipe.device == "cuda" and found[0].platform != "gpu":
+            raise Refused("device: 'cuda' was asked for, and JAX finds no CUDA device; run: pip install "
+                          "'tightfit[jax-cuda]', or write device=cpu")
+        if found[0].platform not in ("gpu", "cpu"):
+            found = jax.devices("cpu")
     return tuple(found if recipe.parallel == "dp" else found[:1])
 
 
-def _best() -> list[Any]:
-    """What JAX itself would take. Where there is no driver, that a CUDA plug-in finds none is no news."""
+@contextmanager
+def _quiet_plugins() -> Iterator[None]:
+    """Keep off the screen, where there is no driver, that a CUDA plug-in finds none."""
+    logger = logging.getLogger("jax._src.xla_bridge")
+    level = logger.level
     try:
         ctypes.CDLL(DRIVER)
     except OSError:
-        with _without_plug_ins_words():
-            return list(jax.devices())
-    return list(jax.devices())
-
-
-def _processors() -> list[Any]:
-    with _without_plug_ins_words():
-        return list(jax.devices("cpu"))
-
-
-@contextmanager
-def _without_plug_ins_words() -> Iterator[None]:
-    """Keep off the screen what a CUDA plug-in has to say that finds no driver."""
-    logger = logging.getLogger("jax._src.xla_bridge")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:

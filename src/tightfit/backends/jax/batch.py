@@ -13,7 +13,7 @@ from tightfit.errors import ModelError
 from tightfit.tasks import IGNORE, Array, MicroBatch, Window
 
 FILLINGS = {"input_ids": 0, "position_ids": 0, "labels": IGNORE, "document_ids": -1, "padding": 0}
-"""What stands in the rows and columns that are added, by array."""
+"""Fill values of the rows and columns that are added, by array."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +48,8 @@ def array_window(window: Window, micro_batches: int, rows: int) -> ArrayWindow:
     )
 
 
-def array_shapes(micro_batches: int, rows: int, length: int, names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    """The shapes of the arrays of those names in a window."""
-    return dict.fromkeys(names, (micro_batches, rows, length))
-
-
 def array_dtype(name: str) -> np.dtype[np.generic]:
-    """What the array of that name is made of."""
+    """The number format of the array of that name."""
     return np.dtype(bool) if name == "padding" else np.dtype(np.int32)
 
 

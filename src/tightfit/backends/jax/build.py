@@ -1,4 +1,4 @@
-"""What techniques transform on the way to a training step. A build holds no array."""
+"""The build: a model that techniques transform on the way to a training step. It holds no array."""
 
 from __future__ import annotations
 
@@ -25,17 +25,13 @@ Block = Callable[[jax.Array, tuple[Params, jax.Array]], jax.Array]
 """(the residual stream, (one layer's parameters, its number)) -> the residual stream."""
 Blocks = Callable[[bool], tuple[Block, ...]]
 """Whether recomputation must be kept from being merged with what it repeats -> the blocks that layers take in turn."""
+Stack = Callable[[Blocks, tuple[Params, jax.Array], jax.Array], jax.Array]
+"""(blocks, the stacked layers, the residual stream) -> the residual stream: how layers follow one another."""
 Windows = Callable[[WindowSource, int, int], Iterator[ArrayWindow]]
 SumGradients = Callable[[Callable[[Any, jax.Array], Any], Any, int], Any]
 """(micro-batch, its number -> a tree of arrays), the window's micro-batches stacked, how many -> the trees' sum."""
 
 BATCH_AXIS = "data"
-
-
-class Stack(NamedTuple):
-    """How layers follow one another. run: (blocks, the stacked layers, residual stream) -> residual stream."""
-
-    run: Callable[[Blocks, tuple[Params, jax.Array], jax.Array], jax.Array]
 
 
 class Optimizer(NamedTuple):
@@ -47,7 +43,7 @@ class Optimizer(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Recomputation:
-    """What the backward pass computes again.
+    """The part of the forward pass that the backward pass computes again.
 
     parts: the layer's branches that are each recomputed alone. every: one layer in so many is recomputed; 0 for none.
     segments: number of runs of layers of which only the input is kept; 0 for none. policy: which named values of a
@@ -94,17 +90,17 @@ class Build:
     notes: tuple[str, ...] = ()
 
     def session(self) -> AbstractContextManager[None]:
-        """Nothing of the process changes while steps run."""
+        """The settings of the process while steps run: none are changed."""
         return nullcontext()
 
     @property
     def replicated(self) -> NamedSharding:
-        """Every device holds the whole array."""
+        """The sharding of an array that every device holds whole."""
         return NamedSharding(self._mesh(), PartitionSpec())
 
     @property
     def split(self) -> NamedSharding:
-        """Each device holds some rows of every micro-batch: (micro-batches, rows, ...)."""
+        """The sharding of (micro-batches, rows, ...): each device holds some rows of every micro-batch."""
         return NamedSharding(self._mesh(), PartitionSpec(None, BATCH_AXIS))
 
     @property

@@ -12,8 +12,8 @@ from tightfit.backends.jax.attention import allowed_positions
 from tightfit.backends.jax.build import Block, Build
 from tightfit.backends.jax.network import Forward, Params, Part, layers_of
 
-EMBEDDING, LAYERS = 0, 1
-"""Places in the model that have random numbers of their own."""
+LAYERS = 1
+"""The place in the model of the layers' random numbers; 0 is the embedding's."""
 
 
 def logits(build: Build, params: Params, batch: dict[str, jax.Array], key: jax.Array | None = None) -> jax.Array:
@@ -53,7 +53,7 @@ def through_layers(build: Build, stacked: Params, x: jax.Array, forward: Forward
         recomputed: Block = jax.checkpoint(plain, prevent_cse=keep_apart, policy=again.policy)
         return (recomputed, *[plain] * (min(again.every, depth) - 1))
 
-    run = partial(build.stack.run, blocks)
+    run = partial(build.stack, blocks)
     if not again.segments:
         return run(layers, x)
     for number in range(again.segments):

@@ -1,4 +1,4 @@
-"""The functions that every model is made of. Products run in the pass's format, norms in fp32."""
+"""The functions that models share. Matrix products run in the pass's format, norms in fp32."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 from tightfit.backends.jax.network import Params
 
 ATTENTION = "attention"
-"""What attention's result is called where checkpointing chooses what to keep."""
+"""The name of attention's result, for checkpointing that keeps results by name."""
 
 
 def linear(params: Params, name: str, x: jax.Array, dtype: Any, called: str | None = None) -> jax.Array:

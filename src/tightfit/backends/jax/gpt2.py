@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from tightfit.backends.jax.functions import dropout, layer_norm, linear_in_out, lookup
-from tightfit.backends.jax.network import Forward, Network, Params, Part, Weight, normal, ones, zeros
+from tightfit.backends.jax.network import Forward, Network, Params, Part, Weight, norm_weights, normal, zeros
 from tightfit.errors import ModelError
 
 PRODUCTS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
@@ -71,8 +71,9 @@ def gpt2(config: Any) -> Network:
     std = config.initializer_range
     last = std / math.sqrt(2 * config.n_layer)
     layer = {
-        **_norm("ln_1", width), **_dense(PRODUCTS[0], width, 3 * width, std), **_dense(PRODUCTS[1], width, width, last),
-        **_norm("ln_2", width), **_dense(PRODUCTS[2], width, hidden, std), **_dense(PRODUCTS[3], hidden, width, last),
+        **norm_weights("ln_1", width), **norm_weights("ln_2", width),
+        **_dense(PRODUCTS[0], width, 3 * width, std), **_dense(PRODUCTS[1], width, width, last),
+        **_dense(PRODUCTS[2], width, hidden, std), **_dense(PRODUCTS[3], hidden, width, last),
     }
     return Network(
         config=config, depth=config.n_layer, outputs=config.vocab_size,
@@ -80,17 +81,13 @@ def gpt2(config: Any) -> Network:
             "transformer.wte.weight": Weight((config.vocab_size, width), normal(std)),
             "transformer.wpe.weight": Weight((config.n_positions, width), normal(std)),
             **{f"transformer.h.*.{name}": weight for name, weight in layer.items()},
-            **_norm("transformer.ln_f", width),
+            **norm_weights("transformer.ln_f", width),
             **({} if tied else {"lm_head.weight": Weight((config.vocab_size, width), normal(std))}),
         },
         parts=(Part("attention", attention), Part("mlp", mlp)), products=PRODUCTS, embed=embed, head=head,
         attention_dropout="attn_pdrop" if config.attn_pdrop else None,
         stored_prefix="transformer.", unstored=(".attn.bias", ".attn.masked_bias"),
     )
-
-
-def _norm(name: str, width: int) -> dict[str, Weight]:
-    return {f"{name}.weight": Weight((width,), ones), f"{name}.bias": Weight((width,), zeros)}
 
 
 def _dense(name: str, fan_in: int, features: int, std: float) -> dict[str, Weight]:

@@ -1,4 +1,4 @@
-"""How layers follow one another: each by itself, or in a loop over the stacked weights."""
+"""Layouts of the layers: each stands in the program, or one does in a loop over the stacked weights."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Layers = tuple[Params, jax.Array]
 
 
 def layout(backend: Jax) -> Stack:
-    """How the layers follow one another in the program, as a resolved recipe's backend says."""
+    """The layout of the layers in the program, as a resolved recipe's backend says."""
     assert backend.layers != "auto", "resolve the recipe first"
-    return Stack(_unrolled if backend.layers == "unrolled" else partial(_scanned, backend.unroll))
+    return _unrolled if backend.layers == "unrolled" else partial(_scanned, backend.unroll)
 
 
 def _unrolled(blocks: Blocks, layers: Layers, x: jax.Array) -> jax.Array:

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import cast
 
 from tightfit.backends.base import WindowSource
 from tightfit.backends.jax.batch import ArrayWindow, array_window
@@ -22,23 +21,21 @@ from tightfit.techniques.loading import Loading
 def loading(technique: Loading, build: Build) -> Build:
     workers, prefetch = technique.workers, technique.prefetch
     assert workers != "auto", "resolve the recipe first"
-    micro_batches, rows = build.micro_batches, build.rows
 
     def windows(source: WindowSource, start: int, stop: int) -> Iterator[ArrayWindow]:
         if not workers:
-            return (array_window(source.window(index), micro_batches, rows) for index in range(start, stop))
-        return _ahead(source, start, stop, workers, prefetch)
-
-    def _ahead(source: WindowSource, start: int, stop: int, workers: int, prefetch: int) -> Iterator[ArrayWindow]:
+            yield from (array_window(source.window(n), build.micro_batches, build.rows) for n in range(start, stop))
+            return
         frozen, own = pickle.dumps(source), threading.local()
 
+        def begin() -> None:  # a source keeps what it last ordered, so each thread has its own
+            own.source = pickle.loads(frozen)
+
         def make(index: int) -> ArrayWindow:
-            if not hasattr(own, "source"):  # a source keeps what it last ordered, so each thread has its own
-                own.source = pickle.loads(frozen)
-            return array_window(cast(WindowSource, own.source).window(index), micro_batches, rows)
+            return array_window(own.source.window(index), build.micro_batches, build.rows)
 
         coming: deque[Future[ArrayWindow]] = deque()
-        threads = ThreadPoolExecutor(workers, thread_name_prefix="windows")
+        threads = ThreadPoolExecutor(workers, thread_name_prefix="windows", initializer=begin)
         try:
             for index in range(start, stop):
                 coming.append(threads.submit(make, index))

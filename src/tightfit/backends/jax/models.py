@@ -8,13 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from tightfit.backends.jax.gpt2 import gpt2
 from tightfit.backends.jax.llama import LLAMA_LIKE, llama
-from tightfit.backends.jax.network import LAYER, Network, is_stacked
+from tightfit.backends.jax.network import Network
 from tightfit.backends.jax.transformer import transformer
 from tightfit.errors import ModelError, one_line
 from tightfit.hub_errors import explain_hub_error
@@ -29,7 +28,7 @@ from tightfit.tasks import Array
 
 WEIGHTS = "model.safetensors"
 FAMILIES = ("transformer-156m", "gpt2", *LLAMA_LIKE)
-"""What has a model here."""
+"""The models that are here."""
 
 
 class Found(NamedTuple):
@@ -78,49 +77,14 @@ def read_weights(network: Network, folder: Path, dtype: Any) -> dict[str, Array]
         stored = dict(_stored(network, folder))
     except (OSError, SafetensorError) as error:
         raise ModelError(f"model: the weights in {str(folder)!r} cannot be read: {one_line(error)}") from error
-    needed = canonical_shapes(network)
-    _check(network, folder, {name: array.shape for name, array in stored.items()}, needed)
-    arrays = {}
-    for name, shape in network.shapes().items():
-        whole = np.empty(shape, dtype)
-        if is_stacked(name):
-            for number in range(network.depth):
-                whole[number] = stored.pop(numbered(name, number)).astype(dtype)
-        else:
-            whole[...] = stored.pop(name).astype(dtype)
-        arrays[name] = whole
-    return arrays
-
-
-def unstacked(arrays: dict[str, Array]) -> dict[str, Array]:
-    """Every layer's arrays under their canonical names, which write the layer's number."""
-    found: dict[str, Array] = {}
-    for name, array in arrays.items():
-        if is_stacked(name):
-            found |= {numbered(name, number): np.array(layer) for number, layer in enumerate(array)}
-        else:
-            found[name] = array
-    return found
-
-
-def numbered(name: str, number: int) -> str:
-    """The canonical name of one layer's weight."""
-    return name.replace(LAYER, str(number), 1)
-
-
-def canonical_shapes(network: Network) -> dict[str, tuple[int, ...]]:
-    """Each weight's shape by its canonical name."""
-    return {
-        full: weight.shape
-        for name, weight in network.weights.items()
-        for full in ([numbered(name, n) for n in range(network.depth)] if is_stacked(name) else [name])
-    }
+    _check(network, folder, {name: array.shape for name, array in stored.items()})
+    return network.stacked({name: stored.pop(name).astype(dtype) for name in list(stored)})
 
 
 def write_model(network: Network, arrays: dict[str, Array], folder: Path) -> None:
     """Write the configuration and the weights so that `model: <folder>` reads them, here and in PyTorch."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(unstacked(arrays), folder / WEIGHTS, metadata={"format": "pt"})
+    save_file(network.unstacked(arrays), folder / WEIGHTS, metadata={"format": "pt"})
     if isinstance(network.config, TransformerConfig):
         described = {"model_type": OUR_TRANSFORMER, **asdict(network.config)}
         (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
@@ -140,9 +104,8 @@ def _stored(network: Network, folder: Path) -> Iterator[tuple[str, Array]]:
                     yield full, file.get_tensor(name)
 
 
-def _check(
-    network: Network, folder: Path, stored: dict[str, tuple[int, ...]], needed: dict[str, tuple[int, ...]]
-) -> None:
+def _check(network: Network, folder: Path, stored: dict[str, tuple[int, ...]]) -> None:
+    needed = network.canonical_shapes()
     if stored.keys() != needed.keys():
         names = ", ".join(sorted(stored.keys() ^ needed.keys())[:3])
         raise ModelError(f"model: the weights in {str(folder)!r} are another model's; they differ in {names}; take "

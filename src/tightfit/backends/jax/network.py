@@ -1,4 +1,4 @@
-"""What a model is here: functions over a flat dict of arrays whose names are those of its checkpoint.
+"""Models as functions over a flat dict of arrays whose names are those of their checkpoints.
 
 Layers are alike, so each of their weights is one array with the layers along its first axis; in its name `*` stands
 where a checkpoint writes a layer's number. Matrices lie as in the checkpoint too.
@@ -6,6 +6,7 @@ where a checkpoint writes a layer's number. Matrices lie as in the checkpoint to
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -13,6 +14,9 @@ from zlib import crc32
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from tightfit.tasks import Array
 
 LAYER = "*"
 
@@ -35,7 +39,7 @@ class Weight(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Forward:
-    """What all layers of one forward pass share.
+    """The context that all layers of one forward pass share.
 
     dtype: what products are computed in. attend: the attention function. allowed: (B, 1, T, T) bool, or one that
     broadcasts to it, which positions may see which besides the model's own causality; None where all may.
@@ -104,10 +108,28 @@ class Network:
             for name, weight in self.weights.items()
         }
 
+    def canonical(self, name: str) -> list[str]:
+        """The names of an array's weights in a checkpoint: one, or one for each layer."""
+        return [name.replace(LAYER, str(number), 1) for number in range(self.depth)] if is_stacked(name) else [name]
+
+    def canonical_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Each weight's shape by its name in a checkpoint."""
+        return {full: weight.shape for name, weight in self.weights.items() for full in self.canonical(name)}
+
+    def unstacked(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Arrays by their weights' names in a checkpoint, each layer apart."""
+        return {full: np.array(part) for name, array in arrays.items()
+                for full, part in zip(self.canonical(name), array if is_stacked(name) else [array], strict=True)}
+
+    def stacked(self, weights: dict[str, Array]) -> dict[str, Array]:
+        """The inverse of `unstacked`, of all weights. It empties `weights`, so that each is held about once."""
+        return {name: np.stack([weights.pop(full) for full in self.canonical(name)]) if is_stacked(name)
+                else weights.pop(name) for name in self.weights}
+
     @property
     def parameter_count(self) -> int:
         """Number of parameters, shared ones once."""
-        return sum(_size(shape) for shape in self.shapes().values())
+        return sum(math.prod(shape) for shape in self.shapes().values())
 
     def draw(self, key: jax.Array, dtype: Any) -> Params:
         """Initial weights. Each array has a random stream of its own, from its name."""
@@ -134,6 +156,11 @@ def layers_of(params: Params) -> Params:
     return {name.split(f"{LAYER}.", 1)[1]: array for name, array in params.items() if is_stacked(name)}
 
 
+def norm_weights(name: str, width: int) -> dict[str, Weight]:
+    """A layer normalization's weight and bias."""
+    return {f"{name}.weight": Weight((width,), ones), f"{name}.bias": Weight((width,), zeros)}
+
+
 def lecun_normal(fan_in: int) -> Initializer:
     """A normal distribution cut off at two of its deviations, of variance 1 / `fan_in`."""
     draw: Initializer = jax.nn.initializers.truncated_normal(fan_in**-0.5 / TRUNCATED_STD)
@@ -148,10 +175,3 @@ def normal(std: float) -> Initializer:
 
 zeros: Initializer = jax.nn.initializers.zeros
 ones: Initializer = jax.nn.initializers.ones
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size

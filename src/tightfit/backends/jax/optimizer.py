@@ -14,7 +14,7 @@ import optax
 
 from tightfit.backends.jax.build import Build, Optimizer
 from tightfit.backends.jax.network import Params, is_stacked, rank
-from tightfit.backends.jax.rounding import in_bf16
+from tightfit.backends.jax.rounding import in_bf16, narrowed, widened
 from tightfit.techniques import optimizer as declared
 from tightfit.techniques.precision import Rounding
 
@@ -31,21 +31,18 @@ def adamw(technique: declared.AdamW, build: Build) -> Build:
 
 def adamw_anyprecision(technique: declared.AdamWAnyPrecision, build: Build) -> Build:
     """AdamW with its usual numbers, in fp32, its states kept in formats of their own."""
-    usual = declared.AdamW()
+    usual, formats = declared.AdamW(), {"fp32": jnp.float32, "bf16": jnp.bfloat16}
     adam = optax.scale_by_adam(b1=usual.betas[0], b2=usual.betas[1], eps=usual.eps)
-    formats = [{"fp32": jnp.float32, "bf16": jnp.bfloat16}[name] for name in (technique.momentum, technique.variance)]
-
-    def kept(state: Any, momentum: Any, variance: Any) -> Any:
-        mu, nu = (jax.tree.map(lambda a, dtype=dtype: a.astype(dtype), tree)
-                  for tree, dtype in ((state.mu, momentum), (state.nu, variance)))  # fmt: skip
-        return state._replace(mu=mu, nu=nu)
 
     def init(params: Params) -> Any:
-        return kept(adam.init(params), *formats)
+        state = adam.init(params)
+        mu, nu = (jax.tree.map(lambda a, kept=kept: a.astype(formats[kept]), tree)
+                  for tree, kept in ((state.mu, technique.momentum), (state.nu, technique.variance)))  # fmt: skip
+        return state._replace(mu=mu, nu=nu)
 
     def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
-        found, state = adam.update(updates, kept(state, jnp.float32, jnp.float32), params)
-        return found, kept(state, *formats)
+        found, fresh = adam.update(updates, widened(state), params)
+        return found, narrowed(fresh, state)
 
     return _with(build, optax.GradientTransformation(init, update), technique.weight_decay)
 
@@ -70,13 +67,14 @@ def adafactor(technique: declared.Adafactor, build: Build) -> Build:
         note = (f"adafactor's learning rate is relative to the size of the weights: {ADAFACTOR_USUAL_RATE:g} is "
                 f"usual, and learning_rate is {rate:g}")
         build = replace(build, notes=(*build.notes, note))
-    relative = _per_layer(optax.chain(
+    relative = optax.chain(
         optax.scale_by_factored_rms(min_dim_size_to_factor=1, epsilon=ADAFACTOR_EPS[0]),
         optax.clip_by_block_rms(1.0),
         optax.scale_by_param_block_rms(ADAFACTOR_EPS[1]),
-    ))  # fmt: skip
-    direction = optax.chain(relative, _bounded_by_age())
-    return _with(build, direction, technique.weight_decay, scaled=False)
+    )
+    by_layer = optax.GradientTransformation(jax.vmap(relative.init), jax.vmap(relative.update))
+    either = optax.multi_transform({"stacked": by_layer, "single": relative}, _stacked_or_single)
+    return _with(build, optax.chain(either, _bounded_by_age()), technique.weight_decay, scaled=False)
 
 
 def decays(params: Params) -> dict[str, bool]:
@@ -126,23 +124,6 @@ def _bounded_by_age() -> Any:
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _per_layer(inner: Any) -> Any:
-    """`inner` over every layer's arrays side by side, and over the others as they are."""
-
-    def init(params: Params) -> Any:
-        layers, others = _divided(params)
-        return jax.vmap(inner.init)(layers), inner.init(others)
-
-    def update(updates: Params, state: Any, params: Params) -> tuple[Params, Any]:
-        (layers, others), (of_layers, of_others) = _divided(updates), _divided(params)
-        layers, layer_state = jax.vmap(inner.update)(layers, state[0], of_layers)
-        others, other_state = inner.update(others, state[1], of_others)
-        return {**layers, **others}, (layer_state, other_state)
-
-    return optax.GradientTransformation(init, update)
-
-
-def _divided(tree: Params) -> tuple[Params, Params]:
-    """The arrays that hold every layer's, and the others."""
-    stacked = {name: array for name, array in tree.items() if is_stacked(name)}
-    return stacked, {name: array for name, array in tree.items() if name not in stacked}
+def _stacked_or_single(params: Params) -> dict[str, str]:
+    """Which arrays hold every layer's."""
+    return {name: "stacked" if is_stacked(name) else "single" for name in params}

@@ -29,12 +29,11 @@ def in_bf16(optimizer: Optimizer, rounding: Rounding) -> Optimizer:
     def update(
         gradients: Params, state: dict[str, Any], params: Params, learning_rate: jax.Array
     ) -> tuple[Params, dict[str, Any]]:
-        weights = _wide(params)
+        weights = widened(params)
         if rounding == "kahan":
-            weights = jax.tree.map(jnp.add, weights, _wide(state["lost"]))
-        fresh, states = optimizer.update(_wide(gradients), _wide(state["states"]), weights, learning_rate)
-        narrow = jax.tree.map(lambda new, old: new.astype(old.dtype), states, state["states"])
-        found: dict[str, Any] = {"states": narrow}
+            weights = jax.tree.map(jnp.add, weights, widened(state["lost"]))
+        fresh, states = optimizer.update(widened(gradients), widened(state["states"]), weights, learning_rate)
+        found: dict[str, Any] = {"states": narrowed(states, state["states"])}
         if rounding == "stochastic":
             found["updates"] = state["updates"] + 1
             key = jax.random.fold_in(jax.random.key(0), state["updates"])
@@ -54,8 +53,14 @@ def _begun(params: Params, rounding: Rounding) -> dict[str, Any]:
     return {"updates": jnp.int32(0)} if rounding == "stochastic" else {}
 
 
-def _wide(tree: Any) -> Any:
+def widened(tree: Any) -> Any:
+    """The tree with its bf16 arrays in fp32."""
     return jax.tree.map(lambda a: a.astype(jnp.float32) if a.dtype == jnp.bfloat16 else a, tree)
+
+
+def narrowed(new: Any, old: Any) -> Any:
+    """The new tree in the formats of the old one."""
+    return jax.tree.map(lambda a, b: a.astype(b.dtype), new, old)
 
 
 def _nearest(weight: jax.Array) -> jax.Array:

@@ -1,6 +1,6 @@
-"""Everything a step needs to go on exactly: weights, optimizer states, random key; as safetensors and JSON.
+"""Checkpoints, from which a step goes on exactly: weights, optimizer states, random key; as safetensors and JSON.
 
-Weights have their canonical names, each layer by itself, as in the PyTorch backend's checkpoints. A state tensor is
+Weights have their canonical names, each layer apart, as in the PyTorch backend's checkpoints. A state tensor is
 named `<parameter>/<path in the state>`; what belongs to no parameter, `/<path>`.
 """
 
@@ -14,7 +14,6 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from tightfit.backends.jax.models import numbered, unstacked
 from tightfit.backends.jax.network import Network, is_stacked
 from tightfit.backends.jax.update import State
 from tightfit.errors import CheckpointError
@@ -26,7 +25,7 @@ WEIGHTS, OPTIMIZER, RANDOM = "weights.safetensors", "optimizer.safetensors", "ra
 def save_state(network: Network, state: State, folder: Path) -> dict[str, Any]:
     """Write the three files into `folder`; return what is not a tensor, as JSON values."""
     host = jax.device_get(state)
-    save_file(unstacked(host["params"]), folder / WEIGHTS)
+    save_file(network.unstacked(host["params"]), folder / WEIGHTS)
     states = {name: array for _, parts in _state_parts(network, host["optimizer"]) for name, array in parts.items()}
     save_file(states, folder / OPTIMIZER)
     save_file({"jax": np.asarray(host["key"])}, folder / RANDOM)
@@ -35,24 +34,21 @@ def save_state(network: Network, state: State, folder: Path) -> dict[str, Any]:
 
 
 def load_state(network: Network, abstract: State, folder: Path, meta: dict[str, Any]) -> State:
-    """What `save_state` wrote, in the places of `abstract`. Raises CheckpointError where names, shapes or formats
-    differ."""
+    """The state that `save_state` wrote, in the places of `abstract`. Raises CheckpointError where names, shapes or
+    formats differ."""
     try:
         weights, states, streams = (load_file(folder / name) for name in (WEIGHTS, OPTIMIZER, RANDOM))
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{folder}: {' '.join(str(error).split())}") from None
     if "jax" not in streams:
         raise CheckpointError(f"{folder}: this checkpoint is another backend's; write the backend it had")
-    shapes = {name: np.empty(a.shape, a.dtype) for name, a in abstract["params"].items()}
-    _check(folder, "weights", unstacked(shapes), weights)
-    params = {name: _stacked(network, name, weights) for name in shapes}
-    empty = jax.tree.map(lambda a: np.empty(a.shape, a.dtype), abstract["optimizer"])
+    _check(folder, "weights", network.unstacked(_empty(abstract["params"])), weights)
+    params = network.stacked(weights)
+    empty = _empty(abstract["optimizer"])
     parts = list(_state_parts(network, empty))
     _check(folder, "optimizer state", {k: v for _, found in parts for k, v in found.items()}, states)
-    leaves = [
-        np.stack([states[name] for name in found]) if len(found) > 1 or stacked else states[next(iter(found))]
-        for stacked, found in parts
-    ]
+    read = [(stacked, [states[name] for name in found]) for stacked, found in parts]
+    leaves = [np.stack(arrays) if stacked else arrays[0] for stacked, arrays in read]
     optimizer = jax.tree.unflatten(jax.tree.structure(empty), leaves)
     state = {"params": params, "optimizer": optimizer, "key": streams["jax"], "step": np.int32(meta["steps"])}
     if "scaler" in abstract:
@@ -61,10 +57,8 @@ def load_state(network: Network, abstract: State, folder: Path, meta: dict[str, 
     return placed
 
 
-def _stacked(network: Network, name: str, arrays: dict[str, Array]) -> Array:
-    if not is_stacked(name):
-        return arrays[name]
-    return np.stack([arrays[numbered(name, number)] for number in range(network.depth)])
+def _empty(tree: Any) -> Any:
+    return jax.tree.map(lambda a: np.empty(a.shape, a.dtype), tree)
 
 
 def _state_parts(network: Network, optimizer: Any) -> list[tuple[bool, dict[str, Array]]]:
@@ -76,9 +70,8 @@ def _state_parts(network: Network, optimizer: Any) -> list[tuple[bool, dict[str,
         rest = "/".join(key for key in keys if key != owner)
         array = np.asarray(leaf)
         stacked = is_stacked(owner)
-        names = [numbered(owner, n) for n in range(network.depth)] if stacked else [owner]
-        parts = array if stacked else array[None]
-        found.append((stacked, {f"{n}/{rest}": np.array(a) for n, a in zip(names, parts, strict=True)}))
+        parts = network.unstacked({owner: array})
+        found.append((stacked, {f"{name}/{rest}": part for name, part in parts.items()}))
     return found
 
 

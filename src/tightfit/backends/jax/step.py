@@ -5,8 +5,8 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -58,8 +58,6 @@ class PendingStep:
 class Step:
     """The step of a build, with the state that it takes along. Each shape of window is compiled once.
 
-    described: the folder that XLA describes the program in that steps run from now on, and options that it is compiled
-    with besides the recipe's; None for the program that nothing is said about.
     called_at: when the last step was called, by time.perf_counter.
     """
 
@@ -69,7 +67,6 @@ class Step:
         self._compiled: dict[tuple[Any, ...], jax.stages.Compiled] = {}
         self._compile_seconds = 0.0
         self.state = self._initial()
-        self.described: tuple[Path, dict[str, Any]] | None = None
         self.called_at = 0.0
         self._taken = 0
 
@@ -86,26 +83,31 @@ class Step:
     def compile_seconds(self) -> float:
         return self._compile_seconds
 
-    def __call__(self, window: ArrayWindow, learning_rate: float) -> PendingStep:
+    def __call__(
+        self, window: ArrayWindow, learning_rate: float, program: jax.stages.Compiled | None = None
+    ) -> PendingStep:
+        """program: of `described`, to be run instead of the step's own."""
         self.called_at = time.perf_counter()
         self._taken += 1
         with jax.profiler.StepTraceAnnotation("step", step_num=self._taken):
             arrays, count = self._placed(window), self._number(window.count, np.int32)
             rate = self._number(learning_rate, np.float32)
-            run = self._program(arrays)
+            run = program or self._compiled_for("step", arrays, self._lower_step)
             with memory_guard("the step"):
                 self.state, metrics = run(self.state, arrays, count, rate)
         return PendingStep(metrics)
 
-    def prepare(self, window: ArrayWindow) -> None:
-        """Compile what a step on such a window runs, where that was not done yet."""
-        self._program(self._placed(window))
+    def described(self, window: ArrayWindow, folder: Path, options: Mapping[str, Any]) -> jax.stages.Compiled:
+        """The step's program for such a window, which XLA describes in `folder`. options: besides the recipe's."""
+        with _compiled_anew():
+            lowered = self._lower_step(self._placed(window))
+            return self._compile("the described step", lowered, {**options, "xla_dump_to": str(folder)})
 
     def evaluate(self, windows: Iterable[Window | ArrayWindow]) -> Total:
         loss, count = 0.0, 0
         for window in windows:
             arrays = self._placed(window if isinstance(window, ArrayWindow) else self._array_window(window))
-            run = self._compile(arrays, lambda arrays=arrays: self._lower_evaluation(arrays), "evaluation")
+            run = self._compiled_for("evaluation", arrays, self._lower_evaluation)
             with memory_guard("evaluation"):
                 loss += float(run(self.state["params"], arrays))
             count += window.count
@@ -162,7 +164,7 @@ class Step:
             else:
                 weights = read_weights(build.network, build.stored, build.weight_dtype)
                 given = (key, {name: jax.device_put(weights.pop(name), build.replicated) for name in list(weights)})
-            return cast(State, begin.lower(*given).compile(compiler_options=build.compiler_options or None)(*given))
+            return cast(State, begin.lower(*given).compile(compiler_options=build.compiler_options)(*given))
 
     def _array_window(self, window: Window) -> ArrayWindow:
         return array_window(window, self.build.micro_batches, self.build.rows)
@@ -183,30 +185,26 @@ class Step:
     def _number(self, value: float, dtype: Any) -> jax.Array:
         return jax.device_put(np.asarray(value, dtype), self.build.replicated)
 
-    def _program(self, arrays: Arrays) -> jax.stages.Compiled:
-        """What a step on such arrays runs."""
-
-        def lower() -> jax.stages.Lowered:
-            return lower_step(self.build, placed(arrays, self.build.split))
-
-        if self.described is None:
-            return self._compile(arrays, lower, "step")
-        folder, options = self.described
-        return self._compile(arrays, lower, "described step", {**options, "xla_dump_to": str(folder)})
+    def _compiled_for(
+        self, kind: str, arrays: Arrays, lower: Callable[[Arrays], jax.stages.Lowered]
+    ) -> jax.stages.Compiled:
+        """The program of that kind for arrays of these shapes, compiled now where it is the first time."""
+        key = (kind, *((name, array.shape) for name, array in sorted(arrays.items())))
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(f"the {kind}", lower(arrays), {})
+        return self._compiled[key]
 
     def _compile(
-        self, arrays: Arrays, lower: Any, what: str, options: Mapping[str, Any] | None = None
+        self, kind: str, lowered: jax.stages.Lowered, options: Mapping[str, Any]
     ) -> jax.stages.Compiled:
-        """The program for arrays of these shapes, compiled now where it is the first time. options: besides the
-        recipe's."""
-        kind = (what, *(options or {}).items(), *((name, array.shape) for name, array in sorted(arrays.items())))
-        if kind not in self._compiled:
-            began = time.perf_counter()
-            with memory_guard(f"compiling the {what}"), _compiled_anew() if options else nullcontext():
-                wanted = {**self.build.compiler_options, **(options or {})}
-                self._compiled[kind] = lower().compile(compiler_options=wanted or None)
-            self._compile_seconds += time.perf_counter() - began
-        return self._compiled[kind]
+        began = time.perf_counter()
+        with memory_guard(f"compiling {kind}"):
+            compiled = lowered.compile(compiler_options={**self.build.compiler_options, **options})
+        self._compile_seconds += time.perf_counter() - began
+        return compiled
+
+    def _lower_step(self, arrays: Arrays) -> jax.stages.Lowered:
+        return lower_step(self.build, placed(arrays, self.build.split))
 
     def _lower_evaluation(self, arrays: Arrays) -> jax.stages.Lowered:
         evaluation = jax.jit(partial(evaluation_loss, self.build), out_shardings=self.build.replicated)
@@ -219,7 +217,7 @@ def _all_finite(params: Arrays) -> jax.Array:
 
 @contextmanager
 def _compiled_anew() -> Iterator[None]:
-    """Take no program from JAX's cache on disk: XLA describes only what it compiles."""
+    """A compilation without JAX's cache on disk: XLA describes only what it compiles."""
     before = jax.config.jax_enable_compilation_cache
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()  # else what was decided at the first compilation stands
@@ -232,7 +230,7 @@ def _compiled_anew() -> Iterator[None]:
 
 @contextmanager
 def memory_guard(doing: str) -> Iterator[None]:
-    """Tell a device without room as an OutOfMemory that says what was being done."""
+    """An OutOfMemory that says what was being done, in place of JAX's error of a device without room."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:

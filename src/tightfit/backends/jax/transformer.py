@@ -9,7 +9,17 @@ import jax
 import jax.numpy as jnp
 
 from tightfit.backends.jax.functions import dropout, layer_norm, linear, lookup
-from tightfit.backends.jax.network import Forward, Network, Params, Part, Weight, lecun_normal, normal, ones, zeros
+from tightfit.backends.jax.network import (
+    Forward,
+    Network,
+    Params,
+    Part,
+    Weight,
+    lecun_normal,
+    norm_weights,
+    normal,
+    zeros,
+)
 from tightfit.models import TransformerConfig
 
 NORM_EPS = 1e-6
@@ -47,8 +57,9 @@ def transformer(config: TransformerConfig) -> Network:
         return linear(params, "output_layer", normed, forward.dtype)
 
     layer = {
-        **_norm("mlp.pre_norm", width), **_dense(PRODUCTS[0], width, hidden), **_dense(PRODUCTS[1], hidden, width),
-        **_norm("attn.pre_norm", width), **_dense(PRODUCTS[2], width, 3 * mixed), **_dense(PRODUCTS[3], mixed, width),
+        **norm_weights("mlp.pre_norm", width), **norm_weights("attn.pre_norm", width),
+        **_dense(PRODUCTS[0], width, hidden), **_dense(PRODUCTS[1], hidden, width),
+        **_dense(PRODUCTS[2], width, 3 * mixed), **_dense(PRODUCTS[3], mixed, width),
     }
     return Network(
         config=config, depth=config.num_layers, outputs=config.num_outputs,
@@ -56,15 +67,11 @@ def transformer(config: TransformerConfig) -> Network:
             "pos_emb": Weight((config.max_seq_len, width), normal(0.02)),
             "embed.weight": Weight((config.vocab_size, width), normal(width**-0.5)),
             **{f"layers.*.{name}": weight for name, weight in layer.items()},
-            **_norm("post_norm", width), **_dense("output_layer", width, config.num_outputs),
+            **norm_weights("post_norm", width), **_dense("output_layer", width, config.num_outputs),
         },
         parts=(Part("mlp", mlp), Part("attention", attention)), products=PRODUCTS, embed=embed, head=head,
         causal=config.causal_mask, softmax_dtype=config.softmax_dtype,
     )
-
-
-def _norm(name: str, width: int) -> dict[str, Weight]:
-    return {f"{name}.weight": Weight((width,), ones), f"{name}.bias": Weight((width,), zeros)}
 
 
 def _dense(name: str, fan_in: int, features: int) -> dict[str, Weight]:

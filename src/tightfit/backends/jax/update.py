@@ -22,9 +22,6 @@ Metrics = dict[str, Any]
 """`loss`: (sum, count); `grad_norm`: the norm before clipping, where gradients are clipped; `skipped`: with loss
 scaling, whether nothing was learned."""
 
-DONATED = (0,)
-"""The step's arguments whose memory its results may take: the state."""
-
 
 def train_step(build: Build, state: State, window: Arrays, count: jax.Array, learning_rate: jax.Array) -> tuple[
     State, Metrics
@@ -113,25 +110,15 @@ def abstract_state(build: Build) -> State:
     return cast(State, placed(found, build.replicated))
 
 
-def abstract_window(build: Build, names: tuple[str, ...] | None = None, length: int | None = None) -> Arrays:
-    """Shapes, formats and places of a full window's arrays.
-
-    names: of the arrays that a micro-batch has; by default those of the recipe's data. length: tokens in a row; by
-    default `seq_len`.
-    """
-    shape = (build.micro_batches, build.rows, length or build.recipe.seq_len)
-    structs = {name: jax.ShapeDtypeStruct(shape, array_dtype(name)) for name in names or array_names(build)}
-    return cast(Arrays, placed(structs, build.split))
-
-
-def array_names(build: Build) -> tuple[str, ...]:
-    """The arrays in a micro-batch of the recipe's data: of text that shares rows, of text padded, or random."""
-    data, task = build.recipe.data, build.task
-    if data.source == "dummy":
-        return ("input_ids", "labels")
-    if task.packs and data.packing:
-        return ("input_ids", "position_ids", "labels", "document_ids")
-    return ("input_ids", "labels") if task.predicts == "next" else ("input_ids", "labels", "padding")
+def abstract_window(build: Build) -> Arrays:
+    """Shapes, formats and places of a full window's arrays: of text that shares rows, of text padded, or random."""
+    data, task, names = build.recipe.data, build.task, ["input_ids", "labels"]
+    if data.source != "dummy" and task.packs and data.packing:
+        names += ["position_ids", "document_ids"]
+    elif data.source != "dummy" and task.predicts != "next":
+        names.append("padding")
+    shape = (build.micro_batches, build.rows, build.recipe.seq_len)
+    return cast(Arrays, placed({name: jax.ShapeDtypeStruct(shape, array_dtype(name)) for name in names}, build.split))
 
 
 def placed(tree: Any, sharding: Any) -> Any:
@@ -152,5 +139,5 @@ def lower_step(build: Build, window: Arrays | None = None) -> jax.stages.Lowered
     whole = jax.ShapeDtypeStruct((), jnp.int32, sharding=place)
     rate = jax.ShapeDtypeStruct((), jnp.float32, sharding=place)
     given = abstract_window(build) if window is None else window
-    compiled = jax.jit(step, donate_argnums=DONATED, out_shardings=place)
-    return compiled.lower(abstract_state(build), given, whole, rate)
+    donating = jax.jit(step, donate_argnums=0, out_shardings=place)  # the new state takes the old one's memory
+    return donating.lower(abstract_state(build), given, whole, rate)

@@ -24,8 +24,8 @@ from tightfit.backends.pytorch.predicting.unseen import unseen
 from tightfit.backends.pytorch.step import Step
 from tightfit.devices import Device
 from tightfit.errors import Refused
-from tightfit.host_memory import host_memory
 from tightfit.recipe import Recipe
+from tightfit.system import host_memory
 from tightfit.trace import Trace, Unseen
 
 

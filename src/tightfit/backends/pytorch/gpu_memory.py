@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from tightfit.errors import Refused
-from tightfit.nvml import process_bytes
+from tightfit.system import process_bytes
 
 
 def use_expandable_segments() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 
 from tightfit.backends.base import Timings
@@ -11,36 +11,43 @@ from tightfit.errors import Refused
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
 
-Runner = Callable[[Recipe, Device, int, int], Timings]
-"""A resolved recipe, its device, and how many steps to take before timing and timed. Raises Refused for what the
-peer cannot do, MissingLibrary, OutOfMemory."""
 
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """Another trainer.
 
-def _runner(module: str) -> Runner:
-    def run(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
-        found: Timings = import_module(f"{__name__}.{module}").run(recipe, device, warm_up, steps)
+    function: `module:function` in this package, loaded when it runs. title: its name in tables.
+    libraries: those that only its figures depend on, besides those of all runners.
+    """
+
+    function: str
+    title: str
+    libraries: tuple[str, ...] = ()
+
+    def run(self, recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
+        """Take a resolved recipe's steps: `warm_up` before timing, `steps` timed, and one whose memory is measured.
+
+        Raises Refused for what the peer cannot do, MissingLibrary, OutOfMemory.
+        """
+        module, _, name = self.function.partition(":")
+        found: Timings = getattr(import_module(f"{__name__}.{module}"), name)(recipe, device, warm_up, steps)
         return found
 
-    return run
 
-
-PEERS: dict[str, Runner] = {
-    "plain": _runner("plain"),
-    "hf-trainer": _runner("hf_trainer"),
-    "lightning": _runner("lightning"),
-    "liger": _runner("liger"),
-}
-"""Each peer by name; what it needs loads when it runs."""
-
-TITLES = {"plain": "bare loop"}
-"""What a peer is called where its name may be taken for a rung's."""
+PEERS = {
+    "plain": Peer(function="plain:run", title="bare loop"),
+    "hf-trainer": Peer(function="hf_trainer:run", title="hf-trainer", libraries=("accelerate", "bitsandbytes")),
+    "lightning": Peer(function="lightning:run", title="lightning", libraries=("lightning",)),
+    "liger": Peer(function="hf_trainer:run_with_liger", title="liger",
+                  libraries=("accelerate", "bitsandbytes", "liger-kernel")),
+}  # fmt: skip
 
 PACKED = "data.packing: no peer keeps documents apart that share a row; write data.packing=false"
 
 
 def title_of(runner: str) -> str:
-    """What a runner is called in tables and messages."""
-    return TITLES.get(runner, runner)
+    """A runner's name in tables and messages."""
+    return PEERS[runner].title if runner in PEERS else runner
 
 
 def check_rows(recipe: Recipe) -> None:

@@ -1,11 +1,12 @@
-"""What the peers begin with: the model and the data as ours has them, before any technique is applied."""
+"""The peers' common ground: the model and the data as ours has them, before any technique is applied."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
@@ -29,16 +30,17 @@ from tightfit.models import model_facts
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE
 from tightfit.techniques.attention import Attention, Sdpa
-from tightfit.techniques.checkpointing import EveryBlock, EveryNth, NoCheckpointing
 from tightfit.techniques.compile import PerBlock, WholeModel
 from tightfit.training_arguments.conversion import ATTENTION
 
 TRANSFORMER_ATTENTION = {"eager": EAGER, "sdpa": SDPA, "flex": FLEX}
-"""What the bundled transformer calls."""
+"""The bundled transformer's functions."""
+ONE_BLOCK_IN = {"none": 0, "every-block": 1, "every-nth": None}
+"""How many blocks there are to each that a peer recomputes; None: the technique's own n."""
 
 
 def bare(recipe: Recipe, device: Device) -> Build:
-    """The recipe's model with its initial weights, told which attention to call, and no other technique applied.
+    """The recipe's model with its initial weights, calling the attention that it names, and no other technique applied.
 
     Raises Refused for what no peer has.
     """
@@ -46,7 +48,8 @@ def bare(recipe: Recipe, device: Device) -> Build:
     if recipe.pad_vocab_to:
         reasons.append("pad_vocab_to: no peer cuts the added logits off again; write pad_vocab_to=null")
     assert recipe.checkpointing != "auto"
-    if checkpointed_blocks(recipe) is None:
+    assert recipe.attention != "auto"
+    if recipe.checkpointing.name not in ONE_BLOCK_IN:
         reasons.append(f"checkpointing: no peer has {recipe.checkpointing.name}, they recompute whole blocks; write "
                        "every-block or every-nth")
     if reasons:
@@ -54,7 +57,6 @@ def bare(recipe: Recipe, device: Device) -> Build:
     build = bare_build(recipe, device, torch.device(device.kind))
     if checkpointed_blocks(recipe) and not getattr(build.model, "supports_gradient_checkpointing", True):
         raise Refused(f"checkpointing: {type(build.model).__name__} does not support it; write checkpointing=none")
-    assert recipe.attention != "auto"
     _attend(build.model, recipe.attention)
     return build
 
@@ -67,6 +69,16 @@ def training_data(recipe: Recipe) -> WindowLoader:
     return data
 
 
+def whole_steps(data: WindowLoader, recipe: Recipe, steps: int, peer: str) -> Sequence[tuple[np.ndarray, int]]:
+    """The samples of the first steps, each with its epoch. Raises Refused where one has fewer than the others, for a
+    peer that counts micro-batches."""
+    chosen = [data.chosen(step) for step in range(steps)]
+    if any(len(samples) < recipe.batch_size for samples, _ in chosen):
+        raise Refused(f"batch_size: an epoch's last step has fewer samples, and {peer} counts micro-batches; write a "
+                      "batch_size that divides the samples, or take fewer steps")
+    return chosen
+
+
 def model_arguments(batch: TensorBatch, weights: torch.dtype) -> dict[str, Tensor]:
     """A micro-batch as models take it, without its labels; images in the format of the weights."""
     arguments = {name: t.to(weights) if t.is_floating_point() else t for name, t in batch.inputs.items()}
@@ -75,16 +87,10 @@ def model_arguments(batch: TensorBatch, weights: torch.dtype) -> dict[str, Tenso
     return arguments
 
 
-def checkpointed_blocks(recipe: Recipe) -> int | None:
-    """One block in how many is recomputed: 0 for none of them, None where it is not whole blocks that are."""
-    match recipe.checkpointing:
-        case NoCheckpointing():
-            return 0
-        case EveryBlock():
-            return 1
-        case EveryNth(n=n):
-            return n
-    return None
+def checkpointed_blocks(recipe: Recipe) -> int:
+    """One block in how many is recomputed; 0 for none of them."""
+    every = ONE_BLOCK_IN[getattr(recipe.checkpointing, "name", "none")]
+    return getattr(recipe.checkpointing, "n", 0) if every is None else every
 
 
 def checkpoint_blocks(build: Build) -> None:

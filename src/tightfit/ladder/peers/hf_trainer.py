@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer, with the arguments that say what a recipe says."""
+"""The Hugging Face Trainer, with the arguments that say what a recipe says; with Liger's kernels too."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,17 @@ from tightfit.backends.pytorch.out_of_memory import memory_guard
 from tightfit.data.samples import Samples
 from tightfit.devices import Device
 from tightfit.errors import MissingLibrary, Refused
-from tightfit.ladder.peers.bare import bare, checkpoint_blocks, loss_sum, model_arguments, named_kernel, training_data
+from tightfit.ladder.peers.bare import (
+    bare,
+    checkpoint_blocks,
+    loss_sum,
+    model_arguments,
+    named_kernel,
+    training_data,
+    whole_steps,
+)
 from tightfit.ladder.peers.optimizers import rounding_refused
+from tightfit.models import read_config
 from tightfit.recipe import Recipe
 from tightfit.techniques.compile import PerBlock
 from tightfit.techniques.optimizer import Adafactor, AdamWAnyPrecision, Lion
@@ -67,8 +77,21 @@ def run(recipe: Recipe, device: Device, warm_up: int, steps: int, **more: Any) -
     return meter.read()
 
 
+def run_with_liger(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
+    """Take the recipe's steps with the Trainer's `use_liger_kernel`. Raises as `run` does."""
+    if device.kind == "cpu":
+        raise Refused("device: Liger's kernels are written in Triton, which needs a GPU; run this peer on one")
+    if importlib.util.find_spec("liger_kernel") is None:
+        raise MissingLibrary("liger-kernel", "the peer liger", "liger-kernel")
+    known = import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
+    kind = getattr(read_config(recipe), "model_type", recipe.model)
+    if kind not in known:
+        raise Refused(f"model: Liger has no kernels for models of type {kind}; choose a Llama, Qwen, Gemma or such")
+    return run(recipe, device, warm_up, steps, use_liger_kernel=True)
+
+
 def _unsaid(recipe: Recipe, device: Device) -> list[str]:
-    """What no argument says, as sentences."""
+    """Sentences on what no argument says."""
     assert recipe.precision != "auto"
     micro, reasons = recipe.micro_batch_size, []
     assert micro != "auto"
@@ -100,10 +123,7 @@ def _arguments(recipe: Recipe, device: Device) -> dict[str, Any]:
 
 def _train(recipe: Recipe, device: Device, meter: Meter, arguments: dict[str, Any]) -> None:
     data, build = training_data(recipe), bare(recipe, device)
-    steps = [data.chosen(step) for step in range(meter.total)]
-    if any(len(chosen) < recipe.batch_size for chosen, _ in steps):
-        raise Refused("batch_size: an epoch's last step has fewer samples, and the Trainer counts micro-batches; write "
-                      "a batch_size that divides the samples, or take fewer steps")
+    steps = whole_steps(data, recipe, meter.total, "the Trainer")
     model = build.model
     if not isinstance(model, transformers.PreTrainedModel) and arguments.pop("gradient_checkpointing"):
         arguments.pop("gradient_checkpointing_kwargs", None)
@@ -126,7 +146,7 @@ def _train(recipe: Recipe, device: Device, meter: Meter, arguments: dict[str, An
 
 
 class _Clock(transformers.TrainerCallback):  # type: ignore[misc]
-    """Tells the meter of each step. parts: each micro-batch's part of the loss of the step under way."""
+    """Times each step by the meter. parts: each micro-batch's part of the loss of the step under way."""
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
@@ -143,7 +163,7 @@ class _Clock(transformers.TrainerCallback):  # type: ignore[misc]
 
 
 class _Trainer(transformers.Trainer):  # type: ignore[misc]
-    """The Trainer, which tells a clock of each micro-batch's part of the loss."""
+    """The Trainer, with each micro-batch's part of the loss kept for the clock."""
 
     def __init__(self, clock: _Clock, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, callbacks=[clock], **kwargs)

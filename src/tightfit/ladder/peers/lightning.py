@@ -28,13 +28,14 @@ from tightfit.ladder.peers.bare import (
     model_arguments,
     settings,
     training_data,
+    whole_steps,
 )
 from tightfit.ladder.peers.optimizers import make_optimizer
 from tightfit.recipe import Recipe
 from tightfit.techniques.precision import Fp16
 
 MicroBatch = tuple[dict[str, Tensor], Tensor, int]
-"""What the model is called with, the labels, and the number of labels in the whole step."""
+"""The model's arguments, the labels, and the number of labels in the whole step."""
 
 PRECISION = {"fp32": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed", "bf16-pure": "bf16-true"}
 
@@ -61,9 +62,7 @@ def _train(recipe: Recipe, device: Device, meter: Meter, folder: str) -> None:
     assert micro != "auto"
     assert recipe.precision != "auto"
     each = -(-recipe.batch_size // micro)
-    if any(-(-len(data.chosen(step)[0]) // micro) < each for step in range(meter.total)):
-        raise Refused("batch_size: an epoch's last step has fewer micro-batches, and Lightning counts them; write a "
-                      "batch_size that divides the samples, or take fewer steps")
+    whole_steps(data, recipe, meter.total, "Lightning")
     pl: Any = import_module("lightning.pytorch")
     module, clock = _module(pl, build, each, meter)
     trainer = pl.Trainer(
@@ -94,7 +93,7 @@ class _MicroBatches:
 
 
 def _module(pl: Any, build: Build, each: int, meter: Meter) -> tuple[Any, Any]:
-    """The model as a module of Lightning's, and what tells the meter of its steps. each: micro-batches a step."""
+    """The model as a module of Lightning's, and the callback that times its steps. each: micro-batches a step."""
     parts: list[Tensor] = []
 
     class Module(pl.LightningModule):  # type: ignore[misc]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+from torch import nn, optim
 from torch.optim import Optimizer
 
 from tightfit.backends.pytorch.optimizer import ADAFACTOR_EPS, IMPLEMENTATIONS, parameter_groups
@@ -17,27 +16,31 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
 
     Raises Refused where neither torch nor torchao has it.
     """
-    technique, rate = recipe.optimizer, recipe.learning_rate
+    technique, rate, precision = recipe.optimizer, recipe.learning_rate, recipe.precision
     if reason := rounding_refused(recipe, "torch's"):
         raise Refused(reason)
-    assert recipe.precision != "auto"
+    assert technique != "auto"
+    assert precision != "auto"
+    groups = parameter_groups(model, getattr(technique, "weight_decay", 0.0))
     match technique:
         case AdamW():
-            return torch.optim.AdamW(
-                parameter_groups(model, technique.weight_decay), lr=rate, betas=technique.betas, eps=technique.eps,
-                **IMPLEMENTATIONS[technique.implementation],
-            )
+            return optim.AdamW(groups, lr=rate, betas=technique.betas, eps=technique.eps,
+                               **IMPLEMENTATIONS[technique.implementation])
         case Sgd():
-            groups = parameter_groups(model, technique.weight_decay)
-            return torch.optim.SGD(groups, lr=rate, momentum=technique.momentum)
+            return optim.SGD(groups, lr=rate, momentum=technique.momentum)
         case Adafactor():
-            groups = parameter_groups(model, technique.weight_decay)
-            return torch.optim.Adafactor(groups, lr=rate, eps=ADAFACTOR_EPS)
+            return optim.Adafactor(groups, lr=rate, eps=ADAFACTOR_EPS)
         case AdamW8bit() | AdamW4bit():
-            return _quantized(technique, recipe, model, recipe.precision.weight_rounding == "stochastic")
-    name = getattr(technique, "name", technique)
-    raise Refused(f"optimizer: neither torch nor torchao has {name}; write adamw, sgd, adafactor, adamw-8bit or "
-                  "adamw-4bit")
+            try:
+                from torchao import optim as quantized
+            except ImportError as error:
+                raise MissingLibrary("torchao", f"optimizer {technique.name}", "torchao") from error
+            make = quantized.AdamW8bit if isinstance(technique, AdamW8bit) else quantized.AdamW4bit
+            made: Optimizer = make(groups, lr=rate, betas=technique.betas, block_size=technique.block_size,
+                                   bf16_stochastic_round=precision.weight_rounding == "stochastic")
+            return made
+    raise Refused(f"optimizer: neither torch nor torchao has {technique.name}; write adamw, sgd, adafactor, "
+                  "adamw-8bit or adamw-4bit")
 
 
 def rounding_refused(recipe: Recipe, whose: str) -> str | None:
@@ -49,16 +52,3 @@ def rounding_refused(recipe: Recipe, whose: str) -> str | None:
         return None
     return (f"precision.rounding: {rounding!r} is in none of {whose} optimizers; write precision.rounding="
             f"{' or '.join(able)}")
-
-
-def _quantized(technique: AdamW8bit | AdamW4bit, recipe: Recipe, model: nn.Module, stochastic: bool) -> Optimizer:
-    try:
-        from torchao import optim
-    except ImportError as error:
-        raise MissingLibrary("torchao", f"optimizer {technique.name}", "torchao") from error
-    make = optim.AdamW8bit if isinstance(technique, AdamW8bit) else optim.AdamW4bit
-    made: Optimizer = make(
-        parameter_groups(model, technique.weight_decay), lr=recipe.learning_rate, betas=technique.betas,
-        block_size=technique.block_size, bf16_stochastic_round=stochastic,
-    )  # fmt: skip
-    return made

@@ -1,4 +1,4 @@
-"""What a careful person writes in PyTorch alone."""
+"""A bare loop, as a careful person writes it in PyTorch alone."""
 
 from __future__ import annotations
 

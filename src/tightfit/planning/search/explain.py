@@ -6,14 +6,12 @@ import contextlib
 from collections.abc import Sequence
 
 from tightfit.errors import ModelError
-from tightfit.models import read_config
 from tightfit.planning.plan import Candidate, Memory
 from tightfit.planning.search.choose import CLOCK_ERROR, Exploration, Pair, Spent, startup
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.space import ALLOCATOR, Choice, named
 from tightfit.planning.wording import more_or_less, percent, size
 from tightfit.recipe import Recipe
-from tightfit.shapes import shape_of
 from tightfit.tasks import TASKS
 from tightfit.techniques.optimizer import AdamW
 from tightfit.techniques.precision import Fp32
@@ -225,11 +223,13 @@ def too_short(exploration: Exploration, best: Pair) -> str:
 
 
 def still_known(recipe: Recipe) -> str:
-    """What can be said of a model that cannot be traced: what its shape says, by the rules of thumb, as the end of a
-    sentence; nothing where there is no shape."""
+    """The end of a sentence on a model that cannot be traced: what its parameters take by the rules of thumb; nothing
+    for one that cannot be built."""
+    from tightfit.backends.pytorch.model_size import model_size
+
     try:
-        count = shape_of(read_config(recipe), recipe.task).parameters
-    except (ModelError, ArithmeticError, TypeError, ValueError):  # numbers that make no model make no shape either
+        count = model_size(recipe).parameters
+    except ModelError:
         return ""
     precision = Fp32() if recipe.precision == "auto" else recipe.precision
     weights = size(precision.weight_bytes * count)

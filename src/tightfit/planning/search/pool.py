@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 from tightfit.calibration import Ceilings
-from tightfit.control_groups import cores
 from tightfit.planning.estimate import Margin, Tools
 from tightfit.planning.search.evaluate import InProcess, Job, Outcome
 from tightfit.planning.search.space import ALLOCATOR
+from tightfit.system import cores
 
 MOST = 4
 """Recipes evaluated at once, at most: each process takes a core and up to 2 GB."""

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.garbage import collected_by_hand
-from tightfit.host_memory import host_memory
 from tightfit.models import model_facts
 from tightfit.planning.estimate import Margin, Tools
 from tightfit.planning.plan import Answers, Plan
@@ -28,6 +27,7 @@ from tightfit.planning.search.explain import (
 )
 from tightfit.planning.search.space import Space, named, written
 from tightfit.recipe import Recipe
+from tightfit.system import host_memory
 from tightfit.tasks import TASKS
 from tightfit.techniques import Technique
 

@@ -12,14 +12,13 @@ import pytest
 from tests.backends.jax.cases import TINY
 from tightfit.backends.jax.backend import JaxBackend
 from tightfit.backends.jax.predicting import predict as predicting
+from tightfit.backends.pytorch.model_size import model_size
 from tightfit.devices import Device, find_device
 from tightfit.errors import MissingLibrary, ModelError, Refused
-from tightfit.models import read_config
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import estimate
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.recipe import Recipe
-from tightfit.shapes import shape_of, training_flops
 from tightfit.trace import Category, OpClass, Phase
 
 A5000 = find_device("rtx-a5000")
@@ -57,7 +56,7 @@ def tiny(cache, **changes):
 
 
 def parameters(recipe):
-    return shape_of(read_config(recipe), recipe.task).parameters
+    return model_size(recipe).parameters
 
 
 def test_the_peak_is_what_xla_says_of_the_whole_compilation(recipe, trace):
@@ -78,9 +77,8 @@ def test_the_state_is_told_apart_and_nothing_else_is_invented(recipe, trace):
 
 
 def test_products_are_those_of_the_model(recipe, trace):
-    shape = shape_of(read_config(recipe), recipe.task)
     counted = sum(op.flops for op in trace.ops if op.op_class is OpClass.CONTRACTION)
-    assert counted == pytest.approx(training_flops(shape, recipe.batch_size, recipe.seq_len), rel=0.02)
+    assert counted == pytest.approx(recipe.batch_size * model_size(recipe).flops, rel=0.02)
     assert {op.phase for op in trace.ops} == {Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
 
 
@@ -98,8 +96,7 @@ def test_cudnn_attention_is_compiled_for_without_cudnn(cache):
     fused = tiny(cache, attention={"name": "sdpa", "kernel": "cudnn"}, seq_len=64, model_overrides=numbers)
     found = BACKEND.predict(fused, A5000)
     assert {"fused cudnn attention", "fused cudnn attention backward"} <= {op.name for op in found.ops}
-    shape = shape_of(read_config(fused), fused.task)
-    expected = training_flops(shape, fused.batch_size, fused.seq_len)
+    expected = fused.batch_size * model_size(fused).flops
     assert sum(op.flops for op in found.ops) == pytest.approx(expected, rel=0.15)  # its backward computes scores again
 
 

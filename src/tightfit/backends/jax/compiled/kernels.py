@@ -1,39 +1,45 @@
-"""The kernels of a compiled step: where each comes from in the model, what it multiplies and what it moves.
+"""The kernels of a compiled step: their place in the model, their FLOPs and their bytes.
 
-XLA's own cost analysis is empty for a GPU that is not there, and counts the inside of a loop once. Here products are
-counted from their shapes, bytes from what a kernel reads and writes, and both as often as the loops around them run.
+XLA's own cost analysis is empty for a GPU that is not there, and counts the inside of a loop once. Here matrix products
+are counted by their shapes, bytes by what a kernel reads and writes, and both as often as the loops around them run.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
 
-from tightfit.backends.jax.compiled.buffers import STACKING
-from tightfit.backends.jax.compiled.origins import INSIDE, PASSES_ON, body_of, origin, stacks
-from tightfit.backends.jax.compiled.program import Instruction, Program, phase_of, scope
+from tightfit.backends.jax.compiled.program import (
+    INSIDE,
+    PASSES_ON,
+    STACKING,
+    Array,
+    Instruction,
+    Program,
+    phase_of,
+    scope,
+)
 from tightfit.trace import Op, OpClass
 
 TARGET = re.compile(r'custom_call_target="([^"]*)"')
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-CONTRACTING = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
-BATCH = re.compile(r"lhs_batch_dims=\{([\d,]*)\}")
-
 CALLS = {"while", "call", "conditional"}
-"""What runs other instructions, which take the time."""
+"""Instructions that run others, which take the time."""
 FREE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "opt-barrier"}
-"""What takes no time by itself."""
+"""Instructions that take no time."""
 WAITING = ("-done", "-update")
-"""How the second halves end of what runs beside other kernels."""
+"""Endings of the second halves of asynchronous instructions."""
 SLICES = {"dynamic-slice", "slice", "gather"}
-"""What reads no more of its first operand than it gives."""
+"""Instructions that read no more of their first operand than they give."""
+ARITHMETIC = {"add", "multiply", "subtract", "divide", "exponential", "tanh", "select", "compare", "rsqrt"}
+
+Matmul = tuple[str, tuple[int, int, int, int]]
+"""A matrix product: its operands' format, and its batch, rows, columns and depth."""
 
 
 def kernels(program: Program, positions: Mapping[str, int]) -> dict[str, Op]:
-    """Every kernel of the step by its instruction's name, each once, with what all its runs multiply and move.
+    """Every kernel of the step by its instruction's name, once, with the FLOPs and bytes of all its runs.
 
     positions: each instruction's place in the order in which the program runs.
     """
@@ -41,76 +47,75 @@ def kernels(program: Program, positions: Mapping[str, int]) -> dict[str, Op]:
 
 
 def _kernels(
-    program: Program, computation: str, runs: int, around: str, positions: Mapping[str, int]
+    program: Program, computation: str, runs: int, loop: str, positions: Mapping[str, int]
 ) -> Iterator[tuple[str, Op]]:
-    """around: the name that JAX gave the loop that runs the computation, for instructions that XLA put in itself."""
+    """loop: JAX's name for the loop that runs the computation."""
     lines = program.computations[computation]
-    fed = dict(_fed(lines))
     for instruction in lines.values():
         if instruction.code in CALLS:
             trips = TRIPS.search(instruction.text)
             times = runs * (int(trips[1]) if trips else 1)
             for each in INSIDE.findall(instruction.text):
                 if each in program.computations:
-                    yield from _kernels(program, each, times, instruction.op_name or around, positions)
+                    yield from _kernels(program, each, times, instruction.op_name or loop, positions)
         elif instruction.code not in FREE and not instruction.code.endswith(WAITING):
-            named = origin(program, lines, instruction, fed.get(instruction.name, around))
+            named = program.origin(lines, instruction, loop)
             tick = positions.get(instruction.name, 0) + 1
             yield instruction.name, _op(program, instruction, lines, runs, named, tick)
 
 
-def _fed(lines: Mapping[str, Instruction]) -> Iterator[tuple[str, str]]:
-    """What a loop begins with, by the names of the instructions that make it: the name that JAX gave the loop."""
-    for loop in lines.values():
-        given = lines.get(loop.operands[0]) if loop.code == "while" else None
-        for name in given.operands if given is not None else ():
-            yield name, loop.op_name
-
-
 def _op(
-    program: Program, instruction: Instruction, beside: Mapping[str, Instruction], runs: int, named: str, tick: int
+    program: Program, instruction: Instruction, lines: Mapping[str, Instruction], runs: int, named: str, tick: int
 ) -> Op:
-    """named: by JAX."""
-    body = body_of(program, instruction)
-    product = _product(instruction, beside, body)
-    read, written = _moved(instruction, beside, body)
-    dtype = product[0] if product else (instruction.results[0][0] if instruction.results else "")
-    shapes: tuple[tuple[int, ...], ...] = ()
-    stacking = product is None and stacks(program, instruction)
-    name = f"fused {STACKING if stacking else instruction.name.split('.')[0]}"
-    if product:
-        batch, m, n, k = product[1]
+    body = program.inside(instruction)
+    matmul = _matmul(instruction, lines, body)
+    read, written = _moved(instruction, lines, body)
+    stacking = matmul is None and program.stacks(instruction)
+    name, shapes = STACKING if stacking else instruction.name.split(".")[0], tuple[tuple[int, ...], ...]()
+    dtype = instruction.results[0][0] if instruction.results else ""
+    if matmul:
+        dtype, (batch, m, n, k) = matmul
         shapes = ((runs * batch, m, k), (runs * batch, k, n))
-        if (target := TARGET.search(instruction.text)) is not None and "fmha" in target[1]:
-            name = f"fused cudnn attention{' backward' * ('Backward' in target[1])}"
+        if "fmha" in (target := _target(instruction)):
+            name = f"cudnn attention{' backward' * ('Backward' in target)}"
             shapes = ((runs * batch, 1, m, k),)
     return Op(
-        name=name, tick=tick, phase=phase_of(named), module=scope(named), shapes=shapes, dtype=dtype,
-        op_class=OpClass.MOVEMENT if stacking else _class(instruction, body, product is not None),
-        flops=2 * runs * math.prod(product[1]) if product else 0,
+        name=f"fused {name}", tick=tick, phase=phase_of(named), module=scope(named), shapes=shapes, dtype=dtype,
+        op_class=_class(instruction, body, stacking, matmul is not None),
+        flops=2 * runs * math.prod(matmul[1]) if matmul else 0,
         bytes_read=runs * read, bytes_written=runs * written, kernels=runs,
     )  # fmt: skip
 
 
-def _product(
-    instruction: Instruction, around: Mapping[str, Instruction], body: Mapping[str, Instruction]
-) -> tuple[str, tuple[int, int, int, int]] | None:
-    """The format of a product's operands, and its batch, rows, columns and depth; None for what multiplies none."""
-    dot = next((i for i in body.values() if i.code == "dot"), None)
+def _class(instruction: Instruction, body: Mapping[str, Instruction], stacking: bool, matmul: bool) -> OpClass:
+    codes = {instruction.code, *(each.code for each in body.values())}
+    if matmul:
+        return OpClass.CONTRACTION
+    if stacking:
+        return OpClass.MOVEMENT
+    if codes & {"reduce", "reduce-window"}:
+        return OpClass.NORMALIZATION
+    return OpClass.ELEMENTWISE if codes & ARITHMETIC else OpClass.MOVEMENT
+
+
+def _target(instruction: Instruction) -> str:
+    """The library function that a custom call is of; empty for any other instruction."""
+    found = TARGET.search(instruction.text) if instruction.code == "custom-call" else None
+    return found[1] if found else ""
+
+
+def _matmul(
+    instruction: Instruction, lines: Mapping[str, Instruction], body: Mapping[str, Instruction]
+) -> Matmul | None:
+    """A kernel's matrix product; None where it has none."""
+    target, dot = _target(instruction), next((each for each in body.values() if each.code == "dot"), None)
     if dot is not None:
-        return _dot(dot, body, CONTRACTING, BATCH)
-    if instruction.code == "dot":
-        return _dot(instruction, around, CONTRACTING, BATCH)
-    target = TARGET.search(instruction.text)
-    if instruction.code != "custom-call" or target is None:
-        return None
-    operands = [around[name].results[0] for name in instruction.operands if name in around]
-    if "gemm" in target[1] or "matmul" in target[1]:
-        numbers = _numbers(instruction.text)
-        result = next(r for r in instruction.results if r[1])
-        return _shaped(operands[0], result, numbers("lhs_contracting_dimensions"), numbers("lhs_batch_dimensions"))
-    if "fmha" in target[1] and len(operands) >= 2:  # scores and mixing; the gradients are five more such products
-        times = 5 if "Backward" in target[1] else 2
+        return _product(dot, body)
+    if instruction.code == "dot" or "gemm" in target or "matmul" in target:
+        return _product(instruction, lines)
+    operands = [lines[name].results[0] for name in instruction.operands if name in lines]
+    if "fmha" in target and len(operands) >= 2:  # scores and mixing; the gradients are five more such products
+        times = 5 if "Backward" in target else 2
         (dtype, query), (_, key) = operands[0], operands[1]
         length, depth = query[1] if len(query) == 4 else 1, query[-1]
         heads = math.prod(query) // max(length * depth, 1)
@@ -118,65 +123,40 @@ def _product(
     return None
 
 
-def _dot(
-    dot: Instruction, around: Mapping[str, Instruction], contracting: re.Pattern[str], batch: re.Pattern[str]
-) -> tuple[str, tuple[int, int, int, int]] | None:
-    left = around.get(dot.operands[0])
-    if left is None or not dot.results:
+def _product(instruction: Instruction, lines: Mapping[str, Instruction]) -> Matmul | None:
+    """The matrix product of a `dot` or of a library's call; both write down the axes of their left operand."""
+    left = lines.get(instruction.operands[0])
+    result: Array | None = next((each for each in instruction.results if each[1]), None)
+    if left is None or result is None:
         return None
+    dtype, shape = left.results[0]
 
-    def places(pattern: re.Pattern[str]) -> list[int]:
-        found = pattern.search(dot.text)
-        return [int(place) for place in found[1].split(",") if place] if found else []
+    def size(axes: str) -> int:
+        found = re.search(rf'lhs_{axes}_dim\w+"?[=:]["{{\[]*([\d,"]*)', instruction.text)
+        return math.prod(shape[int(axis)] for axis in re.findall(r"\d+", found[1])) if found else 1
 
-    return _shaped(left.results[0], dot.results[0], places(contracting), places(batch))
-
-
-def _shaped(
-    left: tuple[str, tuple[int, ...]], result: tuple[str, tuple[int, ...]], contracting: Sequence[int],
-    batch: Sequence[int],
-) -> tuple[str, tuple[int, int, int, int]]:  # fmt: skip
-    dtype, shape = left
-    depth = math.prod(shape[place] for place in contracting)
-    count = math.prod(shape[place] for place in batch)
-    rows = math.prod(shape) // max(depth * count, 1)
-    columns = math.prod(result[1]) // max(rows * count, 1)
-    return dtype, (count, rows, columns, depth)
-
-
-def _numbers(text: str) -> Any:
-    """Reads lists of numbers of that name out of an instruction's configuration."""
-
-    def named(name: str) -> list[int]:
-        found = re.search(rf'"{name}":(\[[^\]]*\])', text)
-        return [int(number) for number in json.loads(found[1])] if found else []
-
-    return named
+    depth, batch = size("contracting"), size("batch")
+    rows = math.prod(shape) // max(depth * batch, 1)
+    return dtype, (batch, rows, math.prod(result[1]) // max(rows * batch, 1), depth)
 
 
 def _moved(
-    instruction: Instruction, around: Mapping[str, Instruction], body: Mapping[str, Instruction]
+    instruction: Instruction, lines: Mapping[str, Instruction], body: Mapping[str, Instruction]
 ) -> tuple[int, int]:
     """Bytes read and written by one run."""
-    operands = [around[name].bytes if name in around else 0 for name in instruction.operands]
     if instruction.code in SLICES:
         return instruction.bytes, instruction.bytes
+    operands = [lines[name].bytes if name in lines else 0 for name in instruction.operands]
     if instruction.code == STACKING:
         return operands[1], operands[1]
-    written = instruction.bytes
     if not body:
-        return sum(operands), written
+        return sum(operands), instruction.bytes
     users: dict[str, list[Instruction]] = {}
     for each in body.values():
         for name in each.operands:
             users.setdefault(name, []).append(each)
-    inputs = [each for each in body.values() if each.code == "parameter"]
-    read = 0
-    for each in inputs:
-        number = re.match(r"parameter\((\d+)\)", each.text)
-        place = int(number[1]) if number else 0
-        whole = operands[place] if place < len(operands) else each.bytes
-        read += min(whole, _read(each, users))
+    read = sum(_read(each, users) for each in body.values() if each.code == "parameter")
+    written = instruction.bytes
     for each in body.values():
         if each.code == STACKING:  # written in place: no more than the slice
             update = body.get(each.operands[1])
@@ -188,24 +168,11 @@ def _read(value: Instruction, users: Mapping[str, list[Instruction]]) -> int:
     """Bytes of a kernel's input that it reads."""
     total = 0
     for user in users.get(value.name, ()):
-        if user.code in SLICES and user.operands[0] == value.name:
+        first = user.operands[0] == value.name
+        if first and user.code in SLICES:
             total += user.bytes
-        elif user.code == STACKING and user.operands[0] == value.name:
-            continue
         elif user.code in PASSES_ON:
             total += min(value.bytes, _read(user, users) * value.bytes // max(user.bytes, 1))
-        else:
+        elif not (first and user.code == STACKING):
             return value.bytes
     return min(total, value.bytes)
-
-
-def _class(instruction: Instruction, body: Mapping[str, Instruction], product: bool) -> OpClass:
-    codes = {each.code for each in body.values()} | {instruction.code}
-    if product:
-        return OpClass.CONTRACTION
-    if codes & {"reduce", "reduce-window"}:
-        return OpClass.NORMALIZATION
-    arithmetic = {"add", "multiply", "subtract", "divide", "exponential", "tanh", "select", "compare", "rsqrt"}
-    return OpClass.ELEMENTWISE if codes & arithmetic else OpClass.MOVEMENT
-
-

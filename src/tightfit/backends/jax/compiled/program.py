@@ -1,12 +1,12 @@
-"""The optimized program of a compiled step, read from XLA's dump, and what the names in it say of the model."""
+"""The optimized program of a compiled step, read from XLA's dump, and where its instructions come from in the model."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from tightfit.backends.jax.compiled.buffers import ARRAY, DTYPES
 from tightfit.trace import Phase
 
 MODULE = re.compile(r"HloModule ([^\s,]+)")
@@ -14,34 +14,48 @@ COMPUTATION = re.compile(r"(ENTRY )?%?(\S+) \(.*\{$")
 INSTRUCTION = re.compile(r"  (?:ROOT )?%?(\S+) = (.*)")
 OPERAND = re.compile(r"%([\w.\-]+(?:#\d+)?)")
 """An operand's name; of an instruction with several results, JAX 0.11 has XLA write which: `%while.1#2`."""
-CALLED = re.compile(r"calls=%?([\w.\-]+)")
+INSIDE = re.compile(r"(?:calls|body|to_apply)=%?([\w.\-]+)")
 OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 
+DTYPES = {
+    "f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64", "s32": "int32", "u32": "uint32",
+    "s64": "int64", "pred": "bool", "s8": "int8", "u8": "uint8",
+}  # fmt: skip
+"""Number formats by XLA's names."""
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "int32": 4, "uint32": 4, "int64": 8}
+STACKING = "dynamic-update-slice"
+"""The instruction that writes one turn's arrays into those that hold a whole loop's."""
+PASSES_ON = {"async-done", "bitcast", "convert", "copy", "reshape", "transpose"}
+"""Instructions that hand on as many elements as they are given."""
 RECOMPUTED = "rematted_computation"
-"""What JAX names the part of a backward pass that computes the forward pass again."""
+"""JAX's name for the part of a backward pass that computes the forward pass again."""
 WRAPPERS = re.compile(
     r"^(?:jit\(.*\)|while|body|closed_call|eval_jaxpr|checkpoint|remat|cond|rematted_computation|branch_\d+.*)$")
 WRAPPED = re.compile(r"^(?:jvp|transpose|vmap)\((.*)\)$")
 
+Array = tuple[str, tuple[int, ...]]
+"""An array's number format and shape."""
+
 
 @dataclass
 class Instruction:
-    """One line of the program. results: format and shape of each. text: all behind its results."""
+    """One line of the program. text: all behind its results. root: whether it gives its computation's result."""
 
     name: str
     code: str
-    results: list[tuple[str, tuple[int, ...]]]
+    results: list[Array]
     operands: list[str]
     text: str
     root: bool = False
 
     @property
     def bytes(self) -> int:
-        return sum(_bytes(result) for result in self.results)
+        return sum(math.prod(shape) * ITEM_BYTES.get(dtype, 1) for dtype, shape in self.results)
 
     @property
     def op_name(self) -> str:
+        """JAX's name for what it computes: the transformations, the named scopes, the operation."""
         found = OP_NAME.search(self.text)
         return found[1].replace("\\'", "'") if found else ""
 
@@ -54,10 +68,32 @@ class Program:
     entry: str = ""
     computations: dict[str, dict[str, Instruction]] = field(default_factory=dict)
 
-    def origins(self) -> dict[str, str]:
-        """What each instruction belongs to in the model, by its name; its inputs by what a person calls them."""
-        return {name: instruction.op_name if instruction.code == "parameter" else scope(instruction.op_name)
-                for lines in self.computations.values() for name, instruction in lines.items()}  # fmt: skip
+    def inside(self, instruction: Instruction) -> Mapping[str, Instruction]:
+        """The instructions of a fusion, or those that a loop runs; none of any other."""
+        found = INSIDE.search(instruction.text)
+        return self.computations.get(found[1], {}) if found else {}
+
+    def stacks(self, instruction: Instruction) -> bool:
+        """Whether all that a kernel gives is written into slices of larger arrays, as a loop stacks what it keeps."""
+        body = self.inside(instruction)
+        if not body:
+            return instruction.code == STACKING
+        given = [each for each in body.values() if each.root]
+        while given and all(each.code in PASSES_ON or each.code == "tuple" for each in given):
+            names = [name for each in given for name in (each.operands if each.code == "tuple" else each.operands[:1])]
+            given = [body[name] for name in names if name in body]
+        return bool(given) and all(each.code == STACKING for each in given)
+
+    def origin(self, lines: Mapping[str, Instruction], instruction: Instruction, loop: str) -> str:
+        """JAX's name for what a kernel computes. One that stacks arrays, or that XLA put in, is named by what is fused
+        into it, by its operands, or by its loop. lines: the instructions around it. loop: the name of its loop."""
+        own = instruction.op_name
+        if own and not self.stacks(instruction):
+            return own
+        named = _fullest([own, *(e.op_name for e in self.inside(instruction).values() if e.code != STACKING)])
+        if not scope(named) or named == own:
+            named = _fullest([named, *(lines[name].op_name for name in instruction.operands if name in lines)])
+        return named or loop
 
 
 def read_program(text: str) -> Program:
@@ -71,34 +107,15 @@ def read_program(text: str) -> Program:
                 lines = program.computations.setdefault(found[2], {})
                 program.entry = found[2] if found[1] else program.entry
         elif found := INSTRUCTION.match(line):
-            made = _instruction(found[1], found[2], line.startswith("  ROOT"))
-            lines[made.name] = made
+            lines[found[1]] = _instruction(found[1], found[2], line.startswith("  ROOT"))
     for lines in program.computations.values():
-        lines.update({name: _unwrapped(program, each) for name, each in lines.items() if each.code == "async-start"})
+        lines.update({name: _fused(program, each) for name, each in lines.items() if each.code == "async-start"})
         lines.update({name: _part(lines, name) for each in [*lines.values()] for name in each.operands if "#" in name})
     return program
 
 
-def _part(lines: dict[str, Instruction], name: str) -> Instruction:
-    """One of an instruction's results, as the instruction that JAX 0.10 has XLA write for it."""
-    whole, _, index = name.partition("#")
-    results = lines[whole].results[int(index) :][:1] if whole in lines else []
-    return Instruction(name, "get-tuple-element", results, [whole], f"get-tuple-element(%{whole}), index={index}")
-
-
-def _unwrapped(program: Program, start: Instruction) -> Instruction:
-    """What begins beside other kernels, as the one fusion that it is around; as it is where it is around none."""
-    found = CALLED.search(start.text)
-    around = program.computations.get(found[1], {}) if found else {}
-    inside = next((each for each in around.values() if each.root and each.code == "fusion"), None)
-    if inside is None:
-        return start
-    text = inside.text if inside.op_name else f'{inside.text}, metadata={{op_name="{start.op_name}"}}'
-    return Instruction(start.name, inside.code, inside.results, start.operands, text, start.root)
-
-
 def phase_of(op_name: str) -> Phase:
-    """The part of the step that an instruction comes from, by the name that JAX gives it."""
+    """The part of the step that an instruction comes from, by JAX's name for it."""
     if "/optimizer" in op_name:
         return Phase.OPTIMIZER
     if RECOMPUTED in op_name:
@@ -107,8 +124,7 @@ def phase_of(op_name: str) -> Phase:
 
 
 def scope(op_name: str) -> str:
-    """The named scopes of an instruction, dotted, without JAX's own transformations and products and the operation
-    itself."""
+    """The named scopes of an instruction, dotted, without JAX's own transformations and the operation itself."""
     parts = []
     for part in op_name.split("/")[:-1]:
         while found := WRAPPED.match(part):
@@ -118,30 +134,46 @@ def scope(op_name: str) -> str:
     return ".".join(parts)
 
 
+def array_of(dtype: str, shape: str) -> Array:
+    """An array from its text, such as `f32` and `2,3`."""
+    return DTYPES.get(dtype, dtype), tuple(int(length) for length in shape.split(",") if length)
+
+
+def _fullest(names: Iterable[str]) -> str:
+    """The name with the longest scope; of several the first."""
+    return max(names, key=lambda name: (len(scope(name)), bool(name)), default="")
+
+
+def _part(lines: dict[str, Instruction], name: str) -> Instruction:
+    """One of an instruction's results, as the instruction that JAX 0.10 has XLA write for it."""
+    whole, _, index = name.partition("#")
+    results = lines[whole].results[int(index) :][:1] if whole in lines else []
+    return Instruction(name, "get-tuple-element", results, [whole], f"get-tuple-element(%{whole}), index={index}")
+
+
+def _fused(program: Program, start: Instruction) -> Instruction:
+    """A start of asynchronous work as the one fusion that it wraps; unchanged where it wraps none."""
+    fusion = next((each for each in program.inside(start).values() if each.root and each.code == "fusion"), None)
+    if fusion is None:
+        return start
+    text = fusion.text if fusion.op_name else f'{fusion.text}, metadata={{op_name="{start.op_name}"}}'
+    return Instruction(start.name, fusion.code, fusion.results, start.operands, text, start.root)
+
+
 def _instruction(name: str, text: str, root: bool) -> Instruction:
     """text: `f32[2,3]{1,0} add(%a, %b), ...`; several results stand in brackets."""
-    if text.startswith("("):
-        end = _closing(text, 0)
-        results, rest = text[: end + 1], text[end + 2 :]
-    else:
-        results, _, rest = text.partition(" ")
+    end = _closing(text, 0) + 1 if text.startswith("(") else text.index(" ")
+    results, rest = text[:end], text[end + 1 :]
     code, _, behind = rest.partition("(")
     operands = OPERAND.findall(behind[: _closing(f"({behind}", 0)])
-    arrays = [(DTYPES.get(dtype, dtype), tuple(int(n) for n in shape.split(",") if n))
-              for dtype, shape in ARRAY.findall(results)]  # fmt: skip
-    return Instruction(name, code, arrays, operands, rest, root)
+    return Instruction(name, code, [array_of(*found) for found in ARRAY.findall(results)], operands, rest, root)
 
 
 def _closing(text: str, start: int) -> int:
-    """Where the bracket at `start` closes."""
+    """The place of the bracket that closes the one at `start`."""
     depth = 0
     for place in range(start, len(text)):
         depth += (text[place] == "(") - (text[place] == ")")
         if not depth:
             return place
     return len(text) - 1
-
-
-def _bytes(result: tuple[str, tuple[int, ...]]) -> int:
-    dtype, shape = result
-    return math.prod(shape) * ITEM_BYTES.get(dtype, 1)

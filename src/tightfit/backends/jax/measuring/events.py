@@ -1,7 +1,7 @@
-"""What JAX's profiler saw of one step: the seconds of each instruction of its program.
+"""Seconds of each instruction of a compiled step, from JAX's own profile of it.
 
-On a processor an instruction is an event of XLA's own on one of its threads; on CUDA it is the kernels that it
-launched, on the card's streams. Both carry the names of the instruction and of its program.
+On a processor an instruction is an event on one of XLA's threads; on CUDA it is the kernels that it launched, on the
+card's streams. Both carry the names of the instruction and of its program.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 from jax.profiler import ProfileData
 
 HOST, CARD, STREAM = "/host:CPU", "/device:GPU:0", "Stream"
-"""How the profiler calls the threads of the machine, the first card, and what kernels run on."""
+"""The profiler's names of the host's threads, of the first card, and of that card's streams."""
 INSTRUCTION, PROGRAM, ORDINAL = "hlo_op", "hlo_module", "device_ordinal"
-"""What an event says of itself: its instruction, its program, and the number of its device."""
+"""The names of an event's instruction, its program, and the number of its device."""
 STARTED, ENDED = ("_pt", "_p"), ("_ct", "_c")
 """Numbers that an event and the end of what it handed to other threads have in common."""
 
@@ -32,21 +32,19 @@ class Events:
 def read_events(profile: bytes, program: str, platform: str) -> Events:
     """The events of a program in a profile, as JAX's profiler serializes one. platform: `cpu` or `gpu`."""
     read = ProfileData.from_serialized_xspace(profile)  # its planes end with it
-    planes = list(read.planes)
-    if platform == "cpu":
-        return _on_threads([line for plane in planes if plane.name == HOST for line in plane.lines], program)
-    return _on_streams([line for plane in planes if plane.name == CARD for line in plane.lines], program)
+    wanted = HOST if platform == "cpu" else CARD
+    lines = [line for plane in read.planes if plane.name == wanted for line in plane.lines]
+    return _on_threads(lines, program) if platform == "cpu" else _on_streams(lines, program)
 
 
 def _on_threads(lines: list[Any], program: str) -> Events:
-    found, started = Events(), list[tuple[str, float, float, Any]]()
-    ends: dict[Any, float] = {}
+    found, started, ends = Events(), list[tuple[str, float, float, Any]](), dict[Any, float]()
     for event, said in _events(lines):
         stop = event.start_ns + event.duration_ns
         if said.get(PROGRAM) == program and INSTRUCTION in said and not said.get(ORDINAL):
-            started.append((said[INSTRUCTION], event.start_ns, stop, _numbers(said, STARTED)))
-        elif (numbers := _numbers(said, ENDED)) is not None:
-            ends[numbers] = stop
+            started.append((said[INSTRUCTION], event.start_ns, stop, tuple(map(said.get, STARTED))))
+        elif ENDED[1] in said:
+            ends[tuple(map(said.get, ENDED))] = stop
     for name, start, stop, number in started:
         found.seconds[name] += (max(stop, ends.get(number, stop)) - start) / 1e9
     return found
@@ -65,7 +63,3 @@ def _events(lines: list[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
     for line in lines:
         for event in line.events:
             yield event, dict(event.stats)
-
-
-def _numbers(said: dict[str, Any], names: tuple[str, str]) -> tuple[Any, Any] | None:
-    return (said.get(names[0]), said[names[1]]) if names[1] in said else None

@@ -1,11 +1,9 @@
 """Measuring steps of the run that takes them: some as they are, then one under JAX's profiler.
 
 The plain steps give wall seconds: of the wait for data and of the whole. A compiled step is one program, in which the
-passes have no seconds of their own: the plain step's are shared out by what the instructions took. Memory is what XLA
-planned when it compiled this very step.
-
-On CUDA XLA gathers kernels into graphs, which do not say what each kernel is of. The step that is followed is compiled
-without them; the plain ones are not.
+passes have no seconds of their own: the plain step's are shared out by what the instructions took. Memory is XLA's plan
+of the profiled step, which is compiled with a description of it; on CUDA without graphs, which hide the instruction
+that a kernel is of.
 """
 
 from __future__ import annotations
@@ -22,9 +20,9 @@ import jax
 
 from tightfit.backends.base import Measurement
 from tightfit.backends.jax.batch import ArrayWindow
+from tightfit.backends.jax.compiled.description import measured_trace, read_description
 from tightfit.backends.jax.compiled.kernels import CALLS, FREE
-from tightfit.backends.jax.compiled.reading import Compiled, measured_trace, read_compiled
-from tightfit.backends.jax.measuring.events import Events, read_events
+from tightfit.backends.jax.measuring.events import read_events
 from tightfit.backends.jax.step import PendingStep, Step
 from tightfit.backends.measuring import plain_steps
 from tightfit.errors import ReportError, one_line
@@ -32,7 +30,7 @@ from tightfit.files import replacing
 from tightfit.trace import PHASES, Op, OpClass, Phase, Trace
 
 WRITTEN = "plugins/profile/*/*"
-"""Where JAX's profiler writes, as TensorBoard and xprof look for it."""
+"""The files of JAX's profiler, where TensorBoard and xprof look for them."""
 WITHOUT_GRAPHS = {"xla_gpu_enable_command_buffer": ""}
 XPLANE, CHROME = ".xplane.pb", ".trace.json.gz"
 
@@ -46,8 +44,6 @@ class StepProfiler:
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._dump, self._written = folder / "dump", folder / "profile"
         self._platform = step.build.devices[0].platform
-        if self._platform == "cpu":  # one program serves for all steps
-            step.described = (self._dump, {})
         self._timed: list[tuple[float, float]] = []
         self._seconds = 0.0
         self._failure: str | None = "none was taken"
@@ -65,31 +61,18 @@ class StepProfiler:
         self._timed.append((time.perf_counter() - began, self._step.called_at - began))
 
     def profiled(self, window: ArrayWindow, learning_rate: float) -> PendingStep:
-        before = self._step.described
-        self._step.described = before or (self._dump, WITHOUT_GRAPHS)
-        try:
-            self._step.prepare(window)
-        except Exception as error:  # nothing was learned yet, and the plain program may do
-            self._failure = one_line(error)
-            self._step.described = None
-            return self._step(window, learning_rate)
-        try:
-            return self._followed(window, learning_rate)
-        finally:
-            self._step.described = before
-
-    def _followed(self, window: ArrayWindow, learning_rate: float) -> PendingStep:
-        self._wait()
-        options = jax.profiler.ProfileOptions()
+        step, options = self._step, jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # Python's own calls would be most of the profile
         try:
+            program = step.described(window, self._dump, {} if self._platform == "cpu" else WITHOUT_GRAPHS)
+            self._wait()
             jax.profiler.start_trace(self._written, profiler_options=options)
-        except Exception as error:  # another profile may be under way
+        except Exception as error:  # another profile may be under way; nothing was learned yet
             self._failure = one_line(error)
-            return self._step(window, learning_rate)
+            return step(window, learning_rate)
         began = time.perf_counter()
         try:
-            pending = self._step(window, learning_rate)
+            pending = step(window, learning_rate, program)
             pending.read()
             self._wait()
             self._seconds = time.perf_counter() - began
@@ -100,7 +83,7 @@ class StepProfiler:
     def measurement(self, chrome_trace: Path | None = None) -> Measurement:
         if self._failure is not None:
             raise ReportError(f"the step could not be followed: {self._failure}")
-        wall, waited = self._median()
+        wall, waited = sorted(self._timed)[len(self._timed) // 2]
         profile = self._file(XPLANE).read_bytes()
         trace = self._trace(profile)
         if chrome_trace is not None:
@@ -114,37 +97,28 @@ class StepProfiler:
 
     def _trace(self, profile: bytes) -> Trace:
         try:
-            compiled = read_compiled(self._dump, self._platform)
+            described = read_description(self._dump, self._platform)
         except FileNotFoundError as error:
             raise ReportError(f"the step could not be followed: {error}") from None
-        events = read_events(profile, compiled.program.name, self._platform)
-        if not any(name in compiled.ops for name in events.seconds):
+        events = read_events(profile, described.program.name, self._platform)
+        if not any(name in described.ops for name in events.seconds):
             raise ReportError("the step could not be followed: JAX's profile names none of its instructions")
-        trace = measured_trace(compiled, events.seconds)
+        trace = measured_trace(described, events.seconds)
         busy = sum(op.seconds or 0.0 for op in trace.ops)
-        trace.ops += [Op(name=name, tick=trace.span("step 1").start, phase=Phase.SETUP, op_class=OpClass.OTHER,
-                         seconds=seconds) for name, seconds in self._unknown(compiled, events).items()]
-        whole = sum(op.seconds or 0.0 for op in trace.ops)
-        if whole > busy:
-            trace.notes.append(f"{1 - busy / whole:.2%} of the time is of events that belong to no instruction of the "
-                               "compiled step: they stand under other, outside of all modules")
-        if self._platform == "gpu":
-            highest = self._step.peak_memory()
-            trace.notes.append(f"the peak is what XLA planned for the step; since the process began, the most that "
-                               f"JAX's allocator had in use was {highest:,} bytes")
-        return trace
-
-    def _unknown(self, compiled: Compiled, events: Events) -> dict[str, float]:
-        """Seconds of events that belong to no instruction of the program. On a processor what runs other instructions
-        is an event around theirs."""
-        around = {name for lines in compiled.program.computations.values() for name, each in lines.items()
+        # On a processor the event of an instruction that runs others lies around theirs.
+        around = {name for lines in described.program.computations.values() for name, each in lines.items()
                   if each.code in CALLS | FREE and self._platform == "cpu"}
-        ours = compiled.ops.keys() | around
-        return {**events.others, **{name: seconds for name, seconds in events.seconds.items() if name not in ours}}
-
-    def _median(self) -> tuple[float, float]:
-        """The plain step of median length: its wall seconds, and those that it waited for data."""
-        return sorted(self._timed)[len(self._timed) // 2]
+        unknown = {**events.others, **{name: seconds for name, seconds in events.seconds.items()
+                                       if name not in around | described.ops.keys()}}
+        trace.ops += [Op(name=name, tick=trace.span("step 1").start, phase=Phase.SETUP, op_class=OpClass.OTHER,
+                         seconds=seconds) for name, seconds in unknown.items()]
+        if lost := sum(unknown.values()):
+            trace.notes.append(f"{lost / (busy + lost):.2%} of the time is of events that belong to no instruction of "
+                               "the compiled step: they stand under other, outside of all modules")
+        if self._platform == "gpu":
+            trace.notes.append("the peak is what XLA planned for the step; since the process began, the most that "
+                               f"JAX's allocator had in use was {self._step.peak_memory():,} bytes")
+        return trace
 
     def _wait(self) -> None:
         jax.block_until_ready(self._step.state)
@@ -154,7 +128,7 @@ class StepProfiler:
 
 
 def _stopped() -> str | None:
-    """Ends the profile; why there is none, or None where it was written."""
+    """The end of the profile: the reason why there is none, or None where it was written."""
     try:
         jax.profiler.stop_trace()
     except Exception as error:  # the step is taken all the same

@@ -1,8 +1,4 @@
-"""What a step takes on a GPU that need not be there: XLA compiles it in a process of its own, and its plan is kept.
-
-A compilation is known by all that decides it: the recipe's fields, the model's configuration, the GPU's description,
-the versions of jax, and this backend's own source.
-"""
+"""Prediction of a step on a GPU that need not be there: XLA compiles it in a process of its own; its plan is cached."""
 
 from __future__ import annotations
 
@@ -18,14 +14,13 @@ from pathlib import Path
 
 from tightfit import errors
 from tightfit.backends.jax.predicting.target import target_description
-from tightfit.backends.jax.predicting.worker_files import FAILURE, TRACE
 from tightfit.devices import MIB, Device
 from tightfit.errors import MissingLibrary, ModelError, Refused, ReportError
 from tightfit.models import read_config
 from tightfit.recipe import Recipe
+from tightfit.system import installed, version_of
 from tightfit.trace import Trace, Unseen
 from tightfit.trace.file import load_trace
-from tightfit.versions import installed, version_of
 
 WORKER = "tightfit.backends.jax.predicting.worker"
 PLUGINS = ("xla_cuda12", "xla_cuda13")
@@ -42,9 +37,9 @@ LIMIT = 900.0
 SAID = 300
 """Characters of a failed compilation's last words that are kept."""
 SHARE = 0.75
-"""What JAX takes of a GPU's memory as it starts, by default (XLA_PYTHON_CLIENT_MEM_FRACTION)."""
+"""The share of a GPU's memory that JAX takes as it starts, by default (XLA_PYTHON_CLIENT_MEM_FRACTION)."""
 CONTEXT = 590 * MIB
-"""What PyTorch's context and kernels are assumed to take, see the PyTorch backend's `unseen`."""
+"""Bytes that PyTorch's context and kernels are assumed to take, see the PyTorch backend's `unseen`."""
 
 
 def predict(recipe: Recipe, device: Device) -> Trace:
@@ -56,14 +51,14 @@ def predict(recipe: Recipe, device: Device) -> Trace:
     if device.kind == "cpu":
         raise Refused("backend: jax is planned for GPUs alone, since XLA's own figures for a processor mislead; write "
                       "--gpu with a name, such as rtx-a5000, or name every technique and micro_batch_size")
-    trace = _kept(recipe, device)
+    trace = _cached(recipe, device)
     trace.unseen = [*unseen(device), *trace.unseen]
     trace.notes = [*trace.notes, *_notes(trace, device)]
     return trace
 
 
 def unseen(device: Device) -> list[Unseen]:
-    """What a step takes besides what XLA plans."""
+    """Memory of a step besides what XLA plans."""
     return [] if device.kind == "cpu" else [Unseen(
         name="CUDA context and kernels", bytes=CONTEXT, where="context",
         source="assumed, not yet measured with JAX: what PyTorch is assumed to take",
@@ -79,7 +74,7 @@ def compiler_missing() -> MissingLibrary | None:
     return MissingLibrary("jax-cuda12-plugin", "compiling for a GPU", install)
 
 
-def _kept(recipe: Recipe, device: Device) -> Trace:
+def _cached(recipe: Recipe, device: Device) -> Trace:
     """The trace that is in the cache, or else one that is made and put there."""
     folder = Path(recipe.cache_dir).expanduser() / "compiled"
     path = folder / f"{_digest(recipe, device)}.json.gz"
@@ -93,7 +88,8 @@ def _kept(recipe: Recipe, device: Device) -> Trace:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".compiling-", dir=folder) as inside:
-            made = _compiled(recipe, device, Path(inside))
+            made = Path(inside) / "trace.json.gz"
+            _compile(recipe, device, Path(inside) / "dump", made)
             trace = load_trace(made)
             made.replace(path)
             return trace
@@ -102,46 +98,39 @@ def _kept(recipe: Recipe, device: Device) -> Trace:
                       "with room>") from None
 
 
-def _compiled(recipe: Recipe, device: Device, folder: Path) -> Path:
-    """Compile in a process of its own; the path of the trace's file."""
-    job, dump = folder / "job.json", folder / "dump"
-    job.write_text(json.dumps({"recipe": recipe.to_dict(), "device": asdict(device), "dump": str(dump)}), "utf-8")
+def _compile(recipe: Recipe, device: Device, dump: Path, trace: Path) -> None:
+    """Compile in a process of its own, which writes the trace's file."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={dump}".strip()
     # Even where there is a GPU, nothing of it is asked: another may be planned for, and this one may be at work.
     alone = {**os.environ, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "XLA_FLAGS": flags}
+    job = json.dumps({"recipe": recipe.to_dict(), "device": asdict(device)})
     try:
-        done = subprocess.run([sys.executable, "-m", WORKER, str(job), str(folder)], env=alone, capture_output=True,
-                              text=True, errors="replace", stdin=subprocess.DEVNULL, timeout=LIMIT, check=False)
+        done = subprocess.run([sys.executable, "-m", WORKER, str(dump), str(trace)], input=job, env=alone,
+                              capture_output=True, text=True, errors="replace", timeout=LIMIT, check=False)
     except subprocess.TimeoutExpired:
         raise ModelError(f"model: XLA took more than {LIMIT:.0f} seconds to compile a step of it; write "
                          "backend.layers=scanned") from None
-    failure = folder / FAILURE
-    if failure.exists():
-        told = json.loads(failure.read_text("utf-8"))
-        raise getattr(errors, told["kind"], ModelError)(told["text"])
-    if not (folder / TRACE).exists():
-        words = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        last = next((line for line in reversed(words) if "Error" in line or line.startswith("F")), (words or [""])[-1])
-        raise ModelError(f"model: XLA cannot compile this step for {device.name}: {last[-SAID:]}")
-    return folder / TRACE
+    if trace.exists():
+        return
+    if done.stdout.startswith("{"):
+        failure = json.loads(done.stdout)
+        raise getattr(errors, failure["kind"], ModelError)(failure["text"])
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    last = next((line for line in reversed(lines) if "Error" in line or line.startswith("F")), (lines or [""])[-1])
+    raise ModelError(f"model: XLA cannot compile this step for {device.name}: {last[-SAID:]}")
 
 
 def _digest(recipe: Recipe, device: Device) -> str:
-    """What a compilation is known by."""
-    fields = {name: value for name, value in recipe.to_dict().items() if name not in INDIFFERENT}
+    """The cache's key: all that decides a compilation, this backend's own source included."""
+    source = hashlib.sha256()
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        source.update(path.read_bytes())
     parts = {
-        "recipe": fields, "model": repr(read_config(recipe)), "target": target_description(device),
-        "versions": installed(LIBRARIES), "flags": os.environ.get("XLA_FLAGS", ""), "source": _source(),
+        "recipe": {name: value for name, value in recipe.to_dict().items() if name not in INDIFFERENT},
+        "model": repr(read_config(recipe)), "target": target_description(device), "versions": installed(LIBRARIES),
+        "flags": os.environ.get("XLA_FLAGS", ""), "source": source.hexdigest(),
     }  # fmt: skip
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
-
-
-def _source() -> str:
-    """A digest of this backend's own source."""
-    found = hashlib.sha256()
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        found.update(path.read_bytes())
-    return found.hexdigest()
 
 
 def _notes(trace: Trace, device: Device) -> list[str]:

@@ -18,7 +18,7 @@ DNN = (9, 10, 0)
 
 
 class Generation(NamedTuple):
-    """What one streaming multiprocessor has. shared_kib: shared memory; a block may have what `block_kib` says of it.
+    """One streaming multiprocessor. shared_kib: its shared memory, of which a block may have `block_kib`.
     threads: resident at once. lanes: fp32 units."""
 
     shared_kib: int

@@ -1,4 +1,5 @@
-"""One step compiled for a GPU that need not be there: `python -m tightfit.backends.jax.predicting.worker JOB FOLDER`.
+"""One step compiled for a GPU that need not be there: `python -m tightfit.backends.jax.predicting.worker DUMP TRACE`,
+with the recipe and the device as JSON on standard input.
 
 In a process of its own: what XLA does not like ends it, and its caller only reads that. Once XLA has planned the step's
 memory all is known, and the process ends; the kernels themselves, most of a compilation, are never needed.
@@ -17,10 +18,9 @@ import jax
 from jax.experimental import topologies
 
 from tightfit.backends.jax.assembly import assemble
-from tightfit.backends.jax.compiled.reading import memory_is_planned, predicted_trace, read_compiled
-from tightfit.backends.jax.predicting.cudnn import cudnn_as_on
+from tightfit.backends.jax.compiled.description import memory_is_planned, predicted_trace, read_description
+from tightfit.backends.jax.predicting.private import simulated_cudnn
 from tightfit.backends.jax.predicting.target import target_description
-from tightfit.backends.jax.predicting.worker_files import FAILURE, TRACE
 from tightfit.backends.jax.update import lower_step
 from tightfit.devices import Device
 from tightfit.errors import ModelError, TightfitError, one_line
@@ -31,49 +31,45 @@ LOOK_EVERY = 0.05
 """Seconds between looks at what XLA has written."""
 
 
-def main(job: Path, folder: Path) -> None:
-    """Compile a job's step, and write its trace, or why there is none. XLA_FLAGS say where it dumps."""
-    asked = json.loads(job.read_text("utf-8"))
-    device = Device(**{**asked["device"], "capability": tuple(asked["device"]["capability"])})
+def main(dump: Path, trace: Path) -> None:
+    """Compile the step, and write its trace; or print why there is none. XLA_FLAGS say that it dumps into `dump`."""
+    job = json.load(sys.stdin)
+    device = Device(**{**job["device"], "capability": tuple(job["device"]["capability"])})
     failed: TightfitError | None = None
     try:
-        lowered, options = lowered_for(Recipe.from_dict(asked["recipe"]), device)
-        _until_planned(lowered, options, Path(asked["dump"]))
-        save_trace(predicted_trace(read_compiled(Path(asked["dump"]), "gpu")), folder / TRACE)
+        _plan_memory(*lowered_for(Recipe.from_dict(job["recipe"]), device), dump)
+        save_trace(predicted_trace(read_description(dump, "gpu")), trace)
     except TightfitError as error:
         failed = error
     except Exception as error:  # JAX and XLA raise what they like for what they cannot do
         failed = ModelError(f"model: XLA cannot compile this step for {device.name}: {one_line(error)}")
     if failed is not None:
-        (folder / FAILURE).write_text(json.dumps({"kind": type(failed).__name__, "text": str(failed)}), "utf-8")
+        print(json.dumps({"kind": type(failed).__name__, "text": str(failed)}))
 
 
-def lowered_for(recipe: Recipe, device: Device) -> tuple[jax.stages.Lowered, dict[str, Any] | None]:
+def lowered_for(recipe: Recipe, device: Device) -> tuple[jax.stages.Lowered, dict[str, Any]]:
     """The real step of a resolved recipe, lowered for a GPU, and the options to compile it with."""
     described = target_description(device)
     topology = topologies.get_topology_desc(platform="cuda", target_config=described, topology="1x1x1")
     build = assemble(recipe, device, (topology.devices[0],))
-    with cudnn_as_on(device):
-        return lower_step(build), build.compiler_options or None
+    with simulated_cudnn(device):
+        return lower_step(build), build.compiler_options
 
 
-def _until_planned(lowered: jax.stages.Lowered, options: dict[str, Any] | None, dump: Path) -> None:
+def _plan_memory(lowered: jax.stages.Lowered, options: dict[str, Any], dump: Path) -> None:
     """Compile until the step's memory is planned. Raises what the compiler raises."""
     failures: list[BaseException] = []
-    ended = threading.Event()
 
     def compile_step() -> None:
         try:
             lowered.compile(compiler_options=options)
         except BaseException as error:  # it is raised again in the main thread
             failures.append(error)
-        finally:
-            ended.set()
 
-    threading.Thread(target=compile_step, daemon=True).start()
-    while not ended.wait(LOOK_EVERY):
-        if memory_is_planned(dump):
-            return
+    thread = threading.Thread(target=compile_step, daemon=True)
+    thread.start()
+    while thread.is_alive() and not memory_is_planned(dump):
+        thread.join(LOOK_EVERY)
     if failures and not memory_is_planned(dump):
         raise failures[0]
 

@@ -1,1 +1,1 @@
-"""How fast this machine really is: products, attention, bandwidth, the host."""
+"""Measurements of this machine's speed: matrix products, attention, bandwidth, the host."""

@@ -30,7 +30,7 @@ from tightfit.backends.pytorch.ceilings.timer import Call, costs, seconds
 from tightfit.calibration import BATCH, Ceilings, Curve, Grid, processor, torch_version
 
 Progress = Callable[[str, float], None]
-"""Told what is measured next, and the share of the work that is done, 0 to 1."""
+"""Called with the name of the next measurement, and the share of the work that is done, 0 to 1."""
 
 PRODUCT_SIZES = {"cpu": (16, 64, 256, 1024), "cuda": (64, 256, 1024, 4096, 16384)}
 BATCH_SIZES = {"cpu": (16, 64, 256), "cuda": (64, 256, 1024)}
@@ -56,7 +56,7 @@ def measure(device: torch.device, progress: Progress | None = None) -> Ceilings:
 
     Raises whatever torch raises where the device is out of memory or gone.
     """
-    tell = progress or (lambda what, share: None)
+    report = progress or (lambda what, share: None)
     cpu = device.type == "cpu"
     with torch.random.fork_rng([] if cpu else [device]), torch.enable_grad():
         torch.empty(31 << 20, dtype=torch.uint8)  # raises malloc's threshold for fresh pages to where training has it
@@ -64,27 +64,27 @@ def measure(device: torch.device, progress: Progress | None = None) -> Ceilings:
             device="CPU" if cpu else torch.cuda.get_device_name(device), kind="cpu" if cpu else "cuda",
             processor=processor(), torch=torch_version(), threads=torch.get_num_threads() if cpu else 0,
             driver="" if cpu else _driver(), date=datetime.now(UTC).date().isoformat(),
-            **_arithmetic(device, tell), memory=_families(device, tell), host_to_device=_copying(device),
+            **_arithmetic(device, report), memory=_families(device, report), host_to_device=_copying(device),
         )
-        tell("the host", 0.9)
+        report("the host", 0.9)
         ceilings = replace(ceilings, host=host_seconds(device, ceilings))
-    tell("done", 1.0)
+    report("done", 1.0)
     return ceilings
 
 
-def _arithmetic(device: torch.device, tell: Progress) -> dict[str, Any]:
+def _arithmetic(device: torch.device, report: Progress) -> dict[str, Any]:
     """The fields of products and attention."""
     products: dict[str, Grid] = {}
     batches: dict[str, Grid] = {}
     attention: dict[str, dict[str, Curve]] = {}
     dtypes = _dtypes(device)
     for number, (name, dtype) in enumerate(dtypes.items()):
-        tell(f"matrix products in {name}", 0.3 * number / len(dtypes))
+        report(f"matrix products in {name}", 0.3 * number / len(dtypes))
         with _precision(name):
             products[name] = _products(device, dtype, PRODUCT_SIZES[device.type], 1)
             batches[name] = _products(device, dtype, BATCH_SIZES[device.type], BATCH)
         if name != "tf32":
-            tell(f"attention in {name}", 0.3 * (number + 0.5) / len(dtypes))
+            report(f"attention in {name}", 0.3 * (number + 0.5) / len(dtypes))
             for key, curve in _attention(device, dtype).items():
                 attention.setdefault(key, {})[name] = curve
     return {"products": products, "batches": batches, "attention": attention}
@@ -168,7 +168,7 @@ def _attention_calls(device: torch.device, dtype: torch.dtype, length: int, head
     return {"forward": forward, "backward": lambda: torch.autograd.grad(output, (q, k, v), gradient, retain_graph=True)}
 
 
-def _families(device: torch.device, tell: Progress) -> dict[str, dict[str, Curve]]:
+def _families(device: torch.device, report: Progress) -> dict[str, dict[str, Curve]]:
     """Seconds of every family's op, in float32 and in one 16-bit format."""
     dtypes = _dtypes(device)
     formats = ("float32", "bfloat16" if "bfloat16" in dtypes else "float16")
@@ -176,7 +176,7 @@ def _families(device: torch.device, tell: Progress) -> dict[str, dict[str, Curve
     pools = {name: [_positive(device, dtypes[name], count // dtypes[name].itemsize) for _ in "xy"] for name in formats}
     found: dict[str, dict[str, Curve]] = {}
     for number, (family, case) in enumerate(CASES.items()):
-        tell(f"ops like {family}", 0.3 + 0.6 * number / len(CASES))
+        report(f"ops like {family}", 0.3 + 0.6 * number / len(CASES))
         curves = {name: _memory(device, case, *pools[name]) for name in formats}
         found[family] = {name: curve for name, curve in curves.items() if curve is not None}
     return found

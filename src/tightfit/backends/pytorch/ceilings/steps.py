@@ -116,7 +116,7 @@ def _ops(call: Call, *, recomputed: bool = False) -> list[tuple[str, Cost]]:
 
 
 def _alone(name: str, found: Cost, ceilings: Ceilings) -> float:
-    """What the measurements say of an op of a few elements."""
+    """The measured seconds of an op of a few elements."""
     if "attention" in name:
         direction = "backward" if "backward" in name else "forward"
         return found.flops / (ceilings.attention_rate(direction, found.dtype, 1, 1) or math.inf)

@@ -1,4 +1,4 @@
-"""How long a call takes: on the CPU by its clock, on a CUDA device inside a CUDA graph."""
+"""Seconds of a call: on the CPU by its clock, on a CUDA device inside a CUDA graph."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the processor's kernels ask for besides their results."""
+"""The CPU's kernels: memory that they use besides their results, and where their shapes differ from fake tensors'."""

@@ -1,4 +1,4 @@
-"""What the CPU's kernels give where torch's shape rules, or its compositions for fake tensors, say otherwise."""
+"""Results of the CPU's kernels where torch's shape rules, or its decompositions for fake tensors, differ."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ def _math(
 
 COMPOSITIONS: dict[Any, Callable[..., Any]] = {aten._scaled_dot_product_attention_math.default: _math}
 
-
 def _layer_norm_rule(
     input: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float,  # noqa: A002
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -42,20 +41,8 @@ def _layer_norm_rule(
     return output, input.new_empty(rows, dtype=dtype), input.new_empty(rows, dtype=dtype)
 
 
-def _layer_norm_backward_rule(
-    gradient: Tensor, input: Tensor, shape: Sequence[int], mean: Tensor, deviation: Tensor,  # noqa: A002
-    weight: Tensor | None, bias: Tensor | None, wanted: Sequence[bool],
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Gradients lie in one piece, however the gradient that comes in lies (layer_norm.cpp)."""
-    of = zip((input, weight, bias), wanted, strict=True)
-    return tuple(
-        torch.empty_like(t, memory_format=torch.contiguous_format) if want and t is not None else None for t, want in of
-    )
-
-
 SHAPE_RULES: dict[Any, Callable[..., Any]] = {
     aten.native_layer_norm.default: _layer_norm_rule,
-    aten.native_layer_norm_backward.default: _layer_norm_backward_rule,
     aten._grouped_mm.default: grouped_mm_rule,
 }
 """Each takes the op's arguments."""

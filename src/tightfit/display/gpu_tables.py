@@ -1,0 +1,117 @@
+"""GPUs as tables on a terminal, a line each: the catalogue, and a recipe planned for every one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from string import ascii_lowercase
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tightfit.devices import Device, catalogue
+from tightfit.display.words import batches, fits, techniques, work
+from tightfit.planning.search.every_gpu import Compared, Comparison
+from tightfit.text import size
+
+
+def gpu_table() -> Table:
+    """The names that `--gpu` takes, and the figures that plans are made with."""
+    table = _table("--gpu", ["memory", "GB/s", "capability", "16-bit TFLOP/s"])
+    for device in catalogue():
+        major, minor = device.capability or (0, 0)
+        half = max(device.flops.get("bf16", 0.0), device.flops.get("fp16", 0.0))
+        table.add_row(device.name.lower().replace(" ", "-"), size(device.memory_bytes),
+                      f"{device.bandwidth / 1e9:,.0f}", f"{major}.{minor}", f"{half / 1e12:,.0f}")
+    return table
+
+
+def show_comparison(comparison: Comparison, console: Console) -> None:
+    """Print one line for each GPU, the best first; below the table the choices that its letters stand for, and why
+    other GPUs refuse the recipe."""
+    rows, asked = comparison.rows, comparison.asked
+    chosen = [row.chosen for row in rows if row.chosen is not None]
+    priced = any(row.price is not None for row in rows)
+    changed = any(candidate.changes_numerics for candidate in chosen)
+    throughput = chosen[0].estimate.time.unit if chosen else "samples/s"
+    written = dict.fromkeys(techniques(candidate.recipe) for candidate in chosen)
+    letters = {text: _letter(number) for number, text in enumerate(written)}
+    console.print(Text(f"{asked.model}: {work(asked)}", style="bold"))
+    table = _table("GPU", ["memory in use", throughput, *["per price"] * priced])
+    table.add_column("best recipe")
+    if changed:
+        table.add_column("numerics")
+    for row in rows:
+        if row.plan is not None:
+            table.add_row(*map(Text, _cells(row, priced, changed, letters)))
+    console.print(table)
+    legend = Table.grid(padding=(0, 2))
+    for text, letter in letters.items():
+        legend.add_row(Text(letter), Text(text))
+    console.print(legend)
+    for remark in _remarks(rows, priced, throughput):
+        console.print(Text(remark))
+
+
+def _table(first: str, headings: Sequence[str]) -> Table:
+    """A table of a name and figures, which are aligned right."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(first, no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _letter(number: int) -> str:
+    """a to z, then aa to zz."""
+    first, last = divmod(number, len(ascii_lowercase))
+    return (ascii_lowercase[first - 1] if first else "") + ascii_lowercase[last]
+
+
+def _cells(row: Compared, priced: bool, changed: bool, letters: Mapping[str, str]) -> list[str]:
+    assert row.plan is not None
+    best = row.chosen or next(iter(row.plan.candidates), None)
+    used = "-" if best is None else size(best.estimate.memory.used)
+    memory = f"{used} of {size(row.device.memory_bytes)}"
+    price = ["-" if row.per_price is None else f"{row.per_price:,.0f}"] * priced
+    if row.chosen is None:
+        lacks = "nothing fits" if best is None else f"none: {size(best.estimate.missing)} short"
+        return [row.device.name, memory, "-", *price, lacks, *["-"] * changed]
+    recipe = row.chosen.recipe
+    micro = [batches(recipe)] if recipe.mode == "train" else []
+    word = fits(row.chosen.estimate)
+    choice = ", ".join([" ".join([*micro, letters[techniques(recipe)]]), *[word] * (word != "yes")])
+    numerics = "changed" if row.chosen.changes_numerics else "same"
+    return [row.device.name, memory, f"{row.speed:,.0f}", *price, choice, *[numerics] * changed]
+
+
+def _remarks(rows: Sequence[Compared], priced: bool, throughput: str) -> list[str]:
+    """The lines below the table."""
+    refused: dict[str, list[str]] = {}
+    for row in rows:
+        if row.refused:
+            refused.setdefault(row.refused, []).append(row.device.name)
+    remarks = [f"refused on {', '.join(names)}: {reason}" for reason, names in refused.items()]
+    if priced:
+        remarks.append(f"per price: {throughput} for one unit of the price")
+    if tied := _tied(rows):
+        remarks.append(f"equal {throughput} of unlike GPUs ({', '.join(tied)}): they wait for the host, which issues "
+                       "kernels as fast for each")
+    if any(row.chosen is not None for row in rows):
+        remarks.append("Not calibrated: times come from the data sheets' figures.")
+    return remarks
+
+
+def _tied(rows: Sequence[Compared]) -> list[str]:
+    """GPUs that are predicted to be as fast as another of other figures, which the host alone can make them."""
+    groups: dict[str, list[Device]] = {}
+    for row in rows:
+        if row.chosen is not None:
+            groups.setdefault(f"{row.speed:,.0f}", []).append(row.device)
+    return [device.name for group in groups.values() for device in group
+            if any(other.bandwidth != device.bandwidth and _peak(other) != _peak(device) for other in group)]
+
+
+def _peak(device: Device) -> float:
+    return max(device.flops.values(), default=0.0)

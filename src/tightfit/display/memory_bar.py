@@ -1,0 +1,109 @@
+"""A candidate's memory as a stacked bar: a letter and a colour for each category.
+
+The letters alone tell the parts apart, so that a bar can be read without colours. A mark stands where the device's
+memory ends; what lies beyond it is in small letters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from rich.text import Text
+
+from tightfit.planning.plan import Memory
+from tightfit.text import size
+from tightfit.trace import Category
+
+
+class Part(NamedTuple):
+    """A part of the bar: its key, letter, colour and name."""
+
+    key: str
+    letter: str
+    colour: str
+    name: str
+
+
+CACHED, CONTEXT = "cached", "context"
+"""Parts that are no category: what the allocator holds and no tensor uses; what lies outside the allocator."""
+
+PARTS = (
+    Part(Category.WEIGHTS, "W", "#56b4e9", "weights"),
+    Part(Category.GRADIENTS, "G", "#e69f00", "gradients"),
+    Part(Category.OPTIMIZER, "O", "#1fb58f", "optimizer states"),
+    Part(Category.ACTIVATIONS, "A", "#f0e442", "activations"),
+    Part(Category.KV_CACHE, "K", "#f0a6ca", "KV cache"),
+    Part(Category.TEMPORARY, "T", "#e8743b", "temporary"),
+    Part(Category.OTHER, "R", "#bcbcbc", "rounding and other"),
+    Part(CACHED, "C", "#9a9a9a", "cached by the allocator"),
+    Part(CONTEXT, "X", "#c8b6a6", "context"),
+)
+"""The colours follow Okabe and Ito's palette for colour-blind readers, bright enough for black letters on them."""
+
+COLOURS = {part.key: part.colour for part in PARTS}
+NAMES = {part.key: part.name for part in PARTS}
+
+INK = "not bold #000000 on {}"  # terminals show bold black as grey
+BEYOND = "not bold {}"
+"""The style of what the device has no room for."""
+FREE, END, MORE = ".", "|", ">"
+LARGEST = 1.5
+"""Devices that a bar is wide at most where another candidate fits; what needs more is cut off and ends in MORE."""
+
+
+def parts_of(memory: Memory) -> dict[str, int]:
+    """Bytes of each part at the peak, in the order of PARTS; they sum to `memory.used`."""
+    held = {**memory.by_category, CACHED: memory.peak_reserved - memory.peak_allocated, CONTEXT: memory.context}
+    return {part.key: held[part.key] for part in PARTS if held.get(part.key, 0) > 0}
+
+
+def memory_bar(memory: Memory, device_bytes: int, scale: int, width: int) -> Text:
+    """The parts, what is free, and a mark where the device's memory ends, all to scale: `width` cells and the mark
+    stand for `scale` bytes."""
+    used, held = memory.used, parts_of(memory)
+    end = min(max(round(width * device_bytes / scale), 1), width)
+    if used > device_bytes:
+        end = min(end, width - 1)
+        filled = max(round(width * used / scale), end + 1)
+    else:
+        filled = min(max(round(width * used / scale), 1), end) if held else 0
+    parts = [part for part in PARTS if part.key in held]
+    ends = [round(filled * at / used) for at in accumulate(held.values())]
+    cells = [part for part, (start, stop) in zip(parts, pairwise([0, *ends]), strict=True) for _ in range(start, stop)]
+    bar = Text(no_wrap=True, overflow="crop")
+    for place, part in enumerate(cells[:width]):
+        if place == end:
+            bar.append(END)
+        letter = part.letter if place < end else part.letter.lower()
+        cut = place == width - 1 and len(cells) > width
+        bar.append(MORE if cut else letter, style=(INK if place < end else BEYOND).format(part.colour))
+    if used <= device_bytes:
+        bar.append(FREE * (end - filled) + END)
+    return bar
+
+
+def scale_of(memories: Iterable[Memory], device_bytes: int) -> int:
+    """Bytes that a bar's full width stands for, so that bars can be compared: the device, or the largest need, up to
+    LARGEST devices where something fits."""
+    needs = [memory.used for memory in memories]
+    most = max([device_bytes, *needs])
+    return min(most, round(LARGEST * device_bytes)) if min(needs, default=0) <= device_bytes else most
+
+
+def legend(memories: Sequence[Memory], device_bytes: int, width: int) -> Text:
+    """The meaning of the letters and marks that the bars have, in lines of at most `width` characters."""
+    present = {key for memory in memories for key in parts_of(memory)}
+    items = [Text.assemble((p.letter, INK.format(p.colour)), f" {p.name}") for p in PARTS if p.key in present]
+    marks = [f"{FREE} free"] if any(memory.used < device_bytes for memory in memories) else []
+    marks.append(f"{END} {size(device_bytes)}, end of the device's memory")
+    marks += ["small letters: beyond it"] if any(memory.used > device_bytes for memory in memories) else []
+    marks += [f"{MORE} cut off"] if any(memory.used > scale_of(memories, device_bytes) for memory in memories) else []
+    lines: list[Text] = []
+    for item in [*items, *map(Text, marks)]:
+        if lines and lines[-1].cell_len + 2 + item.cell_len <= width:
+            lines[-1] = Text.assemble(lines[-1], "  ", item)
+        else:
+            lines.append(item)
+    return Text("\n").join(lines)

@@ -1,0 +1,120 @@
+"""A plan on a terminal: the candidates with a memory bar each, then the answers.
+
+Plain text where there is no terminal. On 80 columns the table stands in two parts, joined by the rank.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from tightfit.display.memory_bar import legend, memory_bar, scale_of
+from tightfit.display.words import Column, answers, as_written, batches, columns, heading, marks
+from tightfit.planning.plan import Candidate, Plan
+
+BAR = (20, 48)
+"""Cells of a memory bar, at least and at most."""
+
+
+def show_plan(plan: Plan, console: Console) -> None:
+    """Print the plan."""
+    if console.is_terminal:
+        console.print(*_blocks(plan, console.width), highlight=False, sep="\n")
+    else:
+        console.file.write(plan_text(plan, console.width) + "\n")
+
+
+def plan_text(plan: Plan, width: int = 100) -> str:
+    """The plan as plain text, `width` characters wide."""
+    file = io.StringIO()
+    console = Console(file=file, width=width, no_color=True, force_terminal=False)
+    console.print(*_blocks(plan, width), highlight=False, sep="\n")
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def _blocks(plan: Plan, width: int) -> list[RenderableType]:
+    """The parts of the plan, one under the other."""
+    blocks: list[RenderableType] = [Text(heading(plan), style="bold")]
+    if plan.device.notes:
+        blocks.append(Text(f"{plan.device.name}: {plan.device.notes}"))
+    if plan.candidates:
+        memories = [candidate.estimate.memory for candidate in plan.candidates]
+        blocks += [block for table in _tables(plan, width) for block in (Text(), table)]
+        blocks.append(legend(memories, plan.device.memory_bytes, width))
+        remarks = marks(plan.candidates)
+        blocks += [Text(remarks)] if remarks else []
+    blocks += [Text(), _answers(plan)]
+    return blocks
+
+
+def _tables(plan: Plan, width: int) -> list[Table]:
+    """One table where the width allows, else the choices and the costs apart."""
+    choices, costs = columns(plan)
+    whole = _table(plan, [*choices, *costs], BAR[0])
+    wanted = _width(whole)
+    if wanted <= width:
+        return [_table(plan, [*choices, *costs], min(BAR[0] + width - wanted, BAR[1]))]
+    spare = width - _width(_table(plan, costs, BAR[0]))
+    ways = (_table(plan, choices), _table(plan, [choices[0], *map(_folded, choices[1:])]))
+    chosen = next((table for table in ways if _width(table) <= width), None) or _written_out(plan)
+    return [chosen, _table(plan, costs, min(max(BAR[0] + spare, 8), BAR[1]))]
+
+
+def _folded(column: Column) -> Column:
+    """The column with a word a line."""
+    return replace(column, text=lambda candidate: column.text(candidate).replace(" ", "\n"))
+
+
+def _written_out(plan: Plan) -> Table:
+    """The choices as a person writes them, for terminals too narrow for a column each."""
+    grid = Table.grid(padding=(0, 2))
+    for rank, candidate in enumerate(plan.candidates, start=1):
+        style = "bold" if candidate is plan.chosen else None
+        micro = f"{batches(candidate.recipe)}: " if candidate.recipe.mode == "train" else ""
+        grid.add_row(_rank(rank, candidate), Text(micro + as_written(candidate.recipe)), style=style)
+    return grid
+
+
+def _rank(rank: int, candidate: Candidate) -> str:
+    return f"{rank}{'*' if candidate.changes_numerics else ''}"
+
+
+def _table(plan: Plan, chosen: Sequence[Column], bar: int | None = None) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("#", justify="right")
+    for column in chosen:
+        table.add_column(column.heading, justify="right" if column.right else "left")
+    if bar is not None:
+        table.add_column("memory at the peak", no_wrap=True)
+    total = plan.device.memory_bytes
+    scale = scale_of([candidate.estimate.memory for candidate in plan.candidates], total)
+    for rank, candidate in enumerate(plan.candidates, start=1):
+        cells: list[RenderableType] = [_rank(rank, candidate)]
+        cells += [Text(column.text(candidate)) for column in chosen]
+        if bar is not None:
+            cells.append(memory_bar(candidate.estimate.memory, total, scale, bar))
+        table.add_row(*cells, style="bold" if candidate is plan.chosen else None)
+    return table
+
+
+def _width(table: Table) -> int:
+    console = Console(file=io.StringIO(), width=1000)
+    return Measurement.get(console, console.options, table).maximum
+
+
+def _answers(plan: Plan) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    last = ""
+    for label, text in answers(plan):
+        grid.add_row(Text("" if label == last else label, style="bold"), Text(text))
+        last = label
+    return grid

@@ -1,0 +1,47 @@
+"""The progress of a search, on the error stream: standard output is for the plan."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class SearchProgress:
+    """A bar that goes away when the work is done; plain lines, some seconds apart, where there is no terminal.
+
+    Called with the number done, the most there can be, and what comes next. what: the work, such as `planning`.
+    counted: the things that are counted.
+    """
+
+    def __init__(self, console: Console, what: str, counted: str, between: float = SECONDS_BETWEEN_LINES) -> None:
+        self._console, self._what, self._counted, self._between = console, what, counted, between
+        self._last = time.monotonic()
+        self._bar = Progress(
+            SpinnerColumn(), TimeElapsedColumn(), BarColumn(bar_width=20),  # what stays as wide comes first
+            TextColumn("{task.description}", markup=False), console=console, transient=True,
+            disable=not console.is_terminal,
+        )  # fmt: skip
+        self._task = self._bar.add_task(what, total=None)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def __call__(self, done: int, most: int, text: str) -> None:
+        line = f"{done} of at most {most} {self._counted} done, now {text}"
+        self._bar.update(self._task, description=line, completed=done, total=most)
+        now = time.monotonic()
+        if self._bar.disable and done < most and now - self._last >= self._between:
+            self._last = now
+            self._console.print(f"{self._what}: {line}", highlight=False, markup=False, soft_wrap=True)

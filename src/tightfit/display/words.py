@@ -1,0 +1,173 @@
+"""A plan in words: its heading, the columns of its table, and its answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from tightfit.devices import Device
+from tightfit.planning.plan import Candidate, Estimate, Plan, choices_of
+from tightfit.planning.search.explain import changing
+from tightfit.planning.search.space import ALLOCATOR, written
+from tightfit.recipe import Recipe
+from tightfit.tasks import TASKS
+from tightfit.text import counted, percent, seconds, size
+
+CALIBRATE = {"cuda": "run `tightfit doctor --calibrate` on the card",
+             "cpu": "run `tightfit doctor --calibrate --device cpu`"}
+PLACES: Mapping[str, str] = {"allocator": "", "context": " outside the allocator", "host": " of the host's memory"}
+UNCALIBRATED = "not calibrated"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its heading, a candidate's cell, and whether it is aligned right."""
+
+    heading: str
+    text: Callable[[Candidate], str]
+    right: bool = False
+
+
+def work(asked: Recipe) -> str:
+    """The size of a step, or of a batch that is generated."""
+    task = TASKS[asked.task]
+    length = f", seq_len {asked.seq_len:,}" if task.reads == "tokens" else ""
+    if asked.mode == "train":
+        return f"global batch {asked.batch_size:,}{length}"
+    if not task.generates:
+        return f"inference, batch {asked.batch_size:,}{length}"
+    new, beams = asked.inference.new_tokens, asked.inference.beams
+    return f"inference, {asked.batch_size:,} prompts{length}, {new:,} new tokens{f', {beams} beams' * (beams > 1)}"
+
+
+def as_written(recipe: Recipe) -> str:
+    """The choices of a resolved recipe as a person writes them."""
+    micro = [f"micro_batch_size={recipe.micro_batch_size}"] if recipe.mode == "train" else []
+    return " ".join([*micro, techniques(recipe)])
+
+
+def techniques(recipe: Recipe) -> str:
+    """The same without the micro-batch."""
+    fields = [field for field in choices_of(recipe) if field != "micro_batch_size"]
+    fields += [ALLOCATOR] if recipe.expandable_segments is True else []
+    return " ".join(written(field, getattr(recipe, field)) for field in fields)
+
+
+def batches(recipe: Recipe) -> str:
+    """Micro-batch x accumulation."""
+    micro = recipe.micro_batch_size
+    assert micro != "auto"
+    return f"{micro} x {math.ceil(recipe.batch_size / micro)}"
+
+
+def shown(choice: object) -> str:
+    """A technique in a table's cell: its name and the knobs that are not the default."""
+    if not isinstance(choice, dict):
+        return str(choice)
+    knobs = [f"{name}={value}" for name, value in choice.items() if name != "name"]
+    return " ".join([str(choice.get("name", "")), *knobs])
+
+
+def fits(estimate: Estimate) -> str:
+    """Whether it fits, in a word or two."""
+    if estimate.fits == "no":
+        return f"{size(estimate.missing)} short"
+    memory = estimate.memory
+    if estimate.fits == "with-retries" or (estimate.safe and memory.peak_reserved > memory.capacity - memory.margin):
+        return "with retries"
+    return "yes" if estimate.safe else "barely"
+
+
+def heading(plan: Plan) -> str:
+    """The model, the device and the size of a step."""
+    memory = size(plan.device.memory_bytes)
+    device = plan.device.name if memory in plan.device.name else f"{plan.device.name} ({memory})"
+    return f"{plan.asked.model} on {device}: {work(plan.asked)}"
+
+
+def columns(plan: Plan) -> tuple[list[Column], list[Column]]:
+    """The columns of the choices and those of their costs, without the rank."""
+    inference = plan.asked.mode == "inference"
+    choices = [] if inference else [Column("micro x accum.", lambda c: batches(c.recipe))]
+    fields = choices_of(plan.asked)
+    choices += [Column(field, partial(_choice, field)) for field in fields if field != "micro_batch_size"]
+    unit = next((candidate.estimate.time.unit for candidate in plan.candidates), "samples/s")
+    costs = [
+        Column("reserved", lambda c: ("" if c.verified else "~") + size(c.estimate.memory.peak_reserved), True),
+        Column("fits", lambda c: fits(c.estimate)),
+        Column(unit, lambda c: f"{c.estimate.time.throughput:,.0f}", True),
+    ]
+    if inference and TASKS[plan.asked.task].generates:
+        costs.append(Column("prefill", lambda c: seconds(c.estimate.time.prefill_seconds), True))
+    elif not inference:
+        costs.append(Column("MFU", lambda c: percent(c.estimate.time.mfu) if c.estimate.time.mfu else "-", True))
+    costs.append(Column("batch" if inference else "step", lambda c: seconds(c.estimate.time.step_seconds), True))
+    return choices, costs
+
+
+def marks(candidates: Sequence[Candidate]) -> str:
+    """The meaning of the marks in the table; empty where there are none."""
+    found = []
+    if any(candidate.changes_numerics for candidate in candidates):
+        found.append("* changes numerics")
+    if not all(candidate.verified for candidate in candidates):
+        found.append("~ interpolated between traces")
+    if any(c.recipe.mode == "inference" and getattr(c.recipe.precision, "full_eval", False) for c in candidates):
+        found.append("full_eval: weights of 16 bits, as model.half() makes them")
+    return "  ".join(found)
+
+
+def answers(plan: Plan) -> list[tuple[str, str]]:
+    """The answers to what a person asks of a plan: label and text; lines of one label stand together."""
+    given, chosen = plan.answers, plan.chosen
+    best = chosen or next(iter(plan.candidates), None)
+    lines: list[tuple[str, str]] = []
+
+    def say(label: str, *texts: str) -> None:
+        lines.extend((label, text) for text in texts if text)
+
+    if chosen is None:
+        nearest = f"; #1 misses {size(best.estimate.missing)}" if best is not None else ""
+        say("choice", f"Nothing fits on {plan.device.name}{nearest}.")
+    else:
+        say("choice", as_written(chosen.recipe))
+        say("why", given.why)
+    say("next best", given.next_best)
+    say("too large", *given.would_not_fit)
+    say("change", given.smallest_change_text)
+    say("smallest GPU", given.smallest_gpu_text, given.smallest_gpu_changed_text)
+    say("open fields", given.open_fields)
+    if given.offload is not None:
+        say("offload", *given.offload.sentences)
+    say("alignment", *(misaligned.sentence for misaligned in given.misaligned))
+    say("numerics", *_numerics(plan.candidates))
+    if best is not None:
+        say("not traced", *(f"{u.name}, {size(u.bytes)}{PLACES[u.where]}: {u.source}" for u in best.estimate.unseen))
+        say("times", calibration(best.estimate, plan.device))
+        say("note", *(note for note in best.estimate.notes if not note.startswith(UNCALIBRATED)))
+    say("note", *plan.notes)
+    say("search", f"{counted(plan.tried, 'combination')} weighed, {counted(plan.predictions, 'trace')} made.")
+    return lines
+
+
+def calibration(estimate: Estimate, device: Device) -> str:
+    """Where the times come from."""
+    if estimate.time.calibrated:
+        return "Calibrated: by the ceilings measured on this machine."
+    reason = next((note for note in estimate.notes if note.startswith(UNCALIBRATED)), UNCALIBRATED)
+    return f"{reason[0].upper()}{reason[1:]}; {CALIBRATE[device.kind]}."
+
+
+def _numerics(candidates: Sequence[Candidate]) -> list[str]:
+    """Which candidates change numerics, by what does."""
+    ranks: dict[tuple[str, ...], list[str]] = {}
+    for rank, candidate in enumerate(candidates, start=1):
+        if candidate.changes_numerics:
+            ranks.setdefault(candidate.changes_numerics, []).append(f"#{rank}")
+    return [f"{changing(changes)} numerics: {', '.join(marked)}." for changes, marked in ranks.items()]
+
+
+def _choice(field: str, candidate: Candidate) -> str:
+    return shown(candidate.choices()[field])

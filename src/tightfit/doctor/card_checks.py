@@ -1,0 +1,228 @@
+"""Judging each card: memory, number formats, power, temperature, throttling, processes, PCIe.
+
+Plugs as PCI-SIG rates them and the single-GPU guides quote them: the slot gives 75 W, a 6-pin lead 75 W, an 8-pin lead
+150 W, a 12-pin or 12V-2x6 lead (12VHPWR before) 500 to 600 W, by what its cable and supply are marked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from tightfit.catalogue import PCIE_3, PCIE_4, PCIE_5
+from tightfit.devices import GIB
+from tightfit.doctor.findings import Finding, Say
+from tightfit.doctor.readings import Gpu, Readings
+from tightfit.planning.wording import size
+
+NO_ROOM = 600 << 20
+"""Bytes free below which not even a CUDA context with its kernels has room."""
+WORTH_SAYING = 256 << 20
+
+BEST, GOOD, THROTTLING = (70, 75), 80, 84
+"""Degrees Celsius under load: the best range, good below, throttling likely from (to 90), as the guides give them."""
+RANGE = f"good is below {GOOD} C, best {BEST[0]} to {BEST[1]} C under load"
+FROM = f"from about {THROTTLING} to 90 C"
+BUSY = 20
+"""Percent of utilization from which a card is at work."""
+
+FORMATS = {"fp16": (7, 0), "bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9)}
+"""The compute capability from which tensor cores have a format (CUDA C++ programming guide, compute capabilities)."""
+
+LANE = {1: 0.25, 2: 0.5, 3: PCIE_3, 4: PCIE_4, 5: PCIE_5, 6: 7.56}
+"""GB/s of one lane in one direction, by PCIe generation (PCI-SIG; the sixth after its flit encoding)."""
+
+THROTTLES = {
+    "power-cap": ("the power limit holds the clocks down", "the usual state of a full load; a higher limit (nvidia-smi "
+                  "-pl, where the card allows it) gives a little speed for much heat"),
+    "hardware-slowdown": ("the card halves its clocks or worse to protect itself", "look at its temperature, its power "
+                          "leads and the supply"),
+    "software-thermal": ("the driver lowers the clocks because the card is too warm", "better airflow, more fan, dust "
+                         "out, or a lower limit with nvidia-smi -pl"),
+    "hardware-thermal": ("the card lowers its clocks because it is too hot", "stop the load and see to its cooling: "
+                         "fans, dust, airflow, heat sink"),
+    "power-brake": ("the power supply tells the card to slow down", "look at the power leads and whether the supply "
+                    "has enough watts to spare"),
+}  # fmt: skip
+"""Of `cards.REASONS` those that cost speed: what happens, and what to do. Idle clocks and clocks that someone set are
+none."""
+
+SLOT = 75
+LEADS = (
+    (0, "none: the slot's 75 W carry it"),
+    (75, "one 6-pin (75 W) or one 8-pin (150 W)"),
+    (150, "one 8-pin (150 W)"),
+    (225, "an 8-pin (150 W) and a 6-pin (75 W), two 8-pin, or one 12V-2x6 (12-pin)"),
+    (300, "two 8-pin (150 W each), or one 12V-2x6 (12-pin, 500 to 600 W)"),
+    (450, "three 8-pin (150 W each), or one 12V-2x6 (12-pin, 500 to 600 W)"),
+    (600, "one 12V-2x6 (12-pin) marked for 600 W, or its adapter with four 8-pin (150 W each)"),
+)
+"""Watts on top of the slot's, and the least leads that carry them, by the sockets that a card may have."""
+MODULES = re.compile(r"SXM|HBM3|\bH20\b|\bH200$|\bB[23]00\b|\bG[BH]\d{2,3}\b|Laptop|Max-Q|Orin|Thor", re.IGNORECASE)
+"""Names of cards that sit on a board of their own, or in a laptop, and have no leads. `NVIDIA H100 80GB HBM3` and
+`NVIDIA H200` are the SXM modules; the ones with leads are called PCIe or NVL."""
+REST_OF_MACHINE, RESERVE = 250, 1.25
+"""Watts for processor, disks and fans, and supply over load, for cards draw more than their limit for milliseconds:
+rules of thumb, not measurements."""
+
+
+def check_card(gpu: Gpu, say: Say, readings: Readings) -> Iterator[Finding]:
+    """All that concerns one card by itself."""
+    if gpu.error is not None:
+        yield say("problem", "error", f"does not answer: {gpu.error}", "restart the machine; if it comes back, look at "
+                  "its power leads and temperature, and for Xid errors in `dmesg`")
+        return
+    words = [gpu.name]
+    words += [size(gpu.memory_total)] if gpu.memory_total else []
+    words += [f"compute capability {gpu.capability[0]}.{gpu.capability[1]}"] if gpu.capability else []
+    yield say("ok", "name", ", ".join(words))
+    yield from _memory(gpu, say)
+    if gpu.capability is not None:
+        yield _formats(gpu.capability, say)
+    yield from _power(gpu, say)
+    if gpu.temperature is not None:
+        yield _temperature(gpu, gpu.temperature, say)
+    for reason in (reason for reason in gpu.throttling or () if reason in THROTTLES):
+        what, action = THROTTLES[reason]
+        calm = reason == "power-cap" and gpu.power_limit == gpu.power_limit_default
+        yield say("info" if calm else "advice", "throttling", f"{reason}: {what}", action)
+    if gpu.compute_mode == "prohibited" or (gpu.compute_mode == "exclusive" and gpu.processes):
+        why = "prohibited: no CUDA program may start" if gpu.compute_mode == "prohibited" else (
+            "exclusive and a process has the card")
+        end = "end that process, or " if gpu.compute_mode == "exclusive" else ""
+        yield say("problem", "compute_mode", f"compute mode is {why}",
+                  f"{end}sudo nvidia-smi -i {gpu.index} -c DEFAULT")
+    if gpu.mig:
+        yield say("info", "mig", "is divided into instances (MIG): a run gets one of them, with its share of the "
+                  "memory", "plan with --gpu-memory and that instance's size")
+    if gpu.memory_errors:
+        yield say("advice", "memory_errors", f"{gpu.memory_errors} uncorrected memory errors since the driver was "
+                  "loaded", "restart the machine so that the bad rows are replaced; if they come back, have the card "
+                  "replaced")
+    yield from _pcie(gpu, say)
+
+
+def check_supply(gpus: tuple[Gpu, ...], say: Say, readings: Readings) -> Iterator[Finding]:
+    """The power supply that all cards together ask for."""
+    limits = [gpu.power_limit for gpu in gpus if gpu.power_limit and has_leads(gpu.name)]
+    if limits and readings.host.container != "wsl":
+        yield say("info", "power_limit",
+                  f"the cards' limits sum to {sum(limits):.0f} W; with processor, disks and fans that asks for "
+                  f"a supply of about {supply(limits)} W (a rule of thumb: {REST_OF_MACHINE} W for the rest, a quarter "
+                  "in reserve)", "in a machine of your own, compare with the label on the supply",
+                  value=sum(limits))
+
+
+def busy(gpu: Gpu) -> bool | None:
+    """Whether the card is at work; None where it does not say."""
+    return None if gpu.utilization is None else gpu.utilization >= BUSY
+
+
+def has_leads(name: str) -> bool:
+    """Whether a card of that name plugs into a slot and is fed by leads."""
+    return MODULES.search(name) is None
+
+
+def leads(watts: float) -> str | None:
+    """The least leads that carry a power limit, the slot's share taken off; None above what leads carry."""
+    return next((plugs for most, plugs in LEADS if watts - SLOT <= most), None)
+
+
+def supply(limits: list[float]) -> int:
+    """Watts that a power supply should be rated at for cards of those limits, in steps of 50 W."""
+    load = (sum(limits) + REST_OF_MACHINE) * RESERVE
+    return int(-(-load // 50) * 50)
+
+
+def _memory(gpu: Gpu, say: Say) -> Iterator[Finding]:
+    others = gpu.processes or ()
+    names = ", ".join(f"{p.name or 'a process'} ({p.pid}{f', {size(p.memory)}' if p.memory else ''})" for p in others)
+    if gpu.memory_total is not None and gpu.memory_used is not None:
+        free = gpu.memory_total - gpu.memory_used - (gpu.memory_reserved or 0)
+        kept = f", {size(gpu.memory_reserved)} kept by the driver" if gpu.memory_reserved else ""
+        used = (f"{size(gpu.memory_used)} of {size(gpu.memory_total)} in use"
+                f"{f', by {names}' if names else ''}{kept}")
+        if free < NO_ROOM:
+            yield say("problem", "memory_used", f"{used}: no room for a CUDA context, so that nothing can start",
+                      "end what holds it (nvidia-smi lists it, `kill` ends it)")
+        elif gpu.memory_used > WORTH_SAYING:
+            left = f"plan for what is left: --gpu-memory {free / GIB:.1f}GiB" if free > GIB else "there is little left"
+            yield say("info" if gpu.display and gpu.memory_used < GIB else "advice", "memory_used", used,
+                      f"{'end what need not run, or ' if others and free > GIB else ''}{left}")
+        else:
+            yield say("ok", "memory_used", used)
+    elif others:
+        yield say("advice", "processes", f"other processes are on the card: {names}", "end them before training")
+    if others and busy(gpu):
+        yield say("advice", "utilization", f"busy {gpu.utilization} % of the time: a run that starts now shares the "
+                  "card's speed", "wait for what runs there, or end it")
+
+
+def _formats(capability: tuple[int, int], say: Say) -> Finding:
+    served = [name for name, least in FORMATS.items() if capability >= least]
+    missing = [name for name in FORMATS if name not in served]
+    if not served:
+        return say("advice", "capability", "no tensor cores: half precision saves memory and hardly time",
+                   "write precision=fp32 or precision=fp16")
+    sentence = "; not ".join(", ".join(formats) for formats in (served, missing) if formats)
+    if "bf16" in missing:
+        return say("advice", "capability", f"tensor cores for {sentence}",
+                   "write precision=fp16, which scales the loss; a model pretrained in bf16 may overflow in it")
+    return say("ok", "capability", f"tensor cores for {sentence}")
+
+
+def _power(gpu: Gpu, say: Say) -> Iterator[Finding]:
+    limit, default, most = gpu.power_limit, gpu.power_limit_default, gpu.power_limit_max
+    if limit is None:
+        return
+    drawn = "" if gpu.power_draw is None else f", {gpu.power_draw:.0f} W drawn now"
+    if default is not None and limit < default - 1:
+        yield say("advice", "power_limit", f"power is limited to {limit:.0f} W of {default:.0f} W{drawn}: slower under "
+                  "full load", f"sudo nvidia-smi -i {gpu.index} -pl {default:.0f}, if leads and cooling allow it")
+    else:
+        room = f", up to {most:.0f} W can be set" if most is not None and most > limit + 1 else ""
+        yield say("ok", "power_limit", f"power limit {limit:.0f} W{room}{drawn}")
+    watts = max(limit, default or 0)
+    if has_leads(gpu.name) and (plugs := leads(watts)):
+        cables = "" if plugs.startswith("none") else (
+            "; each plug on a cable of its own from the supply, no pigtail (two plugs on one cable); the slot gives "
+            "75 W besides")
+        yield say("info", "power_limit", f"power leads for {watts:.0f} W: {plugs}{cables}")
+
+
+def _temperature(gpu: Gpu, now: int, say: Say) -> Finding:
+    own = f"; this card's own limit is {gpu.temperature_slowdown} C" if gpu.temperature_slowdown else ""
+    if gpu.temperature_shutdown is not None and now >= gpu.temperature_shutdown - 2:
+        return say("problem", "temperature", f"{now} C: the card shuts itself off at {gpu.temperature_shutdown} C",
+                   "stop the load and see to its cooling")
+    if now >= GOOD:
+        hot = f"cards throttle {FROM}, and age faster" if now >= THROTTLING else RANGE
+        return say("advice", "temperature", f"{now} C: {hot}{own}",
+                   "more fan, better airflow, dust out, or a lower limit with nvidia-smi -pl")
+    if busy(gpu) is False:
+        return say("ok", "temperature", f"{now} C, idle: look again while it trains; {RANGE}, throttling starts {FROM}")
+    band = f"in the best range, {BEST[0]} to {BEST[1]} C" if BEST[0] <= now <= BEST[1] else f"good: below {GOOD} C"
+    return say("ok", "temperature", f"{now} C, {band}")
+
+
+def _pcie(gpu: Gpu, say: Say) -> Iterator[Finding]:
+    generation, width = gpu.pcie_generation, gpu.pcie_width
+    if not generation or not width:
+        return
+    most_generation = gpu.pcie_generation_max or generation
+    most_width = max(gpu.pcie_width_card or 0, gpu.pcie_width_max or 0, width)
+    lane, best = (LANE.get(number, LANE[max(LANE)]) for number in (generation, most_generation))
+    if width < most_width:
+        slot = gpu.pcie_width_max is not None and gpu.pcie_width_max < most_width
+        yield say("advice", "pcie_width", f"PCIe runs with {width} of the card's {most_width} lanes "
+                  f"({best * width:.1f} of {best * most_width:.1f} GB/s each way): offload, loading data and exchange "
+                  "between cards take that much longer; training that stays on the card hardly notices",
+                  f"{'its slot has only that many: ' if slot else ''}put the card into a x{most_width} slot that is "
+                  "wired to the processor, without a riser; look whether another card or an SSD shares the lanes")
+    if generation < most_generation and busy(gpu):
+        yield say("advice", "pcie_generation", f"PCIe {generation}.0 under load, of {most_generation}.0 that card and "
+                  f"slot serve: transfers at {lane * width:.1f} of {best * width:.1f} GB/s",
+                  "set the slot's generation in the firmware; a riser cable may be made for an older one")
+    elif width == most_width:
+        saving = f", {generation}.0 while it is idle" if generation < most_generation else ""
+        yield say("ok", "pcie_width", f"PCIe {most_generation}.0 x{width}{saving}: {best * width:.1f} GB/s each way")

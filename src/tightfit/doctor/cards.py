@@ -1,0 +1,170 @@
+"""Readings of cards, driver and links, from NVML. What cannot be read is None."""
+
+from __future__ import annotations
+
+import os
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from tightfit.doctor.readings import Driver, Gpu, Link, Process
+from tightfit.system import Lost, NoNvml, Nvml, nvml_session
+
+REASONS = {
+    0x1: "idle", 0x2: "clocks-set", 0x4: "power-cap", 0x8: "hardware-slowdown", 0x10: "sync-boost",
+    0x20: "software-thermal", 0x40: "hardware-thermal", 0x80: "power-brake", 0x100: "display-clocks",
+}  # fmt: skip
+"""Bits of NVML's clock event reasons (nvml.h, nvmlClocksEventReasons)."""
+PATHS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+"""NVML's topology levels by the names that `nvidia-smi topo -m` prints; level 0, two chips on one board, is nearer
+still and counted as PIX."""
+COMPUTE_MODES = {0: "default", 1: "exclusive", 2: "prohibited", 3: "exclusive"}
+
+PCI = Path("/sys/bus/pci/devices")
+PROC = Path("/proc")
+NVIDIA = "0x10de"
+
+
+def read_cards() -> tuple[Driver, tuple[Gpu, ...], tuple[Link, ...]]:
+    """The driver, every card that it has, and what lies between each two."""
+    try:
+        with nvml_session() as nvml:
+            handles = nvml.cards()
+            gpus = tuple(_gpu(nvml, index, handle) for index, handle in enumerate(handles))
+            links = tuple(
+                _link(nvml, (a, handles[a]), (b, handles[b])) for a, b in combinations(range(len(handles)), 2)
+                if not isinstance(handles[a], Lost) and not isinstance(handles[b], Lost)
+            )  # fmt: skip
+            number = nvml.ask("nvmlSystemGetCudaDriverVersion")
+            return Driver(
+                nvml="ok",
+                version=nvml.driver(),
+                cuda=None if number is None else f"{number // 1000}.{number % 1000 // 10}",
+                **_without_nvml(),
+            ), gpus, links
+    except NoNvml as missing:
+        return Driver(nvml=missing.reason, said=missing.said, **_without_nvml()), (), ()
+
+
+def _gpu(nvml: Nvml, index: int, handle: Any) -> Gpu:
+    if isinstance(handle, Lost):
+        return Gpu(index=index, name="a card that does not answer", error=handle.said)
+
+    def ask(name: str, *arguments: Any) -> Any:
+        return nvml.ask(f"nvmlDeviceGet{name}", handle, *arguments)
+
+    total, used, reserved = nvml.memory(handle) or (None, None, None)
+    bus = _bus(ask("PciInfo"))
+    reasons = _first(ask("CurrentClocksEventReasons"), ask("CurrentClocksThrottleReasons"))
+    rates, mig, display = ask("UtilizationRates"), ask("MigMode"), ask("DisplayActive")
+    return Gpu(
+        index=index,
+        name=ask("Name") or "unknown",
+        uuid=ask("UUID"),
+        pci_bus=bus,
+        capability=ask("CudaComputeCapability"),
+        memory_total=total, memory_used=used, memory_reserved=reserved,
+        utilization=None if rates is None else int(rates.gpu),
+        power_draw=_watts(ask("PowerUsage")),
+        power_limit=_watts(_first(ask("EnforcedPowerLimit"), ask("PowerManagementLimit"))),
+        power_limit_default=_watts(ask("PowerManagementDefaultLimit")),
+        power_limit_max=_watts((ask("PowerManagementLimitConstraints") or (None, None))[1]),
+        # The newer call comes first: the older one goes away with CUDA 14.
+        temperature=_first(ask("TemperatureV", 0), ask("Temperature", 0)),
+        temperature_slowdown=ask("TemperatureThreshold", nvml.constant("NVML_TEMPERATURE_THRESHOLD_SLOWDOWN", 1)),
+        temperature_shutdown=ask("TemperatureThreshold", nvml.constant("NVML_TEMPERATURE_THRESHOLD_SHUTDOWN", 0)),
+        throttling=None if reasons is None else tuple(name for bit, name in REASONS.items() if reasons & bit),
+        pcie_generation=ask("CurrPcieLinkGeneration"), pcie_generation_max=ask("MaxPcieLinkGeneration"),
+        pcie_width=ask("CurrPcieLinkWidth"), pcie_width_max=ask("MaxPcieLinkWidth"), pcie_width_card=_own_width(bus),
+        mig=None if mig is None else bool(mig[0]),
+        compute_mode=COMPUTE_MODES.get(ask("ComputeMode")),
+        display=None if display is None else bool(display),
+        memory_errors=ask("TotalEccErrors", nvml.constant("NVML_MEMORY_ERROR_TYPE_UNCORRECTED", 1),
+                          nvml.constant("NVML_VOLATILE_ECC", 0)),
+        processes=_processes(nvml, handle),
+    )  # fmt: skip
+
+
+def _processes(nvml: Nvml, handle: Any) -> tuple[Process, ...] | None:
+    found = nvml.processes(handle)
+    if found is None:
+        return None
+    others = [(pid, used) for pid, used in found.items() if pid != os.getpid()]
+    return tuple(Process(pid=pid, name=_process_name(nvml, pid), memory=used) for pid, used in others)
+
+
+def _process_name(nvml: Nvml, pid: int) -> str | None:
+    try:
+        return (PROC / str(pid) / "comm").read_text("utf-8", "replace").strip() or None
+    except OSError:  # another process's, or another system's
+        name = nvml.ask("nvmlSystemGetProcessName", pid)
+        return None if not name else str(name).split("/")[-1]
+
+
+def _link(nvml: Nvml, first: tuple[int, Any], second: tuple[int, Any]) -> Link:
+    (a, one), (b, other) = first, second
+    level = nvml.ask("nvmlDeviceGetTopologyCommonAncestor", one, other)
+    peer = nvml.ask("nvmlDeviceGetP2PStatus", one, other, 0)  # 0: reading
+    return Link(first=a, second=b, path=PATHS.get(level), nvlinks=_nvlinks(nvml, one, other),
+                peer=None if peer is None else peer == nvml.constant("NVML_P2P_STATUS_OK", 0))
+
+
+def _bus(pci: Any) -> str | None:
+    """A PCI address in lower case, as Linux writes it."""
+    if pci is None:
+        return None
+    return (pci.busId.decode(errors="replace") if isinstance(pci.busId, bytes) else str(pci.busId)).lower()
+
+
+def _nvlinks(nvml: Nvml, one: Any, other: Any) -> int:
+    """Active NVLinks between two cards: those that end at the other card, or at a switch where both have some."""
+    ends = _link_ends(nvml, one)
+    direct = ends.count(_bus(nvml.ask("nvmlDeviceGetPciInfo", other)) or "?")
+    return direct or min(ends.count("switch"), _link_ends(nvml, other).count("switch"))
+
+
+def _link_ends(nvml: Nvml, handle: Any) -> list[str]:
+    """Where each active NVLink of a card ends: the other card's PCI address, or `switch`."""
+    switch = nvml.constant("NVML_NVLINK_DEVICE_TYPE_SWITCH", 2)
+    ends = []
+    for link in range(nvml.constant("NVML_NVLINK_MAX_LINKS", 18)):
+        if nvml.ask("nvmlDeviceGetNvLinkState", handle, link):
+            at_switch = nvml.ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == switch
+            bus = _bus(nvml.ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link))
+            ends.append("switch" if at_switch else bus or "")
+    return ends
+
+
+def _without_nvml() -> dict[str, Any]:
+    """NVIDIA's cards as Linux itself knows them; nothing elsewhere."""
+    try:
+        nouveau = any(line.startswith("nouveau ") for line in (PROC / "modules").read_text().splitlines())
+    except OSError:
+        nouveau = False
+    cards = [device.name for device in sorted(PCI.glob("*"))
+             if _line(device / "vendor") == NVIDIA and (_line(device / "class") or "").startswith("0x03")]
+    return {"module": _line(Path("/sys/module/nvidia/version")), "nouveau": nouveau, "pci_cards": tuple(cards)}
+
+
+def _own_width(bus: str | None) -> int | None:
+    """Lanes that the card's own connector has, whatever slot it is in, as Linux reads them off the card."""
+    if bus is None:
+        return None
+    # NVML writes a domain of eight digits, Linux one of four.
+    width = _line(PCI / bus[-12:] / "max_link_width")
+    return int(width) if width and width.isdecimal() and 0 < int(width) <= 32 else None
+
+
+def _line(path: Path) -> str | None:
+    try:
+        return path.read_text("utf-8", "replace").strip()
+    except OSError:
+        return None
+
+
+def _watts(milliwatts: Any) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)

@@ -1,0 +1,275 @@
+"""A ladder's results as they are shown: one for each rung and runner, with its baseline; factors, the front, ratios."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from tightfit.ladder.cards import card_name, published_card
+from tightfit.ladder.catalogue import Words, guides
+from tightfit.ladder.peers import title_of
+from tightfit.ladder.rows import OURS, Measured, Predicted, Row, input_fingerprint
+from tightfit.ladder.run import LadderRun
+from tightfit.ladder.rungs import Figures, Ladder, Rung, Scale
+
+TOLERANCES = {"fp32": 0.01, "fp16": 0.05, "bf16": 0.05, "bf16-pure": 0.1}
+"""How far the losses of two loops may lie apart, in nats, step by step, and still be the same work."""
+QUANTILES = {"least": 0.0, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "most": 1.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RungResult:
+    """One rung by one runner.
+
+    measured: None where it has not run. predicted: for this machine's device, at the scale that ran. full: at full size
+    for the card that was asked for. baseline: the measured rung that its factors are of: of a peer's, our own run.
+    other_work: why a peer's row is not the same work as ours; empty where it is, and for our own.
+    same_as: an earlier rung that came to the same recipe, so that the two differ by noise alone; empty where none did.
+    """
+
+    rung: Rung
+    runner: str
+    measured: Measured | None
+    predicted: Predicted | None = None
+    full: Predicted | None = None
+    baseline: Measured | None = None
+    other_work: str = ""
+    same_as: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.rung.name if self.runner == OURS else f"{self.rung.name} ({title_of(self.runner)})"
+
+    @property
+    def ran(self) -> bool:
+        """Whether it has figures."""
+        return self.measured is not None and bool(self.measured.seconds)
+
+    @property
+    def speed(self) -> float | None:
+        """Samples a second, as a factor of the baseline's; None where either did not run."""
+        if self.measured is None or self.baseline is None or not self.baseline.seconds or not self.ran:
+            return None
+        return self.measured.samples_per_second / self.baseline.samples_per_second
+
+    @property
+    def memory(self) -> float | None:
+        """Peak memory, as a factor of the baseline's; None where either did not run."""
+        if self.measured is None or self.baseline is None or not self.baseline.peak_reserved or not self.ran:
+            return None
+        return self.measured.peak_reserved / self.baseline.peak_reserved
+
+    @property
+    def speed_quartiles(self) -> tuple[float, float] | None:
+        """The quartiles of `speed` over every pair of their timed steps; None where either did not run."""
+        if self.measured is None or self.baseline is None or self.speed is None:
+            return None
+        mine, base = self.measured, self.baseline
+        _, low, _, high, _ = quantiles([mine.samples * theirs / (base.samples * ours)
+                                        for ours, theirs in product(mine.seconds, base.seconds)])
+        return low, high
+
+
+def rung_results(run: LadderRun) -> list[RungResult]:
+    """The ladder's results in its order; of each rung ours first, then the peers that ran it."""
+    options, found, first = run.options, list[RungResult](), dict[str, str]()
+    for rung in options.ladder.rungs:
+        ours = run.measured(rung, OURS)
+        for runner in options.runners:
+            measured = run.measured(rung, runner)
+            if runner != OURS:
+                if measured is not None:
+                    found.append(RungResult(rung=rung, runner=runner, measured=measured, baseline=ours,
+                                            other_work=other_work(ours, measured)))
+                continue
+            against = None if rung.against is None else options.ladder.rung(rung.against)
+            found.append(RungResult(
+                rung=rung, runner=runner, measured=measured,
+                predicted=run.predicted(rung, run.machine.device, options.scale),
+                full=None if options.gpu is None else run.predicted(rung, options.gpu, "full"),
+                baseline=None if against is None else run.measured(against, OURS),
+                same_as=_same_as(first, rung, measured),
+            ))  # fmt: skip
+    return found
+
+
+def _same_as(first: dict[str, str], rung: Rung, measured: Measured | None) -> str:
+    """The first rung that ran by the same recipe; empty where it is the first, or did not run.
+
+    first: the rungs so far, by what they ran; the rung is added.
+    """
+    if measured is None or measured.status != "done":
+        return ""
+    # what the planner may choose from is no part of the step that it chose
+    step = {name: value for name, value in measured.recipe.items() if name != "allow_numerics"}
+    name = first.setdefault(input_fingerprint(step, launch=rung.launch), rung.name)
+    return "" if name == rung.name else name
+
+
+def other_work(ours: Measured | None, theirs: Measured) -> str:
+    """Why a peer's row is not the same work as ours, by the losses of each step; empty where it is."""
+    if ours is None or not ours.losses or not theirs.losses:
+        return ""
+    if len(ours.losses) != len(theirs.losses):
+        return f"not the same work: {len(theirs.losses)} steps, ours {len(ours.losses)}"
+    precision = ours.recipe.get("precision")
+    name = precision.get("name", "fp32") if isinstance(precision, dict) else str(precision)
+    apart, step = max((abs(a - b), step) for step, (a, b) in enumerate(zip(ours.losses, theirs.losses, strict=True)))
+    if apart <= TOLERANCES.get(name, max(TOLERANCES.values())):
+        return ""
+    return (f"not the same work: at step {step + 1} its loss is {theirs.losses[step]:.4f}, ours "
+            f"{ours.losses[step]:.4f}")
+
+
+def heading(run: LadderRun) -> list[str]:
+    """Sentences above the table: the machine, the scale, and what differs from what was published."""
+    options, machine, ladder = run.options, run.machine, run.options.ladder
+    libraries = [library for library in ladder.backend.libraries if library in machine.versions]
+    said = [f"{ladder.title}", f"measured on {machine.device}"
+            + (f" (driver {machine.driver})" if machine.driver else "")
+            + "".join(f", {library} {machine.versions[library]}" for library in libraries)
+            + ("; pred. is for it too" if any(row.device == machine.device for row in run.rows.predicted) else "")]
+    if options.scale != "full":
+        said.append(f"{options.scale} shape: {smaller(ladder, options.scale)}; memory is the allocator's peak of a "
+                    "step, and published figures are of the full size")
+    if options.gpu is not None:
+        other = ladder.published_on and ladder.card_named and card_name(options.gpu) != published_card(ladder)
+        said.append(f"full size (full) predicted for {card_name(options.gpu)}"
+                    + (", another card than that of publ." if other else ""))
+    if ladder.published_on:
+        said.append(f"published (publ.) on {ladder.published_on}")
+    if options.overrides:
+        said.append(f"every rung with {' '.join(options.overrides)}"
+                    + ("; what was published is without" if ladder.published_on else ""))
+    said += ladder.notes
+    if others := sorted({row.machine.device for row in run.rows.measured} - {machine.device}):
+        said.append(f"the results also hold rows of {', '.join(others)}, which are left out here")
+    return said
+
+
+def smaller(ladder: Ladder, scale: Scale) -> str:
+    """The fields that a scale replaces, as `key=value` words."""
+    words = []
+    for name, value in ladder.shrunk.get(scale, {}).items():
+        words += [f"{key}={v}" for key, v in value.items()] if isinstance(value, dict) else [f"{name}={value}"]
+    return ", ".join(words)
+
+
+def remarks(result: RungResult) -> list[str]:
+    """Sentences on a result besides its figures."""
+    ran, guess, full = result.measured, result.predicted, result.full
+    said = [result.rung.note, result.other_work]
+    if result.same_as:
+        said.append(f"the same recipe as {result.same_as}: the two differ by noise alone")
+    if ran is not None:
+        said += [f"{ran.status}: {ran.reason}" if ran.status != "done" else "", *ran.notes]
+    if guess is not None and not guess.fits and (ran is None or ran.reason != guess.reason):
+        said.append(f"not predicted: {guess.reason}")
+    if full is not None and full.fits != "yes":
+        words = {"with-retries": "fits only after cached memory is given back", "no": "does not fit"}
+        said.append(f"at full size: {full.reason or words.get(full.fits, '')}")
+    return [text for text in said if text]
+
+
+def figures_of(row: Row | None, ladder: Ladder) -> Figures:
+    """A row's seconds of a step, the median of those measured, and its bytes by the account of the published figures.
+    """
+    if row is None or row.status != "done":
+        return Figures(None, None)
+    return Figures(row.median_seconds or None,
+                   (row.driver_bytes if ladder.published_memory == "driver" else row.peak_allocated) or None)
+
+
+def own(results: Iterable[RungResult]) -> list[RungResult]:
+    """Our own results, one for each rung."""
+    return [result for result in results if result.runner == OURS]
+
+
+def place(result: RungResult, ladder: Ladder) -> tuple[float, float]:
+    """A result's bytes, and samples a second; 0 of each where it did not run."""
+    measured = result.measured
+    return figures_of(measured, ladder).memory or 0.0, measured.samples_per_second if measured else 0.0
+
+
+def front(results: Iterable[RungResult], ladder: Ladder) -> list[RungResult]:
+    """The Pareto front of our results: none is faster without taking more memory. Least memory first."""
+    found: list[RungResult] = []
+    ran = [result for result in own(results) if result.ran]
+    for result in sorted(ran, key=lambda result: (place(result, ladder)[0], -place(result, ladder)[1])):
+        if not found or place(result, ladder)[1] > place(found[-1], ladder)[1]:
+            found.append(result)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Ours in a peer's over the rungs that are the same work, as QUANTILES. ratio: speed, or memory. count: of rungs.
+    """
+
+    peer: str
+    ratio: str
+    count: int
+    values: list[float]
+
+
+def inverse(factor: float | None) -> float | None:
+    """Ours in a peer's, from the peer's factor of ours."""
+    return 1 / factor if factor else None
+
+
+def spreads(results: Iterable[RungResult]) -> list[Spread]:
+    """Of each peer; none of a peer that has no rung of the same work."""
+    same = [result for result in results if result.runner != OURS and not result.other_work]
+    made = []
+    for peer, ratio in product(dict.fromkeys(result.runner for result in same), ("speed", "memory")):
+        factors = [inverse(getattr(result, ratio)) for result in same if result.runner == peer]
+        if known := [value for value in factors if value is not None]:
+            made.append(Spread(peer=peer, ratio=ratio, count=len(known), values=quantiles(known)))
+    return made
+
+
+def quantiles(values: Sequence[float]) -> list[float]:
+    """Those of QUANTILES."""
+    return [float(value) for value in np.quantile(values, list(QUANTILES.values()))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect:
+    """A technique by the guides' words and by our results that show it; shown is empty where none does."""
+
+    feature: str
+    words: Words
+    shown: tuple[RungResult, ...]
+
+    @property
+    def speed(self) -> str:
+        return span(result.speed for result in self.shown)
+
+    @property
+    def memory(self) -> str:
+        return span(result.memory for result in self.shown)
+
+
+def effects(results: Sequence[RungResult]) -> list[Effect]:
+    """Every technique of the guides in their order, with the results that show it."""
+    return [Effect(feature=feature, words=words, shown=tuple(
+                result for result in own(results)
+                if result.rung.feature == feature and result.rung.against is not None))
+            for feature, words in guides().features.items()]
+
+
+def span(factors: Iterable[float | None]) -> str:
+    """Factors in words, such as `0.62x to 0.77x`; one alone where they agree, `not measured` where there is none."""
+    known = [factor for factor in factors if factor is not None]
+    if not known:
+        return "not measured"
+    least, most = times(min(known)), times(max(known))
+    return least if least == most else f"{least} to {most}"
+
+
+def times(factor: float | None) -> str:
+    """A factor in words, such as `0.62x`; nothing where there is none."""
+    return "" if factor is None else f"{factor:.2f}x"

@@ -1,0 +1,242 @@
+"""Running a ladder: each rung in a fresh process, with a time limit, its result appended to the results."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tightfit.devices import MIB
+from tightfit.errors import RecipeError, ReportError
+from tightfit.ladder.jobs import Job, Outcome, run_jobs
+from tightfit.ladder.peers import PEERS, title_of
+from tightfit.ladder.rows import (
+    FINAL,
+    OURS,
+    RESULTS,
+    Machine,
+    Measured,
+    Predicted,
+    Row,
+    Rows,
+    append,
+    input_fingerprint,
+    read,
+)
+from tightfit.ladder.rungs import Ladder, Rung, Scale
+from tightfit.recipe import Recipe
+from tightfit.training.run_folder import locked
+
+AnyRow = TypeVar("AnyRow", Measured, Predicted)
+Log = Callable[[str], None]
+
+MACHINE_SECONDS = 120.0
+"""Seconds that asking for the machine may take: it loads the framework."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderOptions:
+    """How a ladder is to be run.
+
+    overrides: `key=value` texts for every rung. runners: ours, and peers. warm_up, steps: of each rung. limit: seconds
+    for one rung. gpu: a card to predict the full size for, besides this machine's own device at the scale that runs.
+    memory: bytes that the GPU is cut down to; None for all of it. predicts: whether rungs are predicted too.
+    fresh: whether rungs that have a row are run and predicted anew.
+    """
+
+    ladder: Ladder
+    scale: Scale
+    folder: Path
+    warm_up: int
+    steps: int
+    limit: float
+    overrides: Sequence[str] = ()
+    runners: Sequence[str] = (OURS,)
+    gpu: str | None = None
+    memory: int | None = None
+    predicts: bool = True
+    fresh: bool = False
+
+
+@dataclass
+class LadderRun:
+    """A ladder on its way: its options, the machine, and the rows so far. log: takes sentences on its progress."""
+
+    options: LadderOptions
+    machine: Machine
+    log: Log
+    rows: Rows = field(default_factory=Rows)
+
+    @property
+    def path(self) -> Path:
+        return self.options.folder / RESULTS
+
+    def measured(self, rung: Rung, runner: str) -> Measured | None:
+        """The rung's newest measurement on this machine by a runner; None where it has not run."""
+        return newest(self.rows.measured, self.key(rung, runner))
+
+    def predicted(self, rung: Rung, device: str, scale: Scale) -> Predicted | None:
+        """The rung's newest prediction for a device; None where there is none."""
+        return newest(self.rows.predicted, self.predicted_key(rung, device, scale))
+
+    def recipe(self, rung: Rung, scale: Scale | None = None) -> Recipe:
+        options = self.options
+        return options.ladder.recipe(rung, scale or options.scale, options.overrides)
+
+    def within(self, rung: Rung, scale: Scale | None = None) -> dict[str, Any] | None:
+        """The recipe whose memory a growing rung keeps to; None for the others."""
+        if not rung.grows or rung.against is None:
+            return None
+        return self.recipe(self.options.ladder.rung(rung.against), scale).to_dict()
+
+    def key(self, rung: Rung, runner: str) -> str:
+        """The fingerprint of a rung as it runs here."""
+        options = self.options
+        return self._fingerprint(rung, options.scale, self._seen_by(runner), runner=runner, steps=options.steps,
+                                 warm_up=options.warm_up, memory=options.memory)
+
+    def predicted_key(self, rung: Rung, device: str, scale: Scale) -> str:
+        """The fingerprint of a rung's prediction: for this machine's own device, all that the machine is counts."""
+        machine, memory = self._seen_by(OURS), self.options.memory
+        if device != self.machine.device:
+            machine, memory = {"device": device, "versions": machine["versions"]}, None
+        return self._fingerprint(rung, scale, machine, memory=memory)
+
+    def _seen_by(self, runner: str) -> dict[str, Any]:
+        """The machine with those libraries alone that a runner's figures depend on."""
+        own = PEERS[runner].libraries if runner in PEERS else ()
+        others = {library for peer in PEERS.values() for library in peer.libraries} - set(own)
+        versions = {name: version for name, version in self.machine.versions.items() if name not in others}
+        return {**self.machine.model_dump(), "versions": versions}
+
+    def _fingerprint(self, rung: Rung, scale: Scale, machine: dict[str, Any], **how: Any) -> str:
+        return input_fingerprint(self.recipe(rung, scale).to_dict(), within=self.within(rung, scale),
+                                 launch=rung.launch, machine=machine, **how)
+
+    def is_due(self, row: Row | None) -> bool:
+        """Whether a rung is to be run: it has no row, failed, was killed, or may take longer than it could."""
+        if row is None:
+            return True
+        return row.limit < self.options.limit if row.status == "timed-out" else row.status not in FINAL
+
+    def add(self, row: AnyRow, outcome: Outcome) -> AnyRow:
+        """Keep a row with its outcome."""
+        row = type(row).model_validate({
+            **row.model_dump(), "date": datetime.now(UTC).isoformat(timespec="seconds"), "limit": self.options.limit,
+            **outcome.values, "status": outcome.status, "reason": outcome.reason,
+        })  # fmt: skip
+        append(self.path, row)
+        self.rows.add(row)
+        return row
+
+    @cached_property
+    def commit(self) -> str | None:
+        """The last commit that changed the package, where a checkout of it runs."""
+        package = str(Path(__file__).parents[1])
+        with contextlib.suppress(OSError):
+            found = subprocess.run(["git", "-C", package, "log", "-1", "--format=%h", "--", "."],
+                                   capture_output=True, text=True, check=False)
+            return found.stdout.strip() or None
+        return None
+
+
+def newest(rows: Sequence[AnyRow], key: str) -> AnyRow | None:
+    """The last row of a fingerprint; None where there is none."""
+    return next((row for row in reversed(rows) if row.key == key), None)
+
+
+def this_machine(recipe: Recipe) -> Machine:
+    """The machine as a rung finds it. Raises RecipeError where the recipe's device is not there."""
+    (found,) = run_jobs([Job(kind="machine", recipe=recipe.to_dict())], MACHINE_SECONDS)
+    if found.status != "done":
+        raise RecipeError(found.reason)
+    return Machine(**found.values)
+
+
+def run_rungs(run: LadderRun) -> None:
+    """Run every rung that has no row yet, then predict each; a row is kept as soon as it is known.
+
+    Raises RecipeError for a rung that is no recipe, and a folder that another ladder is writing to; ReportError where
+    results cannot be read or written.
+    """
+    options = run.options
+    for rung in options.ladder.rungs:
+        run.recipe(rung)  # a wrong override is said before anything runs
+    try:
+        options.folder.mkdir(parents=True, exist_ok=True)
+        with locked(options.folder):
+            found = read(run.path)
+            if found.skipped:
+                more = len(found.skipped) - 1
+                run.log(found.skipped[0] + (f"; {more} more lines are none either" if more else ""))
+            if not options.fresh:
+                run.rows = found
+            _measure(run)
+            if options.predicts:
+                _predict(run, None)
+            if options.gpu is not None:
+                _predict(run, options.gpu)
+    except OSError as error:
+        raise ReportError(f"output_dir: {options.folder} cannot be written ({error.strerror or error}); write "
+                          "output_dir=... elsewhere") from None
+
+
+def _measure(run: LadderRun) -> None:
+    """Run every rung that has no row yet, by each runner. A peer's loop has one device."""
+    options = run.options
+    waiting = [(rung, runner) for rung in options.ladder.rungs for runner in options.runners
+               if (runner == OURS or rung.launch == "single") and run.is_due(run.measured(rung, runner))]
+    every = len(options.ladder.rungs) * len(options.runners)
+    if 0 < len(waiting) < every:
+        run.log(f"going on: {every - len(waiting)} of {every} rungs have their row, or need none")
+    for number, (rung, runner) in enumerate(waiting, start=1):
+        run.log(f"rung {number} of {len(waiting)}: {rung.name}" + ("" if runner == OURS else f", {title_of(runner)}"))
+        job = Job(kind="measure", recipe=run.recipe(rung).to_dict(), runner=runner, launch=rung.launch,
+                  within=run.within(rung), memory=options.memory, warm_up=options.warm_up, steps=options.steps)
+        (outcome,) = run_jobs([job], options.limit)
+        row = Measured(ladder=options.ladder.name, rung=rung.name, runner=runner, scale=options.scale,
+                       key=run.key(rung, runner), status="failed", machine=run.machine, recipe=job.recipe,
+                       commit=run.commit, memory=options.memory)
+        run.log("  " + describe(run.add(row, outcome)))
+
+
+def describe(row: Measured) -> str:
+    """A row in a few words."""
+    if row.status != "done":
+        return f"{row.status}: {row.reason}"
+    return (f"{row.median_seconds:.4g} s a step, {row.samples_per_second:.4g} samples/s, "
+            f"{row.driver_bytes / MIB:,.0f} MiB")
+
+
+def _predict(run: LadderRun, gpu: str | None) -> None:
+    """Predict the rungs that have no prediction yet, on this machine's device, or at full size for `gpu`.
+
+    One process predicts them all, and another goes on where a rung hangs or takes it along. Each has the limit to
+    itself.
+    """
+    options, device = run.options, gpu or run.machine.device
+    scale: Scale = "full" if gpu else options.scale
+    waiting = [rung for rung in options.ladder.rungs
+               if rung.launch == "single" and run.is_due(run.predicted(rung, device, scale))]
+    every, where = len(waiting), f"for {device}, at full size" if gpu else f"for {device}"
+
+    def announce() -> None:
+        if waiting:
+            run.log(f"predicting {every - len(waiting) + 1} of {every} {where}: {waiting[0].name}")
+
+    announce()
+    while waiting:
+        jobs = [Job(kind="predict", recipe=run.recipe(rung, scale).to_dict(), within=run.within(rung, scale), gpu=gpu,
+                    memory=None if gpu else options.memory) for rung in waiting]
+        for outcome in run_jobs(jobs, options.limit):
+            rung = waiting.pop(0)
+            run.add(Predicted(ladder=options.ladder.name, rung=rung.name, scale=scale, device=device,
+                              key=run.predicted_key(rung, device, scale), versions=run.machine.versions), outcome)
+            if outcome.status != "done":
+                run.log(f"  {rung.name} is not predicted: {outcome.reason}")
+            announce()

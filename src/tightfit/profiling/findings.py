@@ -1,0 +1,275 @@
+"""Findings of a profile: the table RULES, each of which looks for one thing in a step.
+
+A gain is an upper bound, predicted and not measured, from the measured seconds and bytes and, for padding, from the
+time model, which is not calibrated here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from tightfit import text
+from tightfit.errors import TightfitError
+from tightfit.planning.alignment import misaligned
+from tightfit.planning.defaults import WORKERS
+from tightfit.planning.timing.op_times import op_seconds
+from tightfit.profiling.finding import WORTH_SAYING, Answer, Evidence, Finding, Rule, Seen
+from tightfit.profiling.profile import Profile
+from tightfit.profiling.report.breakdown import block_name, busy_seconds, step_ops, uses_tf32
+from tightfit.recipe import Recipe
+from tightfit.tasks import TASKS
+from tightfit.trace import Allocation, Category, Op, Phase, Trace
+
+TRIED_WORKERS = 4
+"""Worker processes that are tried where there are fewer."""
+ROOM = 0.5
+"""Share of a device's memory below which there may be room for every activation."""
+MERGED = ("_to_copy", "copy_", "clone", "contiguous", "cat")
+"""Copies that a compiler merges into their neighbours."""
+COPIES = frozenset({
+    *MERGED, "copy", "stack", "_chunk_cat", "repeat", "roll", "flip", "constant_pad_nd", "split_with_sizes_copy",
+    "narrow_copy", "as_strided_copy", "permute_copy", "transpose_copy", "_foreach_copy_", "_pin_memory",
+})  # fmt: skip
+COPY_KERNEL = "Memcpy"
+"""How CUDA's own copies begin, which belong to no op."""
+STACKING = "dynamic-update-slice"
+BLOCKS = "layers"
+"""The scope of what every block of a compiled step makes: recomputing blocks frees nothing else."""
+
+
+def findings(profile: Profile) -> list[Finding]:
+    """All findings, the one that matters most first."""
+    trace = profile.measured or profile.predicted
+    if trace is None:
+        return []
+    evidence = Evidence(profile, trace)
+    return sorted((found for rule in RULES for found in rule.findings(evidence)), key=lambda found: -found.rank)
+
+
+def _data(evidence: Evidence) -> Iterator[Seen]:
+    """The wait for a global batch, which workers could prepare meanwhile."""
+    profile = evidence.profile
+    waits, step = profile.phase_seconds.get(Phase.DATA, 0.0), profile.step_seconds
+    if not step:
+        return
+    written = profile.recipe.loading.workers
+    now = written if isinstance(written, int) else WORKERS[profile.device.kind]
+    workers = max(TRIED_WORKERS, 2 * now)
+    preparing = waits if not now else now * step  # of one batch: workers that are too slow are always at it
+    left = max(preparing / workers - (step - waits), 0.0)
+    yield waits / step, {}, Answer(
+        change=f"loading.workers={workers}", seconds=max((waits - left) / step, 0.0),
+        derived=f"{workers} workers prepare batches while the step runs; the wait that remains was taken off")
+
+
+def _padding(evidence: Evidence) -> Iterator[Seen]:
+    """Dimensions that leave tensor cores idle. Their share is the gain's, 0 where that is not known."""
+    profile, recipe = evidence.profile, evidence.profile.recipe
+    if TASKS[recipe.task].reads != "tokens":
+        return
+    rows = vocabulary(profile.predicted or evidence.trace)
+    dims = {} if recipe.pad_sequence_to else {"seq_len": recipe.seq_len}
+    gain, derived = _padding_gain(evidence, rows) if rows else (None, "")
+    for each in misaligned(recipe, profile.device, {**dims, **({"vocab_size": rows} if rows else {})}, gain):
+        padded = each.field == "vocab_size"
+        words = {"name": "vocabulary" if padded else each.field, "value": each.value, "multiple": each.multiple,
+                 "padded": each.padded}
+        change = f"pad_vocab_to={each.multiple}" if padded else f"seq_len={each.padded}"
+        yield each.gain or 0.0, words, Answer(
+            change=change, seconds=each.gain,
+            derived="the gain could not be predicted" if each.gain is None else derived)
+
+
+def vocabulary(trace: Trace) -> int | None:
+    """Rows of the largest embedding that the trace looks anything up in."""
+    rows = [op.shapes[0][0] for op in trace.ops
+            if "embedding" in op.name and "backward" not in op.name and op.shapes and len(op.shapes[0]) == 2]
+    return max(rows, default=None)
+
+
+def _padding_gain(evidence: Evidence, rows: int) -> tuple[Callable[[Recipe], float | None], str]:
+    """The share of the step that a padded vocabulary saves, and how it is derived: of the seconds of each op with that
+    dimension, the share that the time model takes off once it is larger. The measured ops', or where none of them
+    shows its shapes, as compiled ones do not, the predicted ones'."""
+    profile, device, tf32 = evidence.profile, evidence.profile.device, uses_tf32(evidence.profile.recipe)
+
+    def with_rows(op: Op) -> bool:
+        return any(rows in shape for shape in op.shapes)
+
+    known = profile.measured is not None and any(with_rows(op) for op, _ in evidence.ops)
+    ops = evidence.ops if known else step_ops(profile.predicted)
+    step = evidence.step if known else max(busy_seconds(ops), profile.predicted_step_seconds)
+
+    def saved(op: Op, multiple: int) -> float:
+        """The share of an op's seconds."""
+        side = -(-rows // multiple) * multiple
+        more = {name: getattr(op, name) * side // rows for name in ("flops", "bytes_read", "bytes_written")}
+        shapes = tuple(tuple(side if each == rows else each for each in shape) for shape in op.shapes)
+        now = op_seconds(op, device, tf32=tf32)
+        return 1 - op_seconds(replace(op, shapes=shapes, **more), device, tf32=tf32) / now if now else 0.0
+
+    def gain(changed: Recipe) -> float | None:
+        multiple = changed.pad_vocab_to
+        if not multiple or not step:
+            return None
+        try:
+            return sum(times * (op.seconds or 0.0) * saved(op, multiple) for op, times in ops if with_rows(op)) / step
+        except TightfitError:
+            return None
+
+    return gain, (f"the {'measured' if known else 'predicted'} seconds of the ops with that dimension, times the share "
+                  "that the time model, not calibrated, saves where it is padded")
+
+
+def _launches(evidence: Evidence) -> Iterator[Seen]:
+    """The device waits for the host to issue kernels: the step's seconds without its kernels and its data."""
+    profile, step, working = evidence.profile, evidence.profile.step_seconds, busy_seconds(evidence.ops)
+    if profile.device.kind != "cuda" or not step or not working:
+        return
+    share = max(step - profile.phase_seconds.get(Phase.DATA, 0.0) - working, 0.0) / step
+    compiled = profile.recipe.compiled
+    yield share, {
+        "even": " even compiled" if compiled else "",
+        "answer": "CUDA graphs issue them together" if compiled else "compiled code launches fewer, and faster",
+    }, Answer(change="compile.mode=reduce-overhead" if compiled else "compile=per-block", seconds=share,
+              derived="the measured idle time, of which at most all goes")  # fmt: skip
+
+
+def _copies(evidence: Evidence) -> Iterator[Seen]:
+    """Ops that copy memory as it is, or cast it to another number format; fills, random draws and lookups do not."""
+    shares: dict[str, float] = defaultdict(float)
+    for op, times in evidence.ops:
+        if bare_name(op.name) in COPIES or op.name.startswith(COPY_KERNEL):
+            shares[bare_name(op.name)] += times * (op.seconds or 0.0) / (evidence.step or 1.0)
+    if not shares:
+        return
+    worst = max(shares, key=lambda name: shares[name])
+    merged = sum(share for name, share in shares.items() if name in MERGED)
+    answer = Answer(change="compile=per-block", seconds=merged, derived=(
+        "casts, copies and clones merge into neighbouring compiled kernels; at most all of their time goes"))
+    if evidence.profile.recipe.compiled or merged < WORTH_SAYING:
+        compiled = evidence.profile.recipe.compiled
+        answer = Answer(derived="compiled already" if compiled else "no field of the recipe takes these away")
+    yield sum(shares.values()), {"op": worst, "most": text.percent(shares[worst])}, answer
+
+
+def _full_precision(evidence: Evidence) -> Iterator[Seen]:
+    """Activations and temporary memory at the peak that are float32 though the recipe computes in 16 bits."""
+    recipe, (_, peak) = evidence.profile.recipe, evidence.peak
+    sizes: dict[str, int] = defaultdict(int)
+    for a in evidence.alive:
+        if a.dtype == "float32":
+            sizes[source_of(a)] += a.bytes
+    if recipe.precision == "auto" or not recipe.precision.is_half or not sizes or not peak:
+        return
+    worst, total = max(sizes, key=lambda source: sizes[source]), sum(sizes.values())
+    scores = sizes[worst] if "softmax" in worst and " in " in worst and _keeps_scores(recipe) else 0
+    answer = _smaller(recipe, total, scores) or Answer(
+        change="precision=bf16-pure", bytes=total // 2,
+        derived="the same tensors in 2 bytes instead of 4; it changes numerics")
+    yield total / peak, {
+        "size": text.size(total), "precision": recipe.precision.name, "worst": worst, "most": text.size(sizes[worst]),
+        "more": f" and {len(sizes) - 1} more" if len(sizes) > 1 else "",
+    }, answer  # fmt: skip
+
+
+def _largest(evidence: Evidence) -> Iterator[Seen]:
+    """The largest arrays at the peak; gradients, which have a weight's shape, are none."""
+    recipe, (_, peak) = evidence.profile.recipe, evidence.peak
+    state = {a.shape for a in evidence.trace.allocations if a.category is Category.WEIGHTS}
+    alike: dict[tuple[object, ...], list[Allocation]] = defaultdict(list)
+    for a in evidence.alive:
+        if a.shape and a.shape not in state:
+            alike[a.shape, a.dtype].append(a)
+    if not alike:
+        return
+    group = max(alike.values(), key=lambda group: (group[0].bytes, sum(a.bytes for a in group)))
+    worst, together = group[0], sum(a.bytes for a in group)
+    fused = "softmax" in worst.module and _keeps_scores(recipe) and evidence.profile.device.kind == "cuda"
+    answer = _smaller(recipe, together, together if fused and _is_half(recipe) else 0, " attention.kernel=cudnn",
+                      together if worst.module.startswith(BLOCKS) else 0)
+    made = "stacked by a loop for the backward pass" if STACKING in worst.op else worst.op.removeprefix("fused ")
+    yield worst.bytes / peak, {
+        "dtype": worst.dtype, "shape": text.shape(worst.shape), "size": text.size(worst.bytes),
+        "source": f"{made}, in {block_name(worst.module)}" if worst.module else made,
+        "more": f", and {len(group) - 1} more of its shape" if len(group) > 1 else "",
+    }, answer or Answer(derived="no field of the recipe makes them smaller")  # fmt: skip
+
+
+def _smaller(recipe: Recipe, together: int, scores: int, kernel: str = "", in_blocks: int = 0) -> Answer | None:
+    """A change that takes tensors away or makes them smaller. together: their bytes; scores: those of attention's
+    scores; in_blocks: those that checkpointing would not keep."""
+    micro = recipe.micro_batch_size
+    if scores:
+        return Answer(change=f"attention=sdpa{kernel}", bytes=scores,
+                      derived="a fused kernel keeps no matrix of scores")
+    if in_blocks and recipe.checkpointing != "auto" and not recipe.checkpointing.recomputes:
+        return Answer(change="checkpointing=every-block", bytes=in_blocks,
+                      derived="the backward pass computes a block's arrays again instead of keeping every block's")
+    if isinstance(micro, int) and micro > 1:
+        return Answer(change=f"micro_batch_size={micro // 2}", bytes=together - together * (micro // 2) // micro,
+                      derived="activations and temporary memory grow in proportion to the micro-batch")
+    return None
+
+
+def _keeps_scores(recipe: Recipe) -> bool:
+    return recipe.attention != "auto" and recipe.attention.keeps_scores
+
+
+def _is_half(recipe: Recipe) -> bool:
+    return recipe.precision != "auto" and recipe.precision.is_half
+
+
+def _stacked(evidence: Evidence) -> Iterator[Seen]:
+    """A loop over layers copies each one's activations into arrays that hold every layer's."""
+    if getattr(evidence.profile.recipe.backend, "layers", "") != "scanned":
+        return
+    share = evidence.share(lambda op: STACKING in op.name)
+    yield share, {"op": STACKING}, Answer(
+        change="backend.layers=unrolled", seconds=share,
+        derived="unrolled layers copy nothing into such arrays; at most all of that time goes, and the program takes "
+                "longer to compile")
+
+
+def _recomputed(evidence: Evidence) -> Iterator[Seen]:
+    """Activations that the backward pass computes a second time."""
+    share, room = evidence.share(lambda op: op.phase is Phase.RECOMPUTE), evidence.profile.capacity_bytes
+    peak = evidence.trace.peak()[1]
+    answer = Answer(derived="it is the price of the memory that checkpointing saves")
+    if room and peak <= ROOM * room:
+        answer = Answer(change="checkpointing=none", seconds=share, derived=(
+            f"at most all of that time goes; {text.percent(1 - peak / room)} of the memory is free, and tightfit plan "
+            "says whether every activation fits in it"))
+    yield share, {}, answer
+
+
+def bare_name(name: str) -> str:
+    """An op's name without its library and its variant: `aten.clone.default` is `clone`."""
+    return name.removeprefix("aten.").split(".")[0]
+
+
+def source_of(allocation: Allocation) -> str:
+    """The op and module that made a tensor: `softmax in transformer.h.*.attn`."""
+    op = bare_name(allocation.op).strip("_") or "a tensor"
+    return f"{op} in {block_name(allocation.module)}" if allocation.module else op
+
+
+RULES = (
+    Rule(look=_data, sentence="{share} of the step waits for data"),
+    Rule(look=_padding, least=0.0, sentence=(
+        "{name} {value:,} is not a multiple of {multiple}, which tensor cores want: pad to {padded:,}")),
+    Rule(look=_launches, least=0.10, compiled=False, sums=True, sentence=(
+        "launch-bound{even}: the device idles {share} of the step while the host issues kernels; {answer}")),
+    Rule(look=_copies, least=0.10, compiled=False, sums=True,
+         sentence="{share} of the step copies memory, most of it in {op} ({most})"),
+    Rule(look=_full_precision, compiled=False,
+         sentence="{size} of fp32 tensors under {precision} at the peak: {worst} {most}{more}"),
+    Rule(look=_largest, compiled=True,
+         sentence="the largest array at the peak is {dtype} {shape}, {size}: {source}{more}"),
+    Rule(look=_stacked, compiled=True,
+         sentence="{share} of the step stacks the activations of a loop over layers ({op})"),
+    Rule(look=_recomputed, compiled=True, sentence=(
+        "{share} of the step computes activations again in the backward pass (rematted_computation)")),
+)  # fmt: skip

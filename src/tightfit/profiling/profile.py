@@ -1,0 +1,178 @@
+"""A profile: one recipe's training step, measured and predicted; and its folder.
+
+    RUN_DIR/profile/profile.json, measured.json.gz, predicted.json.gz
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
+
+from tightfit.devices import Device
+from tightfit.errors import RecipeError, ReportError
+from tightfit.files import replacing
+from tightfit.profiling import FOLDER
+from tightfit.recipe import Recipe
+from tightfit.trace import Phase, Trace
+from tightfit.trace.file import load_trace, save_trace
+
+FORMAT, VERSION = "tightfit-profile", 1
+VALUES = "profile.json"
+TRACES = ("measured", "predicted")
+LARGEST = 1e18
+"""No figure of a profile is as large: bytes, seconds and operations a second stay below."""
+LIMIT = 500_000
+"""The most ops, and the most allocations, of a trace that are read for a report: more are sampled."""
+
+
+def _resolved(values: Any) -> Recipe:
+    recipe = values if isinstance(values, Recipe) else Recipe.from_dict(values)
+    if still_open := recipe.open_choices():
+        raise ValueError(f"its recipe says nothing of {', '.join(still_open)}")
+    return recipe
+
+
+def _known(device: Device) -> Device:
+    figures = (device.memory_bytes, device.units, device.bandwidth, *device.flops.values())
+    if not all(0 <= figure < LARGEST for figure in figures):
+        raise ValueError(f"a device's figures should be numbers from 0 up to {LARGEST:.0e}")
+    return device
+
+
+Seconds = Annotated[float, Field(strict=True, ge=0, lt=LARGEST)]
+Bytes = Annotated[int, Field(strict=True, ge=0, lt=int(LARGEST))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """A training step, measured and predicted. Seconds are wall seconds, bytes are bytes.
+
+    recipe: resolved. measured, predicted: None where there was none. step_seconds: of a step without instruments, the
+        wait for its data included; the median of several; 0 where nothing was measured.
+    phase_seconds: the same by phase (data, forward, backward with recomputation, optimizer); they sum to it.
+        predicted_seconds: the time model's, by the same phases; empty without a prediction.
+    peak_bytes: the allocator's own figure where it has one, else the trace's; 0 where nothing was measured.
+        predicted_peak_bytes: 0 without a prediction. capacity_bytes: what the device has for the allocator; 0 where not
+        known.
+    calibrated: whether the predicted times come from measurements of this machine.
+    overhead: how many times as long the traced step took.
+    readings: what the driver reported while steps ran, a series each: utilization, memory, power, temperature, clocks.
+    versions: of the libraries, by name. notes: sentences about how sure it is.
+    """
+
+    recipe: Annotated[Recipe, BeforeValidator(_resolved)]
+    device: Annotated[Device, AfterValidator(_known)]
+    step_seconds: Seconds
+    measured: Trace | None = None
+    predicted: Trace | None = None
+    phase_seconds: Mapping[Phase, Seconds] = field(default_factory=dict)
+    predicted_seconds: Mapping[Phase, Seconds] = field(default_factory=dict)
+    peak_bytes: Bytes = 0
+    predicted_peak_bytes: Bytes = 0
+    capacity_bytes: Bytes = 0
+    calibrated: bool = False
+    overhead: Seconds = 1.0
+    readings: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def predicted_step_seconds(self) -> float:
+        """Seconds of the predicted step; 0 without one."""
+        return sum(self.predicted_seconds.values())
+
+    @property
+    def only_predicted(self) -> bool:
+        """Whether nothing was measured."""
+        return self.measured is None and self.predicted_step_seconds > 0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of its step: measured, or predicted where nothing was."""
+        return self.predicted_step_seconds if self.only_predicted else self.step_seconds
+
+    @property
+    def peak(self) -> int:
+        """Bytes at its peak, likewise."""
+        return self.predicted_peak_bytes if self.only_predicted else self.peak_bytes
+
+
+@cache
+def _adapter() -> TypeAdapter[Profile]:
+    return TypeAdapter(Profile)
+
+
+def save(profile: Profile, folder: Path) -> Path:
+    """Write a profile into `folder`/profile, each file whole or not at all, and return that path.
+
+    profile.json is written last and removed first: where it stands, the traces in its folder belong to it. Raises
+    OSError.
+    """
+    home = folder / FOLDER
+    home.mkdir(parents=True, exist_ok=True)
+    (home / VALUES).unlink(missing_ok=True)
+    kept = {name: trace for name in TRACES if (trace := getattr(profile, name)) is not None}
+    for name in TRACES:
+        path = home / f"{name}.json.gz"
+        if name in kept:
+            save_trace(kept[name], path)
+        else:
+            path.unlink(missing_ok=True)
+    plain = _adapter().dump_python(replace(profile, measured=None, predicted=None), mode="json", exclude=set(TRACES))
+    values = {"format": FORMAT, "version": VERSION, **plain, "traces": list(kept)}
+    with replacing(home / VALUES) as temporary:
+        temporary.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n", "utf-8")
+    return home
+
+
+def load(folder: Path, limit: int | None = LIMIT) -> Profile:
+    """The profile in a run's folder, or in that folder's `profile`. limit: as of `load_trace`.
+
+    Raises ReportError for a folder that holds none, one that is damaged, or one of a newer version.
+    """
+    home = next((home for home in (folder / FOLDER, folder) if (home / VALUES).is_file()), None)
+    if home is None:
+        raise ReportError(f"{folder}: {_missing(folder)}; write a folder that `tightfit profile RECIPE` made")
+    path = home / VALUES
+    try:
+        values = json.loads(path.read_text("utf-8"), parse_constant=_no_constant)
+    except OSError as error:
+        raise ReportError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, error) from None
+    if not isinstance(values, dict) or values.get("format") != FORMAT:
+        raise ReportError(f"{path}: this is no profile of tightfit's; write a folder that `tightfit profile` made")
+    version = values.get("version")
+    if not isinstance(version, int) or version > VERSION:
+        raise ReportError(f"{path}: the profile is of version {version!r}, and this tightfit reads up to {VERSION}; "
+                          "update tightfit, or read it with the one that wrote it")
+    try:
+        named = [name for name in TRACES if name in values["traces"]]
+        profile = _adapter().validate_python({**values, "measured": None, "predicted": None})
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:3])
+        raise _damaged(path, wrong) from None
+    except (KeyError, TypeError, OverflowError, RecipeError) as error:
+        raise _damaged(path, error) from None
+    traces = {name: load_trace(home / f"{name}.json.gz", limit) for name in named}
+    return replace(profile, measured=traces.get("measured"), predicted=traces.get("predicted"))
+
+
+def _no_constant(text: str) -> float:
+    raise ValueError(f"{text} is no finite number")
+
+
+def _missing(folder: Path) -> str:
+    if not folder.exists():
+        return "there is no such folder"
+    return "this folder holds no profile" if folder.is_dir() else "this is no folder"
+
+
+def _damaged(path: Path, reason: object) -> ReportError:
+    return ReportError(f"{path}: the profile is damaged ({reason}); profile again")

@@ -1,0 +1,123 @@
+"""Two steps side by side: measured and predicted, or those of two runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tightfit import text
+from tightfit.display.memory_bar import NAMES
+from tightfit.profiling.profile import Profile
+from tightfit.profiling.report.breakdown import Ops, module_of, op_class, seconds_by, step_ops
+from tightfit.profiling.report.headline import figures, title
+from tightfit.profiling.report.memory import CATEGORIES, MemoryCurve, curves
+from tightfit.trace import PHASES, Op, Phase, Trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One step of a profile. name: `measured` or `predicted`. curve: None where no allocation is known."""
+
+    name: str
+    trace: Trace
+    ops: Ops
+    curve: MemoryCurve | None
+    phase_seconds: Mapping[Phase, float]
+
+    def by_category(self) -> dict[str, float]:
+        """Bytes by category where the step's memory is highest."""
+        if self.curve is None:
+            return {}
+        held = self.trace.by_category(self.curve.peak_tick)
+        return {NAMES[category]: held[category] for category in CATEGORIES}
+
+    def by_phase(self) -> dict[str, float]:
+        """Wall seconds by phase."""
+        return {phase.value: self.phase_seconds.get(phase, 0.0) for phase in PHASES} if self.phase_seconds else {}
+
+    def by(self, key: Callable[[Op], str]) -> dict[str, float]:
+        """Seconds of ops by what `key` says of them."""
+        return {name: sum(row.values()) for name, row in seconds_by(self.ops, key).items()}
+
+
+def sides(profile: Profile) -> dict[str, Side]:
+    """The measured and the predicted step, as far as they are there, by those names."""
+    drawn = curves(profile)
+    seconds = {"measured": profile.phase_seconds, "predicted": profile.predicted_seconds}
+    return {name: Side(name=name, trace=trace, ops=step_ops(trace), curve=drawn.get(name), phase_seconds=seconds[name])
+            for name in seconds if (trace := getattr(profile, name)) is not None}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A figure of two steps: bytes, or seconds."""
+
+    name: str
+    first: float
+    second: float
+
+    @property
+    def difference(self) -> float:
+        return self.second - self.first
+
+
+def pairs(first: Mapping[str, float], second: Mapping[str, float], total: str = "") -> list[Pair]:
+    """Figures of the same name, and their sum where `total` names it. Empty where either side has nothing."""
+    if not any(first.values()) or not any(second.values()):
+        return []
+    found = [Pair(name, first.get(name, 0.0), second.get(name, 0.0)) for name in {**first, **second}]
+    found = [pair for pair in found if pair.first or pair.second]
+    return [*found, Pair(total, sum(first.values()), sum(second.values()))] if total else found
+
+
+def name_and_module(op: Op) -> str:
+    return f"{op.name} in {module_of(op)}"
+
+
+def compared(first: Side, second: Side, totals: tuple[str, str] = ("", "")) -> dict[str, list[Pair]]:
+    """Bytes by category, each at its own step's peak, and seconds of ops by class. totals: the names of their sums."""
+    return {"memory": pairs(first.by_category(), second.by_category(), totals[0]),
+            "classes": pairs(first.by(op_class), second.by(op_class), totals[1])}
+
+
+def headlines(ours: Profile, theirs: Profile) -> Iterator[tuple[str, str, str, str]]:
+    """The headline figures of two runs that both have: name, both, and how far the second lies from the first."""
+    for a, b in zip(figures(ours), figures(theirs), strict=True):
+        if a.name == b.name and a.value and b.value:
+            yield a.name, a.text, b.text, text.relative(a.value, b.value)
+    if ours.only_predicted or theirs.only_predicted:
+        first, second = ("predicted" if each.only_predicted else "measured" for each in (ours, theirs))
+        yield "origin", first, second, ""
+
+
+def phase_pairs(ours: Profile, theirs: Profile) -> list[Pair]:
+    """Wall seconds by phase of two runs, each as measured, or as predicted where nothing was."""
+    seconds = [each.predicted_seconds if each.only_predicted else each.phase_seconds for each in (ours, theirs)]
+    return [Pair(phase.value, *(each.get(phase, 0.0) for each in seconds)) for phase in PHASES]
+
+
+def side_by_side(ours: Profile, theirs: Profile, names: tuple[str, str]) -> str:
+    """Both headlines and phases in columns, and the difference, as text. names: of the two runs."""
+    rows = [("", *names, "difference"), ("", title(ours), title(theirs), ""), *headlines(ours, theirs)]
+    rows += [(pair.name, text.seconds(pair.first), text.seconds(pair.second), text.relative(pair.first, pair.second))
+             for pair in phase_pairs(ours, theirs)]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return "\n".join("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)
+
+
+def recipe_changes(ours: Profile, theirs: Profile) -> Iterator[tuple[str, str, str]]:
+    """Each field that two recipes and devices differ in, by its dotted name."""
+    yield from _differing("", ours.recipe.to_dict(), theirs.recipe.to_dict())
+    if ours.device.name != theirs.device.name:
+        yield "(device)", ours.device.name, theirs.device.name
+    for name in sorted({*ours.versions, *theirs.versions}):
+        yield from _differing(f"(version of {name})", ours.versions.get(name, "-"), theirs.versions.get(name, "-"))
+
+
+def _differing(name: str, a: Any, b: Any) -> Iterator[tuple[str, str, str]]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in dict.fromkeys([*a, *b]):
+            yield from _differing(f"{name}.{key}".lstrip("."), a.get(key), b.get(key))
+    elif a != b:
+        yield name, "-" if a is None else str(a), "-" if b is None else str(b)

@@ -1,0 +1,178 @@
+"""Memory over one step: bytes by category along the step's own seconds, measured and predicted on one axis.
+
+The axis is the seconds of a plain step: the wait for data, then forward and backward of each micro-batch, then the
+optimizer. A measured trace's ticks are stretched to it phase by phase, for the traced step took longer than a plain
+one. A predicted trace is stretched to the measured phases, so that the two curves differ in memory alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import numpy as np
+
+from tightfit.profiling.profile import Profile
+from tightfit.trace import PHASES, Allocation, Category, Phase, Span, Trace
+
+PARTS = tuple(phase for phase in PHASES if phase is not Phase.DATA)
+CATEGORIES = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER, Category.ACTIVATIONS, Category.KV_CACHE,
+              Category.TEMPORARY, Category.OTHER)  # fmt: skip
+"""From the bottom of the stack up: what stays comes first."""
+BUCKETS = 900
+"""Points that a curve is drawn with at most, but for its ends."""
+MANY = 256
+"""Parts of a step that are drawn one by one; of more, those that repeat are drawn once."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A part of a step: its phase, its ticks, and the seconds of the step between which it is drawn."""
+
+    phase: Phase
+    start: int
+    stop: int
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryCurve:
+    """Memory along a step. seconds: float (N,), never falling. held: bytes by category, int (N,) each, from that point
+    to the next. peak_bytes, peak_tick, peak_seconds: where it is highest. stretches: the parts it is drawn over."""
+
+    seconds: np.ndarray
+    held: Mapping[Category, np.ndarray]
+    peak_bytes: int
+    peak_tick: int
+    peak_seconds: float
+    stretches: tuple[Stretch, ...]
+
+    @property
+    def total(self) -> np.ndarray:
+        return np.asarray(np.sum(np.stack(list(self.held.values())), axis=0))
+
+
+def step_of(trace: Trace) -> Span:
+    """The last step that the trace holds; all of it where it has no spans."""
+    if (last := trace.last_step()) is not None:
+        return last
+    ticks = [op.tick for op in trace.ops] + [a.born for a in trace.allocations]
+    return Span(name="step", start=min(ticks, default=0), stop=max(ticks, default=0) + 1)
+
+
+def parts_of(trace: Trace) -> list[tuple[Phase, int, int]]:
+    """The forward and backward passes of the last step and its optimizer, in the order they run: phase and ticks."""
+    step = step_of(trace)
+    names = {phase.value: phase for phase in PARTS}
+    inside = sorted((s for s in trace.spans if s.name in names and step.start <= s.start < step.stop),
+                    key=lambda s: s.start)
+    together = sum(span.times for span in inside)
+    parts: list[tuple[Phase, int, int]] = []
+    for times, spans in groupby(inside, key=lambda s: s.times):
+        once = [(names[span.name], span.start, min(span.stop, step.stop)) for span in spans]
+        parts += once * (times if together <= MANY else 1)
+    return parts or [(Phase.FORWARD, step.start, step.stop)]
+
+
+def layout(parts: Sequence[tuple[Phase, int, int]], seconds: Mapping[Phase, float]) -> list[Stretch]:
+    """Where each part of a step is drawn, so that each phase has its seconds in all. Without them a tick is a
+    nanosecond."""
+    ticks = dict.fromkeys(Phase, 0)
+    for phase, start, stop in parts:
+        ticks[phase] += max(stop - start, 1)
+    known = sum(seconds.get(phase, 0.0) for phase in PARTS) > 0
+    at, found = seconds.get(Phase.DATA, 0.0), []
+    for phase, start, stop in parts:
+        share = max(stop - start, 1) / ticks[phase]
+        width = share * seconds.get(phase, 0.0) if known else (stop - start) / 1e9
+        found.append(Stretch(phase, start, stop, at, at + width))
+        at += width
+    return found
+
+
+def curves(profile: Profile) -> dict[str, MemoryCurve]:
+    """The memory of the measured and of the predicted step, as far as they are there, by `measured` and `predicted`."""
+    found, shown = {}, None
+    if profile.measured is not None:
+        shown = layout(parts_of(profile.measured), profile.phase_seconds)
+        found["measured"] = curve(profile.measured, shown)
+    if profile.predicted is not None:
+        drawn = layout(parts_of(profile.predicted), profile.predicted_seconds or profile.phase_seconds)
+        if shown is not None and [part.phase for part in drawn] == [part.phase for part in shown]:
+            drawn = [replace(part, begin=seen.begin, end=seen.end) for part, seen in zip(drawn, shown, strict=True)]
+        found["predicted"] = curve(profile.predicted, drawn)
+    return {name: each for name, each in found.items() if each.seconds.size}
+
+
+def curve(trace: Trace, stretches: Sequence[Stretch]) -> MemoryCurve:
+    """The trace's memory over those stretches."""
+    ticks, held = by_category(trace.allocations)
+    step = step_of(trace)
+    places, seconds = [], []
+    for number, part in enumerate(stretches):
+        following = stretches[number + 1].start if number + 1 < len(stretches) else step.stop
+        stop = following if following > part.start else part.stop  # a part that repeats is followed by an earlier one
+        first = max(int(np.searchsorted(ticks, part.start, side="right")) - 1, 0)
+        chosen = np.arange(first, int(np.searchsorted(ticks, stop, side="left")))
+        share = np.clip((ticks[chosen] - part.start) / max(part.stop - part.start, 1), 0.0, 1.0)
+        places.append(chosen)
+        seconds.append(part.begin + share * (part.end - part.begin))
+    at = np.concatenate(places) if places else np.zeros(0, np.int64)
+    x = np.concatenate(seconds) if seconds else np.zeros(0)
+    if not at.size:
+        return MemoryCurve(seconds=x, held={}, peak_bytes=0, peak_tick=step.start, peak_seconds=0.0, stretches=())
+    total = held[at].sum(axis=1)
+    highest = int(np.argmax(total))
+    kept = downsample(x, total)
+    points = np.concatenate([[at[0]], at[kept], [at[-1]]])
+    end = stretches[-1].end
+    return MemoryCurve(
+        seconds=np.concatenate([[0.0], x[kept], [end]]),
+        held={category: held[points, i] for i, category in enumerate(CATEGORIES)},
+        peak_bytes=int(total[highest]), peak_tick=max(int(ticks[at[highest]]), step.start),
+        peak_seconds=float(x[highest]), stretches=tuple(stretches),
+    )
+
+
+def downsample(seconds: np.ndarray, total: np.ndarray, buckets: int = BUCKETS) -> np.ndarray:
+    """Which points to draw: of each of so many equal stretches of time the highest, so that every peak survives."""
+    if len(seconds) <= buckets:
+        return np.arange(len(seconds))
+    width = (float(seconds[-1] - seconds[0]) or 1.0) / buckets
+    bucket = np.minimum(((seconds - seconds[0]) / width).astype(np.int64), buckets - 1)
+    order = np.lexsort((-total, bucket))
+    _, firsts = np.unique(bucket[order], return_index=True)
+    return np.sort(order[firsts])
+
+
+def by_category(allocations: Sequence[Allocation]) -> tuple[np.ndarray, np.ndarray]:
+    """Ticks at which memory changes, int64 (N,), and the bytes held from each on, int64 (N, categories)."""
+    column = {category: i for i, category in enumerate(CATEGORIES)}
+    changes = []
+    for a in allocations:
+        turns = max(a.born, a.became) if a.died is None else min(max(a.born, a.became), a.died)
+        for category, start, stop in ((Category.TEMPORARY, a.born, turns), (a.category, turns, a.died)):
+            if stop is None or start < stop:
+                changes.append((start, column[category], a.bytes))
+                if stop is not None:
+                    changes.append((stop, column[category], -a.bytes))
+    if not changes:
+        return np.zeros(0, np.int64), np.zeros((0, len(CATEGORIES)), np.int64)
+    table = np.array(changes, dtype=np.int64)
+    ticks, rows = np.unique(table[:, 0], return_inverse=True)
+    moved = np.zeros((len(ticks), len(CATEGORIES)), np.int64)
+    np.add.at(moved, (rows, table[:, 1]), table[:, 2])
+    return ticks, np.cumsum(moved, axis=0)
+
+
+def highest_by_phase(trace: Trace) -> dict[Phase, int]:
+    """The most bytes alive in each phase of the last step."""
+    highest: dict[Phase, int] = {}
+    ticks, live = trace.curve()
+    for phase, start, stop in dict.fromkeys(parts_of(trace)):
+        first = max(int(np.searchsorted(ticks, start, side="right")) - 1, 0)
+        inside = live[first : int(np.searchsorted(ticks, stop, side="left"))]
+        highest[phase] = max(highest.get(phase, 0), int(inside.max()) if inside.size else 0)
+    return highest

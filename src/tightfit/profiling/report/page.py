@@ -1,0 +1,207 @@
+"""The report as one HTML page that opens offline: the figures that `report.html.jinja` shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tightfit import text
+from tightfit.display.memory_bar import NAMES
+from tightfit.display.words import as_written, work
+from tightfit.page import render, write_page
+from tightfit.profiling.finding import Finding
+from tightfit.profiling.findings import findings
+from tightfit.profiling.profile import Profile
+from tightfit.profiling.report import charts
+from tightfit.profiling.report.breakdown import (
+    ByPhase,
+    OpGroup,
+    Ops,
+    busy_seconds,
+    module_of,
+    op_class,
+    op_groups,
+    seconds_by,
+    uses_tf32,
+)
+from tightfit.profiling.report.compare import (
+    Side,
+    compared,
+    headlines,
+    name_and_module,
+    pairs,
+    phase_pairs,
+    recipe_changes,
+    sides,
+)
+from tightfit.profiling.report.headline import figures, title, uncalibrated
+from tightfit.profiling.report.memory import highest_by_phase
+from tightfit.recipe_text import to_yaml
+from tightfit.trace import PHASES, Phase
+from tightfit.trace.sample import sampling_notes
+
+SECTIONS = {"headline": "Headline", "difference": "Difference", "memory": "Memory", "time": "Time", "ops": "Ops",
+            "predicted": "Predicted", "readings": "Readings", "about": "About"}  # fmt: skip
+FINDINGS, MODULES, OPS, CHANGED_OPS, TENSORS, POINTS = 3, 20, 30, 20, 25, 400
+"""Findings, modules, ops and tensors that are listed, and points of the roofline."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A profile's figures for the template."""
+
+    profile: Profile
+
+    @cached_property
+    def sides(self) -> dict[str, Side]:
+        return sides(self.profile)
+
+    @cached_property
+    def shown(self) -> Side | None:
+        """The measured step, or the predicted one where nothing was measured; None without traces."""
+        timed = [side for side in self.sides.values() if side.ops]
+        return next(iter([*timed, *self.sides.values()]), None)
+
+    @property
+    def ops(self) -> Ops:
+        return [] if self.shown is None else self.shown.ops
+
+    @cached_property
+    def curves(self) -> dict[str, Any]:
+        return {name: side.curve for name, side in self.sides.items() if side.curve is not None}
+
+    @cached_property
+    def findings(self) -> list[Finding]:
+        return findings(self.profile)
+
+    @property
+    def tf32(self) -> bool:
+        return uses_tf32(self.profile.recipe)
+
+    @property
+    def warnings(self) -> list[str]:
+        """The share of the traces that sampling left out."""
+        return [f"{name}: {note}" for name, side in self.sides.items() for note in sampling_notes(side.trace)]
+
+    @property
+    def wall(self) -> list[tuple[str, float, float | None]]:
+        """Each phase with its seconds, and with the predicted ones."""
+        profile = self.profile
+        own = profile.predicted_seconds if profile.only_predicted else profile.phase_seconds
+        return [(phase.value, own.get(phase, 0.0), profile.predicted_seconds.get(phase)) for phase in PHASES]
+
+    @cached_property
+    def busy(self) -> float:
+        """Seconds of the ops."""
+        return busy_seconds(self.ops)
+
+    @property
+    def whole(self) -> float:
+        """The seconds that shares of ops are of: the step's, or the ops' own where they sum to more, as they do where a
+        traced step's ops are slower than a plain one's."""
+        return max(self.profile.seconds, self.busy)
+
+    @cached_property
+    def classes(self) -> dict[str, ByPhase]:
+        return seconds_by(self.ops, op_class)
+
+    @cached_property
+    def modules(self) -> dict[str, ByPhase]:
+        """The longest modules, equal blocks together, and the rest as one."""
+        found = seconds_by(self.ops, module_of)
+        shown, rest = list(found.items())[:MODULES], list(found.values())[MODULES:]
+        if rest:
+            shown.append((f"{len(rest)} more modules", {phase: sum(row[phase] for row in rest) for phase in rest[0]}))
+        return dict(shown)
+
+    @cached_property
+    def groups(self) -> list[OpGroup]:
+        return op_groups(self.ops, self.profile.device, self.tf32)
+
+    def phases_of(self, rows: dict[str, ByPhase]) -> list[Phase]:
+        """The phases that any of the rows has seconds in."""
+        return [phase for phase in charts.PHASE_COLOURS if any(row[phase] for row in rows.values())]
+
+    @property
+    def aligned(self) -> bool:
+        """Whether both steps are drawn over the same parts."""
+        parts = [[part.begin for part in curve.stretches] for curve in self.curves.values()]
+        return len(parts) == 2 and parts[0] == parts[1]
+
+    @property
+    def peaks(self) -> list[tuple[str, str, str]]:
+        """The step's peaks by whoever knows them, and the capacity."""
+        profile = self.profile
+        compiled = profile.measured is not None and profile.measured.laid_out
+        rows = [("compiler's plan" if compiled else "allocator's statistics", profile.peak_bytes, "")]
+        rows += [(f"{name} trace", curve.peak_bytes, f"at {text.seconds(curve.peak_seconds)}")
+                 for name, curve in self.curves.items()]
+        rows.append(("capacity", profile.capacity_bytes, ""))
+        return [(name, text.size(count), where) for name, count, where in rows if count]
+
+    @property
+    def highest(self) -> list[tuple[str, list[int]]]:
+        """The most bytes in each phase, of each step that has a curve."""
+        found = [highest_by_phase(self.sides[name].trace) for name in self.curves]
+        every: dict[Phase, None] = dict.fromkeys(phase for values in found for phase in values)
+        return [(phase.value, [values.get(phase, 0) for values in found]) for phase in every]
+
+    def largest(self, name: str) -> list[tuple[str, ...]]:
+        """The largest tensors alive at a step's peak."""
+        tick = self.curves[name].peak_tick
+        return [(text.shape(a.shape), a.dtype, NAMES[a.holds(tick)], a.module, a.op, text.size(a.bytes))
+                for a in self.sides[name].trace.alive(tick)[:TENSORS]]
+
+    @property
+    def readings(self) -> list[tuple[str, list[float]]]:
+        """Each series that the driver reported anything in, its values in order of size."""
+        known = {name: sorted(v for v in series if v is not None) for name, series in self.profile.readings.items()}
+        return [(name, values) for name, values in known.items() if values]
+
+    @property
+    def notes(self) -> list[str]:
+        traces = [f"{name} trace: {note}" for name, side in self.sides.items() for note in side.trace.notes]
+        return list(dict.fromkeys([*self.profile.notes, *traces]))
+
+
+def report(profile: Profile, other: Profile | None = None) -> str:
+    """The page. other: a second run, which this one is compared with."""
+    view = View(profile)
+    predicted = {}
+    if len(view.sides) == 2:
+        measured, guess = view.sides["measured"], view.sides["predicted"]
+        predicted = compared(measured, guess, ("all", "all"))
+        predicted["wall"] = pairs(measured.by_phase(), guess.by_phase(), "step")
+    difference = None if other is None else _difference(view, View(other))
+    absent = {"difference": difference is None, "readings": not view.readings}
+    return render(
+        __package__ or "", "report.html.jinja", view=view, profile=profile, title=title(profile),
+        subtitle=f"{work(profile.recipe)}: {as_written(profile.recipe)}", figures=list(figures(profile)),
+        uncalibrated=uncalibrated(profile), difference=difference, predicted=predicted, charts=charts,
+        yaml=to_yaml(profile.recipe.to_dict()),
+        contents=[(name, called) for name, called in SECTIONS.items() if not absent.get(name)],
+        most={"findings": FINDINGS, "ops": OPS, "tensors": TENSORS, "points": POINTS},
+    )  # fmt: skip
+
+
+def _difference(ours: View, theirs: View) -> dict[str, Any]:
+    """The tables of two runs."""
+    first, second = ours.shown, theirs.shown
+    found: dict[str, Any] = {
+        "title": title(theirs.profile), "headlines": list(headlines(ours.profile, theirs.profile)),
+        "changes": list(recipe_changes(ours.profile, theirs.profile)),
+        "wall": phase_pairs(ours.profile, theirs.profile), "memory": [], "classes": [],
+        "origins": [side.name for side in (first, second) if side is not None],
+    }
+    if first is not None and second is not None:
+        changed = pairs(first.by(name_and_module), second.by(name_and_module))
+        found |= compared(first, second)
+        found["ops"] = sorted(changed, key=lambda pair: -abs(pair.difference))[:CHANGED_OPS]
+    return found
+
+
+def write_report(path: Path, profile: Profile, other: Profile | None = None) -> None:
+    """Write the page, whole or not at all. Raises OSError."""
+    write_page(path, report(profile, other))

@@ -1,1 +1,0 @@
-"""The report: a measured training step beside its predicted one, as one HTML file that needs nothing else."""

@@ -1,0 +1,93 @@
+"""The table over the catalogue."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+
+from rich.console import Console
+
+from tests.display.plans import candidate, estimate, fitting, nothing_fits
+from tightfit.devices import catalogue, find_device
+from tightfit.display.gpu_tables import gpu_table, show_comparison
+from tightfit.planning.search.every_gpu import Compared, Comparison
+
+
+def text_of(rows, width=80):
+    console = Console(file=io.StringIO(), width=width)
+    show_comparison(Comparison(asked=fitting().asked, rows=tuple(rows)), console)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    return "\n".join(lines)
+
+
+def row(name, plan, **more):
+    return Compared(device=replace(plan.device, name=name), plan=plan, **more)
+
+
+def line_of(text, name):
+    return next(line for line in text.splitlines() if line.startswith(name))
+
+
+def test_a_gpu_is_one_line_on_eighty_columns():
+    text = text_of([row("A100 80GB PCIe", fitting(), price=2.0), row("Two", fitting())])
+    line = line_of(text, "A100 80GB PCIe")
+    for word in ("14.0 GiB of 24.0 GiB", "10,000", "5,000", "16 x 4 a"):
+        assert word in line
+    assert re.search(r"10,000 +- +16 x 4 a", line_of(text, "Two"))
+    assert "a  precision=bf16 checkpointing=none optimizer=adamw attention=sdpa compile=off" in text
+    assert "per price: tokens/s for one unit of the price" in text
+    assert "Not calibrated" in text
+
+
+def test_no_prices_no_column():
+    assert "per price" not in text_of([row("One", fitting())])
+
+
+def test_what_does_not_fit_and_what_refuses_is_said():
+    plan = fitting()
+    text = text_of([row("Full", nothing_fits()), Compared(device=plan.device, refused="precision: no bf16 here")])
+    assert line_of(text, "Full").rstrip().endswith("none: 90.0 GiB short")
+    assert "refused on Test Card: precision: no bf16 here" in text
+    assert "Not calibrated" not in text
+
+
+def test_long_choices_do_not_break_a_row():
+    long = candidate(estimate(), precision="bf16-pure", checkpointing={"name": "memory-budget", "budget": 0.25},
+                     optimizer="adamw-anyprecision", compile="per-block",
+                     changes_numerics=("optimizer=adamw-anyprecision",))
+    rows = [row("RTX 4070 Ti Super", replace(fitting(), chosen=one, candidates=(one,)), price=1.0)
+            for one in (fitting().chosen, long)]
+    text = text_of(rows)
+    assert [line.split()[-2:] for line in text.splitlines() if line.startswith("RTX 4070")] == [
+        ["a", "same"], ["b", "changed"]]
+    assert "b  precision=bf16-pure" in text
+    assert "budget=0.25" in text
+
+
+def test_unlike_gpus_that_are_equally_fast_are_explained():
+    slow, fast = find_device("rtx-4090"), find_device("h100-sxm")
+    tied = text_of([Compared(device=device, plan=fitting()) for device in (slow, fast)])
+    told = " ".join(tied.split())
+    assert "equal tokens/s of unlike GPUs (RTX 4090, H100 SXM): they wait for the host" in told
+    alike = [Compared(device=replace(slow, name=name), plan=fitting()) for name in ("One", "Two")]
+    assert "unlike" not in text_of(alike)
+    as_fast = [Compared(device=find_device(name), plan=fitting()) for name in ("v100-32gb-sxm", "a10")]
+    assert "unlike" not in text_of(as_fast)  # their peaks are equal
+
+
+def test_changed_numerics_have_a_column():
+    eight = fitting().candidates[1]
+    text = text_of([row("One", replace(fitting(), chosen=eight, candidates=(eight,))), row("Two", fitting())])
+    assert line_of(text, "One").split()[-3:] == ["with", "retries", "changed"]
+    assert line_of(text, "Two").split()[-1] == "same"
+    assert "numerics" in text
+    assert "numerics" not in text_of([row("Two", fitting())])
+
+
+def test_the_catalogue_lists_names_that_can_be_written():
+    console = Console(file=io.StringIO(), width=80)
+    console.print(gpu_table())
+    names = [line.split()[0] for line in console.file.getvalue().splitlines()[2:] if line.strip()]
+    assert [find_device(name) for name in names] == list(catalogue())

@@ -1,0 +1,161 @@
+"""Plans on a terminal: tables that fit it, the answers."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from tests.display.plans import GIB, candidate, estimate, fitting, nothing_fits
+from tightfit.display.plan_table import plan_text, show_plan
+from tightfit.display.words import fits
+from tightfit.recipe import Recipe
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def on_terminal(plan, width, **settings):
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system="truecolor", **settings)
+    show_plan(plan, console)
+    return console.file.getvalue()
+
+
+def squeezed(text):
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("make", [fitting, nothing_fits])
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_no_line_is_wider_than_the_terminal(make, width):
+    lines = plan_text(make(), width).splitlines()
+    assert max(map(len, lines)) <= width
+
+
+def test_eighty_columns_hold_every_choice_and_figure_unbroken():
+    text = plan_text(fitting(), width=80)
+    for word in ("16 x 4", "24 x 3", "32 x 2", "bf16", "none", "adamw-8bit", "sdpa", "off", "13.0 GiB", "~7.0 GiB",
+                 "with retries", "3.0 GiB short", "10,000", "9,000", "40 %", "3.28 s"):
+        assert re.search(rf"(^|\s){re.escape(word)}(\s|$)", text, re.MULTILINE), (word, text)
+    heads = [line.split() for line in text.splitlines() if line.lstrip().startswith("#  ")]
+    assert [head[-1] for head in heads] == ["compile", "peak"]
+
+
+def test_a_wide_terminal_has_one_table():
+    lines = plan_text(fitting(), width=200).splitlines()
+    heads = [line for line in lines if line.lstrip().startswith("#  ")]
+    assert len(heads) == 1
+    row = next(line for line in lines if line.lstrip().startswith("1  "))
+    assert all(word in row for word in ("16 x 4", "bf16", "13.0 GiB", "yes", "10,000", "WW"))
+
+
+def test_a_techniques_knobs_go_on_a_line_of_their_own_where_they_would_be_too_wide():
+    selective = candidate(estimate(), checkpointing={"name": "selective", "keep": "attention"}, optimizer="adamw-8bit")
+    lines = plan_text(replace(fitting(), candidates=(selective,), chosen=selective), width=80).splitlines()
+    row = next(number for number, line in enumerate(lines) if line.startswith("1  16 x 4"))
+    assert lines[row].split() == ["1", "16", "x", "4", "bf16", "selective", "adamw-8bit", "sdpa", "off"]
+    assert lines[row + 1].split() == ["keep=attention"]
+    assert lines[row + 1].index("keep") == lines[row].index("selective")
+
+
+def test_long_choices_and_narrow_terminals_lose_nothing():
+    plan = fitting()
+    long = candidate(estimate(), precision="bf16-pure", checkpointing={"name": "memory-budget", "budget": 0.25},
+                     optimizer="adamw-anyprecision", attention="flash-attn", compile="per-block")
+    text = plan_text(replace(plan, candidates=(long,), chosen=long), width=80)
+    choices, _, costs = text.partition("reserved")
+    for word in ("memory-budget", "budget=0.25", "adamw-anyprecision", "flash-attn", "per-block"):
+        assert word in squeezed(choices), word
+    assert "WW" in costs
+
+
+def test_without_a_terminal_there_are_no_escapes_and_no_colours_are_needed():
+    plan = fitting()
+    console = Console(file=io.StringIO(), width=80)
+    show_plan(plan, console)
+    plain = console.file.getvalue()
+    assert "\x1b" not in plain
+    coloured = on_terminal(plan, 80)
+    assert "\x1b[" in coloured
+    stripped = "\n".join(line.rstrip() for line in ANSI.sub("", coloured).splitlines())
+    assert stripped == plain.rstrip("\n")
+
+
+def test_no_color_is_heeded(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "38;2" not in on_terminal(fitting(), 80)
+    assert "48;2" not in on_terminal(fitting(), 80)
+
+
+def test_ascii_terminals_get_ascii():
+    raw = io.BytesIO()
+    console = Console(file=io.TextIOWrapper(raw, encoding="ascii"), width=80, force_terminal=True, color_system=None)
+    show_plan(fitting(), console)
+    console.file.flush()
+    assert b"16 x 4" in raw.getvalue()
+
+
+def test_the_answers_are_there():
+    text = squeezed(plan_text(fitting(), width=80))
+    for sentence in (
+        "micro_batch_size=16 precision=bf16 checkpointing=none optimizer=adamw attention=sdpa compile=off",
+        "The fastest that fits.", "optimizer=adamw-8bit: 10 % slower.", "micro_batch_size=32 does not fit",
+        "No smaller GPU would do.", "write pad_vocab_to=8.", "optimizer=adamw-8bit changes numerics: #2.",
+        "CUDA context, 1.0 GiB outside the allocator: measured on a card", "cuBLAS workspaces, 32.0 MiB: its handbook",
+        "Not calibrated: from the sheet; run `tightfit doctor --calibrate` on the card.", "mind the gap",
+        "left out: flex cannot serve", "1,234 combinations weighed, 7 traces made.", "~ interpolated",
+    ):
+        assert sentence in text, sentence
+    assert re.search(r"2\* +24 x 3", text)
+
+
+def test_calibrated_times_say_so():
+    chosen = candidate(estimate(calibrated=True))
+    text = plan_text(replace(fitting(), candidates=(chosen,), chosen=chosen))
+    assert "Calibrated: by the ceilings measured on this machine." in text
+    assert "doctor --calibrate" not in text
+
+
+def test_nothing_fits_says_what_would_help():
+    text = squeezed(plan_text(nothing_fits(), width=80))
+    for sentence in ("Nothing fits on Test Card; #1 misses 90.0 GiB.", "checkpointing=every-block (recompute)",
+                     "The smallest GPU is Big Card.", "It does not fit: ZeRO-2.", "Device: 3 GiB."):
+        assert sentence in text
+
+
+def test_what_leaves_its_margin_only_after_releasing_memory_says_so():
+    assert fits(estimate(capacity=23 * GIB, margin=GIB)) == "yes"
+    assert fits(estimate(capacity=14 * GIB, margin=2 * GIB)) == "with retries"
+
+
+def test_one_forward_pass_has_no_time_until_the_first_token():
+    asked = Recipe.from_dict({"model": "vit-base", "task": "image-classification", "mode": "inference"})
+    generating = Recipe.from_dict({"model": "gpt2", "mode": "inference"})
+    chosen = candidate(estimate(), mode="inference", precision={"name": "bf16", "full_eval": True})
+    texts = [plan_text(replace(fitting(), asked=recipe, candidates=(chosen,), chosen=chosen))
+             for recipe in (asked, generating)]
+    assert ["prefill" in text for text in texts] == [False, True]
+    assert all("full_eval: weights of 16 bits" in text for text in texts)
+
+
+def test_images_count_samples():
+    chosen = candidate(estimate(tokens=0.0))
+    asked = Recipe.from_dict({"model": "vit-base", "task": "image-classification"})
+    text = plan_text(replace(fitting(), asked=asked, candidates=(chosen,), chosen=chosen))
+    assert "samples/s" in text
+    assert "tokens/s" not in text
+    assert "seq_len" not in text.splitlines()[0]
+
+
+def test_an_unknown_peak_leaves_mfu_out():
+    cost = estimate()
+    chosen = candidate(replace(cost, time=replace(cost.time, mfu=0.0)))
+    row = next(line for line in plan_text(replace(fitting(), candidates=(chosen,))).splitlines() if "10,000" in line)
+    assert re.search(r"10,000 +- ", row)
+
+
+def test_a_close_fit_is_not_called_safe():
+    chosen = candidate(estimate(safe=False))
+    assert re.search(r"13.0 GiB +barely", plan_text(replace(fitting(), candidates=(chosen,), chosen=chosen)))

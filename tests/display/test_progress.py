@@ -1,0 +1,25 @@
+"""Progress on the error stream: plain lines where there is no terminal, a bar that stays where it is on one."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from tightfit.display.progress import SearchProgress
+
+
+def test_lines_say_what_is_counted_of_how_many():
+    console = Console(file=io.StringIO(), width=40, force_terminal=False)
+    with SearchProgress(console, "planning", "traces", between=0.0) as progress:
+        progress(3, 30, "whether [RTX 5090] would do")
+        progress(7, 7, "done")
+    assert console.file.getvalue() == "planning: 3 of at most 30 traces done, now whether [RTX 5090] would do\n"
+
+
+def test_on_a_terminal_the_text_comes_after_the_bar():
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
+    with SearchProgress(console, "planning", "traces") as progress:
+        progress(3, 30, "this")
+    line = next(line for line in console.file.getvalue().splitlines() if "this" in line)
+    assert line.index("0:00:0") < line.index("━") < line.index("3 of at most 30 traces done, now this")

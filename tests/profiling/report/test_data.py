@@ -1,0 +1,201 @@
+"""What a report's charts and tables are drawn from: curves that keep their peaks, and sums that add up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.profiling.profiled import empty, hostile, predicted, profile
+from tightfit.devices import find_device
+from tightfit.planning.standard_tools import standard_tools
+from tightfit.planning.timing.op_times import op_seconds
+from tightfit.profiling.report.breakdown import (
+    block_name,
+    busy_seconds,
+    module_of,
+    op_class,
+    op_groups,
+    seconds_by,
+    step_ops,
+)
+from tightfit.profiling.report.compare import compared, pairs, side_by_side, sides
+from tightfit.profiling.report.headline import figures, headline, utilization
+from tightfit.profiling.report.memory import (
+    BUCKETS,
+    CATEGORIES,
+    by_category,
+    curves,
+    downsample,
+    highest_by_phase,
+    layout,
+    parts_of,
+    step_of,
+)
+from tightfit.profiling.report.page import report
+from tightfit.text import size
+from tightfit.trace import Allocation, Category, Phase, Span, Trace
+
+CARD = find_device("rtx-4090")
+
+
+@pytest.mark.parametrize("origin", ["predicted", "measured"])
+def test_categories_are_the_traces_own_at_every_tick(origin):
+    trace = getattr(profile(), origin)
+    ticks, held = by_category(trace.allocations)
+    own_ticks, live = trace.curve()
+    at = np.searchsorted(ticks, own_ticks)
+    assert (held[at].sum(axis=1) == live).all()
+    for i in range(0, len(ticks), max(len(ticks) // 60, 1)):
+        assert dict(zip(CATEGORIES, held[i].tolist(), strict=True)) == trace.by_category(int(ticks[i]))
+
+
+def test_an_allocation_that_dies_before_it_turns_stays_temporary():
+    short = Allocation(born=1, died=3, bytes=8, category=Category.ACTIVATIONS, became=5)
+    _, held = by_category([short])
+    assert held[:, CATEGORIES.index(Category.TEMPORARY)].tolist() == [8, 0]
+    assert not held[:, CATEGORIES.index(Category.ACTIVATIONS)].any()
+
+
+def test_a_curve_has_the_steps_peak_and_its_seconds():
+    made = profile()
+    for name, curve in curves(made).items():
+        trace = getattr(made, name)
+        step = step_of(trace)
+        assert curve.peak_bytes == trace.peak(step.start, step.stop)[1] == curve.total.max()
+        assert (np.diff(curve.seconds) >= 0).all()
+        assert curve.seconds[0] == 0
+        assert curve.seconds[-1] == pytest.approx(made.step_seconds)
+        assert len(curve.seconds) <= BUCKETS + 2
+
+
+def test_predicted_and_measured_parts_lie_over_each_other():
+    both = curves(profile())
+    assert [s.phase for s in both["measured"].stretches] == [Phase.FORWARD, Phase.BACKWARD] * 4 + [Phase.OPTIMIZER]
+    assert [(s.phase, s.begin, s.end) for s in both["measured"].stretches] == [
+        (s.phase, s.begin, s.end) for s in both["predicted"].stretches]
+
+
+def test_downsampling_keeps_every_spike():
+    seconds, total = np.linspace(0, 1, 100_000), np.ones(100_000, np.int64)
+    spikes = np.arange(50, 100_000, 1000)
+    total[spikes] = np.arange(len(spikes)) + 10
+    kept = downsample(seconds, total)
+    assert len(kept) <= BUCKETS
+    assert set(spikes) <= set(kept.tolist())
+    assert (np.diff(kept) > 0).all()
+
+
+def test_a_layout_gives_each_phase_its_seconds():
+    seconds = {Phase.DATA: 1.0, Phase.FORWARD: 4.0, Phase.BACKWARD: 6.0, Phase.OPTIMIZER: 1.0}
+    drawn = layout(parts_of(predicted()), seconds)
+    assert drawn[0].begin == 1.0
+    for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER):
+        assert sum(s.end - s.begin for s in drawn if s.phase is phase) == pytest.approx(seconds[phase])
+    assert drawn[-1].end == pytest.approx(12.0)
+
+
+def test_very_many_micro_batches_are_drawn_once():
+    spans = [Span(name="step 1", start=0, stop=9, step=1), Span(name="forward", start=0, stop=4, step=1, times=10**9),
+             Span(name="backward", start=4, stop=8, step=1, times=10**9)]
+    assert len(parts_of(Trace(origin="predicted", spans=spans))) == 2
+
+
+def test_highest_by_phase():
+    trace = predicted()
+    highest = highest_by_phase(trace)
+    assert max(highest.values()) == max(
+        trace.peak(s.start, s.stop)[1] for s in trace.spans if s.step == 2 and not s.name.startswith("step"))
+
+
+def test_seconds_add_up():
+    made = profile()
+    ops = step_ops(made.measured)
+    busy = busy_seconds(ops)
+    assert busy == pytest.approx(sum(op.seconds for op in made.measured.ops))
+    for key in (op_class, module_of):
+        assert sum(sum(row.values()) for row in seconds_by(ops, key).values()) == pytest.approx(busy)
+    groups = op_groups(ops, CARD, tf32=False)
+    assert sum(group.total for group in groups) == pytest.approx(busy)
+    assert [group.total for group in groups] == sorted((group.total for group in groups), reverse=True)
+    assert all(0 < group.achieved < 1.3 for group in groups if group.achieved is not None)
+    assert any(group.intensity for group in groups)
+
+
+def test_predicted_ops_count_as_often_as_they_run():
+    made = profile()
+    ops = step_ops(made.predicted)
+    runs = sum(group.runs for group in op_groups(ops, CARD, tf32=False))
+    assert sum(times for _, times in ops) == runs == len(made.measured.ops)
+    assert max(times for _, times in ops) == 3
+    assert busy_seconds(ops) == pytest.approx(sum(n * op_seconds(op, CARD) for op, n in made.predicted.step_ops()))
+
+
+def test_module_names_without_block_numbers():
+    assert block_name("transformer.h.11.attn") == block_name("transformer.h.2.attn") == "transformer.h.*.attn"
+    assert block_name("conv1.block2") == "conv1.block2"
+    assert block_name("") == "(outside of all modules)"
+
+
+def test_pairs_sum_up():
+    made = profile()
+    measured, guess = sides(made).values()
+    found = compared(measured, guess, ("all", "all"))
+    memory, classes = found["memory"], found["classes"]
+    assert memory[-1].first == sum(pair.first for pair in memory[:-1]) == curves(made)["measured"].peak_bytes
+    assert memory[-1].difference == memory[-1].second - memory[-1].first
+    assert classes[-1].second == pytest.approx(busy_seconds(step_ops(made.predicted)))
+    wall = pairs(measured.by_phase(), guess.by_phase(), "step")
+    assert wall[-1].first == pytest.approx(made.step_seconds)
+    assert [pair.name for pair in wall] == ["data", "forward", "backward", "optimizer", "step"]
+    assert pairs({}, {"weights": 1}) == pairs({"weights": 0}, {"weights": 1}) == []
+
+
+def test_the_headline():
+    made = profile()
+    said = {figure.name: figure.text for figure in figures(made)}
+    assert said["tokens/s"] == f"{8 * 64 / made.step_seconds:,.0f}"
+    assert said["peak memory"] == size(made.peak_bytes)
+    assert headline(made).startswith("gpt2 on RTX 4090: tokens/s ")
+    assert headline(empty()) == "gpt2 on RTX 4090"
+
+
+def test_predicted_seconds_that_are_not_calibrated_say_so():
+    made = profile()
+    rough = {figure.name: figure.remark for figure in figures(made)}
+    sure = {figure.name: figure.remark for figure in figures(replace(made, calibrated=True))}
+    for name in ("tokens/s", "step"):
+        assert rough[name] == f"{sure[name]}, not calibrated"
+        assert rough[name].startswith("predicted ")
+    assert rough["peak memory"] == sure["peak memory"]
+    assert "predicted, not calibrated</th>" in report(made)
+    assert "predicted, not calibrated</th>" not in report(replace(made, calibrated=True))
+
+
+def test_mfu_is_one_formula_over_flops_of_two_sources():
+    made = profile()
+    share, source = utilization(made, made.step_seconds)
+    assert source == "from the model's shape"
+    assert share == standard_tools(predicted).mfu(made.recipe, made.device, made.step_seconds)
+    named = replace(made, recipe=made.recipe.model_copy(update={"model": "someone/else"}))
+    other, source = utilization(named, made.step_seconds)
+    assert source == "from the ops of the predicted step"
+    assert other == pytest.approx(share, rel=0.1)
+    assert utilization(hostile(), 1.0)[0] > 0
+    assert utilization(replace(made, device=replace(CARD, flops={})), 1.0) == (None, "the device's peak is not known")
+    assert utilization(empty(), 0.0) == (None, "")
+
+
+def test_two_runs_side_by_side():
+    ours = profile()
+    theirs = replace(ours, step_seconds=ours.step_seconds / 2, peak_bytes=2 * ours.peak_bytes)
+    lines = side_by_side(ours, theirs, ("runs/a", "runs/b")).splitlines()
+    assert lines[0].split() == ["runs/a", "runs/b", "difference"]
+    assert len({len(line) for line in lines}) == 1
+    rows = {line.split("  ")[0]: line for line in lines}
+    assert set(rows) == {"", "tokens/s", "step", "MFU", "peak memory", "data", "forward", "backward", "optimizer"}
+    assert rows["tokens/s"].endswith("+100.0 %")
+    assert rows["step"].endswith("-50.0 %")
+    assert rows["peak memory"].endswith("+100.0 %")
+    assert size(theirs.peak_bytes) in rows["peak memory"]

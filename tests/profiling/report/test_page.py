@@ -1,0 +1,135 @@
+"""The report's page: everything stands in it, nothing in it is fetched, and no name becomes markup; the command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from tests.page.pages import Read, chart_data, names_stay_names, readable_without_eyes, stands_alone
+from tests.profiling.profiled import EVIL, empty, hostile, profile
+from tightfit.profiling import profile as profiles
+from tightfit.profiling.report.compare import recipe_changes
+from tightfit.profiling.report.page import report, write_report
+from tightfit.trace.sample import SAMPLED
+
+
+@pytest.fixture(scope="module")
+def page():
+    return report(profile(), profile(waiting=0.05, attention="sdpa", seed=1))
+
+
+def test_all_of_it_is_there(page):
+    read = Read(page)
+    for name in ("headline", "difference", "memory", "time", "ops", "predicted", "readings", "about"):
+        assert name in read.ids
+    for word in ("tokens/s", "MFU", "peak memory", "18 % of the step waits for data", "loading.workers=4",
+                 "Launch-bound", "compile=per-block", "of fp32 tensors under bf16", "The 25 largest tensors",
+                 "128x257", "transformer.h.*.attn", "of the roofline", "residual", "attention", "power W",
+                 "CUDA context", "plain steps differ by 3 %", "checkpointing: none"):
+        assert word in read.said, word
+
+
+def test_it_stands_alone(page):
+    stands_alone(page)
+
+
+def test_it_can_be_read_without_eyes_and_without_scripts(page):
+    readable_without_eyes(page, 8)
+
+
+def test_charts_hold_what_was_measured(page):
+    data = chart_data(page)
+    metas = [str(trace.get("meta")) for trace in data["memory-chart"]]
+    for category in ("weights", "gradients", "optimizer", "activations", "temporary"):
+        assert {f"measured {category}", f"predicted {category}"} <= set(metas)
+    assert {"measured peak", "predicted peak", "predicted all"} <= set(metas)
+    assert data["roofline-chart"]
+
+
+@pytest.mark.parametrize("other", [None, hostile()], ids=["one", "two"])
+def test_names_stay_names(other):
+    page = report(hostile(), other)
+    assert EVIL in Read(page).said
+    names_stay_names(page)
+
+
+def test_an_empty_profile_and_others_with_something_missing():
+    for made in (empty(), empty(), replace(profile(), measured=None, phase_seconds={}, step_seconds=0.0, peak_bytes=0),
+                 replace(profile(), predicted=None, predicted_seconds={}, predicted_peak_bytes=0),
+                 replace(profile(), measured=None, predicted=None), replace(profile(), readings={"power": (None,)})):
+        Read(report(made))
+        Read(report(made, profile()))
+        Read(report(profile(), made))
+    assert "No allocations were recorded" in Read(report(empty())).said
+
+
+def test_a_device_without_figures():
+    unknown = replace(profile().device, bandwidth=0.0, flops={}, units=0)
+    said = Read(report(replace(profile(), device=unknown))).said
+    assert "the device's peak is not known" in said
+    assert "points have no roof" in said
+
+
+def test_a_sample_says_so_at_the_top():
+    made = profile()
+    note = f"{SAMPLED}: 9 of 10 ops were left out"
+    said = Read(report(replace(made, measured=replace(made.measured, notes=[note])))).said
+    assert said.index(note) < said.index("tokens/s")
+
+
+def test_what_two_recipes_differ_in():
+    other = replace(profile(attention="sdpa"), versions={"torch": "2.14.0"})
+    assert list(recipe_changes(profile(), other)) == [("attention", "eager", "sdpa"),
+                                                       ("(version of torch)", "2.13.0", "2.14.0")]
+    assert list(recipe_changes(profile(), profile())) == []
+
+
+def test_a_report_that_cannot_be_written_leaves_nothing(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        write_report(tmp_path / "gone" / "report.html", empty())
+    write_report(tmp_path / "report.html", empty())
+    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+
+
+@pytest.fixture
+def run(run):
+    """`tightfit report` with some words."""
+    return partial(run, "report")
+
+
+def test_the_command(tmp_path, run):
+    for name, made in (("a", profile()), ("b", profile(attention="sdpa"))):
+        profiles.save(made, tmp_path / name)
+    status, out, err = run(tmp_path / "a")
+    assert (status, err) == (0, "")
+    assert out.splitlines()[0].startswith("gpt2 on RTX 4090: tokens/s ")
+    assert out.splitlines()[1] == f"report: {tmp_path / 'a' / 'report.html'}"
+    assert (tmp_path / "a" / "report.html").read_text().startswith("<!doctype html>")
+    status, out, _ = run(tmp_path / "a", tmp_path / "b")
+    assert "report-against-b.html" in out
+    assert "Difference to the other run" in (tmp_path / "a" / "report-against-b.html").read_text()
+    status, _, _ = run(tmp_path / "a", "--output", tmp_path / "mine.html")
+    assert (tmp_path / "mine.html").exists()
+
+
+def test_bad_input_is_one_line_and_exit_2(tmp_path, run):
+    good = tmp_path / "good"
+    profiles.save(empty(), good)
+    for words, expected in (((tmp_path,), "holds no profile"), ((tmp_path / "gone",), "no such folder"),
+                            ((good, tmp_path), "holds no profile"),
+                            ((good, "--output", tmp_path / "no" / "x.html"), "--output")):
+        status, out, err = run(*words)
+        assert (status, out) == (2, "")
+        assert err.startswith("tightfit: ")
+        assert err.count("\n") == 1
+        assert expected in err
+
+
+def test_plotly_is_loaded_only_for_a_report():
+    code = ("import sys, tightfit.cli, tightfit.commands.plan, tightfit.planner; "
+            "sys.exit(any(name.split('.')[0] == 'plotly' for name in sys.modules))")
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,0 +1,161 @@
+"""A run that profiles one of its steps: it learns what it would without, and whatever fails leaves the run alone."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.training.runs import logged_losses, same_weights
+from tightfit.backends.pytorch.backend import PytorchBackend
+from tightfit.backends.pytorch.measuring import step_profiler
+from tightfit.backends.pytorch.measuring.marks import Marks
+from tightfit.commands.report import run_report
+from tightfit.profiling import profile as profiles
+from tightfit.profiling.run_profile import profiled_step
+from tightfit.recipe import Recipe
+from tightfit.trace import PHASES, Phase
+from tightfit.training.progress import Quiet
+from tightfit.training.trainer import Trainer
+
+
+class Told(Quiet):
+    """Remembers what it is told."""
+
+    def __init__(self):
+        self.messages = []
+
+    def message(self, text):
+        self.messages.append(text)
+
+
+@pytest.fixture
+def run(tiny):
+    """A run with dropout, ragged windows and warm-up: everything that a profile could disturb."""
+    overrides = {**tiny["model_overrides"], "resid_pdrop": 0.1, "attn_pdrop": 0.1, "embd_pdrop": 0.1}
+    return {**tiny, "model_overrides": overrides, "data": {"source": "dummy", "samples": 21}, "max_steps": 7,
+            "lr_scheduler_type": "cosine", "loading": {"workers": 0}, "compile": "off"}
+
+
+@pytest.fixture
+def plain(run, tmp_path):
+    folder = tmp_path / "plain"
+    return folder, train({**run, "output_dir": str(folder)})[0]
+
+
+def train(values):
+    told = Told()
+    return Trainer(recipe=values, listener=told).train(), told.messages
+
+
+@pytest.mark.parametrize("change", [
+    {}, {"checkpointing": "every-block"}, {"precision": "fp16"}, {"precision": "bf16", "optimizer": "adamw-8bit"},
+], ids=str)  # fmt: skip
+def test_a_profiled_run_learns_the_same_and_can_be_reported(run, tmp_path, change):
+    summary, _ = train({**run, **change, "output_dir": str(tmp_path / "plain")})
+    folder = Path(run["output_dir"])
+    profiled, messages = train({**run, **change, "profile_step": 5})
+    assert profiled.losses == summary.losses
+    assert profiled.eval_loss == summary.eval_loss
+    assert same_weights(tmp_path / "plain", folder)
+    assert logged_losses(tmp_path / "plain") == logged_losses(folder)
+    assert f"profiled step 5; to draw it: tightfit report {folder}" in messages
+
+    found = profiles.load(folder)
+    assert found.notes[0] == "step 5 of a training run"
+    assert {span.name for span in found.measured.spans} == {"step 1", "forward", "backward", "optimizer"}
+    assert set(found.phase_seconds) == set(found.predicted_seconds) == set(PHASES)
+    assert found.peak_bytes == pytest.approx(found.predicted_peak_bytes, rel=0.01)
+    assert run_report(folder) == folder / "report.html"
+    assert {path.name for path in folder.iterdir()} >= {"trace.json.gz", "profile", "summary.json", "model"}
+
+
+def test_no_step_is_profiled_unless_asked_for(plain):
+    folder, _ = plain
+    assert not (folder / "profile").exists()
+
+
+def test_the_profiled_step_is_left_out_of_the_speed(run):
+    train({**run, "profile_step": 5})
+    lines = [json.loads(line) for line in (Path(run["output_dir"]) / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4, 5, 6, 7]
+    assert [line["step"] for line in lines if "loss" in line and "tokens_per_second" not in line] == [5]
+
+
+def test_a_run_that_goes_on_past_the_step_profiles_none(run):
+    train({**run, "profile_step": 5, "save_steps": 6})
+    kept = Path(run["output_dir"]) / "profile/profile.json"
+    before = kept.stat().st_mtime_ns
+    _, messages = train({**run, "profile_step": 5, "save_steps": 6, "max_steps": 12, "lr_scheduler_type": "cosine"})
+    assert any("going on from step 7" in message for message in messages)
+    assert not any("profile" in message for message in messages)
+    assert kept.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(("wanted", "first", "expected"), [
+    (None, 0, None), (10, 0, 10), (1, 0, 4), (4, 0, 4), (10, 6, 10), (10, 8, 12), (10, 9, 13), (10, 10, None),
+    (10, 15, None), (20, 0, 20), (21, 0, None), (19, 18, None),
+])  # fmt: skip
+def test_which_step_is_profiled(wanted, first, expected):
+    assert profiled_step(Recipe.from_dict({"profile_step": wanted, "max_steps": 20}), first) == expected
+
+
+def test_a_step_that_never_comes_is_said(run):
+    _, messages = train({**run, "profile_step": 50, "max_steps": 2})
+    assert "profile_step: no step from 50 on comes before max_steps 2 that has warmed up; none is profiled" in messages
+
+
+def break_marks(monkeypatch, name, phase, times):
+    """Let a method of the marks fail in that phase, after it has worked so many times."""
+    works, left = getattr(Marks, name), [times]
+
+    def fail(self, *arguments):
+        left[0] -= self.phase is phase
+        if left[0] < 0:
+            raise RuntimeError("this op is not known\nand more")
+        return works(self, *arguments)
+
+    monkeypatch.setattr(Marks, name, fail)
+
+
+@pytest.mark.parametrize(("name", "phase"), [
+    ("_run", Phase.FORWARD), ("_run", Phase.BACKWARD), ("_note_call", Phase.FORWARD), ("_note_call", Phase.OPTIMIZER),
+])  # fmt: skip
+def test_a_step_that_cannot_be_followed_is_taken_all_the_same(run, plain, monkeypatch, name, phase):
+    break_marks(monkeypatch, name, phase, times=3)
+    summary, messages = train({**run, "profile_step": 5})
+    assert summary.losses == plain[1].losses
+    assert same_weights(plain[0], Path(run["output_dir"]))
+    assert not (Path(run["output_dir"]) / "profile").exists()
+    warnings = [message for message in messages if "warning" in message]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("warning: step 5 has no profile, and the run goes on: the step could not be followed")
+    assert warnings[0].endswith("RuntimeError: this op is not known")
+
+
+def test_a_full_disk_costs_the_profile_alone(run, plain, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(step_profiler.shutil, "copyfileobj", full)
+    summary, messages = train({**run, "profile_step": 5})
+    folder = Path(run["output_dir"])
+    assert summary.losses == plain[1].losses
+    assert [path.name for path in folder.iterdir() if "trace" in path.name] == []
+    assert (f"warning: step 5 has no profile, and the run goes on: {folder}/trace.json.gz: cannot be written "
+            "(No space left on device)") in messages
+
+
+def test_a_prediction_that_fails_leaves_the_measurement(run, plain, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no way to trace it")
+
+    monkeypatch.setattr(PytorchBackend, "predict", fail)
+    summary, _ = train({**run, "profile_step": 5})
+    assert summary.losses == plain[1].losses
+    found = profiles.load(Path(run["output_dir"]))
+    assert found.predicted is None
+    assert found.measured.ops
+    assert any("no way to trace it" in note for note in found.notes)
