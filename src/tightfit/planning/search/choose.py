@@ -25,8 +25,6 @@ that differ in one field, predicted and measured ratios are 4 to 5 % apart at th
 single times are off by 19 to 26 %."""
 ROOTS = 4
 """Combinations that are tried until one can be built."""
-FEW = 6
-"""Recipes up to which all of a space are evaluated."""
 LONGER = 50_000
 """Ops and allocations by which a trace may outgrow the first ones, as those of packed documents on a processor do."""
 
@@ -86,7 +84,7 @@ class Exploration:
                 if self.best(1) is not None:
                     break
             self._plainer()
-            if len(self.weighed) * len(self.sizes) <= FEW:
+            if self.space.recipe.mode == "inference":  # which has few, and all are shown
                 self.evaluate([(choice, micro) for choice in self.weighed for micro in self.sizes])
         except Spent:
             self.notes.append(f"combinations that might be better and were not traced: {len(self._left()):,}; the "
