@@ -21,7 +21,7 @@ CERTAIN = 0.6
 """The share of a declared slowdown that is counted on."""
 TYPICAL = 0.6
 """The share of a sample's bytes that an unknown variant is taken to keep until it is evaluated."""
-CARRIED = 0.9
+CARRIED = 0.8
 """The same share of what other combinations say: as little as that may be what it needs."""
 
 NEAREST = 4

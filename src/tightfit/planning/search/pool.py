@@ -57,7 +57,7 @@ class Pool:
             key = f"{device.capability} {recipe.model_copy(update={ALLOCATOR: False}).model_dump_json()}"
             free = [place for place in (None, *ready) if place not in places]
             place = self._homes.setdefault(key, free[0] if free else None)
-            place = place if place in self._workers else None
+            place = place if place in ready else None
             places.append(place)
             if place is not None:
                 place.send((recipe, device))
