@@ -1,9 +1,9 @@
 """The simulated caching allocator against the real one, block by block, on a CUDA device.
 
 Each run has a process of its own, which records what the allocator does from its first allocation on: training runs,
-and random allocations under a limit that makes it release, retry and fail, with each of the allocator's settings; all
-with both kinds of segments. The simulation must put every block where it really lay, and reserve as much. A training
-run is repeated with less memory than it reserved, between what it needs and what it took.
+and random allocations under a limit that makes it release, retry and fail; all with both kinds of segments. The
+simulation must put every block where it really lay, and reserve as much. A training run
+is repeated with less memory than it reserved, between what it needs and what it took.
 Run: python benchmarks/allocator_snapshots.py --output FOLDER
 """
 
@@ -24,9 +24,9 @@ import torch
 
 import record
 import tightfit
+from allocator_recordings import Recording, compare, read_recording, recording_of, write_recording
 from tightfit.devices import MIB
 from tightfit.errors import OutOfMemory
-from tightfit.planning.allocator.recordings import Recording, compare, read_recording, recording_of, write_recording
 
 SECONDS = 380
 """No run begins after so many seconds."""
@@ -47,11 +47,7 @@ TRAINING: dict[str, dict[str, Any]] = {
                            "optimizer": {"name": "adamw", "implementation": "foreach"}},
     "padded rows": {"data": {"source": "stdlib", "packing": False}, "batch_size": 16, "max_steps": 6},
 }
-RANDOM = {
-    "default": "", "rounded": "roundup_power2_divisions:4", "oversize": "max_split_size_mb:64",
-    "collected": "garbage_collection_threshold:0.6",
-}
-"""Settings of the random runs, as PYTORCH_ALLOC_CONF has them."""
+RANDOM = "random"
 RANDOM_LIMIT = 1024 * MIB
 RANDOM_EVENTS = 8000
 
@@ -92,7 +88,7 @@ def record_run(name: str, path: Path, limit: int | None) -> None:
     outcome = "went well"
     with tempfile.TemporaryDirectory() as folder:
         try:
-            allocate(0) if name in RANDOM else train(TRAINING[name], Path(folder))
+            allocate(0) if name == RANDOM else train(TRAINING[name], Path(folder))
         except OutOfMemory as error:
             outcome = str(error)
     torch.cuda.synchronize()
@@ -153,10 +149,7 @@ def measure(output: Path) -> dict[str, dict[str, Any]]:
         return recording
 
     for kind, segments in SEGMENTS.items():
-        for name, more in RANDOM.items():
-            if (name, kind) == ("oversize", "expandable"):  # releases and reuse can then not be told apart
-                continue
-            one(f"random, {name}, {kind}", name, ",".join(filter(None, (segments, more))), RANDOM_LIMIT)
+        one(f"{RANDOM}, {kind}", RANDOM, segments, RANDOM_LIMIT)
         for name in TRAINING:
             recording = one(f"{name}, {kind}", name, segments)
             if recording is not None and name in ("accumulation", "padded rows"):
@@ -168,7 +161,7 @@ def measure(output: Path) -> dict[str, dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder for the recordings, as compressed JSON")
-    parser.add_argument("--record", choices=[*TRAINING, *RANDOM], help="do this run here, and write it to --output")
+    parser.add_argument("--record", choices=[*TRAINING, RANDOM], help="do this run here, and write it to --output")
     parser.add_argument("--limit", type=int, help="bytes that the allocator may reserve, with --record")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():

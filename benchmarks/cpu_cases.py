@@ -102,6 +102,14 @@ MICRO_BATCH = (6, 2, 4)
 """Of 6 rows: one, three, and two of which the last is smaller."""
 CASES_EACH = 5
 
+_CHUNKS = {"name": "chunked", "tokens": 100}
+CHUNKED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("gpt2", {"loss": _CHUNKS, "precision": "bf16-pure", "micro_batch_size": 4, "data": "stdlib"}),
+    ("gemma2", {"loss": _CHUNKS, "precision": "fp16", "pad_vocab_to": 64, "checkpointing": "every-block"}),
+    ("bart", {"loss": _CHUNKS, "precision": "bf16", "micro_batch_size": 2, "max_grad_norm": 0.0}),
+)
+"""Cases of chunked cross-entropy: a tied head, a softcap, and a bias behind the head."""
+
 STOCHASTIC = {"name": "bf16-pure", "rounding": "stochastic"}
 """What 8-bit and 4-bit states want of bf16 weights."""
 
@@ -159,7 +167,8 @@ class Case:
 def cases() -> list[Case]:
     """Every case, in a fixed order."""
     names = [*MODELS, OURS]
-    return [_case(name, number) for number, name in enumerate(n for n in names for _ in range(CASES_EACH))]
+    every = [_case(name, number) for number, name in enumerate(n for n in names for _ in range(CASES_EACH))]
+    return [*every, *(Case(model, settings, dropout=False) for model, settings in CHUNKED)]
 
 
 def cases_beside() -> list[Case]:

@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tightfit.backends.pytorch.attention_kernels import varlen
 from tightfit.backends.pytorch.cuda_target.scratch import scratch
-from tightfit.backends.pytorch.predicting.target import PlanningMode, as_on
+from tightfit.backends.pytorch.predicting.target import PlanningMode, simulate
 from tightfit.backends.pytorch.tracing.tracker import Tracker
 from tightfit.devices import Device
 from tightfit.trace import live_bytes
@@ -126,7 +126,7 @@ def _nodes(node: Any) -> Iterator[str]:
 def predicted(case: Case, device: Device) -> Outcome:
     """The case on fake tensors that stand for `device`."""
     tracker = Tracker(scratch=scratch)
-    with as_on(device), PlanningMode(device), tracker:
+    with simulate(device), PlanningMode(device), tracker:
         return _guarded(case, torch.device("cpu"), FakeMeter(tracker))
 
 

@@ -21,7 +21,7 @@ from tightfit.planning.allocator.replay import Replay, replay
 from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.planning.timing.step_time import step_time
 from tightfit.recipe import Recipe
-from tightfit.trace import Category, Trace, Unseen
+from tightfit.trace import Category, Trace, UntracedMemory
 
 PHASES = ("forward", "backward", "optimizer", "evaluation")
 CATEGORIES = ("weights", "gradients", "optimizer", "kept by forward")
@@ -158,7 +158,7 @@ def without_resuming(trace: Trace) -> Trace:
     )
 
 
-def _bytes(figures: list[Unseen], where: str) -> int:
+def _bytes(figures: list[UntracedMemory], where: str) -> int:
     return sum(figure.bytes for figure in figures if figure.where == where)
 
 

@@ -112,7 +112,7 @@ def _run(recipe: Recipe, device: Device, meter: Meter) -> dict[str, Any]:
         for number, window in enumerate(islice(feed, WARM_UP + SKIPPED), 2):
             step(window, recipe.learning_rate).read()
             meter.enter(None)
-            if number >= WARM_UP and (step.scaler is None or step.optimizer.state):
+            if number >= WARM_UP and (not step.update.scaled or step.optimizer.state):
                 break
         first = _timed(step, islice(feed, 1), recipe)[0]
         meter.enter(None)
@@ -187,7 +187,7 @@ class Meter:
         if self._cuda:
             self._look()
         if phase is Phase.OPTIMIZER and self._step is not None:
-            grads = [p.grad for p in self._step.parameters if p.grad is not None]
+            grads = [p.grad for p in self._step.build.model.parameters() if p.grad is not None]
             self._categories["gradients"] = held_bytes(grads)
         if self._phase is Phase.OPTIMIZER and self._step is not None:
             tensors, _ = state_tensors(self._step.optimizer, self._step.build.model)

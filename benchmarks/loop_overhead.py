@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 import record
 import tightfit
-from tightfit.training.progress import Quiet
+from tightfit.training.progress import Listener
 
 WARM_UP = 5
 SHAPES = {
@@ -77,7 +77,7 @@ def bare(shape: dict[str, int], rows: list[dict[str, np.ndarray]]) -> float:
 def ours(shape: dict[str, int], rows: list[dict[str, np.ndarray]]) -> float:
     """tightfit's own loop, with its metrics file and its checks."""
 
-    class Clock(Quiet):
+    class Clock(Listener):
         began = ended = 0.0
 
         def stepped(self, step: int, loss: float, tokens_per_second: float) -> None:

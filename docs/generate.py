@@ -53,12 +53,12 @@ def pages() -> dict[str, str]:
 
 def page_name(variant: type[Technique]) -> str:
     """The file of a technique's page."""
-    return f"{variant.slot}.md" if len(VARIANTS[variant.slot]) == 1 else f"{variant.slot}-{variant.name}.md"
+    return f"{variant.slot}.md" if variant.name == variant.slot else f"{variant.slot}-{variant.name}.md"
 
 
 def technique_page(variant: type[Technique]) -> str:
     """One technique: what it is, what it costs, its knobs, the settings worth trying, and when it is refused."""
-    alone = len(VARIANTS[variant.slot]) == 1
+    alone = variant.name == variant.slot
     written = "its knobs, such as `loading.workers=2`" if alone else f"`{variant.slot}={variant.name}`"
     exact = EXACT[variant.exact]
     if variant.exact == "changes":
@@ -154,7 +154,7 @@ def _knobs_table(fields: Mapping[str, Any], prefix: str, links: Mapping[str, str
         default = field.get_default(call_default_factory=True)
         kind = _type(field.annotation, field.metadata)
         if name in VARIANTS and not prefix:
-            kind = "technique, or `auto`" if default == "auto" else "technique"
+            kind = "technique, or `auto`" if VARIANTS[name][0].may_be_auto else "technique"
         meaning = (field.description or "").rstrip(".") + (links or {}).get(name, "")
         rows.append((f"`{prefix}{name}`", kind, f"`{_yaml(default)}`", meaning))
     return _table(("field", "type", "default", "meaning"), rows)

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from tightfit.garbage import collected_by_hand
+from tightfit.garbage import gc_paused
 
 
 class Node:
@@ -17,11 +17,11 @@ class Node:
 
 
 def test_cycles_are_freed_by_hand_alone_and_the_collector_goes_on_afterwards():
-    with collected_by_hand():
+    with gc_paused():
         assert not gc.isenabled()
         gone = weakref.ref(Node())
         assert gone() is not None
-        with collected_by_hand():
+        with gc_paused():
             assert not gc.isenabled()
         assert not gc.isenabled()
         gc.collect()
@@ -30,7 +30,7 @@ def test_cycles_are_freed_by_hand_alone_and_the_collector_goes_on_afterwards():
 
 
 def test_the_collector_goes_on_after_an_error():
-    with pytest.raises(KeyError), collected_by_hand():
+    with pytest.raises(KeyError), gc_paused():
         raise KeyError
     assert gc.isenabled()
 
@@ -40,16 +40,16 @@ def test_one_thread_at_a_time_collects_by_hand():
 
     def work() -> None:
         begun.set()
-        with collected_by_hand():
+        with gc_paused():
             inside.append("other")
 
     other = threading.Thread(target=work)
-    with collected_by_hand():
+    with gc_paused():
         other.start()
         assert begun.wait(60)
         other.join(0.05)
         inside.append("first")
-        with collected_by_hand():
+        with gc_paused():
             inside.append("first again")
     other.join(60)
     assert inside == ["first", "first again", "other"]

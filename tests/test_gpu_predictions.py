@@ -16,7 +16,7 @@ cases, predictions = map(benchmark, ("gpu_cases", "gpu_predictions"))
 def trace_of(*allocations, spans=()):
     """Allocations as (born, died, MiB)."""
     return Trace(origin="predicted", spans=list(spans), allocations=[
-        Allocation(born=born, died=died, bytes=round(size * MIB), category=Category.TEMPORARY, became=born)
+        Allocation(born=born, died=died, bytes=round(size * MIB), category=Category.TEMPORARY, category_since=born)
         for born, died, size in allocations
     ])
 

@@ -164,7 +164,7 @@ def test_auto_is_resolved_and_pins_stay():
 def test_what_a_search_decides_is_open_until_it_is_written():
     assert Recipe().open_choices() == CHOICES
     assert Recipe(micro_batch_size=4, optimizer="lion", compile="off").open_choices() == (
-        "precision", "checkpointing", "attention")
+        "precision", "loss", "checkpointing", "attention")
 
 
 def test_every_bundled_name_is_a_recipe():

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import logging
-import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tightfit.ladder import LIMIT
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from tightfit.training.summary import Summary
 
 app = typer.Typer(
     name="tightfit",
@@ -54,21 +48,10 @@ def train(recipe: RecipeName, overrides: Overrides = None) -> None:
 
     Example: `tightfit train gpt2 data=notes.txt seq_len=512 precision=bf16`. Every field is in docs/recipe.md.
     """
-    from tightfit.training.progress import LastingConsole, Terminal
-
     _quiet_libraries()
-    console = LastingConsole(soft_wrap=True)
-    with Terminal(console) as terminal:
-        from tightfit.recipe_files import name_and_overrides
-        from tightfit.training.trainer import Trainer, recipe_for_machine
+    from tightfit.commands.train import run_train
 
-        name, changes = name_and_overrides([recipe, *(overrides or [])])
-        settled = recipe_for_machine(name, changes)
-        summary = Trainer(recipe=settled, listener=terminal, name=name).train()
-    _show(console, summary)
-    if summary.stopped_by is not None:
-        console.print(f"stopped by {summary.stopped_by} at step {summary.steps}, saved; the same command goes on")
-        raise typer.Exit(128 + signal.Signals[summary.stopped_by])
+    raise typer.Exit(run_train(recipe, overrides or []))
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -229,22 +212,6 @@ def _quiet_libraries() -> None:
 
     for name in CHATTY:
         logging.getLogger(name).setLevel(logging.ERROR)
-
-
-def _show(console: Console, summary: Summary) -> None:
-    from rich.table import Table
-
-    if summary.sample:
-        console.rule("sample")
-        console.print(summary.sample, markup=False, highlight=False)
-    console.rule("summary")
-    table = Table.grid(padding=(0, 2))
-    for name, value in summary.rows():
-        table.add_row(name, value)
-    console.print(table)
-    for warning in summary.warnings:
-        console.print(f"warning: {warning}", markup=False)
-    console.print(f"run folder: {summary.output_dir}", markup=False)
 
 
 def main() -> None:

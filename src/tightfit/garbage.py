@@ -12,7 +12,7 @@ COLLECTOR = threading.RLock()
 
 
 @contextmanager
-def collected_by_hand() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Inside, cycles of Python objects are freed where `gc.collect` is called and nowhere else, and what exists already
     is left out of that. Work that makes many objects and few cycles does not wait for the collector, which would go
     through all of them again and again; and what it finds does not hang on when the collector happens to run. One

@@ -126,10 +126,10 @@ def read_config(recipe: Recipe) -> Any:
     return _stored_config(source.name, changes, recipe)
 
 
-def model_facts(recipe: Recipe) -> ModelFacts:
-    """The facts of the recipe's model, from its configuration alone. Raises ModelError as `read_config` does, and
-    for a factory whose vocabulary nothing states."""
-    return _facts_needed(read_config(recipe), recipe, recipe.model)
+def model_facts(recipe: Recipe, config: Any = None) -> ModelFacts:
+    """The facts of the recipe's model, from its configuration alone, which is read where it is not given. Raises
+    ModelError as `read_config` does, and for a factory whose vocabulary nothing states."""
+    return _facts_needed(read_config(recipe) if config is None else config, recipe, recipe.model)
 
 
 def module_facts(module: object, recipe: Recipe) -> ModelFacts:

@@ -25,9 +25,9 @@ from tightfit.planning.search.search import search
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target, cpu_target, gpu_target
 from tightfit.recipe import Recipe
-from tightfit.recipe_files import IF_CUDA, RECIPES, load_recipe, recipe_values
+from tightfit.recipe_files import IF_CUDA, RECIPES, as_recipe, load_recipe, recipe_values
 from tightfit.recipe_text import apply_overrides
-from tightfit.training_arguments.table import FIELDS
+from tightfit.training_arguments.table import arguments_of
 
 RecipeOn = Callable[[bool], Recipe]
 """The recipe as it is on a CUDA device, or on the CPU: a recipe file may differ between the two."""
@@ -57,7 +57,7 @@ def plan(
     >>> print(tightfit.plan("gpt2", {"seq_len": 512}, gpu="rtx-4090"))  # doctest: +SKIP
     """
     module = None if model is None or isinstance(model, str) else model
-    return plan_on(lambda cuda: _as_recipe(recipe, model, cuda), gpu, gpu_memory, module=module, progress=progress)
+    return plan_on(lambda cuda: as_recipe(recipe, model, cuda=cuda), gpu, gpu_memory, module=module, progress=progress)
 
 
 def plan_on(
@@ -110,7 +110,8 @@ def read_recipe(
         return load_recipe(name, overrides, cuda=cuda)
     values = {} if name is None else recipe_values(name)
     on_cuda = values.pop(IF_CUDA, {})
-    values = {field: value for field, value in {**values, **(on_cuda if cuda else {})}.items() if field not in FIELDS}
+    values = {field: value for field, value in {**values, **(on_cuda if cuda else {})}.items()
+              if not arguments_of(field)}
     fields = apply_overrides(values, overrides)
     if "model" not in fields:
         raise RecipeError("model: training arguments do not say which; name it in front of --training-args, or write "
@@ -143,19 +144,6 @@ def _check_device(recipe: Recipe, asked: str, kind: str) -> None:
     if recipe.device not in ("auto", kind):
         raise RecipeError(f"device: {recipe.device!r} contradicts planning for {asked}; leave device= out, and "
                           "use_cpu out of training arguments")
-
-
-def _as_recipe(recipe: Recipe | Mapping[str, Any] | str | Path | None, model: Any, cuda: bool) -> Recipe:
-    named = {"model": model} if isinstance(model, str) else {}
-    if isinstance(recipe, Recipe):
-        return recipe.override(**named) if named else recipe
-    if recipe is None:
-        return load_recipe(model, cuda=cuda) if named else Recipe()
-    if isinstance(recipe, Mapping):
-        return Recipe.from_dict({**recipe, **named})
-    if isinstance(recipe, str | Path):
-        return load_recipe(str(recipe), [f"{field}={value}" for field, value in named.items()], cuda=cuda)
-    raise RecipeError(f"recipe: {type(recipe).__name__} is not a Recipe, a mapping, or a recipe file's name")
 
 
 def _own_name(module: Any) -> str:

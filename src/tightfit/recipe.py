@@ -18,15 +18,21 @@ from tightfit.techniques import (
     Checkpointing,
     Compile,
     Loading,
+    Loss,
+    Offload,
     Optimizer,
+    Parallel,
     Precision,
+    Update,
 )
 from tightfit.techniques.backend import Pytorch
 from tightfit.techniques.base import NUMBER, Natural, Positive, at_most
-from tightfit.training_arguments.table import check_carried
+from tightfit.techniques.offload import NoOffload
+from tightfit.techniques.parallel import NoParallel
+from tightfit.techniques.update import AfterBackward
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
     from transformers import TrainingArguments
@@ -35,7 +41,7 @@ if TYPE_CHECKING:
 
 Auto = Literal["auto"]
 Size = Annotated[int, Field(ge=1), at_most(2**31 - 1), NUMBER]
-CHOICES = ("micro_batch_size", "precision", "checkpointing", "optimizer", "attention", "compile")
+CHOICES = ("micro_batch_size", "precision", "loss", "checkpointing", "optimizer", "attention", "compile")
 """The fields that a search decides."""
 CHOSEN_SLOTS = tuple(field for field in CHOICES if field in SLOTS)
 """Those of them that a technique fills."""
@@ -49,6 +55,15 @@ def _is_short(value: Any) -> bool:
 
 def _slot(name: str) -> tuple[BeforeValidator, PlainSerializer]:
     return BeforeValidator(lambda value: parse_technique(name, value)), PlainSerializer(technique_to_yaml)
+
+
+def _checked_arguments(values: Any) -> Any:
+    """`hugging_face`, whose names are looked up where there are any."""
+    if not values:
+        return values
+    from tightfit.training_arguments import check_carried
+
+    return check_carried(values)
 
 
 class Data(BaseModel):
@@ -78,7 +93,7 @@ class Data(BaseModel):
 
 
 class Inference(BaseModel):
-    """What is generated from each prompt. A number in a recipe stands for `{new_tokens: ...}`."""
+    """Generation from each prompt. A number in a recipe stands for `{new_tokens: ...}`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -89,7 +104,7 @@ class Inference(BaseModel):
 
 
 class Recipe(BaseModel):
-    """What to train and how. Frozen; build another with `override`."""
+    """Model, data and techniques of a run. Frozen; build another with `override`."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True,
@@ -107,7 +122,7 @@ class Recipe(BaseModel):
     task: Literal[tuple(TASKS)] = "causal-lm"  # type: ignore[valid-type]
     """causal-lm, masked-lm, sequence-classification, seq2seq or image-classification."""
     mode: Literal["train", "inference"] = "train"
-    """What to plan for: training, or generating from `batch_size` prompts of `seq_len` tokens. Only `train` trains."""
+    """Purpose of a plan: training, or generating from `batch_size` prompts of `seq_len` tokens. Only `train` trains."""
     inference: Annotated[Inference, BeforeValidator(lambda v: {"new_tokens": v} if _is_short(v) else v)] = Inference()
     """With `mode: inference`, what is generated."""
     data: Annotated[Data, BeforeValidator(lambda v: {"source": v} if isinstance(v, str) else v)] = Data()
@@ -131,6 +146,8 @@ class Recipe(BaseModel):
     """Sequences in one forward pass; accumulation is derived, and the last micro-batch may be smaller."""
     precision: Annotated[Precision | Auto, *_slot("precision")] = "auto"
     """Number formats: fp32, tf32, fp16, bf16, bf16-pure."""
+    loss: Annotated[Loss | Auto, *_slot("loss")] = "auto"
+    """Cross-entropy of whole logits, or chunk by chunk from the hidden states."""
     checkpointing: Annotated[Checkpointing | Auto, *_slot("checkpointing")] = "auto"
     """Activation checkpointing."""
     optimizer: Annotated[Optimizer | Auto, *_slot("optimizer")] = "auto"
@@ -143,9 +160,11 @@ class Recipe(BaseModel):
     """torch.compile."""
     loading: Annotated[Loading, *_slot("loading")] = Loading()
     """How batches reach the device."""
-    offload: Literal["none"] = "none"
-    """Moving states off the device; not there yet."""
-    parallel: Literal["none", "dp"] = "none"
+    offload: Annotated[Offload, *_slot("offload")] = NoOffload()
+    """Parts of a step that wait in the host's memory; none can yet."""
+    update: Annotated[Update, *_slot("update")] = AfterBackward()
+    """When gradients are clipped, applied and dropped."""
+    parallel: Annotated[Parallel, *_slot("parallel")] = NoParallel()
     """More than one device: dp shares each micro-batch's rows among all of this machine's (backend: jax)."""
     backend: Annotated[Backend, *_slot("backend")] = Pytorch()
     """The framework that runs the step: pytorch, or jax with its own knobs."""
@@ -193,7 +212,7 @@ class Recipe(BaseModel):
     """Text to continue at the end of a causal-lm run."""
     cache_dir: str = "~/.cache/tightfit"
     """Where trained tokenizers and tokenized data are kept."""
-    hugging_face: Annotated[dict[str, Any], BeforeValidator(check_carried)] = Field(default_factory=dict)
+    hugging_face: Annotated[dict[str, Any], BeforeValidator(_checked_arguments)] = Field(default_factory=dict)
     """Arguments of a Hugging Face Trainer that are no field here, such as `log_level` or `num_train_epochs`: kept for
     TrainingArguments, and without effect on training here."""
 
@@ -230,9 +249,12 @@ class Recipe(BaseModel):
 
         return from_training_arguments(cls, arguments, fields)
 
-    def refusals(self, device: Device) -> list[str]:
-        """Reasons why the techniques named here cannot serve on `device`, each naming its field; empty if they can."""
-        named = {field: getattr(self, field) for field in VARIANTS}
+    def refusals(self, device: Device, answered: Collection[str] = ()) -> list[str]:
+        """Reasons why the techniques named here cannot serve on `device`, each naming its field; empty if they can.
+
+        answered: fields that the caller answers for.
+        """
+        named = {field: getattr(self, field) for field in VARIANTS if field not in answered}
         return [
             f"{field}: {reason}"
             for field, technique in named.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,25 @@ def load_recipe(name: str, overrides: Iterable[str] = (), *, cuda: bool = False)
     if cuda:
         values = {**values, **on_cuda}
     return Recipe.from_dict(apply_overrides(values, overrides))
+
+
+def as_recipe(
+    recipe: Recipe | Mapping[str, Any] | str | Path | None, model: Any = None, *, cuda: bool = False
+) -> Recipe:
+    """The recipe that a caller means: one, its fields, or its name; a model given by name replaces the recipe's.
+
+    cuda: whether it is to run on a CUDA device, where a named recipe may differ. Raises RecipeError.
+    """
+    named = {"model": model} if isinstance(model, str) else {}
+    if isinstance(recipe, Recipe):
+        return recipe.override(**named) if named else recipe
+    if recipe is None:
+        return load_recipe(named["model"], cuda=cuda) if named else Recipe()
+    if isinstance(recipe, Mapping):
+        return Recipe.from_dict({**recipe, **named})
+    if isinstance(recipe, str | Path):
+        return load_recipe(str(recipe), [f"{field}={value}" for field, value in named.items()], cuda=cuda)
+    raise RecipeError(f"recipe: {type(recipe).__name__} is not a Recipe, a mapping, or a recipe file's name")
 
 
 def name_and_overrides(words: Sequence[str]) -> tuple[str, list[str]]:

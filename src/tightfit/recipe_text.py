@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, RootModel, ValidationError
 
 from tightfit.errors import RecipeError, nearest
-from tightfit.techniques import SLOTS, VARIANTS, Technique
+from tightfit.techniques import VARIANTS, Technique
 
 SHORT_FORMS: dict[tuple[str, str], dict[str, Any]] = {
     ("precision", "tf32"): {"name": "fp32", "tf32": True},
@@ -47,7 +47,7 @@ def parse_technique(slot: str, value: Any) -> Technique | str:
         return value
     if isinstance(value, bool) or value is None:  # YAML reads `off` and `null` so
         value = next((name for name in ("off", "none") if not value and name in variants), str(value).lower())
-    if value == "auto" and slot in SLOTS and len(variants) > 1:
+    if value == "auto" and VARIANTS[slot][0].may_be_auto:
         return "auto"
     if isinstance(value, str):
         value = SHORT_FORMS.get((slot, value), {"name": value})
@@ -57,7 +57,7 @@ def parse_technique(slot: str, value: Any) -> Technique | str:
     for knob in knobs:
         if not isinstance(knob, str):
             raise RecipeError(f"{slot}: {knob!r} is not the name of a knob")
-    name = knobs.pop("name", slot if len(variants) == 1 else None)
+    name = knobs.pop("name", slot if slot in variants else None)
     if name is False:  # YAML reads `off` so
         name = next((off for off in ("off", "none") if off in variants), name)
     if name is None:
@@ -74,7 +74,7 @@ def parse_technique(slot: str, value: Any) -> Technique | str:
         return variants[name](**knobs)
     except ValidationError as error:
         fields = getattr(variants[name], "__pydantic_fields__", {})
-        prefix = slot if len(variants) == 1 else f"{slot} {name}"
+        prefix = slot if name == slot else f"{slot} {name}"
         raise RecipeError(_join(_sentence(e, fields, slot, prefix) for e in error.errors())) from None
 
 
@@ -83,10 +83,10 @@ def technique_to_yaml(value: Technique | str) -> str | dict[str, Any]:
     if isinstance(value, str):
         return value
     knobs = RootModel(value).model_dump(mode="json", exclude_defaults=True)
-    single = len(VARIANTS[value.slot]) == 1
+    unnamed = value.name == value.slot
     if not knobs:
-        return {} if single else value.name
-    return knobs if single else {"name": value.name, **knobs}
+        return {} if unnamed else value.name
+    return knobs if unnamed else {"name": value.name, **knobs}
 
 
 def explain(model: type[BaseModel], error: ValidationError) -> str:
@@ -229,11 +229,11 @@ def _as_mapping(field: str, value: Any, text: str, knob: str) -> dict[str, Any]:
         return {"source": value} if value else {}
     if field == "inference":
         return {} if value is None else {"new_tokens": value}
-    if field in VARIANTS and len(VARIANTS[field]) > 1:
+    if field in VARIANTS and VARIANTS[field][0].name != field:
         if value in (None, "auto"):
             able = [variant for variant in VARIANTS[field] if knob in getattr(variant, "__pydantic_fields__", {})]
             name = (able or VARIANTS[field])[0].name
-            left = "auto" if field in SLOTS else "not named"
+            left = "auto" if VARIANTS[field][0].may_be_auto else "not named"
             raise RecipeError(f"{text!r}: {field} is {left}; name it first, such as {field}={name}")
         technique = parse_technique(field, value)
         assert isinstance(technique, Technique)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import platform
 import resource
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -104,21 +105,29 @@ def _text(path: Path) -> str:
 @dataclass(frozen=True, kw_only=True)
 class HostMemory:
     """Bytes, within every limit on this process. total: of the machine. available: now. swap: what may be moved to disk
-    besides."""
+    besides. pinnable: how many may be page-locked at once; None for all."""
 
     total: int
     available: int
     swap: int = 0
+    pinnable: int | None = None
+
+
+def pinned_size(size: int) -> int:
+    """Bytes that PyTorch page-locks for `size` bytes, at least 1: the next power of two
+    (aten/src/ATen/core/CachingHostAllocator.h)."""
+    return 1 << (size - 1).bit_length()
 
 
 def host_memory() -> HostMemory:
-    """The host's memory now."""
+    """The host's memory now. Windows lets its Linux page-lock half of the machine's."""
     memory, swap = psutil.virtual_memory(), psutil.swap_memory().free
     limits = [*memory_limits(), *process_limits()]
     least = min((limit for limit, _ in limits), default=memory.total + swap)
     left = [max(limit - used, 0) for limit, used in limits]
     return HostMemory(total=min(memory.total, least), available=min([memory.available, *left]),
-                      swap=min(swap, max(least - memory.total, 0)))
+                      swap=min(swap, max(least - memory.total, 0)),
+                      pinnable=memory.total // 2 if "microsoft" in platform.release().lower() else None)
 
 
 def process_limits() -> Iterator[tuple[int, int]]:

@@ -11,19 +11,24 @@ from typing import Any
 import pytest
 
 from tests.data.helpers import texts, write_jsonl
-from tightfit.data.corpora import open_corpus
+from tightfit.data.corpora import Corpus, open_corpus
 from tightfit.data.readers import Row
 from tightfit.data.splitting import held_out, split_text
 from tightfit.errors import DataError
 from tightfit.recipe import Data
 
+CACHE = Path("unused")
 TEXT = {"data.text": "text"}
 BOTH = {"data.text": "text", "data.label": "label"}
 ROWS = [{"text": text, "label": i % 3, "other": None} for i, text in enumerate([*texts(5), 'a "quoted",\nsecond line'])]
 
 
+def opened(source: Path | str, wanted: dict[str, str] | None = None, **fields: Any) -> Corpus:
+    return open_corpus(Data(source=str(source), **fields), wanted or TEXT, CACHE)
+
+
 def read(source: Path | str, wanted: dict[str, str] | None = None, **fields: Any) -> list[Row]:
-    return list(open_corpus(Data(source=str(source), **fields), wanted or TEXT).rows())
+    return list(opened(source, wanted, **fields).rows())
 
 
 def refused(match: str, source: Path | str, wanted: dict[str, str] | None = None, **fields: Any) -> str:
@@ -99,18 +104,18 @@ def test_the_standard_library(tmp_path: Path) -> None:
     assert ((here / "dataclasses.py").read_text(encoding="utf-8"),) in documents
     assert len(documents) > 300
     assert not any("from pytest" in text for (text,) in documents)
-    assert open_corpus(Data(), TEXT).fingerprint == open_corpus(Data(), TEXT).fingerprint
+    assert opened("stdlib").fingerprint == opened("stdlib").fingerprint
     refused("stdlib has text only.*data.label=label", "stdlib", BOTH)
 
 
 def test_the_fingerprint_is_of_the_content(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", ROWS)
-    before = open_corpus(Data(source=str(path)), TEXT).fingerprint
+    before = opened(path).fingerprint
     copy = tmp_path / "copy.jsonl"
     copy.write_bytes(path.read_bytes())
-    assert open_corpus(Data(source=str(copy)), TEXT).fingerprint == before
+    assert opened(copy).fingerprint == before
     write_jsonl(path, ROWS[:-1])
-    assert open_corpus(Data(source=str(path)), TEXT).fingerprint != before
+    assert opened(path).fingerprint != before
 
 
 def test_slices_of_one_stored_dataset_have_fingerprints_of_their_own(
@@ -121,12 +126,12 @@ def test_slices_of_one_stored_dataset_have_fingerprints_of_their_own(
     stored = datasets.load_from_disk(str(save_dataset(tmp_path / "s")))
     assert stored.cache_files
     slices = {"train[:3]": stored.select(range(3)), "train[3:]": stored.select(range(3, 6)), "train[:2]": stored}
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, split: slices[split])
-    found = {open_corpus(Data(source="owner/name", split=split), TEXT).fingerprint for split in slices}
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, split, cache_dir: slices[split])
+    found = {opened("owner/name", split=split).fingerprint for split in slices}
     assert len(found) == 3
     in_memory = [datasets.Dataset.from_list(rows) for rows in (ROWS[:3], ROWS[3:])]
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, split: in_memory.pop())
-    assert len({open_corpus(Data(source="owner/name"), TEXT).fingerprint for _ in range(2)}) == 2
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, split, cache_dir: in_memory.pop())
+    assert len({opened("owner/name").fingerprint for _ in range(2)}) == 2
 
 
 def test_missing_file_names_the_nearest(tmp_path: Path) -> None:
@@ -209,7 +214,18 @@ def test_a_hugging_face_dataset_is_asked_for_by_config_and_split(monkeypatch: py
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     rows = read("owner/name", BOTH, config="small", split="train[:10%]")
     assert rows == [(row["text"], row["label"]) for row in ROWS]
-    assert asked == [(("owner/name", "small"), {"split": "train[:10%]"})]
+    assert asked == [(("owner/name", "small"), {"split": "train[:10%]", "cache_dir": str(CACHE / "datasets")})]
+
+
+def test_what_the_library_downloads_or_makes_lies_in_the_cache(tmp_path: Path) -> None:
+    from tightfit.data.corpora import _load_hub
+
+    (tmp_path / "repository").mkdir()
+    write_parquet(tmp_path / "repository" / "train.parquet")
+    loaded = _load_hub(Data(source=str(tmp_path / "repository"), split="train[:3]"), tmp_path / "cache")
+    assert loaded["text"][:] == [row["text"] for row in ROWS[:3]]
+    assert all(Path(entry["filename"]).is_relative_to(tmp_path / "cache") for entry in loaded.cache_files)
+    assert loaded.cache_files
 
 
 @pytest.mark.parametrize(

@@ -93,17 +93,17 @@ def test_lines_that_no_encoding_or_parser_takes(line: str, says: str, tmp_path: 
     path = tmp_path / "a.jsonl"
     path.write_text(f'{{"text": "fine \\ud83d\\ude00"}}\n{line}\n')
     with pytest.raises(DataError, match=says):
-        list(open_corpus(Data(source=str(path)), TEXT).rows())
+        list(open_corpus(Data(source=str(path)), TEXT, tmp_path).rows())
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some text")
     (tmp_path / "b.txt").symlink_to(tmp_path / "nowhere.txt")
     os.mkfifo(tmp_path / "c.txt")
-    assert list(open_corpus(Data(source=str(tmp_path)), TEXT).rows()) == [("some text",)]
+    assert list(open_corpus(Data(source=str(tmp_path)), TEXT, tmp_path).rows()) == [("some text",)]
     for source in (os.devnull, str(tmp_path / "c.txt")):
         with pytest.raises(DataError, match="is not a regular file; write a file, a folder"):
-            open_corpus(Data(source=source), TEXT)
+            open_corpus(Data(source=source), TEXT, tmp_path)
 
 
 def test_fewer_image_classes_than_the_models(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_the_second_time_nothing_is_read_or_encoded(tmp_path: Path, monkeypatch:
     def never(*_: Any) -> Any:
         raise AssertionError("encoded again")
 
-    monkeypatch.setattr("tightfit.data.tokenizing.FastTokenizer.encode_batch", never)
+    monkeypatch.setattr("tightfit.data.tokenizing.Tokenizer.encode_batch", never)
     monkeypatch.setattr("tightfit.data.corpora.read_file", never)
     second = prepare(settings, FACTS)
     one, two = arrays(everything(first)), arrays(everything(second))

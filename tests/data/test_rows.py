@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 
 from tests.data.helpers import FACTS, recipe
-from tightfit.data import prepare, samples_from_rows
+from tightfit.data import prepare
+from tightfit.data.rows import samples_from_rows
 from tightfit.errors import DataError
 from tightfit.models import ModelFacts
-from tightfit.tasks import IGNORE, MicroBatch, get_task
+from tightfit.tasks import IGNORE, MicroBatch
 
 
 def batch_of(
     rows: Any, tmp_path: Path, task: str = "causal-lm", facts: ModelFacts = FACTS, **changes: Any
 ) -> MicroBatch:
-    samples = samples_from_rows(rows, recipe(tmp_path, task=task, **changes), facts, get_task(task))
+    samples = samples_from_rows(rows, recipe(tmp_path, task=task, **changes), facts)
     return samples.batch(np.arange(len(samples)), 0)[0]
 
 

@@ -7,11 +7,11 @@ from tightfit.planning.alignment import Misalignment
 from tightfit.planning.offload import OffloadAdvice
 from tightfit.planning.plan import Answers, Candidate, Change, Estimate, Memory, Plan, Time
 from tightfit.recipe import Recipe
-from tightfit.trace import Unseen
+from tightfit.trace import UntracedMemory
 
 GIB = 1 << 30
-UNSEEN = (Unseen(name="CUDA context", bytes=GIB, where="context", source="measured on a card"),
-          Unseen(name="cuBLAS workspaces", bytes=32 << 20, where="allocator", source="its handbook"))
+UNSEEN = (UntracedMemory(name="CUDA context", bytes=GIB, where="context", source="measured on a card"),
+          UntracedMemory(name="cuBLAS workspaces", bytes=32 << 20, where="allocator", source="its handbook"))
 CARD = Device(kind="cuda", name="Test Card", memory_bytes=24 * GIB, capability=(8, 9))
 RESOLVED = {
     "model": "gpt2", "seq_len": 512, "batch_size": 64, "micro_batch_size": 16, "precision": "bf16",

@@ -81,7 +81,7 @@ def test_a_recipes_ladder_varies_what_is_open() -> None:
 
 def test_a_recipe_with_nothing_open_has_no_ladder() -> None:
     pinned = {"micro_batch_size": 1, "precision": "fp32", "checkpointing": "none", "optimizer": "sgd",
-              "attention": "sdpa", "compile": "off"}  # fmt: skip
+              "attention": "sdpa", "compile": "off", "loss": "plain"}  # fmt: skip
     with pytest.raises(RecipeError, match="all are pinned"):
         ladder_of(Recipe.from_dict(pinned), "gpt2")
     with pytest.raises(RecipeError, match="inference"):

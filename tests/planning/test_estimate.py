@@ -9,10 +9,11 @@ import pytest
 from tests.planning.toy import Toy
 from tightfit.devices import MIB, Device
 from tightfit.planning.defaults import resolve
-from tightfit.planning.estimate import Margin, by_category, capacity, estimate, fit, running_at
+from tightfit.planning.estimate import Margin, by_category, capacity, estimate, fit, host_need, running_at
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.recipe import Recipe
-from tightfit.trace import Allocation, Category, Span, Trace, Unseen
+from tightfit.system import HostMemory
+from tightfit.trace import Allocation, Category, Place, Span, Trace, UntracedMemory
 
 TOY = Toy.drawn(3)
 NOTHING = Margin(share=0.0, fixed=0)
@@ -36,9 +37,9 @@ def small(kind="cuda"):
             Allocation(born=5, died=8, bytes=700_001),
         ],
         spans=[Span(name="forward", start=4, stop=9, step=1), Span(name="step 1", start=3, stop=12, step=1)],
-        unseen=[Unseen(name="context", bytes=5 * MIB, where="context", source=""),
-                Unseen(name="workspace", bytes=2 * MIB, where="allocator", source=""),
-                Unseen(name="pinned", bytes=77, where="host", source="")],
+        unseen=[UntracedMemory(name="context", bytes=5 * MIB, where="context", source=""),
+                UntracedMemory(name="workspace", bytes=2 * MIB, where="allocator", source=""),
+                UntracedMemory(name="pinned", bytes=77, where="host", source="")],
     )
 
 
@@ -149,3 +150,60 @@ def test_standard_tools_count_flops_from_the_shape():
     assert tools.mfu(recipe, replace(device, flops={}), 2.0) == 0
     full = recipe.override(precision="tf32")
     assert tools.mfu(full, device, 2.0) == pytest.approx(flops / 2.0 / 5e13, rel=1e-6)
+
+
+# Memory in the host
+
+
+def offloading(pinned=True):
+    """As `small`, with 3 MiB in the host's memory from tick 2 on, and another 700,001 bytes in ticks 5 to 8."""
+    trace = small()
+    trace.allocations += [
+        Allocation(born=2, died=None, bytes=3 * MIB, category=Category.OPTIMIZER, place=Place.HOST, pinned=pinned),
+        Allocation(born=5, died=8, bytes=700_001, place=Place.HOST, pinned=pinned),
+    ]
+    return trace
+
+
+def on_host(trace, total, pinnable=None, kind="cuda"):
+    tools = replace(TOY.tools(), host=HostMemory(total=total, available=0, pinnable=pinnable))
+    return fit(trace, replace(gpu(64 * MIB), kind=kind), tools, NOTHING)
+
+
+def test_what_lies_in_the_host_takes_nothing_of_the_device():
+    plain, offloaded = (fit(trace, gpu(64 * MIB), standard_tools(TOY.predict), NOTHING).memory
+                        for trace in (small(), offloading()))
+    assert offloaded == replace(plain, host=offloaded.host)
+    assert plain.host == 77
+    assert offloaded.host == 77 + 4 * MIB + MIB  # page-locked memory is rounded up to powers of two
+    assert host_need(offloading(pinned=False)).total == 77 + 3 * MIB + 700_001
+
+
+def test_a_host_that_is_too_small_is_the_reason():
+    assert on_host(offloading(), 5 * MIB + 77).fits == "yes"
+    found = on_host(offloading(), 5 * MIB + 76)
+    assert (found.fits, found.safe, found.memory.host_missing, found.memory.missing) == ("no", False, 1, 0)
+    assert found.notes[0].startswith("host memory: 5 MiB are needed")
+    unpinned = on_host(offloading(pinned=False), 4 * MIB, pinnable=0)
+    assert (unpinned.fits, unpinned.memory.host_missing) == ("yes", 0)
+    limited = on_host(offloading(), 64 * MIB, pinnable=4 * MIB)
+    assert (limited.fits, limited.memory.host_missing) == ("no", MIB)
+    assert "page-locked" in limited.notes[0]
+
+
+def test_without_anything_offloaded_the_host_does_not_decide():
+    assert on_host(small(), 1).fits == "yes"
+
+
+def test_a_processors_memory_is_the_hosts():
+    found = on_host(offloading(), 0, kind="cpu")
+    assert found.memory.peak_allocated == 2 * (3 * MIB + 700_001) + 2 * MIB
+    assert (found.fits, found.memory.host) == ("yes", 77)
+
+
+def test_the_reason_is_a_note_of_the_estimate():
+    device = gpu(64 * MIB)
+    tools = replace(TOY.tools(), host=HostMemory(total=1, available=1))
+    found = estimate(offloading(), recipe_on(device, precision="bf16"), device, tools, NOTHING)
+    assert found.fits == "no"
+    assert any(note.startswith("host memory") for note in found.notes)

@@ -15,7 +15,7 @@ from typing import Any
 from tightfit.devices import MIB, Device
 from tightfit.planning.estimate import Timed, Tools
 from tightfit.recipe import Recipe
-from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Trace, Unseen
+from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Trace, UntracedMemory
 
 PARTS = ("attention", "mlp", "norm")
 
@@ -104,8 +104,8 @@ class Toy:
         r.span("step 2", lambda: run.step(2, groups), step=2)
         r.span("evaluation", lambda: run.evaluate(first))
         r.span("save", lambda: r.free(r.make(100, "copy", (100,))))
-        unseen = [Unseen(name="context", bytes=self.context, where="context", source="drawn"),
-                  Unseen(name="workspace", bytes=MIB, where="allocator", source="drawn")]
+        unseen = [UntracedMemory(name="context", bytes=self.context, where="context", source="drawn"),
+                  UntracedMemory(name="workspace", bytes=MIB, where="allocator", source="drawn")]
         return Trace(origin="predicted", ops=r.ops, allocations=r.allocations, spans=r.spans, unseen=unseen)
 
     def seconds(self, trace: Trace, recipe: Recipe, device: Device) -> Timed:
@@ -183,7 +183,7 @@ class _Run:
                 r.run("add", 0, 2 * gradient.bytes, gradient.shape)
                 r.free(gradient)
             else:
-                gradient.category, gradient.became = Category.GRADIENTS, gradient.born
+                gradient.category, gradient.category_since = Category.GRADIENTS, gradient.born
                 self.gradients[block] = gradient
             r.free(flows, entry, *parts.values(), *cast)
         saved.clear()

@@ -18,7 +18,7 @@ from tightfit.planning.timing.op_times import op_seconds
 from tightfit.planning.timing.step_time import step_time
 from tightfit.profiling.profile import Profile
 from tightfit.recipe import Recipe
-from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Trace, Unseen
+from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Trace, UntracedMemory
 
 FIELDS = {
     "model": "gpt2",
@@ -66,7 +66,7 @@ def measured(trace, device, seed=0):
         return length - last.stop + a.died if a.died >= last.start > span.start else a.died + shift
 
     made.allocations += [
-        replace(a, born=0, became=0, died=None if a.died is None else _tick(length)) for a in kept]
+        replace(a, born=0, category_since=0, died=None if a.died is None else _tick(length)) for a in kept]
     for span in order:
         shift = now - span.start
         made.spans.append(Span(name=span.name, start=_tick(now), stop=_tick(now + span.stop - span.start), step=1,
@@ -76,7 +76,7 @@ def measured(trace, device, seed=0):
                     seconds=op_seconds(op, device) * float(random.uniform(0.8, 1.6)))
             for op in trace.ops if span.start <= op.tick < span.stop]
         made.allocations += [
-            replace(a, born=_tick(a.born + shift), became=_tick(a.became + shift),
+            replace(a, born=_tick(a.born + shift), category_since=_tick(a.category_since + shift),
                     died=_tick(released(a, span, shift)),
                     bytes=a.bytes if random.random() < 0.9 else round(1.3 * a.bytes))
             for a in trace.allocations if span.start <= a.born < span.stop]
@@ -118,11 +118,11 @@ def hostile():
               shapes=((8, 8), (8, 8)), dtype=EVILS[i % 2], flops=1024, bytes_read=256, bytes_written=128,
               seconds=1e-4 * (i + 1)) for i in range(8)]
     allocations = [
-        Allocation(born=i, died=20, bytes=1 << 20, category=Category.ACTIVATIONS, became=i, module=EVILS[i % 4],
+        Allocation(born=i, died=20, bytes=1 << 20, category=Category.ACTIVATIONS, category_since=i, module=EVILS[i % 4],
                    op=EVILS[i % 3], shape=(8, 8), dtype=EVILS[i % 2]) for i in range(8)]
     spans = [Span(name=EVIL, start=0, stop=30), Span(name="step 1", start=0, stop=30, step=1),
              Span(name="forward", start=0, stop=30, step=1)]
-    unseen = [Unseen(name=EVIL, bytes=5, where="context", source=EVIL)]
+    unseen = [UntracedMemory(name=EVIL, bytes=5, where="context", source=EVIL)]
     traces = [Trace(origin=origin, ops=ops, allocations=allocations, spans=spans, unseen=unseen, notes=list(EVILS))
               for origin in ("measured", "predicted")]
     named = good.recipe.override(output_dir=EVIL, sample_prompt=EVILS[1])

@@ -36,7 +36,7 @@ def op(name, seconds, op_class=OpClass.ELEMENTWISE):
 
 
 def tensor(size, **changes):
-    values = {"category": Category.ACTIVATIONS, "became": 1, "dtype": "float32", "op": "aten._softmax.default",
+    values = {"category": Category.ACTIVATIONS, "category_since": 1, "dtype": "float32", "op": "aten._softmax.default",
               "module": "h.3.attn"}
     return Allocation(born=1, died=900, bytes=size, **{**values, **changes})
 

@@ -17,11 +17,11 @@ from tightfit.profiling import profile as profiles
 from tightfit.profiling.run_profile import profiled_step
 from tightfit.recipe import Recipe
 from tightfit.trace import PHASES, Phase
-from tightfit.training.progress import Quiet
+from tightfit.training.progress import Listener
 from tightfit.training.trainer import Trainer
 
 
-class Told(Quiet):
+class Told(Listener):
     """Remembers what it is told."""
 
     def __init__(self):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
 from tests.architectures import TASK_OF, tiny_model
 from tightfit import Recipe
 from tightfit.backends.pytorch.predicting import predict as prediction
 from tightfit.devices import Device, find_device
-from tightfit.trace import Trace
+from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Span, Stream, Trace
 from tightfit.trace.events import Reader, Stack
 from tightfit.trace.extension import extend
 
@@ -93,3 +95,56 @@ def test_blocks_that_alternate_are_copied_in_their_period():
     quick = prediction.predict(asked, CPU, model)
     assert quick.peak()[1] == whole.peak()[1]
     assert len(quick.ops) == len(whole.ops)
+
+
+def streamed(depth: int) -> Trace:
+    """Blocks whose weights lie in the host: each copies the next one's in, into the memory of the one before it, and
+    copies something out, for all of which a last op waits."""
+    trace = Trace(origin="predicted", spans=[])
+    ticks = count(1)
+
+    def run(name, module, stream, *after):
+        op = Op(name=name, tick=next(ticks), phase=Phase.FORWARD, op_class=OpClass.OTHER, bytes_read=8, module=module,
+                stream=stream, after=after)
+        trace.ops.append(op)
+        return op.tick
+
+    paths = [f"model.layers.{block}" for block in range(depth)]
+    for path in paths:
+        trace.allocations.append(Allocation(born=next(ticks), died=None, bytes=16, module=path, place=Place.HOST,
+                                            pinned=True, category=Category.WEIGHTS))
+    start = next(ticks)
+    loaded, computed, stored = run("load", "", Stream.COPY_IN), None, []
+    for path in paths:
+        ready = loaded
+        if path != paths[-1]:
+            loaded = run("load", path, Stream.COPY_IN, *([] if computed is None else [computed]))
+        computed = run("compute", path, Stream.COMPUTE, ready)
+        stored.append(run("store", path, Stream.COPY_OUT, computed))
+    run("norm", "", Stream.COMPUTE, *stored)
+    trace.spans.append(Span(name="step 1", start=start, stop=next(ticks), step=1))
+    return trace
+
+
+def test_places_streams_and_what_ops_wait_for_are_extended_too():
+    extended = extend(streamed(6), streamed(7), [Stack(path="model.layers", period=1, template=2)], 5)
+    assert extended is not None
+    whole = streamed(11)
+    assert [(op.name, op.module, op.stream) for op in extended.ops] == [
+        (op.name, op.module, op.stream) for op in whole.ops]
+    order, true_order = ({op.tick: number for number, op in enumerate(t.ops)} for t in (extended, whole))
+    assert [{order[tick] for tick in op.after} for op in extended.ops] == [
+        {true_order[tick] for tick in op.after} for op in whole.ops]
+    assert [(a.module, a.place, a.pinned) for a in extended.allocations] == [
+        (a.module, a.place, a.pinned) for a in whole.allocations]
+
+
+def test_what_reaches_further_than_a_neighbour_is_not_extended():
+    def chained(depth):
+        trace = streamed(depth)
+        computes = [op for op in trace.ops if op.name == "compute"]
+        for block, op in enumerate(computes[3:]):
+            op.after += (computes[block].tick,)
+        return trace
+
+    assert extend(chained(6), chained(7), [Stack(path="model.layers", period=1, template=2)], 5) is None

@@ -13,7 +13,7 @@ import pytest
 from tests.profiling.profiled import hostile, predicted, profile
 from tightfit.errors import ReportError
 from tightfit.files import replacing
-from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Trace
+from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Span, Stream, Trace
 from tightfit.trace.file import BLOCK, VERSION, load_trace, save_trace
 
 
@@ -24,7 +24,7 @@ def op(tick, seconds=1e-6, **changes):
 
 
 def allocation(born, size, died=None):
-    return Allocation(born=born, died=died, bytes=size, category=Category.ACTIVATIONS, became=born)
+    return Allocation(born=born, died=died, bytes=size, category=Category.ACTIVATIONS, category_since=born)
 
 
 @pytest.fixture
@@ -162,14 +162,6 @@ def test_the_longest_ops_and_the_largest_allocations_stay(path):
     assert load_trace(path, limit=limit) == sampled
 
 
-def test_the_rest_is_sampled_evenly(path):
-    save_trace(Trace(origin="measured", ops=[op(i) for i in range(10 * BLOCK)]), path)
-    kept = load_trace(path, limit=4000).ops
-    drawn = kept[2000:]  # half are the first of equals
-    for tenth in range(2, 10):
-        assert 150 < sum(tenth * BLOCK <= o.tick < (tenth + 1) * BLOCK for o in drawn) < 300
-
-
 def test_of_ops_without_seconds_those_with_most_work_stay(path):
     ops = [op(i, seconds=None, flops=10**9 if i == 777 else 5) for i in range(2 * BLOCK)]
     save_trace(Trace(origin="predicted", ops=ops), path)
@@ -192,3 +184,32 @@ def test_half_a_million_events_take_bounded_memory(path):
     assert len(sampled.ops) == 2000
     assert f"of {blocks * BLOCK:,} ops" in sampled.notes[0]
     assert peak < 32 << 20
+
+
+def test_places_streams_and_what_waits_are_kept(path):
+    held = replace(allocation(1, 8), place=Place.HOST, pinned=True)
+    trace = Trace(origin="predicted", allocations=[held, allocation(2, 4)],
+                  ops=[op(1, stream=Stream.COPY_OUT), op(2, after=(1,)), op(3)])
+    save_trace(trace, path)
+    assert load_trace(path) == trace
+
+
+def test_a_file_of_version_1_is_of_the_device_alone(path):
+    trace = Trace(origin="measured", ops=[op(1), op(2)], allocations=[allocation(1, 8)],
+                  spans=[Span(name="step 1", start=0, stop=9, step=1)])
+    save_trace(trace, path)
+    rows = [json.loads(row) for row in lines(path)]
+    for row in rows:
+        for name in ("stream", "after"):
+            row.get("ops", {}).pop(name, None)
+        for name in ("place", "pinned"):
+            row.get("allocations", {}).pop(name, None)
+        if "allocations" in row:
+            row["allocations"]["became"] = row["allocations"].pop("category_since")
+    write(path, map(json.dumps, rows))
+    with pytest.raises(ReportError, match="damaged"):
+        load_trace(path)
+    rows[0]["version"] = 1
+    write(path, map(json.dumps, rows))
+    assert load_trace(path) == trace
+    assert load_trace(path, limit=10) == trace

@@ -13,9 +13,9 @@ def trace() -> Trace:
     return Trace(
         origin="predicted",
         allocations=[
-            Allocation(born=1, died=None, bytes=100, category=Category.WEIGHTS, became=1),
-            Allocation(born=3, died=9, bytes=40, category=Category.ACTIVATIONS, became=3),
-            Allocation(born=6, died=12, bytes=30, category=Category.GRADIENTS, became=7),
+            Allocation(born=1, died=None, bytes=100, category=Category.WEIGHTS, category_since=1),
+            Allocation(born=3, died=9, bytes=40, category=Category.ACTIVATIONS, category_since=3),
+            Allocation(born=6, died=12, bytes=30, category=Category.GRADIENTS, category_since=7),
         ],
         spans=[
             Span(name="step 1", start=2, stop=13, step=1),

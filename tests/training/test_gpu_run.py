@@ -11,7 +11,7 @@ import pytest
 
 from tests.training.runs import final_weights, logged_losses, train
 from tightfit.profiling import profile as profiles
-from tightfit.training.progress import Quiet
+from tightfit.training.progress import Listener
 from tightfit.training.trainer import Trainer
 
 pytestmark = pytest.mark.gpu
@@ -19,7 +19,7 @@ SPAWN = multiprocessing.get_context("spawn")
 """A forked child could not use a GPU that its parent has used."""
 
 
-class StopAtFive(Quiet):
+class StopAtFive(Listener):
     def stepped(self, step, loss, tokens_per_second):
         if step == 5:
             os.kill(os.getpid(), signal.SIGTERM)

@@ -21,7 +21,7 @@ from tightfit.recipe import Recipe
 from tightfit.tasks import MicroBatch, Window, window_of
 from tightfit.training import checkpoints
 from tightfit.training.loop import SKIPS_IN_A_ROW, Loop
-from tightfit.training.progress import Quiet
+from tightfit.training.progress import Listener
 from tightfit.training.records import MetricsFile, Trackers
 from tightfit.training.run_folder import RunFolder
 
@@ -112,7 +112,7 @@ def run(step: FakeStep, folder: Path, listener: Any = None, source: Source | Non
     place = RunFolder(folder)
     found = checkpoints.newest(place.checkpoints, lambda text: None)
     with MetricsFile(folder / "metrics.jsonl", found.step if found else 0) as metrics, Trackers(recipe, folder) as none:
-        loop = Loop(recipe, step, source or Source(), list, place, metrics, none, listener or Quiet(),
+        loop = Loop(recipe, step, source or Source(), list, place, metrics, none, listener or Listener(),
                     profile)
         if found is not None:
             loop.resume(found)
@@ -157,7 +157,7 @@ def test_saving_comes_before_evaluating_and_once_a_step(tmp_path):
 
 
 def test_an_interval_that_a_stop_cut_is_logged_whole(tmp_path):
-    class StopAtThree(Quiet):
+    class StopAtThree(Listener):
         def stepped(self, step, loss, tokens_per_second):
             if step == 3:
                 os.kill(os.getpid(), signal.SIGTERM)

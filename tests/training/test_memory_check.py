@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tightfit.backends import load_backend
-from tightfit.errors import Refused
+from tightfit.errors import DataError, Refused
+from tightfit.models import read_config
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import steps_alone
 from tightfit.profiling.measure import profile_recipe
@@ -35,7 +36,7 @@ def large() -> Recipe:
 def checked(recipe: Recipe) -> list[str]:
     backend, said = load_backend(recipe.backend), list[str]()
     device = backend.device(recipe)
-    check_memory(resolve(recipe, device), device, backend.predict, said.append)
+    check_memory(resolve(recipe, device), device, backend, read_config(recipe), said.append)
     return said
 
 
@@ -77,10 +78,14 @@ def test_the_micro_batch_that_is_named_fits(large: Recipe, monkeypatch: pytest.M
         checked(large.override(micro_batch_size=1))
 
 
-def test_a_sequence_without_positions_is_told_as_that(large: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sequence_without_positions_is_left_to_the_data_to_refuse(
+    large: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     has(monkeypatch, GIB, GIB)
-    with pytest.raises(Refused, match=r"^seq_len: 20000 exceeds the model's 1024 positions"):
-        checked(large.override(seq_len=20_000))
+    longer = large.override(seq_len=20_000)
+    assert checked(longer) == []
+    with pytest.raises(DataError, match=r"^seq_len: 20000 exceeds the model's 1024 positions"):
+        profile_recipe(longer)
 
 
 def test_a_small_step_is_not_predicted(large: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,9 +78,9 @@ def test_stopped_half_way(run, tmp_path, change):
 
 
 def _train_and_stop(values) -> None:
-    from tightfit.training.progress import Quiet
+    from tightfit.training.progress import Listener
 
-    class StopAtFive(Quiet):
+    class StopAtFive(Listener):
         def stepped(self, step, loss, tokens_per_second):
             if step == 5:
                 os.kill(os.getpid(), signal.SIGTERM)

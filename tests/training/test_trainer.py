@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from tightfit import Trainer
+from tightfit import Trainer, models
 from tightfit.errors import CheckpointError, ModelError, RecipeError
-from tightfit.training.progress import LastingConsole, Quiet, Terminal
+from tightfit.training.progress import LastingConsole, Listener, Terminal
 from tightfit.training.run_folder import LOCK
 
 ROWS = [{"input_ids": list(range(i, i + 16))} for i in range(40)]
@@ -87,7 +87,7 @@ def test_a_prompt_that_cannot_be_continued_costs_only_the_sample(tiny, tmp_path,
     (tmp_path / "text.txt").write_text("some words to learn from, over and over\n" * 200)
     said: list[str] = []
 
-    class Listening(Quiet):
+    class Listening(Listener):
         def message(self, text: str) -> None:
             said.append(text)
 
@@ -115,3 +115,11 @@ def test_a_terminal_that_went_away_does_not_stop_the_run():
         terminal.started(0, 2)
         terminal.stepped(1, 1.0, 1.0)
         terminal.message("[/not markup]")
+
+
+def test_the_models_configuration_is_read_once(tiny, monkeypatch):
+    read = []
+    made = models._bundled_config
+    monkeypatch.setattr(models, "_bundled_config", lambda *words: read.append(words) or made(*words))
+    Trainer(recipe=tiny).train()
+    assert len(read) == 1

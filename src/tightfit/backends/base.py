@@ -12,7 +12,7 @@ from tightfit.devices import Device
 from tightfit.recipe import Recipe
 from tightfit.tasks import Window
 from tightfit.techniques import SLOTS, Technique
-from tightfit.trace import Phase, Trace, Unseen
+from tightfit.trace import Phase, Trace, UntracedMemory
 
 WARM_UP = 2
 """Steps before any is measured: the first makes the optimizer's states, compiles, and picks kernels."""
@@ -202,10 +202,11 @@ class Backend(Protocol):
         """Make this process's GPU one of `memory_bytes`, its context counted, and return it so. Raises Refused where
         there is no GPU, or one of less memory."""
 
-    def build(self, recipe: Recipe, device: Device, model: Any = None) -> Any:
+    def build(self, recipe: Recipe, device: Device, model: Any = None, config: Any = None) -> Any:
         """The model with every technique of a resolved recipe applied.
 
-        model: a module of the caller's own, instead of what `recipe.model` names.
+        model: a module of the caller's own, instead of what `recipe.model` names. config: that model's configuration as
+        `models.read_config` gives it; None reads it.
         Raises Refused with all reasons where a technique cannot serve.
         """
 
@@ -231,7 +232,7 @@ class Backend(Protocol):
     def time(self, step: Any, windows: Iterator[Any], warm_up: int, steps: int) -> Timings:
         """Take `warm_up` + `steps` + 1 steps of `step` on its own `windows`, and say what each of `steps` took."""
 
-    def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[Unseen]:
+    def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemory]:
         """Memory of the recipe's step on a device that its trace, of this device or of one like it, does not hold."""
 
 

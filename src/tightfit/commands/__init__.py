@@ -1,1 +1,1 @@
-"""What each command of the command line does, a module each; `tightfit.cli` reads the words and calls them."""
+"""Commands, a module each; `tightfit.cli` reads the words and calls them."""

@@ -22,7 +22,7 @@ from tightfit.profiling.measure import keep_profile, predicted_profile, predicti
 from tightfit.recipe_files import name_and_overrides
 from tightfit.training.progress import Terminal
 from tightfit.training.run_folder import PLAN, folder_name, run_path
-from tightfit.training.trainer import recipe_for_machine
+from tightfit.training.session import recipe_for_machine
 
 
 def run_profile(name: str, overrides: Sequence[str] = (), output: Path | None = None, gpu: str | None = None) -> Path:

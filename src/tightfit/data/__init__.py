@@ -2,17 +2,5 @@
 
 from tightfit.data.loading import WindowLoader, evaluation_windows
 from tightfit.data.preparation import Prepared, prepare
-from tightfit.data.rows import Rows, samples_from_rows
-from tightfit.data.samples import Samples
-from tightfit.data.tokenizing import Tokenizer
 
-__all__ = [
-    "Prepared",
-    "Rows",
-    "Samples",
-    "Tokenizer",
-    "WindowLoader",
-    "evaluation_windows",
-    "prepare",
-    "samples_from_rows",
-]
+__all__ = ["Prepared", "WindowLoader", "evaluation_windows", "prepare"]

@@ -1,4 +1,4 @@
-"""Folders that are computed once: named by what they are made of, and written whole or not at all."""
+"""A cache of folders: each is named by a digest of its inputs, and written whole or not at all."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def files_digest(files: Iterable[tuple[str, Path]]) -> str:
 
 
 def cached(folder: Path, fill: Callable[[Path], None], read: Callable[[Path], Read]) -> Read:
-    """What `read` makes of the cached `folder`. A damaged one, for which it raises, is made anew, once.
+    """The cached `folder` as `read` gives it. If it is not there, or damaged so that `read` raises, `fill` makes it in
+    a temporary folder that is renamed when finished.
 
     Raises DataError where the cache cannot be written.
     """
@@ -51,16 +52,6 @@ def cached(folder: Path, fill: Callable[[Path], None], read: Callable[[Path], Re
             return read(folder)
         except (OSError, ValueError, EOFError, DataError):
             shutil.rmtree(folder, ignore_errors=True)
-    return read(cached_folder(folder, fill))
-
-
-def cached_folder(folder: Path, fill: Callable[[Path], None]) -> Path:
-    """`folder`, if need be made by `fill` in a temporary folder that is renamed when finished.
-
-    Raises DataError where the cache cannot be written.
-    """
-    if folder.is_dir():
-        return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -77,4 +68,4 @@ def cached_folder(folder: Path, fill: Callable[[Path], None]) -> Path:
         raise DataError(
             f"cache_dir: cannot write {folder}: {error.strerror or error}; write cache_dir=<a folder with room>"
         ) from None
-    return folder
+    return read(folder)

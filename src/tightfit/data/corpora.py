@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.data.caching import digest, files_digest
-from tightfit.data.readers import READERS, Row, Wanted, decode, pick, read_file, require_fields
-from tightfit.errors import DataError, MissingLibrary, nearest
+from tightfit.data.readers import READERS, Row, Wanted, decode, picked, read_file, require_fields
+from tightfit.errors import DataError, nearest
 from tightfit.recipe import Data
 
 SKIPPED = frozenset({
@@ -21,7 +21,7 @@ SKIPPED = frozenset({
 
 SAVED = "state.json"
 SAVED_SPLITS = "dataset_dict.json"
-"""Files that `datasets.save_to_disk` writes: beside a dataset, and beside a folder of splits."""
+"""Files that `datasets.save_to_disk` writes: with a dataset, and with a folder of splits."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,11 @@ class Corpus:
     rows: Callable[[], Iterator[Row]]
 
 
-def open_corpus(data: Data, wanted: Wanted) -> Corpus:
-    """The documents that `data` names, reading the `wanted` fields. Raises DataError for what is not there."""
+def open_corpus(data: Data, wanted: Wanted, cache_dir: Path) -> Corpus:
+    """The documents that `data` names, reading the `wanted` fields. Raises DataError for what is not there.
+
+    cache_dir: where the library `datasets` keeps what it downloads.
+    """
     if data.source == "stdlib":
         return _stdlib(wanted)
     if not data.source:
@@ -53,7 +56,7 @@ def open_corpus(data: Data, wanted: Wanted) -> Corpus:
         raise DataError(f"data: {data.source!r} is not a regular file; write a file, a folder, stdlib or dummy")
     if _looks_like_path(data.source, path):
         raise missing_path("data", data.source, path)
-    return _dataset(data.source, _load_hub(data), wanted, data)
+    return _dataset(data.source, _load_hub(data, cache_dir), wanted, data)
 
 
 def missing_path(field: str, value: str, path: Path) -> DataError:
@@ -69,10 +72,10 @@ def missing_path(field: str, value: str, path: Path) -> DataError:
 
 
 def _looks_like_path(source: str, path: Path) -> bool:
-    """Whether a source that does not exist was meant as a path: Hugging Face ids are `name` or `owner/name`."""
+    """True for a source that was meant as a path, though none is there: Hugging Face ids are `name` or `owner/name`."""
     known = path.suffix.lower() in {*READERS, ".txt", ".md", ".py"}
-    beside = path.parent != Path() and path.parent.is_dir()
-    return known or beside or source.startswith((".", "~", "/")) or source.count("/") > 1 or "\\" in source
+    has_folder = path.parent != Path() and path.parent.is_dir()
+    return known or has_folder or source.startswith((".", "~", "/")) or source.count("/") > 1 or "\\" in source
 
 
 def _files(name: str, files: list[tuple[str, Path]], rows: Callable[[], Iterator[Row]]) -> Corpus:
@@ -121,30 +124,28 @@ def _folder(folder: Path, wanted: Wanted) -> Corpus:
     return _files(str(folder), files, lambda: (row for _, path in files for row in read_file(path, wanted)))
 
 
-def _library() -> Any:
-    try:
-        import datasets
-    except ImportError:
-        raise MissingLibrary("datasets", "data: a saved or Hugging Face dataset", "datasets") from None
-    return datasets
-
-
 def _load_saved(folder: Path, split: str) -> Any:
+    from datasets import load_from_disk
+
+    saved = _reading(str(folder), lambda: load_from_disk(str(folder)))
     if not (folder / SAVED_SPLITS).is_file():
-        return _reading(str(folder), lambda: _library().load_from_disk(str(folder)))
-    splits = _reading(str(folder), lambda: _library().load_from_disk(str(folder)))
-    if split not in splits:
-        raise DataError(f"data.split: {folder} has no split {split!r}; {nearest(split, splits)}")
-    return splits[split]
+        return saved
+    if split not in saved:
+        raise DataError(f"data.split: {folder} has no split {split!r}; {nearest(split, saved)}")
+    return saved[split]
 
 
-def _load_hub(data: Data) -> Any:
-    library = _library()
-    return _reading(data.source, lambda: library.load_dataset(data.source, data.config, split=data.split))
+def _load_hub(data: Data, cache_dir: Path) -> Any:
+    import datasets
+
+    kept = str(cache_dir / "datasets")
+    return _reading(
+        data.source, lambda: datasets.load_dataset(data.source, data.config, split=data.split, cache_dir=kept)
+    )
 
 
 def _reading(name: str, load: Callable[[], Any]) -> Any:
-    """What `load` returns; whatever goes wrong in the library or on the network becomes a DataError."""
+    """The result of `load`; whatever goes wrong in the library or on the network becomes a DataError."""
     try:
         return load()
     except Exception as error:
@@ -159,13 +160,9 @@ def _reading(name: str, load: Callable[[], Any]) -> Any:
 
 def _dataset(name: str, dataset: Any, wanted: Wanted, data: Data) -> Corpus:
     require_fields(wanted, dataset.column_names, name)
-    columns = list(wanted.values())
-
-    def rows() -> Iterator[Row]:
-        for number, row in enumerate(dataset.select_columns(columns), 1):
-            yield pick(row, wanted, f"{name} row {number}")
-
+    columns = dataset.select_columns(list(wanted.values()))
     stored = [("", Path(entry["filename"])) for entry in dataset.cache_files]
-    table = files_digest(stored) if stored else digest(repr(row) for row in rows())
-    # The same stored table serves every split that is a slice of it, so that its digest alone does not tell them apart.
-    return Corpus(name=name, fingerprint=digest((table, data.split, str(len(dataset)))), rows=rows)
+    table = files_digest(stored) if stored else digest(map(repr, columns))
+    # Every split that is a slice of the same stored table has its digest.
+    fingerprint = digest((table, data.split, str(len(dataset))))
+    return Corpus(name=name, fingerprint=fingerprint, rows=lambda: picked(columns, wanted, name))

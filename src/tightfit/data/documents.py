@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from tightfit.data.masking import Masking
+from tightfit.data.readers import TARGET, TEXT
 from tightfit.data.samples import Example, next_tokens, shifted_right
-from tightfit.data.stream import TokenStream
+from tightfit.data.tokenized import Part
+from tightfit.models import ModelFacts
 from tightfit.tasks import Array
 
 
@@ -17,69 +19,31 @@ def truncated(ids: Array, length: int) -> Array:
     return ids if len(ids) <= length else np.concatenate((ids[: length - 1], ids[-1:]))
 
 
-@dataclass(frozen=True)
-class CausalDocuments:
-    """Documents cut to `seq_len` tokens, to predict each token's successor."""
-
-    stream: TokenStream
-    seq_len: int
-
-    def __len__(self) -> int:
-        return self.stream.documents
-
-    def example(self, index: int, epoch: int) -> Example:
-        return next_tokens(self.stream.document(index, self.seq_len + 1), self.seq_len)
-
-
-@dataclass(frozen=True)
-class MaskedDocuments:
-    """Documents cut to `seq_len` tokens, some of them hidden anew in each epoch."""
-
-    stream: TokenStream
-    seq_len: int
-    masking: Masking
-
-    def __len__(self) -> int:
-        return self.stream.documents
-
-    def example(self, index: int, epoch: int) -> Example:
-        ids = truncated(self.stream.document(index), self.seq_len)
-        shown, labels = self.masking.apply(ids, epoch, index)
-        return Example({"input_ids": shown}, labels)
-
-
-@dataclass(frozen=True)
-class ClassifiedDocuments:
-    """Documents cut to `seq_len` tokens and their classes, int64 (documents,)."""
-
-    stream: TokenStream
-    classes: Array
-    seq_len: int
-
-    def __len__(self) -> int:
-        return self.stream.documents
-
-    def example(self, index: int, epoch: int) -> Example:
-        return Example({"input_ids": truncated(self.stream.document(index), self.seq_len)}, self.classes[index])
-
-
 @dataclass(frozen=True, kw_only=True)
-class TranslatedDocuments:
-    """Source documents and their targets, each cut to `seq_len` tokens."""
+class Documents:
+    """The documents of a part, cut to `seq_len` tokens, as examples of the task that they were read for.
 
-    sources: TokenStream
-    targets: TokenStream
+    They predict their targets, their classes, the tokens that `masking` hides, or else each token's successor.
+    """
+
+    part: Part
     seq_len: int
-    start_id: int
-    pad_id: int
+    facts: ModelFacts
+    masking: Masking | None = None
 
     def __len__(self) -> int:
-        return self.sources.documents
+        return self.part.streams[TEXT].documents
 
     def example(self, index: int, epoch: int) -> Example:
-        labels = self.targets.document(index, self.seq_len)
-        inputs = {
-            "input_ids": truncated(self.sources.document(index), self.seq_len),
-            "decoder_input_ids": shifted_right(labels, self.start_id, self.pad_id),
-        }
-        return Example(inputs, labels)
+        stream, length = self.part.streams[TEXT], self.seq_len
+        if self.masking is not None:
+            shown, labels = self.masking.apply(truncated(stream.document(index), length), epoch, index)
+            return Example({"input_ids": shown}, labels)
+        if self.part.classes is not None:
+            return Example({"input_ids": truncated(stream.document(index), length)}, self.part.classes[index])
+        if TARGET in self.part.streams:
+            target = self.part.streams[TARGET].document(index, length)
+            decoder = shifted_right(target, self.facts.decoder_start_token_id, self.facts.pad_token_id)
+            ids = truncated(stream.document(index), length)
+            return Example({"input_ids": ids, "decoder_input_ids": decoder}, target)
+        return next_tokens(stream.document(index, length + 1), length)

@@ -27,7 +27,7 @@ class Masking:
     seed: int
 
     def apply(self, ids: Array, epoch: int, sample: int, first: int = 0) -> tuple[Array, Array]:
-        """What the model is shown and what it is to predict, both int64 (T,), for one sample's `ids`.
+        """Model inputs and labels, both int64 (T,), for one sample's `ids`.
 
         Of the ordinary tokens from position `first` on, 15 % are chosen, rounded and at least one.
         """

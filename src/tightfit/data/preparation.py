@@ -5,18 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tightfit.data.corpora import open_corpus
-from tightfit.data.documents import CausalDocuments, ClassifiedDocuments, MaskedDocuments, TranslatedDocuments
-from tightfit.data.dummy import Dummy
-from tightfit.data.images import open_images
+from tightfit.data.documents import Documents
 from tightfit.data.masking import Masking
 from tightfit.data.packing import Packed
 from tightfit.data.readers import LABEL, TARGET, TEXT, Wanted
-from tightfit.data.rows import Rows, samples_from_rows
-from tightfit.data.samples import Examples, Padded, Samples
+from tightfit.data.samples import Padded, Samples, padded
 from tightfit.data.splitting import held_out
 from tightfit.data.stream import TokenStream, unigram_loss
 from tightfit.data.tokenized import Part, Progress, Split, tokenize
@@ -26,6 +24,9 @@ from tightfit.errors import DataError
 from tightfit.models import ModelFacts
 from tightfit.recipe import Data, Recipe
 from tightfit.tasks import Task, get_task
+
+if TYPE_CHECKING:
+    from tightfit.data.rows import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +76,16 @@ def _check_positions(recipe: Recipe, facts: ModelFacts, padded: bool) -> None:
 
 
 def _from_rows(recipe: Recipe, facts: ModelFacts, dataset: Rows) -> Prepared:
-    samples = samples_from_rows(dataset, recipe, facts, get_task(recipe.task))
-    train, evaluation = _divide(samples, recipe.data.eval_fraction)
+    from tightfit.data.rows import samples_from_rows
+
+    train, evaluation = _divide(samples_from_rows(dataset, recipe, facts), recipe.data.eval_fraction)
     named = recipe.tokenizer not in ("auto", "train")
     return Prepared(train=train, evaluation=evaluation, tokenizer=named_tokenizer(recipe) if named else None)
 
 
 def _from_dummy(recipe: Recipe, facts: ModelFacts) -> Prepared:
+    from tightfit.data.dummy import Dummy
+
     make = partial(Dummy, task=get_task(recipe.task), facts=facts, seq_len=recipe.seq_len, seed=recipe.seed)
     count, fraction = recipe.data.samples, recipe.data.eval_fraction
     evaluation = make(samples=max(round(count * fraction), 1), part=1) if fraction else None
@@ -89,8 +93,10 @@ def _from_dummy(recipe: Recipe, facts: ModelFacts) -> Prepared:
 
 
 def _from_images(recipe: Recipe, facts: ModelFacts) -> Prepared:
+    from tightfit.data.images import open_images
+
     images, names = open_images(recipe.data.source, facts, recipe.num_labels)
-    train, evaluation = _divide(_padded(images, recipe, facts), recipe.data.eval_fraction)
+    train, evaluation = _divide(padded(images, recipe, facts), recipe.data.eval_fraction)
     return Prepared(train=train, evaluation=evaluation, classes=dict(enumerate(names)))
 
 
@@ -99,11 +105,6 @@ def _divide(samples: Padded, fraction: float) -> tuple[Samples, Samples | None]:
     if not chosen.any():
         return samples, None
     return replace(samples, chosen=(~chosen).nonzero()[0]), replace(samples, chosen=chosen.nonzero()[0])
-
-
-def _padded(examples: Examples, recipe: Recipe, facts: ModelFacts) -> Padded:
-    causal = get_task(recipe.task).predicts == "next"
-    return Padded(examples=examples, pad_id=facts.pad_token_id, multiple=recipe.pad_sequence_to or 1, causal=causal)
 
 
 def _wanted(task: Task, data: Data) -> Wanted:
@@ -115,9 +116,9 @@ def _wanted(task: Task, data: Data) -> Wanted:
 def _from_text(recipe: Recipe, facts: ModelFacts, progress: Progress | None) -> Prepared:
     task = get_task(recipe.task)
     wanted = _wanted(task, recipe.data)
-    split = Split(open_corpus(recipe.data, wanted), wanted, recipe.data.eval_fraction)
-    tokenizer = choose_tokenizer(recipe, facts, lambda: split.training_texts(progress), split.key)
     cache_dir = Path(recipe.cache_dir).expanduser()
+    split = Split(open_corpus(recipe.data, wanted, cache_dir), wanted, recipe.data.eval_fraction)
+    tokenizer = choose_tokenizer(recipe, facts, lambda: split.training_texts(progress), split.key)
     train, evaluation, names = tokenize(split, tokenizer, cache_dir, facts.num_labels, progress)
     if len(names) > facts.num_labels:
         raise DataError(f"{LABEL}: {split.corpus.name} has {len(names)} classes and the model {facts.num_labels}; "
@@ -131,18 +132,18 @@ def _from_text(recipe: Recipe, facts: ModelFacts, progress: Progress | None) -> 
         raise DataError(f"data: there is no token to predict in the documents of {split.corpus.name}: each is empty or "
                         "holds special tokens only; write data=<documents with text>")  # fmt: skip
     samples = partial(_text_samples, recipe=recipe, facts=facts, tokenizer=tokenizer, packed=packed)
-    has_evaluation = len(evaluation.streams[TEXT]) > 0
+    held = evaluation if len(evaluation.streams[TEXT]) else None
     return Prepared(
         train=samples(train),
-        evaluation=samples(evaluation) if has_evaluation else None,
+        evaluation=None if held is None else samples(held),
         tokenizer=tokenizer,
-        unigram_loss=_unigram_loss(task, train, evaluation) if has_evaluation else None,
+        unigram_loss=None if held is None else _unigram_loss(task, train, held),
         classes=None if all(name.isdecimal() for name in names) else dict(enumerate(names)),
     )
 
 
 def _something_to_predict(task: Task, train: TokenStream, tokenizer: Tokenizer) -> bool:
-    """Whether any token of the training documents can be a label."""
+    """True where any token of the training documents can be a label."""
     if task.predicts == "next":  # a document's first token has none before it to be predicted from
         return len(train) > train.documents
     if task.predicts == "hidden":
@@ -151,27 +152,14 @@ def _something_to_predict(task: Task, train: TokenStream, tokenizer: Tokenizer) 
 
 
 def _text_samples(part: Part, *, recipe: Recipe, facts: ModelFacts, tokenizer: Tokenizer, packed: bool) -> Samples:
-    stream, length = part.streams[TEXT], recipe.seq_len
     masking = None
     if get_task(recipe.task).predicts == "hidden":
         assert tokenizer.mask_id is not None, "choose_tokenizer refuses a tokenizer without one"
         masking = Masking(mask_id=tokenizer.mask_id, vocab_size=tokenizer.vocab_size,
                           special_ids=tokenizer.special_ids, seed=recipe.seed)  # fmt: skip
     if packed:
-        return Packed(stream, length, masking)
-    examples: Examples
-    if masking is not None:
-        examples = MaskedDocuments(stream, length, masking)
-    elif part.classes is not None:
-        examples = ClassifiedDocuments(stream, part.classes, length)
-    elif TARGET in part.streams:
-        examples = TranslatedDocuments(
-            sources=stream, targets=part.streams[TARGET], seq_len=length,
-            start_id=facts.decoder_start_token_id, pad_id=facts.pad_token_id,
-        )  # fmt: skip
-    else:
-        examples = CausalDocuments(stream, length)
-    return _padded(examples, recipe, facts)
+        return Packed(part.streams[TEXT], recipe.seq_len, masking)
+    return padded(Documents(part=part, seq_len=recipe.seq_len, facts=facts, masking=masking), recipe, facts)
 
 
 def _unigram_loss(task: Task, train: Part, evaluation: Part) -> float | None:

@@ -10,10 +10,11 @@ import csv
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tightfit.errors import DataError, MissingLibrary
+from tightfit.errors import DataError
 
 TEXT, TARGET, LABEL = "data.text", "data.target", "data.label"
 TEXTS = (TEXT, TARGET)
@@ -42,6 +43,11 @@ def pick(row: Mapping[str, Any], wanted: Wanted, origin: str) -> Row:
         if key in TEXTS and not isinstance(row[field], str):
             raise DataError(f"{key}: field {field!r} of {origin} is {row[field]!r}, not text; write {key}=<a field>")
     return tuple(row[field] for field in wanted.values())
+
+
+def picked(rows: Iterable[Mapping[str, Any]], wanted: Wanted, name: str) -> Iterator[Row]:
+    """The wanted values of each row of a table."""
+    return (pick(row, wanted, f"{name} row {number}") for number, row in enumerate(rows, 1))
 
 
 def decode(raw: bytes, path: Path) -> str:
@@ -96,7 +102,7 @@ def _check_characters(values: Row, origin: str) -> None:
 
 
 def read_csv(path: Path, wanted: Wanted, delimiter: str = ",") -> Iterator[Row]:
-    """Comma-separated values under a line of names; values are texts."""
+    """Separated values under a line of names; values are texts."""
     csv.field_size_limit(sys.maxsize)  # the default refuses documents above 128 KiB
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = csv.DictReader(file, delimiter=delimiter)
@@ -110,26 +116,16 @@ def read_csv(path: Path, wanted: Wanted, delimiter: str = ",") -> Iterator[Row]:
             raise DataError(f"data: {path} line {rows.line_num} is not CSV: {error}") from None
 
 
-def read_tsv(path: Path, wanted: Wanted) -> Iterator[Row]:
-    """Tab-separated values."""
-    return read_csv(path, wanted, delimiter="\t")
-
-
 def read_parquet(path: Path, wanted: Wanted) -> Iterator[Row]:
     """A Parquet file, read a batch of rows at a time."""
-    try:
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise MissingLibrary("pyarrow", f"data: {path}", "pyarrow") from None
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
     try:
         with ParquetFile(path) as file:
             require_fields(wanted, file.schema_arrow.names, str(path))
-            number = 0
-            for batch in file.iter_batches(columns=list(wanted.values()), batch_size=1024):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield pick(row, wanted, f"{path} row {number}")
+            batches = file.iter_batches(columns=list(wanted.values()), batch_size=1024)
+            yield from picked((row for batch in batches for row in batch.to_pylist()), wanted, str(path))
     except ArrowException as error:
         raise DataError(f"data: {path} is not a Parquet file: {error}") from None
 
@@ -139,10 +135,13 @@ READERS: dict[str, Reader] = {
     ".ndjson": read_jsonl,
     ".json": read_jsonl,
     ".csv": read_csv,
-    ".tsv": read_tsv,
+    ".tsv": partial(read_csv, delimiter="\t"),
     ".parquet": read_parquet,
 }
-"""Readers by a file name's ending; a file of any other name is read as text."""
+"""Readers by a file name's ending; a file of any other name is read as text.
+
+Lines of JSON and separated values are read here and not by `datasets`, whose readers take the fields of the first ten
+megabytes, or the types of the first rows, for those of all, and name no line where that fails."""
 
 
 def read_file(path: Path, wanted: Wanted) -> Iterator[Row]:

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tightfit.data.samples import PADDED_WITH_ZERO, Example, Padded, next_tokens, shifted_right
+from tightfit.data.samples import PADDED_WITH_ZERO, Example, Padded, next_tokens, padded, shifted_right
 from tightfit.errors import DataError
 from tightfit.models import ModelFacts
 from tightfit.recipe import Recipe
-from tightfit.tasks import IGNORE, Array, Task
+from tightfit.tasks import IGNORE, Array, Task, get_task
 
 
 class Rows(Protocol):
@@ -25,7 +25,7 @@ class Rows(Protocol):
         """The row `index`."""
 
 
-def samples_from_rows(rows: Rows, recipe: Recipe, facts: ModelFacts, task: Task) -> Padded:
+def samples_from_rows(rows: Rows, recipe: Recipe, facts: ModelFacts) -> Padded:
     """The rows as samples, one a row of the micro-batch.
 
     Rows hold `input_ids` (or `pixel_values`), and may hold `attention_mask` (positions that it hides are dropped),
@@ -33,11 +33,10 @@ def samples_from_rows(rows: Rows, recipe: Recipe, facts: ModelFacts, task: Task)
     -100 where nothing counts). A causal-lm without labels predicts its own tokens. Raises DataError for a row that
     lacks what the task needs.
     """
-    examples = RowExamples(rows=rows, task=task, seq_len=recipe.seq_len, facts=facts)
+    examples = RowExamples(rows=rows, task=get_task(recipe.task), seq_len=recipe.seq_len, facts=facts)
     if len(examples):
         examples.example(0, 0)
-    causal = task.predicts == "next"
-    return Padded(examples=examples, pad_id=facts.pad_token_id, multiple=recipe.pad_sequence_to or 1, causal=causal)
+    return padded(examples, recipe, facts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,9 @@ from typing import Protocol
 
 import numpy as np
 
-from tightfit.tasks import IGNORE, Array, MicroBatch
+from tightfit.models import ModelFacts
+from tightfit.recipe import Recipe
+from tightfit.tasks import IGNORE, Array, MicroBatch, get_task
 
 PADDED_WITH_ZERO = frozenset({"token_type_ids"})
 """Inputs whose padding is 0; other inputs of ids are padded with the model's padding token."""
@@ -25,7 +27,7 @@ class Samples(Protocol):
         (images: of images). A pure function of its arguments."""
 
     def numbers(self, indices: Array) -> Array:
-        """What the samples `indices` are called in the data, for messages: int64 (indices,)."""
+        """The numbers that the samples `indices` have in the data, for messages: int64 (indices,)."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,12 @@ class Padded:
         return result
 
 
+def padded(examples: Examples, recipe: Recipe, facts: ModelFacts) -> Padded:
+    """Examples of the recipe's task as samples, padded as its model and the recipe want it."""
+    causal = get_task(recipe.task).predicts == "next"
+    return Padded(examples=examples, pad_id=facts.pad_token_id, multiple=recipe.pad_sequence_to or 1, causal=causal)
+
+
 def next_tokens(ids: Array, length: int) -> Example:
     """The causal-lm example of a document: its first `length` tokens, each labelled with the one behind it."""
     labels = np.full(min(len(ids), length), IGNORE, dtype=np.int64)
@@ -102,6 +110,6 @@ def next_tokens(ids: Array, length: int) -> Example:
 
 
 def shifted_right(labels: Array, start_id: int, pad_id: int) -> Array:
-    """What a decoder reads to predict `labels`: they follow `start_id`, the last left out."""
+    """Decoder inputs that predict `labels`: `start_id`, then the labels without the last."""
     shifted = np.concatenate((np.array([start_id], dtype=np.int64), labels[:-1]))
     return np.where(shifted == IGNORE, pad_id, shifted)

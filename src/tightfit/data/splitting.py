@@ -1,4 +1,4 @@
-"""Which documents are held out for evaluation."""
+"""Train and evaluation split of the documents."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +90,14 @@ def tokenize(
     """
 
     def fill(folder: Path) -> None:
-        rows, names = _coded(split, num_labels)
+        if not len(split.chosen):
+            raise DataError(f"data: {split.corpus.name} holds no text")
+        ids, names = _classes(split, num_labels)
         (folder / "names.json").write_text(json.dumps(names), encoding="utf-8")
-        _encode(folder, rows, split, tokenizer, progress)
+        parts = _encode(folder, split, tokenizer, progress)
+        for part, name in enumerate(PARTS):
+            if LABEL in split.wanted:
+                np.save(folder / name / f"{LABEL}.npy", ids[parts == part])
 
     key = digest(["tokens 1", split.key, tokenizer.fingerprint])
     return cached(cache_dir / "tokens" / key, fill, lambda folder: _read(folder, split.wanted))
@@ -112,15 +118,13 @@ def _read_part(folder: Path, wanted: Wanted) -> Part:
     return Part(streams, np.load(folder / f"{LABEL}.npy") if LABEL in wanted else None)
 
 
-def _coded(split: Split, num_labels: int) -> tuple[Iterable[tuple[int, Row]], list[str]]:
-    """The rows with labels as ids, and the labels' names."""
-    if not len(split.chosen):
-        raise DataError(f"data: {split.corpus.name} holds no text")
+def _classes(split: Split, num_labels: int) -> tuple[Array, list[str]]:
+    """The rows' classes, int64 (rows,), and their names; both empty where the task reads none."""
     if LABEL not in split.wanted:
-        return split.rows(), []
+        return np.zeros(0, dtype=np.int64), []
     place = list(split.wanted).index(LABEL)
-    codes, names = class_ids([row[place] for _, row in split.rows()], split.wanted[LABEL], num_labels)
-    return ((part, (*row[:place], code)) for (part, row), code in zip(split.rows(), codes, strict=True)), names
+    ids, names = class_ids([row[place] for _, row in split.rows()], split.wanted[LABEL], num_labels)
+    return np.array(ids, dtype=np.int64), names
 
 
 def class_ids(labels: list[Any], field: str, num_labels: int) -> tuple[list[int], list[str]]:
@@ -146,45 +150,36 @@ def class_ids(labels: list[Any], field: str, num_labels: int) -> tuple[list[int]
     return [places[label] for label in labels], names
 
 
-def _encode(
-    folder: Path, rows: Iterable[tuple[int, Row]], split: Split, tokenizer: Tokenizer, progress: Progress | None
-) -> None:
-    """Write the rows' streams and classes into a folder for each part."""
-    columns = dict(enumerate(split.wanted))
-    texts = {column: key for column, key in columns.items() if key in TEXTS}
+def _encode(folder: Path, split: Split, tokenizer: Tokenizer, progress: Progress | None) -> Array:
+    """Write the rows' streams into a folder for each part; the rows' parts, int64 (rows,)."""
+    columns = {column: key for column, key in enumerate(split.wanted) if key in TEXTS}
     writers = {
-        (part, column): StreamWriter(folder / name / key, tokenizer.vocab_size)
-        for part, name in enumerate(PARTS)
-        for column, key in texts.items()
+        column: [StreamWriter(folder / part / key, tokenizer.vocab_size) for part in PARTS]
+        for column, key in columns.items()
     }
-    classes: dict[int, list[int]] = {part: [] for part in range(len(PARTS))}
-    done, total = 0, len(split.chosen)
-    for batch in _batches(rows, texts):
-        for column in texts:
+    parts: list[int] = []
+    total = len(split.chosen)
+    for batch in _batches(split.rows(), columns):
+        here = [part for part, _ in batch]
+        for column in columns:
             encoded = tokenizer.encode_batch([row[column] for _, row in batch])
-            for part in classes:
-                mine = [ids for (place, _), ids in zip(batch, encoded, strict=True) if place == part]
-                writers[part, column].extend(mine)
-        for part, row in batch:
-            classes[part] += [label for column, label in enumerate(row) if column not in texts]
-        if progress is not None and done < total:
-            progress("tokenizing", min(done + len(batch), total), total)
-        done += len(batch)
-    for writer in writers.values():
+            for part, writer in enumerate(writers[column]):
+                writer.extend([ids for place, ids in zip(here, encoded, strict=True) if place == part])
+        if progress is not None and len(parts) < total:
+            progress("tokenizing", min(len(parts) + len(batch), total), total)
+        parts += here
+    for writer in chain.from_iterable(writers.values()):
         writer.close()
-    if LABEL in split.wanted:
-        for part, name in enumerate(PARTS):
-            np.save(folder / name / f"{LABEL}.npy", np.array(classes[part], dtype=np.int64))
+    return np.array(parts, dtype=np.int64)
 
 
-def _batches(rows: Iterable[tuple[int, Row]], texts: Iterable[int]) -> Iterator[list[tuple[int, Row]]]:
+def _batches(rows: Iterable[tuple[int, Row]], columns: Iterable[int]) -> Iterator[list[tuple[int, Row]]]:
     """Rows in groups of about `BATCH_CHARACTERS`."""
-    texts = list(texts)
     waiting: list[tuple[int, Row]] = []
     size = 0
     for item in rows:
         waiting.append(item)
-        size += sum(len(item[1][column]) for column in texts)
+        size += sum(len(item[1][column]) for column in columns)
         if size >= BATCH_CHARACTERS:
             yield waiting
             waiting, size = [], 0

@@ -1,4 +1,4 @@
-"""Which tokenizer a recipe means, and training one where it means that."""
+"""Tokenizer choice: the recipe's, the model's own, or one trained on the data."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def special_tokens(task: Task, pad_id: int) -> list[str]:
     return [*others[:place], PAD, *others[place:]]
 
 
-def _trained(recipe: Recipe, facts: ModelFacts, texts: Callable[[], Iterable[str]], fingerprint: str) -> FastTokenizer:
+def _trained(recipe: Recipe, facts: ModelFacts, texts: Callable[[], Iterable[str]], fingerprint: str) -> Tokenizer:
     specials = special_tokens(get_task(recipe.task), facts.pad_token_id)
     key = digest(["byte-level BPE 2", fingerprint, str(facts.vocab_size), *specials])
 

@@ -16,7 +16,7 @@ HALVINGS = 4
 """How often the global batch is halved: each time, a micro-batch that is tried."""
 FEATURE_OF = {"precision": "mixed precision", "checkpointing": "gradient checkpointing",
               "optimizer": "optimizer choice", "attention": "SDPA", "compile": "torch.compile"}  # fmt: skip
-"""The guides' names of the slots."""
+"""The guides' names of the slots; they have none for the loss."""
 BASELINE = "plain"
 
 

@@ -15,6 +15,9 @@ def command(launch: Launch, worker: list[str]) -> tuple[list[str], dict[str, str
     """The command that starts a job's processes, and variables for their environment. worker: the module and its
     arguments."""
     environment = {"NCCL_P2P_DISABLE": "1"} if launch == "ddp-no-p2p" else {}
+    if launch == "dp":  # which would take all GPUs there are
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[:DEVICES]
+        environment = {"CUDA_VISIBLE_DEVICES": ",".join(first)}
     if launch in ("single", "dp"):
         return [sys.executable, "-m", *worker], environment
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={DEVICES}",

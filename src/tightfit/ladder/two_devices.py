@@ -8,16 +8,15 @@ import numpy as np
 
 from tightfit.backends.base import Timings
 from tightfit.backends.pytorch.backend import PytorchBackend
-from tightfit.backends.pytorch.parallel import cards, time_data_parallel, time_distributed
-from tightfit.data import prepare
+from tightfit.backends.pytorch.measuring.parallel_timing import cards, time_distributed, time_in_one_process
 from tightfit.data.loading import WindowLoader, make_window
 from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.ladder.parallel import DEVICES
 from tightfit.ladder.rungs import Launch
-from tightfit.models import model_facts
 from tightfit.recipe import Recipe
 from tightfit.tasks import Window
+from tightfit.training.session import training_windows
 
 
 def run_parallel(launch: Launch, recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
@@ -37,11 +36,11 @@ def data_parallel(recipe: Recipe, device: Device, warm_up: int, steps: int) -> T
         raise Refused("compile: DataParallel copies the model anew at every step; write compile=off")
     micro = recipe.micro_batch_size
     assert micro != "auto"
-    both = recipe.override(micro_batch_size=min(DEVICES * micro, recipe.batch_size))
-    data = WindowLoader(prepare(both, model_facts(both)).train, both)
+    both = recipe.override(parallel="dp", micro_batch_size=min(DEVICES * micro, recipe.batch_size))
+    data = training_windows(both)
     if data.window(0).micro_batches[0].mask == "packed":
         raise Refused("data.packing: DataParallel cannot cut rows that documents share; write data.packing=false")
-    return time_data_parallel(both, device, data, warm_up, steps, DEVICES)
+    return time_in_one_process(both, device, data, warm_up, steps)
 
 
 def distributed(recipe: Recipe, device: Device, warm_up: int, steps: int, *, direct: bool) -> Timings:
@@ -54,7 +53,7 @@ def distributed(recipe: Recipe, device: Device, warm_up: int, steps: int, *, dir
     if found < DEVICES and not direct:
         raise Refused(f"launch: NCCL switches off the direct link between two GPUs, and this machine has {found}; run "
                       "it where there are two")
-    data = WindowLoader(prepare(recipe, model_facts(recipe)).train, recipe)
+    data = training_windows(recipe)
     if any(len(data.chosen(step)[0]) < DEVICES for step in range(warm_up + steps + 1)):
         raise Refused(f"batch_size: a step of one sample cannot be shared by {DEVICES} processes; write an even "
                       "batch_size that divides the samples")
@@ -62,7 +61,8 @@ def distributed(recipe: Recipe, device: Device, warm_up: int, steps: int, *, dir
         device = PytorchBackend().device(recipe.override(device="cpu"))
     if reasons := recipe.refusals(device):
         raise Refused("; ".join(reasons))
-    return time_distributed(recipe, device, _Share(data, int(os.environ["RANK"])), warm_up, steps)
+    share = _Share(data, int(os.environ["RANK"]))
+    return time_distributed(recipe.override(parallel="ddp"), device, share, warm_up, steps)
 
 
 class _Share:

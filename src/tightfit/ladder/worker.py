@@ -21,8 +21,6 @@ import psutil
 
 from tightfit.backends import load_backend
 from tightfit.backends.base import Backend, Timings
-from tightfit.data import prepare
-from tightfit.data.loading import WindowLoader
 from tightfit.devices import Device
 from tightfit.errors import MissingLibrary, NonFiniteLoss, OutOfMemory, Refused, TightfitError
 from tightfit.ladder.cards import card
@@ -30,7 +28,6 @@ from tightfit.ladder.jobs import JOBS, OUTCOME, Job, Outcome
 from tightfit.ladder.parallel import end_others, writes_outcome
 from tightfit.ladder.peers import PEERS
 from tightfit.ladder.rows import OURS, Machine, Status
-from tightfit.models import model_facts
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Margin, fit, steps_alone
 from tightfit.planning.search.resolve_auto import resolve_auto
@@ -40,7 +37,7 @@ from tightfit.planning.targets import Target, own_target
 from tightfit.recipe import Recipe
 from tightfit.system import driver_version, installed
 from tightfit.tasks import TASKS
-from tightfit.training.memory_check import check_memory
+from tightfit.training.session import Session, training_windows
 
 LIBRARIES = ("torch", "transformers", "tightfit", "torchao", "torch-optimi", "triton", "flash-attn", "jax",
              *(library for peer in PEERS.values() for library in peer.libraries))  # fmt: skip
@@ -96,7 +93,7 @@ def measure(job: Job) -> Outcome:
     backend = load_backend(recipe.backend.name)
     device = backend.device(recipe) if job.memory is None else backend.limit_memory(recipe, job.memory)
     recipe = _resolved(job, own_target(device), backend, notes)
-    check_memory(recipe, device, backend.predict, notes.append)
+    Session(recipe=recipe, device=device, backend=backend).check_memory(notes.append)
     runner = PEERS[job.runner].run if job.runner != OURS else _ours
     if job.launch != "single":
         from tightfit.ladder.two_devices import run_parallel
@@ -113,9 +110,9 @@ def measure(job: Job) -> Outcome:
 
 def _ours(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
     backend = load_backend(recipe.backend.name)
-    data = prepare(recipe, model_facts(recipe))
+    source = training_windows(recipe)
     step = backend.step(backend.build(recipe, device))
-    windows = step.windows(WindowLoader(data.train, recipe), 0, warm_up + steps + 1)
+    windows = step.windows(source, 0, warm_up + steps + 1)
     return backend.time(step, windows, warm_up, steps)
 
 

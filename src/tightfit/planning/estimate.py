@@ -9,9 +9,11 @@ from typing import Protocol
 from tightfit.devices import Device
 from tightfit.planning.allocator.replay import Fits
 from tightfit.planning.plan import Estimate, Memory, Time
+from tightfit.planning.wording import size
 from tightfit.recipe import Recipe
+from tightfit.system import HostMemory, pinned_size
 from tightfit.tasks import TASKS
-from tightfit.trace import Category, Trace, Unseen
+from tightfit.trace import Category, Place, Trace, UntracedMemory
 
 
 class Replayed(Protocol):
@@ -63,13 +65,15 @@ class Tools:
     mfu: model FLOPs utilization, 0 to 1, of a step that takes so many seconds; 0 where the peak is not known.
     expandable_replay: the same as `replay`, with segments that grow page by page; None: the same altogether.
     unseen: what a trace that was made from another recipe's or device's does not show; None: the same as that one.
+    host: the memory of the machine that the device is in, for what is offloaded to it; None where it is not known.
     """
 
     predict: Callable[[Recipe, Device], Trace]
     replay: Callable[[Trace, int | None], Replayed]
     step_time: Callable[[Trace, Recipe, Device], StepTimed]
     mfu: Callable[[Recipe, Device, float], float]
-    unseen: Callable[[Recipe, Device, Trace], list[Unseen]] | None = None
+    unseen: Callable[[Recipe, Device, Trace], list[UntracedMemory]] | None = None
+    host: HostMemory | None = None
     expandable_replay: Callable[[Trace, int | None], Replayed] | None = None
 
     def of(self, recipe: Recipe) -> Tools:
@@ -85,11 +89,12 @@ class Tools:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How a trace lies in a device's memory; fields as in `Estimate`."""
+    """How a trace lies in a device's memory; fields as in `Estimate`. notes: why the host's memory does not serve."""
 
     memory: Memory
     fits: Fits
     safe: bool
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +122,11 @@ def unseen(trace: Trace, where: str) -> int:
 
 
 def fit(trace: Trace, device: Device, tools: Tools, margin: Margin) -> Fit:
-    """The trace's memory on the device, and whether it fits."""
+    """The trace's memory on the device and in the host, and whether it fits."""
+    if device.kind == "cpu":
+        trace = in_one_memory(trace)
     room, spare = capacity(trace, device), margin.of(device)
+    host = host_need(trace)
     fits: Fits
     if device.kind == "cpu" or trace.laid_out:  # no caching allocator: reserved is allocated, and nothing is rounded
         tick, allocated = trace.peak()
@@ -132,18 +140,64 @@ def fit(trace: Trace, device: Device, tools: Tools, margin: Margin) -> Fit:
         tick, allocated, reserved = replayed.peak_tick, replayed.peak_allocated, replayed.peak_reserved
         # with all that it would take without end, it fits; a tight allocator can be said to miss more
         fits, missing = replayed.fits, min(replayed.missing, max(reserved - room, 0))
+    lack = {} if tools.host is None else host.lack(tools.host)
+    if lack:
+        fits, safe = "no", False
     memory = Memory(
         peak_allocated=allocated,
         peak_reserved=reserved,
         context=unseen(trace, "context"),
-        host=unseen(trace, "host"),
+        host=host.total,
         by_category=by_category(trace, tick, allocated),
         peak_in=running_at(trace, tick),
         capacity=room,
         margin=spare,
         missing=missing,
+        host_missing=max(lack.values(), default=0),
     )
-    return Fit(memory=memory, fits=fits, safe=safe)
+    return Fit(memory=memory, fits=fits, safe=safe, notes=tuple(lack))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostNeed:
+    """Bytes of the host's memory at its own peak. offloaded: what the trace keeps there. pinned: what of that is
+    page-locked, as PyTorch rounds it up. unseen: what tracing does not see."""
+
+    offloaded: int
+    pinned: int
+    unseen: int
+
+    @property
+    def total(self) -> int:
+        return self.offloaded + self.unseen
+
+    def lack(self, host: HostMemory) -> dict[str, int]:
+        """Reasons why it does not fit, as sentences, and the bytes that each misses. Without anything offloaded, none:
+        what loading takes is a matter of the run."""
+        found = {}
+        if self.offloaded and self.total > host.total:
+            found[f"host memory: {size(self.total)} are needed, {size(self.offloaded)} of them for what is offloaded, "
+                  f"and this machine has {size(host.total)}"] = self.total - host.total
+        if host.pinnable is not None and self.pinned > host.pinnable:
+            found[f"host memory: {size(self.pinned)} have to be page-locked, and this machine allows "
+                  f"{size(host.pinnable)}"] = self.pinned - host.pinnable
+        return found
+
+
+def host_need(trace: Trace) -> HostNeed:
+    """What a trace takes of the host's memory."""
+    kept = [replace(a, bytes=pinned_size(a.bytes)) if a.pinned and a.bytes else a for a in trace.lying_in(Place.HOST)]
+    whole, pinned = (Trace(origin=trace.origin, allocations=allocations).peak(place=Place.HOST)[1]
+                     for allocations in (kept, [a for a in kept if a.pinned]))
+    return HostNeed(offloaded=whole, pinned=pinned, unseen=unseen(trace, "host"))
+
+
+def in_one_memory(trace: Trace) -> Trace:
+    """The trace on a processor, whose memory is the host's: nothing in it is page-locked."""
+    if not trace.lying_in(Place.HOST):
+        return trace
+    return replace(trace, allocations=[replace(a, place=Place.DEVICE) if a.place is Place.HOST else a
+                                       for a in trace.allocations])
 
 
 def steps_alone(trace: Trace) -> Trace:
@@ -199,7 +253,7 @@ def join(trace: Trace, found: Fit, time: Time, notes: Sequence[str]) -> Estimate
         memory=found.memory,
         time=time,
         unseen=tuple(trace.unseen),
-        notes=tuple(dict.fromkeys([*trace.notes, *notes])),
+        notes=tuple(dict.fromkeys([*found.notes, *trace.notes, *notes])),
     )
 
 

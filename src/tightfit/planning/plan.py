@@ -16,7 +16,7 @@ from tightfit.planning.allocator.replay import Fits
 from tightfit.planning.offload import OffloadAdvice
 from tightfit.planning.wording import size
 from tightfit.recipe import CHOICES, Recipe
-from tightfit.trace import Unseen
+from tightfit.trace import UntracedMemory
 
 INFERENCE_CHOICES = ("precision", "attention")
 """What CHOICES are, of a recipe with `mode: inference`."""
@@ -46,6 +46,8 @@ class Memory:
     capacity: what the allocator may hold: the device's memory less the context.
     margin: how much of the capacity is to stay free for a plan to be called safe.
     missing: how far the capacity would have to grow; 0 where it serves.
+    host_missing: how much more of its own memory the machine would have to have, all of it or page-locked; 0 where it
+        serves, and where nothing is offloaded to it.
     """
 
     peak_allocated: int
@@ -57,6 +59,7 @@ class Memory:
     capacity: int
     margin: int
     missing: int = 0
+    host_missing: int = 0
 
     @property
     def used(self) -> int:
@@ -113,7 +116,7 @@ class Estimate:
     safe: bool
     memory: Memory
     time: Time
-    unseen: tuple[Unseen, ...] = ()
+    unseen: tuple[UntracedMemory, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

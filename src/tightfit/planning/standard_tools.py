@@ -17,17 +17,19 @@ from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.planning.estimate import Tools
 from tightfit.planning.timing.step_time import StepTime, step_time
 from tightfit.recipe import Recipe
-from tightfit.trace import Trace, Unseen
+from tightfit.system import HostMemory
+from tightfit.trace import Trace, UntracedMemory
 
 
 def standard_tools(
     predict: Callable[[Recipe, Device], Trace],
     ceilings: Ceilings | None = None,
     settings: AllocatorSettings | None = None,
-    unseen: Callable[[Recipe, Device, Trace], list[Unseen]] | None = None,
+    unseen: Callable[[Recipe, Device, Trace], list[UntracedMemory]] | None = None,
+    host: HostMemory | None = None,
 ) -> Tools:
-    """The tools. ceilings: measured on this machine, where the device is its own. settings: the allocator's. unseen:
-    see `Tools`."""
+    """The tools. ceilings: measured on this machine, where the device is its own. settings: the allocator's. unseen,
+    host: see `Tools`."""
     flops: dict[tuple[str, str, str, int, int], int] = {}
 
     def replayed(trace: Trace, capacity: int | None) -> Replay:
@@ -45,7 +47,7 @@ def standard_tools(
             flops[key] = model_flops(recipe)
         return model_flops_utilization(flops[key], recipe, device, seconds)
 
-    return Tools(predict=predict, replay=replayed, step_time=timed, mfu=utilization, unseen=unseen,
+    return Tools(predict=predict, replay=replayed, step_time=timed, mfu=utilization, unseen=unseen, host=host,
                  expandable_replay=expandable)
 
 

@@ -21,6 +21,11 @@ class Target:
     device: Device
     ceilings: Ceilings | None = None
 
+    @property
+    def is_guessed_processor(self) -> bool:
+        """Whether it is a processor that was not measured: its choice between formats may cost more than it gains."""
+        return self.device.kind == "cpu" and self.ceilings is None
+
 
 def gpu_target(gpu: str | None, gpu_memory: str | None, own: Own) -> Target:
     """The GPU that a person names.

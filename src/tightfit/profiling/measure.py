@@ -11,12 +11,10 @@ from typing import Any
 
 from tightfit.backends import load_backend
 from tightfit.backends.base import Backend, Measurement
-from tightfit.data import prepare
 from tightfit.data.loading import WindowLoader
 from tightfit.devices import Device
 from tightfit.errors import OutOfMemory, RecipeError, TightfitError
 from tightfit.files import replacing
-from tightfit.models import model_facts, module_facts
 from tightfit.planning.estimate import capacity, unseen
 from tightfit.planning.plan import Plan
 from tightfit.planning.search.resolve_auto import resolve_auto
@@ -29,8 +27,8 @@ from tightfit.profiling.profile import Profile, save
 from tightfit.recipe import Recipe
 from tightfit.system import installed
 from tightfit.trace import Phase, Trace
-from tightfit.training.memory_check import check_memory
-from tightfit.training.progress import Listener, Quiet
+from tightfit.training.progress import Listener
+from tightfit.training.session import open_session
 
 WINDOWS = 16
 """More windows than a measurement takes."""
@@ -62,16 +60,12 @@ def profile_recipe(
     """
     if recipe.mode != "train":
         raise RecipeError("mode: 'inference' is for planning, and a profile is of training; write mode=train")
-    listener = listener or Quiet()
-    backend = load_backend(recipe.backend.name)
-    device = backend.device(recipe)
-    recipe, plan = resolve_auto(recipe, own_target(device), lambda r, d: backend.predict(r, d, module),
-                                listener.message)
-    if module is None:
-        check_memory(recipe, device, backend.predict, listener.message)
-    facts = model_facts(recipe) if module is None else module_facts(module, recipe)
-    data = prepare(recipe, facts, progress=listener.preparing, dataset=dataset)
-    build = backend.build(recipe, device, module)
+    listener = listener or Listener()
+    session = open_session(recipe, listener.message, module=module)
+    session.check_memory(listener.message)
+    recipe, device, backend = session.recipe, session.device, session.backend
+    data = session.prepare(dataset, listener.preparing)
+    build = session.build()
     step = backend.step(build)
     windows = step.windows(WindowLoader(data.train, recipe), 0, WINDOWS)
     listener.message("measuring: a few steps as they are, then one with every op followed")
@@ -80,7 +74,7 @@ def profile_recipe(
             measurement = backend.measure(step, windows, chrome_trace)
     except OutOfMemory as error:
         raise OutOfMemory(f"{error}. Try: {'; or '.join(smaller(recipe, device))}") from None
-    return Profiled(recipe=recipe, device=device, backend=backend, measurement=measurement, plan=plan,
+    return Profiled(recipe=recipe, device=device, backend=backend, measurement=measurement, plan=session.plan,
                     notes=tuple(build.notes))
 
 

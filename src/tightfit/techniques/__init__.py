@@ -19,6 +19,8 @@ from tightfit.techniques.checkpointing import (
 )
 from tightfit.techniques.compile import Compile, NoCompile, PerBlock, WholeModel
 from tightfit.techniques.loading import Loading
+from tightfit.techniques.loss import Chunked, Liger, Loss, Plain
+from tightfit.techniques.offload import NoOffload, Offload
 from tightfit.techniques.optimizer import (
     Adafactor,
     AdamW,
@@ -29,17 +31,23 @@ from tightfit.techniques.optimizer import (
     Optimizer,
     Sgd,
 )
+from tightfit.techniques.parallel import Ddp, Dp, NoParallel, Parallel
 from tightfit.techniques.precision import Bf16, Bf16Pure, Fp16, Fp32, Precision
+from tightfit.techniques.update import AfterBackward, Update
 
 SLOTS: dict[str, tuple[type[Technique], ...]] = {
     "attention": (Eager, Sdpa, Flex, FlashAttn),
     "precision": (Fp32, Fp16, Bf16, Bf16Pure),
+    "loss": (Plain, Chunked, Liger),
     "checkpointing": (
         NoCheckpointing, EveryBlock, EveryNth, Segments, MlpOnly, AttentionOnly, Selective, MemoryBudget,
     ),
+    "offload": (NoOffload,),
     "compile": (NoCompile, PerBlock, WholeModel),
     "optimizer": (AdamW, Sgd, Adafactor, Lion, AdamW8bit, AdamW4bit, AdamWAnyPrecision),
     "accumulation": (Loop, Scan),
+    "update": (AfterBackward,),
+    "parallel": (NoParallel, Dp, Ddp),
     "loading": (Loading,),
 }
 """Every technique, by the recipe field it fills, in the order in which a backend applies them."""
@@ -48,6 +56,6 @@ VARIANTS: dict[str, tuple[type[Technique], ...]] = {**SLOTS, "backend": (Pytorch
 """Every recipe field that names a variant with knobs: the slots, and the backend that applies them."""
 
 __all__ = [
-    "SLOTS", "VARIANTS", "Accumulation", "Attention", "Backend", "Checkpointing", "Compile", "Loading", "Optimizer",
-    "Precision", "Technique",
+    "SLOTS", "VARIANTS", "Accumulation", "Attention", "Backend", "Checkpointing", "Compile", "Loading", "Loss",
+    "Offload", "Optimizer", "Parallel", "Precision", "Technique", "Update",
 ]

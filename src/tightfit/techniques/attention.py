@@ -17,6 +17,8 @@ SdpaKernel = Literal["auto", "flash", "efficient", "cudnn", "math"]
 class Attention(Technique):
     slot: ClassVar[str] = "attention"
     exact: ClassVar = "rounding"
+    hf_name: ClassVar[str]
+    """transformers' `attn_implementation` of it."""
     keeps_scores: ClassVar[bool] = False
     """Whether every layer's matrix of scores is kept for the backward pass."""
     generates: ClassVar[bool] = True
@@ -29,6 +31,7 @@ class Eager(Attention):
     square of the sequence: the reference the other kernels are compared with."""
 
     name: ClassVar[str] = "eager"
+    hf_name: ClassVar[str] = "eager"
     speed: ClassVar[str] = "slowest"
     memory: ClassVar[str] = "most: batch x heads x sequence x sequence for each layer"
     keeps_scores: ClassVar[bool] = True
@@ -43,6 +46,7 @@ class Sdpa(Attention):
     named here."""
 
     name: ClassVar[str] = "sdpa"
+    hf_name: ClassVar[str] = "sdpa"
     speed: ClassVar[str] = "faster, most with long sequences"
     memory: ClassVar[str] = "linear in the sequence (flash, efficient and cuDNN kernels)"
     thrift: ClassVar[int] = 1
@@ -90,6 +94,7 @@ class Flex(Attention):
     cost only what lies inside them."""
 
     name: ClassVar[str] = "flex"
+    hf_name: ClassVar[str] = "flex_attention"
     speed: ClassVar[str] = "fast with packed documents"
     memory: ClassVar[str] = "linear in the sequence"
     thrift: ClassVar[int] = 1
@@ -114,6 +119,7 @@ class FlashAttn(Attention):
     """The flash-attn library's own kernels, where it is installed."""
 
     name: ClassVar[str] = "flash-attn"
+    hf_name: ClassVar[str] = "flash_attention_2"
     speed: ClassVar[str] = "as the flash kernel, or faster on the newest GPUs"
     memory: ClassVar[str] = "linear in the sequence"
     thrift: ClassVar[int] = 1

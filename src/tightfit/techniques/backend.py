@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 class Backend(Technique):
     slot: ClassVar[str] = "backend"
+    may_be_auto: ClassVar[bool] = False
     exact: ClassVar[Exactness] = "rounding"
     runs_torch: ClassVar[bool]
     """Whether models are torch modules, so that PyTorch's own kernels and libraries serve them."""

@@ -1,4 +1,4 @@
-"""What every technique is: a frozen declaration that the recipe, the backends, the docs and the tests all read."""
+"""Declarations of techniques: frozen dataclasses that the recipe, the backends, the docs and the tests all read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def at_most(limit: int) -> AfterValidator:
 
 
 NUMBER = BeforeValidator(_not_boolean)
-"""What stands beside the limits of every number: `true` and `false` are none."""
+"""Validator beside the limits of every number: `true` and `false` are none."""
 
 Positive = Annotated[int, Field(ge=1), at_most(2**40), NUMBER]
 Natural = Annotated[int, Field(ge=0), at_most(2**40), NUMBER]
@@ -48,14 +48,16 @@ class Technique:
     slot: ClassVar[str]
     """The recipe field this technique fills."""
     name: ClassVar[str]
-    """What a person writes in that field."""
+    """Value of that field; the slot's own name where it has one variant that needs none."""
+    may_be_auto: ClassVar[bool] = True
+    """Of a slot: whether its field may say `auto`."""
     exact: ClassVar[Exactness] = "bitwise"
     tolerance: ClassVar[float] = 0.0
     """For `changes`: how far above fp32 AdamW's the held-out loss may end in `benchmarks/convergence.py`, in nats."""
     speed: ClassVar[str] = ""
-    """What it does to speed, in a few words, for the docs."""
+    """Effect on speed, in a few words, for the docs."""
     memory: ClassVar[str] = ""
-    """What it does to memory, in a few words, for the docs."""
+    """Effect on memory, in a few words, for the docs."""
     needs: ClassVar[Mapping[str, str]] = {}
     """Other fields' values that it cannot be without, as a person writes them."""
     harshness: ClassVar[int] = 0
@@ -74,10 +76,27 @@ class Technique:
     """How many times as long a prediction takes with it."""
     startup_seconds: ClassVar[float] = 0.0
     """Seconds before the first step, such as a compiler's."""
+    hf_note: ClassVar[str] = ""
+    """What a Hugging Face Trainer has to be given besides its arguments, as a sentence that begins with a field."""
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         """Reasons, as sentences, why this technique cannot serve `recipe` on `device`; empty if it can."""
         return []
+
+    def hf_arguments(self, on_cpu: bool) -> dict[str, Any] | None:
+        """Hugging Face's TrainingArguments that say this, without those that are so by default; None where none can.
+
+        on_cpu: whether the Trainer is told to use the processor.
+        """
+        return None
+
+    @classmethod
+    def from_hf_arguments(cls, a: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The knobs that complete TrainingArguments give this variant; None where they mean another one.
+
+        Raises RecipeError naming an argument whose value no knob has.
+        """
+        return None
 
     @classmethod
     def rungs(cls) -> list[Self]:

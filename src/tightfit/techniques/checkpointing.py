@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -29,6 +30,11 @@ class Checkpointing(Technique):
         return NoCheckpointing.name if self.recomputes else ""
 
 
+def _hf_every(a: Mapping[str, Any]) -> Any:
+    """The number of layers of which Hugging Face's TrainingArguments checkpoint one; None where they name none."""
+    return (a["gradient_checkpointing_kwargs"] or {}).get("every_n_layers")
+
+
 @technique
 class NoCheckpointing(Checkpointing):
     """Keep every activation that the backward pass reads."""
@@ -37,6 +43,13 @@ class NoCheckpointing(Checkpointing):
     recomputes: ClassVar[bool] = False
     speed: ClassVar[str] = "the baseline"
     memory: ClassVar[str] = "the baseline"
+
+    def hf_arguments(self, on_cpu: bool) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def from_hf_arguments(cls, a: Mapping[str, Any]) -> dict[str, Any] | None:
+        return None if a["gradient_checkpointing"] else {}
 
 
 @technique
@@ -61,6 +74,13 @@ class EveryBlock(Checkpointing):
         kept = recipe.checkpointing != "auto" and recipe.checkpointing.thrift < self.thrift
         return "activations are computed again, 20 to 30 % slower" if kept else ""
 
+    def hf_arguments(self, on_cpu: bool) -> dict[str, Any] | None:
+        return None if self.apart else {"gradient_checkpointing": True}
+
+    @classmethod
+    def from_hf_arguments(cls, a: Mapping[str, Any]) -> dict[str, Any] | None:
+        return {} if a["gradient_checkpointing"] and _hf_every(a) is None else None
+
 
 @technique
 class EveryNth(Checkpointing):
@@ -77,6 +97,14 @@ class EveryNth(Checkpointing):
     @property
     def period(self) -> int:
         return self.n
+
+    def hf_arguments(self, on_cpu: bool) -> dict[str, Any]:
+        return {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"every_n_layers": self.n}}
+
+    @classmethod
+    def from_hf_arguments(cls, a: Mapping[str, Any]) -> dict[str, Any] | None:
+        every = _hf_every(a)
+        return {"n": every} if a["gradient_checkpointing"] and every is not None else None
 
     @classmethod
     def rungs(cls) -> list[Self]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
+from tightfit.errors import RecipeError, nearest
 from tightfit.techniques.base import Technique, technique
 
 if TYPE_CHECKING:
@@ -57,6 +59,13 @@ class NoCompile(Compile):
     speed: ClassVar[str] = "the baseline"
     memory: ClassVar[str] = "the baseline"
 
+    def hf_arguments(self, on_cpu: bool) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def from_hf_arguments(cls, a: Mapping[str, Any]) -> dict[str, Any] | None:
+        return None if a["torch_compile"] else {}
+
 
 @technique
 class _Compiled(Compile):
@@ -73,6 +82,10 @@ class _Compiled(Compile):
     @property
     def partitions(self) -> bool:
         return self.backend != "eager"
+
+    def hf_arguments(self, on_cpu: bool) -> dict[str, Any]:
+        mode = {} if self.mode == "default" else {"torch_compile_mode": self.mode}
+        return {"torch_compile": True, "torch_compile_backend": self.backend, **mode}
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         purpose, instead = BACKENDS[self.backend]
@@ -101,6 +114,8 @@ class PerBlock(_Compiled):
 
     name: ClassVar[str] = "per-block"
     speed: ClassVar[str] = "faster; seconds to a minute of compiling"
+    hf_note: ClassVar[str] = ("compile: set the environment variable ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION=true; "
+                              "without it the whole model is compiled as one")
 
 
 @technique
@@ -114,3 +129,15 @@ class WholeModel(_Compiled):
     @classmethod
     def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
         return []
+
+
+    @classmethod
+    def from_hf_arguments(cls, a: Mapping[str, Any]) -> dict[str, Any] | None:
+        if not a["torch_compile"]:
+            return None
+        backend, mode = a["torch_compile_backend"], a["torch_compile_mode"] or "default"
+        if backend not in BACKENDS:
+            raise RecipeError(f"torch_compile_backend: {backend!r} is not in a recipe; {nearest(backend, BACKENDS)}")
+        if mode not in get_args(CompileMode):
+            raise RecipeError(f"torch_compile_mode: {mode!r} is not known; {nearest(mode, get_args(CompileMode))}")
+        return {"backend": backend, "mode": mode}

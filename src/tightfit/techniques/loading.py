@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
+from tightfit.errors import RecipeError
 from tightfit.techniques.base import NUMBER, Technique, at_most, technique
 
 
@@ -14,6 +16,7 @@ class Loading(Technique):
     """Prepare windows ahead of the step, in this process or in workers, and copy them from pinned memory."""
 
     slot: ClassVar[str] = "loading"
+    may_be_auto: ClassVar[bool] = False
     name: ClassVar[str] = "loading"
     exact: ClassVar = "bitwise"
     speed: ClassVar[str] = "faster where the step waits for data"
@@ -25,6 +28,23 @@ class Loading(Technique):
     """Copy windows from page-locked host memory (CUDA devices only; no effect on the CPU)."""
     prefetch: Annotated[int, Field(ge=1), at_most(1024), NUMBER] = 2
     """Windows each worker prepares ahead."""
+
+    def hf_arguments(self, on_cpu: bool) -> dict[str, Any]:
+        written: dict[str, Any] = {} if on_cpu else {"dataloader_pin_memory": self.pin_memory}
+        if self.workers != "auto":
+            written["dataloader_num_workers"] = self.workers
+            if self.workers and self.prefetch != Loading().prefetch:
+                written["dataloader_prefetch_factor"] = self.prefetch
+        return written
+
+    @classmethod
+    def from_hf_arguments(cls, a: Mapping[str, Any]) -> dict[str, Any]:
+        workers, prefetch = a["dataloader_num_workers"], a["dataloader_prefetch_factor"]
+        if prefetch is not None and not workers:
+            raise RecipeError("dataloader_prefetch_factor: needs workers; write dataloader_num_workers too")
+        ahead = {} if prefetch is None else {"prefetch": prefetch}
+        # On a processor nothing is pinned, whatever is written.
+        return {"workers": workers, **ahead, **({} if a["use_cpu"] else {"pin_memory": a["dataloader_pin_memory"]})}
 
     @classmethod
     def rungs(cls) -> list[Self]:

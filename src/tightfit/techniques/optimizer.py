@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
+from tightfit.techniques import hf_optimizers
 from tightfit.techniques.base import NUMBER, Exactness, Technique, at_most, technique
 from tightfit.techniques.precision import Rounding
 
@@ -32,6 +34,23 @@ class Optimizer(Technique):
     """Whether states have formats of their own, whatever the weights' format is; otherwise they have the weights'."""
     bf16_roundings: ClassVar[tuple[Rounding, ...]] = ("nearest",)
     """The ways this optimizer can update weights that are bf16 themselves."""
+    hf_names: ClassVar[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {}
+    """The names of Hugging Face's `optim` that mean it, the one to write first, and the knobs that each stands for."""
+    hf_names_on_cpu: ClassVar[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {}
+    """Those of them that stand for other knobs on the processor."""
+    hf_adam: ClassVar[bool] = False
+    """Whether a Hugging Face Trainer gives it the betas and the epsilon of its arguments."""
+    hf_options: ClassVar[Mapping[str, tuple[str, Any]]] = {}
+    """Knobs by their names in `optim_args`, each with what it is where it is absent there."""
+    hf_ignored: ClassVar[tuple[str, ...]] = ()
+    """Names in `optim_args` that say nothing here."""
+
+    def hf_arguments(self, on_cpu: bool) -> dict[str, Any] | None:
+        return hf_optimizers.write(self, on_cpu)
+
+    @classmethod
+    def from_hf_arguments(cls, a: Mapping[str, Any]) -> dict[str, Any] | None:
+        return hf_optimizers.read(cls, a)
 
     def bytes_beside(self, rounding: Rounding | None) -> float:
         """`state_bytes` beside weights whose updates are rounded so (see `Precision.weight_rounding`): states in the
@@ -70,6 +89,7 @@ class _Quantized(_Adam):
     own_formats: ClassVar[bool] = True
     bf16_roundings: ClassVar = ("stochastic", "nearest")
     harshness: ClassVar[int] = 1
+    hf_adam: ClassVar[bool] = True
 
     block_size: BlockSize = 256
     """Values that share one scale."""
@@ -93,6 +113,11 @@ class AdamW(_Adam):
     memory: ClassVar[str] = "8 bytes a parameter; foreach adds about one copy of the parameters at its peak"
     state_bytes: ClassVar[float] = 8.0
     bf16_roundings: ClassVar = ("kahan", "stochastic", "nearest")
+
+    hf_names: ClassVar = {"adamw_torch_fused": {"implementation": ("auto", "fused")},
+                          "adamw_torch": {"implementation": ("foreach",)}}
+    hf_names_on_cpu: ClassVar = {"adamw_torch": {"implementation": ("loop",)}}
+    hf_adam: ClassVar[bool] = True
 
     implementation: Implementation = "auto"
     """loop, foreach (multi-tensor) or fused; auto is fused."""
@@ -128,6 +153,9 @@ class Sgd(_Decaying):
     state_bytes: ClassVar[float] = 4.0
     bf16_roundings: ClassVar = ("kahan", "nearest")
 
+    hf_names: ClassVar = {"sgd": {}}
+    hf_options: ClassVar = {"momentum": ("momentum", 0.0)}
+
     momentum: Beta = 0.9
     """Decay rate of the velocity; 0 keeps no state."""
     weight_decay: NonNegative = 0.01
@@ -153,6 +181,9 @@ class Adafactor(_Decaying):
     memory: ClassVar[str] = "almost none for matrices: rows plus columns"
     harshness: ClassVar[int] = 4
     state_bytes: ClassVar[float] = 0.05
+    hf_names: ClassVar = {"adafactor": {}}
+    hf_note: ClassVar[str] = ("learning_rate: Hugging Face's adafactor takes it as the step itself, and this recipe as "
+                              "relative to each matrix's size; choose it anew")
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         if recipe.precision == "auto" or recipe.precision.weight_rounding is None:
@@ -173,6 +204,8 @@ class Lion(_Decaying):
     harshness: ClassVar[int] = 4
     state_bytes: ClassVar[float] = 4.0
     bf16_roundings: ClassVar = ("kahan", "nearest")
+
+    hf_names: ClassVar = {"lion_32bit": {}}
 
     betas: tuple[Beta, Beta] = (0.9, 0.99)
     """Interpolation of the update, and decay rate of the momentum."""
@@ -195,6 +228,8 @@ class AdamW8bit(_Quantized):
     name: ClassVar[str] = "adamw-8bit"
     memory: ClassVar[str] = "2 bytes a parameter, 8 for embeddings"
     state_bytes: ClassVar[float] = 2.0
+    hf_names: ClassVar = {name: {"block_size": (256,)} for name in
+                          ("adamw_torch_8bit", "adamw_bnb_8bit", "adamw_8bit")}  # fmt: skip
 
     def saving(self, recipe: Recipe) -> str:
         pinned = recipe.optimizer
@@ -215,6 +250,8 @@ class AdamW4bit(_Quantized):
     memory: ClassVar[str] = "1 byte a parameter, 8 for embeddings"
     state_bytes: ClassVar[float] = 1.0
 
+    hf_names: ClassVar = {"adamw_torch_4bit": {"block_size": (256,)}}
+
     block_size: BlockSize = 128
 
 
@@ -230,6 +267,11 @@ class AdamWAnyPrecision(_Decaying):
     own_formats: ClassVar[bool] = True
     harshness: ClassVar[int] = 1
     bf16_roundings: ClassVar = ("kahan", "stochastic", "nearest")
+
+    hf_adam: ClassVar[bool] = True
+    hf_names: ClassVar = {"adamw_anyprecision": {}}
+    hf_options: ClassVar = {"momentum_dtype": ("momentum", "fp32"), "variance_dtype": ("variance", "fp32")}
+    hf_ignored: ClassVar = ("compensation_buffer_dtype",)  # of Kahan summation, which no recipe asks it for
 
     momentum: Literal["fp32", "bf16"] = "bf16"
     """Format of the running mean."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from tightfit.techniques.base import Technique, technique
 
@@ -22,6 +23,24 @@ class Precision(Technique):
     """Whether weights are cast to `computes_in` while a step runs."""
     scales_loss: ClassVar[bool] = False
     """Whether the loss is scaled against a small range."""
+
+    hf_flag: ClassVar[str | None] = None
+    """The argument of Hugging Face's TrainingArguments that turns it on; empty where none has to, None where none can.
+    """
+
+    def hf_arguments(self, on_cpu: bool) -> dict[str, Any] | None:
+        if self.hf_flag is None:
+            return None
+        knobs = {"tf32": "tf32", "full_eval": f"{self.hf_flag}_full_eval"}
+        written = {argument: True for knob, argument in knobs.items() if getattr(self, knob, False)}
+        return {**({self.hf_flag: True} if self.hf_flag else {}), **written}
+
+    @classmethod
+    def from_hf_arguments(cls, a: Mapping[str, Any]) -> dict[str, Any] | None:
+        on = next((flag for flag in ("bf16", "fp16") if a[flag]), "")
+        if cls.hf_flag != on:
+            return None
+        return {"tf32": bool(a["tf32"]), **({"full_eval": a[f"{on}_full_eval"]} if on else {})}
 
     @property
     def is_half(self) -> bool:
@@ -90,6 +109,7 @@ class Fp32(_Fp32Weights):
     tensor cores. `precision=tf32` is short for this with `tf32: true`."""
 
     name: ClassVar[str] = "fp32"
+    hf_flag: ClassVar = ""
     exact: ClassVar = "bitwise"
     speed: ClassVar[str] = "the baseline; with tf32 up to 3 times faster on Ampere and later"
     memory: ClassVar[str] = "the baseline: 4 bytes a weight, 4 a gradient"
@@ -108,6 +128,7 @@ class Fp16(_Mixed):
     """Mixed precision with 16-bit floating point under autocast, and dynamic loss scaling against its small range."""
 
     name: ClassVar[str] = "fp16"
+    hf_flag: ClassVar = "fp16"
     computes_in: ClassVar[str] = "float16"
     scales_loss: ClassVar[bool] = True
 
@@ -117,6 +138,7 @@ class Bf16(_Mixed):
     """Mixed precision with bfloat16 under autocast: fp32's range, so no loss scaling."""
 
     name: ClassVar[str] = "bf16"
+    hf_flag: ClassVar = "bf16"
     computes_in: ClassVar[str] = "bfloat16"
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:

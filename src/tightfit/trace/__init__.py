@@ -45,6 +45,29 @@ class OpClass(StrEnum):
     OTHER = "other"
 
 
+class Place(StrEnum):
+    """The memory that an allocation lies in. On a processor that trains, its own memory is the device's."""
+
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
+
+
+class Stream(StrEnum):
+    """The queue that an op runs in: the ops of a stream run one after another, streams run side by side.
+
+    Copies in go from the host's memory to the device's, copies out the other way; the host's own work runs in HOST.
+    """
+
+    COMPUTE = "compute"
+    COPY_IN = "copy-in"
+    COPY_OUT = "copy-out"
+    HOST = "host"
+
+
+COPIES = (Stream.COPY_IN, Stream.COPY_OUT)
+
+
 class Phase(StrEnum):
     """The part of a run that an op belongs to."""
 
@@ -77,6 +100,8 @@ class Op:
     bytes_read, bytes_written: bytes of device memory.
     kernels: how many kernels it launches.
     seconds: how long it takes; None where that is not known.
+    stream: the queue it runs in.
+    after: ticks of the ops on other streams whose end it waits for; of one that runs repeatedly, the latest run's.
     """
 
     name: str
@@ -91,29 +116,34 @@ class Op:
     bytes_written: int = 0
     kernels: int = 1
     seconds: float | None = None
+    stream: Stream = Stream.COMPUTE
+    after: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
 class Allocation:
     """A piece of memory, alive in the ticks from `born` up to, not including, `died`; None lives on.
 
-    category: what it holds from the tick `became` on; before it is temporary.
+    category: what it holds from the tick `category_since` on; before it is temporary.
     op: the op that asked for it.
+    place: the memory it lies in. pinned: whether it is host memory that is page-locked for the device's copies.
     """
 
     born: int
     died: int | None
     bytes: int
     category: Category = Category.TEMPORARY
-    became: int = 0
+    category_since: int = 0
     module: str = ""
     op: str = ""
     shape: tuple[int, ...] = ()
     dtype: str = ""
+    place: Place = Place.DEVICE
+    pinned: bool = False
 
     def holds(self, tick: int) -> Category:
         """What it holds at a tick at which it is alive."""
-        return self.category if self.became <= tick else Category.TEMPORARY
+        return self.category if self.category_since <= tick else Category.TEMPORARY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +167,7 @@ class Span:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unseen:
+class UntracedMemory:
     """Memory that tracing cannot see, as a figure of its own.
 
     where: `context` outside the allocator, `allocator` inside it, `host` in the machine's own memory.
@@ -163,7 +193,7 @@ class Trace:
     ops: list[Op] = field(default_factory=list)
     allocations: list[Allocation] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
-    unseen: list[Unseen] = field(default_factory=list)
+    unseen: list[UntracedMemory] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     laid_out: bool = False
 
@@ -174,13 +204,17 @@ class Trace:
                 return span
         raise KeyError(name)
 
-    def curve(self) -> tuple[np.ndarray, np.ndarray]:
-        """Ticks at which memory changes, int64 (N,), and the bytes allocated from each on, int64 (N,)."""
-        return live_bytes(self.allocations)
+    def lying_in(self, place: Place) -> list[Allocation]:
+        """The allocations that lie in that memory."""
+        return [a for a in self.allocations if a.place is place]
 
-    def peak(self, start: int = 0, stop: int | None = None) -> tuple[int, int]:
+    def curve(self, place: Place = Place.DEVICE) -> tuple[np.ndarray, np.ndarray]:
+        """Ticks at which memory changes, int64 (N,), and the bytes allocated from each on, int64 (N,)."""
+        return live_bytes(self.lying_in(place))
+
+    def peak(self, start: int = 0, stop: int | None = None, place: Place = Place.DEVICE) -> tuple[int, int]:
         """The tick, from `start` up to, not including, `stop`, with the most bytes allocated, and those bytes."""
-        ticks, live = self.curve()
+        ticks, live = self.curve(place)
         first = int(np.searchsorted(ticks, start, side="right")) - 1  # what is alive as the stretch begins
         last = len(ticks) if stop is None else int(np.searchsorted(ticks, stop, side="left"))
         low = max(first, 0)
@@ -189,15 +223,15 @@ class Trace:
         at = low + int(np.argmax(live[low:last]))
         return max(int(ticks[at]), start), int(live[at])
 
-    def alive(self, tick: int) -> list[Allocation]:
+    def alive(self, tick: int, place: Place = Place.DEVICE) -> list[Allocation]:
         """The allocations alive at that tick, the largest first."""
-        found = [a for a in self.allocations if a.born <= tick and (a.died is None or a.died > tick)]
+        found = [a for a in self.lying_in(place) if a.born <= tick and (a.died is None or a.died > tick)]
         return sorted(found, key=lambda a: -a.bytes)
 
-    def by_category(self, tick: int) -> dict[Category, int]:
+    def by_category(self, tick: int, place: Place = Place.DEVICE) -> dict[Category, int]:
         """Bytes alive at that tick, by what they hold at it."""
         totals = dict.fromkeys(Category, 0)
-        for allocation in self.alive(tick):
+        for allocation in self.alive(tick, place):
             totals[allocation.holds(tick)] += allocation.bytes
         return totals
 

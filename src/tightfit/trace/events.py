@@ -70,7 +70,7 @@ class Reader:
         self._places: dict[str, tuple[Group | None, str]] = {"": (None, "")}
         self.events = self._in_order()
         self.runs = _joined(list(self._runs()))
-        self.birth_groups = self._births()
+        self.groups = {event: run.group for run in self.runs for event in run.events if event.kind in ("birth", "op")}
         self.twins = self._twins()
 
     def place(self, module: str) -> tuple[Group | None, str]:
@@ -103,8 +103,8 @@ class Reader:
         events += [(op.tick, Event("op", i)) for i, op in enumerate(trace.ops)]
         for i, a in enumerate(trace.allocations):
             events.append((a.born, Event("birth", i)))
-            if a.became > a.born:
-                events.append((a.became, Event("turn", i)))
+            if a.category_since > a.born:
+                events.append((a.category_since, Event("turn", i)))
             if a.died is not None:
                 events.append((a.died, Event("death", i)))
         events.sort()
@@ -131,10 +131,6 @@ class Reader:
             run.events.append(event)
         yield run
 
-    def _births(self) -> dict[int, Group | None]:
-        """The group in whose work each allocation is born."""
-        return {e.item: run.group for run in self.runs for e in run.events if e.kind == "birth"}
-
     def _parted(self) -> set[int]:
         """Allocations whose release, where no module runs, lies with their owner: a parameter's own, its gradient or
         its states, released one parameter after the other, and the lists that a foreach op made, released at one go."""
@@ -146,22 +142,28 @@ class Reader:
                 parted.update(released)
         return parted
 
-    def _twins(self) -> dict[int, dict[Group, int]]:
-        """For every allocation born in a group: the same one of each group."""
+    def _twins(self) -> dict[Event, dict[Group, int]]:
+        """For every allocation born in a group, and every op that runs in one: the same one of each group."""
         same: dict[tuple[object, ...], dict[Group, int]] = defaultdict(dict)
         counts: dict[tuple[object, ...], int] = defaultdict(int)
-        twins: dict[int, dict[Group, int]] = {}
-        spans = 0
+        twins: dict[Event, dict[Group, int]] = {}
+        trace, spans = self.trace, 0
+        waiting = any(op.after for op in trace.ops)
         for run in self.runs:
             for event in run.events:
                 spans += event.kind == "open"
-                if event.kind != "birth" or run.group is None:
+                if run.group is None or event.kind not in (("birth", "op") if waiting else ("birth",)):
                     continue
-                a = self.trace.allocations[event.item]
-                key = (spans, run.group.stack, self.place(a.module)[1], a.op, a.shape, a.dtype)
+                if event.kind == "birth":
+                    a = trace.allocations[event.item]
+                    what: tuple[object, ...] = (a.module, a.op, a.shape, a.dtype, a.place)
+                else:
+                    op = trace.ops[event.item]
+                    what = (op.module, op.name, op.shapes, op.dtype, op.stream)
+                key = (spans, run.group.stack, event.kind, self.place(str(what[0]))[1], *what[1:])
                 counts[run.group, *key] += 1
-                twins[event.item] = same[counts[run.group, *key], *key]
-                twins[event.item][run.group] = event.item
+                twins[event] = same[counts[run.group, *key], *key]
+                twins[event][run.group] = event.item
         return twins
 
 

@@ -9,11 +9,14 @@ deeper trace, event by event; where they differ it gives nothing, and the model 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from tightfit.trace import Allocation, Op, Trace
 from tightfit.trace.events import Event, Group, Reader, Run, Stack
+
+T = TypeVar("T")
 
 
 class NotAlike(Exception):
@@ -62,6 +65,8 @@ class Writer:
         self.tick = 0
         self.more = 0
         self._made: dict[tuple[int, int], Allocation] = {}
+        self._run: dict[tuple[int, int], int] = {}
+        self._waiting: list[tuple[Op, tuple[int, ...], Group | None, int]] = []
         self._opened: dict[int, int] = {}
 
     def write(self, more: int) -> Written:
@@ -75,6 +80,10 @@ class Writer:
             for copy in copies:
                 for event in run.events:
                     self._write(event, run.group, copy)
+        items = {op.tick: item for item, op in enumerate(self.reader.trace.ops)} if self._waiting else {}
+        for op, ticks, group, copy in self._waiting:  # here, for an op may wait for a later one's run before
+            events = [Event("op", items[tick]) for tick in ticks]
+            op.after = tuple(tick for event in events for tick in self._meant(event, group, copy, self._run))
         source = self.reader.trace.allocations
         if any((a.died is None) != (source[item].died is None) for (item, _), a in self._made.items()):
             raise NotAlike
@@ -85,7 +94,7 @@ class Writer:
         kind, item = event
         in_template = group is not None and group.distance == 0
         if kind == "op":
-            self._write_op(item, copy, in_template)
+            self._write_op(item, group, copy, in_template)
         elif kind == "birth":
             self._write_birth(item, copy, in_template)
         elif kind == "open":
@@ -94,31 +103,35 @@ class Writer:
             span = self.reader.trace.spans[item]
             self.written.trace.spans.append(replace(span, start=self._opened[item], stop=self.tick))
         else:
-            for allocation in self._meant(item, group, copy):
+            for allocation in self._meant(Event("birth", item), group, copy, self._made):
                 if kind == "turn":
-                    allocation.became = self.tick
+                    allocation.category_since = self.tick
                 elif allocation.died is None:
                     allocation.died = self.tick
                 else:
                     raise NotAlike
 
-    def _write_op(self, item: int, copy: int, in_template: bool) -> None:
+    def _write_op(self, item: int, group: Group | None, copy: int, in_template: bool) -> None:
         op, made = self.reader.trace.ops[item], self.written
         gains = (0, 0, 0) if in_template else self.rates.ops.get(item, (0, 0, 0))
         flops, read, wrote = (self.more * gain for gain in gains)
-        made.trace.ops.append(Op(  # not `replace`, which takes most of a deep trace's time
+        written = Op(  # not `replace`, which takes most of a deep trace's time
             op.name, self.tick, op.phase, op.op_class, self._name(op.module, copy), op.shapes, op.dtype,
-            op.flops + flops, op.bytes_read + read, op.bytes_written + wrote, op.kernels, op.seconds,
-        ))
+            op.flops + flops, op.bytes_read + read, op.bytes_written + wrote, op.kernels, op.seconds, op.stream,
+        )
+        if op.after:
+            self._waiting.append((written, op.after, group, copy))
+        self._run[item, copy] = self.tick
+        made.trace.ops.append(written)
         made.ops.append((item, in_template))
 
     def _write_birth(self, item: int, copy: int, in_template: bool) -> None:
         a, made = self.reader.trace.allocations[item], self.written
         gain = 0 if in_template else self.rates.allocations.get(item, 0)
-        became = self.tick if a.became >= a.born else min(self.tick, a.became)
+        since = self.tick if a.category_since >= a.born else min(self.tick, a.category_since)
         allocation = Allocation(
-            self.tick, None, a.bytes + self.more * gain, a.category, became, self._name(a.module, copy), a.op, a.shape,
-            a.dtype,
+            self.tick, None, a.bytes + self.more * gain, a.category, since, self._name(a.module, copy), a.op, a.shape,
+            a.dtype, a.place, a.pinned,
         )
         self._made[item, copy] = allocation
         made.trace.allocations.append(allocation)
@@ -130,31 +143,31 @@ class Writer:
             return module
         return self.reader.renumbered(module, group, copy if group.distance == 0 else self.more)
 
-    def _meant(self, item: int, group: Group | None, copy: int) -> list[Allocation]:
-        """The allocations that an event in the work of `group` means, of which this is copy number `copy`.
+    def _meant(
+        self, event: Event, group: Group | None, copy: int, made: Mapping[tuple[int, int], T]
+    ) -> list[T]:
+        """What was made of an allocation's birth, or an op, where an event in the work of `group` means it, of which
+        this is copy number `copy`.
 
-        The memory of a group's neighbour is, for a copy, that of the copy's own neighbour.
+        What belongs to a group's neighbour is, for a copy, that of the copy's own neighbour.
         """
-        born = self.reader.birth_groups[item]
-        near = group is not None and born is not None and group.stack == born.stack \
-            and abs(born.distance - group.distance) <= 1
+        born = self.reader.groups[event]
         keys: Sequence[tuple[int, int]]
-        if near:
-            assert group is not None
-            assert born is not None
-            keys = [self._beside(item, born, group, copy)]
+        if group is not None and born is not None and group.stack == born.stack \
+                and abs(born.distance - group.distance) <= 1:
+            keys = [self._beside(event, born, group, copy)]
         elif group is not None and group.distance == 0:
             raise NotAlike
         elif born is None or born.distance != 0:
-            keys = [(item, 0)]
+            keys = [(event.item, 0)]
         else:
-            keys = [(item, number) for number in range(self.more + 1)]
+            keys = [(event.item, number) for number in range(self.more + 1)]
         try:
-            return [self._made[key] for key in keys]
+            return [made[key] for key in keys]
         except KeyError:
             raise NotAlike from None
 
-    def _beside(self, item: int, born: Group, group: Group, copy: int) -> tuple[int, int]:
+    def _beside(self, event: Event, born: Group, group: Group, copy: int) -> tuple[int, int]:
         """What a neighbour's item is for copy number `copy` of `group`: the item or its twin, and which copy of it."""
         place = copy if group.distance == 0 else group.distance + (self.more if group.distance > 0 else 0)
         place += born.distance - group.distance
@@ -162,11 +175,10 @@ class Writer:
             distance, copy = 0, place
         else:
             distance, copy = (place if place < 0 else place - self.more), 0
-        return (item if distance == born.distance else self._twin(item, Group(group.stack, distance))), copy
-
-    def _twin(self, item: int, group: Group) -> int:
+        if distance == born.distance:
+            return event.item, copy
         try:
-            return self.reader.twins[item][group]
+            return self.reader.twins[event][Group(group.stack, distance)], copy
         except KeyError:
             raise NotAlike from None
 
@@ -192,15 +204,18 @@ def _rates(check: Written, deeper: Reader, shallow: Reader) -> Rates:
         raise NotAlike
     rates = Rates()
     for (item, in_template), mine, real in zip(check.allocations, made.allocations, truth.allocations, strict=True):
-        if (mine.op, mine.module, mine.category, mine.dtype) != (real.op, real.module, real.category, real.dtype):
+        if _traits(mine) != _traits(real):
             raise NotAlike
         gain = real.bytes - source.allocations[item].bytes
         if gain and in_template:
             raise NotAlike
         if gain:
             rates.allocations[item] = gain
+    order, true_order = ({op.tick: number for number, op in enumerate(trace.ops)} for trace in (made, truth))
     for (item, in_template), mine_op, real_op in zip(check.ops, made.ops, truth.ops, strict=True):
         if (mine_op.name, mine_op.module, mine_op.phase) != (real_op.name, real_op.module, real_op.phase):
+            raise NotAlike
+        if {order[tick] for tick in mine_op.after} != {true_order[tick] for tick in real_op.after}:
             raise NotAlike
         old = source.ops[item]
         gains = (real_op.flops - old.flops, real_op.bytes_read - old.bytes_read,
@@ -210,3 +225,8 @@ def _rates(check: Written, deeper: Reader, shallow: Reader) -> Rates:
         if any(gains):
             rates.ops[item] = gains
     return rates
+
+
+def _traits(a: Allocation) -> tuple[object, ...]:
+    """What is the same of alike allocations besides their bytes."""
+    return a.op, a.module, a.category, a.dtype, a.place

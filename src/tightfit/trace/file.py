@@ -1,13 +1,13 @@
 """A trace as a file: gzipped lines of JSON, read and written a block at a time.
 
-    {"format": "tightfit-trace", "version": 1, "origin": "measured", "unseen": [...], "notes": [...]}
+    {"format": "tightfit-trace", "version": 2, "origin": "measured", "unseen": [...], "notes": [...]}
     {"spans": {"name": [...], "start": [...], ...}}
     {"ops": {"name": [0, 1, 0], "tick": [1, 2, 3], ...}, "values": ["aten.mm.default", ...]}
     {"allocations": {"born": [...], ...}, "values": [...]}
     {"end": {"spans": 9, "ops": 972, "allocations": 1073}}
 
 A block holds up to BLOCK records as columns. Names, formats and shapes stand in the block's own `values`, and the
-columns hold their places there, so that nothing has to be remembered from one block to the next. The last line tells
+columns hold their indices there, so that nothing has to be remembered from one block to the next. The last line tells
 a whole file from a truncated one.
 """
 
@@ -24,24 +24,29 @@ from typing import IO, Any, TypeVar
 
 from tightfit.errors import ReportError
 from tightfit.files import replacing
-from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Trace, Unseen
-from tightfit.trace.sample import LargestAllocations, LongestOps
+from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Span, Stream, Trace, UntracedMemory
+from tightfit.trace.sample import Largest, allocation_sizes, op_sizes
 
 T = TypeVar("T", Op, Allocation, Span)
 
 FORMAT = "tightfit-trace"
-VERSION = 1
+VERSION = 2
 BLOCK = 4096
 LONGEST_LINE = 64 << 20
 """Bytes of a line that is still read: a block has a few hundred kilobytes."""
 
 KINDS: dict[str, type[Any]] = {"spans": Span, "ops": Op, "allocations": Allocation}
-BY_PLACE = {"name", "module", "op", "dtype", "shape", "shapes", "phase", "op_class", "category"}
-"""Columns that hold places in the block's `values`."""
-ENUMS = {"phase": Phase, "op_class": OpClass, "category": Category}
-COUNTS = {"tick", "start", "stop", "step", "times", "born", "died", "became", "bytes", "flops", "bytes_read",
-          "bytes_written", "kernels"}  # fmt: skip
-NEVER_NEGATIVE = COUNTS - {"tick", "start", "stop", "born", "died", "became"}
+INDEXED = {"name", "module", "op", "dtype", "shape", "shapes", "phase", "op_class", "category", "place", "pinned",
+           "stream", "after"}  # fmt: skip
+"""Columns that hold indices into the block's `values`."""
+ENUMS = {"phase": Phase, "op_class": OpClass, "category": Category, "place": Place, "stream": Stream}
+SINCE_2: dict[str, Any] = {"place": Place.DEVICE, "pinned": False, "stream": Stream.COMPUTE, "after": ()}
+"""Columns that files of version 1 do not have, and what all their records are."""
+NAMED_IN_1 = {"became": "category_since"}
+"""Columns that files of version 1 name otherwise."""
+COUNTS = {"tick", "start", "stop", "step", "times", "born", "died", "category_since", "bytes", "flops",
+          "bytes_read", "bytes_written", "kernels"}  # fmt: skip
+NEVER_NEGATIVE = COUNTS - {"tick", "start", "stop", "born", "died", "category_since"}
 MAY_BE_NONE = {"died", "seconds"}
 LARGEST_COUNT = 1 << 62
 
@@ -66,18 +71,18 @@ def _write(file: IO[str], values: dict[str, Any]) -> None:
 
 
 def _block(kind: str, records: Sequence[Any]) -> dict[str, Any]:
-    places: dict[Any, int] = {}
+    indices: dict[Any, int] = {}
     columns = {}
     for name in (f.name for f in fields(KINDS[kind])):
         column = [getattr(record, name) for record in records]
-        columns[name] = [places.setdefault(v, len(places)) for v in column] if name in BY_PLACE else column
-    return {kind: columns, "values": list(places)}
+        columns[name] = [indices.setdefault(v, len(indices)) for v in column] if name in INDEXED else column
+    return {kind: columns, "values": list(indices)}
 
 
 def load_trace(path: Path, limit: int | None = None) -> Trace:
     """Read a trace. limit: the most ops, and the most allocations, to keep; of more, the longest ops and the largest
-    allocations and a sample of the rest are kept, and the trace's notes say what share was left out. Memory is bounded
-    by it. Raises ReportError for a file that is not there, is none of these, is damaged, or of a newer version.
+    allocations are kept, and the trace's notes say what share was left out. Memory is bounded by it. Raises ReportError
+    for a file that is not there, is none of these, is damaged, or of a newer version.
     """
     try:
         with gzip.open(path, "rb") as file:
@@ -92,8 +97,9 @@ def load_trace(path: Path, limit: int | None = None) -> Trace:
 
 def _read(file: gzip.GzipFile, path: Path, limit: int | None) -> Trace:
     lines = _lines(file, path)
-    trace = _header(next(lines, None), path)
-    ops, allocations = LongestOps(limit), LargestAllocations(limit)
+    trace, defaults = _header(next(lines, None), path)
+    ops: Largest[Op] = Largest(limit, op_sizes)
+    allocations: Largest[Allocation] = Largest(limit, allocation_sizes)
     counts, ended = dict.fromkeys(KINDS, 0), False
     for number, line in enumerate(lines, start=2):
         try:
@@ -105,7 +111,7 @@ def _read(file: gzip.GzipFile, path: Path, limit: int | None) -> Trace:
                 if {name: line["end"][name] for name in KINDS} != counts:
                     raise ValueError("it holds other numbers of records than it says")
                 continue
-            columns, rows = _columns(kind, line)
+            columns, rows = _columns(kind, line, defaults)
             counts[kind] += rows
             if kind == "spans":
                 trace.spans.extend(_records(Span, columns, range(rows)))
@@ -119,8 +125,8 @@ def _read(file: gzip.GzipFile, path: Path, limit: int | None) -> Trace:
             raise ReportError(f"{path}: it holds more than {limit:,} spans, and a step has a few for each micro-batch")
     if not ended:
         raise _damaged(path, "it ends too early")
-    trace.ops, trace.allocations = ops.kept(), allocations.kept()
-    trace.notes += [*ops.notes(), *allocations.notes()]
+    trace.ops, trace.allocations = ops.records, allocations.records
+    trace.notes += [*ops.notes("ops", "time", "longest"), *allocations.notes("allocations", "bytes", "largest")]
     return trace
 
 
@@ -140,7 +146,8 @@ def _no_constant(text: str) -> float:
     raise ValueError(f"{text} is no finite number")
 
 
-def _header(line: Any, path: Path) -> Trace:
+def _header(line: Any, path: Path) -> tuple[Trace, dict[str, Any]]:
+    """The trace without its records, and the values of columns that a file of its version does not have."""
     if not isinstance(line, dict) or line.get("format") != FORMAT:
         raise _foreign(path)
     version = line.get("version")
@@ -150,30 +157,39 @@ def _header(line: Any, path: Path) -> Trace:
     try:
         if line["origin"] not in ("predicted", "measured"):
             raise ValueError(f"origin {line['origin']!r}")
-        unseen = [Unseen(**{**each, "bytes": int(each["bytes"]), "name": str(each["name"]),
+        unseen = [UntracedMemory(**{**each, "bytes": int(each["bytes"]), "name": str(each["name"]),
                             "source": str(each["source"])}) for each in line["unseen"]]
-        return Trace(origin=line["origin"], unseen=unseen, notes=[str(note) for note in line["notes"]],
-                     laid_out=bool(line.get("laid_out", False)))
+        trace = Trace(origin=line["origin"], unseen=unseen, notes=[str(note) for note in line["notes"]],
+                      laid_out=bool(line.get("laid_out", False)))
+        return trace, SINCE_2 if version < 2 else {}
     except (KeyError, ValueError, TypeError, OverflowError) as error:
         raise _damaged(path, f"line 1: {error}") from None
 
 
 class _Columns(dict[str, list[Any]]):
-    """A block's columns as they are written, and what the places in some of them stand for."""
+    """A block's columns as they are written, and what the indices in some of them stand for."""
 
     meanings: dict[str, dict[int, Any]]
 
 
-def _columns(kind: str, line: dict[str, Any]) -> tuple[_Columns, int]:
-    """A block's columns, checked, and how many rows they have. Raises ValueError and its like."""
+def _columns(kind: str, line: dict[str, Any], defaults: dict[str, Any]) -> tuple[_Columns, int]:
+    """A block's columns, checked, and how many rows they have. Raises ValueError and its like.
+
+    defaults: one value for all rows of a column that is not there.
+    """
     made, values = line[kind], line["values"]
+    if defaults:
+        made = {NAMED_IN_1.get(name, name): column for name, column in made.items()}
     columns = _Columns()
     columns.meanings = {}
     for name in (f.name for f in fields(KINDS[kind])):
+        if name in defaults and name not in made:
+            columns.meanings[name], columns[name] = {0: defaults[name]}, [0] * len(next(iter(made.values())))
+            continue
         column = made[name]
         _check(name, column)
-        if name in BY_PLACE:
-            columns.meanings[name] = {place: _value(name, values[place]) for place in set(column)}
+        if name in INDEXED:
+            columns.meanings[name] = {index: _value(name, values[index]) for index in set(column)}
         columns[name] = column
     rows = {len(column) for column in columns.values()}
     if len(rows) != 1 or max(rows) > BLOCK:
@@ -189,7 +205,7 @@ def _check(name: str, column: Any) -> None:
     if not kinds <= ({int, float} if name == "seconds" else {int}):
         raise ValueError(f"{name} holds {', '.join(sorted(kind.__name__ for kind in kinds))}")
     numbers = [number for number in column if number is not None]
-    lowest = 0 if name in NEVER_NEGATIVE or name in BY_PLACE or name == "seconds" else -LARGEST_COUNT
+    lowest = 0 if name in NEVER_NEGATIVE or name in INDEXED or name == "seconds" else -LARGEST_COUNT
     if numbers and not (lowest <= min(numbers) and max(numbers) <= LARGEST_COUNT):
         raise ValueError(f"{name} lies outside what it can be")
 
@@ -199,8 +215,10 @@ def _value(name: str, value: Any) -> Any:
         return ENUMS[name](value)
     if name == "shapes":
         return tuple(_shape(each) for each in value)
-    if name == "shape":
+    if name in ("shape", "after"):
         return _shape(value)
+    if name == "pinned" and isinstance(value, bool):
+        return value
     if not isinstance(value, str):
         raise ValueError(f"{name} {value!r} is no text")
     return value
@@ -208,7 +226,7 @@ def _value(name: str, value: Any) -> Any:
 
 def _shape(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list) or not set(map(type, value)) <= {int}:
-        raise ValueError(f"{value!r} is no shape")
+        raise ValueError(f"{value!r} is no list of numbers")
     return tuple(value)
 
 

@@ -8,12 +8,10 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tightfit.backends.base import PendingResult, Step, StepResult, Total, WindowSource
 from tightfit.errors import CheckpointError, NonFiniteLoss
-from tightfit.planning.suggestions import steadier
-from tightfit.profiling.run_profile import RunProfile
 from tightfit.recipe import Recipe
 from tightfit.tasks import Window
 from tightfit.training import checkpoints
@@ -22,6 +20,9 @@ from tightfit.training.records import MetricsFile, Trackers
 from tightfit.training.run_folder import RunFolder
 from tightfit.training.schedule import learning_rate
 from tightfit.training.stopping import StopRequest
+
+if TYPE_CHECKING:
+    from tightfit.profiling.run_profile import RunProfile
 
 SKIPS_IN_A_ROW = 50
 """So many steps skipped by loss scaling, one after the other, mean that it will not recover."""
@@ -46,7 +47,7 @@ class Progress:
 
 @dataclass
 class _Interval:
-    """What has been seen since the last line of metrics."""
+    """Sums since the last line of metrics."""
 
     loss: float = 0.0
     count: int = 0
@@ -207,9 +208,8 @@ class Loop:
         if self._skips >= SKIPS_IN_A_ROW:
             what = f"loss scaling has skipped {self._skips} steps up to step {taken.number}: fp16 overflows"
         if what is not None:
-            advice = "; or ".join(steadier(self.recipe))
-            raise NonFiniteLoss(f"{what} (batch: {taken.window.origin}); nothing was saved since. Try {advice}; or "
-                                "look at that batch")
+            raise NonFiniteLoss(f"{what} (batch: {taken.window.origin}); nothing was saved since. Try "
+                                f"{_steadier(self.recipe)}; or look at that batch")
 
     def _write_line(self, taken: _Taken, result: StepResult) -> None:
         seen, self._interval = self._interval, _Interval()
@@ -265,7 +265,7 @@ class Loop:
             return
         if not self.step.is_finite():
             raise NonFiniteLoss(f"the weights of step {step} are not finite; they were not saved. Try "
-                                + "; or ".join(steadier(self.recipe)))
+                                + _steadier(self.recipe))
         seen = self._interval
         interval = {"loss": seen.loss, "count": seen.count, "skipped": seen.skipped}
         loop = {"interval": interval, "data": _signature(self.source)}
@@ -274,8 +274,14 @@ class Loop:
         checkpoints.prune(self.folder.checkpoints, self.recipe.save_total_limit)
 
 
+def _steadier(recipe: Recipe) -> str:
+    from tightfit.planning.suggestions import steadier
+
+    return "; or ".join(steadier(recipe))
+
+
 def _signature(source: WindowSource) -> list[int]:
-    """What tells a run's data from other data: windows in an epoch, and a checksum of the first one's arrays."""
+    """Fingerprint of a run's data: windows in an epoch, and a checksum of the first one's arrays."""
     value = 0
     for batch in source.window(0).micro_batches:
         for array in (*batch.inputs.values(), batch.labels):

@@ -1,17 +1,17 @@
-"""What a person sees while a run goes on: a progress bar on a terminal, plain lines elsewhere."""
+"""Progress of a run for a person: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 
-class Listener(Protocol):
-    """Who is told how a run goes."""
+class Listener:
+    """A run's audience: called as the run goes on. This one is silent; another overrides what it wants to show."""
 
     def message(self, text: str) -> None:
         """Something a person should read."""
@@ -29,20 +29,6 @@ class Listener(Protocol):
         """No more steps."""
 
 
-class Quiet:
-    """A listener for code that wants no output."""
-
-    def message(self, text: str) -> None: ...
-
-    def preparing(self, what: str, done: int, total: int) -> None: ...
-
-    def started(self, step: int, steps: int) -> None: ...
-
-    def stepped(self, step: int, loss: float, tokens_per_second: float) -> None: ...
-
-    def finished(self) -> None: ...
-
-
 class LastingConsole(Console):
     """A console that falls silent where nobody reads it any more, instead of ending the program."""
 
@@ -50,7 +36,7 @@ class LastingConsole(Console):
         self.quiet = True
 
 
-class Terminal:
+class Terminal(Listener):
     """A progress bar with loss, tokens/s and time left; plain lines, some seconds apart, where there is no terminal."""
 
     def __init__(self, console: Console, seconds_between_lines: float = 10.0) -> None:

@@ -1,4 +1,4 @@
-"""What a run writes down as it goes: metrics.jsonl, and the trackers a recipe names."""
+"""Metrics of a run: metrics.jsonl, and the trackers a recipe names."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from tightfit.profiling import is_profile_file
 from tightfit.recipe import Recipe
 from tightfit.recipe_text import read_yaml, to_yaml
 
-ROUNDING = ("micro_batch_size", "attention", "checkpointing", "accumulation", "compile", "backend")
+ROUNDING = ("micro_batch_size", "attention", "loss", "checkpointing", "accumulation", "compile", "backend")
 """Those of them that change a step's rounding, or the random numbers that dropout draws."""
 
 MAY_CHANGE = frozenset({

@@ -1,4 +1,4 @@
-"""What a finished run says of itself."""
+"""Summary of a finished run."""
 
 from __future__ import annotations
 

@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
 from tightfit.backends import load_backend
 from tightfit.backends.base import Backend, Step
-from tightfit.data import Prepared, prepare
-from tightfit.data.loading import WindowLoader, evaluation_windows
-from tightfit.devices import Device
+from tightfit.data import Prepared, WindowLoader, evaluation_windows
 from tightfit.errors import CheckpointError, OutOfMemory, RecipeError
-from tightfit.models import model_facts, module_facts, resolve_source
-from tightfit.planning.plan import Plan
-from tightfit.planning.search.resolve_auto import resolve_auto
-from tightfit.planning.suggestions import smaller
-from tightfit.planning.targets import own_target
-from tightfit.profiling.run_profile import RunProfile, profiled_step
+from tightfit.models import resolve_source
 from tightfit.recipe import Recipe
-from tightfit.recipe_files import load_recipe
-from tightfit.trace import Trace
+from tightfit.recipe_files import as_recipe
 from tightfit.training import checkpoints
 from tightfit.training.loop import Loop, Progress
-from tightfit.training.memory_check import check_memory
-from tightfit.training.progress import Listener, Quiet
+from tightfit.training.progress import Listener
 from tightfit.training.records import MetricsFile, Trackers
 from tightfit.training.run_folder import METRICS, MODEL, RunFolder, continued, run_path
+from tightfit.training.session import Session, on_this_machine, open_session
 from tightfit.training.summary import Summary, precision_warning
+
+if TYPE_CHECKING:
+    from tightfit.profiling.run_profile import RunProfile
 
 SAMPLE_TOKENS = 160
 
@@ -44,7 +38,7 @@ class Trainer:
     recipe: a Recipe, a mapping of its fields, or the name or path of a recipe file.
     dataset: any object with `len` and `[i]` giving mappings with `input_ids` and, if need be, `labels`; None reads
         what `recipe.data` names.
-    listener: told how the run goes; by default nobody is.
+    listener: called as the run goes on; by default nothing is shown.
 
     >>> summary = Trainer("gpt2", {"data": "notes.txt", "max_steps": 100}).train()  # doctest: +SKIP
     """
@@ -58,18 +52,17 @@ class Trainer:
         listener: Listener | None = None,
         name: str | None = None,
     ) -> None:
-        self.recipe = as_recipe(recipe, model)
+        self.recipe = on_this_machine(lambda cuda: as_recipe(recipe, model, cuda=cuda))
         if self.recipe.mode != "train":
             raise RecipeError("mode: 'inference' is for planning, and trains nothing; write mode=train, or run "
                               "tightfit plan with this recipe")
         self.module = None if model is None or isinstance(model, str) else model
         self.dataset = dataset
-        self.listener: Listener = listener or Quiet()
+        self.listener: Listener = listener or Listener()
         given = str(recipe) if isinstance(recipe, str | Path) else None
         label = name or given or (type(model).__name__ if self.module is not None else self.recipe.model)
         self.path = run_path(self.recipe, label)
         self.backend: Backend = load_backend(self.recipe.backend.name)
-        self.plan: Plan | None = None
 
     def train(self) -> Summary:
         """Run to the recipe's last step, or go on where an earlier run in the same folder stopped.
@@ -80,62 +73,63 @@ class Trainer:
         began = time.perf_counter()
         folder = RunFolder(self.path)
         with folder.lock():
-            recipe, device = self._settle(folder)
-            if (finished := _finished(folder, recipe)) is not None:
-                self.listener.message(
-                    f"{folder.path} holds a finished run of {finished.steps} steps; to train on write a larger "
-                    "max_steps=..., to start anew another output_dir=..."
-                )
-                return finished
+            session = self._open(folder)
+            if isinstance(session, Summary):
+                return session
             try:
-                return self._train(recipe, device, folder, began)
+                return self._train(session, folder, began)
             except OutOfMemory as error:
-                raise OutOfMemory(f"{error}. Try: {'; or '.join(smaller(recipe, device))}") from None
+                from tightfit.planning.suggestions import smaller
+
+                ways = smaller(session.recipe, session.device)
+                raise OutOfMemory(f"{error}. Try: {'; or '.join(ways)}") from None
             except (OSError, SafetensorError) as error:
                 raise CheckpointError(f"{folder.path}: {' '.join(str(error).split())}") from error
 
-    def _settle(self, folder: RunFolder) -> tuple[Recipe, Device]:
-        """The resolved recipe: what `auto` stands for here, or stood for when the run in this folder began."""
+    def _open(self, folder: RunFolder) -> Session | Summary:
+        """The session to train in: `auto` stands for what it means here, or meant when the run in this folder began.
+        Where that run is complete, its summary."""
         recipe, saved = self.recipe, folder.saved_recipe()
         if recipe.resume == "never" or saved is None:
             folder.require_fresh()
         device = self.backend.device(recipe)
         kept = bool(checkpoints.folders(folder.checkpoints))
-        finished = _finished(folder, recipe) is not None
-        if saved is not None and not kept and not finished and folder.summary() is not None:
+        finished = _finished(folder, recipe)
+        if saved is not None and not kept and finished is None and folder.summary() is not None:
             raise CheckpointError(f"output_dir: {folder.path} holds a finished run whose checkpoints are gone; write "
                                   "another output_dir")
-        if saved is not None and (kept or finished):
+        if saved is not None and (kept or finished is not None):
             recipe, rounding = continued(recipe, saved)
-            if rounding and not finished:
+            if rounding and finished is None:
                 self.listener.message(f"{', '.join(rounding)} changed: the run goes on to rounding, not bit for bit")
+        if finished is not None:
+            self.listener.message(
+                f"{folder.path} holds a finished run of {finished.steps} steps; to train on write a larger "
+                "max_steps=..., to start anew another output_dir=..."
+            )
+            return finished
         if recipe.hugging_face:
             self.listener.message("hugging_face: these arguments of the Hugging Face Trainer's have no effect here: "
                                   + ", ".join(sorted(recipe.hugging_face)))
-        settled, self.plan = resolve_auto(recipe, own_target(device), self._predict, self.listener.message)
-        if self.module is None and not finished:
-            check_memory(settled, device, self._predict, self.listener.message)
-        return settled, device
+        session = open_session(recipe, self.listener.message, module=self.module, device=device)
+        session.check_memory(self.listener.message)
+        return session
 
-    def _predict(self, recipe: Recipe, device: Device) -> Trace:
-        return self.backend.predict(recipe, device, self.module)
-
-    def _train(self, recipe: Recipe, device: Device, folder: RunFolder, began: float) -> Summary:
-        module = self.module
-        facts = model_facts(recipe) if module is None else module_facts(module, recipe)
-        data = prepare(recipe, facts, progress=self.listener.preparing, dataset=self.dataset)
+    def _train(self, session: Session, folder: RunFolder, began: float) -> Summary:
+        recipe = session.recipe
+        data = session.prepare(self.dataset, self.listener.preparing)
         source, evaluation = WindowLoader(data.train, recipe), data.evaluation
         found = checkpoints.newest(folder.checkpoints, self.listener.message)
         first_step = found.step if found else 0
-        profile = self._profile(recipe, device, folder, first_step)
-        build = self.backend.build(recipe, device, self.module)
+        profile = self._profile(session, folder, first_step)
+        build = session.build()
         for note in build.notes:
             self.listener.message(f"note: {note}")
         step = self.backend.step(build)
-        self.listener.message(_beginning(recipe, step, data, len(source), module is None))
+        self.listener.message(_beginning(recipe, step, data, len(source), self.module is None))
         folder.write_recipe(recipe)
-        if self.plan is not None:
-            folder.write_plan(self.plan.to_json())
+        if session.plan is not None:
+            folder.write_plan(session.plan.to_json())
         if profile is not None:
             profile.begin(step, first_step, tuple(build.notes))
         with (
@@ -152,7 +146,7 @@ class Trainer:
                 loop.resume(found)
                 self.listener.message(f"going on from step {found.step} of {recipe.max_steps}")
             progress = loop.run()
-            summary = self._summary(recipe, device, step, data, progress, began)
+            summary = self._summary(session, step, data, progress, began)
             if summary.stopped_by is not None:
                 return summary
             step.export(folder.path / MODEL, data.classes)
@@ -163,12 +157,17 @@ class Trainer:
         folder.write_summary(summary.to_dict())
         return summary
 
-    def _profile(self, recipe: Recipe, device: Device, folder: RunFolder, first_step: int) -> RunProfile | None:
-        """What profiles the step that the recipe names; None where it names none that is still to come."""
+    def _profile(self, session: Session, folder: RunFolder, first_step: int) -> RunProfile | None:
+        """The profile of the step that the recipe names; None where it names none that is still to come."""
+        recipe = session.recipe
+        if recipe.profile_step is None:
+            return None
+        from tightfit.profiling.run_profile import RunProfile, profiled_step
+
         at = profiled_step(recipe, first_step)
         if at is not None:
-            return RunProfile(at, recipe, device, self.backend, self.module, folder.path, self.listener)
-        if recipe.profile_step is not None and recipe.profile_step > first_step:
+            return RunProfile(at, recipe, session.device, self.backend, self.module, folder.path, self.listener)
+        if recipe.profile_step > first_step:
             self.listener.message(f"profile_step: no step from {recipe.profile_step} on comes before max_steps "
                                   f"{recipe.max_steps} that has warmed up; none is profiled")
         return None
@@ -194,12 +193,12 @@ class Trainer:
         return recipe.sample_prompt + data.tokenizer.decode(tokens)
 
     def _summary(
-        self, recipe: Recipe, device: Device, step: Step, data: Prepared, progress: Progress, began: float
+        self, session: Session, step: Step, data: Prepared, progress: Progress, began: float
     ) -> Summary:
         seconds = progress.training_seconds or 1e-9
         inspection = step.inspection
-        assert recipe.precision != "auto"
-        warning = precision_warning(recipe.precision.name, inspection)
+        assert session.recipe.precision != "auto"
+        warning = precision_warning(session.recipe.precision.name, inspection)
         return Summary(
             steps=progress.step,
             first_step=progress.first_step,
@@ -214,7 +213,7 @@ class Trainer:
             tokens_per_second=progress.tokens / seconds,
             peak_memory=step.peak_memory(),
             context_memory=step.context_memory(),
-            device=device.name,
+            device=session.device.name,
             loss=progress.losses[-1] if progress.losses else None,
             eval_loss=progress.eval_loss,
             unigram_loss=data.unigram_loss,
@@ -223,26 +222,6 @@ class Trainer:
             stopped_by=progress.stopped_by,
             losses=tuple(progress.losses),
         )
-
-
-def as_recipe(recipe: Recipe | dict[str, Any] | str | Path | None, model: Any = None) -> Recipe:
-    """The recipe that a caller means; a model given by name replaces the recipe's."""
-    changes = {"model": model} if isinstance(model, str) else {}
-    if isinstance(recipe, Recipe):
-        return recipe.override(**changes) if changes else recipe
-    if recipe is None or isinstance(recipe, dict):
-        return Recipe.from_dict({**(recipe or {}), **changes})
-    if isinstance(recipe, str | Path):
-        return recipe_for_machine(str(recipe), [f"{name}={value}" for name, value in changes.items()])
-    raise RecipeError(f"recipe: {type(recipe).__name__} is not a Recipe, a mapping, or a recipe file's name")
-
-
-def recipe_for_machine(name: str, overrides: Iterable[str] = ()) -> Recipe:
-    """The recipe of that name as this machine runs it: on CUDA where there is such a device and it may be used."""
-    overrides = list(overrides)
-    plain = load_recipe(name, overrides)
-    device = load_backend(plain.backend.name).device(plain)
-    return load_recipe(name, overrides, cuda=device.kind == "cuda")
 
 
 def _finished(folder: RunFolder, recipe: Recipe) -> Summary | None:

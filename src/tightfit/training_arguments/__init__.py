@@ -14,5 +14,6 @@ embeddings; here it is torchao's with embeddings at 32 bits. `dataloader_prefetc
 from __future__ import annotations
 
 from tightfit.training_arguments.conversion import from_training_arguments, left_to_you, training_arguments
+from tightfit.training_arguments.table import check_carried
 
-__all__ = ["from_training_arguments", "left_to_you", "training_arguments"]
+__all__ = ["check_carried", "from_training_arguments", "left_to_you", "training_arguments"]

@@ -13,7 +13,7 @@ from tightfit.errors import RecipeError
 from tightfit.training_arguments.table import DEFAULTS, RENAMED, unknown
 
 DERIVED_OUTPUT_DIR = "trainer_output"
-"""What TrainingArguments itself fills in where no output_dir is given."""
+"""TrainingArguments' own value where no output_dir is given."""
 
 
 def read(source: Any) -> dict[str, Any]:

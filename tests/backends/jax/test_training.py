@@ -17,7 +17,7 @@ from tests.training.runs import logged_losses, same_weights
 from tightfit.backends.jax.xla_flags import compiler_options
 from tightfit.errors import CheckpointError, RecipeError, Refused
 from tightfit.profiling import profile as profiles
-from tightfit.training.progress import Quiet
+from tightfit.training.progress import Listener
 from tightfit.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[3]
@@ -32,7 +32,7 @@ def run(tmp_path, shared_cache):
             "cache_dir": str(shared_cache), "loading": {"workers": 1}}
 
 
-class StopAtFive(Quiet):
+class StopAtFive(Listener):
     def stepped(self, step, loss, tokens_per_second):
         if step == 5:
             os.kill(os.getpid(), signal.SIGTERM)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor import compile_fx
 
 from tests.architectures import tiny_model
 from tests.benchmark_modules import benchmark
 from tightfit.backends.pytorch.backend import PytorchBackend
-from tightfit.backends.pytorch.compiled import graphs
 from tightfit.backends.pytorch.model_errors import cause, is_models_own
 from tightfit.backends.pytorch.predicting.inference import predict_inference
 from tightfit.backends.pytorch.predicting.predict import predict
@@ -118,10 +118,10 @@ def test_our_own_errors_are_not_the_models() -> None:
 
 @pytest.mark.filterwarnings("ignore::UserWarning:torch", "ignore::DeprecationWarning")
 def test_a_compiler_that_fails_is_told_as_the_choice_of_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(*args: Any) -> Any:
+    def failing(*args: Any, **options: Any) -> Any:
         raise TypeError("no such size\nand more")
 
-    monkeypatch.setattr(graphs, "compile_graphs", failing)
+    monkeypatch.setattr(compile_fx, "compile_fx", failing)
     recipe = resolve(Recipe.from_dict({**FIELDS, "compile": "per-block", "vocab_size": 96}), CPU)
     told = ("compile: per-block cannot be planned for GPT2LMHeadModel: torch.compile raised TypeError: no such size"
             r"( \(.*\))?; write compile=off$")

@@ -122,24 +122,3 @@ def test_the_limit_counts_segment_sizes_and_not_pages():
     simulated = CachingAllocator(limit=24 * MIB, settings=EXPANDABLE)
     simulated.malloc(22 * MIB)
     assert simulated.reserved == 40 * MIB
-
-
-def test_collection_and_oversize_release_leave_expandable_segments_alone():
-    """release_available_cached_blocks and garbage_collect_cached_blocks pass over them; get_free_block does not."""
-    settings = AllocatorSettings(expandable_segments=True, max_split_size=100 * MIB, garbage_collection_threshold=0.1)
-    simulated = CachingAllocator(settings=settings, limit=200 * MIB)
-    large, guard = simulated.malloc(120 * MIB), simulated.malloc(20 * MIB)
-    simulated.free(large)
-    simulated.malloc(20 * MIB)  # 120 MiB are too large to serve: another page is mapped
-    assert (simulated.reserved, simulated.retries) == (160 * MIB, 0)
-    simulated.malloc(99 * MIB)  # 260 MiB would be too many: all that is cached is unmapped
-    assert (simulated.reserved, simulated.retries) == (140 * MIB, 1)
-    assert guard.size == 20 * MIB
-
-
-def test_an_oversize_block_at_the_mapped_end_serves_all_the_same():
-    """find_expandable_block takes the free block before the unmapped pages, of whatever size."""
-    simulated = CachingAllocator(settings=AllocatorSettings(expandable_segments=True, max_split_size=100 * MIB))
-    simulated.free(simulated.malloc(120 * MIB))
-    simulated.malloc(20 * MIB)
-    assert simulated.reserved == 120 * MIB

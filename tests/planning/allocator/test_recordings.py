@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from allocator_recordings import compare, read_recording, recording_of, write_recording
 from tightfit.devices import MIB
 from tightfit.errors import DataError
-from tightfit.planning.allocator.recordings import compare, read_recording, recording_of, write_recording
-from tightfit.planning.allocator.settings import AllocatorSettings
 
 SMALL, LARGE, OWN = 0x7F0000000000, 0x7F0000200000, 0x7EFF00000000
 
@@ -144,15 +143,9 @@ def test_another_limit_gives_other_outcomes(limit: int, said: str):
 
 
 def test_settings_come_with_the_snapshot():
-    settings = recording_of(snapshot_of(
-        BY_HAND, max_split_size=200 * MIB, garbage_collection_threshold=0.8,
-        PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:200,large_segment_size_mb:40,max_non_split_rounding_mb: 30",
-        roundup_power2_divisions={"1024": 8, "2": 4, "1": 0},
-    )).settings
-    assert settings == AllocatorSettings(
-        max_split_size=200 * MIB, large_segment=40 * MIB, max_non_split_rounding=30 * MIB,
-        roundup_power2_divisions=(0, 4, 8), garbage_collection_threshold=0.8,
-    )
+    assert recording_of(snapshot_of(BY_HAND_EXPANDABLE, expandable_segments=True)).settings.expandable_segments
+    with pytest.raises(DataError, match="max_split_size, garbage_collection_threshold was set"):
+        recording_of(snapshot_of(BY_HAND, max_split_size=200 * MIB, garbage_collection_threshold=0.8))
 
 
 @pytest.mark.parametrize("name", ["recording.json.gz", "snapshot.pickle"])

@@ -8,7 +8,7 @@ import pytest
 from tightfit.devices import MIB
 from tightfit.planning.allocator.replay import replay
 from tightfit.planning.allocator.settings import AllocatorSettings
-from tightfit.trace import Allocation, Op, OpClass, Phase, Trace, Unseen
+from tightfit.trace import Allocation, Op, OpClass, Phase, Trace, UntracedMemory
 
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
 
@@ -20,8 +20,8 @@ def trace_of(*allocations: tuple[int, int | None, int], contraction: int | None 
         trace.ops.append(Op("aten.add", contraction - 1, Phase.FORWARD, OpClass.ELEMENTWISE))
         trace.ops.append(Op("aten.mm", contraction, Phase.FORWARD, OpClass.CONTRACTION))
     if unseen:
-        trace.unseen.append(Unseen(name="workspace", bytes=unseen, where="allocator", source="a test"))
-        trace.unseen.append(Unseen(name="context", bytes=1 << 30, where="context", source="a test"))
+        trace.unseen.append(UntracedMemory(name="workspace", bytes=unseen, where="allocator", source="a test"))
+        trace.unseen.append(UntracedMemory(name="context", bytes=1 << 30, where="context", source="a test"))
     return trace
 
 

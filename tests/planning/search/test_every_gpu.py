@@ -15,7 +15,7 @@ from tightfit.planning.search.evaluate import Traces
 from tightfit.planning.search.every_gpu import Compared, compare, parse_prices
 from tightfit.planning.search.search import search
 from tightfit.recipe import Recipe
-from tightfit.trace import Trace, Unseen
+from tightfit.trace import Trace, UntracedMemory
 
 RECIPE = Recipe(batch_size=8, compile="off")
 
@@ -72,7 +72,7 @@ def test_a_trace_is_remembered_for_one_capability():
 
 def test_what_a_trace_does_not_show_is_each_gpus_own():
     def unseen(recipe, device, trace):
-        return [Unseen(name="context", bytes=device.memory_bytes, where="context", source=device.name)]
+        return [UntracedMemory(name="context", bytes=device.memory_bytes, where="context", source=device.name)]
 
     def predict(recipe, device):
         return Trace(origin="predicted", unseen=unseen(recipe, device, None))

@@ -13,7 +13,7 @@ from tightfit.errors import ModelError, Refused
 from tightfit.planning.estimate import Margin, Timed, Tools
 from tightfit.planning.search.search import search
 from tightfit.recipe import Recipe
-from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Trace, Unseen
+from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Trace, UntracedMemory
 
 MIB = 1 << 20
 WEIGHTS, CACHE, SCORES, CONTEXT = 400 * MIB, 10 * MIB, 30 * MIB, 50 * MIB
@@ -62,7 +62,7 @@ class Toy:
         ops = [Op(name="pass", tick=at, phase=phase, op_class=OpClass.OTHER, shapes=((1,),))
                for at, phase in ((2, Phase.PREFILL), (4, Phase.DECODE))]
         spans = [Span(name="prefill", start=1, stop=3), Span(name="decode", start=3, stop=6, times=15)]
-        unseen = [Unseen(name="context", bytes=CONTEXT, where="context", source="drawn")]
+        unseen = [UntracedMemory(name="context", bytes=CONTEXT, where="context", source="drawn")]
         return Trace(origin="predicted", ops=ops, allocations=made, spans=spans, unseen=unseen)
 
     def tools(self):

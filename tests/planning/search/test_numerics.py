@@ -13,7 +13,7 @@ from tightfit.recipe import Recipe
 
 MARGIN = Margin(share=0.0, fixed=0)
 COMMON = {"vocab_size": 50_304, "batch_size": 16, "compile": "off", "attention": "sdpa", "loading": {"workers": 2},
-          "expandable_segments": False}
+          "expandable_segments": False, "loss": "plain"}
 SPEEDS = {("bf16", "adamw"): 11_000, ("fp32", "adamw"): 4_000, ("fp32", "adamw-8bit"): 4_000,
           ("bf16", "adamw-8bit"): 10_506, ("bf16", "adamw-anyprecision"): 10_400, ("bf16-pure", "adamw"): 13_181,
           ("bf16-pure", "adamw-8bit"): 13_600, ("bf16", "adamw-4bit"): 10_700, ("bf16-pure", "adamw-4bit"): 13_879}

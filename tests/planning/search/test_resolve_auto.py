@@ -43,7 +43,7 @@ def test_a_recipe_with_nothing_open_is_not_planned(tiny, told):
     def predict(recipe, device):
         raise AssertionError("nothing to plan")
 
-    settled, plan = resolve_auto(Recipe.from_dict({**tiny, **PINNED}), RTX_4090, predict, told.append)
+    settled, plan = resolve_auto(Recipe.from_dict({**tiny, **PINNED, "loss": "plain"}), RTX_4090, predict, told.append)
     assert (plan, told) == (None, [])
     assert settled.micro_batch_size == 4
 
@@ -93,7 +93,7 @@ def test_a_run_keeps_its_plan_in_its_folder(tiny, tmp_path, monkeypatch):
         made["plan"] = plan
         return settled.override(precision="fp32"), plan
 
-    monkeypatch.setattr("tightfit.training.trainer.resolve_auto", planned)
+    monkeypatch.setattr("tightfit.planning.search.resolve_auto.resolve_auto", planned)
     Trainer(recipe={**tiny, **PINNED, "micro_batch_size": "auto", "output_dir": str(tmp_path / "run")}).train()
     written = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert written == json.loads(json.dumps(made["plan"].to_json()))

@@ -17,7 +17,7 @@ from tightfit.planning.search.space import Space
 from tightfit.recipe import Recipe
 
 MARGIN = Margin(share=0.03, fixed=0)
-FEWER = {"expandable_segments": False, "attention": "sdpa"}
+FEWER = {"expandable_segments": False, "attention": "sdpa", "loss": "plain"}
 """Fields that the toy's costs do not depend on, or not in a way of their own."""
 
 

@@ -10,8 +10,9 @@ import pytest
 from tests.planning.ops import CPU, GPU, MEASURED, RATE, add, mm
 from tightfit.planning.defaults import resolve
 from tightfit.planning.timing import step_time as timing
-from tightfit.planning.timing.op_times import KERNEL_START, op_seconds
-from tightfit.planning.timing.step_time import HOST_SECONDS, QUEUE, step_time
+from tightfit.planning.timing.op_times import KERNEL_START, LINK_SHARE, PAGEABLE_SHARE, op_seconds
+from tightfit.planning.timing.step_time import HOST_SECONDS, step_time
+from tightfit.planning.timing.streams import QUEUE
 from tightfit.recipe import Recipe
 from tightfit.trace import OpClass, Phase, Span, Trace
 
@@ -143,9 +144,9 @@ def test_the_window_is_copied_over_the_link():
     size = 2 * 64 * 1000 * 8  # ids and labels, int64
     sizes = {"batch_size": 64, "seq_len": 1000, "data": {"source": "dummy", "packing": False}}
     pinned = step_time(ops, recipe(**sizes), GPU)
-    assert pinned.data == pytest.approx(size / (GPU.pcie_bandwidth * timing.LINK_SHARE))
+    assert pinned.data == pytest.approx(size / (GPU.pcie_bandwidth * LINK_SHARE))
     ordinary = step_time(ops, recipe(**sizes, loading={"pin_memory": False}), GPU)
-    assert ordinary.data == pytest.approx(size / (GPU.pcie_bandwidth * timing.PAGEABLE_SHARE))
+    assert ordinary.data == pytest.approx(size / (GPU.pcie_bandwidth * PAGEABLE_SHARE))
 
 
 def test_preparing_the_window_shows_only_where_nothing_hides_it():

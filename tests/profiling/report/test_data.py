@@ -52,7 +52,7 @@ def test_categories_are_the_traces_own_at_every_tick(origin):
 
 
 def test_an_allocation_that_dies_before_it_turns_stays_temporary():
-    short = Allocation(born=1, died=3, bytes=8, category=Category.ACTIVATIONS, became=5)
+    short = Allocation(born=1, died=3, bytes=8, category=Category.ACTIVATIONS, category_since=5)
     _, held = by_category([short])
     assert held[:, CATEGORIES.index(Category.TEMPORARY)].tolist() == [8, 0]
     assert not held[:, CATEGORIES.index(Category.ACTIVATIONS)].any()

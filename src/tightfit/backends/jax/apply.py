@@ -21,8 +21,18 @@ from tightfit.techniques import attention as attentions
 from tightfit.techniques import checkpointing as checkpointings
 from tightfit.techniques import compile as compiles
 from tightfit.techniques import loading as loadings
+from tightfit.techniques import loss as losses
+from tightfit.techniques import offload as offloads
 from tightfit.techniques import optimizer as optimizers
+from tightfit.techniques import parallel as parallels
 from tightfit.techniques import precision as precisions
+from tightfit.techniques import update as updates
+
+
+def unchanged(technique: Technique, build: Build) -> Build:
+    """The build as it is: what every step does, or what the devices of the build decide."""
+    return build
+
 
 APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     attentions.Eager: attention.eager,
@@ -31,6 +41,7 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     precisions.Fp16: precision.fp16,
     precisions.Bf16: precision.bf16,
     precisions.Bf16Pure: precision.bf16_pure,
+    losses.Plain: unchanged,
     checkpointings.NoCheckpointing: checkpointing.no_checkpointing,
     checkpointings.EveryBlock: checkpointing.every_block,
     checkpointings.EveryNth: checkpointing.every_nth,
@@ -38,6 +49,7 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     checkpointings.MlpOnly: checkpointing.mlp_only,
     checkpointings.AttentionOnly: checkpointing.attention_only,
     checkpointings.Selective: checkpointing.selective,
+    offloads.NoOffload: unchanged,
     accumulations.Loop: accumulation.loop,
     accumulations.Scan: accumulation.scan,
     compiles.NoCompile: compile.no_compile,
@@ -46,20 +58,27 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     optimizers.Sgd: optimizer.sgd,
     optimizers.Adafactor: optimizer.adafactor,
     optimizers.Lion: optimizer.lion,
+    updates.AfterBackward: unchanged,
+    parallels.NoParallel: unchanged,
+    parallels.Dp: unchanged,
     loadings.Loading: loading.loading,
 }
 """Every technique of `SLOTS` that this backend has, and the function that applies it."""
 
+WHOLE_LOGITS = "the whole step is XLA's to fuse, and no chunks are cut for the loss; write loss=plain"
 XLA_COMPILES = "XLA compiles every step whole, and torch.compile has no part in it; write compile=off"
 QUANTIZED = "optax has no states of so few bits; write optimizer=adafactor or optimizer=lion, or backend=pytorch"
 
 ABSENT: Mapping[type[Technique], str] = {
     attentions.Flex: "FlexAttention is PyTorch's; write attention=sdpa",
     attentions.FlashAttn: "the flash-attn library serves PyTorch; write attention=sdpa with attention.kernel=cudnn",
+    losses.Chunked: WHOLE_LOGITS,
+    losses.Liger: "Liger's kernels are PyTorch's; write loss=plain",
     checkpointings.MemoryBudget: "the budget is kept by PyTorch's compiler; write checkpointing=selective",
     compiles.PerBlock: XLA_COMPILES,
     compiles.WholeModel: XLA_COMPILES,
     optimizers.AdamW8bit: QUANTIZED,
     optimizers.AdamW4bit: QUANTIZED,
+    parallels.Ddp: "one process serves all of a machine's devices; write parallel=dp",
 }
 """Techniques that this backend does not have, with the reason."""

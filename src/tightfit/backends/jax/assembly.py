@@ -13,17 +13,20 @@ from tightfit.backends.jax.models import find_network
 from tightfit.backends.jax.xla_flags import compiler_options
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
-from tightfit.models import model_facts
+from tightfit.models import model_facts, read_config
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
 from tightfit.techniques import SLOTS
 from tightfit.techniques.backend import Jax
 
 
-def assemble(recipe: Recipe, device: Device, devices: tuple[Any, ...], model: Any = None) -> Build:
+def assemble(
+    recipe: Recipe, device: Device, devices: tuple[Any, ...], model: Any = None, config: Any = None
+) -> Build:
     """The model with every technique of a resolved recipe applied. No array is made.
 
     device: what the techniques are chosen for. devices: JAX's, which the step runs on, or is compiled for.
+    config: the model's configuration, where it was read before.
     Raises Refused with all reasons where a technique cannot serve, and ModelError for a model that is not here.
     """
     reasons = [*recipe.refusals(device), *absences(recipe, ABSENT), *_unserved(recipe)]
@@ -33,9 +36,10 @@ def assemble(recipe: Recipe, device: Device, devices: tuple[Any, ...], model: An
         raise ModelError(f"model: a {type(model).__name__} cannot run in backend: jax, which has models of its own; "
                          "name one, or write backend=pytorch")
     assert isinstance(recipe.backend, Jax)
-    network, stored, notes = find_network(recipe)
+    config = read_config(recipe) if config is None else config
+    network, stored, notes = find_network(recipe, config)
     build = Build(
-        recipe=recipe, device=device, devices=devices, task=get_task(recipe.task), facts=model_facts(recipe),
+        recipe=recipe, device=device, devices=devices, task=get_task(recipe.task), facts=model_facts(recipe, config),
         network=network, stored=stored, notes=notes, stack=layout(recipe.backend),
         compiler_options=compiler_options(recipe.backend.xla_flags, devices),
     )

@@ -1,4 +1,4 @@
-"""The JAX backend: the device, the build, the step."""
+"""The JAX backend: the device, the build, the step. What predicts and what measures is loaded when it is called."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import psutil
@@ -16,15 +16,15 @@ import psutil
 from tightfit.backends.base import Measurement, Timings
 from tightfit.backends.jax.assembly import assemble
 from tightfit.backends.jax.build import Build
-from tightfit.backends.jax.measuring.step_profiler import StepProfiler
-from tightfit.backends.jax.predicting.predict import predict, unseen
 from tightfit.backends.jax.step import Step
-from tightfit.backends.measuring import measure
 from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.recipe import Recipe
 from tightfit.system import host_memory
-from tightfit.trace import Trace, Unseen
+from tightfit.trace import Trace, UntracedMemory
+
+if TYPE_CHECKING:
+    from tightfit.backends.jax.measuring.step_profiler import StepProfiler
 
 DRIVER = "libcuda.so.1"
 """NVIDIA's driver, as a library."""
@@ -47,20 +47,26 @@ class JaxBackend:
         raise Refused("gpu-memory: JAX takes its share of a GPU's memory as it starts; set "
                       "XLA_PYTHON_CLIENT_MEM_FRACTION and leave this out")
 
-    def build(self, recipe: Recipe, device: Device, model: Any = None) -> Build:
-        return assemble(recipe, device, jax_devices(recipe), model)
+    def build(self, recipe: Recipe, device: Device, model: Any = None, config: Any = None) -> Build:
+        return assemble(recipe, device, jax_devices(recipe), model, config)
 
     def step(self, build: Build) -> Step:
         return Step(build)
 
     def predict(self, recipe: Recipe, device: Device, model: Any = None) -> Trace:
+        from tightfit.backends.jax.predicting.predict import predict
+
         return predict(recipe, device)
 
     def measure(self, step: Step, windows: Iterator[Any], chrome_trace: Path | None = None) -> Measurement:
-        return measure(step, StepProfiler(step), step.build.session(), windows, step.build.recipe.learning_rate,
+        from tightfit.backends.measuring import measure
+
+        return measure(step, self.step_profiler(step), step.build.session(), windows, step.build.recipe.learning_rate,
                        chrome_trace=chrome_trace)
 
     def step_profiler(self, step: Step) -> StepProfiler:
+        from tightfit.backends.jax.measuring.step_profiler import StepProfiler
+
         return StepProfiler(step)
 
     def time(self, step: Step, windows: Iterator[Any], warm_up: int, steps: int) -> Timings:
@@ -75,7 +81,9 @@ class JaxBackend:
         return Timings(seconds=tuple(seconds[warm_up:-1]), losses=tuple(losses), peak_allocated=peak,
                        peak_reserved=peak)
 
-    def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[Unseen]:
+    def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemory]:
+        from tightfit.backends.jax.predicting.predict import unseen
+
         return unseen(device)
 
 
@@ -88,7 +96,7 @@ def jax_devices(recipe: Recipe) -> tuple[Any, ...]:
                           "'tightfit[jax-cuda]', or write device=cpu")
         if found[0].platform not in ("gpu", "cpu"):
             found = jax.devices("cpu")
-    return tuple(found if recipe.parallel == "dp" else found[:1])
+    return tuple(found if recipe.parallel.every_device else found[:1])
 
 
 @contextmanager

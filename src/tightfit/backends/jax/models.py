@@ -20,7 +20,6 @@ from tightfit.hub_errors import explain_hub_error
 from tightfit.models import (
     OUR_TRANSFORMER,
     TransformerConfig,
-    read_config,
     resolve_source,
 )
 from tightfit.recipe import Recipe
@@ -39,13 +38,13 @@ class Found(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def find_network(recipe: Recipe) -> Found:
+def find_network(recipe: Recipe, config: Any) -> Found:
     """The recipe's model. Raises ModelError for what cannot be found, and for what has no model here."""
     source = resolve_source(recipe)
     if source.kind == "factory":
         raise ModelError(f"model: {source.name} makes a torch module, and backend: jax has models of its own "
                          f"({', '.join(FAMILIES)}); write backend=pytorch")
-    network = network_of(read_config(recipe), recipe.task)
+    network = network_of(config, recipe.task)
     if source.kind == "bundled" or not recipe.pretrained:
         return Found(network, None)
     folder = Path(source.name) if source.kind == "folder" else _downloaded(source.name)

@@ -1,10 +1,28 @@
-"""How micro-batches follow one another: the step takes one after the other."""
+"""The order of a global batch's forward and backward passes."""
 
 from __future__ import annotations
 
-from tightfit.backends.pytorch.build import Build
+from dataclasses import replace
+
+from torch import Tensor
+
+from tightfit.backends.pytorch.batch import TensorWindow
+from tightfit.backends.pytorch.build import Build, Passes
 from tightfit.techniques.accumulation import Loop
 
 
 def loop(technique: Loop, build: Build) -> Build:
-    return build
+    return replace(build, accumulation=one_after_the_other)
+
+
+def one_after_the_other(build: Build, passes: Passes, window: TensorWindow) -> Tensor:
+    """Each micro-batch forward and backward, before the next one."""
+    total: Tensor | None = None
+    for number in range(len(window.micro_batches)):
+        with build.gradient_sync(number == len(window.micro_batches) - 1):
+            loss = passes.forward(window, number)
+            total = loss if total is None else total + loss
+            del loss
+            passes.backward(window, number)
+    assert total is not None
+    return total

@@ -11,8 +11,11 @@ from tightfit.backends.pytorch import (
     checkpointing,
     compile,
     loading,
+    loss,
     optimizer,
+    parallel,
     precision,
+    update,
 )
 from tightfit.backends.pytorch.build import Build
 from tightfit.techniques import Technique
@@ -21,8 +24,18 @@ from tightfit.techniques import attention as attentions
 from tightfit.techniques import checkpointing as checkpointings
 from tightfit.techniques import compile as compiles
 from tightfit.techniques import loading as loadings
+from tightfit.techniques import loss as losses
+from tightfit.techniques import offload as offloads
 from tightfit.techniques import optimizer as optimizers
+from tightfit.techniques import parallel as parallels
 from tightfit.techniques import precision as precisions
+from tightfit.techniques import update as updates
+
+
+def unchanged(technique: Technique, build: Build) -> Build:
+    """The build as it is, for what every model does without a technique."""
+    return build
+
 
 APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     attentions.Eager: attention.eager,
@@ -33,7 +46,10 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     precisions.Fp16: precision.fp16,
     precisions.Bf16: precision.bf16,
     precisions.Bf16Pure: precision.bf16_pure,
-    checkpointings.NoCheckpointing: checkpointing.no_checkpointing,
+    losses.Plain: unchanged,
+    losses.Chunked: loss.chunked,
+    losses.Liger: loss.liger,
+    checkpointings.NoCheckpointing: unchanged,
     checkpointings.EveryBlock: checkpointing.every_block,
     checkpointings.EveryNth: checkpointing.every_nth,
     checkpointings.Segments: checkpointing.segments,
@@ -41,8 +57,8 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     checkpointings.AttentionOnly: checkpointing.attention_only,
     checkpointings.Selective: checkpointing.selective,
     checkpointings.MemoryBudget: checkpointing.memory_budget,
-    accumulations.Loop: accumulation.loop,
-    compiles.NoCompile: compile.no_compile,
+    offloads.NoOffload: unchanged,
+    compiles.NoCompile: unchanged,
     compiles.PerBlock: compile.per_block,
     compiles.WholeModel: compile.whole_model,
     optimizers.AdamW: optimizer.adamw,
@@ -52,6 +68,11 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     optimizers.AdamW8bit: optimizer.adamw_8bit,
     optimizers.AdamW4bit: optimizer.adamw_4bit,
     optimizers.AdamWAnyPrecision: optimizer.adamw_anyprecision,
+    accumulations.Loop: accumulation.loop,
+    updates.AfterBackward: update.after_backward,
+    parallels.NoParallel: unchanged,
+    parallels.Dp: parallel.dp,
+    parallels.Ddp: parallel.ddp,
     loadings.Loading: loading.loading,
 }
 """Every technique of `SLOTS` that this backend has, and the function that applies it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,15 +19,17 @@ from tightfit.backends.pytorch.padding import pad_vocab
 from tightfit.backends.pytorch.precision import weight_dtype
 from tightfit.devices import Device
 from tightfit.errors import Refused
-from tightfit.models import model_facts, module_facts
+from tightfit.models import model_facts, module_facts, read_config
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
-from tightfit.techniques import SLOTS
+from tightfit.techniques import SLOTS, Technique
+from tightfit.techniques.accumulation import Loop
+from tightfit.techniques.loss import Plain
 
 
 def assemble(
     recipe: Recipe, device: Device, torch_device: torch.device, model: nn.Module | None = None,
-    change: Callable[[Build], Build] | None = None,
+    change: Callable[[Build], Build] | None = None, config: Any = None, on_several: bool = False,
 ) -> Build:
     """The model with every technique of a resolved recipe applied.
 
@@ -34,27 +37,28 @@ def assemble(
         where the step is to run on fake tensors.
     model: a module of the caller's own, instead of what `recipe.model` names.
     change: what to do to the build before the techniques are applied.
+    config: the recipe's model's configuration, where it was read before.
+    on_several: whether the caller has what several devices need, and `parallel` is not to be refused.
     Raises Refused with all reasons where a technique cannot serve.
     """
-    reasons = [*recipe.refusals(device), *absences(recipe, ABSENT)]
-    if recipe.parallel != "none":
-        reasons.append("parallel: more than one device is not in backend: pytorch yet; write parallel=none, or "
-                       "backend=jax")
+    answered = ("parallel",) if on_several else ()
+    reasons = [*recipe.refusals(device, answered), *absences(recipe, ABSENT)]
     if reasons:
         raise Refused("; ".join(reasons))
-    build = bare_build(recipe, device, torch_device, model)
+    build = bare_build(recipe, device, torch_device, model, config)
     return apply_techniques(build if change is None else change(build))
 
 
 def bare_build(
-    recipe: Recipe, device: Device, torch_device: torch.device, model: nn.Module | None = None
+    recipe: Recipe, device: Device, torch_device: torch.device, model: nn.Module | None = None, config: Any = None
 ) -> Build:
     """The model on its device, with no technique applied yet but the format of its weights."""
     task, dtype = get_task(recipe.task), weight_dtype(recipe.precision)
     notes: tuple[str, ...] = ()
     if model is None:
-        facts = model_facts(recipe)
-        model, notes = build_model(recipe, task, torch_device, dtype)
+        config = read_config(recipe) if config is None else config
+        facts = model_facts(recipe, config)
+        model, notes = build_model(recipe, task, torch_device, dtype, config)
     else:
         facts = module_facts(model, recipe)
         if dtype != torch.float32:
@@ -72,7 +76,8 @@ def bare_build(
 
 def apply_techniques(build: Build) -> Build:
     """Every technique of the recipe, applied in the fixed order of the slots."""
-    # PyTorch has one way to lay out micro-batches, which `auto` can only mean.
+    # Fields that may still be `auto` have one variant here, or a plain one.
+    open_to: dict[str, Technique] = {"accumulation": Loop(), "loss": Plain()}
     named = {slot: getattr(build.recipe, slot) for slot in SLOTS}
-    techniques = [named[slot] for slot in SLOTS if slot != "accumulation" or named[slot] != "auto"]
+    techniques = [open_to[slot] if technique == "auto" else technique for slot, technique in named.items()]
     return reduce(lambda sofar, technique: APPLY[type(technique)](technique, sofar), techniques, build)

@@ -1,4 +1,4 @@
-"""What a model can be told about which positions may see each other, and the keyword arguments that tell it."""
+"""Keyword arguments that tell a model which positions may see each other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ READS_FOUR_DIMENSIONS = re.compile(r"\bcreate_(?:causal|bidirectional)_mask\(")
 COUNTS_THE_MASK = re.compile(r"cumsum\(attention_mask|attention_mask(?:\.\w+\(\))*\.cumsum")
 RELATIVE = re.compile(r"relative_attention_bias|rotary")
 ATTENTION_DROPOUT = ("attn_pdrop", "attention_dropout", "attention_probs_dropout_prob")
-"""What configurations call the probability of dropout inside attention."""
+"""Names in configurations of the probability of dropout inside attention."""
 RESTART = "write data.packing=false"
 
 
@@ -51,7 +51,7 @@ def attention_style(model: nn.Module) -> Style:
     if getattr(config, "use_bidirectional_attention", None) is False:  # its only use of such patterns is switched off
         return "functions"
     classes = {type(m) for m in model.modules() if hasattr(m, "set_attn_implementation")}
-    return "patterns" if any(HIDDEN_PATTERNS.search(_class_source(c)) for c in classes) else "functions"
+    return "patterns" if any(HIDDEN_PATTERNS.search(_source(c, of=c)) for c in classes) else "functions"
 
 
 def has_sinks(model: nn.Module) -> bool:
@@ -72,7 +72,7 @@ def attention_dropout(model: nn.Module) -> str | None:
 
 
 def needs_eager(model: nn.Module) -> str | None:
-    """What of the model's attention only eager attention serves, as a few words."""
+    """The part of the model's attention that only eager attention serves, in a few words."""
     if has_sinks(model):
         return "attention sinks"
     capped = any(getattr(m, "attn_logit_softcapping", None) is not None for m in model.modules())
@@ -117,10 +117,7 @@ def block_arguments(model: nn.Module, causal: bool) -> Arguments:
 def pattern_arguments(model: nn.Module) -> Arguments:
     """Arguments from which transformers makes each layer's mask."""
 
-    def patterns(batch: TensorBatch) -> dict[str, Any]:
-        return {} if batch.padding is None else {"attention_mask": batch.padding.long()}
-
-    return patterns
+    return _padding
 
 
 def own_arguments(model: nn.Module, causal: bool) -> Arguments:
@@ -134,7 +131,7 @@ def own_arguments(model: nn.Module, causal: bool) -> Arguments:
             near = distance_mask(length, causal, None, allowed.device)
             dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
             return {"attention_mask": additive_mask(allowed if near is None else allowed & near, dtype)}
-        return {} if batch.padding is None else {"attention_mask": batch.padding.long()}
+        return _padding(batch)
 
     return ordinary
 
@@ -146,9 +143,13 @@ def flash_arguments(model: nn.Module) -> Arguments:
         if batch.document_starts is not None:
             starts, longest = batch.document_starts, batch.labels.shape[1]
             return {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": longest, "max_length_k": longest}
-        return {} if batch.padding is None else {"attention_mask": batch.padding.long()}
+        return _padding(batch)
 
     return flash
+
+
+def _padding(batch: TensorBatch) -> dict[str, Any]:
+    return {} if batch.padding is None else {"attention_mask": batch.padding.long()}
 
 
 def mask_arguments(model: nn.Module, arguments: Arguments, causal: bool, obstacle: str | None = None) -> Arguments:
@@ -283,16 +284,9 @@ def _is_hf(module: nn.Module) -> bool:
     return hasattr(module, "set_attn_implementation")
 
 
-def _source(cls: type) -> str:
-    """The source of the file that defines a class; empty where there is none to read."""
+def _source(cls: type, of: Any = None) -> str:
+    """The source of `of`, by default the file that defines a class; empty where there is none to read."""
     try:
-        return inspect.getsource(inspect.getmodule(cls) or cls)
-    except (OSError, TypeError):
-        return ""
-
-
-def _class_source(cls: type) -> str:
-    try:
-        return inspect.getsource(cls)
+        return inspect.getsource(of or inspect.getmodule(cls) or cls)
     except (OSError, TypeError):
         return ""

@@ -33,7 +33,7 @@ from tightfit.backends.pytorch.attention_masks import (
     mask_function,
 )
 from tightfit.backends.pytorch.formats import HALF
-from tightfit.backends.pytorch.stand_ins import active_cuda_target, cuda_target_of
+from tightfit.backends.pytorch.simulated_device import active_simulated_cuda, simulated_cuda_device
 from tightfit.errors import ModelError
 
 AttentionFunction = Callable[..., tuple[Tensor, None]]
@@ -162,7 +162,7 @@ def flex_attention(
                          "padding yet; write attention=sdpa")
 
     query, key, value = (t.to(compute_dtype(query)) for t in (query, key, value))
-    if not torch.compiler.is_compiling() and cuda_target_of(query) is not None:
+    if not torch.compiler.is_compiling() and simulated_cuda_device(query) is not None:
         return _planned_flex(query, key, value, causal, scaling).transpose(1, 2).contiguous(), None
     kernel: Any = flex.flex_attention if torch.compiler.is_compiling() else _compiled_flex()
     output: Tensor = kernel(
@@ -229,7 +229,7 @@ def create_blocks(allowed: Callable[..., Tensor], rows: int | None, length: int,
 
     On CUDA it is made by a compiled kernel: uncompiled, all rows * length * length pairs would stand in memory.
     """
-    if not torch.compiler.is_compiling() and active_cuda_target() is not None:
+    if not torch.compiler.is_compiling() and active_simulated_cuda() is not None:
         return _planned_blocks(allowed, rows or 1, length, device)
     compiled = device.type == "cuda" and not torch.compiler.is_compiling()
     create: Any = _compiled_create() if compiled else flex.create_block_mask

@@ -16,7 +16,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from tightfit.backends.pytorch.attention_masks import distance_mask
 from tightfit.backends.pytorch.formats import HALF
-from tightfit.backends.pytorch.stand_ins import capability_of
+from tightfit.backends.pytorch.simulated_device import capability_of
 from tightfit.errors import ModelError
 
 PackedWay = Literal["rows", "varlen", "slices", "dense"]
@@ -31,7 +31,7 @@ def repeat_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Ten
 
 
 def compute_dtype(query: Tensor) -> torch.dtype:
-    """What autocast would compute in: kernels that autocast does not know must be given it."""
+    """Autocast's format, or else the query's: kernels that autocast does not know must be given it."""
     kind = query.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
 
@@ -134,7 +134,7 @@ def _varlen_takes(option: str) -> bool:
 
 @functools.cache
 def _varlen_options() -> frozenset[str]:
-    """What torch's variable-length kernel takes: causality and grouped heads are said differently across versions."""
+    """Arguments of torch's variable-length kernel: causality and grouped heads are said differently across versions."""
     return frozenset(inspect.signature(varlen_attn).parameters)
 
 

@@ -103,7 +103,7 @@ def mask_function(
     local_size: int | None = None,
     **rest: Any,
 ) -> Tensor | None:
-    """What transformers calls to make a mask for our attention functions, in loops that are not ours.
+    """Mask maker that transformers calls for our attention functions, in loops that are not ours.
 
     Returns None where plain causality, or none, says it all, without looking at any value; otherwise
     bool (B, 1, Q, K). The arguments are those of `transformers.masking_utils.sdpa_mask`.

@@ -1,10 +1,14 @@
-"""The PyTorch backend: the device, the build, the step, the prediction."""
+"""The PyTorch backend: the device, the build, the step, the prediction.
+
+What predicts and what measures is loaded when it is called: training needs neither.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -14,19 +18,16 @@ from tightfit.backends.pytorch.assembly import assemble
 from tightfit.backends.pytorch.batch import TensorWindow
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.gpu_memory import gpu_memory, use_expandable_segments
-from tightfit.backends.pytorch.measuring.measure import measure
-from tightfit.backends.pytorch.measuring.meter import Meter
-from tightfit.backends.pytorch.measuring.step_profiler import StepProfiler
 from tightfit.backends.pytorch.out_of_memory import memory_guard
-from tightfit.backends.pytorch.predicting.inference import predict_inference
-from tightfit.backends.pytorch.predicting.predict import predict
-from tightfit.backends.pytorch.predicting.unseen import unseen
 from tightfit.backends.pytorch.step import Step
 from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.recipe import Recipe
 from tightfit.system import host_memory
-from tightfit.trace import Trace, Unseen
+from tightfit.trace import Trace, UntracedMemory
+
+if TYPE_CHECKING:
+    from tightfit.backends.pytorch.measuring.step_profiler import StepProfiler
 
 
 class PytorchBackend:
@@ -60,27 +61,39 @@ class PytorchBackend:
         torch.cuda.set_per_process_memory_fraction(max(memory_bytes - context, 0) / device.memory_bytes)
         return replace(device, memory_bytes=memory_bytes)
 
-    def build(self, recipe: Recipe, device: Device, model: nn.Module | None = None) -> Build:
+    def build(self, recipe: Recipe, device: Device, model: nn.Module | None = None, config: Any = None) -> Build:
         if device.kind == "cuda" and recipe.expandable_segments is True:
             use_expandable_segments()  # before the first weight
         with memory_guard(lambda: "building the model"):
-            return assemble(recipe, device, torch.device(device.kind), model)
+            return assemble(recipe, device, torch.device(device.kind), model, config=config)
 
     def step(self, build: Build) -> Step:
         return Step(build)
 
     def predict(self, recipe: Recipe, device: Device, model: nn.Module | None = None) -> Trace:
-        return (predict if recipe.mode == "train" else predict_inference)(recipe, device, model)
+        if recipe.mode == "train":
+            from tightfit.backends.pytorch.predicting.predict import predict
+
+            return predict(recipe, device, model)
+        from tightfit.backends.pytorch.predicting.inference import predict_inference
+
+        return predict_inference(recipe, device, model)
 
     def measure(
         self, step: Step, windows: Iterator[TensorWindow], chrome_trace: Path | None = None
     ) -> Measurement:
+        from tightfit.backends.pytorch.measuring.measure import measure
+
         return measure(step, windows, chrome_trace=chrome_trace)
 
     def step_profiler(self, step: Step) -> StepProfiler:
+        from tightfit.backends.pytorch.measuring.step_profiler import StepProfiler
+
         return StepProfiler(step)
 
     def time(self, step: Step, windows: Iterator[TensorWindow], warm_up: int, steps: int) -> Timings:
+        from tightfit.backends.pytorch.measuring.meter import Meter
+
         build = step.build
         meter = Meter(build.torch_device, warm_up=warm_up, steps=steps, seed=build.recipe.seed)
         with build.session():
@@ -89,5 +102,7 @@ class PytorchBackend:
                 meter.end(step(next(windows), build.recipe.learning_rate).read().loss.mean)
         return meter.read()
 
-    def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[Unseen]:
+    def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemory]:
+        from tightfit.backends.pytorch.predicting.unseen import unseen
+
         return unseen(recipe, device, trace)

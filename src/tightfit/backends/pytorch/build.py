@@ -1,11 +1,11 @@
-"""What techniques transform on the way to a training step."""
+"""A model on its way to a training step: what techniques change, one after the other."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,10 @@ from torch.optim import Optimizer
 
 from tightfit.backends.base import WindowSource
 from tightfit.backends.pytorch.batch import TensorBatch, TensorWindow
-from tightfit.backends.pytorch.losses import cross_entropy_sum
+from tightfit.backends.pytorch.losses import LOSS_OF_LOGITS, Loss
 from tightfit.backends.pytorch.models import logits_of
 from tightfit.devices import Device
+from tightfit.errors import ModelError
 from tightfit.models import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import Task
@@ -26,22 +27,65 @@ OptimizerFactory = Callable[[nn.Module], Optimizer]
 CompileBackend = Callable[[str, str], Any]
 Windows = Callable[[WindowSource, int, int], Iterator[TensorWindow]]
 LossSum = Callable[[TensorBatch], Tensor]
-Divisor = Callable[[TensorWindow], float]
-Exchange = Callable[[bool], AbstractContextManager[Any]]
+LossDenominator = Callable[[TensorWindow], float]
+GradientSync = Callable[[bool], AbstractContextManager[Any]]
+
+
+class Passes(Protocol):
+    """A step's forward and backward pass over one micro-batch, which `accumulation` puts in order."""
+
+    def forward(self, window: TensorWindow, number: int) -> Tensor:
+        """The summed loss of a window's micro-batch, detached; the first is number 0."""
+
+    def backward(self, window: TensorWindow, number: int) -> None:
+        """Add the gradients of the loss made last, over the window's denominator."""
+
+
+class Update(Protocol):
+    """The update of the weights: it owns clipping, the scaler, stepping, dropping gradients, and the state of these.
+
+    optimizer: the one it steps; another may be put in its place. scaled: whether losses are scaled up for fp16, so that
+    gradients that are not finite only skip the step.
+    """
+
+    optimizer: Optimizer
+
+    @property
+    def scaled(self) -> bool: ...
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss that the backward pass starts from."""
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Use `learning_rate` for the gradients that are summed from now on."""
+
+    def __call__(self) -> Tensor | None:
+        """Learn from the gradients, and drop them. Returns their norm before clipping, if it was taken."""
+
+    def state(self) -> dict[str, Any]:
+        """Its part of a checkpoint besides weights and optimizer, as JSON values."""
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from `state`."""
+
+
+Check = Callable[["Build", TensorBatch, Tensor], None]
+Accumulation = Callable[["Build", Passes, TensorWindow], Tensor]
+"""Runs every micro-batch's passes, in its order; returns the window's summed loss."""
 
 
 def no_mask(batch: TensorBatch) -> dict[str, Any]:
-    """The arguments of a model that is told nothing about which positions may see each other."""
+    """The arguments of a model that needs no word on which positions may see each other."""
     return {}
 
 
-def own_count(window: TensorWindow) -> float:
-    """The window's labels that count: what its summed loss is divided by where no other process has a part of it."""
+def local_labels(window: TensorWindow) -> float:
+    """The window's labels that count: the denominator of its loss where no other process has a part of it."""
     return max(window.count, 1)
 
 
-def no_exchange(last: bool) -> AbstractContextManager[None]:
-    """What surrounds a micro-batch of a model that is alone."""
+def no_sync(last: bool) -> AbstractContextManager[None]:
+    """The context of a micro-batch of one model alone."""
     return nullcontext()
 
 
@@ -63,16 +107,19 @@ class Build:
         leaves that argument out.
     forward_contexts: entered around every forward pass and its loss (autocast).
     settings: process settings held while steps run (tf32, the allowed SDPA kernels), entered once by `session`.
+    loss: over the model's outputs and its head.
     loss_scaling: whether gradients are scaled up for fp16.
     optimizer_factory: makes the optimizer from the finished model.
+    accumulation: the order of a global batch's passes.
+    update: makes the update of the weights, which owns the optimizer.
     windows: prepares windows ahead of the step.
     compile_backend: what torch.compile is given as its backend in the place of one it names, in a mode: planning's own,
         which generates no code.
     evaluation_dtype: cast the weights to this for evaluation; None keeps them.
-    shared_loss: a micro-batch's summed loss where copies of the model share its work; None where there is one model.
-    divisor: what a micro-batch's summed loss is divided by, so that gradients are those of the whole window's mean.
-    exchange: entered around a micro-batch's passes, and told whether it is the last of its window: where processes
-        exchange gradients, they do so then.
+    replicated_loss: a micro-batch's summed loss where copies of the model share its work; None where there is one.
+    loss_denominator: of a micro-batch's summed loss, so that gradients are those of the whole window's mean.
+    gradient_sync: entered around a micro-batch's passes, with whether it is the last of its window: processes average
+        their gradients then.
     notes: sentences for the person running this, such as a risky combination.
     """
 
@@ -86,14 +133,17 @@ class Build:
     mask_arguments: MaskArguments = no_mask
     forward_contexts: tuple[Context, ...] = ()
     settings: tuple[Context, ...] = ()
+    loss: Loss = LOSS_OF_LOGITS
     loss_scaling: bool = False
     optimizer_factory: OptimizerFactory | None = None
+    accumulation: Accumulation | None = None
+    update: Callable[[Build], Update] | None = None
     windows: Windows | None = None
     compile_backend: CompileBackend | None = None
     evaluation_dtype: torch.dtype | None = None
-    shared_loss: LossSum | None = None
-    divisor: Divisor = own_count
-    exchange: Exchange = no_exchange
+    replicated_loss: LossSum | None = None
+    loss_denominator: LossDenominator = local_labels
+    gradient_sync: GradientSync = no_sync
     notes: tuple[str, ...] = ()
 
     def session(self) -> AbstractContextManager[None]:
@@ -109,19 +159,41 @@ class Build:
 
         Rows that only pad the vocabulary are cut off, so that they neither win nor weigh in the loss.
         """
-        inputs = {name: self._as_weights(t) for name, t in batch.inputs.items()}
-        arguments = {**inputs, **self.mask_arguments(batch)}
-        logits = logits_of(self.model(**{name: value for name, value in arguments.items() if value is not None}))
-        if self.recipe.pad_vocab_to and self.task.reads == "tokens" and logits.dim() == 3:
+        logits = logits_of(self.outputs(batch))
+        if self.pads_vocabulary and logits.dim() == 3:
             return logits[..., : self.facts.vocab_size]
         return logits
 
-    def loss_sum(self, batch: TensorBatch) -> Tensor:
-        """A micro-batch's summed loss, a scalar."""
-        if self.shared_loss is not None:
-            return self.shared_loss(batch)
+    @property
+    def pads_vocabulary(self) -> bool:
+        """Whether the last rows of the head only pad the vocabulary."""
+        return bool(self.recipe.pad_vocab_to) and self.task.reads == "tokens"
+
+    def outputs(self, batch: TensorBatch) -> Any:
+        """The model's own output for a micro-batch on the device."""
+        inputs = {name: self._as_weights(t) for name, t in batch.inputs.items()}
+        arguments = {**inputs, **self.mask_arguments(batch)}
+        try:
+            return self.model(**{name: value for name, value in arguments.items() if value is not None})
+        except TypeError as error:
+            if "unexpected keyword argument" not in str(error):
+                raise
+            raise ModelError(f"model: {type(self.model).__name__} is called with {', '.join(batch.inputs)} by name, "
+                             f"and refuses: {error}") from None
+
+    def loss_sum(self, batch: TensorBatch, check: Check | None = None) -> Tensor:
+        """A micro-batch's summed loss, a scalar. check: sees the model's outputs before the loss is made of them."""
+        if self.replicated_loss is not None:
+            return self.replicated_loss(batch)
         with self.forward_context():
-            return cross_entropy_sum(self.logits(batch), batch.labels)
+            # Nothing else holds on to the outputs: whole logits are freed as soon as the loss has its own copy.
+            return self.loss.total(self._checked_outputs(batch, check), batch.labels)
+
+    def _checked_outputs(self, batch: TensorBatch, check: Check | None) -> Tensor:
+        outputs = self.loss.outputs(self, batch)
+        if check is not None:
+            check(self, batch, outputs)
+        return outputs
 
     def _as_weights(self, values: Tensor) -> Tensor:
         """Inputs such as images in the format of the weights, if the model holds any: DataParallel's copies do not."""

@@ -23,7 +23,6 @@ from tightfit.techniques.checkpointing import (
     EveryNth,
     MemoryBudget,
     MlpOnly,
-    NoCheckpointing,
     Segments,
     Selective,
 )
@@ -52,10 +51,6 @@ ATTENTION = frozenset(
     )
 )
 """Fused attention, as the dispatcher names it."""
-
-
-def no_checkpointing(technique: NoCheckpointing, build: Build) -> Build:
-    return build
 
 
 def every_block(technique: EveryBlock, build: Build) -> Build:
@@ -180,4 +175,4 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "attention": _keep_attention,
     "every-other-matmul": _keep_every_other_matmul,
 }
-"""What makes each selective policy, by the technique's `keep`."""
+"""Makers of the selective policies, by the technique's `keep`."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.recomputation import compile_module
-from tightfit.techniques.compile import NoCompile, PerBlock, WholeModel
+from tightfit.techniques.compile import PerBlock, WholeModel
 
 OUTERMOST = ("_compile.compile_inner", "backward._backward_impl")
 """Dynamo's timed sections that contain all others: of a forward pass's compilation, and of a backward pass's."""
@@ -20,10 +20,6 @@ VARIANTS = 64
 """Compiled variants of a function that are kept. Torch's own 8 are soon used up where all blocks of a model share one
 function (first and later ones, of two stacks, in training and in evaluation, with a smaller last micro-batch), and what
 comes after them runs op by op, in silence."""
-
-
-def no_compile(technique: NoCompile, build: Build) -> Build:
-    return build
 
 
 def per_block(technique: PerBlock, build: Build) -> Build:

@@ -15,7 +15,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from tightfit.backends.pytorch.stand_ins import TargetOf
+from tightfit.backends.pytorch.simulated_device import TargetOf
 from tightfit.backends.pytorch.tracing.tracker import Tracker
 
 Compositions = Mapping[Any, Callable[..., Any]]
@@ -25,13 +25,13 @@ COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 @contextmanager
-def composed(compositions: Compositions, target_of: TargetOf) -> Iterator[None]:
-    """Put compositions in, for CPU tensors that `target_of` knows; others keep theirs. Undone on leaving."""
+def override_decompositions(compositions: Compositions, device_of: TargetOf) -> Iterator[None]:
+    """Put compositions in, for CPU tensors that `device_of` knows; others keep theirs. Undone on leaving."""
     library = torch.library.Library("aten", "IMPL")
     try:
         for op, compose in compositions.items():
             op._dispatch_cache.clear()
-            library.impl(op._name, partial(_composed, op, compose, target_of), "AutogradCPU", allow_override=True)
+            library.impl(op._name, partial(_composed, op, compose, device_of), "AutogradCPU", allow_override=True)
         yield
     finally:
         library._destroy()
@@ -39,8 +39,8 @@ def composed(compositions: Compositions, target_of: TargetOf) -> Iterator[None]:
             op._dispatch_cache.clear()
 
 
-def _composed(op: Any, compose: Callable[..., Any], target_of: TargetOf, *args: Any, **kwargs: Any) -> Any:
-    device = target_of(args[0])
+def _composed(op: Any, compose: Callable[..., Any], device_of: TargetOf, *args: Any, **kwargs: Any) -> Any:
+    device = device_of(args[0])
     result = NotImplemented if device is None else compose(device, *args, **kwargs)
     # The op's own composition, as if nothing stood in its place.
     return op._op_dk(COMPOSITE, *args, **kwargs) if result is NotImplemented else result

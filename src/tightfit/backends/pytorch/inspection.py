@@ -14,6 +14,9 @@ from torch import Tensor, nn
 
 from tightfit.backends.base import Inspection
 from tightfit.backends.pytorch.attention_functions import kernel_names
+from tightfit.backends.pytorch.batch import TensorBatch
+from tightfit.backends.pytorch.build import Build
+from tightfit.errors import ModelError
 
 
 class Inspector:
@@ -50,13 +53,27 @@ class Inspector:
             self._profiler.__exit__(kind, error, trace)
 
     def result(self) -> Inspection:
-        """What was seen, after the forward pass."""
+        """The inspection, after the forward pass."""
         saved: Counter[str] = Counter()
         for size, dtype in self._saved.values():
             saved[dtype] += size
         events = () if self._profiler is None else self._profiler.key_averages()
         kernels = kernel_names(event.key for event in events)
         return Inspection(attention_kernels=tuple(kernels), saved_bytes=dict(saved))
+
+
+def check_outputs(build: Build, batch: TensorBatch, outputs: Tensor) -> None:
+    """Compare a model's first outputs with the labels. Raises ModelError."""
+    name = type(build.model).__name__
+    classes, largest = build.loss.classes(build, outputs), int(batch.labels.max())
+    if outputs.shape[:-1] != batch.labels.shape:
+        raise ModelError(f"model: {name} gives logits of shape {(*outputs.shape[:-1], classes)}; labels of shape "
+                         f"{tuple(batch.labels.shape)} need one row of logits each")
+    if largest >= classes:
+        raise ModelError(f"model: {name} gives {classes} logits, and the data has the label {largest}; write "
+                         "vocab_size or num_labels to match the model")
+    if not outputs.requires_grad:
+        raise ModelError(f"model: the logits of {name} depend on no parameter that can be trained")
 
 
 def _profiler_runs() -> bool:

@@ -1,4 +1,4 @@
-"""What a model's own code raised, as one sentence: in which of its modules, what, and at which line of code.
+"""Errors of a model's own code, each as one sentence: in which of its modules, what, and at which line of code.
 
 What torch's compiler raises is told as the choice of `compile` that fails.
 """

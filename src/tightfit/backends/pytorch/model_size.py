@@ -7,6 +7,7 @@ what they replace would no longer be counted.
 from __future__ import annotations
 
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,12 +46,13 @@ class ModelSize:
     values: int
 
 
-def model_size(recipe: Recipe) -> ModelSize:
-    """The size of the model that a recipe names, for its task. Raises ModelError for one that cannot be built."""
-    task, facts = get_task(recipe.task), model_facts(recipe)
+def model_size(recipe: Recipe, config: Any = None) -> ModelSize:
+    """The size of the model that a recipe names, for its task. config: the model's, where it was read before; it stays
+    as it is. Raises ModelError for a model that cannot be built."""
+    task, facts = get_task(recipe.task), model_facts(recipe, config)
     recipe = recipe.model_copy(update={"pretrained": False, "pad_vocab_to": None})
     with torch.random.fork_rng([]):
-        model = build_model(recipe, task, "meta").model.eval()
+        model = build_model(recipe, task, "meta", config=deepcopy(config)).model.eval()
     for part in model.modules():
         if isinstance(part, transformers.PreTrainedModel):  # T5's decoder, for one, has a configuration of its own
             part.config._attn_implementation = "eager"

@@ -36,7 +36,7 @@ from tightfit.tasks import Task
 
 WEIGHTS = "model.safetensors"
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
-"""What a folder's weights are called."""
+"""Names of a folder's weights."""
 
 LOGITS_OF_EACH_TOKEN = ("causal-lm", "masked-lm")
 """The tasks that the bundled transformer serves."""
@@ -53,7 +53,8 @@ class BuiltModel(NamedTuple):
 
 
 def build_model(
-    recipe: Recipe, task: Task, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    recipe: Recipe, task: Task, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32,
+    config: Any = None,
 ) -> BuiltModel:
     """The recipe's model for the task, on `device` (`meta` for shapes alone), its weights in `dtype`, which the device
     never holds wider. Buffers keep the format that the model gives them: fp32 for the frequencies of rotary positions.
@@ -73,7 +74,7 @@ def build_model(
         if any(tensor.device != device for tensor in [*model.parameters(), *model.buffers()]):
             model = model.to(device)  # which fake tensors with other references to them cannot do
         return BuiltModel(ready_to_train(model, recipe))
-    config = read_config(recipe)
+    config = read_config(recipe) if config is None else config
     stored = recipe.pretrained and source.kind != "bundled"
     notes: list[str] = []
     if stored and source.kind == "folder" and not _has_weights(Path(source.name)):
@@ -191,7 +192,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _from_factory(name: str, arguments: Mapping[str, Any], device: torch.device) -> nn.Module:
-    """What the factory `package.module:attribute` returns. Raises ModelError for a part of the name that is missing,
+    """Module from the factory `package.module:attribute`. Raises ModelError for a part of the name that is missing,
     arguments that it does not take, whatever it raises, and a result that is no nn.Module."""
     module_name, _, path = name.partition(":")
     try:

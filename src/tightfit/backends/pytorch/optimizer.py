@@ -33,7 +33,7 @@ IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
     "foreach": {"foreach": True, "fused": False},
     "loop": {"foreach": False, "fused": False},
 }
-"""What torch.optim's own switches are for each implementation."""
+"""torch.optim's own switches for each implementation."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -10,9 +10,9 @@ import torch
 from tightfit.errors import OutOfMemory
 
 CPU_ALLOCATOR = "can't allocate memory"
-"""What the CPU's allocator says; it raises a plain RuntimeError."""
+"""Text of the CPU allocator's error; it raises a plain RuntimeError."""
 ASKED = "ried to allocate"
-"""What the sentence of each device's allocator has that says how much was asked for; it is not the first."""
+"""Part of the sentence in which each device's allocator says how much was asked for; it is not the first."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

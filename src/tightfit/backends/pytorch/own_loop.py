@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tightfit.backends.pytorch.backend import PytorchBackend
-from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.batch import TensorBatch
+from tightfit.backends.pytorch.build import Build, no_mask
+from tightfit.backends.pytorch.losses import LOSS_OF_LOGITS
 from tightfit.errors import RecipeError
 from tightfit.recipe import Recipe
+from tightfit.techniques.loss import Plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +33,15 @@ class Applied:
     accelerator_kwargs: dict[str, Any]
     left_to_you: tuple[str, ...]
     build: Build
+
+    def loss_sum(self, inputs: dict[str, Tensor], labels: Tensor) -> Tensor:
+        """The recipe's loss of a micro-batch: the summed cross-entropy of the labels that are not -100, a scalar.
+
+        inputs: the model's arguments by name, without labels. labels: int64, (B, T) aligned with the logits. Autocast
+        is the caller's.
+        """
+        build = replace(self.build, model=self.model, forward_contexts=(), mask_arguments=no_mask)
+        return build.loss_sum(TensorBatch(inputs=inputs, labels=labels))
 
     def settings(self) -> AbstractContextManager[None]:
         """Hold the process settings that the recipe asks for (tf32, SDPA kernels, a memory budget) around a loop."""
@@ -48,6 +60,8 @@ def apply(model: nn.Module, recipe: Recipe | dict[str, Any]) -> Applied:
     if not recipe.backend.runs_torch:
         raise RecipeError(f"backend: {recipe.backend.name!r} has nothing to apply to a torch module; "
                           "write backend=pytorch")
+    if recipe.loss == "auto":
+        recipe = recipe.model_copy(update={"loss": Plain()})  # the loop has one of its own
     if open_fields := recipe.open_choices():
         raise RecipeError(f"{', '.join(open_fields)}: still auto; write a value for each, or take the recipe of "
                           "tightfit.plan(model, recipe)")
@@ -79,6 +93,9 @@ def _left_to_you(recipe: Recipe, build: Build, mixed: str, accumulation: int) ->
         sentences.append(f"autocast: with torch.autocast({kind!r}, dtype=torch.{dtype}) around the forward pass")
     if build.loss_scaling:
         sentences.append(f"loss scaling: torch.amp.GradScaler({kind!r})")
+    if build.loss is not LOSS_OF_LOGITS:
+        sentences.append("loss: applied.loss_sum(inputs, labels), which makes no whole logits, over the number of "
+                         "labels that are not -100")
     if accumulation > 1:
         sentences.append(
             f"accumulation: {accumulation} micro-batches of {recipe.micro_batch_size} a step, each one's summed loss "

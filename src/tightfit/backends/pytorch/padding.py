@@ -91,15 +91,15 @@ def _tables(model: nn.Module, vocab_size: int) -> list[nn.Parameter]:
 
 def _vocabulary_parameters(model: nn.Module) -> list[nn.Parameter]:
     """The parameters with one row for each token: the embedding, the output layer and its bias, each once."""
-    ends = [_end(model, "get_input_embeddings"), _end(model, "get_output_embeddings")]
+    ends = [model_end(model, "get_input_embeddings"), model_end(model, "get_output_embeddings")]
     if not isinstance(ends[0], nn.Embedding):
         return []
     parameters = (p for module in ends if isinstance(module, nn.Module) for p in module._parameters.values())
     return list({id(p): p for p in parameters if p is not None}.values())
 
 
-def _end(model: nn.Module, getter: str) -> Any:
-    """What a model answers to one of the two questions by which its vocabulary is found, None where it does not."""
+def model_end(model: nn.Module, getter: str) -> Any:
+    """The model's input or output embedding, by the getter that transformers names; None where it has none."""
     answer: Callable[[], Any] = getattr(model, getter, lambda: None)
     try:
         return answer()

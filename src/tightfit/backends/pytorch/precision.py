@@ -21,20 +21,11 @@ def fp32(technique: Fp32, build: Build) -> Build:
 
 
 def fp16(technique: Fp16, build: Build) -> Build:
-    build = replace(
-        _with_autocast(build, torch.float16),
-        loss_scaling=True,
-        evaluation_dtype=torch.float16 if technique.full_eval else None,
-    )
-    return _with_tf32(build, technique.tf32)
+    return replace(_mixed(technique, build, torch.float16), loss_scaling=True)
 
 
 def bf16(technique: Bf16, build: Build) -> Build:
-    build = replace(
-        _with_autocast(build, torch.bfloat16),
-        evaluation_dtype=torch.bfloat16 if technique.full_eval else None,
-    )
-    return _with_tf32(build, technique.tf32)
+    return _mixed(technique, build, torch.bfloat16)
 
 
 def bf16_pure(technique: Bf16Pure, build: Build) -> Build:
@@ -44,13 +35,17 @@ def bf16_pure(technique: Bf16Pure, build: Build) -> Build:
 
 
 def weight_dtype(precision: Precision | Literal["auto"]) -> torch.dtype:
-    """What weights are kept in, and so what the model is to be built in."""
+    """The weights' format, in which the model is built."""
     return torch.float32 if precision == "auto" or precision.weight_rounding is None else torch.bfloat16
 
 
-def _with_autocast(build: Build, dtype: torch.dtype) -> Build:
-    kind = build.torch_device.type
-    return replace(build, forward_contexts=(*build.forward_contexts, partial(torch.autocast, kind, dtype=dtype)))
+def _mixed(technique: Fp16 | Bf16, build: Build, dtype: torch.dtype) -> Build:
+    autocast = partial(torch.autocast, build.torch_device.type, dtype=dtype)
+    build = replace(
+        build, forward_contexts=(*build.forward_contexts, autocast),
+        evaluation_dtype=dtype if technique.full_eval else None,
+    )
+    return _with_tf32(build, technique.tf32)
 
 
 def _with_tf32(build: Build, allowed: bool) -> Build:

@@ -15,7 +15,7 @@ from torchao import optim as torchao_optim
 from tightfit.errors import ModelError
 
 STATE_PARTS = ("codes", "scale")
-"""What a quantized state keeps for its own parameter; its table of values is shared."""
+"""Tensors that a quantized state keeps for its own parameter; its table of values is shared."""
 TABLES = ("get_qmap_signed", "get_qmap_unsigned")
 
 
@@ -29,7 +29,7 @@ def _inner(module: str, name: str) -> Any:
 
 
 class _Quantized:
-    """What both share. Mixed in before a torchao optimizer, whose learning rate is a tensor to be filled in place.
+    """Base of both. Mixed in before a torchao optimizer, whose learning rate is a tensor to be filled in place.
 
     groups: parameter groups. in_32_bits: parameters whose states stay fp32, the embeddings: their rows see gradients
         rarely and of very different size, which one scale over a block of rows fits badly (Dettmers et al. 2022).

@@ -78,7 +78,7 @@ def _selective_contexts(policy: PolicyFactory) -> Any:
 
 
 def _compiled_contexts(policy: PolicyFactory) -> Any:
-    """What the compiler reads: it traces both computations into one graph."""
+    """Contexts for the compiler: it traces both computations into one graph."""
     return torch_checkpoint.create_selective_checkpoint_contexts(policy())
 
 

@@ -13,28 +13,26 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from tightfit.backends.base import Inspection, StepResult, Total, WindowSource
-from tightfit.backends.pytorch.batch import TensorBatch, TensorWindow, tensor_window
+from tightfit.backends.pytorch.batch import TensorWindow, tensor_window
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.compile import compile_seconds
 from tightfit.backends.pytorch.generation import generate
 from tightfit.backends.pytorch.gpu_memory import gpu_memory
-from tightfit.backends.pytorch.inspection import Inspector
-from tightfit.backends.pytorch.losses import cross_entropy_sum
+from tightfit.backends.pytorch.inspection import Inspector, check_outputs
 from tightfit.backends.pytorch.model_errors import model_guard
 from tightfit.backends.pytorch.models import parameter_count, save_model
-from tightfit.backends.pytorch.optimizer import set_learning_rate
 from tightfit.backends.pytorch.out_of_memory import memory_guard
 from tightfit.backends.pytorch.state import load_state, save_state
-from tightfit.errors import ModelError
 from tightfit.tasks import Window
 from tightfit.trace import Phase
 
 Watch = Callable[[Phase], None]
 
 NOT_CLIPPED = -1.0
-"""What stands for a gradient norm where none was taken."""
+"""Placeholder for a gradient norm where none was taken."""
 
 
 @dataclass(frozen=True)
@@ -76,22 +74,26 @@ class Step:
     def __init__(self, build: Build, *, watch: Watch | None = None, inspect: bool = True) -> None:
         """watch: told of each phase as it begins. inspect: whether to look into the first forward pass, and to tell
         what the model's own code raises as a ModelError."""
-        assert build.optimizer_factory is not None
+        assert build.update is not None
         self.build = build
         self.watch = watch
-        self.optimizer = build.optimizer_factory(build.model)
-        self.scaler = torch.amp.GradScaler(build.torch_device.type) if build.loss_scaling else None
-        self.parameters = [p for p in build.model.parameters() if p.requires_grad]
+        self.update = build.update(build)
         self.steps = 0
         self._highest = 0
         self._doing = "nothing yet"
         self._explains = inspect
         self._inspector: Inspector | None = Inspector(build.model) if inspect else None
         self._inspection: Inspection | None = None
+        self._loss: Tensor | None = None
+        self._denominator = 1.0
         self._compiled_before = compile_seconds()
         build.model.train()
         if build.torch_device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return self.update.optimizer
 
     @property
     def inspection(self) -> Inspection | None:
@@ -107,9 +109,10 @@ class Step:
 
     def __call__(self, window: TensorWindow, learning_rate: float) -> PendingStep:
         with self._running("the step"):
-            set_learning_rate(self.optimizer, learning_rate)
+            self.update.set_learning_rate(learning_rate)
             loss = self.accumulate(window)
-            norm = self._update()
+            self._enter(Phase.OPTIMIZER, "the optimizer step")
+            norm = self.update()
             self.steps += 1
             every = self.build.recipe.empty_cache_steps
             if every and self.steps % every == 0 and self.build.torch_device.type == "cuda":
@@ -118,78 +121,39 @@ class Step:
 
     def accumulate(self, window: TensorWindow) -> Tensor:
         """Add every micro-batch's gradients; return the window's summed loss."""
-        total: Tensor | None = None
-        last, divisor = len(window.micro_batches), self.build.divisor(window)
-        for number, host_batch in enumerate(window.micro_batches, 1):
-            with self.build.exchange(number == last):
-                self._enter(Phase.FORWARD, f"the forward pass of micro-batch {number} of {last}")
-                loss = self._loss_sum(host_batch.to(self.build.torch_device))
-                total = loss.detach() if total is None else total + loss.detach()
-                self._enter(Phase.BACKWARD, f"the backward pass of micro-batch {number} of {last}")
-                loss = loss / divisor
-                (loss if self.scaler is None else self.scaler.scale(loss)).backward()
-                del loss
-        assert total is not None
-        return total
+        assert self.build.accumulation is not None
+        self._denominator = self.build.loss_denominator(window)  # once: processes agree on it
+        return self.build.accumulation(self.build, self, window)
 
-    def _loss_sum(self, batch: TensorBatch) -> Tensor:
-        if self._inspector is not None:
-            inspector, self._inspector = self._inspector, None
-            with inspector:
-                loss = self._first_loss_sum(batch)
-            self._inspection = inspector.result()
-            return loss
-        return self.build.loss_sum(batch)
-
-    def _first_loss_sum(self, batch: TensorBatch) -> Tensor:
-        """The first loss, with what the model owes us checked. Raises ModelError."""
-        name = type(self.build.model).__name__
-        with self.build.forward_context():
-            try:
-                logits = self.build.logits(batch)
-            except TypeError as error:
-                if "unexpected keyword argument" not in str(error):
-                    raise
-                raise ModelError(f"model: {name} is called with {', '.join(batch.inputs)} by name, and refuses: "
-                                 f"{error}") from None
-            if logits.shape[:-1] != batch.labels.shape:
-                raise ModelError(f"model: {name} gives logits of shape {tuple(logits.shape)}; labels of shape "
-                                 f"{tuple(batch.labels.shape)} need one row of logits each")
-            if int(batch.labels.max()) >= logits.shape[-1]:
-                raise ModelError(f"model: {name} gives {logits.shape[-1]} logits, and the data has the label "
-                                 f"{int(batch.labels.max())}; write vocab_size or num_labels to match the model")
-            if not logits.requires_grad:
-                raise ModelError(f"model: the logits of {name} depend on no parameter that can be trained")
-            return cross_entropy_sum(logits, batch.labels)
-
-    def _update(self) -> Tensor | None:
-        """Clip, step the optimizer and drop the gradients; return the norm before clipping, if clipped."""
-        self._enter(Phase.OPTIMIZER, "the optimizer step")
-        if self.scaler is not None:
-            self.scaler.unscale_(self.optimizer)
-        norm = None
-        if self.build.recipe.max_grad_norm:
-            norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.build.recipe.max_grad_norm)
-        elif self.scaler is not None:  # a norm that is not finite is how a skipped step shows
-            norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
-        if self.scaler is None:
-            self.optimizer.step()
+    def forward(self, window: TensorWindow, number: int) -> Tensor:
+        self._enter(Phase.FORWARD, f"the forward pass of micro-batch {number + 1} of {len(window.micro_batches)}")
+        batch = window.micro_batches[number].to(self.build.torch_device)
+        if self._inspector is None:
+            self._loss = self.build.loss_sum(batch)
         else:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        return norm
+            inspector, self._inspector = self._inspector, None
+            self.build.loss.check(self.build, batch)
+            with inspector:
+                self._loss = self.build.loss_sum(batch, check_outputs)
+            self._inspection = inspector.result()
+        return self._loss.detach()
+
+    def backward(self, window: TensorWindow, number: int) -> None:
+        self._enter(Phase.BACKWARD, f"the backward pass of micro-batch {number + 1} of {len(window.micro_batches)}")
+        assert self._loss is not None
+        loss, self._loss = self._loss / self._denominator, None
+        self.update.scale(loss).backward()
 
     def _report(self, loss: Tensor, norm: Tensor | None, count: int) -> PendingStep:
         if loss.device.type != "cuda":
             figures = (loss.item(), NOT_CLIPPED if norm is None else norm.item())
-            return PendingStep(figures, count, self.scaler is not None)
+            return PendingStep(figures, count, self.update.scaled)
         norm = torch.full_like(loss, NOT_CLIPPED) if norm is None else norm
         host = torch.empty(2, dtype=torch.float64, pin_memory=True)
         host.copy_(torch.stack((loss.double(), norm.double())), non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
-        return PendingStep(host, count, self.scaler is not None, arrived)
+        return PendingStep(host, count, self.update.scaled, arrived)
 
     @torch.no_grad()
     def evaluate(self, windows: Iterable[Window | TensorWindow]) -> Total:
@@ -218,21 +182,21 @@ class Step:
 
     def save(self, folder: Path) -> dict[str, Any]:
         meta = save_state(self.build.model, self.optimizer, folder)
-        return {**meta, "scaler": None if self.scaler is None else self.scaler.state_dict(), "steps": self.steps}
+        return {**meta, **self.update.state(), "steps": self.steps}
 
     def load(self, folder: Path, meta: dict[str, Any]) -> None:
         with self._guarded("restoring a checkpoint"):
             load_state(self.build.model, self.optimizer, folder, meta)
         self.steps = meta["steps"]
-        if self.scaler is not None and meta["scaler"]:
-            self.scaler.load_state_dict(meta["scaler"])
+        self.update.load(meta)
 
     def export(self, folder: Path, classes: dict[int, str] | None) -> None:
         with self._guarded("writing the model"):
             save_model(self.build.model, folder, classes)
 
     def is_finite(self) -> bool:
-        norms = torch._foreach_norm([p.detach() for p in self.parameters], ord=float("inf"))
+        learned = [p.detach() for p in self.build.model.parameters() if p.requires_grad]
+        norms = torch._foreach_norm(learned, ord=float("inf"))
         return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
 
     def restart_peak(self) -> None:

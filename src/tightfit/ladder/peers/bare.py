@@ -21,17 +21,15 @@ from tightfit.backends.pytorch.batch import TensorBatch
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.precision import fp32_products
 from tightfit.backends.pytorch.transformer import Transformer
-from tightfit.data import prepare
 from tightfit.data.loading import WindowLoader
 from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.ladder.peers import PACKED
-from tightfit.models import model_facts
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE
 from tightfit.techniques.attention import Attention, Sdpa
 from tightfit.techniques.compile import PerBlock, WholeModel
-from tightfit.training_arguments.conversion import ATTENTION
+from tightfit.training.session import training_windows
 
 TRANSFORMER_ATTENTION = {"eager": EAGER, "sdpa": SDPA, "flex": FLEX}
 """The bundled transformer's functions."""
@@ -63,7 +61,7 @@ def bare(recipe: Recipe, device: Device) -> Build:
 
 def training_data(recipe: Recipe) -> WindowLoader:
     """The recipe's samples in its order. Raises Refused where documents share a row."""
-    data = WindowLoader(prepare(recipe, model_facts(recipe)).train, recipe)
+    data = training_windows(recipe)
     if data.window(0).micro_batches[0].mask == "packed":
         raise Refused(PACKED)
     return data
@@ -153,7 +151,7 @@ def _attend(model: nn.Module, attention: Attention) -> None:
             raise Refused(f"attention: {type(model).__name__} has no attn_implementation to set; write attention=sdpa")
         return
     try:
-        model.set_attn_implementation(ATTENTION[attention.name])
+        model.set_attn_implementation(attention.hf_name)
     except (ValueError, ImportError) as error:
         if not automatic:
             raise Refused(f"attention: {' '.join(str(error).split())}") from None

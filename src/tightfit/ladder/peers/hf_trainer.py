@@ -40,7 +40,7 @@ from tightfit.recipe import Recipe
 from tightfit.techniques.compile import PerBlock
 from tightfit.techniques.optimizer import Adafactor, AdamWAnyPrecision, Lion
 from tightfit.techniques.precision import Fp16
-from tightfit.training_arguments.writing import plain_arguments
+from tightfit.training_arguments.conversion import plain_arguments
 
 ALONE = {
     "lr_scheduler_type": "constant", "warmup_steps": 0, "eval_strategy": "no", "save_strategy": "no",
@@ -125,7 +125,7 @@ def _train(recipe: Recipe, device: Device, meter: Meter, arguments: dict[str, An
     data, build = training_data(recipe), bare(recipe, device)
     steps = whole_steps(data, recipe, meter.total, "the Trainer")
     model = build.model
-    if not isinstance(model, transformers.PreTrainedModel) and arguments.pop("gradient_checkpointing"):
+    if not isinstance(model, transformers.PreTrainedModel) and arguments.pop("gradient_checkpointing", False):
         arguments.pop("gradient_checkpointing_kwargs", None)
         checkpoint_blocks(build)
     shifts = recipe.task == "causal-lm" and _shifts_labels(model)

@@ -20,15 +20,14 @@ class Block:
     requested: what was asked for, where it is in use.
     free: neither in use nor waiting for another stream to be done with it.
     mapped: backed by memory; False only inside an expandable segment.
-    since: when it became free, counted in the allocator's searches.
     prev, next: its neighbours in the segment.
     """
 
-    __slots__ = ("address", "free", "mapped", "next", "pool", "prev", "requested", "since", "size", "space")
+    __slots__ = ("address", "free", "mapped", "next", "pool", "prev", "requested", "size", "space")
 
     def __init__(self, address: int, size: int, pool: Pool, space: Space | None = None, mapped: bool = True) -> None:
         self.address, self.size, self.pool, self.space, self.mapped = address, size, pool, space, mapped
-        self.requested = self.since = 0
+        self.requested = 0
         self.free = False
         self.prev: Block | None = None
         self.next: Block | None = None

@@ -11,7 +11,7 @@ import numpy as np
 from tightfit.planning.allocator.blocks import Block
 from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.planning.allocator.simulator import CachingAllocator, OutOfCapacity
-from tightfit.trace import OpClass, Trace
+from tightfit.trace import OpClass, Place, Trace
 
 Fits = Literal["yes", "with-retries", "no"]
 """Whether a peak fits the device: at once, only after the allocator has given cached memory back, or not."""
@@ -57,7 +57,7 @@ def replay(
     limit: int | None = None,
     extra: Sequence[int] | None = None,
 ) -> Replay:
-    """Run a trace's allocations through the allocator, on one stream.
+    """Run a trace's allocations in the device's memory through the allocator, on one stream.
 
     capacity: bytes that the device has for the allocator, its memory less the context; None for no end.
     limit: what `set_per_process_memory_fraction` allows it; None for no limit.
@@ -116,7 +116,8 @@ def _kept(trace: Trace) -> list[int]:
 
 def _events(trace: Trace, extra: Sequence[int]) -> list[Event]:
     """Births and releases in the order that `replay` documents."""
-    found = [(n, a.born, a.died, a.bytes) for n, a in enumerate(trace.allocations) if a.bytes]
+    found = [(n, a.born, a.died, a.bytes) for n, a in enumerate(trace.allocations)
+             if a.bytes and a.place is Place.DEVICE]
     if any(extra):
         start = min((born for _, born, _, _ in found), default=0)
         first = min((op.tick for op in trace.ops if op.op_class is OpClass.CONTRACTION), default=start)
@@ -137,31 +138,20 @@ def _run(allocator: CachingAllocator, events: list[Event]) -> _Run:
     for tick, number, size in events:
         if not size:
             allocator.free(blocks.pop(number))
-        else:
+        while size and number not in blocks:
             try:
                 blocks[number] = allocator.malloc(size)
             except OutOfCapacity as lack:
                 if run.failed_tick is None:
                     run.failed_tick, run.retries = tick, allocator.retries
-                blocks[number] = _go_on(run, size, lack)
+                ends = [end for end in (allocator.capacity, allocator.limit) if end is not None]
+                run.missing += lack.needed - min(ends)
+                if allocator.capacity is not None:
+                    allocator.capacity = max(allocator.capacity, lack.needed)
+                if allocator.limit is not None:
+                    allocator.limit = max(allocator.limit, lack.needed)
         run.allocated.append(allocator.allocated)
         run.reserved.append(allocator.reserved)
     if run.failed_tick is None:
         run.retries = allocator.retries
     return run
-
-
-def _go_on(run: _Run, size: int, lack: OutOfCapacity) -> Block:
-    """The block, from as much more memory as it takes."""
-    allocator = run.allocator
-    while True:
-        growth = [lack.needed - end for end in (allocator.capacity, allocator.limit) if end is not None]
-        run.missing += max(growth)
-        if allocator.capacity is not None:
-            allocator.capacity = max(allocator.capacity, lack.needed)
-        if allocator.limit is not None:
-            allocator.limit = max(allocator.limit, lack.needed)
-        try:
-            return allocator.malloc(size)
-        except OutOfCapacity as more:
-            lack = more

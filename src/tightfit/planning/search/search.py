@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
-from tightfit.garbage import collected_by_hand
+from tightfit.garbage import gc_paused
 from tightfit.models import model_facts
 from tightfit.planning.estimate import Margin, Tools
 from tightfit.planning.plan import Answers, Plan
@@ -40,7 +40,7 @@ TRAINING_ALONE = ("micro_batch_size", "checkpointing", "optimizer")
 """Fields that generating has no use for."""
 
 
-@collected_by_hand()
+@gc_paused()
 def search(
     recipe: Recipe,
     device: Device,

@@ -198,9 +198,13 @@ def check_pins(recipe: Recipe, device: Device) -> None:
                 raise Refused(f"{names} {verb} on {device.name}: {'; '.join(reasons)}")
 
 
+def _may_be_auto(slot: str) -> bool:
+    return bool(Recipe.model_fields[slot].default == "auto")
+
+
 def _always_refused(recipe: Recipe, device: Device, slots: tuple[str, ...]) -> list[str] | None:
     """Why these pins are refused whatever the other fields are; None where some combination is not."""
-    ours = recipe.model_copy(update={slot: "auto" for slot in SLOTS if slot not in slots})
+    ours = recipe.model_copy(update={slot: "auto" for slot in SLOTS if slot not in slots and _may_be_auto(slot)})
     alone = [reason for reason in ours.refusals(device) if reason.partition(":")[0] in slots]
     if not alone:
         return None

@@ -27,6 +27,8 @@ from tightfit.techniques import SLOTS
 CHANGES_TRACED, GPUS_TRACED = 12, 3
 """How many recipes are traced at most for each answer."""
 MICRO = "micro_batch_size"
+FEW_OPEN = 2
+"""Open fields up to which a recipe counts as pinned: Hugging Face's arguments say nothing of two."""
 
 
 class Asking:
@@ -274,7 +276,8 @@ def gain_of_opening(exploration: Exploration) -> str:
     stands for, so at least so much; empty where that is nothing worth saying."""
     recipe, device = exploration.space.recipe, exploration.device
     pinned = exploration.best()
-    if pinned is None or recipe.mode != "train" or recipe.open_choices():
+    opened_already = recipe.open_choices()
+    if pinned is None or recipe.mode != "train" or MICRO in opened_already or len(opened_already) > FEW_OPEN:
         return ""
     found = exploration.found[pinned]
     left_open = [slot for slot in SLOTS if Recipe.model_fields[slot].default == "auto"]

@@ -15,6 +15,7 @@ bandwidth, each times the share that such ops reach:
 | `MEMORY_SHARE` | 0.50 to 0.85 | assumed, not yet measured |
 | `KERNEL_START` | 2 microseconds | a kernel's start and end on the device: assumed, not yet measured |
 | `CPU_PRODUCT_RATE`, `CPU_BANDWIDTH` | 50 GFLOP/s a core, 8 GB/s a core up to 4 | a rough default; one core of an AMD EPYC (Zen 4) measured 97 GFLOP/s and 13 to 30 GB/s (PyTorch 2.13) |
+| `LINK_SHARE`, `PAGEABLE_SHARE` | 0.8, 0.4 | of PCIe's bandwidth, from pinned and from ordinary memory: assumed, not yet measured |
 | `CPU_SLOW` | 16-bit floats 0.02 | half precision that the processor cannot multiply: 1 to 20 GFLOP/s on the same machine |
 """  # noqa: E501 - a table's row is one line
 
@@ -28,7 +29,7 @@ from tightfit.devices import Device
 from tightfit.errors import TightfitError
 from tightfit.planning.timing import contractions
 from tightfit.planning.timing.contractions import Product
-from tightfit.trace import Op, OpClass
+from tightfit.trace import COPIES, Op, OpClass, Stream
 
 T = TypeVar("T")
 
@@ -48,6 +49,11 @@ MEMORY_SHARE = {
 KERNEL_START = 2e-6
 CPU_PRODUCT_RATE, CPU_BANDWIDTH, CPU_BANDWIDTH_CORES = 50e9, 8e9, 4
 CPU_SLOW = {"float16": 0.02}
+LINK_SHARE, PAGEABLE_SHARE = 0.8, 0.4
+UNKNOWN_LINK = 16e9
+"""Bytes a second of a link that is not known: PCIe 3.0 with 16 lanes."""
+PAGEABLE = "pageable"
+"""How the name ends of a copy to or from host memory that is not page-locked."""
 
 ITEM_BYTES = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1,
@@ -65,16 +71,27 @@ def op_seconds(op: Op, device: Device, ceilings: Ceilings | None = None, *, tf32
     """
     if not op.kernels:
         return 0.0
+    if device.kind == "cuda" and op.stream in COPIES:
+        return op.bytes_written / link_bandwidth(device, ceilings, pinned=not op.name.endswith(PAGEABLE))
+    if device.kind == "cuda" and op.stream is Stream.HOST:
+        return _on_cpu(op, CPU_BANDWIDTH_CORES)
     measured = None if ceilings is None else _measured(op, device, ceilings, tf32)
     if measured is not None:
         return measured
     if device.kind == "cpu":
-        return _on_cpu(op, device)
+        return _on_cpu(op, max(device.units, 1))
     if not device.bandwidth or not device.units or not device.flops:
         raise TightfitError(f"device: the figures of {device.name} are not known; write --gpu with one that is in the "
                             "catalogue, or run: tightfit doctor --calibrate")
     memory = (op.bytes_read + op.bytes_written) / (device.bandwidth * MEMORY_SHARE[op.op_class])
     return max(_compute_seconds(op, device, tf32), memory) + KERNEL_START * op.kernels
+
+
+def link_bandwidth(device: Device, ceilings: Ceilings | None, *, pinned: bool) -> float:
+    """Bytes a second between the host's memory and a GPU's, the same in both directions, each by itself."""
+    if ceilings is not None and ceilings.host_to_device:
+        return ceilings.host_to_device * (1.0 if pinned else PAGEABLE_SHARE / LINK_SHARE)
+    return (device.pcie_bandwidth or UNKNOWN_LINK) * (LINK_SHARE if pinned else PAGEABLE_SHARE)
 
 
 def _compute_seconds(op: Op, device: Device, tf32: bool) -> float:
@@ -121,9 +138,8 @@ def _of_generation(table: Mapping[tuple[int, int], T], device: Device) -> T:
     return table[max((known for known in table if known <= capability), default=min(table))]
 
 
-def _on_cpu(op: Op, device: Device) -> float:
+def _on_cpu(op: Op, cores: int) -> float:
     """A rough guess for a processor of which nothing was measured but its number of cores."""
-    cores = max(device.units, 1)
     rate = cores * CPU_PRODUCT_RATE * CPU_SLOW.get(op.dtype, 1.0)
     bandwidth = min(cores, CPU_BANDWIDTH_CORES) * CPU_BANDWIDTH
     return max(op.flops / rate, (op.bytes_read + op.bytes_written) / bandwidth)

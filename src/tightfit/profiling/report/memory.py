@@ -152,7 +152,7 @@ def by_category(allocations: Sequence[Allocation]) -> tuple[np.ndarray, np.ndarr
     column = {category: i for i, category in enumerate(CATEGORIES)}
     changes = []
     for a in allocations:
-        turns = max(a.born, a.became) if a.died is None else min(max(a.born, a.became), a.died)
+        turns = max(a.born, a.category_since) if a.died is None else min(max(a.born, a.category_since), a.died)
         for category, start, stop in ((Category.TEMPORARY, a.born, turns), (a.category, turns, a.died)):
             if stop is None or start < stop:
                 changes.append((start, column[category], a.bytes))

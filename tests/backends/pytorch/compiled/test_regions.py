@@ -15,7 +15,6 @@ from torch._subclasses import FakeTensorMode
 from tests.architectures import tiny_model
 from tests.backends.pytorch.checkpointing_cases import Recorder
 from tightfit.backends.pytorch.blocks import find_stacks
-from tightfit.backends.pytorch.compiled import graphs as compiled_graphs
 from tightfit.backends.pytorch.compiled import inductor_schedule
 from tightfit.backends.pytorch.compiled.region_schedule import Output, Schedule, Storage
 from tightfit.backends.pytorch.compiled.regions import CompiledCall, compiling_for, planning_backend
@@ -134,27 +133,16 @@ def test_checkpointed_blocks_save_little_and_compute_again(step):
     assert checkpointed.recorder.bytes == step.recorder.bytes
 
 
-def test_without_inductors_schedule_the_graphs_own_serves(step, monkeypatch):
+def test_without_inductors_schedule_the_graphs_ops_run_one_by_one(step, monkeypatch):
     def changed(*args, **options):
         raise AttributeError("no such thing\nin this version")
 
     monkeypatch.setattr(inductor_schedule, "inductor_schedule", changed)
     fallback = Step()
     assert fallback.saved == step.saved
-    assert fallback.flops("backward") == step.flops("backward")
-    assert step.peak("backward") <= fallback.peak("backward") < 1.5 * step.peak("backward")
     assert fallback.recorder.bytes == step.recorder.bytes
     assert all(call.sure.endswith("could not be read (AttributeError: no such thing)") for call in fallback.calls)
-
-
-def test_without_inductors_backend_aot_autograds_serves(monkeypatch):
-    monkeypatch.setattr(compiled_graphs, "_inductor", lambda: None)
-    with planning():
-        function, calls = compiled(lambda x: (x @ x).relu())
-        x = torch.empty(8, 8, requires_grad=True)
-        function(x).sum().backward()
-    assert [sum(k.flops for k in call.kernels) for call in calls] == [2 * 8**3, 4 * 8**3]
-    assert x.grad.shape == x.shape
+    assert step.recorder.ops["aten::addmm"] == 0 < fallback.recorder.ops["aten::addmm"]
 
 
 def test_a_chain_of_elementwise_ops_is_one_kernel_with_nothing_between():

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from tests.backends.pytorch.target_cases import A100, BF16, FP16, FP32
 from tightfit.backends.pytorch.cuda_target.autocast import HEADER, Policy, cuda_policies
-from tightfit.backends.pytorch.predicting.target import PlanningMode, as_on
+from tightfit.backends.pytorch.predicting.target import PlanningMode, simulate
 from tightfit.backends.pytorch.tracing.tracker import Tracker
 from tightfit.errors import ModelError
 
@@ -57,7 +57,7 @@ PROMOTED = {
 
 def results(dtype: torch.dtype, ops: dict, *inputs: torch.dtype) -> dict[str, torch.dtype]:
     """The format of each op's result on fakes for an A100 under autocast to `dtype`."""
-    with as_on(A100), PlanningMode(A100), torch.autocast("cpu", dtype=dtype):
+    with simulate(A100), PlanningMode(A100), torch.autocast("cpu", dtype=dtype):
         return {name: op(*(torch.empty(8, 8, dtype=dtype) for dtype in inputs)).dtype for name, op in ops.items()}
 
 
@@ -105,7 +105,7 @@ def test_a_weight_is_cast_once_in_a_region():
     def casts(tracker: Tracker) -> int:
         return sum(op.name == "aten._to_copy.default" and op.shapes[0] == (16, 16) for op in tracker.ops)
 
-    with as_on(A100), PlanningMode(A100):
+    with simulate(A100), PlanningMode(A100):
         weight, x = nn.Parameter(torch.empty(16, 16)), torch.empty(4, 16, dtype=FP16)
         with Tracker() as tracker:
             with torch.autocast("cpu", dtype=FP16):
@@ -118,7 +118,7 @@ def test_a_weight_is_cast_once_in_a_region():
 
 
 def test_an_op_that_is_not_safe_in_half_precision_is_refused_as_on_cuda():
-    with as_on(A100), PlanningMode(A100), torch.autocast("cpu", dtype=FP16):
+    with simulate(A100), PlanningMode(A100), torch.autocast("cpu", dtype=FP16):
         x = torch.empty(4)
         with pytest.raises(ModelError, match="binary_cross_entropy_with_logits"):
             F.binary_cross_entropy(x, x)

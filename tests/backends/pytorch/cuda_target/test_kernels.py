@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.backends.pytorch.target_cases import A100, BF16, CPU, FP16, FP32, H100, V100
 from tightfit.backends.pytorch.cuda_target.scratch import scratch
-from tightfit.backends.pytorch.predicting.target import PlanningMode, as_on
+from tightfit.backends.pytorch.predicting.target import PlanningMode, simulate
 from tightfit.backends.pytorch.tracing.tracker import Tracker
 from tightfit.devices import Device
 
@@ -23,7 +23,7 @@ def saved_by(run, device: Device = A100, autocast: torch.dtype | None = None) ->
         saved.append((tuple(tensor.shape), tensor.dtype))
         return tensor
 
-    with as_on(device), PlanningMode(device), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+    with simulate(device), PlanningMode(device), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         with torch.autocast("cpu", dtype=autocast or BF16, enabled=autocast is not None):
             output = run()
         output.sum().backward()
@@ -57,7 +57,7 @@ def test_a_mask_is_kept_in_the_scores_format(kind):
     masks = {"pairs": lambda: torch.ones(2, 1, 40, 40, dtype=torch.bool),
              "keys": lambda: torch.ones(2, 1, 1, 40, dtype=torch.bool), "added": lambda: torch.empty(40, 40).half()}
     assert ((2, 4, 40, 40), FP16) in saved_by(lambda: attend(mask=masks[kind]))
-    with as_on(A100), PlanningMode(A100), Tracker() as tracker:
+    with simulate(A100), PlanningMode(A100), Tracker() as tracker:
         attend(mask=masks[kind])
     copies = [a.bytes for a in tracker.allocations if a.dtype == "float16" and "where" in a.op]
     assert sum(copies) == {"pairs": 2 * 40 * 40 * 2, "keys": 2 * 40 * 2, "added": 0}[kind]
@@ -68,7 +68,7 @@ def test_without_a_fused_kernel_the_scores_are_kept_in_fp32():
         saved = saved_by(lambda: attend(dropout=0.1, mask=lambda: torch.ones(40, 40, dtype=torch.bool)))
     assert ((2, 4, 40, 40), torch.bool) in saved  # dropout's
     assert saved.count(((2, 4, 40, 40), FP32)) + saved.count(((8, 40, 40), FP32)) == 2
-    with sdpa_kernel(SDPBackend.MATH), as_on(A100), PlanningMode(A100), Tracker() as tracker:
+    with sdpa_kernel(SDPBackend.MATH), simulate(A100), PlanningMode(A100), Tracker() as tracker:
         attend(FP32, mask=lambda: torch.empty(40, 40))
     assert not any(op.name == "aten.add.Tensor" for op in tracker.ops)  # the mask is added in place
 
@@ -94,7 +94,7 @@ def test_norms_keep_fp32_statistics_of_half_precision():
 
 def test_fp16_scores_become_fp32_weights_with_no_copy_between():
     def copies(dtype: torch.dtype) -> int:
-        with as_on(A100), PlanningMode(A100), Tracker() as tracker:
+        with simulate(A100), PlanningMode(A100), Tracker() as tracker:
             torch.empty(4, 8, dtype=dtype, requires_grad=True).softmax(-1, dtype=FP32).sum().backward()
         return sum(op.name == "aten._to_copy.default" for op in tracker.ops)
 
@@ -104,7 +104,7 @@ def test_fp16_scores_become_fp32_weights_with_no_copy_between():
 
 def test_grouped_products_have_shapes_in_every_format():
     for device in (A100, CPU):
-        with as_on(device), PlanningMode(device):
+        with simulate(device), PlanningMode(device):
             x, w = torch.empty(40, 16, requires_grad=True), torch.empty(4, 16, 24, requires_grad=True)
             y = torch._grouped_mm(x, w, offs=torch.empty(4, dtype=torch.int32))
             y.sum().backward()
@@ -112,7 +112,7 @@ def test_grouped_products_have_shapes_in_every_format():
 
 
 def test_gradients_are_clipped_in_one_loop():
-    with as_on(A100), PlanningMode(A100), Tracker() as tracker:
+    with simulate(A100), PlanningMode(A100), Tracker() as tracker:
         parameters = [nn.Parameter(torch.empty(4, 4)) for _ in range(3)]
         for parameter in parameters:
             parameter.grad = torch.empty(4, 4)
@@ -122,7 +122,7 @@ def test_gradients_are_clipped_in_one_loop():
 
 
 def test_scratch_follows_the_kernels_formulas():
-    with as_on(A100), PlanningMode(A100), Tracker(scratch=scratch) as tracker:
+    with simulate(A100), PlanningMode(A100), Tracker(scratch=scratch) as tracker:
         attend(heads=2).sum().backward()
         ids = torch.empty(5000, dtype=torch.long)
         F.embedding(ids, torch.empty(300, 16, requires_grad=True)).sum().backward()

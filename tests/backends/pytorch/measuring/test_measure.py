@@ -26,7 +26,7 @@ from tightfit.devices import Device
 from tightfit.errors import ModelError
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
-from tightfit.trace import Allocation, Category, Op, OpClass, Phase
+from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place
 
 CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 40)
 BACKEND = PytorchBackend()
@@ -210,10 +210,13 @@ def test_kernels_count_for_the_op_that_launched_them_and_others_stand_alone():
 
 def test_the_cuda_allocators_record_is_told_apart_by_op_and_address():
     weight = Allocation(born=0, died=None, bytes=40, category=Category.WEIGHTS, module="h.0")
-    made = Allocation(born=1, died=None, bytes=80, category=Category.ACTIVATIONS, became=1, module="h.0", op="aten.mm")
+    made = Allocation(born=1, died=None, bytes=80, category=Category.ACTIVATIONS, category_since=1, module="h.0",
+                      op="aten.mm")
+    kept = Allocation(born=1, died=None, bytes=24, op="aten.empty", place=Place.HOST, pinned=True)
     marks = SimpleNamespace(
         calls=[Call(tick=1, phase=Phase.FORWARD, module="h.0", name="aten.mm", made={800: made})],
         phases=[Phase.FORWARD, Phase.BACKWARD], gradients=[(640, "h.0")], held={4: weight}, held_elsewhere=0,
+        allocations=[weight, made, kept],
     )
     tree = [node("tightfit:phase:0", 1000, 900, node("tightfit:op:0", 1100, 50)),
             node("tightfit:phase:1", 2000, 900, node("## Call CompiledFxGraph x ##", 2100, 200),
@@ -228,14 +231,16 @@ def test_the_cuda_allocators_record_is_told_apart_by_op_and_address():
         {"action": "free_completed", "addr": 800, "size": 80, "time_us": 2.16, "user_metadata": ""},
     ]
     trace = measured_trace(marks, Kineto(tree, []), changes({"device_traces": [entries]}))
-    found = [(a.bytes, a.category, a.born, a.became, a.died, a.op) for a in trace.allocations]
+    found = [(a.bytes, a.category, a.born, a.category_since, a.died, a.op) for a in trace.allocations]
     assert found == [
         (40, Category.WEIGHTS, 0, 0, None, ""),
         (80, Category.ACTIVATIONS, 100, 100, 1160, "aten.mm"),
         (16, Category.TEMPORARY, 100, 0, 100, "aten.mm"),
         (40, Category.GRADIENTS, 1150, 1500, None, COMPILED),
+        (24, Category.TEMPORARY, 100, 0, None, "aten.empty"),  # the host's, which the record has not
     ]
     assert trace.peak()[1] == 160
+    assert trace.peak(place=Place.HOST)[1] == 24
 
 
 @pytest.mark.parametrize(("steps", "told"), [

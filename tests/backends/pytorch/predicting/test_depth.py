@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from torch._inductor import compile_fx
 
 from tests.architectures import TASK_OF, tiny_model
 from tightfit import Recipe
-from tightfit.backends.pytorch.compiled import graphs
 from tightfit.backends.pytorch.predicting import predict as prediction
 from tightfit.devices import Device, find_device
 from tightfit.trace import Trace
@@ -65,13 +65,13 @@ def test_few_blocks_tell_the_rest(name, device, changes, monkeypatch):
 
 def test_what_one_trace_compiles_serves_the_deeper_one(monkeypatch):
     compiled: list[str] = []
-    original = graphs.compile_graphs
+    original = compile_fx.compile_fx
 
-    def counted(make, module, inputs):
+    def counted(module, inputs, **options):
         compiled.append(module.code)
-        return original(make, module, inputs)
+        return original(module, inputs, **options)
 
-    monkeypatch.setattr(graphs, "compile_graphs", counted)
+    monkeypatch.setattr(compile_fx, "compile_fx", counted)
     asked, model = recipe("gpt2", compile="per-block"), tiny_model("gpt2", n_layer=10)
     prediction.predict(asked, GPU, model)
     assert len(compiled) == 2  # a block's forward pass in training and in evaluation, for both traces together

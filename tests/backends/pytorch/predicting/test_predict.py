@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from cpu_cases import Case, cases
+from cpu_cases import CHUNKED, Case, cases
 from cpu_truth import PHASES
 from plan_vs_cpu import BOUND, compare
 from tightfit import Recipe
@@ -24,7 +24,7 @@ PLAIN = {
 }
 
 
-CASES = cases()[::19]
+CASES = [*cases()[::19], *cases()[-len(CHUNKED) :]]
 """A few of the benchmark's."""
 
 

@@ -23,9 +23,9 @@ from tightfit.backends.pytorch import attention_functions as functions
 from tightfit.backends.pytorch import attention_kernels as kernels
 from tightfit.backends.pytorch.cuda_target.scratch import scratch
 from tightfit.backends.pytorch.losses import cross_entropy_sum
-from tightfit.backends.pytorch.predicting.scalar_reads import answer
-from tightfit.backends.pytorch.predicting.target import PlanningMode, as_on
-from tightfit.backends.pytorch.stand_ins import capability_of, target_of
+from tightfit.backends.pytorch.predicting.data_dependent import answer
+from tightfit.backends.pytorch.predicting.target import PlanningMode, simulate
+from tightfit.backends.pytorch.simulated_device import capability_of, simulated_device
 from tightfit.backends.pytorch.tracing.tracker import Tracker
 from tightfit.backends.pytorch.transformer import Transformer
 from tightfit.devices import Device
@@ -59,12 +59,12 @@ def registrations() -> dict[str, set[str]]:
 def test_real_tensors_are_treated_as_ever_inside_and_after():
     expected, before = on_real_tensors(), registrations()
     types = list(torch.utils._foreach_utils._foreach_supported_types)
-    with as_on(A100), as_on(H100):
+    with simulate(A100), simulate(H100):
         assert registrations() != before
         assert on_real_tensors() == expected
         with FakeTensorMode():
             assert F.dropout(torch.empty(4, requires_grad=True), 0.5).grad_fn.name() == "MulBackward0"
-    with pytest.raises(ZeroDivisionError), as_on(A100):
+    with pytest.raises(ZeroDivisionError), simulate(A100):
         1 / 0  # noqa: B018
     assert registrations() == before
     assert on_real_tensors() == expected
@@ -73,18 +73,18 @@ def test_real_tensors_are_treated_as_ever_inside_and_after():
 
 def test_the_cpu_as_target_changes_the_unfused_kernel_alone():
     before = registrations()
-    with as_on(CPU), PlanningMode(CPU):
+    with simulate(CPU), PlanningMode(CPU):
         added = {key: names - before[key] for key, names in registrations().items()}
         assert [name for names in added.values() for name in names] == ["aten::_scaled_dot_product_attention_math"]
         x = torch.empty(2, 4, 16, 8, dtype=BF16, requires_grad=True)
         assert "ForCpu" in F.scaled_dot_product_attention(x, x, x).grad_fn.name()
-        assert target_of(x) is CPU
+        assert simulated_device(x) is CPU
         assert capability_of(x) is None
-    assert target_of(torch.empty(1)) is None
+    assert simulated_device(torch.empty(1)) is None
 
 
 def test_inside_a_cuda_target_the_cpus_fakes_stay_the_cpus():
-    with as_on(A100), PlanningMode(CPU):
+    with simulate(A100), PlanningMode(CPU):
         x = torch.empty(2, 4, 16, 8, dtype=BF16, requires_grad=True)
         assert "ForCpu" in F.scaled_dot_product_attention(x, x, x).grad_fn.name()
 
@@ -95,7 +95,7 @@ def test_inside_a_cuda_target_the_cpus_fakes_stay_the_cpus():
 def trace_of(name: str, technique, kind: str, device: Device, dtype: torch.dtype = BF16, **changes) -> Tracker:
     """A tiny model's forward and backward pass on fakes for `device`, under autocast."""
     real = batch_of(kind, "causal-lm")
-    with as_on(device), PlanningMode(device):
+    with simulate(device), PlanningMode(device):
         build = built(tiny_model(name, **changes), technique)
         batch = real.map(lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype))
         with Tracker(scratch=scratch) as tracker:
@@ -139,7 +139,7 @@ def test_a_block_keeps_what_can_be_counted_by_hand(device, sums, random):
     def kept(layers: int) -> int:
         shape = TransformerConfig(vocab_size=32, hidden_size=hidden, num_layers=layers, head_dim=8, num_heads=heads,
                                   max_seq_len=length, num_outputs=32)
-        with as_on(device), PlanningMode(device), Tracker() as tracker:
+        with simulate(device), PlanningMode(device), Tracker() as tracker:
             model = Transformer(shape)
             for parameter in model.parameters():
                 tracker.mark(parameter, Category.WEIGHTS)
@@ -160,7 +160,7 @@ def test_a_block_keeps_what_can_be_counted_by_hand(device, sums, random):
 
 def test_packed_documents_choose_as_on_the_target():
     def way(device: Device, dtype: torch.dtype, dropout: float = 0.0, documents: int = 5) -> str:
-        with as_on(device), PlanningMode(device):
+        with simulate(device), PlanningMode(device):
             x = torch.empty(2, 4, 16, 8, dtype=dtype)
             return kernels.packed_way(x, x, torch.empty(documents + 1, dtype=torch.int32), dropout, None)
 
@@ -174,7 +174,7 @@ def test_packed_documents_choose_as_on_the_target():
 
 
 def test_a_mask_is_refused_where_only_flash_may_run():
-    with as_on(A100), PlanningMode(A100), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+    with simulate(A100), PlanningMode(A100), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         x = torch.empty(2, 4, 16, 8, dtype=BF16)
         with pytest.raises(ModelError, match="'flash' takes no mask"):
             kernels.sdpa(x, x, x, torch.ones(2, 1, 1, 16, dtype=torch.bool), False, 0.0, None)
@@ -194,7 +194,7 @@ def test_flex_masks_have_the_size_of_the_real_ones():
         return [None if t is None else (tuple(t.shape), t.dtype) for t in mask.as_tuple(flatten=False)[2:-2]]
 
     real = functions.near_blocks(300, True, None, torch.device("cpu"))
-    with as_on(A100), PlanningMode(A100):
+    with simulate(A100), PlanningMode(A100):
         fake = functions.near_blocks(300, True, None, torch.device("cpu"))
     assert shapes(fake) == shapes(real)
 
@@ -211,7 +211,7 @@ def test_recomputation_sees_what_the_forward_pass_saw():
             return x + F.dropout(y.transpose(1, 2).flatten(2), 0.1)
 
     for device in (A100, H100, T4):
-        with as_on(device), PlanningMode(device):
+        with simulate(device), PlanningMode(device):
             blocks = [Block() for _ in range(2)]
             x = torch.empty(2, 16, 32, requires_grad=True)
             with Tracker() as tracker:
@@ -229,7 +229,7 @@ def test_recomputation_sees_what_the_forward_pass_saw():
 
 
 def test_scaled_losses_accumulate_and_step():
-    with as_on(T4), PlanningMode(T4):
+    with simulate(T4), PlanningMode(T4):
         model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Dropout(0.1), nn.Linear(8, 4))
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         scaler = torch.amp.GradScaler("cpu")

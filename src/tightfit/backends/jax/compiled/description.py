@@ -15,7 +15,7 @@ from typing import Literal
 from tightfit.backends.jax.compiled.kernels import kernels
 from tightfit.backends.jax.compiled.memory import Memory, read_memory, temporary_allocations
 from tightfit.backends.jax.compiled.program import Program, read_program
-from tightfit.trace import Allocation, Category, Op, Phase, Span, Trace, Unseen
+from tightfit.trace import Allocation, Category, Op, Phase, Span, Trace, UntracedMemory
 
 DUMPED = "*.jit_step.*{}_after_optimizations{}.txt"
 """XLA's files on `update.lower_step`'s program, by platform and kind; others may be compiled too."""
@@ -83,7 +83,7 @@ def _trace(described: Description, ops: list[Op], origin: Literal["predicted", "
     trace.allocations = [*_given(described, stop), *temporary_allocations(memory, makers)]
     trace.spans = [Span(name="step 1", start=1, stop=stop, step=1), *_spans(ops, stop)]
     if memory.host:
-        trace.unseen.append(Unseen(name="offloaded values", bytes=memory.host, where="host",
+        trace.unseen.append(UntracedMemory(name="offloaded values", bytes=memory.host, where="host",
                                    source="XLA's own plan of the step's memory"))
     return trace
 

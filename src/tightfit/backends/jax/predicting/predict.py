@@ -19,7 +19,7 @@ from tightfit.errors import MissingLibrary, ModelError, Refused, ReportError
 from tightfit.models import read_config
 from tightfit.recipe import Recipe
 from tightfit.system import installed, version_of
-from tightfit.trace import Trace, Unseen
+from tightfit.trace import Trace, UntracedMemory
 from tightfit.trace.file import load_trace
 
 WORKER = "tightfit.backends.jax.predicting.worker"
@@ -57,9 +57,9 @@ def predict(recipe: Recipe, device: Device) -> Trace:
     return trace
 
 
-def unseen(device: Device) -> list[Unseen]:
+def unseen(device: Device) -> list[UntracedMemory]:
     """Memory of a step besides what XLA plans."""
-    return [] if device.kind == "cpu" else [Unseen(
+    return [] if device.kind == "cpu" else [UntracedMemory(
         name="CUDA context and kernels", bytes=CONTEXT, where="context",
         source="assumed, not yet measured with JAX: what PyTorch is assumed to take",
     )]  # fmt: skip

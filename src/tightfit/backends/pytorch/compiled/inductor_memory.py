@@ -118,9 +118,9 @@ class Memory:
                     if sources := made.get_aliases():
                         self._places[made.get_name()] = self._places[sources[0]]
                     else:
-                        self._bear(made.node, step, dies=None if made.users else step)
+                        self._allocated(made.node, step, dies=None if made.users else step)
             elif isinstance(line, wrapper_lines.AllocateLine):
-                self._bear(line.node, step + 1)
+                self._allocated(line.node, step + 1)
             elif isinstance(line, wrapper_lines.ReuseLine | wrapper_lines.ReinterpretLine):
                 self._places[line.reused_as.get_name()] = self._places[line.node.get_name()]
             elif _frees(line):
@@ -130,7 +130,7 @@ class Memory:
                 elif place is not None:
                     self.last_uses[place] = step
 
-    def _bear(self, buffer: Any, step: int, dies: int | None = None) -> None:
+    def _allocated(self, buffer: Any, step: int, dies: int | None = None) -> None:
         life = Life(buffer_of(buffer.get_output_spec()), step, dies)
         self._places[buffer.get_name()] = life
         self.lives.append(life)

@@ -21,7 +21,6 @@ import torch._subclasses
 from torch import Tensor, fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tightfit.backends.pytorch.compiled import graph_schedule
 from tightfit.backends.pytorch.compiled.region_schedule import (
     Kernel,
     Output,
@@ -121,30 +120,45 @@ class _Planned:
     caveats: str
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        # The compiler takes seconds to import.
-        from tightfit.backends.pytorch.compiled.graphs import compile_graphs
+        """Inductor's own passes before and between, its decompositions, its partition of forward and backward, the
+        memory budget included; each graph is left to `_compile`."""
+        import torch._functorch.config
+        from torch._inductor import compile_fx  # takes seconds
 
-        return compile_graphs(self._compile, module, inputs)
+        backend: Any = compile_fx.compile_fx
+        # A cache of code that was generated before would take its place.
+        with torch._functorch.config.patch(enable_autograd_cache=False):
+            compiled: Callable[..., Any] = backend(module, inputs, inner_compile=self._compile)
+        return compiled
 
     def _compile(self, module: fx.GraphModule, inputs: Sequence[Any], **facts: Any) -> Callable[..., Any]:
-        inference, backward = bool(facts.get("is_inference")), bool(facts.get("is_backward"))
+        direction: Direction = "backward" if facts.get("is_backward") else "forward"
+        untouched = fx.Graph()
+        untouched.output(untouched.graph_copy(module.graph, {}))
         with _disable_current_modes():  # a backward pass is compiled when it is first needed
-            schedules = self._schedule(module, inputs, inference, backward)
-        return _Graph("backward" if backward else "forward", schedules, find_symbols(inputs), self).boxed()
+            try:
+                from tightfit.backends.pytorch.compiled.inductor_schedule import inductor_schedule
 
-    def _schedule(
-        self, module: fx.GraphModule, inputs: Sequence[Any], inference: bool, backward: bool
-    ) -> Scheduler:
-        """Inductor's schedule, or the graph's own where a torch with other insides has none for us."""
-        untouched = graph_schedule.copy_graph(module)
-        try:
-            from tightfit.backends.pytorch.compiled.inductor_schedule import inductor_schedule
+                schedules = inductor_schedule(
+                    module, inputs, inference=bool(facts.get("is_inference")), backward=direction == "backward",
+                    gpu=self.gpu, scratch=self.scratch,
+                )
+            except Exception as error:  # private interfaces fail in any way
+                return self._one_by_one(fx.GraphModule(module, untouched), direction, cause(error))
+        return _Graph(direction, schedules, find_symbols(inputs), self).boxed()
 
-            return inductor_schedule(
-                module, inputs, inference=inference, backward=backward, gpu=self.gpu, scratch=self.scratch
-            )
-        except Exception as error:  # private interfaces fail in any way
-            return graph_schedule.graph_schedule(module, untouched, inputs, cause(error), self.scratch)
+    def _one_by_one(self, module: fx.GraphModule, direction: Direction, reason: str) -> Callable[..., Any]:
+        """What there is where Inductor's schedule cannot be read: the graph's ops, each followed by itself."""
+        sure = f"its ops one by one, with none fused: Inductor's schedule could not be read ({reason})"
+
+        def call(args: list[Any]) -> Any:
+            self.record(CompiledCall(direction=direction, kernels=(), scratch_bytes=0, cuda_graph=False, sure=sure))
+            values = list(args)
+            args.clear()
+            return module(*values)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tightfit.backends.pytorch.stand_ins import TargetOf
+from tightfit.backends.pytorch.simulated_device import TargetOf
 from tightfit.errors import ModelError
 
 AUTOCAST = torch._C.DispatchKey.AutocastCPU
@@ -81,8 +81,8 @@ def cuda_policies(header: Path = HEADER) -> dict[str, Policy]:
 
 
 @contextmanager
-def autocast_as_on_cuda(target_of: TargetOf) -> Iterator[None]:
-    """`torch.autocast("cpu")` casts as `torch.autocast("cuda")` would, for tensors that `target_of` knows; for others
+def autocast_as_on_cuda(device_of: TargetOf) -> Iterator[None]:
+    """`torch.autocast("cpu")` casts as `torch.autocast("cuda")` would, for tensors that `device_of` knows; for others
     nothing changes. Undone on leaving. Where torch came without its headers, the CPU's list stays, with a warning."""
     if not HEADER.exists():
         warnings.warn(f"torch came without its headers ({HEADER}): autocast is planned by the CPU's list of ops, which "
@@ -97,7 +97,7 @@ def autocast_as_on_cuda(target_of: TargetOf) -> Iterator[None]:
                 continue
             op = _overload(name)
             before = torch.library.get_kernel(op, AUTOCAST) if name in on_cpu else None
-            kernel = partial(_autocast, op, policies.get(name), before, target_of)
+            kernel = partial(_autocast, op, policies.get(name), before, device_of)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
                 library.impl(name, kernel, "AutocastCPU", with_keyset=True, allow_override=True)
@@ -116,10 +116,10 @@ def _overload(name: str) -> Any:
 
 
 def _autocast(
-    op: Any, policy: Policy | None, before: Any, target_of: TargetOf, keys: Any, *args: Any, **kwargs: Any
+    op: Any, policy: Policy | None, before: Any, device_of: TargetOf, keys: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """The kernel. before: what the CPU had in its place, if anything."""
-    if not any(target_of(tensor) is not None for tensor in _tensors([*args, *kwargs.values()])):
+    if not any(device_of(tensor) is not None for tensor in _tensors([*args, *kwargs.values()])):
         if before is not None:
             return before.call_boxed(keys, *args, **kwargs)
         policy = None

@@ -22,7 +22,7 @@ from tightfit.backends.pytorch.cuda_target import attention_scratch as attention
 from tightfit.backends.pytorch.cuda_target.attention_scratch import FLOAT, copied
 from tightfit.backends.pytorch.cuda_target.reductions import VECTOR, reduction_buffer
 from tightfit.backends.pytorch.formats import HALF
-from tightfit.backends.pytorch.stand_ins import target_of
+from tightfit.backends.pytorch.simulated_device import simulated_device
 from tightfit.devices import Device
 
 Arguments = Sequence[Any]
@@ -50,7 +50,7 @@ def scratch(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> 
 def _device_of(args: Arguments) -> Device | None:
     first = args[0] if args else None
     first = first[0] if isinstance(first, list | tuple) and first else first
-    return target_of(first)
+    return simulated_device(first)
 
 
 def _at(args: Arguments, index: int, default: Any = None) -> Any:

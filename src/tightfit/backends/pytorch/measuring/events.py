@@ -14,7 +14,7 @@ from typing import Any
 
 from tightfit.backends.pytorch.measuring.marks import MARK, Marks
 from tightfit.backends.pytorch.measuring.memory_history import Change
-from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Trace
+from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Span, Trace
 
 COMPILED = "compiled code"
 """What takes time and asks for memory in a compiled region besides the ops that it calls."""
@@ -57,6 +57,8 @@ def measured_trace(marks: Marks, results: Any, record: Iterable[Change] | None =
     spans = list(_spans(marks, profile, start))
     ops = [*_ops(marks, profile, start), *_unmarked(marks, profile, start)]
     made = _allocated(marks, profile, start) if profile.memory else _followed(marks, profile, start)
+    if record is not None and profile.memory:  # which is of the device's memory alone
+        made += [a for a in _followed(marks, profile, start) if a.place is Place.HOST]
     if marks.held_elsewhere:
         made.append(Allocation(born=0, died=None, bytes=marks.held_elsewhere, category=Category.OTHER,
                                op="held before the step"))
@@ -129,12 +131,15 @@ def _spans(marks: Marks, profile: Events, start: int) -> Iterator[Span]:
 def _ops(marks: Marks, profile: Events, start: int) -> Iterator[Op]:
     """The ops that were dispatched, each with its own seconds."""
     taken = _kernel_seconds(profile)
+    ticks = {call.op.tick: profile.calls[number][0] - start for number, call in enumerate(marks.calls)
+             if call.op is not None and number in profile.calls}
     for number, call in enumerate(marks.calls):
         if call.op is None or number not in profile.calls:
             continue
         begin, end = profile.calls[number]
         seconds = taken.get(number, 0.0) if profile.kernels else (end - begin) / 1e9
-        yield replace(call.op, tick=begin - start, seconds=seconds)
+        after = tuple(ticks[tick] for tick in call.op.after if tick in ticks)
+        yield replace(call.op, tick=begin - start, seconds=seconds, after=after)
 
 
 def _kernel_seconds(profile: Events) -> dict[int, float]:
@@ -199,7 +204,7 @@ def _finder(stretches: dict[int, tuple[int, int]]) -> Callable[[int], int | None
 def _allocated(marks: Marks, profile: Events, start: int) -> list[Allocation]:
     """Allocations as the CPU's allocator handed them out, told apart by op and address."""
     when, region_at = _clock(marks, profile, start), _finder(profile.regions)
-    alive = {address: replace(a, born=0, became=0, died=None) for address, a in marks.held.items()}
+    alive = {address: replace(a, born=0, category_since=0, died=None) for address, a in marks.held.items()}
     found = list(alive.values())
     unknown = []
     gradients = [(stretch[0], number) for number, stretch in sorted(profile.gradients.items())]
@@ -210,14 +215,16 @@ def _allocated(marks: Marks, profile: Events, start: int) -> list[Allocation]:
             call = None if mark is None else marks.calls[mark]
             known = None if call is None else call.made.get(address)
             if known is not None:
-                made = replace(known, born=tick, died=None, bytes=size, became=max(when(known.became), tick))
+                since = max(when(known.category_since), tick)
+                made = replace(known, born=tick, died=None, bytes=size, category_since=since)
             elif call is not None:
                 made = Allocation(born=tick, died=None, bytes=size, module=call.module, op=call.name)
             elif region_at(moment) is not None:
                 made = Allocation(born=tick, died=None, bytes=size, op=COMPILED)
                 unknown.append(made)
             else:
-                made = Allocation(born=tick, died=None, bytes=size, op=OUTSIDE, category=Category.OTHER, became=tick)
+                made = Allocation(born=tick, died=None, bytes=size, op=OUTSIDE, category=Category.OTHER,
+                                  category_since=tick)
             alive[address] = made
             found.append(made)
         elif size < 0 and (gone := alive.pop(address, None)) is not None:
@@ -225,7 +232,7 @@ def _allocated(marks: Marks, profile: Events, start: int) -> list[Allocation]:
         elif size == 0 and mark is not None:
             held, owner = marks.gradients[mark]
             if held in alive and alive[held].category is not Category.GRADIENTS:
-                alive[held].category, alive[held].became, alive[held].module = Category.GRADIENTS, tick, owner
+                alive[held].category, alive[held].category_since, alive[held].module = Category.GRADIENTS, tick, owner
     _tell_activations(unknown, marks, profile, start)
     return found
 
@@ -239,14 +246,15 @@ def _tell_activations(unknown: Iterable[Allocation], marks: Marks, profile: Even
         number, at = phase_at(made.born + start), bisect.bisect_right(backwards, made.born)
         forward = number is not None and marks.phases[number] is Phase.FORWARD
         if forward and at < len(backwards) and (made.died is None or made.died > backwards[at]):
-            made.category, made.became = Category.ACTIVATIONS, made.born
+            made.category, made.category_since = Category.ACTIVATIONS, made.born
 
 
 def _followed(marks: Marks, profile: Events, start: int) -> list[Allocation]:
     """The tensors that were followed, with ticks on the host's clock."""
     when = _clock(marks, profile, start)
     return [
-        replace(a, born=when(a.born), became=when(a.became), died=None if a.died is None else when(a.died))
+        replace(a, born=when(a.born), died=None if a.died is None else when(a.died),
+                category_since=when(a.category_since))
         for a in marks.allocations
     ]
 

@@ -82,7 +82,7 @@ class Marks(Tracker):
                 yield
         finally:
             self.unfollow()
-            self.memory.settle(self._backwards)
+            self.memory.finalize_categories(self._backwards)
 
     def enter(self, phase: Phase) -> None:
         """A phase begins."""

@@ -1,15 +1,19 @@
-"""Generation on fake tensors, its passes told to a tracker: transformers' own `generate`, or what stands for it."""
+"""Generation's forward passes on fake tensors: the prefill, and two decoding passes that stand for all.
+
+They are run as transformers' `generate` runs them: logits of the last position alone where the model can, in float32;
+greedily or with beams, which put the cache in a new order after each pass.
+"""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from dataclasses import replace
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
 from tightfit.backends.pytorch.batch import TensorBatch
@@ -19,163 +23,127 @@ from tightfit.backends.pytorch.predicting.kv_cache import cached_tensors, grows,
 from tightfit.backends.pytorch.tracing.tracker import Tracker
 from tightfit.trace import Category, Phase
 
-Passes = list[tuple[Phase, int]]
-"""Forward passes in order: the phase of each, and how many passes it stands for; 0 for one that only leads up to the
-next."""
-
 CACHES = ("past_key_values", "cache_params")
-"""What models call the cache that they return."""
+"""What models call the cache that they take and return."""
 
 
-def passes(steps: int, whole: bool) -> tuple[Passes, Passes]:
-    """The passes that stand for a prefill and `steps` decoding passes: those from the prompt on, and those at the end.
-
-    At the end, the pass before the last is run too, for the last one still holds what that one left.
-    """
-    if whole or steps <= 3:
-        return [(Phase.PREFILL, 1), *[(Phase.DECODE, 1)] * steps], []
-    half = steps // 2
-    return [(Phase.PREFILL, 1), (Phase.DECODE, steps - half)], [(Phase.SETUP, 0), (Phase.DECODE, half)]
-
-
-class Spans:
-    """The spans of a tracker's trace, one after the other."""
-
-    def __init__(self, tracker: Tracker) -> None:
-        self.tracker = tracker
-        self._open: AbstractContextManager[None] | None = None
-
-    def enter(self, phase: Phase, times: int) -> None:
-        """A pass that stands for so many begins, and the one before it ends."""
-        self.close()
-        gc.collect()
-        self.tracker.phase = phase
-        if times:
-            self._open = self.tracker.span(phase.value, times=times)
-            self._open.__enter__()
-
-    def close(self) -> None:
-        """The pass ends."""
-        opened, self._open = self._open, None
-        if opened is not None:
-            opened.__exit__(None, None, None)
-        self.tracker.phase = Phase.SETUP
+def generate(build: Build, tracker: Tracker) -> None:
+    """The passes that generate `inference.new_tokens` tokens after each prompt. Decoding is traced as it begins and as
+    it ends: in between it grows evenly, and each stands for half of the passes."""
+    recipe, model = build.recipe, build.model
+    prompt, steps, beams = recipe.seq_len, recipe.inference.new_tokens - 1, recipe.inference.beams
+    generation = _Generation(model, tracker, recipe.batch_size, beams)
+    encoded: dict[str, Any] = {}
+    with _passes(tracker, Phase.PREFILL, 1):
+        if model.config.is_encoder_decoder:  # type: ignore[union-attr]
+            encoded = {"encoder_outputs": BaseModelOutput(last_hidden_state=generation.encode(prompt))}
+            prompt = 1
+        generation.forward(encoded, prompt)
+    if not steps:
+        return
+    if build.device.kind == "cuda":
+        _gather_experts(model)
+    whole = not grows(generation.cache)  # every decoding pass does the same
+    with _passes(tracker, Phase.DECODE, steps if whole else steps - steps // 2):
+        generation.forward(encoded, 1)
+    if steps < 2 or whole:
+        return
+    generation.lengthen(steps - 2)
+    with _passes(tracker, Phase.DECODE, steps // 2):
+        generation.forward(encoded, 1)
 
 
-class _Made(Exception):
-    """All passes that were asked for are made."""
+class _Generation:
+    """A model, and the cache that it keeps from pass to pass."""
 
+    def __init__(self, model: Any, tracker: Tracker, batch: int, beams: int) -> None:
+        self.model, self.tracker, self.batch, self.beams = model, tracker, batch, beams
+        self.cache: Any = None
+        self._cached: dict[str, Any] = {}
+        self._takes = inspect.signature(model.forward).parameters
+        self._length = 0
+        self._held: list[Tensor] = []
 
-class Generation:
-    """Runs of a model's `generate`. A run ends where the passes asked for are made: without values, no sequence ever
-    finishes."""
+    def encode(self, length: int) -> Tensor:
+        """The encoder's output of the prompts, for every beam: (rows, length, D)."""
+        hidden: Tensor = self.model.get_encoder()(_ids(self.tracker, self.batch, length)).last_hidden_state
+        if self.beams > 1:
+            hidden = hidden.repeat_interleave(self.beams, dim=0)
+        self.tracker.mark(hidden, Category.KV_CACHE, from_birth=True)
+        return hidden
 
-    def __init__(self, build: Build, tracker: Tracker) -> None:
-        self.build = build
-        self.tracker = tracker
-        self.spans = Spans(tracker)
-        self._cache: Any = None
-        self._cache_name = CACHES[0]
-        self._encoded: tuple[tuple[int, ...], torch.dtype] | None = None
-        self._left: Passes = []
-        self._begun = False
-
-    def run(self, whole: bool) -> None:
-        """The prefill and the decoding passes, or those that stand for them."""
-        recipe = self.build.recipe
-        prompt, steps = recipe.seq_len, recipe.inference.new_tokens - 1
-        first, last = passes(steps, whole)
-        self._generate(first, {"inputs": _ids(self.build, self.tracker, prompt), "max_new_tokens": steps + 1})
-        if last and not grows(self._cache):  # every decoding pass does the same
-            self.tracker.spans[-1] = replace(self.tracker.spans[-1], times=steps)
-        elif last:
-            with self.tracker.paused():
-                lengthen(self._cache, steps - 3)
-            self._mark_cache()
-            self._generate(last, {**self._continued(prompt, steps), self._cache_name: self._cache})
-
-    def _continued(self, prompt: int, steps: int) -> dict[str, Any]:
-        """What makes `generate` go on before the last pass but one."""
-        if self._encoded is None:
-            return {"inputs": _ids(self.build, self.tracker, prompt + steps - 1), "max_new_tokens": 2}
-        shape, dtype = self._encoded
-        hidden: Any = torch.empty((self.build.recipe.batch_size, *shape), dtype=dtype)
-        return {
-            "inputs": _ids(self.build, self.tracker, prompt),
-            "encoder_outputs": BaseModelOutput(last_hidden_state=hidden),
-            "max_new_tokens": steps + 1,  # as many as in full, for the buffers that beams write into
-        }
-
-    def _generate(self, wanted: Passes, arguments: Mapping[str, Any]) -> None:
-        model: Any = self.build.model
-        self._left = list(wanted)
-        hooks = [
-            model.register_forward_pre_hook(self._before, with_kwargs=True),
-            model.register_forward_hook(self._after),
-        ]
-        if wanted[0][0] is Phase.PREFILL:  # what comes before the first pass, such as an encoder's, belongs to it
-            self.spans.enter(*self._left.pop(0))
-            self._begun = True
-        try:
-            model.generate(
-                **arguments, num_beams=self.build.recipe.inference.beams, do_sample=False, use_cache=True
-            )
-        except _Made:
-            pass
-        finally:
-            self.spans.close()
-            for hook in hooks:
-                hook.remove()
-
-    def _before(self, model: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
-        self._mark_cache()  # which the pass before may have put in the order of the beams
-        encoded = kwargs.get("encoder_outputs")
-        if encoded is not None:
-            self._encoded = tuple(encoded[0].shape[1:]), encoded[0].dtype
-            self.tracker.mark(encoded[0], Category.KV_CACHE, from_birth=True)
-        if self._begun:
-            self._begun = False
+    def forward(self, encoded: dict[str, Any], length: int) -> None:
+        """A pass over `length` new tokens of every row, up to the next ones."""
+        rows = self.batch * self.beams
+        given: dict[str, Any] = {"decoder_input_ids" if encoded else "input_ids": _ids(self.tracker, rows, length)}
+        self._length += length
+        if not encoded:
+            mask = torch.ones(rows, self._length, dtype=torch.int64)
+            given["attention_mask"] = mask
+            if "position_ids" in self._takes:
+                positions = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 0)
+                given["position_ids"] = positions[:, -length:].clone()
+        if "logits_to_keep" in self._takes:
+            given["logits_to_keep"] = 1
+        output = self.model(**given, **encoded, **self._cached, use_cache=True)
+        self._cached = {name: output[name] for name in CACHES if output.get(name) is not None}
+        self.cache = next(iter(self._cached.values()), None)
+        self._mark()
+        logits = output.logits[:, -1].to(copy=True, dtype=torch.float32)
+        del output
+        self._held = [logits]  # as `generate` holds them until the next pass is done
+        if self.beams == 1:
+            logits.argmax(-1)
             return
-        if not self._left:
-            raise _Made
-        phase, times = self._left.pop(0)
-        if phase is Phase.DECODE:
-            self._decode_experts()
-        self.spans.enter(phase, times)
+        scores = logits.log_softmax(-1)
+        summed = scores + torch.empty(rows, 1)
+        self._held += [scores, summed, summed.clone()]  # the last with finished beams left out
+        summed.view(self.batch, -1).topk(2 * self.beams)
+        self.cache.reorder_cache(torch.empty(rows, dtype=torch.int64))
+        self._mark()
 
-    def _decode_experts(self) -> None:
-        """On a GPU, transformers decodes a mixture of experts by gathering the experts' weights for each token
-        (`_optimize_model_for_decode`); it asks the tensors where they are, and fake ones do not say."""
-        model: Any = self.build.model
-        if self.build.device.kind == "cuda":
-            kinds = model.get_experts_implementation()
-            if "grouped_mm" in kinds.values():
-                model.set_experts_implementation(
-                    {part: "batched_mm" if kind == "grouped_mm" else kind for part, kind in kinds.items()}
-                )
+    def lengthen(self, tokens: int) -> None:
+        """Go on to where so many more tokens are kept."""
+        with self.tracker.paused():
+            lengthen(self.cache, tokens)
+        self._length += tokens
+        self._mark()
 
-    def _after(self, model: nn.Module, args: Any, output: Any) -> None:
-        for name in CACHES:
-            if output.get(name) is not None:
-                self._cache, self._cache_name = output[name], name
-        self._mark_cache()
-
-    def _mark_cache(self) -> None:
-        for tensor in cached_tensors(self._cache):
+    def _mark(self) -> None:
+        for tensor in cached_tensors(self.cache):
             self.tracker.mark(tensor, Category.KV_CACHE, from_birth=True)
+
+
+@contextmanager
+def _passes(tracker: Tracker, phase: Phase, times: int) -> Iterator[None]:
+    """A pass that stands for so many."""
+    gc.collect()
+    tracker.phase = phase
+    with tracker.span(phase.value, times=times):
+        yield
+    tracker.phase = Phase.SETUP
+
+
+def _gather_experts(model: Any) -> None:
+    """On a GPU, transformers decodes a mixture of experts by gathering the experts' weights for each token
+    (`_optimize_model_for_decode`)."""
+    kinds = model.get_experts_implementation()
+    if "grouped_mm" in kinds.values():
+        model.set_experts_implementation(
+            {part: "batched_mm" if kind == "grouped_mm" else kind for part, kind in kinds.items()}
+        )
 
 
 def recompute(build: Build, tracker: Tracker) -> None:
     """Generation without a cache, as `generation.generate` does it for one prompt: every token from the last `seq_len`
     tokens, so that all passes are alike."""
-    spans, steps = Spans(tracker), build.recipe.inference.new_tokens - 1
-    ids = _ids(build, tracker, build.recipe.seq_len)
-    spans.enter(Phase.PREFILL, 1)
-    ids = with_next_token(build, ids)
-    if steps:
-        spans.enter(Phase.DECODE, steps)
+    steps = build.recipe.inference.new_tokens - 1
+    ids = _ids(tracker, build.recipe.batch_size, build.recipe.seq_len)
+    with _passes(tracker, Phase.PREFILL, 1):
         ids = with_next_token(build, ids)
-    spans.close()
+    if steps:
+        with _passes(tracker, Phase.DECODE, steps):
+            with_next_token(build, ids)
 
 
 def with_next_token(build: Build, ids: Tensor) -> Tensor:
@@ -191,16 +159,14 @@ def one_pass(build: Build, tracker: Tracker) -> None:
     def placed(tensor: Tensor) -> None:
         tracker.mark(tensor, Category.OTHER, from_birth=True)
 
-    spans = Spans(tracker)
     window = fake_window(build.recipe, build.task, build.facts, [build.recipe.batch_size], placed)
     batch = window.micro_batches[0].to(build.torch_device)
-    spans.enter(Phase.PREFILL, 1)
-    build.logits(batch)
-    spans.close()
+    with _passes(tracker, Phase.PREFILL, 1):
+        build.logits(batch)
 
 
-def _ids(build: Build, tracker: Tracker, length: int) -> Tensor:
-    """Tokens of every prompt: (B, length)."""
-    ids = torch.empty((build.recipe.batch_size, length), dtype=torch.int64)
+def _ids(tracker: Tracker, rows: int, length: int) -> Tensor:
+    """Tokens without values: (rows, length)."""
+    ids = torch.empty((rows, length), dtype=torch.int64)
     tracker.mark(ids, Category.OTHER, from_birth=True)
     return ids

@@ -1,10 +1,9 @@
 """Reading inference on fake tensors: what generating from a batch of prompts would allocate and run.
 
-What runs is transformers' own `generate`, as a person calls it: the prompts at once (prefill), then a forward pass for
-each further token (decode), with a cache that grows by one token and so holds a layer's old keys and its new ones side
-by side for a moment. Only the first and the last of the decoding passes are traced: what lies between grows evenly from
-the one to the other, and each stands for half of them. A model that keeps no cache computes its context again for every
-token, as `generation.generate` does; one that generates nothing makes one forward pass.
+The prompts at once (prefill), then a forward pass for each further token (decode), with a cache that grows by one token
+and so holds a layer's old keys and its new ones side by side for a moment. Only the first and the last of the decoding
+passes are traced. A model that keeps no cache computes its context again for every token, as `generation.generate`
+does; one that generates nothing makes one forward pass.
 
 Memory holds weights; the KV cache, which is all that is kept from one pass to the next (keys and values, their copies
 in the order of the beams, an encoder's output); activations, which are what the model's modules make in a pass; and
@@ -14,10 +13,9 @@ weights themselves are 16 bits and autocast is off, as after `model.half()`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,17 +29,16 @@ from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.cpu_target import scratch as cpu_scratch
 from tightfit.backends.pytorch.cuda_target import scratch as cuda_scratch
 from tightfit.backends.pytorch.models import cast_weights
-from tightfit.backends.pytorch.predicting.generating import Generation, one_pass, recompute
-from tightfit.backends.pytorch.predicting.generation_masks import masks_as_generated
+from tightfit.backends.pytorch.predicting.data_dependent import answer, hide_fakeness
+from tightfit.backends.pytorch.predicting.generating import generate, one_pass, recompute
 from tightfit.backends.pytorch.predicting.predict import ON_HOST, undrawn, without_values
-from tightfit.backends.pytorch.predicting.scalar_reads import answer
-from tightfit.backends.pytorch.predicting.target import PlanningMode, as_on
+from tightfit.backends.pytorch.predicting.target import PlanningMode, simulate
+from tightfit.backends.pytorch.predicting.trace_failure import explain_trace_failure
 from tightfit.backends.pytorch.predicting.unseen import unseen
-from tightfit.backends.pytorch.predicting.untraceable import explained
 from tightfit.backends.pytorch.tracing.tracker import Tracker
 from tightfit.devices import Device
 from tightfit.errors import Refused
-from tightfit.garbage import collected_by_hand
+from tightfit.garbage import gc_paused
 from tightfit.recipe import Recipe
 from tightfit.trace import Trace
 
@@ -49,42 +46,35 @@ PLAIN = {SDPA: "sdpa", EAGER: "eager"}
 """transformers' own attention functions by the names of those that stand for them in training."""
 
 
-def predict_inference(recipe: Recipe, device: Device, model: nn.Module | None = None, *, whole: bool = False) -> Trace:
+def predict_inference(recipe: Recipe, device: Device, model: nn.Module | None = None) -> Trace:
     """What generating `inference.new_tokens` tokens after each of `batch_size` prompts of `seq_len` tokens does.
 
     recipe: with precision and attention resolved; its optimizer, checkpointing and micro-batch are not read.
     model: a module of the caller's own, on any device; its weights are not read.
-    whole: trace every decoding pass, each for itself.
 
     The trace's spans are `prefill` and `decode`. No parameter is ever allocated. Raises Refused where a technique
     cannot serve, and where prompt and new tokens are more than the model has positions; ModelError, naming the module
     and the op, where a model cannot be traced.
     """
     recipe = recipe.model_copy(update={"pretrained": False})
-    tracker = Tracker(scratch=(cpu_scratch if device.kind == "cpu" else cuda_scratch).scratch, answer=answer)
-    with collected_by_hand(), as_on(device), PlanningMode(device), masks_as_generated(), _quiet():
+    scratch = (cpu_scratch if device.kind == "cpu" else cuda_scratch).scratch
+    tracker = Tracker(scratch=scratch, answer=partial(answer, padded=False))
+    with gc_paused(), simulate(device), PlanningMode(device), hide_fakeness():
         own = None if model is None else without_values(model)
         with undrawn():
             build = inference_build(recipe, device, ON_HOST, own)
         tracker.follow(build.model)
         try:
-            with tracker, build.session(), torch.no_grad(), build.forward_context(), explained(build, tracker):
-                _run(build, tracker, whole)
+            with (tracker, build.session(), torch.no_grad(), build.forward_context(),
+                  explain_trace_failure(build, tracker)):
+                run = generate if generates(build) else recompute if build.task.predicts == "next" else one_pass
+                run(build, tracker)
                 trace = tracker.trace("predicted")  # here, for what is freed from now on is no part of it
         finally:
             tracker.unfollow()
     trace.notes += build.notes
     trace.unseen += unseen(recipe, device, trace)
     return trace
-
-
-def _run(build: Build, tracker: Tracker, whole: bool) -> None:
-    if generates(build):
-        Generation(build, tracker).run(whole)
-    elif build.task.predicts == "next":
-        recompute(build, tracker)
-    else:
-        one_pass(build, tracker)
 
 
 def inference_build(
@@ -152,15 +142,3 @@ def _without_cache(build: Build) -> Iterator[str]:
         yield f"inference: {name} keeps no cache, so that every token is computed from the whole context"
     else:
         yield f"inference: {name} generates nothing; this is one forward pass"
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers' advice on padding, of which fake prompts have none, off the screen."""
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

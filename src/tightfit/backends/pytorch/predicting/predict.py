@@ -26,17 +26,17 @@ from tightfit.backends.pytorch.compiled.regions import compiling_for
 from tightfit.backends.pytorch.cpu_target import scratch as cpu_scratch
 from tightfit.backends.pytorch.cuda_target import scratch as cuda_scratch
 from tightfit.backends.pytorch.optimizer_state import load_state, state_tensors
+from tightfit.backends.pytorch.predicting.data_dependent import answer, hide_fakeness
 from tightfit.backends.pytorch.predicting.depth import Shorten
 from tightfit.backends.pytorch.predicting.fake_windows import fake_window, is_padded, told_apart
 from tightfit.backends.pytorch.predicting.random_states import counted_random_states
-from tightfit.backends.pytorch.predicting.scalar_reads import answer, taken_for_real
-from tightfit.backends.pytorch.predicting.target import PlanningMode, as_on
+from tightfit.backends.pytorch.predicting.target import PlanningMode, simulate
+from tightfit.backends.pytorch.predicting.trace_failure import explain_trace_failure
 from tightfit.backends.pytorch.predicting.unseen import unseen
-from tightfit.backends.pytorch.predicting.untraceable import explained
 from tightfit.backends.pytorch.step import Step
 from tightfit.backends.pytorch.tracing.tracker import Tracker
 from tightfit.devices import Device
-from tightfit.garbage import collected_by_hand
+from tightfit.garbage import gc_paused
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
 from tightfit.trace import Category, Phase, Trace
@@ -86,7 +86,7 @@ def _of_any_depth(traced: Callable[..., Trace], whole: bool) -> Trace:
     stacks = [Stack(path=s.path, period=s.period, template=TEMPLATE, head=s.head) for s in first.stacks]
     for depth in range(SHALLOW + 1, DEEPEST + 1):
         deeper = traced(Shorten(depth, WORTHWHILE))
-        with collected_by_hand():  # the collector would go through a deep trace's ops again and again
+        with gc_paused():  # the collector would go through a deep trace's ops again and again
             extended = extend(shallow, deeper, stacks, first.groups - depth + 1)
         if extended is not None:
             return extended
@@ -108,10 +108,10 @@ def _traced(
         return build if regions is None else replace(build, compile_backend=regions.reporting_to(tracker))
 
     with ExitStack() as stack:
-        stack.enter_context(collected_by_hand())  # where each phase begins, see `_Watched`
-        stack.enter_context(as_on(device))
+        stack.enter_context(gc_paused())  # where each phase begins, see `_Watched`
+        stack.enter_context(simulate(device))
         stack.enter_context(PlanningMode(device))
-        stack.enter_context(taken_for_real())
+        stack.enter_context(hide_fakeness())
         own = None if model is None else without_values(model)
         with undrawn():
             build = assemble(recipe, device, ON_HOST, own, change)
@@ -123,7 +123,7 @@ def _traced(
         stack.enter_context(build.session())
         if on_cpu:
             stack.enter_context(counted_random_states(tracker))
-        stack.enter_context(explained(build, tracker))
+        stack.enter_context(explain_trace_failure(build, tracker))
         _run(build, tracker)
         trace = tracker.trace("predicted")  # here, for what is freed from now on is no part of it
     trace.notes += build.notes
@@ -200,7 +200,7 @@ class _Watched:
             saved = {name: torch.empty_like(tensor) for name, tensor in found.items()}
         del found
         self.step.optimizer.state.clear()
-        self.step.optimizer = self.build.optimizer_factory(self.build.model)
+        self.step.update.optimizer = self.build.optimizer_factory(self.build.model)
         load_state(self.step.optimizer, self.build.model, saved, meta)
         self._mark_states()
 

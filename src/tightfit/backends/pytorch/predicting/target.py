@@ -1,6 +1,6 @@
 """Fake CPU tensors that stand for tensors on a device that need not be there, and torch's choices for that device.
 
-    with as_on(device), PlanningMode(device):
+    with simulate(device), PlanningMode(device):
         ...  # the training step, on tensors made here
 
 A CPU's tensors have no CUDA kernels, and CUDA's need a GPU; so tensors say "cpu", and what torch would decide by asking
@@ -20,12 +20,12 @@ from torch._higher_order_ops.utils import registered_hop_fake_fns
 from torch._ops import HigherOrderOperator
 from torch._subclasses import FakeTensor, FakeTensorMode
 
-from tightfit.backends.pytorch.compositions import composed
+from tightfit.backends.pytorch.compositions import override_decompositions
 from tightfit.backends.pytorch.cpu_target import kernels as cpu_kernels
 from tightfit.backends.pytorch.cuda_target import kernels as cuda_kernels
 from tightfit.backends.pytorch.cuda_target.autocast import autocast_as_on_cuda
 from tightfit.backends.pytorch.predicting.shape_cache import MISSING, ShapeCache
-from tightfit.backends.pytorch.stand_ins import cuda_target_of, target_of
+from tightfit.backends.pytorch.simulated_device import simulated_cuda_device, simulated_device
 from tightfit.devices import Device
 
 FAKE_RULES: Mapping[Any, Any] = registered_hop_fake_fns
@@ -35,7 +35,7 @@ FAKE_RULES: Mapping[Any, Any] = registered_hop_fake_fns
 class PlanningMode(FakeTensorMode):
     """Fake tensors, with "cpu" as their device, that stand for tensors on `target`.
 
-    CUDA's own choices hold inside `as_on(target)`; without it torch chooses as on the CPU.
+    CUDA's own choices hold inside `simulate(target)`; without it torch chooses as on the CPU.
     """
 
     supports_higher_order_operators = True
@@ -71,7 +71,7 @@ class PlanningMode(FakeTensorMode):
 
 
 @contextmanager
-def as_on(device: Device) -> Iterator[None]:
+def simulate(device: Device) -> Iterator[None]:
     """Where a `PlanningMode` stands for a CUDA device, torch chooses as it would there: which ops autocast casts, which
     attention kernel runs, what dropout keeps, foreach loops over gradients. Real tensors are treated as ever. For
     the CPU only what torch composes otherwise of fake tensors changes. Everything is put back on leaving.
@@ -80,11 +80,11 @@ def as_on(device: Device) -> Iterator[None]:
     """
     with ExitStack() as stack:
         if device.kind == "cuda":
-            stack.enter_context(autocast_as_on_cuda(cuda_target_of))
-            stack.enter_context(composed(cuda_kernels.COMPOSITIONS, cuda_target_of))
+            stack.enter_context(autocast_as_on_cuda(simulated_cuda_device))
+            stack.enter_context(override_decompositions(cuda_kernels.COMPOSITIONS, simulated_cuda_device))
             stack.enter_context(_fake_foreach())
         else:
-            stack.enter_context(composed(cpu_kernels.COMPOSITIONS, target_of))
+            stack.enter_context(override_decompositions(cpu_kernels.COMPOSITIONS, simulated_device))
         yield
 
 

@@ -18,7 +18,8 @@ from tightfit.backends.pytorch.cuda_target.sdpa import Version, torch_release
 from tightfit.devices import MIB, Device, find_device
 from tightfit.errors import RecipeError
 from tightfit.recipe import Recipe
-from tightfit.trace import Category, OpClass, Phase, Trace, Unseen
+from tightfit.system import pinned_size
+from tightfit.trace import Category, OpClass, Phase, Trace, UntracedMemory
 
 RECORDS = (Path("~/.cache/tightfit/context_bytes.json"), Path(__file__).with_name("context_bytes.json"))
 """Contexts that were measured, by the GPU's name: this machine's own first, then those that come with the package."""
@@ -43,7 +44,7 @@ AUTOGRAD = (Phase.BACKWARD, Phase.RECOMPUTE)
 """Phases that run in the main thread, and in the thread that autograd has for a CUDA device."""
 
 
-def unseen(recipe: Recipe, device: Device, trace: Trace) -> list[Unseen]:
+def unseen(recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemory]:
     """What the recipe's step takes on `device` besides what its trace holds; nothing on the CPU, whose memory is all
     the host's.
 
@@ -57,15 +58,15 @@ def unseen(recipe: Recipe, device: Device, trace: Trace) -> list[Unseen]:
     return found
 
 
-def _context(recipe: Recipe, device: Device) -> Iterator[Unseen]:
+def _context(recipe: Recipe, device: Device) -> Iterator[UntracedMemory]:
     record = recorded_context(device.name)
     if record is None:
-        yield Unseen(name="CUDA context", bytes=CONTEXT, where="context",
+        yield UntracedMemory(name="CUDA context", bytes=CONTEXT, where="context",
                      source=f"{ASSUMED}: a bare context on an RTX 6000 Ada with PyTorch 2.10")
-        yield Unseen(name="CUDA kernels", bytes=KERNELS, where="context",
+        yield UntracedMemory(name="CUDA kernels", bytes=KERNELS, where="context",
                      source=f"{ASSUMED}: loaded on first use; what a model on an H100 added, compiled kernels included")
         return
-    yield Unseen(
+    yield UntracedMemory(
         name="CUDA context and kernels", where="context", bytes=int(record["compiled" if recipe.compiled else "step"]),
         source=f"measured after a training step on {record['gpu']}, {record['date']}, torch {record['torch']}, "
                f"driver {record['driver']}",
@@ -98,7 +99,7 @@ def _card(name: str) -> str:
 # cuBLAS
 
 
-def _workspaces(device: Device, trace: Trace) -> Iterator[Unseen]:
+def _workspaces(device: Device, trace: Trace) -> Iterator[UntracedMemory]:
     """One for each thread that multiplies matrices: a workspace belongs to a handle and a stream, and every thread has
     handles of its own (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
     version = torch_release()
@@ -106,11 +107,12 @@ def _workspaces(device: Device, trace: Trace) -> Iterator[Unseen]:
     for where, phases in (("the main thread", MAIN), ("autograd's thread", AUTOGRAD)):
         products = [op.name for op in trace.ops if op.phase in phases and _by_cublas(op.name, op.op_class)]
         if products:
-            yield Unseen(name=f"cuBLAS workspace of {where}", bytes=size, where="allocator", source=reason)
+            yield UntracedMemory(name=f"cuBLAS workspace of {where}", bytes=size, where="allocator", source=reason)
         if version < SHARED_SINCE and any(name.startswith("aten.addmm") for name in products):
             extra, source = lt_workspace_bytes()
             if extra:
-                yield Unseen(name=f"cuBLASLt workspace of {where}", bytes=extra, where="allocator", source=source)
+                yield UntracedMemory(name=f"cuBLASLt workspace of {where}", bytes=extra, where="allocator",
+                                     source=source)
 
 
 def _by_cublas(name: str, op_class: OpClass) -> bool:
@@ -143,7 +145,7 @@ def lt_workspace_bytes() -> tuple[int, str]:
 # The host's memory
 
 
-def _windows(recipe: Recipe, trace: Trace) -> Iterator[Unseen]:
+def _windows(recipe: Recipe, trace: Trace) -> Iterator[UntracedMemory]:
     """The windows on their way to the device: each worker's, and the one in use."""
     loading, micro = recipe.loading, recipe.micro_batch_size
     first = trace.span("step 1")
@@ -152,21 +154,21 @@ def _windows(recipe: Recipe, trace: Trace) -> Iterator[Unseen]:
     if not tensors or micro == "auto" or loading.workers == "auto":
         return
     waiting = loading.workers * loading.prefetch + 1
-    held = [1 << (size - 1).bit_length() for size in tensors] if loading.pin_memory else tensors
+    held = [pinned_size(size) for size in tensors] if loading.pin_memory else tensors
     window = sum(held) * -(-recipe.batch_size // min(micro, recipe.batch_size))
     kind = "page-locked, each tensor rounded up to a power of two" if loading.pin_memory else "not page-locked"
-    yield Unseen(name="windows waiting for the step", bytes=window * waiting, where="host",
+    yield UntracedMemory(name="windows waiting for the step", bytes=window * waiting, where="host",
                  source=f"{waiting} windows of a whole batch, {kind}; the data itself is not counted")
 
 
-def _checkpoint(trace: Trace) -> Iterator[Unseen]:
+def _checkpoint(trace: Trace) -> Iterator[UntracedMemory]:
     """Weights and optimizer states as the step leaves them."""
     tick = trace.span("step 2").stop
     held = dict.fromkeys((Category.WEIGHTS, Category.OPTIMIZER), 0)
     for allocation in trace.allocations:
         if allocation.category in held and allocation.born <= tick and (allocation.died or tick + 1) > tick:
             held[allocation.category] += allocation.bytes
-    yield Unseen(
+    yield UntracedMemory(
         name="checkpoint", bytes=sum(held.values()), where="host",
         source="weights and optimizer states, all of which going on from a checkpoint reads; writing one holds the "
                f"larger of the two, {max(held.values()) // MIB:,} MiB",

@@ -21,7 +21,7 @@ class TrackedMemory:
     """The clock of a run that is followed, and its allocations.
 
     Work outside of modules belongs to the module whose tensor it is done on. An optimizer's state is only known to be
-    one when the step is over, so who owns what such work is done on is asked in the end, in `settle`.
+    one when the step is over, so who owns what such work is done on is asked in the end, in `finalize_categories`.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class TrackedMemory:
         index = self.find(tensor)
         return None if index is None else self.allocations[index]
 
-    def bear(self, tensor: Tensor, op: str, phase: Phase, module: str = "") -> int:
+    def allocate(self, tensor: Tensor, op: str, phase: Phase, module: str = "") -> int:
         """A tensor's storage is born now; the number of its allocation."""
         storage = tensor.untyped_storage()
         key, index = storage._cdata, len(self.allocations)
@@ -59,7 +59,7 @@ class TrackedMemory:
         self._live[key] = (weakref.ref(storage, partial(self._release, key)), index)
         return index
 
-    def pass_through(self, size: int, op: str, module: str, phase: Phase, born: int) -> Allocation:
+    def transient(self, size: int, op: str, module: str, phase: Phase, born: int) -> Allocation:
         """Memory of `size` bytes that a kernel gives back before it ends."""
         made = Allocation(born=born, died=self.next() + 1, bytes=size, module=module, op=op, shape=(size,),
                           dtype="uint8")
@@ -72,11 +72,11 @@ class TrackedMemory:
         """What a tensor's memory holds, from now on or `from_birth`. Memory that is not known yet is born now."""
         for part in plain_parts(tensor):
             index = self.find(part)
-            index = self.bear(part, "", phase) if index is None else index
+            index = self.allocate(part, "", phase) if index is None else index
             allocation = self.allocations[index]
             if allocation.category is not category:
                 allocation.category = category
-                allocation.became = allocation.born if from_birth else self.tick
+                allocation.category_since = allocation.born if from_birth else self.tick
             if module is not None:
                 allocation.module = module
             self.fix(index)
@@ -85,7 +85,7 @@ class TrackedMemory:
         """Count nothing for a tensor's memory."""
         for part in plain_parts(tensor):
             index = self.find(part)
-            index = self.bear(part, "", phase) if index is None else index
+            index = self.allocate(part, "", phase) if index is None else index
             self.allocations[index].bytes = 0
             self.fix(index)
 
@@ -102,7 +102,7 @@ class TrackedMemory:
         """Settle in the end whose an op, or what it made, is."""
         self._unowned.append((made, arguments))
 
-    def settle(self, backwards: Sequence[int]) -> None:
+    def finalize_categories(self, backwards: Sequence[int]) -> None:
         """The end: name the owners of work outside of modules, and tell activations apart, memory made in a forward
         pass or a recomputation that outlives it. backwards: the ticks of the backward passes' ops, in order."""
         for made, arguments in self._unowned:
@@ -115,13 +115,13 @@ class TrackedMemory:
             if index in self._fixed:
                 continue
             if phase in (Phase.PREFILL, Phase.DECODE) and allocation.module:  # no backward pass: what modules make
-                allocation.category, allocation.became = Category.ACTIVATIONS, allocation.born
+                allocation.category, allocation.category_since = Category.ACTIVATIONS, allocation.born
             if phase not in (Phase.FORWARD, Phase.RECOMPUTE):
                 continue
             while limits[at] < allocation.born:
                 at += 1
             if allocation.died is None or allocation.died > limits[at]:
-                allocation.category, allocation.became = Category.ACTIVATIONS, allocation.born
+                allocation.category, allocation.category_since = Category.ACTIVATIONS, allocation.born
 
     def _owner_of(self, arguments: Arguments) -> str:
         """The module of the first argument that has one; of a list's tensors the module that they all lie in."""

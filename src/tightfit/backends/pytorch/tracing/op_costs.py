@@ -124,7 +124,8 @@ def cost(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> Cos
     if facts.traffic is not None:
         read, written = facts.traffic(args, kwargs, result)
     flops = 0 if facts.flops is None else facts.flops(func, args, kwargs, result)
-    dtype = _dtype(inputs) or _dtype(results)
+    # What a product is added to may be wider than what is multiplied.
+    dtype = _dtype(inputs[1:] if facts.name == "addmm" else inputs) or _dtype(results)
     op_class = facts.op_class
     if facts.name in ("_to_copy", "copy_", "_foreach_copy_"):
         op_class = _copy_class(inputs, results)

@@ -18,8 +18,9 @@ from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tightfit.backends.pytorch.tracing.gradient_sums import SUMS, counts_of_a_gradient, without_a_mode
-from tightfit.backends.pytorch.tracing.memory import TrackedMemory, tensors_in
+from tightfit.backends.pytorch.tracing.memory import tensors_in
 from tightfit.backends.pytorch.tracing.op_costs import cost
+from tightfit.backends.pytorch.tracing.op_streams import OpStreams
 from tightfit.trace import Allocation, Category, Op, Phase, Span, Trace
 
 Scratch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int]
@@ -35,7 +36,7 @@ OUTSIDE_MODULES = (Phase.OPTIMIZER, Phase.SAVE, Phase.RESUME)
 """Phases in which no module runs: work belongs to the module whose tensor it is done on."""
 
 
-class Tracker(TorchDispatchMode):
+class Tracker(OpStreams, TorchDispatchMode):
     """A dispatch mode that writes a Trace. Enter it around a run; `trace` gives what was seen.
 
     scratch: a kernel's own passing memory, where it is known.
@@ -43,10 +44,8 @@ class Tracker(TorchDispatchMode):
     """
 
     def __init__(self, scratch: Scratch | None = None, answer: Answer | None = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.memory = TrackedMemory()
+        super().__init__()
         self.phase = Phase.SETUP
-        self.ops: list[Op] = []
         self.spans: list[Span] = []
         self._scratch = scratch
         self._answer = answer
@@ -56,7 +55,6 @@ class Tracker(TorchDispatchMode):
         self._module_of_node: dict[int, str] = {}
         self._hooks: list[Any] = []
         self._wrapped: list[tuple[nn.Module, Any]] = []
-        self._paused = False
         self._begun: int | None = None
         self._failure: tuple[int, str, str] | None = None
 
@@ -163,11 +161,11 @@ class Tracker(TorchDispatchMode):
         if phase is Phase.BACKWARD:
             self._backwards.append(start)
         if scratch:
-            self.memory.pass_through(scratch, name, module, phase, start)
+            self.memory.transient(scratch, name, module, phase, start)
         for op in ops:
             op.tick, op.phase, op.module = began or self.memory.next(), phase, op.module or module
             began = None
-            self.ops.append(op)
+            self._add(op)
 
     def place_of(self, error: BaseException) -> tuple[str, str] | None:
         """The module and the op that raised it; no op where the module's own code did, None where neither."""
@@ -177,7 +175,7 @@ class Tracker(TorchDispatchMode):
 
     def trace(self, origin: Any) -> Trace:
         """What was seen, with every allocation's category settled. It ends here: later releases are not followed."""
-        self.memory.settle(self._backwards)
+        self.memory.finalize_categories(self._backwards)
         return Trace(origin=origin, ops=self.ops, allocations=self.memory.allocations, spans=self.spans)
 
     # What torch tells
@@ -222,14 +220,14 @@ class Tracker(TorchDispatchMode):
                 continue
             source = memory.find(sources[number]) if number < len(sources) else None
             owner = module if outside or source is None else memory.allocations[source].module or module
-            made = memory.bear(tensor, name, phase, owner)
+            made = memory.allocate(tensor, name, phase, owner)
             if outside:
                 memory.owned_by(memory.allocations[made], [[] if source is None else [source], *worked_on])
             if phase is not Phase.OPTIMIZER and name.startswith("aten._to_copy") and self._holds_weight(args[0]):
                 memory.fix(made)  # autocast's copy of a weight is temporary, however long it lives
         scratch = self._scratch(func, args, kwargs, result) if self._scratch is not None else 0
         if scratch:  # beside the results, which kernels ask for first
-            passing = memory.pass_through(scratch, name, module, phase, memory.next())
+            passing = memory.transient(scratch, name, module, phase, memory.next())
             if outside:
                 memory.owned_by(passing, worked_on)
         costs = cost(func, args, kwargs, result)
@@ -239,7 +237,7 @@ class Tracker(TorchDispatchMode):
                 dtype=costs.dtype, flops=costs.flops, bytes_read=costs.bytes_read, bytes_written=costs.bytes_written,
                 kernels=costs.kernels,
             )
-            self.ops.append(op)
+            self._add(op)
             if outside:
                 memory.owned_by(op, worked_on)
 
@@ -248,8 +246,7 @@ class Tracker(TorchDispatchMode):
         node = torch._C._current_autograd_node()
         inside = self._modules[-1] if self._modules else ""
         if node is None:
-            if torch.is_grad_enabled():
-                self._module_of_node.setdefault(_newest_node(), inside)
+            self._module_of_node.setdefault(_newest_node(), inside)  # an autograd function's own ops need no gradient
             return self.phase, inside
         if torch.is_grad_enabled():  # a backward pass runs without, a recomputation inside it with gradients
             module = inside or self._module_of_node.get(node._sequence_nr(), "")

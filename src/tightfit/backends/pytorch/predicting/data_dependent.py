@@ -6,7 +6,6 @@ healthy run takes:
 | who reads | answer | why |
 |---|---|---|
 | `GradScaler._maybe_opt_step` | 0 | no gradient overflowed: the optimizer steps |
-| `GenerationMixin._beam_search` | True | the beams can still improve: generation goes on |
 | transformers' checks whether a mask hides nothing | False where rows are padded, else True | a mask is only given where it hides something; what a model makes itself for want of one hides nothing |
 | any `bool` of `all` or `isfinite` | True | a check finds everything right, rows hold one document |
 | any other `bool(tensor)` | False | the branch left out: layerdrop keeps its layer, a check finds nothing wrong |
@@ -34,11 +33,10 @@ READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default
 
 BY_READER: dict[str, float] = {
     "GradScaler._maybe_opt_step.<locals>.<genexpr>": 0.0,  # its own sum, not what the optimizer reads inside it
-    "GenerationMixin._beam_search": 1.0,
 }
 """Answers by the qualified name of a function on the reader's stack."""
 
-MASK_READERS = ("_ignore_bidirectional_mask_sdpa", "_can_skip_bidirectional_mask_xpu")
+MASK_READERS = ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa", "_can_skip_bidirectional_mask_xpu")
 """Functions that ask whether a mask hides nothing."""
 
 CHECKS = ("aten.all.", "aten._is_all_true.", "aten.isfinite.")
@@ -64,7 +62,7 @@ def answer(func: Any, args: tuple[Any, ...], maker: Callable[[Tensor], str], *, 
 
 
 @contextmanager
-def taken_for_real() -> Iterator[None]:
+def hide_fakeness() -> Iterator[None]:
     """Inside, transformers takes fake tensors for real ones. A private interface, named here alone; without it masks
     of some models come out larger than they are."""
     ask = getattr(import_utils, "is_fake_tensor", None)

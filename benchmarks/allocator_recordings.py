@@ -10,7 +10,6 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
-import re
 import zlib
 from collections import deque
 from collections.abc import Mapping
@@ -18,10 +17,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tightfit.devices import MIB
 from tightfit.errors import DataError
 from tightfit.planning.allocator.blocks import Block
-from tightfit.planning.allocator.settings import LARGE_SEGMENT, AllocatorSettings
+from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.planning.allocator.simulator import CachingAllocator, OutOfCapacity
 
 ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map",
@@ -124,23 +122,15 @@ def recording_of(
 
 
 def _settings(values: Mapping[str, Any]) -> AllocatorSettings:
-    """The settings in a snapshot; what it has no field for is read from the text of the environment variable."""
-    text = values.get("PYTORCH_CUDA_ALLOC_CONF", "")
-    split = int(values["max_split_size"])
-    divisions = values["roundup_power2_divisions"]
-    return AllocatorSettings(
-        expandable_segments=bool(values["expandable_segments"]),
-        max_split_size=split if 0 < split < 1 << 62 else None,  # the largest 64-bit number, signed or not, is no limit
-        max_non_split_rounding=_megabytes(text, "max_non_split_rounding_mb"),
-        large_segment=_megabytes(text, "large_segment_size_mb"),
-        roundup_power2_divisions=tuple(int(divisions[key]) for key in sorted(divisions, key=int)),
-        garbage_collection_threshold=float(values["garbage_collection_threshold"]),
-    )
-
-
-def _megabytes(text: str, name: str) -> int:
-    found = re.search(rf"{name}\s*:\s*(\d+)", text)
-    return int(found[1]) * MIB if found else LARGE_SEGMENT
+    """The settings in a snapshot. Raises DataError for one that is not simulated."""
+    split = int(values["max_split_size"])  # the largest 64-bit number, signed or not, is no limit
+    others = {"max_split_size": 0 < split < 1 << 62, "roundup_power2_divisions": any(
+        int(parts) for parts in values["roundup_power2_divisions"].values()
+    ), "garbage_collection_threshold": float(values["garbage_collection_threshold"]) > 0}
+    if any(others.values()):
+        raise DataError(f"snapshot: {', '.join(name for name, used in others.items() if used)} was set, which is not "
+                        "simulated; record a run without it")
+    return AllocatorSettings(expandable_segments=bool(values["expandable_segments"]))
 
 
 def compare(recording: Recording) -> Comparison:
@@ -235,10 +225,8 @@ def read_recording(path: Path) -> Recording:
         text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         values = json.loads(text)
         columns = values["actions"], values["addresses"], values["sizes"], values["streams"]
-        settings = {**values["settings"]}
-        settings["roundup_power2_divisions"] = tuple(settings["roundup_power2_divisions"])
         return Recording(
-            settings=AllocatorSettings(**settings),
+            settings=AllocatorSettings(**values["settings"]),
             events=tuple((ACTIONS[action], int(address), int(size), int(stream))
                          for action, address, size, stream in zip(*columns, strict=True)),
             **{key: values[key] for key in ("reserved", "limit", "statistics", "origin")},

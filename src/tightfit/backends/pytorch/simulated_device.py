@@ -1,4 +1,4 @@
-"""What a tensor stands for: planning runs the training step on fake tensors in place of a device's own.
+"""Devices that fake tensors stand for: planning runs the training step on fake tensors in place of a device's own.
 
 The training code that chooses by device asks here, and so knows nothing of planning: a fake tensor carries the device
 that it stands for as its mode's `target` (see `predicting.target.PlanningMode`).
@@ -21,7 +21,7 @@ TargetOf = Callable[[Any], Device | None]
 """The device that a tensor stands for; None for a tensor that is to be left alone."""
 
 
-def target_of(tensor: Any) -> Device | None:
+def simulated_device(tensor: Any) -> Device | None:
     """The device that a tensor of a PlanningMode stands for; None for every other tensor."""
     if isinstance(tensor, FunctionalTensor):
         tensor = torch._from_functional_tensor(tensor.elem)
@@ -29,13 +29,13 @@ def target_of(tensor: Any) -> Device | None:
     return target
 
 
-def cuda_target_of(tensor: Any) -> Device | None:
-    """As `target_of`, where the device is a CUDA device."""
-    target = target_of(tensor)
+def simulated_cuda_device(tensor: Any) -> Device | None:
+    """As `simulated_device`, where the device is a CUDA device."""
+    target = simulated_device(tensor)
     return target if target is not None and target.kind == "cuda" else None
 
 
-def active_cuda_target() -> Device | None:
+def active_simulated_cuda() -> Device | None:
     """The CUDA device that the tensors made now stand for; None where they stand for themselves."""
     target: Device | None = getattr(active_fake_mode(), "target", None)
     return target if target is not None and target.kind == "cuda" else None
@@ -46,7 +46,7 @@ def capability_of(tensor: Tensor) -> tuple[int, int] | None:
     if torch.compiler.is_compiling():
         capability: tuple[int, int] | None = _compiled_capability(tensor.device.type)
         return capability
-    target = target_of(tensor)
+    target = simulated_device(tensor)
     if target is not None:
         return target.capability
     return torch.cuda.get_device_capability() if tensor.device.type == "cuda" else None

@@ -27,7 +27,7 @@ OVERFLOW = re.compile(r"Storage size calculation overflowed with sizes=\[([\d, ]
 
 
 @contextmanager
-def explained(build: Build, tracker: Tracker) -> Iterator[None]:
+def explain_trace_failure(build: Build, tracker: Tracker) -> Iterator[None]:
     """Raises ModelError, naming the module and the op, for what the model raises where it is run on fake tensors."""
     try:
         with _unlogged():

@@ -1,0 +1,145 @@
+"""Cross-entropy of a linear head in chunks of tokens, in plain ATen ops: forward and gradients at once.
+
+One chunk's logits are made, become the loss and, in their place, their own gradient, and are gone before the next
+chunk's. Three matrix products a chunk, as many as whole logits take; nothing is computed twice. What waits for the
+backward pass is the gradient of the hidden states and that of the weight, for a loss of weight 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tightfit.backends.pytorch.simulated_device import simulated_cuda_device
+from tightfit.tasks import IGNORE
+
+
+def chunked_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, tokens: int, cap: float | None = None,
+    vocabulary: int | None = None,
+) -> Tensor:  # fmt: skip
+    """Summed cross-entropy of `hidden @ weight.T + bias`, a scalar in fp32, or in fp64 for fp64.
+
+    hidden: (N, H). weight: (V, H). bias: (V,). labels: int64 (N,), `IGNORE` where nothing counts. tokens: rows of a
+    chunk, at most; all chunks are equally long. cap: of a softcap, cap * tanh(logits / cap). vocabulary: rows of the
+    weight that count; those behind it take no part. Under autocast products run in its format.
+    """
+    learns = torch.is_grad_enabled()
+    loss: Tensor = _CrossEntropy.apply(hidden, weight, bias, labels, tokens, cap, vocabulary, learns)  # type: ignore[no-untyped-call]
+    return loss
+
+
+def computing_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
+    """The format in which a linear layer multiplies them."""
+    kind = hidden.device.type
+    if torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64:
+        return torch.get_autocast_dtype(kind)
+    return weight.dtype
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, tokens: int, cap: float | None,
+        vocabulary: int | None, learns: bool,
+    ) -> Tensor:  # fmt: skip
+        needs = [learns and need for need in ctx.needs_input_grad[:3]]
+        dtype = computing_dtype(hidden, weight)
+        with torch.autocast(hidden.device.type, enabled=False):
+            chunks = _Chunks(hidden, weight, bias, dtype, cap, vocabulary, needs)
+            pieces = -(-hidden.shape[0] // tokens)
+            size = -(-hidden.shape[0] // max(pieces, 1))
+            for start in range(0, hidden.shape[0], max(size, 1)):
+                chunks.add(start, hidden[start : start + size].to(dtype), labels[start : start + size])
+        if any(needs):
+            ctx.formats = [None if tensor is None else tensor.dtype for tensor in (hidden, weight, bias)]
+            ctx.save_for_backward(*chunks.gradients())
+        return chunks.loss
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        found = [None if saved is None else saved.mul_(gradient).to(dtype)
+                 for saved, dtype in zip(ctx.saved_tensors, ctx.formats, strict=True)]
+        return (*found, None, None, None, None, None)
+
+
+class _Chunks:
+    """The sums over chunks."""
+
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, cap: float | None,
+        vocabulary: int | None, needs: list[bool],
+    ) -> None:
+        self._matrix = weight.to(dtype)
+        self._offset = None if bias is None else bias.to(dtype)
+        self._cap, self._vocabulary = cap, vocabulary
+        self._of_hidden = torch.empty_like(hidden, dtype=dtype) if needs[0] else None
+        self._of_weight: Tensor | None = None
+        self._of_bias: Tensor | None = None
+        self._needs = needs
+        # Sums over many chunks need fp32. Where there are fewer tokens than hidden units there are few chunks, and a
+        # wider sum might take more than whole logits would.
+        many = hidden.shape[0] >= hidden.shape[1]
+        self._wide = torch.promote_types(weight.dtype, torch.float32) if many else weight.dtype
+        self.loss = hidden.new_zeros((), dtype=torch.promote_types(dtype, torch.float32))
+
+    def add(self, start: int, hidden: Tensor, labels: Tensor) -> None:
+        """One chunk: hidden (n, H) in the computing format, labels (n,)."""
+        shares, slope = self._log_shares(hidden)
+        self.loss += F.nll_loss(shares, labels, ignore_index=IGNORE, reduction="sum")
+        if not any(self._needs):
+            return
+        uncounted = (labels == IGNORE)[:, None]
+        shares.exp_().scatter_add_(1, labels.clamp(min=0)[:, None], shares.new_full((len(labels), 1), -1.0))
+        if slope is not None:
+            shares.mul_(slope.square_().neg_().add_(1.0))
+            del slope
+        if self._needs[2]:
+            counted = torch.mv(shares.t(), (~uncounted[:, 0]).to(shares.dtype))
+            self._of_bias = counted if self._of_bias is None else self._of_bias.add_(counted)
+        gradient = shares.to(hidden.dtype)
+        del shares
+        if self._of_hidden is not None:
+            part = self._of_hidden[start : start + len(labels)]
+            torch.mm(gradient, self._matrix, out=part)
+            part.masked_fill_(uncounted, 0.0)
+        if self._needs[1]:
+            self._add_product(gradient.t(), hidden.masked_fill(uncounted, 0.0))
+
+    def _log_shares(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The chunk's log-softmax, (n, V) in fp32 or wider, and tanh(logits / cap) where there is a softcap."""
+        transposed = self._matrix.t()
+        logits = hidden @ transposed if self._offset is None else torch.addmm(self._offset, hidden, transposed)
+        if logits.dtype.itemsize < 4:
+            logits = logits.float()
+        slope = None
+        if self._cap is not None:
+            slope = logits.div_(self._cap).tanh_()
+            logits = slope * self._cap
+        if self._vocabulary is not None and self._vocabulary < logits.shape[1]:
+            logits[:, self._vocabulary :] = -torch.inf  # whole rows, so that the products stay aligned
+        return logits.log_softmax(-1), slope
+
+    def _add_product(self, gradient: Tensor, hidden: Tensor) -> None:
+        """Add a chunk's share of the weight's gradient, (V, n) by (n, H)."""
+        same = gradient.dtype == self._wide
+        on_cuda = gradient.is_cuda or simulated_cuda_device(gradient) is not None
+        if self._of_weight is None:
+            if same or not on_cuda:
+                self._of_weight = (gradient @ hidden).to(self._wide)
+            else:
+                self._of_weight = torch.mm(gradient, hidden, out_dtype=self._wide)
+        elif same:
+            self._of_weight.addmm_(gradient, hidden)
+        elif on_cuda:  # in one kernel, which a CPU does not have
+            torch.addmm(self._of_weight, gradient, hidden, out_dtype=self._wide, out=self._of_weight)
+        else:
+            self._of_weight.add_(gradient @ hidden)
+
+    def gradients(self) -> tuple[Tensor | None, ...]:
+        """Of hidden states, weight and bias."""
+        return self._of_hidden, self._of_weight, self._of_bias

@@ -1,0 +1,43 @@
+"""`tightfit train`: a recipe trained with a progress bar, then its sample and its summary."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from tightfit.recipe_files import name_and_overrides
+from tightfit.training.progress import LastingConsole, Terminal
+from tightfit.training.session import recipe_for_machine
+from tightfit.training.summary import Summary
+from tightfit.training.trainer import Trainer
+
+
+def run_train(name: str, overrides: Sequence[str] = ()) -> int:
+    """Train by a recipe, or go on with a run of it; the exit status: 0, or 128 and the signal's number where one
+    stopped it. Raises TightfitError."""
+    console = LastingConsole(soft_wrap=True)
+    with Terminal(console) as terminal:
+        name, overrides = name_and_overrides([name, *overrides])
+        summary = Trainer(recipe=recipe_for_machine(name, overrides), listener=terminal, name=name).train()
+    _show(console, summary)
+    if summary.stopped_by is None:
+        return 0
+    console.print(f"stopped by {summary.stopped_by} at step {summary.steps}, saved; the same command goes on")
+    return 128 + signal.Signals[summary.stopped_by]
+
+
+def _show(console: Console, summary: Summary) -> None:
+    if summary.sample:
+        console.rule("sample")
+        console.print(summary.sample, markup=False, highlight=False)
+    console.rule("summary")
+    table = Table.grid(padding=(0, 2))
+    for name, value in summary.rows():
+        table.add_row(name, value)
+    console.print(table)
+    for warning in summary.warnings:
+        console.print(f"warning: {warning}", markup=False)
+    console.print(f"run folder: {summary.output_dir}", markup=False)

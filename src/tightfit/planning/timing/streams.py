@@ -1,0 +1,123 @@
+"""A step's ops on their streams, simulated: the host issues them in order, and each stream runs its own in order.
+
+The host runs up to `QUEUE` ops of a stream ahead of it. An op begins when it was issued, when its stream is free and
+when the ops on other streams that it names have ended. The step advances with its main stream: on a GPU that is
+COMPUTE, and the time that it waits for the host or for copies is part of the step; on a processor it is HOST.
+
+Two steps are simulated in a row and the second is given, as a run in full swing has it. Of micro-batches that repeat,
+three are simulated and the last one's time is taken for the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tightfit.trace import COPIES, Stream
+
+QUEUE = 1024
+"""Kernels that CUDA lets the host run ahead: commonly observed, not documented."""
+
+
+class Piece(NamedTuple):
+    """An op of the simulation.
+
+    host: seconds of the host to issue it. work: seconds on its stream. slot: where its time is counted. waits: whether
+    the host waits for its end. tick: its own, where others wait for it. after: ticks of the ops that it waits for.
+    """
+
+    host: float
+    work: float
+    slot: int
+    waits: bool = False
+    stream: Stream = Stream.COMPUTE
+    tick: int | None = None
+    after: tuple[int, ...] = ()
+
+
+Block = tuple[Sequence[Piece], int]
+"""Pieces in order, and how often they run in a row."""
+
+
+@dataclass
+class Elapsed:
+    """Seconds of a step, by the slots of its pieces; waiting counts to the piece that waits.
+
+    for_host: what the main stream waited for the host. for_streams: what it waited for other streams, by slot, and
+    what copies take beyond the end of its own work. copying: the copy streams' work, hidden or not.
+    """
+
+    by_slot: list[float]
+    for_streams: list[float]
+    for_host: float = 0.0
+    copying: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return math.fsum(self.by_slot)
+
+
+@dataclass
+class _Clocks:
+    """Where the host and every stream are, when the ops still queued end, and when those that others name ended."""
+
+    main: Stream
+    at: dict[Stream, float] = field(default_factory=lambda: dict.fromkeys(Stream, 0.0))
+    queued: dict[Stream, deque[float]] = field(default_factory=lambda: {s: deque(maxlen=QUEUE) for s in Stream})
+    ended: dict[int, float] = field(default_factory=dict)
+
+    def run(self, pieces: Sequence[Piece], weight: int, found: Elapsed) -> None:
+        """Run the pieces, and count what they took `weight` times."""
+        at, ended, main = self.at, self.ended, self.main
+        host = at[Stream.HOST]
+        for issue, work, slot, waits, stream, tick, after in pieces:
+            ready = max([ended.get(other, 0.0) for other in after]) if after else 0.0
+            if stream is Stream.HOST:
+                waited, late = issue, max(ready - host, 0.0)
+                host = end = host + late + issue + work
+            else:
+                queued = self.queued[stream]
+                if len(queued) == QUEUE:
+                    host = max(host, queued[0])
+                host += issue
+                start = at[stream]
+                waited = max(host - start, 0.0)
+                late = max(ready - (start + waited), 0.0)
+                at[stream] = end = start + (waited + late + work)
+                queued.append(end)
+                if waits:
+                    host = max(host, end)
+            if tick is not None:
+                ended[tick] = end
+            if stream is main:
+                found.by_slot[slot] += weight * (waited + late + work)
+                found.for_streams[slot] += weight * late
+                found.for_host += weight * waited
+            elif stream in COPIES:
+                found.copying += weight * work
+        at[Stream.HOST] = host
+
+
+def simulate(blocks: Sequence[Block], slots: int, main: Stream) -> Elapsed:
+    """The second of two steps. slots: how many slots there are."""
+    clocks = _Clocks(main)
+    for _ in range(2):
+        found = Elapsed([0.0] * slots, [0.0] * slots)
+        beyond = dict.fromkeys(COPIES, 0.0)
+        for pieces, times in blocks:
+            simulated = min(times, 3)
+            for number in range(simulated):
+                weight = times - simulated + 1 if number == simulated - 1 else 1
+                before, spent = dict(clocks.at), found.seconds
+                clocks.run(pieces, weight, found)
+                for stream in COPIES:
+                    beyond[stream] += weight * (clocks.at[stream] - before[stream]) - (found.seconds - spent)
+    stream, excess = max(beyond.items(), key=lambda pair: pair[1])
+    if excess > 0:  # its copies pile up from step to step: no step is shorter than they take
+        last = [piece.slot for pieces, _ in blocks for piece in pieces if piece.stream is stream][-1]
+        found.by_slot[last] += excess
+        found.for_streams[last] += excess
+    return found

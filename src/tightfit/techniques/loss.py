@@ -1,0 +1,99 @@
+"""Cross-entropy over a vocabulary: from whole logits, or from hidden states and the head, chunk by chunk."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from tightfit.tasks import TASKS
+from tightfit.techniques.base import Exactness, Positive, Technique, technique
+
+if TYPE_CHECKING:
+    from tightfit.devices import Device
+    from tightfit.recipe import Recipe
+
+CHUNK_BYTES = 256 * 2**20
+"""fp32 logits of an automatic chunk, at most: a small part of what a GPU has, for vocabularies of up to 130,000."""
+FEWEST, MOST = 256, 4096
+"""Tokens of an automatic chunk. Each chunk reads and writes the weight's gradient once, 8 bytes for 2 FLOPs a token:
+below several hundred tokens that traffic, not the matrix product, sets the pace."""
+
+
+class Loss(Technique):
+    slot: ClassVar[str] = "loss"
+    trains_only: ClassVar[bool] = True
+
+
+@technique
+class Plain(Loss):
+    """Cross-entropy of the model's logits, which are whole: tokens times vocabulary, in several formats at once."""
+
+    name: ClassVar[str] = "plain"
+    speed: ClassVar[str] = "the baseline"
+    memory: ClassVar[str] = "the baseline: about 14 bytes a logit with mixed precision, kept or passing"
+
+
+@technique
+class _FromHiddenStates(Loss):
+    exact: ClassVar[Exactness] = "rounding"
+    thrift: ClassVar[int] = 1
+
+    def slower_than(self, device: Device) -> str:
+        return Plain.name
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        reasons = []
+        if TASKS[recipe.task].predicts == "class":
+            reasons.append(f"{recipe.task} has few logits, and no output embedding; write loss=plain")
+        if recipe.parallel.copies_model:
+            reasons.append(f"parallel={recipe.parallel.name} runs copies of the head at once; write loss=plain, or "
+                           "parallel=none")
+        return reasons
+
+
+@technique
+class Chunked(_FromHiddenStates):
+    """Cross-entropy in chunks of tokens, from the hidden states and the head's weight: the loss and its gradients of
+    one chunk's logits before the next chunk's are made, so that logits are never whole and no product is computed
+    twice. The idea is Liger's and Cut Cross-Entropy's (Wijmans et al. 2024, arXiv 2411.09009)."""
+
+    name: ClassVar[str] = "chunked"
+    speed: ClassVar[str] = "about the same: the same matrix products, fewer passes over logits"
+    memory: ClassVar[str] = "logits of one chunk; the gradient of the head's weight is there from the forward pass on"
+
+    tokens: Positive | Literal["auto"] = "auto"
+    """Tokens of a chunk; auto is the power of two, from 256 to 4,096, whose logits take at most 256 MiB in fp32."""
+
+    def chunk(self, vocabulary: int) -> int:
+        """Tokens of a chunk."""
+        if self.tokens != "auto":
+            return self.tokens
+        fits = max(CHUNK_BYTES // (4 * vocabulary), 1)
+        return min(max(1 << (fits.bit_length() - 1), FEWEST), MOST)
+
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return [cls()] if recipe.backend.runs_torch else []
+
+
+@technique
+class Liger(_FromHiddenStates):
+    """Liger's fused linear cross-entropy: the same in Triton kernels (Hsu et al. 2024, arXiv 2410.10989). A plan takes
+    `chunked` for it, with Liger's chunks."""
+
+    name: ClassVar[str] = "liger"
+    speed: ClassVar[str] = "about the same: one kernel for a chunk's loss and gradient"
+    memory: ClassVar[str] = "as chunked, in chunks of about tokens times hidden size over vocabulary"
+
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return []
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        reasons = super().refuse(recipe, device)
+        if device.kind != "cuda":
+            reasons.append(f"Liger's kernels need a CUDA device, which {device.name} is not; write loss=chunked")
+        elif find_spec("liger_kernel") is None:
+            reasons.append("the library liger-kernel is not installed; run: pip install liger-kernel, or write "
+                           "loss=chunked")
+        return reasons

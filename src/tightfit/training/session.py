@@ -1,0 +1,105 @@
+"""A recipe made ready to run on this machine: its device, what `auto` stands for, its data, its build."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from tightfit.backends import load_backend
+from tightfit.backends.base import Backend
+from tightfit.data import Prepared, WindowLoader, prepare
+from tightfit.data.tokenized import Progress
+from tightfit.devices import Device
+from tightfit.models import ModelFacts, model_facts, module_facts, read_config
+from tightfit.planning.defaults import resolve
+from tightfit.planning.targets import own_target
+from tightfit.recipe import Recipe
+from tightfit.recipe_files import load_recipe
+from tightfit.training.memory_check import check_memory
+
+if TYPE_CHECKING:
+    from tightfit.data.rows import Rows
+    from tightfit.planning.plan import Plan
+
+Log = Callable[[str], None]
+"""Takes a sentence for the person running this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """A resolved recipe, and the backend and device that it runs on.
+
+    module: a model of the caller's own, instead of the one that the recipe names. plan: what filled the fields that
+    said `auto`; None where nothing was planned.
+    """
+
+    recipe: Recipe
+    device: Device
+    backend: Backend
+    module: Any = None
+    plan: Plan | None = None
+
+    @cached_property
+    def config(self) -> Any:
+        """The configuration of the model that the recipe names, read once; None for a module of the caller's own."""
+        return read_config(self.recipe) if self.module is None else None
+
+    @cached_property
+    def facts(self) -> ModelFacts:
+        """Facts of the model that data needs, such as its vocabulary's size."""
+        if self.module is not None:
+            return module_facts(self.module, self.recipe)
+        return model_facts(self.recipe, self.config)
+
+    def check_memory(self, log: Log) -> None:
+        """Raise Refused where this machine's memory cannot hold a step, as `training.memory_check` says. A module of
+        the caller's own is not weighed."""
+        if self.module is None:
+            check_memory(self.recipe, self.device, self.backend, self.config, log)
+
+    def prepare(self, dataset: Rows | None = None, progress: Progress | None = None) -> Prepared:
+        """The samples of the recipe's data, or of the caller's own `dataset`. Raises DataError."""
+        return prepare(self.recipe, self.facts, progress=progress, dataset=dataset)
+
+    def build(self) -> Any:
+        """The model with the recipe's techniques applied. Raises Refused."""
+        return self.backend.build(self.recipe, self.device, self.module, self.config)
+
+
+def open_session(recipe: Recipe, log: Log, *, module: Any = None, device: Device | None = None) -> Session:
+    """The recipe with no `auto` left, on its device.
+
+    What is open is planned for a GPU, and for a processor whose speed was measured; otherwise it gets the plain choices
+    of `planning.defaults`. device: instead of the one that the recipe finds. Raises Refused where nothing fits.
+    """
+    backend = load_backend(recipe.backend.name)
+    device = backend.device(recipe) if device is None else device
+    if not recipe.open_choices() or (target := own_target(device)).is_guessed_processor:
+        return Session(recipe=resolve(recipe, device), device=device, backend=backend, module=module)
+    from tightfit.planning.search.resolve_auto import resolve_auto
+
+    resolved, plan = resolve_auto(recipe, target, lambda r, d: backend.predict(r, d, module), log)
+    return Session(recipe=resolved, device=device, backend=backend, module=module, plan=plan)
+
+
+def on_this_machine(recipe_on: Callable[[bool], Recipe]) -> Recipe:
+    """A recipe as this machine runs it: on CUDA where there is such a device and it may be used.
+
+    recipe_on: the recipe as it is on a CUDA device, or on the processor.
+    """
+    plain = recipe_on(False)
+    on_cuda = load_backend(plain.backend.name).device(plain).kind == "cuda"
+    return recipe_on(True) if on_cuda else plain
+
+
+def recipe_for_machine(name: str, overrides: Iterable[str] = ()) -> Recipe:
+    """The recipe of that name as this machine runs it."""
+    overrides = list(overrides)
+    return on_this_machine(lambda cuda: load_recipe(name, overrides, cuda=cuda))
+
+
+def training_windows(recipe: Recipe) -> WindowLoader:
+    """The windows that a resolved recipe trains on."""
+    return WindowLoader(prepare(recipe, model_facts(recipe)).train, recipe)
