@@ -94,6 +94,7 @@ def test_a_run_keeps_its_plan_in_its_folder(tiny, tmp_path, monkeypatch):
         return settled.override(precision="fp32"), plan
 
     monkeypatch.setattr("tightfit.planning.search.resolve_auto.resolve_auto", planned)
+    monkeypatch.setattr(Target, "is_guessed_processor", False)
     Trainer(recipe={**tiny, **PINNED, "micro_batch_size": "auto", "output_dir": str(tmp_path / "run")}).train()
     written = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert written == json.loads(json.dumps(made["plan"].to_json()))
