@@ -25,6 +25,7 @@ from tightfit.planning.search.explain import (
     too_short,
     why,
 )
+from tightfit.planning.search.smallest_gpu import smallest_gpu
 from tightfit.planning.search.space import Space, named, written
 from tightfit.recipe import Recipe
 from tightfit.system import host_memory
@@ -144,7 +145,7 @@ def _answers(
     change, change_text = (None, "")
     if best is None and not compiles:
         change, change_text = ways_out.smallest_change(exploration)
-    gpu, gpu_texts = ways_out.smallest_gpu(exploration, catalogue, margin)
+    gpu, gpu_texts = smallest_gpu(exploration, catalogue, margin)
     aligned = best is None or not trains or compiles
     return Answers(
         why=" ".join(sentences),
