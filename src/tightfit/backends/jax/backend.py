@@ -6,13 +6,12 @@ import ctypes
 import logging
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 import psutil
 
-from tightfit.backends.base import Measurement, Timings
+from tightfit.backends.base import Timings
 from tightfit.backends.jax.assembly import assemble
 from tightfit.backends.jax.build import Build
 from tightfit.backends.jax.step import Step
@@ -56,12 +55,6 @@ class JaxBackend:
         from tightfit.backends.jax.compiled.predict import predict
 
         return predict(recipe, device)
-
-    def measure(self, step: Step, windows: Iterator[Any], chrome_trace: Path | None = None) -> Measurement:
-        from tightfit.backends.measuring import measure
-
-        return measure(step, self.step_profiler(step), step.build.session(), windows, step.build.recipe.learning_rate,
-                       chrome_trace=chrome_trace)
 
     def step_profiler(self, step: Step) -> StepProfiler:
         from tightfit.backends.jax.compiled.step_profiler import StepProfiler
