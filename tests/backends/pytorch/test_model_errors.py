@@ -16,8 +16,8 @@ from tests.architectures import tiny_model
 from tests.benchmark_modules import benchmark
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.model_errors import cause, is_models_own
-from tightfit.backends.pytorch.predicting.inference import predict_inference
-from tightfit.backends.pytorch.predicting.predict import predict
+from tightfit.backends.pytorch.simulate.inference import predict_inference
+from tightfit.backends.pytorch.simulate.predict import predict
 from tightfit.devices import Device
 from tightfit.errors import ModelError
 from tightfit.planning.defaults import resolve

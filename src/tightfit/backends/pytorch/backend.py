@@ -27,7 +27,7 @@ from tightfit.system import host_memory
 from tightfit.trace import Trace, UntracedMemory
 
 if TYPE_CHECKING:
-    from tightfit.backends.pytorch.measuring.step_profiler import StepProfiler
+    from tightfit.backends.pytorch.measure.step_profiler import StepProfiler
 
 
 class PytorchBackend:
@@ -70,27 +70,27 @@ class PytorchBackend:
 
     def predict(self, recipe: Recipe, device: Device, model: nn.Module | None = None) -> Trace:
         if recipe.mode == "train":
-            from tightfit.backends.pytorch.predicting.predict import predict
+            from tightfit.backends.pytorch.simulate.predict import predict
 
             return predict(recipe, device, model)
-        from tightfit.backends.pytorch.predicting.inference import predict_inference
+        from tightfit.backends.pytorch.simulate.inference import predict_inference
 
         return predict_inference(recipe, device, model)
 
     def measure(
         self, step: Step, windows: Iterator[TensorWindow], chrome_trace: Path | None = None
     ) -> Measurement:
-        from tightfit.backends.pytorch.measuring.measure import measure
+        from tightfit.backends.pytorch.measure.measure import measure
 
         return measure(step, windows, chrome_trace=chrome_trace)
 
     def step_profiler(self, step: Step) -> StepProfiler:
-        from tightfit.backends.pytorch.measuring.step_profiler import StepProfiler
+        from tightfit.backends.pytorch.measure.step_profiler import StepProfiler
 
         return StepProfiler(step)
 
     def time(self, step: Step, windows: Iterator[TensorWindow], warm_up: int, steps: int) -> Timings:
-        from tightfit.backends.pytorch.measuring.meter import Meter
+        from tightfit.backends.pytorch.measure.meter import Meter
 
         build = step.build
         meter = Meter(build.torch_device, warm_up=warm_up, steps=steps, seed=build.recipe.seed)
@@ -101,6 +101,6 @@ class PytorchBackend:
         return meter.read()
 
     def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemory]:
-        from tightfit.backends.pytorch.predicting.unseen import unseen
+        from tightfit.backends.pytorch.simulate.unseen import unseen
 
         return unseen(recipe, device, trace)

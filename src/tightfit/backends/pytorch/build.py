@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from tightfit.backends.base import WindowSource
 from tightfit.backends.pytorch.batch import TensorBatch, TensorWindow
-from tightfit.backends.pytorch.losses import LOSS_OF_LOGITS, Loss
 from tightfit.backends.pytorch.models import logits_of
+from tightfit.backends.pytorch.techniques.loss.of_logits import LOSS_OF_LOGITS, Loss
 from tightfit.devices import Device
 from tightfit.errors import ModelError
 from tightfit.models import ModelFacts

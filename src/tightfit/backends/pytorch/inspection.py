@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from tightfit.backends.base import Inspection
-from tightfit.backends.pytorch.attention_functions import kernel_names
 from tightfit.backends.pytorch.batch import TensorBatch
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.techniques.attention.functions import kernel_names
 from tightfit.errors import ModelError
 
 

@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 from tightfit.backends.base import Inspection, StepResult, Total, WindowSource
 from tightfit.backends.pytorch.batch import TensorWindow, tensor_window
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.compile import compile_seconds
 from tightfit.backends.pytorch.generation import generate
 from tightfit.backends.pytorch.gpu_memory import gpu_memory
 from tightfit.backends.pytorch.inspection import Inspector, check_outputs
@@ -26,6 +25,7 @@ from tightfit.backends.pytorch.model_errors import model_guard
 from tightfit.backends.pytorch.models import parameter_count, save_model
 from tightfit.backends.pytorch.out_of_memory import memory_guard
 from tightfit.backends.pytorch.state import load_state, save_state
+from tightfit.backends.pytorch.techniques.compile import compile_seconds
 from tightfit.tasks import Window
 from tightfit.trace import Phase
 
