@@ -58,7 +58,7 @@ def sdpa(technique: Sdpa, build: Build) -> Build:
 
 
 def _dense_note(technique: Sdpa, build: Build) -> tuple[str, ...]:
-    """A sentence where, on CUDA, packed documents will cost SDPA a T x T mask: see `attention_kernels.packed_way`."""
+    """A sentence where, on CUDA, packed documents will cost SDPA a T x T mask: see `kernels.packed_way`."""
     if build.device.kind != "cuda" or not (build.task.packs and build.recipe.data.packing):
         return ()
     costly = "attention: packed documents are kept apart by a mask of seq_len x seq_len"

@@ -270,7 +270,7 @@ KERNELS: tuple[tuple[str, str], ...] = (
 """Parts of the profiler's op names, most particular first, and the kernel each gives away."""
 DENSE_MASK = "a T x T mask keeps the packed documents apart"
 DENSE_MASK_OP = "aten::bucketize"
-"""The op that `attention_masks.document_mask`, and no fused kernel, begins with."""
+"""The op that `masks.document_mask`, and no fused kernel, begins with."""
 
 
 def kernel_names(events: Iterable[str]) -> list[str]:

@@ -72,7 +72,7 @@ def packed_way(
     slices: each document by itself, on the CPU outside compiled regions. With dropout each costs memory by the square
         of its length, which planning does not know: there it takes a run's fullest window, of a document a row.
     dense: a T x T mask, the fallback for the rest. `attention.sdpa` notes it at the build where it can be known, and
-        `attention_functions.kernel_names` names it where it ran.
+        `functions.kernel_names` names it where it ran.
     """
     if starts.shape[-1] - 1 == query.shape[0]:
         return "rows"
