@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,9 +65,9 @@ class Marks(Tracker):
         self._open: Any = None
 
     @contextmanager
-    def following(self, model: nn.Module, compiled: Iterable[nn.Module], held: int | None) -> Iterator[None]:
+    def following(self, model: nn.Module, held: int | None) -> Iterator[None]:
         """Follow what runs inside. held: bytes that the allocator has given out before, where it says so."""
-        self.follow(model, compiled)
+        self.follow(model)
         try:
             for parameter, states in self._optimizer.state.items():
                 for value in states.values():

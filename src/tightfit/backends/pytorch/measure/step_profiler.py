@@ -32,7 +32,6 @@ from tightfit.backends.pytorch.batch import TensorWindow
 from tightfit.backends.pytorch.measure import memory_history
 from tightfit.backends.pytorch.measure.events import measured_trace
 from tightfit.backends.pytorch.measure.marks import Marks, said
-from tightfit.backends.pytorch.simulate.compiled.planned_compile import compiled_modules
 from tightfit.backends.pytorch.state import random_state, restore_random
 from tightfit.backends.pytorch.step import PendingStep, Step
 from tightfit.errors import ReportError
@@ -150,7 +149,7 @@ class StepProfiler:
         try:
             with ExitStack() as stack:
                 found.profiler = stack.enter_context(profile(activities=activities, profile_memory=not cuda))
-                stack.enter_context(found.marks.following(build.model, compiled_modules(build), held))
+                stack.enter_context(found.marks.following(build.model, held))
                 if cuda:
                     torch.cuda.synchronize()
                     self._step.restart_peak()

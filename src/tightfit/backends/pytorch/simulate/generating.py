@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import EncoderDecoderCache
+from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput
 
 from tightfit.backends.pytorch.batch import TensorBatch
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.backends.pytorch.simulate.fake_windows import fake_window
-from tightfit.backends.pytorch.simulate.kv_cache import cached_tensors, grows, lengthen
 from tightfit.trace import Category, Phase
 
 CACHES = ("past_key_values", "cache_params")
@@ -43,7 +44,7 @@ def generate(build: Build, tracker: Tracker) -> None:
         return
     if build.device.kind == "cuda":
         _gather_experts(model)
-    whole = not grows(generation.cache)  # every decoding pass does the same
+    whole = not _grows(generation.cache)  # every decoding pass does the same
     with _passes(tracker, Phase.DECODE, steps if whole else steps - steps // 2):
         generation.forward(encoded, 1)
     if steps < 2 or whole:
@@ -105,12 +106,12 @@ class _Generation:
     def lengthen(self, tokens: int) -> None:
         """Go on to where so many more tokens are kept."""
         with self.tracker.paused():
-            lengthen(self.cache, tokens)
+            _lengthen(self.cache, tokens)
         self._length += tokens
         self._mark()
 
     def _mark(self) -> None:
-        for tensor in cached_tensors(self.cache):
+        for tensor in _cached_tensors(self.cache):
             self.tracker.mark(tensor, Category.KV_CACHE, from_birth=True)
 
 
@@ -170,3 +171,43 @@ def _ids(tracker: Tracker, rows: int, length: int) -> Tensor:
     ids = torch.empty((rows, length), dtype=torch.int64)
     tracker.mark(ids, Category.OTHER, from_birth=True)
     return ids
+
+
+# The keys and values that transformers keeps while it generates.
+
+
+def _cached_tensors(cache: Any) -> Iterator[Tensor]:
+    """Everything that a cache keeps."""
+    for part in _parts(cache):
+        for layer in part.layers:
+            yield from (value for value in vars(layer).values() if isinstance(value, Tensor))
+
+
+def _grows(cache: Any) -> bool:
+    """Whether a cache keeps keys and values, which grow with every token; a state space's memory does not."""
+    return any(_keeps(layer) for part in _parts(cache)[:1] for layer in part.layers)
+
+
+def _lengthen(cache: Any, tokens: int) -> None:
+    """Put `tokens` more tokens of no values into a cache, the last one by itself, as generation puts it there: what a
+    sliding window keeps lies in the memory of the last concatenation."""
+    for part in _parts(cache)[:1]:  # the keys and values of an encoder's output stay what they are
+        for number, layer in enumerate(part.layers):
+            for count in (tokens - 1, 1) if _keeps(layer) else ():
+                if tokens and count:
+                    part.update(_like(layer.keys, count), _like(layer.values, count), number)
+
+
+def _parts(cache: Any) -> list[Cache]:
+    if isinstance(cache, EncoderDecoderCache):
+        return [cache.self_attention_cache, cache.cross_attention_cache]
+    return [cache] if isinstance(cache, Cache) else []
+
+
+def _keeps(layer: Any) -> bool:
+    return isinstance(getattr(layer, "keys", None), Tensor)
+
+
+def _like(kept: Tensor, tokens: int) -> Tensor:
+    """Keys or values of so many tokens: (B, heads, tokens, D)."""
+    return torch.empty((*kept.shape[:2], tokens, kept.shape[3]), dtype=kept.dtype, device=kept.device)

@@ -27,7 +27,7 @@ from tightfit.backends.pytorch.assembly import bare_build
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.backends.pytorch.models import cast_weights
-from tightfit.backends.pytorch.simulate.cpu import scratch as cpu_scratch
+from tightfit.backends.pytorch.simulate import cpu_scratch
 from tightfit.backends.pytorch.simulate.cuda import scratch as cuda_scratch
 from tightfit.backends.pytorch.simulate.data_dependent import answer, hide_fakeness
 from tightfit.backends.pytorch.simulate.generating import generate, one_pass, recompute

@@ -22,14 +22,12 @@ from tightfit.backends.pytorch.assembly import assemble
 from tightfit.backends.pytorch.batch import TensorWindow
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.follow.tracker import Tracker
-from tightfit.backends.pytorch.simulate.compiled.planned_compile import Regions, compiled_modules
-from tightfit.backends.pytorch.simulate.compiled.regions import compiling_for
-from tightfit.backends.pytorch.simulate.cpu import scratch as cpu_scratch
+from tightfit.backends.pytorch.simulate import cpu_scratch
+from tightfit.backends.pytorch.simulate.compiled.regions import Regions, compiling_for
 from tightfit.backends.pytorch.simulate.cuda import scratch as cuda_scratch
 from tightfit.backends.pytorch.simulate.data_dependent import answer, hide_fakeness
 from tightfit.backends.pytorch.simulate.depth import Shorten
 from tightfit.backends.pytorch.simulate.fake_windows import fake_window, is_padded, told_apart
-from tightfit.backends.pytorch.simulate.random_states import counted_random_states
 from tightfit.backends.pytorch.simulate.target import PlanningMode, simulate
 from tightfit.backends.pytorch.simulate.trace_failure import explain_trace_failure
 from tightfit.backends.pytorch.simulate.unseen import unseen
@@ -39,6 +37,7 @@ from tightfit.devices import Device
 from tightfit.garbage import gc_paused
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
+from tightfit.techniques.compile import WholeModel
 from tightfit.trace import Category, Phase, Trace
 from tightfit.trace.events import Stack
 from tightfit.trace.extension import extend
@@ -117,17 +116,36 @@ def _traced(
             build = assemble(recipe, device, ON_HOST, own, change)
         if build.optimizer_factory is not None:  # what its library makes once a process, such as tables, is no step's
             build.optimizer_factory(build.model)
-        tracker.follow(build.model, compiled_modules(build))
+        tracker.follow(build.model, _compiled_modules(build))
         stack.callback(tracker.unfollow)
         stack.enter_context(tracker)
         stack.enter_context(build.session())
         if on_cpu:
-            stack.enter_context(counted_random_states(tracker))
+            stack.enter_context(_counted_random_states(tracker))
         stack.enter_context(explain_trace_failure(build, tracker))
         _run(build, tracker)
         trace = tracker.trace("predicted")  # here, for what is freed from now on is no part of it
     trace.notes += build.notes
     return trace
+
+
+@contextmanager
+def _counted_random_states(tracker: Tracker) -> Iterator[None]:
+    """The tracker counts every copy of the host's random state that checkpointing keeps, which the generator makes
+    without asking the dispatcher: host memory, which is the device's on the CPU. One for each region in the forward
+    pass, to recompute with, and one while it is recomputed."""
+    take = torch.get_rng_state
+
+    def counted() -> torch.Tensor:
+        state = take()
+        tracker.mark(state, Category.OTHER, from_birth=True)
+        return state
+
+    torch.get_rng_state = counted
+    try:
+        yield
+    finally:
+        torch.get_rng_state = take
 
 
 @contextmanager
@@ -149,6 +167,15 @@ def without_values(model: nn.Module) -> nn.Module:
         is_parameter = isinstance(tensor, nn.Parameter)
         copies[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
     return copy.deepcopy(model, copies)
+
+
+def _compiled_modules(build: Build) -> list[nn.Module]:
+    """The modules that the recipe compiles: inside them nothing is seen but the region."""
+    if build.compile_backend is None:
+        return []
+    if isinstance(build.recipe.compile, WholeModel):
+        return [build.model]
+    return [block for stack in build.stacks for block in stack]
 
 
 def _run(build: Build, tracker: Tracker) -> None:

@@ -9,7 +9,7 @@ for "cuda" is decided here. Written for torch 2.11 to 2.13.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -20,13 +20,13 @@ from torch._higher_order_ops.utils import registered_hop_fake_fns
 from torch._ops import HigherOrderOperator
 from torch._subclasses import FakeTensor, FakeTensorMode
 
-from tightfit.backends.pytorch.simulate.cpu import kernels as cpu_kernels
-from tightfit.backends.pytorch.simulate.cuda import kernels as cuda_kernels
+from tightfit.backends.pytorch.simulate import kernels
 from tightfit.backends.pytorch.simulate.cuda.autocast import autocast_as_on_cuda
-from tightfit.backends.pytorch.simulate.decompositions import override_decompositions
 from tightfit.backends.pytorch.simulate.shape_cache import MISSING, ShapeCache
-from tightfit.backends.pytorch.simulated_device import simulated_cuda_device, simulated_device
+from tightfit.backends.pytorch.simulated_device import TargetOf, simulated_cuda_device, simulated_device
 from tightfit.devices import Device
+
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 FAKE_RULES: Mapping[Any, Any] = registered_hop_fake_fns
 """Higher-order ops whose rules torch finds for any fake mode."""
@@ -44,7 +44,7 @@ class PlanningMode(FakeTensorMode):
         super().__init__(**options)
         self.target = target
         self._shapes = ShapeCache(self)
-        self._rules = (cuda_kernels if target.kind == "cuda" else cpu_kernels).SHAPE_RULES
+        self._rules = kernels.CUDA_SHAPES if target.kind == "cuda" else kernels.CPU_SHAPES
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -81,11 +81,37 @@ def simulate(device: Device) -> Iterator[None]:
     with ExitStack() as stack:
         if device.kind == "cuda":
             stack.enter_context(autocast_as_on_cuda(simulated_cuda_device))
-            stack.enter_context(override_decompositions(cuda_kernels.COMPOSITIONS, simulated_cuda_device))
+            stack.enter_context(override_decompositions(kernels.CUDA_COMPOSITIONS, simulated_cuda_device))
             stack.enter_context(_fake_foreach())
         else:
-            stack.enter_context(override_decompositions(cpu_kernels.COMPOSITIONS, simulated_device))
+            stack.enter_context(override_decompositions(kernels.CPU_COMPOSITIONS, simulated_device))
         yield
+
+
+@contextmanager
+def override_decompositions(compositions: kernels.Compositions, device_of: TargetOf) -> Iterator[None]:
+    """Put compositions in, for CPU tensors that `device_of` knows; others keep theirs. Undone on leaving.
+
+    They are put into the dispatcher and not into a mode, because they have to be there inside C++ compositions, and
+    while a backward pass recomputes.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        for op, compose in compositions.items():
+            op._dispatch_cache.clear()
+            library.impl(op._name, partial(_composed, op, compose, device_of), "AutogradCPU", allow_override=True)
+        yield
+    finally:
+        library._destroy()
+        for op in compositions:  # which remembers where it was dispatched to
+            op._dispatch_cache.clear()
+
+
+def _composed(op: Any, compose: Callable[..., Any], device_of: TargetOf, *args: Any, **kwargs: Any) -> Any:
+    device = device_of(args[0])
+    result = NotImplemented if device is None else compose(device, *args, **kwargs)
+    # The op's own composition, as if nothing stood in its place.
+    return op._op_dk(COMPOSITE, *args, **kwargs) if result is NotImplemented else result
 
 
 @contextmanager

@@ -254,7 +254,6 @@ def test_what_cannot_be_known_is_said():
     with planning(), torch.no_grad():
         function, calls = compiled(lambda x: x.exp(), gpu=True, mode="max-autotune")
         function(torch.empty(4))
-    assert calls[0].cuda_graph
     assert "max-autotune" in calls[0].sure
     assert "CUDA graphs" in calls[0].sure
 

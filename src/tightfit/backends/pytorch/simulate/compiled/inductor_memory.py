@@ -14,17 +14,16 @@ from typing import Any
 
 from torch._inductor import ir
 from torch._inductor.codegen import wrapper as wrapper_lines
-from torch._inductor.scheduler import BaseSchedulerNode
+from torch._inductor.scheduler import BaseSchedulerNode, SchedulerNode
 from torch._inductor.virtualized import V
-
-from tightfit.backends.pytorch.simulate.compiled.inductor_kernels import Buffer, buffer_of, is_generated
 
 
 @dataclass(eq=False)
 class Life:
-    """A piece of memory, its first and its last step; `dies` None for an output's."""
+    """A piece of memory, its first and its last step; `dies` None for an output's. layout: Inductor's, whose sizes may
+    be dynamic."""
 
-    buffer: Buffer
+    layout: Any
     born: int
     dies: int | None = None
 
@@ -71,7 +70,7 @@ class Memory:
         """Have the wrapper write what it allocates and frees, with marks where kernels run; the step of each node."""
         scheduler, lines, step, waiting = self._scheduler, self._wrapper.lines, 0, False
         for node in scheduler.nodes:
-            extern, generated = node.is_extern(), is_generated(node)
+            extern, generated = node.is_extern(), _is_generated(node)
             if extern:
                 if waiting:
                     lines.append(_Step())
@@ -131,7 +130,7 @@ class Memory:
                     self.last_uses[place] = step
 
     def _allocated(self, buffer: Any, step: int, dies: int | None = None) -> None:
-        life = Life(buffer_of(buffer.get_output_spec()), step, dies)
+        life = Life(buffer.get_output_spec(), step, dies)
         self._places[buffer.get_name()] = life
         self.lives.append(life)
 
@@ -144,6 +143,10 @@ class Memory:
             return None, value
         name = value.get_name()
         return self._places[self._scheduler.mutation_real_name.get(name, name)], value.get_layout()
+
+
+def _is_generated(node: BaseSchedulerNode) -> bool:
+    return all(isinstance(part, SchedulerNode) for part in node.get_nodes())
 
 
 def _frees(line: Any) -> bool:

@@ -1,25 +1,28 @@
 """Inductor's own schedule of a graph, with no code generated.
 
 Inductor lowers the graph to loops, fuses them, and orders them for memory; kernels and memory are read from what it
-made. All of it is private to torch: this file, `inductor_memory` and `inductor_kernels` are the one place that names
-it, and whoever calls falls back to `graph_schedule` when it fails. Written for torch 2.11 to 2.13.
+made. All of it is private to torch: this file and `inductor_memory` are the one place that names it, and whoever calls
+runs the graph's ops one by one when it fails. Written for torch 2.11 to 2.13.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 from torch._inductor import compile_fx as inductor
-from torch._inductor import config
+from torch._inductor import config, dependencies, ir
 from torch._inductor.debug import DebugContext
 from torch._inductor.graph import GraphLowering
+from torch._inductor.scheduler import BaseSchedulerNode, NopKernelSchedulerNode, SchedulerNode
 from torch._inductor.virtualized import V
 
-from tightfit.backends.pytorch.simulate.compiled.inductor_kernels import Called, Generated, read_kernel
+from tightfit.backends.pytorch.follow.op_classes import class_of
 from tightfit.backends.pytorch.simulate.compiled.inductor_memory import Life, Memory, Place
 from tightfit.backends.pytorch.simulate.compiled.region_schedule import (
     Output,
@@ -28,10 +31,18 @@ from tightfit.backends.pytorch.simulate.compiled.region_schedule import (
     Scratch,
     Storage,
     Symbols,
+    called,
     no_scratch,
     number,
     numbers,
 )
+from tightfit.trace import Op, OpClass, Phase
+
+Sizing = Callable[[Symbols, Scratch], tuple[Op, int]]
+"""A kernel, and the memory that it takes while it runs, for any sizes."""
+
+Traffic = dict[str, tuple[Any, Any]]
+"""Of each buffer that a kernel touches, by name: its layout, and elements touched."""
 
 THRESHOLDS = ("realize_opcount_threshold", "realize_acc_reads_threshold")
 """How long a chain of element-wise ops may grow before its result is written to memory: apart by device where torch
@@ -70,7 +81,7 @@ def inductor_schedule(
                 graph.init_wrapper_code()
                 graph._update_scheduler()
                 memory = Memory(graph, grouped=not gpu, inference=inference)
-                kernels = [(read_kernel(graph, node), step)
+                kernels = [(_read_kernel(graph, node), step)
                            for node, step in zip(graph.scheduler.nodes, memory.steps, strict=True)]
     return _Sized(
         kernels=[(kernel, step) for kernel, step in kernels if kernel is not None], memory=memory, scratch=scratch,
@@ -94,21 +105,21 @@ def _as_on_gpu() -> dict[str, Any]:
 class _Sized:
     """A schedule whose sizes wait for a call."""
 
-    kernels: Sequence[tuple[Generated | Called, int]]
+    kernels: Sequence[tuple[Sizing, int]]
     memory: Memory
     scratch: Scratch
     sure: str
 
     def __call__(self, symbols: Symbols) -> Schedule:
-        kernels = [(step, *kernel.sized(symbols, self.scratch)) for kernel, step in self.kernels]
+        kernels = [(step, *kernel(symbols, self.scratch)) for kernel, step in self.kernels]
         return Schedule(
             kernels=tuple(kernel for _, kernel, _ in kernels),
             passing=tuple((step, size) for step, _, size in kernels if size),
             steps=max(self.memory.steps, default=-1) + 1,
             storages=tuple(
                 Storage(
-                    size=numbers(life.buffer.size, symbols), stride=numbers(life.buffer.stride, symbols),
-                    dtype=life.buffer.dtype, device=life.buffer.device, born=life.born, dies=life.dies,
+                    size=numbers(life.layout.size, symbols), stride=numbers(life.layout.stride, symbols),
+                    dtype=life.layout.dtype, device=life.layout.device, born=life.born, dies=life.dies,
                 )
                 for life in self.memory.lives
             ),
@@ -127,3 +138,57 @@ class _Sized:
             size=numbers(value.size, symbols), stride=numbers(value.stride, symbols),
             offset=number(value.offset, symbols), dtype=value.dtype,
         )
+
+
+def _read_kernel(graph: Any, node: BaseSchedulerNode) -> Sizing | None:
+    """The kernel that a node of the schedule launches; None where it launches none."""
+    if isinstance(node, NopKernelSchedulerNode) or isinstance(node.node, ir.MultiOutput):
+        return None
+    origins = [o for part in node.get_nodes() if part.node is not None for o in part.node.get_origins()]
+    if node.is_extern() and node.node is not None:
+        target = getattr(node.node, "op_overload", None)
+        for origin in (node.node.get_origin_node(), *(o for o in origins if o.target is target)):
+            if origin is not None and origin.op == "call_function":
+                return partial(called, origin)
+    targets = dict.fromkeys(o.target for o in sorted(origins) if isinstance(o.target, torch._ops.OpOverload))
+    names = list(dict.fromkeys(target.overloadpacket.__name__ for target in targets if not target.is_view))
+    moves = names and all(class_of(name, None) is OpClass.MOVEMENT for name in names)
+    op_class = OpClass.MOVEMENT if moves else OpClass.ELEMENTWISE
+    op_class = OpClass.NORMALIZATION if node.is_reduction() else op_class
+    return partial(_generated, " ".join(("fused", *names)), op_class, *_traffic(graph, node))
+
+
+def _generated(
+    name: str, op_class: OpClass, reads: Traffic, writes: Traffic, symbols: Symbols, scratch: Scratch
+) -> tuple[Op, int]:
+    """A kernel that Inductor writes."""
+    made = [layout for layout, _ in writes.values()]
+    return Op(
+        name=name, tick=0, phase=Phase.FORWARD, op_class=op_class, bytes_read=_bytes(reads, symbols),
+        bytes_written=_bytes(writes, symbols), dtype=str(made[0].dtype).removeprefix("torch.") if made else "",
+        shapes=tuple(numbers(layout.size, symbols) for layout in made),
+    ), 0
+
+
+def _bytes(traffic: Traffic, symbols: Symbols) -> int:
+    """Of what is touched, no more than each buffer has."""
+    return sum(
+        min(number(touched, symbols), math.prod(numbers(layout.size, symbols))) * layout.dtype.itemsize
+        for layout, touched in traffic.values()
+    )
+
+
+def _traffic(graph: Any, node: BaseSchedulerNode) -> tuple[Traffic, Traffic]:
+    """What a generated kernel reads and writes: each buffer once, with what its loops touch."""
+    found: tuple[Traffic, Traffic] = ({}, {})
+    for part in node.get_nodes():
+        loops = part.get_ranges() if isinstance(part, SchedulerNode) else None
+        for kind, deps in zip(found, (part.read_writes.reads, part.read_writes.writes), strict=True):
+            for dep in deps:
+                value = graph.name_to_buffer.get(dep.name, graph.graph_inputs.get(dep.name))
+                layout = value.get_output_spec() if isinstance(value, ir.IRNode) else None
+                counted = not isinstance(dep, dependencies.WeakDep) and dep.name not in graph.removed_buffers
+                if isinstance(layout, ir.Layout) and counted:
+                    touched = math.prod([size for group in loops or (layout.size,) for size in group])
+                    kind[dep.name] = (layout, kind.get(dep.name, (layout, 0))[1] + touched)
+    return found

@@ -12,7 +12,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._pytree import tree_map
 
 from tightfit.backends.pytorch.follow.op_costs import cost
-from tightfit.trace import OpClass
+from tightfit.trace import Op, Phase
 
 Symbols = Mapping[Any, int]
 """The values of a graph's dynamic sizes, by symbol."""
@@ -26,20 +26,6 @@ Scratch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int]
 
 def no_scratch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
     return 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kernel:
-    """One kernel of a compiled graph: the fields of `trace.Op` that the graph alone decides."""
-
-    name: str
-    op_class: OpClass
-    flops: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-    dtype: str = ""
-    shapes: tuple[tuple[int, ...], ...] = ()
-    kernels: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +72,13 @@ class Output:
 class Schedule:
     """A compiled graph, in steps. A step may launch several kernels, or none where it only names memory.
 
+    kernels: as ops, whose tick, phase and module are for whoever traces to fill in.
     passing: what a library's kernel takes and gives back inside a step: the step, and bytes.
     last_uses: for each argument, the last step that reads it; -1 where none does.
     sure: how sure all this is, as a sentence.
     """
 
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[Op, ...]
     steps: int
     storages: tuple[Storage, ...]
     last_uses: tuple[int, ...]
@@ -161,7 +148,7 @@ def numbers(sizes: Sequence[Any], symbols: Symbols) -> tuple[int, ...]:
     return tuple(number(size, symbols) for size in sizes)
 
 
-def called(node: fx.Node, symbols: Symbols, scratch: Scratch) -> tuple[Kernel, int]:
+def called(node: fx.Node, symbols: Symbols, scratch: Scratch) -> tuple[Op, int]:
     """A library's kernel that a graph's node calls, and the memory that it takes while it runs."""
     args, kwargs, result = tree_map(
         lambda value: concrete(value.meta.get("val") if isinstance(value, fx.Node) else value, symbols),
@@ -172,8 +159,8 @@ def called(node: fx.Node, symbols: Symbols, scratch: Scratch) -> tuple[Kernel, i
     if isinstance(func, HigherOrderOperator) and inner is not None:  # an op that is run with a state of its own
         func, args = args[inner], args[inner + 1 :]
         kwargs = {name: value for name, value in kwargs.items() if name != "rng_state"}
-    kernel = Kernel(name=str(func), **cost(func, args, kwargs, result)._asdict())
-    return kernel, scratch(func, args, kwargs, result)
+    op = Op(name=str(func), tick=0, phase=Phase.FORWARD, **cost(func, args, kwargs, result)._asdict())
+    return op, scratch(func, args, kwargs, result)
 
 
 def concrete(value: Any, symbols: Symbols) -> Any:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -21,9 +22,10 @@ import torch._subclasses
 from torch import Tensor, fx
 from torch.utils._python_dispatch import _disable_current_modes
 
+from tightfit.backends.pytorch.build import CompileBackend
+from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.backends.pytorch.model_errors import cause
 from tightfit.backends.pytorch.simulate.compiled.region_schedule import (
-    Kernel,
     Output,
     Schedule,
     Scheduler,
@@ -33,7 +35,8 @@ from tightfit.backends.pytorch.simulate.compiled.region_schedule import (
     no_scratch,
     read_symbols,
 )
-from tightfit.trace import Op, Phase
+from tightfit.devices import Device
+from tightfit.trace import Op
 
 Direction = Literal["forward", "backward"]
 CompilerBackend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -48,14 +51,12 @@ class CompiledCall:
 
     scratch_bytes: memory that the graph takes and gives back. Added to what is allocated at the moment of the report,
         it makes the most that is allocated while the graph runs.
-    cuda_graph: whether the kernels are launched together.
     sure: how sure the figures are, as a sentence.
     """
 
     direction: Direction
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[Op, ...]
     scratch_bytes: int
-    cuda_graph: bool
     sure: str
 
     @property
@@ -63,15 +64,8 @@ class CompiledCall:
         return f"compiled {self.direction}"
 
     def ops(self) -> list[Op]:
-        """The kernels as ops. Tick, phase and module are for whoever traces to fill in."""
-        return [
-            Op(
-                name=kernel.name, tick=0, phase=Phase.FORWARD, op_class=kernel.op_class, shapes=kernel.shapes,
-                dtype=kernel.dtype, flops=kernel.flops, bytes_read=kernel.bytes_read,
-                bytes_written=kernel.bytes_written, kernels=kernel.kernels,
-            )
-            for kernel in self.kernels
-        ]
+        """The kernels as ops of this call. Tick, phase and module are for whoever traces to fill in."""
+        return [replace(kernel) for kernel in self.kernels]
 
 
 Record = Callable[[CompiledCall], None]
@@ -79,19 +73,10 @@ Begin = Callable[[], None]
 """Told that a compiled graph is called, before it frees any of its arguments."""
 
 
-def unnoticed() -> None:
-    """A Begin for whoever need not know."""
-
-
 def planning_backend(
-    record: Record,
-    *,
-    backend: str = "inductor",
-    mode: str = "default",
-    gpu: bool = False,
-    scratch: Scratch = no_scratch,
-    begin: Begin = unnoticed,
-) -> str | CompilerBackend:
+    record: Record, *, backend: str = "inductor", mode: str = "default", gpu: bool = False,
+    scratch: Scratch = no_scratch, begin: Begin = lambda: None,
+) -> str | CompilerBackend:  # fmt: skip
     """What to give torch.compile as its backend, in the place of `backend` in `mode`, when tensors are fake.
 
     record: told of each call of a compiled graph, while its arguments or its outputs are alive.
@@ -104,7 +89,7 @@ def planning_backend(
         return "aot_eager" if backend == "cudagraphs" else backend
     cuda_graph = gpu and mode in ("reduce-overhead", "max-autotune")
     caveats = (SEARCHED if mode.startswith("max-autotune") else "") + (LAUNCHED_TOGETHER if cuda_graph else "")
-    return _Planned(record, begin, gpu, scratch, cuda_graph, caveats)
+    return _Planned(record, begin, gpu, scratch, caveats)
 
 
 @dataclass(frozen=True)
@@ -116,7 +101,6 @@ class _Planned:
     begin: Begin
     gpu: bool
     scratch: Scratch
-    cuda_graph: bool
     caveats: str
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -145,20 +129,29 @@ class _Planned:
                 )
             except Exception as error:  # private interfaces fail in any way
                 return self._one_by_one(fx.GraphModule(module, untouched), direction, cause(error))
-        return _Graph(direction, schedules, find_symbols(inputs), self).boxed()
+        return _boxed(_Graph(direction, schedules, find_symbols(inputs), self).call)
 
     def _one_by_one(self, module: fx.GraphModule, direction: Direction, reason: str) -> Callable[..., Any]:
         """What there is where Inductor's schedule cannot be read: the graph's ops, each followed by itself."""
         sure = f"its ops one by one, with none fused: Inductor's schedule could not be read ({reason})"
 
         def call(args: list[Any]) -> Any:
-            self.record(CompiledCall(direction=direction, kernels=(), scratch_bytes=0, cuda_graph=False, sure=sure))
+            self.record(CompiledCall(direction=direction, kernels=(), scratch_bytes=0, sure=sure))
             values = list(args)
             args.clear()
             return module(*values)
 
-        call._boxed_call = True  # type: ignore[attr-defined]
-        return call
+        return _boxed(call)
+
+
+def _boxed(graph: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """A function that takes its arguments in a list, which it empties, as AOTAutograd's graphs do."""
+
+    def call(args: list[Any]) -> Any:
+        return graph(args)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
 
 
 @contextmanager
@@ -193,15 +186,6 @@ class _Graph:
     backend: _Planned
     made: dict[tuple[int, ...], Schedule] = field(default_factory=dict)
 
-    def boxed(self) -> Callable[[list[Any]], list[Any]]:
-        """A function that takes its arguments in a list, which it empties, as AOTAutograd's graphs do."""
-
-        def call(args: list[Any]) -> list[Any]:
-            return self.call(args)
-
-        call._boxed_call = True  # type: ignore[attr-defined]
-        return call
-
     def call(self, args: list[Any]) -> list[Any]:
         schedule = self._sized(read_symbols(self.places, args))
         sources = {output.index: args[output.index] for output in schedule.outputs if output.kind == "input"}
@@ -229,12 +213,10 @@ class _Graph:
         return self.made[key]
 
     def _report(self, schedule: Schedule, scratch: int) -> None:
-        self.backend.record(
-            CompiledCall(
-                direction=self.direction, kernels=schedule.kernels, scratch_bytes=scratch,
-                cuda_graph=self.backend.cuda_graph, sure=schedule.sure + self.backend.caveats,
-            )
-        )
+        self.backend.record(CompiledCall(
+            direction=self.direction, kernels=schedule.kernels, scratch_bytes=scratch,
+            sure=schedule.sure + self.backend.caveats,
+        ))
 
 
 def _last_uses(args: Sequence[Any], last_uses: Sequence[int]) -> list[tuple[Any, int]]:
@@ -275,3 +257,32 @@ def _make_output(output: Output, bases: dict[int, Tensor]) -> Any:
     if place == (output.size, output.stride, output.offset):
         return base
     return base.as_strided(output.size, output.stride, output.offset)
+
+
+class Regions:
+    """The compiled regions of one prediction, which may take several traces: what one compiled serves the next.
+
+    `notes` says how sure their figures are, each sentence once.
+    """
+
+    def __init__(self, device: Device, scratch: Scratch) -> None:
+        self.notes: list[str] = []
+        self._tracker: Tracker | None = None
+        self._backend = partial(planning_backend, self._record, gpu=device.kind == "cuda", scratch=scratch,
+                                begin=self._begin)
+
+    def reporting_to(self, tracker: Tracker) -> CompileBackend:
+        """What gives torch.compile its backend, by name and mode; from now on calls are reported to `tracker`."""
+        self._tracker = tracker
+        return lambda name, mode: self._backend(backend=name, mode=mode)
+
+    def _begin(self) -> None:
+        assert self._tracker is not None
+        self._tracker.region_begins()
+
+    def _record(self, call: CompiledCall) -> None:
+        assert self._tracker is not None
+        self._tracker.region(call.ops(), call.scratch_bytes, call.name)
+        note = f"compile: {call.sure}"
+        if note not in self.notes:
+            self.notes.append(note)

@@ -20,12 +20,11 @@ from torch import Tensor
 
 from tightfit.backends.pytorch.formats import HALF
 from tightfit.backends.pytorch.simulate.cuda import attention_scratch as attention
-from tightfit.backends.pytorch.simulate.cuda.attention_scratch import FLOAT, copied
+from tightfit.backends.pytorch.simulate.cuda.attention_scratch import FLOAT, Arguments, at, copied
 from tightfit.backends.pytorch.simulate.cuda.reductions import VECTOR, reduction_buffer
 from tightfit.backends.pytorch.simulated_device import simulated_device
 from tightfit.devices import Device
 
-Arguments = Sequence[Any]
 Formula = Callable[[Device | None, Arguments, dict[str, Any], Any], int]
 
 INDEX = 8
@@ -53,23 +52,18 @@ def _device_of(args: Arguments) -> Device | None:
     return simulated_device(first)
 
 
-def _at(args: Arguments, index: int, default: Any = None) -> Any:
-    """An argument that may be left out."""
-    return args[index] if len(args) > index else default
-
-
 # Copies in one piece
 
 
 def _in_one_piece(which: Sequence[int], device: Device | None, args: Arguments, kwargs: Any, result: Any) -> int:
     """Copies of those arguments that do not lie in one piece."""
-    return sum(copied(_at(args, index)) for index in which)
+    return sum(copied(at(args, index)) for index in which)
 
 
 def _product(device: Device | None, args: Arguments, kwargs: Any, result: Any) -> int:
     """Blas.cpp, prepare_matrix_for_cublas and prepare_batch_matrix_for_cublas: a matrix neither of whose dimensions is
     dense is copied."""
-    factors = args[1:3] if isinstance(_at(args, 2), Tensor) else args[:2]
+    factors = args[1:3] if isinstance(at(args, 2), Tensor) else args[:2]
     return sum(_whole(factor) for factor in factors if not _for_cublas(factor))
 
 
@@ -105,7 +99,7 @@ def _reduction(
     source = args[0]
     made = result[0] if isinstance(result, list | tuple) else result
     cast = casts and source.dtype != made.dtype and not (source.dtype in HALF and made.dtype == torch.float32)
-    dims = _at(args, over)
+    dims = at(args, over)
     dims = [dims] if type(dims) is int else dims
     copies = _whole(source, made.dtype) if cast else 0
     if device is None:
@@ -125,7 +119,7 @@ def _logsumexp(device: Device | None, args: Arguments, kwargs: Any, result: Any)
 def _safe_softmax(device: Device | None, args: Arguments, kwargs: Any, result: Any) -> int:
     """transformers/attention.cpp: which scores are minus infinity, which rows are so throughout, and two scalars."""
     scores, count = args[0], int(args[0].numel())
-    rows = count // max(int(scores.shape[_at(args, 1, -1)]), 1)
+    rows = count // max(int(scores.shape[at(args, 1, -1)]), 1)
     return max(count + rows + 2 * int(result.element_size()), copied(scores))
 
 
@@ -159,7 +153,7 @@ def _embedding_backward(device: Device | None, args: Arguments, kwargs: Any, res
     gradient, indices, rows = args[0], args[1], int(args[2])
     count, width, itemsize = int(indices.numel()), int(gradient.shape[-1]), int(indices.element_size())
     copies = copied(gradient) + copied(indices)
-    if count <= FEW_INDICES and not _at(args, 4, False):
+    if count <= FEW_INDICES and not at(args, 4, False):
         return copies
     segments = min(count, rows)
     partials = count // 10 + segments
@@ -177,10 +171,10 @@ def _index_put(device: Device | None, args: Arguments, kwargs: Any, result: Any)
     indices, the sort's own two, and the values in one piece. Without accumulation nothing is sorted."""
     target, indices, values = args[0], [i for i in args[1] if i is not None], args[2]
     exact = torch.are_deterministic_algorithms_enabled() and int(values.numel()) > 1
-    if not (_at(args, 3, False) or exact) or not indices or indices[0].dtype == torch.bool:
+    if not (at(args, 3, False) or exact) or not indices or indices[0].dtype == torch.bool:
         return 0
     places = math.prod(torch.broadcast_shapes(*(i.shape for i in indices)))
-    whole = places * math.prod(s for n, s in enumerate(target.shape) if _at(args[1], n) is None)
+    whole = places * math.prod(s for n, s in enumerate(target.shape) if at(args[1], n) is None)
     spread = 0 if values.numel() == whole and values.is_contiguous() else whole * int(values.element_size())
     return int(6 * places * INDEX + spread + copied(target))
 
@@ -198,33 +192,6 @@ def _sort(device: Device | None, args: Arguments, kwargs: Any, result: Any) -> i
         return length * (INDEX + key + INDEX)
     extra = INDEX + key if rows < 128 else 0
     return rows * length * (INDEX + extra + key + INDEX)
-
-
-# Attention
-
-
-def _flash_forward(device: Device | None, args: Arguments, kwargs: Any, result: Any) -> int:
-    return attention.flash_forward(device, args[0], args[1], _at(args, 3, 0.0))
-
-
-def _flash_backward(device: Device | None, args: Arguments, kwargs: Any, result: Any) -> int:
-    return attention.flash_backward(device, args[0], args[1], args[2], args[4])
-
-
-def _varlen_backward(device: Device | None, args: Arguments, kwargs: Any, result: Any) -> int:
-    return attention.varlen_backward(device, args[0], args[1], args[2], args[4], args[6])
-
-
-def _efficient_forward(device: Device | None, args: Arguments, kwargs: Any, result: Any) -> int:
-    return attention.efficient_forward(args[0], args[2])
-
-
-def _efficient_backward(device: Device | None, args: Arguments, kwargs: Any, result: Any) -> int:
-    return attention.efficient_backward(device, args[0], args[1], args[2], args[3], _at(args, 9, 0.0))
-
-
-def _cudnn_backward(device: Device | None, args: Arguments, kwargs: Any, result: Any) -> int:
-    return attention.cudnn_backward(args[0], args[1])
 
 
 IN_ONE_PIECE: dict[str, tuple[int, ...]] = {
@@ -253,11 +220,11 @@ FORMULAS: dict[str, Formula] = {
     "aten::_foreach_norm": _foreach_norm,
     "aten::embedding_dense_backward": _embedding_backward,
     "aten::sort": _sort,
-    "aten::_scaled_dot_product_flash_attention": _flash_forward,
-    "aten::_scaled_dot_product_flash_attention_backward": _flash_backward,
-    "torch_attn::_varlen_attn_backward": _varlen_backward,
-    "aten::_scaled_dot_product_efficient_attention": _efficient_forward,
-    "aten::_scaled_dot_product_efficient_attention_backward": _efficient_backward,
-    "aten::_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
+    "aten::_scaled_dot_product_flash_attention": attention.flash_forward,
+    "aten::_scaled_dot_product_flash_attention_backward": attention.flash_backward,
+    "torch_attn::_varlen_attn_backward": attention.varlen_backward,
+    "aten::_scaled_dot_product_efficient_attention": attention.efficient_forward,
+    "aten::_scaled_dot_product_efficient_attention_backward": attention.efficient_backward,
+    "aten::_scaled_dot_product_cudnn_attention_backward": attention.cudnn_backward,
 }
 """By the op's name in the dispatcher, with its overload where only that one is meant."""

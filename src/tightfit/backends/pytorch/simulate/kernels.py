@@ -1,34 +1,35 @@
-"""Fake CPU tensors computed with as on CUDA: ops that torch composes differently there.
+"""Ops that torch composes, or shapes, otherwise for a device's tensors than for fake ones on the CPU.
 
-Where an op is composed of others, torch asks for the device while it composes. Here the composition for CUDA stands in
-for the tensors of a `target.PlanningMode`, above autograd, so that what is saved for the backward pass is what CUDA
-saves. It is put into the dispatcher and not into a mode, because it has to be there inside C++ compositions, and while
-a backward pass recomputes. Ops that are not composed keep their shape rules, but for those in `SHAPE_RULES`.
+Where an op is composed of others, torch asks for the device while it composes. Here the composition for the device
+stands in for the tensors of a `target.PlanningMode`, above autograd, so that what is saved for the backward pass is
+what the device saves. Ops that are not composed keep their shape rules, but for those in the tables at the end.
 
 Read from torch 2.13's aten/src/ATen/native (transformers/attention.cpp, Dropout.cpp, SoftMax.cpp, layer_norm.cpp), and
-the same in 2.11. Left as on the CPU: convolutions, recurrent layers, batch and group normalization, and everything
-under `torch.inference_mode`.
+the same in 2.11. Left for CUDA as on the CPU: convolutions, recurrent layers, batch and group normalization, and
+everything under `torch.inference_mode`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.backends.pytorch.formats import HALF
 from tightfit.backends.pytorch.simulate.cuda.sdpa import allowed_kernels, choose, describe
-from tightfit.backends.pytorch.simulate.decompositions import other_modes
 from tightfit.devices import Device
 
 aten = torch.ops.aten
 
-
-# The compositions. Each takes the device and the op's arguments, and may leave the call to the op's own.
+Compositions = Mapping[Any, Callable[..., Any]]
+"""By op; each takes the device and the op's arguments, and gives NotImplemented to leave a call to the op's own."""
 
 
 def _attention(
@@ -44,14 +45,14 @@ def _attention(
         output: Tensor = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, scale=scale)[0]
         return output[..., :size] if size % 8 else output
     if kernel == "cudnn":
-        bias = additive(attn_mask, query.dtype, -65504.0)
+        bias = _additive(attn_mask, query.dtype, -65504.0)
         results = aten._scaled_dot_product_cudnn_attention(
             query, key, value, bias, call.learns, dropout_p, is_causal, False, scale=scale
         )
     else:
-        bias = additive(attn_mask, query.dtype, -torch.inf)
+        bias = _additive(attn_mask, query.dtype, -torch.inf)
         if kernel == "math":
-            return math_attention(query, key, value, bias, dropout_p, is_causal, scale, enable_gqa)
+            return _math_attention(query, key, value, bias, dropout_p, is_causal, scale, enable_gqa)
         if bias is not None:
             bias = _aligned(bias).expand(*query.shape[:3], key.shape[2])
         results = aten._scaled_dot_product_efficient_attention(
@@ -61,7 +62,7 @@ def _attention(
     return first
 
 
-def additive(mask: Tensor | None, dtype: torch.dtype, hidden: float) -> Tensor | None:
+def _additive(mask: Tensor | None, dtype: torch.dtype, hidden: float) -> Tensor | None:
     """A mask of booleans as what is added to the scores."""
     if mask is None or mask.dtype != torch.bool:
         return mask
@@ -76,7 +77,7 @@ def _aligned(bias: Tensor) -> Tensor:
     return F.pad(bias, (0, 8 - keys % 8))[..., :keys]
 
 
-def math_attention(
+def _math_attention(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, dropout: float, causal: bool, scale: float | None,
     grouped: bool,
 ) -> Tensor:  # fmt: skip
@@ -92,14 +93,14 @@ def math_attention(
     scaled_query = wide_query * (-root if scale is not None and scale < 0 else root)
     if causal:
         bias = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
-        bias = additive(bias, scaled_query.dtype, -torch.inf)
+        bias = _additive(bias, scaled_query.dtype, -torch.inf)
     each_key, each_value = wide_key, wide_value
     if grouped and query.shape[-3] != key.shape[-3]:
         each_key = wide_key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
         each_value = wide_value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
     weights = scaled_query @ (each_key.transpose(-2, -1) * root)
     if bias is not None:  # as torch does: in place, unless a mode listens, such as selective checkpointing's
-        weights = weights.add(bias) if other_modes() else weights.add_(bias)
+        weights = weights.add(bias) if _other_modes() else weights.add_(bias)
     weights = aten._safe_softmax(weights, -1)
     if dropout > 0.0:
         weights = torch.dropout(weights, dropout, True)
@@ -107,6 +108,25 @@ def math_attention(
     output: Tensor = (weights @ each_value).to(dtype)
     del beside
     return output
+
+
+def _other_modes() -> bool:
+    """Whether a mode listens that would also listen to real tensors: neither the fake tensors' own nor a tracker."""
+    return any(not isinstance(mode, FakeTensorMode | Tracker) for mode in _get_current_dispatch_mode_stack())
+
+
+def _cpu_math(
+    device: Device, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, dropout_mask: Tensor | None = None, *, scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    """Runs on the CPU where the fused kernel cannot: with dropout, or a mask that learns. It adds the mask in place
+    for real tensors, and not for fake ones."""
+    if dropout_mask is not None:
+        return NotImplemented
+    bias = _additive(attn_mask, query.dtype, -torch.inf)
+    output = _math_attention(query, key, value, bias, dropout_p, is_causal, scale, enable_gqa)
+    return output, output
 
 
 def _dropout(device: Device, input: Tensor, p: float, train: bool) -> Any:  # noqa: A002
@@ -153,37 +173,36 @@ class _FusedRmsNorm(torch.autograd.Function):
         return found[0], None, found[1], None
 
 
-COMPOSITIONS: dict[Any, Callable[..., Any]] = {
-    aten.scaled_dot_product_attention.default: _attention,
-    aten.dropout.default: _dropout,
-    aten.softmax.int: partial(_softmax, aten._softmax),
-    aten.log_softmax.int: partial(_softmax, aten._log_softmax),
-    aten.rms_norm.default: _rms_norm,
-}
+# Shape rules of single ops: each takes the op's arguments.
 
 
-# Shape rules of single ops, for fake tensors that stand for CUDA ones.
+def _normalized(source: Tensor, shape: Sequence[int], wide: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """A layer's normalization, mean and deviation, these in fp32 where `wide`, else in the input's format."""
+    rows = [*source.shape[: source.dim() - len(shape)], *(1 for _ in shape)]
+    dtype = torch.float32 if wide else source.dtype
+    output = torch.empty_like(source, memory_format=torch.contiguous_format)
+    return output, source.new_empty(rows, dtype=dtype), source.new_empty(rows, dtype=dtype)
 
 
-def _layer_norm_rule(input: Tensor, shape: list[int], weight: Any, bias: Any, eps: float) -> Any:  # noqa: A002
-    """Mean and deviation are kept in fp32 for half precision; on the CPU in the input's format."""
-    stats = (*input.shape[: input.dim() - len(shape)], *(1 for _ in shape))
-    wide = torch.float32 if input.dtype in HALF else input.dtype
-    output = torch.empty_like(input, memory_format=torch.contiguous_format)
-    return output, input.new_empty(stats, dtype=wide), input.new_empty(stats, dtype=wide)
+def _cuda_layer_norm(source: Tensor, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
+    return _normalized(source, shape, source.dtype in HALF)
 
 
-def _rms_norm_rule(input: Tensor, shape: list[int], weight: Any = None, eps: Any = None) -> Any:  # noqa: A002
-    output, rstd, _ = _layer_norm_rule(input, shape, weight, None, 0.0)
-    return output, rstd
+def _cpu_layer_norm(source: Tensor, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
+    """Statistics are fp32 where an input in half precision meets a weight in fp32 (layer_norm.cpp)."""
+    return _normalized(source, shape, any(t is not None and t.dtype != source.dtype for t in (weight, bias)))
 
 
-def _rms_norm_gradient_rule(gradient: Tensor, input: Tensor, shape: Any, rstd: Any, weight: Any, needed: Any) -> Any:  # noqa: A002
-    found = torch.empty_like(input) if needed[0] else None
+def _rms_norm_rule(source: Tensor, shape: list[int], weight: Any = None, eps: Any = None) -> Any:
+    return _normalized(source, shape, source.dtype in HALF)[:2]
+
+
+def _rms_norm_gradient_rule(gradient: Tensor, source: Tensor, shape: Any, rstd: Any, weight: Any, needed: Any) -> Any:
+    found = torch.empty_like(source) if needed[0] else None
     return found, torch.empty_like(weight) if needed[1] and weight is not None else None
 
 
-def grouped_mm_rule(
+def _grouped_mm_rule(
     first: Tensor, second: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
@@ -206,10 +225,21 @@ def grouped_mm_rule(
     return first.new_empty_strided(shape, strides, dtype=dtype)
 
 
-SHAPE_RULES: dict[Any, Callable[..., Any]] = {
-    aten.native_layer_norm.default: _layer_norm_rule,
+CUDA_COMPOSITIONS: Compositions = {
+    aten.scaled_dot_product_attention.default: _attention,
+    aten.dropout.default: _dropout,
+    aten.softmax.int: partial(_softmax, aten._softmax),
+    aten.log_softmax.int: partial(_softmax, aten._log_softmax),
+    aten.rms_norm.default: _rms_norm,
+}
+CUDA_SHAPES: Mapping[Any, Callable[..., Any]] = {
+    aten.native_layer_norm.default: _cuda_layer_norm,
     aten._fused_rms_norm.default: _rms_norm_rule,
     aten._fused_rms_norm_backward.default: _rms_norm_gradient_rule,
-    aten._grouped_mm.default: grouped_mm_rule,
+    aten._grouped_mm.default: _grouped_mm_rule,
 }
-"""Each takes the op's arguments."""
+CPU_COMPOSITIONS: Compositions = {aten._scaled_dot_product_attention_math.default: _cpu_math}
+CPU_SHAPES: Mapping[Any, Callable[..., Any]] = {
+    aten.native_layer_norm.default: _cpu_layer_norm,
+    aten._grouped_mm.default: _grouped_mm_rule,
+}

@@ -14,7 +14,7 @@ from torch._subclasses import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_map_only
 
-from tightfit.backends.pytorch.simulate.cpu.scratch import FORMULAS, scratch
+from tightfit.backends.pytorch.simulate.cpu_scratch import FORMULAS, scratch
 
 aten = torch.ops.aten
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
