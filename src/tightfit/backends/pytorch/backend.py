@@ -47,9 +47,7 @@ class PytorchBackend:
                 units=properties.multi_processor_count,
                 uuid=f"GPU-{properties.uuid}",
             )
-        return Device(
-            kind="cpu", name="CPU", memory_bytes=host_memory().total, units=torch.get_num_threads()
-        )
+        return Device(kind="cpu", name="CPU", memory_bytes=host_memory().total, units=torch.get_num_threads())
 
     def limit_memory(self, recipe: Recipe, memory_bytes: int) -> Device:
         device = self.device(recipe)
@@ -77,9 +75,7 @@ class PytorchBackend:
 
         return predict_inference(recipe, device, model)
 
-    def measure(
-        self, step: Step, windows: Iterator[TensorWindow], chrome_trace: Path | None = None
-    ) -> Measurement:
+    def measure(self, step: Step, windows: Iterator[TensorWindow], chrome_trace: Path | None = None) -> Measurement:
         from tightfit.backends.pytorch.measure.measure import measure
 
         return measure(step, windows, chrome_trace=chrome_trace)

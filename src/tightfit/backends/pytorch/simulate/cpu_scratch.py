@@ -169,8 +169,7 @@ def _convolution(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
         func, batched = torch.ops.aten.convolution.default, 1
     else:
         func, batched = torch.ops.aten.convolution_backward.default, 2
-    forms: list[Any] = [
-        _Form.of(a) if isinstance(a, Tensor) else tuple(a) if isinstance(a, list) else a for a in args]
+    forms: list[Any] = [_Form.of(a) if isinstance(a, Tensor) else tuple(a) if isinstance(a, list) else a for a in args]
     samples, threads = int(args[0].shape[0]), torch.get_num_threads()
 
     def tried(count: int) -> int:

@@ -43,8 +43,7 @@ def _foreach(x: Tensor, y: Tensor) -> Call:
 
 
 def _fused_adamw(x: Tensor, y: Tensor) -> Call:
-    weights, gradients, means, squares = (
-        list(t.chunk(PARTS)) for t in (x, y, torch.zeros_like(x), torch.ones_like(x)))
+    weights, gradients, means, squares = (list(t.chunk(PARTS)) for t in (x, y, torch.zeros_like(x), torch.ones_like(x)))
     steps = [torch.ones((), device=x.device) for _ in weights]
     options: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "eps": 1e-8, "amsgrad": False,
                                "maximize": False}

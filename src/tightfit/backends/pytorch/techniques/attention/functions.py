@@ -61,20 +61,10 @@ def attention_function(name: str) -> AttentionFunction:
 
 
 def eager_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    sliding_window: int | None = None,
-    position_bias: Tensor | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0,
+    scaling: float | None = None, is_causal: bool | None = None, sliding_window: int | None = None,
+    position_bias: Tensor | None = None, softcap: float | None = None, s_aux: Tensor | None = None, **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
     """Matrix products and a softmax, in fp32 for half-precision scores. `s_aux` (H,) are learned sinks: scores that
     take part in the softmax and attend to nothing."""
     _refuse("eager", kwargs)
@@ -99,18 +89,10 @@ def eager_attention(
 
 
 def sdpa_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    sliding_window: int | None = None,
-    position_bias: Tensor | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0,
+    scaling: float | None = None, is_causal: bool | None = None, sliding_window: int | None = None,
+    position_bias: Tensor | None = None, **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
     """PyTorch's scaled_dot_product_attention. Packed documents never cost a T x T mask where another way exists: see
     `packed_way`."""
     _refuse("sdpa", kwargs)
@@ -136,18 +118,10 @@ def sdpa_attention(
 
 
 def flex_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Any,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, dropout: float = 0.0,
+    scaling: float | None = None, is_causal: bool | None = None, sliding_window: int | None = None,
+    softcap: float | None = None, **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
     """PyTorch's FlexAttention, compiled. The mask is a BlockMask, or says nothing."""
     _refuse("flex", {**kwargs, "dropout": dropout or None})
     causal = _is_causal(module, query, key, is_causal)

@@ -62,9 +62,7 @@ def _takes_masks() -> bool:
     return any((allowed.mem_efficient_sdp_enabled(), allowed.cudnn_sdp_enabled(), allowed.math_sdp_enabled()))
 
 
-def packed_way(
-    query: Tensor, value: Tensor, starts: Tensor, dropout: float, position_bias: Tensor | None
-) -> PackedWay:
+def packed_way(query: Tensor, value: Tensor, starts: Tensor, dropout: float, position_bias: Tensor | None) -> PackedWay:
     """How SDPA keeps packed documents apart. starts: as in `attention_masks`.
 
     rows: nothing to do: no document crosses rows, and here each fills its own.

@@ -94,15 +94,9 @@ def additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def mask_function(
-    *,
-    q_length: int,
-    kv_length: int,
-    attention_mask: Tensor | None = None,
-    allow_is_causal_skip: bool = False,
-    allow_is_bidirectional_skip: bool = False,
-    local_size: int | None = None,
-    **rest: Any,
-) -> Tensor | None:
+    *, q_length: int, kv_length: int, attention_mask: Tensor | None = None, allow_is_causal_skip: bool = False,
+    allow_is_bidirectional_skip: bool = False, local_size: int | None = None, **rest: Any,
+) -> Tensor | None:  # fmt: skip
     """Mask maker that transformers calls for our attention functions, in loops that are not ours.
 
     Returns None where plain causality, or none, says it all, without looking at any value; otherwise

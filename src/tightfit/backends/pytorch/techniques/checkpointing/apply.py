@@ -105,9 +105,7 @@ def equal_runs(stack: Sequence[nn.Module], count: int) -> Iterator[Sequence[nn.M
 def _stacks(build: Build) -> Sequence[Sequence[nn.Module]]:
     """The stacks with each block once: a block that is called again is the same region again."""
     if not build.stacks:
-        raise ModelError(
-            f"{type(build.model).__name__} has no repeated blocks to recompute; write checkpointing=none"
-        )
+        raise ModelError(f"{type(build.model).__name__} has no repeated blocks to recompute; write checkpointing=none")
     return [tuple(dict.fromkeys(stack)) for stack in build.stacks]
 
 

@@ -65,17 +65,10 @@ class AnyPrecisionAdamW(Optimizer):
     """
 
     def __init__(
-        self,
-        params: Any,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.01,
-        *,
-        momentum_dtype: torch.dtype = torch.bfloat16,
-        variance_dtype: torch.dtype = torch.bfloat16,
-        rounding: Rounding = "nearest",
-    ) -> None:
+        self, params: Any, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0.01, *, momentum_dtype: torch.dtype = torch.bfloat16,
+        variance_dtype: torch.dtype = torch.bfloat16, rounding: Rounding = "nearest",
+    ) -> None:  # fmt: skip
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "rounding": rounding}
         super().__init__(params, defaults)
         self._momentum_dtype = momentum_dtype

@@ -42,9 +42,7 @@ def state_tensors(optimizer: Optimizer, model: nn.Module) -> tuple[dict[str, Ten
     return {name: tensor.contiguous() for name, tensor in tensors.items()}, meta
 
 
-def load_state(
-    optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
-) -> None:
+def load_state(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
     """Give a new optimizer of the same kind, over the same model, the state that `state_tensors` returned.
 
     The optimizer makes its states by one step with zero gradients and a learning rate of 0; then they are copied into.
