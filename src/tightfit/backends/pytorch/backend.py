@@ -17,8 +17,8 @@ from tightfit.backends.base import Measurement, Timings
 from tightfit.backends.pytorch.assembly import assemble
 from tightfit.backends.pytorch.batch import TensorWindow
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.errors import memory_guard
 from tightfit.backends.pytorch.gpu_memory import gpu_memory
-from tightfit.backends.pytorch.out_of_memory import memory_guard
 from tightfit.backends.pytorch.step import Step
 from tightfit.devices import Device
 from tightfit.errors import Refused
@@ -76,7 +76,7 @@ class PytorchBackend:
         return predict_inference(recipe, device, model)
 
     def measure(self, step: Step, windows: Iterator[TensorWindow], chrome_trace: Path | None = None) -> Measurement:
-        from tightfit.backends.pytorch.measure.measure import measure
+        from tightfit.backends.pytorch.measure.step_profiler import measure
 
         return measure(step, windows, chrome_trace=chrome_trace)
 

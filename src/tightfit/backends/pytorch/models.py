@@ -18,8 +18,7 @@ from safetensors.torch import load_model as load_safetensors
 from safetensors.torch import save_model as save_safetensors
 from torch import Tensor, nn
 
-from tightfit.backends.pytorch.model_errors import at_line
-from tightfit.backends.pytorch.out_of_memory import is_out_of_memory
+from tightfit.backends.pytorch.errors import at_line, is_out_of_memory
 from tightfit.backends.pytorch.padding import unpadded
 from tightfit.backends.pytorch.transformer import Transformer
 from tightfit.errors import ModelError, TightfitError, nearest, one_line

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from tightfit.backends.base import Timings
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.errors import memory_guard
 from tightfit.backends.pytorch.measure.meter import Meter
 from tightfit.backends.pytorch.models import logits_of
-from tightfit.backends.pytorch.out_of_memory import memory_guard
 from tightfit.backends.pytorch.techniques.loading import loading
 from tightfit.data.loading import WindowLoader
 from tightfit.devices import Device

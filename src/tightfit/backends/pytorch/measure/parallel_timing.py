@@ -12,8 +12,8 @@ import torch.distributed as dist
 from tightfit.backends.base import Timings, Total, WindowSource
 from tightfit.backends.pytorch.assembly import assemble
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.errors import memory_guard
 from tightfit.backends.pytorch.measure.meter import Meter
-from tightfit.backends.pytorch.out_of_memory import memory_guard
 from tightfit.backends.pytorch.step import Step
 from tightfit.backends.pytorch.techniques.parallel import process_sums
 from tightfit.devices import Device

@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import (
 )
 
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.errors import compiler_failure, is_models_own, module_of, raised
 from tightfit.backends.pytorch.follow.tracker import Tracker
-from tightfit.backends.pytorch.model_errors import compiler_failure, is_models_own, module_of, raised
 from tightfit.errors import ModelError, TightfitError
 
 VALUES = (DataDependentOutputException, DynamicOutputShapeException)

@@ -9,9 +9,8 @@ import torch
 
 from tightfit import calibration
 from tightfit.backends.pytorch.measure.calibration import measure as ceilings
-from tightfit.backends.pytorch.measure.calibration import steps as ceiling_steps
-from tightfit.backends.pytorch.measure.calibration import timer as ceiling_timer
-from tightfit.backends.pytorch.measure.calibration.cases import CASES
+from tightfit.backends.pytorch.measure.calibration import timing
+from tightfit.backends.pytorch.measure.calibration.measure import CASES
 from tightfit.calibration import FAMILIES, family_of, load, save
 
 SIZES = (8, 16)
@@ -22,8 +21,8 @@ def quick(monkeypatch):
     for name, value in {"PRODUCT_SIZES": SIZES, "BATCH_SIZES": SIZES, "RESULT_BYTES": (1 << 10, 1 << 14),
                         "LENGTHS": (8, 32), "HEADS": (8, 16), "ATTENTION_ELEMENTS": 1 << 10}.items():
         monkeypatch.setattr(ceilings, name, {"cpu": value})
-    monkeypatch.setattr(ceiling_timer, "ROUND", {"cpu": 1e-5})
-    monkeypatch.setattr(ceiling_steps, "ROUNDS", 12)
+    monkeypatch.setattr(timing, "ROUND", {"cpu": 1e-5})
+    monkeypatch.setattr(timing, "STEPS", 12)
 
 
 def test_everything_that_planning_asks_for_is_measured(quick, tmp_path):
@@ -56,7 +55,7 @@ def test_everything_that_planning_asks_for_is_measured(quick, tmp_path):
 def test_a_familys_case_runs_an_op_of_that_family(family):
     x, y = torch.rand(2048) + 0.5, torch.rand(2048) + 0.5
     with torch.no_grad():
-        ran = {family_of(name) for name, _ in ceiling_steps._ops(CASES[family](x, y))}
+        ran = {family_of(name) for name, _ in timing._ops(CASES[family](x, y))}
     assert family in ran
 
 
@@ -90,14 +89,14 @@ def test_a_format_without_a_kernel_is_left_out(quick):
 def test_only_one_threads_own_time_leaves_out_what_else_runs(monkeypatch):
     for threads, clock in ((1, time.thread_time), (2, time.perf_counter)):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        assert ceiling_timer.host_clock() is clock
+        assert timing.host_clock() is clock
 
 
 def test_recomputed_ops_are_told_from_the_backward_pass():
-    step = ceiling_steps.TinyStep(torch.device("cpu"))
+    step = timing.TinyStep(torch.device("cpu"))
     step.forward()
-    assert len(ceiling_steps._ops(step.backward, recomputed=True)) <= 1  # the first gradient itself
+    assert len(timing._ops(step.backward, recomputed=True)) <= 1  # the first gradient itself
     step.recomputing = True
     step.forward()
-    again = [name for name, _ in ceiling_steps._ops(step.backward, recomputed=True)]
+    again = [name for name, _ in timing._ops(step.backward, recomputed=True)]
     assert sum("native_layer_norm.default" in name for name in again) == 2 * len(step.blocks)

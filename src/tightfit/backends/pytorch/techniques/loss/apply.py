@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from tightfit.backends.pytorch.batch import TensorBatch, document_starts
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.errors import is_out_of_memory
 from tightfit.backends.pytorch.models import logits_of
-from tightfit.backends.pytorch.out_of_memory import is_out_of_memory
 from tightfit.backends.pytorch.padding import BIAS_BUFFER, model_end
 from tightfit.backends.pytorch.simulated_device import simulated_device
 from tightfit.backends.pytorch.techniques.loss.chunked_cross_entropy import chunked_cross_entropy, computing_dtype

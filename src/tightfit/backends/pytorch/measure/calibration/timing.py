@@ -1,23 +1,109 @@
-"""The host's part of an op in the midst of a step, measured on a tiny model."""
+"""Seconds of a call, on the CPU by its clock, on a CUDA device inside a CUDA graph; and the host's part of an op in the
+midst of a step, measured on a tiny model.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from tightfit.backends.pytorch.follow.op_costs import Cost
-from tightfit.backends.pytorch.measure.calibration.timer import Call, Recorder, host_clock
+from tightfit.backends.pytorch.follow.op_costs import Cost, cost
 from tightfit.calibration import Ceilings, family_of
 
-ROUNDS, WARM_UP = 40, 10
+Call = Callable[[], Any]
+
+ROUND, ROUNDS = {"cpu": 1e-3, "cuda": 2e-3}, 5
+"""Seconds of a round, at least one call; and rounds, `FEW` of those that take longer."""
+FEW = 2
+GRAPHED = 50
+"""Calls in one CUDA graph, at most."""
+
+
+def seconds(call: Call, device: torch.device, *, graph: bool = True) -> float:
+    """The least seconds of a call, over rounds of several calls.
+
+    graph: whether a CUDA graph may hold the calls; what runs a backward pass is timed without.
+    """
+    call()
+    once = _time(call, 1, device)
+    count = max(min(round(ROUND[device.type] / max(once, 1e-7)), 1000), 1)
+    if device.type == "cuda" and graph:
+        with suppress(RuntimeError):  # what cannot be captured is timed with the host's part
+            return _graphed(call, min(count, GRAPHED), device)
+    rounds = ROUNDS if once < ROUND[device.type] else FEW
+    return min(_time(call, count, device) for _ in range(rounds)) / count
+
+
+def host_clock() -> Callable[[], float]:
+    """A clock for the host. One thread's own time leaves out what else runs on the machine; the time of several can
+    only be taken together."""
+    return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+
+
+def _time(call: Call, count: int, device: torch.device) -> float:
+    if device.type != "cuda":
+        clock = host_clock()
+        start = clock()
+        for _ in range(count):
+            call()
+        return clock() - start
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(count):
+        call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
+
+
+def _graphed(call: Call, count: int, device: torch.device) -> float:
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize(device)
+    with torch.cuda.graph(graph):
+        for _ in range(count):
+            call()
+    return min(_time(graph.replay, 1, device) for _ in range(ROUNDS + 1)) / count
+
+
+class Recorder(TorchDispatchMode):
+    """Notes each op that runs a kernel: its name, its cost, its seconds on the host, whether gradients were recorded.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ops: list[tuple[str, Cost, float, bool]] = []
+        self._clock = host_clock()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        start = self._clock()
+        result = func(*args, **(kwargs or {}))
+        taken = self._clock() - start
+        found = cost(func, args, kwargs or {}, result)
+        if found.kernels:
+            self.ops.append((str(func), found, taken, torch.is_grad_enabled()))
+        return result
+
+
+def costs(call: Call) -> list[Cost]:
+    """The costs of the ops that a call runs, in order."""
+    with (recorder := Recorder()):
+        call()
+    return [found for _, found, _, _ in recorder.ops]
+
+
+# The host's part.
+
+STEPS, WARM_UP = 40, 10
 """Steps of the tiny model, and how many of them do not count."""
 
 
@@ -91,7 +177,7 @@ def _phase_seconds(step: TinyStep, phases: dict[str, Call], device: torch.device
     """The median seconds that the host spends in each phase."""
     taken: dict[str, list[float]] = {name: [] for name in phases}
     clock = time.perf_counter if device.type == "cuda" else host_clock()
-    for _ in range(ROUNDS):
+    for _ in range(STEPS):
         for name, run in phases.items():
             if device.type == "cuda":
                 torch.cuda.synchronize(device)

@@ -15,7 +15,7 @@ from torch._inductor import compile_fx
 from tests.architectures import tiny_model
 from tests.benchmark_modules import benchmark
 from tightfit.backends.pytorch.backend import PytorchBackend
-from tightfit.backends.pytorch.model_errors import cause, is_models_own
+from tightfit.backends.pytorch.errors import cause, is_models_own
 from tightfit.backends.pytorch.simulate.inference import predict_inference
 from tightfit.backends.pytorch.simulate.predict import predict
 from tightfit.devices import Device

@@ -1,6 +1,5 @@
-"""Errors of a model's own code, each as one sentence: in which of its modules, what, and at which line of code.
-
-What torch's compiler raises is told as the choice of `compile` that fails.
+"""Errors as one sentence: out of memory while doing what; of a model's own code, in which of its modules and at which
+line. What torch's compiler raises is said of the choice of `compile` that fails.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from traceback import walk_tb
 import torch
 from torch import nn
 
-from tightfit.errors import ModelError, TightfitError, one_line
+from tightfit.errors import ModelError, OutOfMemory, TightfitError, one_line
 
 OURS = Path(__file__).parents[2]
 TORCH = Path(torch.__file__).parent
@@ -22,6 +21,11 @@ INSTALLED = ("site-packages", "dist-packages")
 """Folders of libraries, beside Python's own."""
 COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch")
 """Where exceptions come from that torch.compile raises of its own."""
+
+CPU_ALLOCATOR = "can't allocate memory"
+"""Text of the CPU allocator's error; it raises a plain RuntimeError."""
+ASKED = "ried to allocate"
+"""Part of the sentence in which each device's allocator says how much was asked for; it is not the first."""
 
 
 @contextmanager
@@ -105,3 +109,21 @@ def _is_a_persons(file: str) -> bool:
 def _is_a_models(file: str) -> bool:
     path = Path(file)
     return not file.startswith("<") and OURS not in path.parents and TORCH not in path.parents
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the error is an allocator's, of the device or of the CPU."""
+    return isinstance(error, torch.OutOfMemoryError) or CPU_ALLOCATOR in str(error)
+
+
+@contextmanager
+def memory_guard(doing: Callable[[], str]) -> Iterator[None]:
+    """Turn the device's out-of-memory error into ours, naming what `doing` says was under way. Raises OutOfMemory."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        sentences = " ".join(str(error).split()).split(". ")
+        said = next((sentence for sentence in sentences if ASKED in sentence), sentences[0])
+        raise OutOfMemory(f"out of memory in {doing()}: {said}") from None
