@@ -137,11 +137,6 @@ def cost(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> Cos
     return Cost(op_class, flops, read * facts.passes, written, kernels, dtype, shapes)
 
 
-def op_class(func: Any) -> OpClass:
-    """The class of an op as far as its name tells; copies count as data movement."""
-    return _facts(func).op_class
-
-
 @functools.cache
 def _facts(func: Any) -> _Facts:
     schema = getattr(func, "_schema", None)

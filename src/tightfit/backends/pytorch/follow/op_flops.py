@@ -164,28 +164,22 @@ FLOPS: dict[str, Formula] = {
     "convolution": _convolution, "_convolution": _convolution, "cudnn_convolution": _convolution,
     "mkldnn_convolution": _convolution, "convolution_overrideable": _convolution,
     "convolution_backward": _convolution_backward,
-    "_scaled_dot_product_flash_attention": _attention(0, _forward_flops),
-    "_scaled_dot_product_efficient_attention": _attention(0, _forward_flops),
-    "_scaled_dot_product_cudnn_attention": _attention(0, _forward_flops),
-    "_scaled_dot_product_fused_attention_overrideable": _attention(0, _forward_flops),
-    "_scaled_dot_product_flash_attention_for_cpu": _attention(0, _forward_flops),
-    "_scaled_dot_product_flash_attention_backward": _attention(1, _backward_flops),
-    "_scaled_dot_product_efficient_attention_backward": _attention(1, _backward_flops),
-    "_scaled_dot_product_cudnn_attention_backward": _attention(1, _backward_flops),
-    "_scaled_dot_product_fused_attention_overrideable_backward": _attention(1, _backward_flops),
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention(1, _backward_flops),
-    "_flash_attention_forward": _attention(0, _forward_flops, heads_at=2),
-    "_efficient_attention_forward": _attention(0, _forward_flops, heads_at=2),
+    **{
+        f"_scaled_dot_product_{kernel}_attention{suffix}{direction}": formula
+        for kernel, suffix in (("flash", ""), ("efficient", ""), ("cudnn", ""), ("fused", "_overrideable"),
+                               ("flash", "_for_cpu"))
+        for direction, formula in (("", _attention(0, _forward_flops)), ("_backward", _attention(1, _backward_flops)))
+    },
     "_cudnn_attention_forward": _attention(0, _forward_flops),
-    "_flash_attention_backward": _attention(1, _backward_flops, heads_at=2),
-    "_efficient_attention_backward": _attention(1, _backward_flops, heads_at=2),
     "_cudnn_attention_backward": _attention(1, _backward_flops),
     "_varlen_attn": _attention(0, _forward_flops),
     "_varlen_attn_out": _attention(1, _forward_flops),
     "_varlen_attn_backward": _attention(1, _backward_flops),
-    "_flash_attn_forward": _attention(0, _forward_flops, heads_at=2),
-    "_flash_attn_backward": _attention(1, _backward_flops, heads_at=2),
-    "_flash_attn_varlen_forward": _attention(0, _forward_flops, heads_at=2),
-    "_flash_attn_varlen_backward": _attention(1, _backward_flops, heads_at=2),
-}
-"""Formulas by an op's name without its namespace; the last four are the flash-attn library's."""
+    **{
+        f"{name}_{direction}": formula
+        for name in ("_flash_attention", "_efficient_attention", "_flash_attn", "_flash_attn_varlen")
+        for direction, formula in (("forward", _attention(0, _forward_flops, heads_at=2)),
+                                   ("backward", _attention(1, _backward_flops, heads_at=2)))
+    },
+}  # fmt: skip
+"""Formulas by an op's name without its namespace; `_flash_attn` is the flash-attn library's."""

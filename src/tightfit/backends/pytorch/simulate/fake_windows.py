@@ -38,7 +38,7 @@ class FakeBatch:
         packed = self.task.packs and recipe.data.packing and not random
         length = recipe.seq_len if packed or random else padded_length(recipe)
         spec = self.task.batch_spec(self.samples, length, self.facts, packed)
-        tokens = (self.samples, length)
+        tokens, starts = (self.samples, length), self.samples * DOCUMENTS_A_ROW + 1
         padded = is_padded(recipe, self.task)
         batch = TensorBatch(
             inputs={name: torch.empty(s.shape, dtype=getattr(torch, s.dtype)) for name, s in spec.inputs.items()},
@@ -46,17 +46,14 @@ class FakeBatch:
             mask="padded" if padded else spec.mask,
             padding=torch.empty(tokens, dtype=torch.bool) if padded else None,
             document_ids=torch.empty(tokens, dtype=torch.int32) if packed else None,
-            document_starts=self._starts() if packed else None,
+            document_starts=torch.empty(starts, dtype=torch.int32) if packed else None,
         )
+        batch.map(self._place)
+        return batch
 
-        def tell(tensor: Tensor) -> Tensor:
-            self.placed(tensor)
-            return tensor
-
-        return batch.map(tell)
-
-    def _starts(self) -> Tensor:
-        return torch.empty(self.samples * DOCUMENTS_A_ROW + 1, dtype=torch.int32)
+    def _place(self, tensor: Tensor) -> Tensor:
+        self.placed(tensor)
+        return tensor
 
 
 def is_padded(recipe: Recipe, task: Task) -> bool:
@@ -73,10 +70,10 @@ def padded_length(recipe: Recipe) -> int:
 
 def micro_batch_sizes(recipe: Recipe) -> list[int]:
     """Samples in each micro-batch of a full window."""
-    return [size for size, times in told_apart(recipe) for _ in range(times)]
+    return [size for size, times in micro_batch_groups(recipe) for _ in range(times)]
 
 
-def told_apart(recipe: Recipe) -> list[tuple[int, int]]:
+def micro_batch_groups(recipe: Recipe) -> list[tuple[int, int]]:
     """A full window's micro-batches by size, each with how often it runs in a row.
 
     The first one finds no gradients; those behind it add to some, all alike but for the last one's size.

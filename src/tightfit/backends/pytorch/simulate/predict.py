@@ -27,7 +27,7 @@ from tightfit.backends.pytorch.simulate.compiled.regions import Regions, compili
 from tightfit.backends.pytorch.simulate.cuda import scratch as cuda_scratch
 from tightfit.backends.pytorch.simulate.data_dependent import answer, hide_fakeness
 from tightfit.backends.pytorch.simulate.depth import Shorten
-from tightfit.backends.pytorch.simulate.fake_windows import fake_window, is_padded, told_apart
+from tightfit.backends.pytorch.simulate.fake_windows import fake_window, is_padded, micro_batch_groups
 from tightfit.backends.pytorch.simulate.target import PlanningMode, simulate
 from tightfit.backends.pytorch.simulate.trace_failure import explain_trace_failure
 from tightfit.backends.pytorch.simulate.unseen import unseen
@@ -180,7 +180,7 @@ def _compiled_modules(build: Build) -> list[nn.Module]:
 
 def _run(build: Build, tracker: Tracker) -> None:
     step = _Watched(build, tracker)
-    groups = told_apart(build.recipe)
+    groups = micro_batch_groups(build.recipe)
     with tracker.span("step 1", step=1):
         step.take(1, groups[:1])  # the other micro-batches' peaks are those of step 2, less the states
     with tracker.span("step 2", step=2):

@@ -61,16 +61,22 @@ def fp32_products(tf32: bool) -> Iterator[None]:
     torch keeps the older, process-wide flags beside a newer setting for each operator, and reading an older one raises
     where the two disagree, as Inductor does when it tunes: so both are set, and both put back.
     """
-    flags, before = _flags(), _read_settings()
+    places, before = _places(), list[str]()
     try:
+        for place in places:  # a place's own setting is read while those above it are out of the way
+            before.append(place.fp32_precision)
+            place.fp32_precision = "none"
+        flags = _flags(places)
+        _restore(places, before)
         _set_flags(("high" if tf32 else "highest", tf32))
         for place in _operators():
             place.fp32_precision = "tf32" if tf32 else "ieee"
-        yield
+        try:
+            yield
+        finally:
+            _set_flags(flags)
     finally:
-        _set_flags(flags)
-        for place, value in zip(_places(), before, strict=True):
-            place.fp32_precision = value
+        _restore(places, before)
 
 
 def _operators() -> tuple[Any, ...]:
@@ -85,34 +91,21 @@ def _places() -> tuple[Any, ...]:
     return backends, backends.cudnn, backends.mkldnn.matmul, *_operators()
 
 
-def _read_settings() -> list[str]:
-    """Each place's own setting: those above it are out of the way while it is read."""
-    values = []
-    try:
-        for place in _places():
-            values.append(place.fp32_precision)
-            place.fp32_precision = "none"
-    finally:
-        for place, value in zip(_places(), values, strict=False):
-            place.fp32_precision = value
-    return values
+def _restore(places: tuple[Any, ...], settings: list[str]) -> None:
+    for place, setting in zip(places, settings, strict=False):
+        place.fp32_precision = setting
 
 
-def _flags() -> tuple[str, bool]:
-    """The older flags, for matrix products and for cuDNN, even where they disagree with the newer settings."""
-    before = _read_settings()
+def _flags(places: tuple[Any, ...]) -> tuple[str, bool]:
+    """The older flags, for matrix products and for cuDNN, even where they disagree with the newer settings, which this
+    changes."""
+    for place in places:
+        place.fp32_precision = "ieee"
+    products = torch.get_float32_matmul_precision()
     try:
-        for place in _places():
-            place.fp32_precision = "ieee"
-        products = torch.get_float32_matmul_precision()
-        try:
-            cudnn = torch.backends.cudnn.allow_tf32
-        except RuntimeError:  # it is on, which the settings just made deny
-            cudnn = True
-    finally:
-        for place, value in zip(_places(), before, strict=True):
-            place.fp32_precision = value
-    return products, cudnn
+        return products, torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # it is on, which the settings just made deny
+        return products, True
 
 
 def _set_flags(flags: tuple[str, bool]) -> None:

@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 from tests.architectures import CAUSAL, IMAGES, MASKED, SEQ2SEQ, tiny_model
 from tests.backends.pytorch.techniques.attention.attention_cases import batch_of, built, make, real, reference, task_of
 from tightfit.backends.pytorch.techniques.attention import apply as attention
-from tightfit.backends.pytorch.techniques.attention import arguments as told
+from tightfit.backends.pytorch.techniques.attention import arguments as masking
 from tightfit.backends.pytorch.techniques.attention import functions, kernels
 from tightfit.backends.pytorch.techniques.attention.arguments import attention_style
 from tightfit.backends.pytorch.techniques.attention.masks import dense_mask, document_mask, plain_mask
@@ -246,7 +246,7 @@ def _ops(run: Callable[[], object]) -> set[str]:
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_agrees_with_eager(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Uncompiled, which is slow and has the same block masks and score changes."""
-    monkeypatch.setattr(functions, "_compiled_flex", lambda: torch.nn.attention.flex_attention.flex_attention)
+    monkeypatch.setattr(functions, "_compiled", lambda function: function)
     task = task_of(name)
     batch = batch_of(kind, task)
     windowed = name in ("mistral", "gemma2") and kind == "packed"
@@ -356,10 +356,10 @@ def test_what_keeps_the_kernel_off_newer_gpus_is_not_advised_where_there_is_none
 
 
 def test_a_block_mask_of_causality_is_made_once_a_length() -> None:
-    arguments = told.block_arguments(make("llama"), True)
+    arguments = masking.block_arguments(make("llama"), True)
     first, second = (arguments(batch_of("none", "causal-lm", seed)) for seed in range(2))
     assert first["attention_mask"] is second["attention_mask"]
-    assert told.block_arguments(make("mistral"), True)(batch_of("none", "causal-lm"))["attention_mask"].numel() == 0
+    assert masking.block_arguments(make("mistral"), True)(batch_of("none", "causal-lm"))["attention_mask"].numel() == 0
 
 
 def test_the_choice_is_not_saved_with_the_model(tmp_path) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
@@ -127,15 +127,21 @@ def _autocast(
         # Below the compiler's own dispatcher too, which would come back here.
         return op.redispatch(keys.remove(AUTOCAST).remove(torch._C.DispatchKey.PythonDispatcher), *args, **kwargs)
     with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(AUTOCAST)):
-        return _CASTS[policy](op, args, kwargs)
+        return _run(policy, op, args, kwargs)
 
 
-def _lower(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return _call_in(torch.get_autocast_dtype("cpu"), op, args, kwargs)
-
-
-def _fp32(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return _call_in(torch.float32, op, args, kwargs)
+def _run(policy: Policy, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if policy is Policy.BANNED:
+        raise ModelError("model: binary_cross_entropy is not safe in half precision, and CUDA's autocast refuses it; "
+                         "use binary_cross_entropy_with_logits in the model, or write precision=fp32")
+    if policy is Policy.SET_DTYPE:
+        return _set_dtype(op, args, kwargs)
+    if policy is Policy.APPEND_DTYPE:
+        return _append_dtype(op, args, kwargs)
+    given = _tensors([*args, *kwargs.values()])
+    wide = policy is Policy.PROMOTE and any(tensor.dtype == torch.float32 for tensor in given)
+    dtype = torch.float32 if wide or policy is Policy.FP32 else torch.get_autocast_dtype("cpu")
+    return op(*_cast(dtype, args), **{name: _cast(dtype, value) for name, value in kwargs.items()})
 
 
 def _set_dtype(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -152,27 +158,6 @@ def _append_dtype(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         given.setdefault(argument.name, argument.default_value)
     dtype = torch.float32 if _eligible(args[0]) else args[0].dtype
     return getattr(op._overloadpacket, WITH_DTYPE[op._name])(**given, dtype=dtype)
-
-
-def _promote(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    formats = {tensor.dtype for tensor in _tensors([*args, *kwargs.values()]) if _eligible(tensor)}
-    wide = torch.float32 in formats
-    return _call_in(torch.float32 if wide else torch.get_autocast_dtype("cpu"), op, args, kwargs)
-
-
-def _banned(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    raise ModelError("model: binary_cross_entropy is not safe in half precision, and CUDA's autocast refuses it; use "
-                     "binary_cross_entropy_with_logits in the model, or write precision=fp32")
-
-
-_CASTS: dict[Policy, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {
-    Policy.LOWER: _lower, Policy.FP32: _fp32, Policy.SET_DTYPE: _set_dtype, Policy.APPEND_DTYPE: _append_dtype,
-    Policy.PROMOTE: _promote, Policy.BANNED: _banned,
-}  # fmt: skip
-
-
-def _call_in(dtype: torch.dtype, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return op(*_cast(dtype, args), **{name: _cast(dtype, value) for name, value in kwargs.items()})
 
 
 def _cast(dtype: torch.dtype, value: Any) -> Any:

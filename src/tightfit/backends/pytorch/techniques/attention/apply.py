@@ -1,4 +1,4 @@
-"""Which attention function a model calls, what it is told of masks, and which SDPA kernels may run."""
+"""Which attention function a model calls, which masks it is given, and which SDPA kernels may run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.formats import HALF
-from tightfit.backends.pytorch.techniques.attention import arguments as told
+from tightfit.backends.pytorch.techniques.attention import arguments
 from tightfit.backends.pytorch.techniques.attention.functions import EAGER, FLEX, SDPA, register
 from tightfit.errors import Refused
 from tightfit.techniques.attention import Eager, FlashAttn, Flex, Sdpa
@@ -26,9 +26,9 @@ KERNELS = {
 
 def eager(technique: Eager, build: Build) -> Build:
     """Our eager function; where the model computes attention itself, its own eager code."""
-    if told.attention_style(build.model) != "own":
+    if arguments.attention_style(build.model) != "own":
         return _ours(EAGER, build)
-    if not _is_hf(build.model):
+    if not arguments.is_hf(build.model):
         raise _refused("eager", build.model)
     cast(Any, build.model).config._attn_implementation = "eager"
     return _its_own(build)
@@ -37,7 +37,7 @@ def eager(technique: Eager, build: Build) -> Build:
 def sdpa(technique: Sdpa, build: Build) -> Build:
     """Our SDPA function, and the named kernel alone while steps run. Where SDPA cannot serve the model, a named
     kernel is refused; `auto` falls back and says so."""
-    style, special = told.attention_style(build.model), told.needs_eager(build.model)
+    style, special = arguments.attention_style(build.model), arguments.needs_eager(build.model)
     if technique.kernel == "auto":
         if style == "own":
             return _its_own(build, f"attention: {type(build.model).__name__} computes attention itself; that is kept")
@@ -49,7 +49,7 @@ def sdpa(technique: Sdpa, build: Build) -> Build:
                       "write attention=eager")
     if style == "own":
         raise _refused(f"sdpa with the {technique.kernel} kernel", build.model)
-    dropout = told.attention_dropout(build.model)
+    dropout = arguments.attention_dropout(build.model)
     if technique.kernel == "flash" and build.device.kind == "cpu" and dropout is not None:
         raise Refused(f"attention.kernel: the CPU's flash kernel has no dropout; write model_overrides.{dropout}=0 or "
                       "attention.kernel=auto")
@@ -65,7 +65,7 @@ def _dense_note(technique: Sdpa, build: Build) -> tuple[str, ...]:
     if not build.device.at_least(8):
         name = build.device.name
         return (f"{costly}: the {name} has no variable-length kernel; write data.packing=false or attention=flex",)
-    dropout = told.attention_dropout(build.model)
+    dropout = arguments.attention_dropout(build.model)
     whole = build.recipe.precision != "auto" and build.recipe.precision.name == "fp32"
     wide = whole and not any(p.dtype in HALF for p in build.model.parameters())
     reasons = {
@@ -80,7 +80,7 @@ def _dense_note(technique: Sdpa, build: Build) -> tuple[str, ...]:
 
 def flex(technique: Flex, build: Build) -> Build:
     """Our FlexAttention function."""
-    if told.attention_style(build.model) == "own" or told.has_sinks(build.model):
+    if arguments.attention_style(build.model) == "own" or arguments.has_sinks(build.model):
         raise _refused("flex", build.model)
     return _ours(FLEX, build)
 
@@ -88,12 +88,12 @@ def flex(technique: Flex, build: Build) -> Build:
 def flash_attn(technique: FlashAttn, build: Build) -> Build:
     """The flash-attn library, as transformers calls it."""
     model = build.model
-    unserved = told.attention_style(model) == "own" or told.has_sinks(model)
+    unserved = arguments.attention_style(model) == "own" or arguments.has_sinks(model)
     if unserved or not getattr(model, "_supports_flash_attn", False):
         raise _refused("flash-attn", model)
     _call("flash_attention_2", model)
-    causal = told.is_causal_model(model)
-    masks = told.mask_arguments(model, told.flash_arguments(model), causal, told.flash_obstacle(model))
+    causal = arguments.is_causal_model(model)
+    masks = arguments.mask_arguments(model, arguments.flash_arguments(model), causal, arguments.flash_obstacle(model))
     return replace(build, mask_arguments=masks)
 
 
@@ -102,36 +102,33 @@ def _ours(name: str, build: Build, *notes: str) -> Build:
     register()
     model = build.model
     _call(name, model)
-    causal, obstacle = told.is_causal_model(model), None
-    if told.attention_style(model) == "patterns":
-        arguments, obstacle = told.pattern_arguments(model), told.pattern_obstacle(model)
+    causal, obstacle = arguments.is_causal_model(model), None
+    masks: arguments.Arguments
+    if arguments.attention_style(model) == "patterns":
+        masks, obstacle = arguments.padding_arguments, arguments.pattern_obstacle(model)
     elif name == FLEX:
-        arguments = told.block_arguments(model, causal)
+        masks = arguments.block_arguments(model, causal)
     else:
-        arguments = told.typed_arguments(model)
-    masks = told.mask_arguments(model, arguments, causal, obstacle)
+        masks = arguments.typed_arguments(model)
+    masks = arguments.mask_arguments(model, masks, causal, obstacle)
     return replace(build, mask_arguments=masks, notes=(*build.notes, *notes))
 
 
 def _its_own(build: Build, *notes: str) -> Build:
-    """The model keeps its own attention and is told of masks in the ordinary way."""
+    """The model keeps its own attention and is given masks in the ordinary way."""
     model, causal = build.model, build.task.name == "causal-lm"
-    arguments = told.own_arguments(model, causal)
-    masks = told.mask_arguments(model, arguments, causal, told.own_obstacle(model))
+    own = arguments.own_arguments(model, causal)
+    masks = arguments.mask_arguments(model, own, causal, arguments.own_obstacle(model))
     return replace(build, mask_arguments=masks, notes=(*build.notes, *notes))
 
 
 def _call(name: str, model: nn.Module) -> None:
     """Make the model, and every model inside it, call the attention function of that name."""
-    if not _is_hf(model):
+    if not arguments.is_hf(model):
         cast(Any, model).config._attn_implementation = name
     for part in model.modules():  # T5's stacks hold copies of the configuration, which their parent does not reach
-        if _is_hf(part) and cast(Any, part).config._attn_implementation != name:
+        if arguments.is_hf(part) and cast(Any, part).config._attn_implementation != name:
             cast(Any, part).set_attn_implementation(name)
-
-
-def _is_hf(model: nn.Module) -> bool:
-    return hasattr(model, "set_attn_implementation")
 
 
 def _refused(choice: str, model: nn.Module) -> Refused:

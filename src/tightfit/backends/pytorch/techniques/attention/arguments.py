@@ -59,12 +59,6 @@ def has_sinks(model: nn.Module) -> bool:
     return any(isinstance(getattr(m, "sinks", None), Tensor) for m in model.modules())
 
 
-def has_windows(model: nn.Module) -> bool:
-    """Whether a layer's attention may have a sliding window."""
-    config = getattr(model, "config", None)
-    return getattr(config, "sliding_window", None) is not None
-
-
 def attention_dropout(model: nn.Module) -> str | None:
     """The field of the model's configuration that sets dropout inside attention, where it is more than 0."""
     config = getattr(model, "config", None)
@@ -80,7 +74,7 @@ def needs_eager(model: nn.Module) -> str | None:
 
 
 def typed_arguments(model: nn.Module) -> Arguments:
-    """Arguments in which the mask is typed (`attention_masks`). A decoder beside an encoder is told nothing beyond
+    """Arguments in which the mask is typed (see `masks`). A decoder behind an encoder is given nothing beyond
     its causality: padding follows its real tokens."""
     return _with_decoder(model, lambda batch: {"attention_mask": typed_mask(batch)})
 
@@ -89,7 +83,8 @@ def block_arguments(model: nn.Module, causal: bool) -> Arguments:
     """Arguments in which documents and padding are a BlockMask, made once a micro-batch; mere causality is one made
     once a length, unless layers have sliding windows and so masks of their own."""
     both = "decoder_input_ids" in forward_parameters(model)
-    shared = causal and not both and not has_windows(model)
+    windows = getattr(getattr(model, "config", None), "sliding_window", None) is not None
+    shared = causal and not both and not windows
 
     @lru_cache(maxsize=8)
     def causality(length: int, device: torch.device) -> Any:
@@ -114,12 +109,6 @@ def block_arguments(model: nn.Module, causal: bool) -> Arguments:
     return _with_decoder(model, blocks)
 
 
-def pattern_arguments(model: nn.Module) -> Arguments:
-    """Arguments from which transformers makes each layer's mask."""
-
-    return _padding
-
-
 def own_arguments(model: nn.Module, causal: bool) -> Arguments:
     """Arguments for attention of the model's own: an ordinary (B, T) mask for padding, an additive (B, 1, T, T) one
     for packed documents."""
@@ -131,7 +120,7 @@ def own_arguments(model: nn.Module, causal: bool) -> Arguments:
             near = distance_mask(length, causal, None, allowed.device)
             dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
             return {"attention_mask": additive_mask(allowed if near is None else allowed & near, dtype)}
-        return _padding(batch)
+        return padding_arguments(batch)
 
     return ordinary
 
@@ -143,12 +132,13 @@ def flash_arguments(model: nn.Module) -> Arguments:
         if batch.document_starts is not None:
             starts, longest = batch.document_starts, batch.labels.shape[1]
             return {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": longest, "max_length_k": longest}
-        return _padding(batch)
+        return padding_arguments(batch)
 
     return flash
 
 
-def _padding(batch: TensorBatch) -> dict[str, Any]:
+def padding_arguments(batch: TensorBatch) -> dict[str, Any]:
+    """The ordinary (B, T) mask of padding, from which transformers makes each layer's own."""
     return {} if batch.padding is None else {"attention_mask": batch.padding.long()}
 
 
@@ -156,10 +146,10 @@ def mask_arguments(model: nn.Module, arguments: Arguments, causal: bool, obstacl
     """`arguments`, and with them positions, no cache, and the refusals. A value of None means: leave this out.
 
     obstacle: why this model cannot keep packed documents apart, as a sentence.
-    Raises ModelError, from the function it returns, for packed documents or padding that the model cannot be told of.
+    Raises ModelError, from the function it returns, for packed documents or padding that the model takes no mask for.
     """
     accepts = forward_parameters(model)
-    told = "attention_mask" in accepts
+    masked = "attention_mask" in accepts
     positions = position_arguments(model)
     obstacle = obstacle or _token_mixer(model)
     fixed = {"use_cache": False} if _takes_use_cache(model) else {}
@@ -167,10 +157,10 @@ def mask_arguments(model: nn.Module, arguments: Arguments, causal: bool, obstacl
     def complete(batch: TensorBatch) -> dict[str, Any]:
         if batch.mask == "packed" and obstacle:
             raise ModelError(f"data.packing: {obstacle}; {RESTART}")
-        if batch.mask == "padded" and not told and not causal:
+        if batch.mask == "padded" and not masked and not causal:
             raise ModelError(f"model: {type(model).__name__} takes no attention_mask, so that it would read padding; "
                              "give it sequences of one length")
-        masks = arguments(batch) if told or batch.mask == "packed" else {}
+        masks = arguments(batch) if masked or batch.mask == "packed" else {}
         return {**fixed, **masks, **positions(batch)}
 
     return complete
@@ -185,7 +175,7 @@ def position_arguments(model: nn.Module) -> Callable[[TensorBatch], dict[str, Te
     accepts = "position_ids" in forward_parameters(model)
     relative = any(RELATIVE.search(name) for name, _ in model.named_modules())
     offset = _first_position(model)
-    counted = accepts and any(COUNTS_THE_MASK.search(_source(type(m))) for m in model.modules() if _is_hf(m))
+    counted = accepts and any(COUNTS_THE_MASK.search(_source(type(m))) for m in model.modules() if is_hf(m))
 
     def positions(batch: TensorBatch) -> dict[str, Tensor | None]:
         given = batch.inputs.get("position_ids")
@@ -205,9 +195,9 @@ def position_arguments(model: nn.Module) -> Callable[[TensorBatch], dict[str, Te
 
 
 def own_obstacle(model: nn.Module) -> str | None:
-    """Why attention of the model's own cannot be told of packed documents, as a sentence."""
+    """Why attention of the model's own takes no mask of packed documents, as a sentence."""
     name = type(model).__name__
-    sources = [_source(type(m)) for m in model.modules() if _is_hf(m)]
+    sources = [_source(type(m)) for m in model.modules() if is_hf(m)]
     if not any(READS_FOUR_DIMENSIONS.search(source) for source in sources):
         return f"{name} computes attention itself and takes no mask that keeps packed documents apart"
     config = getattr(model, "config", None)
@@ -280,7 +270,7 @@ def _token_mixer(model: nn.Module) -> str | None:
     return None
 
 
-def _is_hf(module: nn.Module) -> bool:
+def is_hf(module: nn.Module) -> bool:
     return hasattr(module, "set_attn_implementation")
 
 

@@ -138,7 +138,7 @@ def flex_attention(
     query, key, value = (t.to(compute_dtype(query)) for t in (query, key, value))
     if not torch.compiler.is_compiling() and simulated_cuda_device(query) is not None:
         return _planned_flex(query, key, value, causal, scaling).transpose(1, 2).contiguous(), None
-    kernel: Any = flex.flex_attention if torch.compiler.is_compiling() else _compiled_flex()
+    kernel: Any = flex.flex_attention if torch.compiler.is_compiling() else _compiled(flex.flex_attention)
     output: Tensor = kernel(
         query, key, value,
         score_mod=None if softcap is None else _capped(softcap),
@@ -189,13 +189,8 @@ def _planned_flex(query: Tensor, key: Tensor, value: Tensor, causal: bool, scali
 
 
 @functools.cache
-def _compiled_flex() -> Callable[..., Any]:
-    return torch.compile(flex.flex_attention)
-
-
-@functools.cache
-def _compiled_create() -> Callable[..., Any]:
-    return torch.compile(flex.create_block_mask)
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function)
 
 
 def create_blocks(allowed: Callable[..., Tensor], rows: int | None, length: int, device: torch.device) -> Any:
@@ -206,7 +201,7 @@ def create_blocks(allowed: Callable[..., Tensor], rows: int | None, length: int,
     if not torch.compiler.is_compiling() and active_simulated_cuda() is not None:
         return _planned_blocks(allowed, rows or 1, length, device)
     compiled = device.type == "cuda" and not torch.compiler.is_compiling()
-    create: Any = _compiled_create() if compiled else flex.create_block_mask
+    create: Any = _compiled(flex.create_block_mask) if compiled else flex.create_block_mask
     return create(allowed, rows, None, length, length, device=str(device))
 
 
@@ -249,7 +244,7 @@ DENSE_MASK_OP = "aten::bucketize"
 
 def kernel_names(events: Iterable[str]) -> list[str]:
     """The attention kernels that ran, from the op names a profiler saw in a forward pass; a softmax and no fused
-    kernel is eager attention; empty where nothing can be told, as inside fully compiled regions. A T x T mask of packed
+    kernel is eager attention; empty where nothing shows, as inside fully compiled regions. A T x T mask of packed
     documents, which a fused kernel was to avoid, is named as well."""
     names = list(events)
     found = {next((kernel for part, kernel in KERNELS if part in name), "") for name in names if "backward" not in name}

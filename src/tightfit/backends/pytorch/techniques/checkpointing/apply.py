@@ -27,29 +27,19 @@ from tightfit.techniques.checkpointing import (
     Selective,
 )
 
-MATMULS = frozenset(
-    f"aten::{name}"
-    for name in (
-        "mm", "addmm", "bmm", "baddbmm", "linear", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "_int_mm",
-    )
-)
+MATMULS = frozenset(f"aten::{name}" for name in (
+    "mm", "addmm", "bmm", "baddbmm", "linear", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "_int_mm",
+))  # fmt: skip
 """Matrix products, as the dispatcher names them."""
 
-ATTENTION = frozenset(
-    (
-        "aten::_scaled_dot_product_flash_attention",
-        "aten::_scaled_dot_product_flash_attention_for_cpu",
-        "aten::_scaled_dot_product_efficient_attention",
-        "aten::_scaled_dot_product_cudnn_attention",
-        "aten::_scaled_dot_product_fused_attention_overrideable",
-        "aten::_flash_attention_forward",
-        "aten::_efficient_attention_forward",
-        "torch_attn::_varlen_attn",
-        "flash_attn::_flash_attn_forward",
-        "flash_attn::_flash_attn_varlen_forward",
-        "flex_attention",
-    )
-)
+ATTENTION = frozenset((
+    *(f"aten::_scaled_dot_product_{kernel}" for kernel in (
+        "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention",
+        "fused_attention_overrideable",
+    )),
+    "aten::_flash_attention_forward", "aten::_efficient_attention_forward", "torch_attn::_varlen_attn",
+    "flash_attn::_flash_attn_forward", "flash_attn::_flash_attn_varlen_forward", "flex_attention",
+))  # fmt: skip
 """Fused attention, as the dispatcher names it."""
 
 
@@ -124,14 +114,6 @@ def _parts(build: Build, find: Callable[[nn.Module], Sequence[nn.Module]], part:
     return build
 
 
-def _keep_attention() -> Policy:
-    return _keep_attention_op
-
-
-def _keep_matmuls_and_attention() -> Policy:
-    return _keep_matmul_or_attention_op
-
-
 def _keep_every_other_matmul() -> Policy:
     """A policy with counts of its own, one of the forward pass and one of the recomputation."""
     seen: Counter[bool] = Counter()
@@ -140,16 +122,16 @@ def _keep_every_other_matmul() -> Policy:
         if op.name() in MATMULS:
             seen[context.is_recompute] += 1
             return _verdict(seen[context.is_recompute] % 2 == 1)
-        return _keep_attention_op(context, op, *args, **kwargs)
+        return _keep_attention(context, op, *args, **kwargs)
 
     return keep
 
 
-def _keep_matmul_or_attention_op(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+def _keep_matmul_or_attention(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     return _verdict(op.name() in MATMULS or _is_repeatable_attention(op, args, kwargs))
 
 
-def _keep_attention_op(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+def _keep_attention(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     return _verdict(_is_repeatable_attention(op, args, kwargs))
 
 
@@ -169,8 +151,8 @@ def _is_repeatable_attention(op: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {
-    "matmul-and-attention": _keep_matmuls_and_attention,
-    "attention": _keep_attention,
+    "matmul-and-attention": lambda: _keep_matmul_or_attention,
+    "attention": lambda: _keep_attention,
     "every-other-matmul": _keep_every_other_matmul,
 }
 """Makers of the selective policies, by the technique's `keep`."""
