@@ -49,7 +49,8 @@ def peaks(trace: Trace) -> dict[str, int]:
 def test_a_window_from_few_micro_batches_is_the_whole_window(batch, monkeypatch):
     recipe = tiny_gpt2(batch_size=batch, micro_batch_size=2)
     spliced = prediction.predict(recipe, CPU)
-    monkeypatch.setattr(prediction, "micro_batch_groups", lambda recipe: [(size, 1) for size in micro_batch_sizes(recipe)])
+    apart = [(size, 1) for size in micro_batch_sizes(recipe)]
+    monkeypatch.setattr(prediction, "micro_batch_groups", lambda recipe: apart)
     whole = prediction.predict(recipe, CPU)
     assert len(whole.ops) > len(spliced.ops)
     assert peaks(spliced) == peaks(whole)
