@@ -71,7 +71,7 @@ def repeated_stacks(model: nn.Module, stacks: Iterable[Sequence[nn.Module]], rec
 
     Where a technique tells blocks apart by their number, a group is as long as its pattern.
     """
-    every = _technique_period(recipe)
+    every = 1 if recipe.checkpointing == "auto" else recipe.checkpointing.period
     if every is None:
         return []
     found = []
@@ -86,18 +86,6 @@ def repeated_stacks(model: nn.Module, stacks: Iterable[Sequence[nn.Module]], rec
         found.append(Repeated(*place, head, math.lcm(period, every)))
     alike = {stack.groups for stack in found}
     return found if len(alike) == 1 else []
-
-
-def _technique_period(recipe: Recipe) -> int | None:
-    """Blocks after which checkpointing does the same again; None where that depends on the depth.
-
-    Segments are as long as the depth makes them, and few, about its square root: tracing four of them and five more
-    would save nothing.
-    """
-    name = recipe.checkpointing if recipe.checkpointing == "auto" else recipe.checkpointing.name
-    if name == "segments":
-        return None
-    return int(getattr(recipe.checkpointing, "n", 1)) if name == "every-nth" else 1
 
 
 def _container(model: nn.Module, stack: Sequence[nn.Module]) -> tuple[str, nn.ModuleList] | None:

@@ -37,7 +37,6 @@ from tightfit.devices import Device
 from tightfit.garbage import gc_paused
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
-from tightfit.techniques.compile import WholeModel
 from tightfit.trace import Category, Phase, Trace
 from tightfit.trace.events import Stack
 from tightfit.trace.extension import extend
@@ -173,7 +172,7 @@ def _compiled_modules(build: Build) -> list[nn.Module]:
     """The modules that the recipe compiles: inside them nothing is seen but the region."""
     if build.compile_backend is None:
         return []
-    if isinstance(build.recipe.compile, WholeModel):
+    if build.recipe.compile != "auto" and build.recipe.compile.one_region:
         return [build.model]
     return [block for stack in build.stacks for block in stack]
 
