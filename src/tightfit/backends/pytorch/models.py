@@ -76,7 +76,7 @@ def build_model(
     config = read_config(recipe) if config is None else config
     stored = recipe.pretrained and source.kind != "bundled"
     notes: list[str] = []
-    if stored and source.kind == "folder" and not _has_weights(Path(source.name)):
+    if stored and source.kind == "folder" and not any(any(Path(source.name).glob(files)) for files in WEIGHT_FILES):
         stored = False
         notes.append(f"the folder {source.name} holds no weights: the model starts from its configuration")
     if isinstance(config, TransformerConfig):
@@ -233,10 +233,6 @@ def _explain_build(recipe: Recipe, config: Any, task: Task, error: BaseException
     reason = f"{one_line(error)} is not known" if isinstance(error, KeyError) else one_line(error)
     overrides = f" with model_overrides {recipe.model_overrides}" if recipe.model_overrides else ""
     return f"model: {recipe.model!r} cannot be built{overrides}: {reason}"
-
-
-def _has_weights(folder: Path) -> bool:
-    return any(next(folder.glob(pattern), None) is not None for pattern in WEIGHT_FILES)
 
 
 def logits_of(output: Any) -> Tensor:

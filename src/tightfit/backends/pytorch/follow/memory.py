@@ -128,7 +128,8 @@ class TrackedMemory:
         for indices in arguments:
             owners = {self.allocations[index].module for index in indices}
             if len(owners) > 1:
-                return _common(owners)
+                parts = zip(*(owner.split(".") for owner in owners), strict=False)
+                return ".".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, parts))
             if owners and "" not in owners:
                 return owners.pop()
         return ""
@@ -137,12 +138,6 @@ class TrackedMemory:
         found = self._live.pop(key, None)
         if found is not None:
             self.allocations[found[1]].died = self.next()
-
-
-def _common(modules: Iterable[str]) -> str:
-    """The innermost module that several lie in, by their names; empty for the model itself."""
-    parts = zip(*(module.split(".") for module in modules), strict=False)
-    return ".".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, parts))
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

@@ -128,7 +128,7 @@ def cost(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> Cos
     dtype = _dtype(inputs[1:] if facts.name == "addmm" else inputs) or _dtype(results)
     op_class = facts.op_class
     if facts.name in ("_to_copy", "copy_", "_foreach_copy_"):
-        op_class = _copy_class(inputs, results)
+        op_class = OpClass.MOVEMENT if len({t.dtype for t in (*inputs, *results)}) == 1 else OpClass.ELEMENTWISE
     kernels = _foreach_kernels(args) if facts.name.startswith(("_foreach_", "_fused_ad", "_fused_sgd", "_amp_f")) \
         else facts.kernels
     if not (read or written or flops):
@@ -168,11 +168,6 @@ def _facts(func: Any) -> _Facts:
         kernels=KERNELS.get(name, 1),
         lists=any("[]" in str(argument.type) or "List" in str(argument.type) for argument in schema.arguments),
     )
-
-
-def _copy_class(inputs: list[Tensor], results: list[Tensor]) -> OpClass:
-    dtypes = {t.dtype for t in (*inputs, *results)}
-    return OpClass.MOVEMENT if len(dtypes) == 1 else OpClass.ELEMENTWISE
 
 
 def _foreach_kernels(args: Arguments) -> int:

@@ -102,14 +102,10 @@ def live_bytes() -> int:
         if not issubclass(kind, Tensor) or kind is FakeTensor:
             continue
         for tensor in (found, found.grad if found.is_leaf else None):
-            if tensor is not None and tensor.device.type == "cpu" and tensor.layout is torch.strided:
-                storage = tensor.untyped_storage() if not _wraps(tensor) else None
-                if storage is not None:
-                    held[storage.data_ptr()] = storage.nbytes()
+            # What only stands for others, as quantized optimizer states do, counts by those, which are found as well.
+            if (tensor is not None and tensor.device.type == "cpu" and tensor.layout is torch.strided
+                    and not hasattr(tensor, "__tensor_flatten__")):
+                storage = tensor.untyped_storage()
+                held[storage.data_ptr()] = storage.nbytes()
     held.pop(0, None)
     return sum(held.values())
-
-
-def _wraps(tensor: Tensor) -> bool:
-    """Whether a tensor only stands for others, as quantized optimizer states do; those are found by themselves."""
-    return hasattr(tensor, "__tensor_flatten__")

@@ -53,16 +53,13 @@ def time_distributed(recipe: Recipe, device: Device, source: WindowSource, warm_
     dist.init_process_group("nccl" if device.kind == "cuda" else "gloo")
     meter = Meter(torch.device(device.kind), warm_up=warm_up, steps=steps, seed=recipe.seed + rank)
     with memory_guard(lambda: f"process {rank} of {dist.get_world_size()}"):
-        found = _time_share(recipe, device, source, meter)
+        build = assemble(recipe, device, torch.device(device.kind), on_several=True)
+        _take_steps(build, source, meter)
+        found = _fullest(meter.read(), build)
+    del build
     gc.collect()  # the last to hold the group must not be DistributedDataParallel, which would end it without yielding
     dist.destroy_process_group()
     return found
-
-
-def _time_share(recipe: Recipe, device: Device, source: WindowSource, meter: Meter) -> Timings:
-    build = assemble(recipe, device, torch.device(device.kind), on_several=True)
-    _take_steps(build, source, meter)
-    return _fullest(meter.read(), build)
 
 
 def _take_steps(build: Build, source: WindowSource, meter: Meter) -> None:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -19,6 +18,7 @@ from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.errors import compiler_failure, is_models_own, module_of, raised
 from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.errors import ModelError, TightfitError
+from tightfit.text import size
 
 VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 RULES = (UnsupportedOperatorException, UnsupportedFakeTensorException)
@@ -90,23 +90,13 @@ def _message(build: Build, module: str, op: str, error: BaseException) -> str:
 
 def _known(build: Build) -> str:
     """What does not hang on the step."""
-    weights = sum(p.numel() * p.element_size() for p in build.model.parameters())
-    if build.recipe.mode == "inference":
-        return f"Known even so: weights {_size(weights)}; activations come on top."
-    trained = [p for p in build.model.parameters() if p.requires_grad]
-    gradients = sum(p.numel() * p.element_size() for p in trained)
-    known = f"Known even so: weights {_size(weights)}, gradients {_size(gradients)}"
-    optimizer, precision = build.recipe.optimizer, build.recipe.precision
-    if optimizer != "auto" and precision != "auto":
-        states = optimizer.bytes_beside(precision.weight_rounding)
-        known += f", optimizer states about {_size(states * _count(trained))}"
+    parameters = list(build.model.parameters())
+    known = f"Known even so: weights {size(sum(p.nbytes for p in parameters))}"
+    if build.recipe.mode == "train":
+        trained = [p for p in parameters if p.requires_grad]
+        known += f", gradients {size(sum(p.nbytes for p in trained))}"
+        optimizer, precision = build.recipe.optimizer, build.recipe.precision
+        if optimizer != "auto" and precision != "auto":
+            states = optimizer.bytes_beside(precision.weight_rounding) * sum(p.numel() for p in trained)
+            known += f", optimizer states about {size(states)}"
     return known + "; activations come on top."
-
-
-def _count(parameters: list[nn.Parameter]) -> int:
-    return sum(p.numel() for p in parameters)
-
-
-def _size(count: float) -> str:
-    unit = next((u for u in ("GB", "MB", "kB") if count >= {"GB": 1e9, "MB": 1e6, "kB": 1e3}[u]), "kB")
-    return f"{count / {'GB': 1e9, 'MB': 1e6, 'kB': 1e3}[unit]:.3g} {unit}"

@@ -39,6 +39,9 @@ LT_WORKSPACE = MIB
 SHARED_SINCE = (2, 12)
 """The version from which on cuBLAS and cuBLASLt share a workspace (pytorch pull request 175879)."""
 
+BY_OTHERS = re.compile("attention|attn|conv|_grouped_mm|_scaled_mm")
+"""Products that are not cuBLAS's, by their names."""
+
 MAIN = (Phase.FORWARD, Phase.EVALUATION, Phase.PREFILL, Phase.DECODE)
 AUTOGRAD = (Phase.BACKWARD, Phase.RECOMPUTE)
 """Phases that run in the main thread, and in the thread that autograd has for a CUDA device."""
@@ -105,7 +108,8 @@ def _workspaces(device: Device, trace: Trace) -> Iterator[UntracedMemory]:
     version = torch_release()
     size, reason = workspace_bytes(device, version)
     for where, phases in (("the main thread", MAIN), ("autograd's thread", AUTOGRAD)):
-        products = [op.name for op in trace.ops if op.phase in phases and _by_cublas(op.name, op.op_class)]
+        products = [op.name for op in trace.ops if op.phase in phases and op.op_class is OpClass.CONTRACTION
+                    and not BY_OTHERS.search(op.name)]
         if products:
             yield UntracedMemory(name=f"cuBLAS workspace of {where}", bytes=size, where="allocator", source=reason)
         if version < SHARED_SINCE and any(name.startswith("aten.addmm") for name in products):
@@ -113,10 +117,6 @@ def _workspaces(device: Device, trace: Trace) -> Iterator[UntracedMemory]:
             if extra:
                 yield UntracedMemory(name=f"cuBLASLt workspace of {where}", bytes=extra, where="allocator",
                                      source=source)
-
-
-def _by_cublas(name: str, op_class: OpClass) -> bool:
-    return op_class is OpClass.CONTRACTION and not re.search("attention|attn|conv|_grouped_mm|_scaled_mm", name)
 
 
 def workspace_bytes(device: Device, version: Version) -> tuple[int, str]:

@@ -10,6 +10,7 @@ formula takes the device and the op's arguments and result.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -61,7 +62,7 @@ def _splits(blocks: int, units: int, pieces: int) -> int:
     most = min(128, units, pieces)
     usable = [n for n in range(1, most + 1) if n == 1 or _pieces(pieces, n) != _pieces(pieces, n - 1)]
     waves = {n: blocks * n / units for n in usable}
-    occupancy = {n: wave / _pieces_of(wave) for n, wave in waves.items()}
+    occupancy = {n: wave / max(math.ceil(wave), 1) for n, wave in waves.items()}
     best = max(occupancy.values())
     return next(n for n in usable if occupancy[n] >= 0.85 * best)
 
@@ -178,7 +179,3 @@ def _up(number: int, unit: int) -> int:
 
 def _pieces(number: int, size: int) -> int:
     return -(-int(number) // int(size))
-
-
-def _pieces_of(waves: float) -> int:
-    return max(-int(-waves // 1), 1)

@@ -85,7 +85,8 @@ def _ordered(dims: list[Dim]) -> tuple[Dim, ...]:
     merged: list[Dim] = []
     for dim in order:
         last = merged[-1] if merged else None
-        if last is not None and (1 in (last.size, dim.size) or _continues(last, dim)):
+        behind = last and (last.size * last.out, last.size * last.stride)  # where one piece would go on
+        if last is not None and (1 in (last.size, dim.size) or behind == (dim.out, dim.stride)):
             first = dim if last.size == 1 else last
             merged[-1] = first._replace(size=last.size * dim.size)
         else:
@@ -105,10 +106,6 @@ def _comes_after(first: Dim, second: Dim) -> int:
         if first.size > second.size:
             return 1
     return 0
-
-
-def _continues(last: Dim, dim: Dim) -> bool:
-    return last.size * last.out == dim.out and last.size * last.stride == dim.stride
 
 
 def _buffer(what: Reduced, device: Device) -> int:

@@ -70,11 +70,9 @@ def compile_module(module: nn.Module, **arguments: Any) -> None:
 
 def _context_fn(policy: PolicyFactory | None) -> ContextFn:
     """The contexts of a region's forward pass and of its recomputation: the one place where they are made."""
-    return torch_checkpoint.noop_context_fn if policy is None else partial(_selective_contexts, policy)
-
-
-def _selective_contexts(policy: PolicyFactory) -> Any:
-    return tuple(map(_without_cast_cache, _compiled_contexts(policy)))
+    if policy is None:
+        return torch_checkpoint.noop_context_fn
+    return lambda: tuple(map(_without_cast_cache, _compiled_contexts(policy)))  # type: ignore[return-value]
 
 
 def _compiled_contexts(policy: PolicyFactory) -> Any:

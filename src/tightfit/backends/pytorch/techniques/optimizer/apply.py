@@ -163,18 +163,14 @@ def _quantized(name: str, technique: declared.AdamW8bit | declared.AdamW4bit, bu
     def factory(model: nn.Module) -> Optimizer:
         groups = parameter_groups(model, technique.weight_decay)
         in_32_bits: Iterable[nn.Parameter] = embedding_parameters(model)
+        shapes_alone = any(isinstance(parameter, FakeTensor) for parameter in model.parameters())  # as in planning
         made: Optimizer = getattr(quantized_adamw, name)(
             groups, in_32_bits, lr=rate, betas=technique.betas, block_size=technique.block_size,
-            bf16_stochastic_round=stochastic, declared=build.device.kind == "cuda" and _fake(model),
+            bf16_stochastic_round=stochastic, declared=build.device.kind == "cuda" and shapes_alone,
         )  # fmt: skip
         return made
 
     return replace(build, optimizer_factory=factory)
-
-
-def _fake(model: nn.Module) -> bool:
-    """Whether a model has shapes alone, as in planning."""
-    return any(isinstance(parameter, FakeTensor) for parameter in model.parameters())
 
 
 def _optimi() -> Any:
