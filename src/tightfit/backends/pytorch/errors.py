@@ -18,7 +18,7 @@ from tightfit.errors import ModelError, OutOfMemory, TightfitError, one_line
 OURS = Path(__file__).parents[2]
 TORCH = Path(torch.__file__).parent
 INSTALLED = ("site-packages", "dist-packages")
-"""Folders of libraries, beside Python's own."""
+"""Folders of libraries that are not Python's own."""
 COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch")
 """Where exceptions come from that torch.compile raises of its own."""
 
@@ -39,8 +39,8 @@ def model_guard(model: nn.Module, doing: Callable[[], str]) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if not is_models_own(error, model):
             raise
-        told = compiler_failure(error) or raised(error, module_of(error, model))
-        raise ModelError(f"model: {type(model).__name__} failed in {doing()}: {told}") from error
+        clause = compiler_failure(error) or raised(error, module_of(error, model))
+        raise ModelError(f"model: {type(model).__name__} failed in {doing()}: {clause}") from error
 
 
 def is_models_own(error: BaseException, model: nn.Module) -> bool:

@@ -71,8 +71,8 @@ class Step:
     """
 
     def __init__(self, build: Build, *, watch: Watch | None = None, inspect: bool = True) -> None:
-        """watch: told of each phase as it begins. inspect: whether to look into the first forward pass, and to tell
-        what the model's own code raises as a ModelError."""
+        """watch: called with each phase as it begins. inspect: whether to look into the first forward pass, and to
+        raise what the model's own code raises as a ModelError."""
         assert build.update is not None
         self.build = build
         self.watch = watch

@@ -69,7 +69,7 @@ class TrackedMemory:
         return made
 
     def mark(self, tensor: Tensor, category: Category, phase: Phase, module: str | None, from_birth: bool) -> None:
-        """What a tensor's memory holds, from now on or `from_birth`. Memory that is not known yet is born now."""
+        """Category of a tensor's memory, from now on or `from_birth`. Memory that is not known yet is born now."""
         for part in plain_parts(tensor):
             index = self.find(part)
             index = self.allocate(part, "", phase) if index is None else index
@@ -99,11 +99,11 @@ class TrackedMemory:
         return [[index for index in each if index is not None] for each in found]
 
     def owned_by(self, made: Allocation | Op, arguments: Arguments) -> None:
-        """Settle in the end whose an op, or what it made, is."""
+        """Find in the end which module an op, or its result, belongs to."""
         self._unowned.append((made, arguments))
 
     def finalize_categories(self, backwards: Sequence[int]) -> None:
-        """The end: name the owners of work outside of modules, and tell activations apart, memory made in a forward
+        """The end: name the owners of work outside of modules, and find the activations, memory made in a forward
         pass or a recomputation that outlives it. backwards: the ticks of the backward passes' ops, in order."""
         for made, arguments in self._unowned:
             made.module = made.module or self._owner_of(arguments)

@@ -62,7 +62,7 @@ SHAPE_ONLY = _names("""
 
 
 def class_of(name: str, func: Any) -> OpClass:
-    """The class of an op. Copies count as data movement here; a cast among them is for the caller to tell.
+    """The class of an op. Copies count as data movement here; a cast among them is for the caller to find.
 
     name: the op's name without namespace and overload. func: the op itself.
     """

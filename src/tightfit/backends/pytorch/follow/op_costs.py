@@ -1,4 +1,4 @@
-"""What a dispatched op costs: floating-point operations, bytes of memory, kernels, and its class.
+"""Cost of a dispatched op: floating-point operations, bytes of memory, kernels, and its class.
 
 Counted from shapes alone, so that fake tensors serve as well as real ones.
 
@@ -51,12 +51,12 @@ KERNELS = {
 
 FOREACH_TENSORS = {1: 770, 2: 448, 3: 336, 4: 252, 5: 210}
 FOREACH_BLOCKS, FOREACH_CHUNK = 2240, 65_536
-"""What one multi-tensor kernel takes with CUDA 13: tensors by the number of lists, blocks, and elements a block
+"""Limits of one multi-tensor kernel with CUDA 13: tensors by the number of lists, blocks, and elements a block
 (aten/src/ATen/native/cuda/MultiTensorApply.cuh). CUDA 12 takes a seventh."""
 
 
 class Cost(NamedTuple):
-    """What one op costs. `kernels` is 0 for views and allocation; `dtype` is the format it computes in."""
+    """Cost of one op. `kernels` is 0 for views and allocation; `dtype` is the format it computes in."""
 
     op_class: OpClass
     flops: int
@@ -71,7 +71,7 @@ NOTHING = Cost(OpClass.OTHER, 0, 0, 0, 0, "", ())
 
 
 class _Facts(NamedTuple):
-    """What an overload's schema and name tell, read once."""
+    """Facts of an overload's schema and name, read once."""
 
     name: str
     free: bool

@@ -14,7 +14,7 @@ from tightfit.trace import Op, OpClass, Phase, Place, Stream
 
 
 class OpStreams(TransferWatch):
-    """Ops in the order they were issued. Copies between the host's memory and the device's are told by `transfers`."""
+    """Ops in the order they were issued. Copies between host and device are reported by `offload`."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ Scratch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int]
 """Bytes that a kernel asks for and gives back while it runs, by op, arguments and result."""
 
 Answer = Callable[[Any, tuple[Any, ...], Callable[[Tensor], str]], Any]
-"""What a read of a value out of a tensor gives, by op and arguments, and by a function that names the op that made a
+"""Answer to a read of a value out of a tensor, by op and arguments, and by a function that names the op that made a
 tensor; NotImplemented where the op reads none."""
 
 DEVICE = torch.ops.prim.device.default
@@ -70,10 +70,10 @@ class Tracker(OpStreams, TorchDispatchMode):
 
     @property
     def allocations(self) -> list[Allocation]:
-        """What was born so far."""
+        """Allocations so far."""
         return self.memory.allocations
 
-    # What the run tells
+    # Called by the run
 
     def follow(self, model: nn.Module, compiled: Iterable[nn.Module] = ()) -> None:
         """Name the model's modules and weights in what follows. Undone by `unfollow`.
@@ -174,11 +174,11 @@ class Tracker(OpStreams, TorchDispatchMode):
         return self._failure[1:]
 
     def trace(self, origin: Any) -> Trace:
-        """What was seen, with every allocation's category settled. It ends here: later releases are not followed."""
+        """Trace of the run, with every allocation's category final. It ends here: later releases are not followed."""
         self.memory.finalize_categories(self._backwards)
         return Trace(origin=origin, ops=self.ops, allocations=self.memory.allocations, spans=self.spans)
 
-    # What torch tells
+    # Called by torch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -226,7 +226,7 @@ class Tracker(OpStreams, TorchDispatchMode):
             if phase is not Phase.OPTIMIZER and name.startswith("aten._to_copy") and self._holds_weight(args[0]):
                 memory.fix(made)  # autocast's copy of a weight is temporary, however long it lives
         scratch = self._scratch(func, args, kwargs, result) if self._scratch is not None else 0
-        if scratch:  # beside the results, which kernels ask for first
+        if scratch:  # on top of the results, which kernels ask for first
             passing = memory.transient(scratch, name, module, phase, memory.next())
             if outside:
                 memory.owned_by(passing, worked_on)

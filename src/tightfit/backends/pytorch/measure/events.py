@@ -1,7 +1,7 @@
 """From a profile with marks to a trace: seconds for every op, and every allocation with what it holds.
 
 Ticks are nanoseconds since the step began, on the host's clock. On the CPU the allocations are the profiler's own
-events, on CUDA the allocator's, told apart by the op they happen in and by their address; where the allocator keeps no
+events, on CUDA the allocator's, identified by the op they happen in and by their address; where the allocator keeps no
 record they are the tensors that were followed. On CUDA an op's seconds are those of the kernels that it launched.
 """
 
@@ -17,9 +17,9 @@ from tightfit.backends.pytorch.measure.memory_history import Change
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Span, Trace
 
 COMPILED = "compiled code"
-"""What takes time and asks for memory in a compiled region besides the ops that it calls."""
+"""Time and memory of a compiled region itself, without the ops that it calls."""
 OUTSIDE = "outside of ops"
-"""What else asks for memory that no dispatched op does, such as copies of the random generator's state."""
+"""Memory that no dispatched op asks for, such as copies of the random generator's state."""
 REGION = "## Call CompiledFxGraph"
 """How Inductor marks a call of what it compiled."""
 KERNELS = {"triton_poi": OpClass.ELEMENTWISE, "triton_red": OpClass.NORMALIZATION, "triton_per": OpClass.NORMALIZATION,
@@ -27,7 +27,7 @@ KERNELS = {"triton_poi": OpClass.ELEMENTWISE, "triton_red": OpClass.NORMALIZATIO
            "Memset": OpClass.MOVEMENT}
 """Classes of kernels that no dispatched op launched, by how their names begin."""
 PRODUCTS = ("gemm", "nvjet", "cutlass", "fmha", "flash")
-"""What the names of kernels of matrix products and attention hold."""
+"""Parts of the names of kernels of matrix products and attention."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ def measured_trace(marks: Marks, results: Any, record: Iterable[Change] | None =
 
 
 def read(results: Any) -> Events:
-    """What kineto's results hold. Its event tree alone tells addresses, its flat list alone tells kernels."""
+    """kineto's results. Its event tree alone has addresses, its flat list alone has kernels."""
     profile, launches = Events(), dict[int, int]()
     for event, mark in _walk(results.experimental_event_tree(), None):
         name = event.name
@@ -167,7 +167,7 @@ def _unmarked(marks: Marks, profile: Events, start: int) -> Iterator[Op]:
 
 
 def _regions(marks: Marks, profile: Events, start: int) -> Iterator[Op]:
-    """Compiled code on the CPU: what a call of it takes besides the ops that it calls."""
+    """Compiled code on the CPU: what a call of it takes without the ops that it calls."""
     region_at, phase_at = _finder(profile.regions), _finder(profile.phases)
     inside, modules = dict.fromkeys(profile.regions, 0), dict[int, str]()
     for number, (begin, end) in profile.calls.items():
@@ -202,7 +202,7 @@ def _finder(stretches: dict[int, tuple[int, int]]) -> Callable[[int], int | None
 
 
 def _allocated(marks: Marks, profile: Events, start: int) -> list[Allocation]:
-    """Allocations as the CPU's allocator handed them out, told apart by op and address."""
+    """Allocations as the CPU's allocator handed them out, identified by op and address."""
     when, region_at = _clock(marks, profile, start), _finder(profile.regions)
     alive = {address: replace(a, born=0, category_since=0, died=None) for address, a in marks.held.items()}
     found = list(alive.values())
@@ -233,11 +233,11 @@ def _allocated(marks: Marks, profile: Events, start: int) -> list[Allocation]:
             held, owner = marks.gradients[mark]
             if held in alive and alive[held].category is not Category.GRADIENTS:
                 alive[held].category, alive[held].category_since, alive[held].module = Category.GRADIENTS, tick, owner
-    _tell_activations(unknown, marks, profile, start)
+    _find_activations(unknown, marks, profile, start)
     return found
 
 
-def _tell_activations(unknown: Iterable[Allocation], marks: Marks, profile: Events, start: int) -> None:
+def _find_activations(unknown: Iterable[Allocation], marks: Marks, profile: Events, start: int) -> None:
     """Memory that compiled code asks for in a forward pass is kept for the backward pass where it lives until then."""
     phase_at = _finder(profile.phases)
     backwards = sorted(begin - start for number, (begin, _) in profile.phases.items()

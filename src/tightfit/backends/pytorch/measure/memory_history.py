@@ -15,7 +15,7 @@ ENTRIES = 2_000_000
 """Entries that are kept at most; the oldest go first."""
 
 ALLOCATED, RELEASED = "alloc", "free_completed"
-"""What entries say of memory that is handed out, and of memory that is given back. Others are of segments."""
+"""Actions of entries for memory that is handed out, and for memory that is given back. Others are of segments."""
 
 
 def available() -> bool:

@@ -2,11 +2,11 @@
 
 The plain steps give wall seconds: of the wait for data, of each phase, of the whole. The last one runs under
 torch.profiler, with a mark around every op that is dispatched; from that come what each op took, and, on the CPU, every
-allocation. The marks and the profiler slow that step down, which the plain ones are there to tell; what an op took
+allocation. The marks and the profiler slow that step down, which is why there are plain ones; what an op took
 on its device is not touched by it, and neither is what the step learns.
 
 On CUDA allocations come from the allocator's own record, or where torch keeps none, from the tensors that live; its
-own peak is given beside.
+own peak is given as well.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tightfit.trace import PHASES, Phase
 
 @dataclass
 class _Followed:
-    """What following a step left. seconds: of the whole. peak, record: the CUDA allocator's, where it has them."""
+    """Results of following a step. seconds: of the whole. peak, record: the CUDA allocator's, where it has them."""
 
     marks: Marks
     profiler: Any = None

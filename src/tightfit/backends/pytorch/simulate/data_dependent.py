@@ -1,4 +1,4 @@
-"""What fake tensors answer when code reads a value out of one: one table.
+"""Answers of fake tensors to code that reads a value out of one: one table.
 
 A step on fake tensors has shapes and no values, so a read has no true answer. These keep the step on the path that a
 healthy run takes:
@@ -12,7 +12,7 @@ healthy run takes:
 | any other number | 1 | a denominator, a factor and a norm that change nothing |
 | `torch.equal` | True | two ways to the same shape |
 
-Whoever asks transformers whether a tensor is fake is told no, for then it builds masks that real runs go without.
+transformers takes fake tensors for real ones here, for else it builds masks that real runs go without.
 
 A result whose very shape hangs on values (`nonzero`, `unique`) has no answer here: the step is then refused, by the
 module and the op that asked.

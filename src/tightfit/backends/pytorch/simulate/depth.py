@@ -13,7 +13,7 @@ from tightfit.backends.pytorch.build import Build
 from tightfit.recipe import Recipe
 
 NUMBERED = ("idx", "index", "layer_id", "layer_number")
-"""What a module's own number in the stack is called: alike blocks differ in it."""
+"""Names of a module's own number in the stack, in which alike blocks differ."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Shorten:
 def repeated_stacks(model: nn.Module, stacks: Iterable[Sequence[nn.Module]], recipe: Recipe) -> list[Repeated]:
     """The model's stacks, where each repeats and all are equally deep; none where they are not.
 
-    Where a technique tells blocks apart by their number, a group is as long as its pattern.
+    Where a technique treats blocks by their number, a group is as long as its pattern.
     """
     every = 1 if recipe.checkpointing == "auto" else recipe.checkpointing.period
     if every is None:
@@ -80,7 +80,7 @@ def repeated_stacks(model: nn.Module, stacks: Iterable[Sequence[nn.Module]], rec
         if place is None:
             return []
         signatures = [_signature(block) for block in stack]
-        # A technique that tells blocks apart counts from the first one.
+        # A technique with a pattern over blocks counts from the first one.
         head, period = min(((head, _period(signatures[head:])) for head in ((0, 1) if every == 1 else (0,))),
                            key=lambda pair: (pair[1], pair[0]))
         found.append(Repeated(*place, head, math.lcm(period, every)))
@@ -97,7 +97,7 @@ def _container(model: nn.Module, stack: Sequence[nn.Module]) -> tuple[str, nn.Mo
 
 
 def _signature(block: nn.Module) -> tuple[object, ...]:
-    """What of a block decides the work it does: classes, shapes, and settings that are no number of its own."""
+    """Properties that decide a block's work: classes, shapes, and settings that are no number of its own."""
     parts: list[object] = []
     for name, module in block.named_modules():
         parts.append((name, type(module)))

@@ -57,7 +57,7 @@ class FakeBatch:
 
 
 def is_padded(recipe: Recipe, task: Task) -> bool:
-    """Whether a micro-batch's rows end in padding: documents of their own length, where padding is told from text."""
+    """Whether a micro-batch's rows end in padding: documents of their own length, where padding differs from text."""
     packed = task.packs and recipe.data.packing
     return recipe.data.source != "dummy" and not packed and task.reads == "tokens" and task.predicts != "next"
 

@@ -25,7 +25,7 @@ from tightfit.backends.pytorch.simulate.fake_windows import fake_window
 from tightfit.trace import Category, Phase
 
 CACHES = ("past_key_values", "cache_params")
-"""What models call the cache that they take and return."""
+"""Names of the cache that models take and return."""
 
 
 def generate(build: Build, tracker: Tracker) -> None:

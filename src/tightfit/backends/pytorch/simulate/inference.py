@@ -47,7 +47,7 @@ PLAIN = {SDPA: "sdpa", EAGER: "eager"}
 
 
 def predict_inference(recipe: Recipe, device: Device, model: nn.Module | None = None) -> Trace:
-    """What generating `inference.new_tokens` tokens after each of `batch_size` prompts of `seq_len` tokens does.
+    """Trace of generating `inference.new_tokens` tokens after each of `batch_size` prompts of `seq_len` tokens.
 
     recipe: with precision and attention resolved; its optimizer, checkpointing and micro-batch are not read.
     model: a module of the caller's own, on any device; its weights are not read.
@@ -134,7 +134,7 @@ def _check_positions(build: Build) -> None:
 
 
 def _without_cache(build: Build) -> Iterator[str]:
-    """What is to be said of a model that transformers does not generate with. Raises Refused."""
+    """Notes on a model that transformers does not generate with. Raises Refused."""
     name = type(build.model).__name__
     if build.recipe.inference.beams > 1:
         raise Refused(f"inference.beams: {name} has no generate that searches with beams; write inference.beams=1")

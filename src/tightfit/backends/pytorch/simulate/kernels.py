@@ -104,9 +104,9 @@ def _math_attention(
     weights = aten._safe_softmax(weights, -1)
     if dropout > 0.0:
         weights = torch.dropout(weights, dropout, True)
-    beside = weights.to(dtype)  # returned with the output, and made before it; the caller drops it
+    returned = weights.to(dtype)  # returned with the output, and made before it; the caller drops it
     output: Tensor = (weights @ each_value).to(dtype)
-    del beside
+    del returned
     return output
 
 

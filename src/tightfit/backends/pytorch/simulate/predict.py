@@ -54,11 +54,11 @@ WORTHWHILE = 2 * SHALLOW + 2
 
 
 def predict(recipe: Recipe, device: Device, model: nn.Module | None = None, *, whole: bool = False) -> Trace:
-    """What the recipe's step does on `device`: ops and allocations of two steps, of evaluation where data is held out
+    """Trace of the recipe's step on `device`: ops and allocations of two steps, of evaluation where data is held out
     for it, of saving and of resuming.
 
     recipe: resolved. model: a module of the caller's own, on any device; its weights are not read.
-    whole: trace every block, also where few of them tell the rest.
+    whole: trace every block, also where few of them stand for the rest.
     No parameter is ever allocated. Raises Refused where a technique cannot serve, and ModelError, naming the module
     and the op, where a model cannot be traced.
     """
@@ -197,7 +197,7 @@ def _run(build: Build, tracker: Tracker) -> None:
 
 
 class _Watched:
-    """A step whose phases, window and optimizer states the tracker is told of."""
+    """A step that reports its phases, window and optimizer states to the tracker."""
 
     def __init__(self, build: Build, tracker: Tracker) -> None:
         self.build = build

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor, FakeTensorMode
 
 MISSING = object()
-"""What `ShapeCache.result` gives where an op is not known, or cannot be."""
+"""Result of `ShapeCache.result` where an op is not known, or cannot be."""
 
 PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.layout, torch.memory_format, torch.device)
 
@@ -37,7 +37,7 @@ class ShapeCache:
         self._known: dict[tuple[Any, ...], Kept] = {}
 
     def key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-        """What the op is known by; None for one that cannot be remembered."""
+        """Key of the op; None for one that cannot be remembered."""
         parts: list[Any] = [func]
         try:
             for arg in args:

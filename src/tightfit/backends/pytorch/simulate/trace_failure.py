@@ -1,4 +1,4 @@
-"""What is said of a model whose step cannot be traced without values: where it stopped, and what is known even so."""
+"""The error for a model whose step cannot be traced without values: where it stopped, and what is known even so."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tightfit.text import size
 VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 RULES = (UnsupportedOperatorException, UnsupportedFakeTensorException)
 OVERFLOW = re.compile(r"Storage size calculation overflowed with sizes=\[([\d, ]+)\]")
-"""What torch says of a tensor whose bytes are more than 64 bits count, also where its compiler wraps it."""
+"""torch's message for a tensor whose bytes are more than 64 bits count, also where its compiler wraps it."""
 
 
 @contextmanager
@@ -89,7 +89,6 @@ def _message(build: Build, module: str, op: str, error: BaseException) -> str:
 
 
 def _known(build: Build) -> str:
-    """What does not hang on the step."""
     parameters = list(build.model.parameters())
     known = f"Known even so: weights {size(sum(p.nbytes for p in parameters))}"
     if build.recipe.mode == "train":

@@ -24,14 +24,14 @@ from tightfit.trace import Category, OpClass, Phase, Trace, UntracedMemory
 RECORDS = (Path("~/.cache/tightfit/context_bytes.json"), Path(__file__).with_name("context_bytes.json"))
 """Contexts that were measured, by the GPU's name: this machine's own first, then those that come with the package."""
 SIZES, ORIGIN = ("step", "compiled"), ("date", "torch", "driver")
-"""What a record holds: bytes, and where and when they were measured."""
+"""Fields of a record: bytes, and where and when they were measured."""
 
 ASSUMED = "assumed, not yet measured on this GPU"
 CONTEXT = 426 * MIB
 """A bare context on an RTX 6000 Ada with PyTorch 2.10 for CUDA 13, as nvidia-smi shows it: unsloth-zoo, pull request
 1053. Before CUDA 11.7, which loaded every kernel at once, it was far more: 1,343 MB on a V100."""
 KERNELS = 164 * MIB
-"""What a model's run on an H100 added outside PyTorch's allocator: 0.16 GiB in vLLM's own report, pull request 12126.
+"""Loaded kernels: a model's run on an H100 added 0.16 GiB outside PyTorch's allocator (vLLM, pull request 12126).
 Kernels are loaded when they are first used, by default since CUDA 12.2; PyTorch has asked for it since 1.13."""
 
 WORKSPACE, WIDE_WORKSPACE = 8_519_680, 32 * MIB
@@ -48,7 +48,7 @@ AUTOGRAD = (Phase.BACKWARD, Phase.RECOMPUTE)
 
 
 def unseen(recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemory]:
-    """What the recipe's step takes on `device` besides what its trace holds; nothing on the CPU, whose memory is all
+    """Memory of the recipe's step on `device` that its trace does not hold; nothing on the CPU, whose memory is all
     the host's.
 
     recipe: resolved. trace: of the whole model.
@@ -77,7 +77,7 @@ def _context(recipe: Recipe, device: Device) -> Iterator[UntracedMemory]:
 
 
 def recorded_context(name: str, paths: tuple[Path, ...] | None = None) -> dict[str, Any] | None:
-    """What `benchmarks/context_bytes.py` measured on the GPU of that name: bytes of context and kernels after a
+    """Record of `benchmarks/context_bytes.py` for the GPU of that name: bytes of context and kernels after a
     training `step` and after a `compiled` one, with `gpu` and ORIGIN; None where nothing is kept."""
     for path in paths or RECORDS:
         try:

@@ -51,7 +51,7 @@ def _arguments(technique: PerBlock | WholeModel, build: Build) -> dict[str, Any]
 
 
 def compile_seconds() -> float:
-    """Seconds that Dynamo and its backends have spent compiling in this process; 0 where this torch does not tell."""
+    """Seconds that Dynamo and its backends have spent compiling in this process; 0 where this torch does not say."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     if dynamo is None:  # nothing was compiled, and loading Dynamo takes seconds
         return 0.0

@@ -1,4 +1,4 @@
-"""Copies between a device's memory and the host's, beside the device's computing: how offloaded tensors move.
+"""Copies between a device's memory and the host's, while the device computes: how offloaded tensors move.
 
     transfers = Transfers(device)                 # once; its two side streams live as long as it does
     copy = transfers.to_host(tensor, buffer)      # begins when what was computed so far is there
@@ -6,8 +6,8 @@
 
 On CUDA copies run on side streams, in order, one stream for each direction, to and from page-locked memory. A tensor
 that is copied is kept until its copy was waited for, so that its memory is not handed out again before. On a processor
-a copy is made at once. A `TransferWatch` among the dispatch modes is told of each: on fake tensors that stand for a
-GPU's, this is all that tells the host's memory from the device's.
+a copy is made at once. A `TransferWatch` among the dispatch modes hears of each: on fake tensors that stand for a
+GPU's, this alone distinguishes the host's memory from the device's.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ class Copy(Point):
         self._transfers = transfers
 
     def wait(self) -> Tensor:
-        """What is computed from now on begins after the copy. The target."""
+        """Later computation begins after the copy. The target."""
         self._transfers.finish(self)
         if self.event is not None:
             torch.cuda.current_stream(self._transfers.device).wait_event(self.event)
-        self._told(Stream.COMPUTE)
+        self._report(Stream.COMPUTE)
         return self.target
 
     def wait_on_host(self) -> Tensor:
@@ -82,10 +82,10 @@ class Copy(Point):
         self._transfers.finish(self)
         if self.event is not None:
             self.event.synchronize()
-        self._told(Stream.HOST)
+        self._report(Stream.HOST)
         return self.target
 
-    def _told(self, stream: Stream) -> None:
+    def _report(self, stream: Stream) -> None:
         for watch in watches():
             if self.tick is not None:
                 watch.waits(stream, self.tick)
@@ -174,5 +174,5 @@ class Transfers:
 
 
 def watches() -> Iterator[TransferWatch]:
-    """The modes that are to be told."""
+    """The modes that watch."""
     return (mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, TransferWatch))

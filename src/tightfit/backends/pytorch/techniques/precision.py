@@ -58,7 +58,7 @@ def _with_tf32(build: Build, allowed: bool) -> Build:
 def fp32_products(tf32: bool) -> Iterator[None]:
     """How fp32 matrix products, convolutions and recurrent layers compute while this is entered.
 
-    torch keeps the older, process-wide flags beside a newer setting for each operator, and reading an older one raises
+    torch keeps the older, process-wide flags next to a newer setting for each operator, and reading an older one raises
     where the two disagree, as Inductor does when it tunes: so both are set, and both put back.
     """
     places, before = _places(), list[str]()

@@ -1,1 +1,1 @@
-"""What torch.compile would make of a step: AOTAutograd's graphs, Inductor's kernels and memory."""
+"""torch.compile on fake tensors: AOTAutograd's graphs, Inductor's kernels and memory."""

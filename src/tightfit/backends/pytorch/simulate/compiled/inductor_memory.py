@@ -1,7 +1,7 @@
 """When the code that Inductor would generate allocates and frees. Private to torch, as all of `inductor_schedule` is.
 
 The wrapper around the kernels is planned by Inductor itself, reuse of freed buffers included. What generating the
-kernels would decide besides is decided here by Inductor's own rules: which results are written over an argument, and
+kernels would decide on top is decided here by Inductor's own rules: which results are written over an argument, and
 which never reach memory, because the kernel that makes them is the only one to read them.
 """
 
@@ -29,7 +29,7 @@ class Life:
 
 
 Place = Life | str
-"""What a buffer lies in: memory that the graph allocates, or an argument, by name."""
+"""Place of a buffer: memory that the graph allocates, or an argument, by name."""
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ SEARCHES = {
     "max_autotune": False, "max_autotune_gemm": False, "max_autotune_pointwise": False, "benchmark_fusion": False,
     "freezing": False, "cpp_wrapper": False,
 }
-"""What would run kernels to choose among them, and what ends in another wrapper: off, for nothing can run."""
+"""Settings that run kernels to choose among them, or end in another wrapper: off, for nothing can run."""
 
 
 def inductor_schedule(
@@ -179,7 +179,7 @@ def _bytes(traffic: Traffic, symbols: Symbols) -> int:
 
 
 def _traffic(graph: Any, node: BaseSchedulerNode) -> tuple[Traffic, Traffic]:
-    """What a generated kernel reads and writes: each buffer once, with what its loops touch."""
+    """Reads and writes of a generated kernel: each buffer once, with the elements that its loops touch."""
     found: tuple[Traffic, Traffic] = ({}, {})
     for part in node.get_nodes():
         loops = part.get_ranges() if isinstance(part, SchedulerNode) else None

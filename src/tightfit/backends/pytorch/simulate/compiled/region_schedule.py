@@ -1,4 +1,4 @@
-"""What one compiled graph does: the kernels it launches, the memory it holds meanwhile, and what it gives back."""
+"""Schedule of one compiled graph: the kernels it launches, the memory it holds meanwhile, and its outputs."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def read_symbols(places: Mapping[Any, tuple[int, int | None]], args: Sequence[An
 
 
 def number(size: Any, symbols: Symbols) -> int:
-    """A size, fixed or dynamic, as a number. Raises KeyError for one that the call does not tell."""
+    """A size, fixed or dynamic, as a number. Raises KeyError for one that the call does not give."""
     if isinstance(size, int):
         return size
     expression = size.node.expr if isinstance(size, torch.SymInt) else size

@@ -70,19 +70,19 @@ class CompiledCall:
 
 Record = Callable[[CompiledCall], None]
 Begin = Callable[[], None]
-"""Told that a compiled graph is called, before it frees any of its arguments."""
+"""Called when a compiled graph is, before it frees any of its arguments."""
 
 
 def planning_backend(
     record: Record, *, backend: str = "inductor", mode: str = "default", gpu: bool = False,
     scratch: Scratch = no_scratch, begin: Begin = lambda: None,
 ) -> str | CompilerBackend:  # fmt: skip
-    """What to give torch.compile as its backend, in the place of `backend` in `mode`, when tensors are fake.
+    """Backend for torch.compile in the place of `backend` in `mode`, when tensors are fake.
 
-    record: told of each call of a compiled graph, while its arguments or its outputs are alive.
+    record: called for each call of a compiled graph, while its arguments or its outputs are alive.
     gpu: whether kernels are fused as for a GPU.
     scratch: what a library's kernel takes beyond its result while it runs.
-    begin: told that a compiled graph is called, before it frees any of its arguments.
+    begin: called when a compiled graph is, before it frees any of its arguments.
     The backends that generate no code run the graph's ops one by one: they serve as they are.
     """
     if backend != "inductor":
@@ -132,7 +132,7 @@ class _Planned:
         return _boxed(_Graph(direction, schedules, find_symbols(inputs), self).call)
 
     def _one_by_one(self, module: fx.GraphModule, direction: Direction, reason: str) -> Callable[..., Any]:
-        """What there is where Inductor's schedule cannot be read: the graph's ops, each followed by itself."""
+        """Fallback where Inductor's schedule cannot be read: the graph's ops, each followed by itself."""
         sure = f"its ops one by one, with none fused: Inductor's schedule could not be read ({reason})"
 
         def call(args: list[Any]) -> Any:
@@ -161,7 +161,7 @@ def compiling_for(make_mode: Callable[..., Any]) -> Iterator[None]:
     made inside share what they compile.
 
     Each size of a micro-batch is compiled by itself. Training does so for the first, and then once more for all others
-    together: the same kernels and the same memory, with sizes that are told when they run.
+    together: the same kernels and the same memory, with sizes that are known when they run.
     """
     import torch._dynamo
 
@@ -272,7 +272,7 @@ class Regions:
                                 begin=self._begin)
 
     def reporting_to(self, tracker: Tracker) -> CompileBackend:
-        """What gives torch.compile its backend, by name and mode; from now on calls are reported to `tracker`."""
+        """Maker of torch.compile's backend, by name and mode; from now on calls are reported to `tracker`."""
         self._tracker = tracker
         return lambda name, mode: self._backend(backend=name, mode=mode)
 

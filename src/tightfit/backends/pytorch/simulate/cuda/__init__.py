@@ -1,1 +1,1 @@
-"""What a CUDA device would do where the processor runs the fake tensors: kernels, autocast, scratch."""
+"""CUDA's autocast, SDPA kernels and scratch memory, for fake tensors on the CPU."""

@@ -30,7 +30,7 @@ HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
 
 
 class Policy(StrEnum):
-    """What autocast does with an op's floating-point arguments, fp64 aside. The names are the header's."""
+    """Treatment of an op's floating-point arguments, fp64 aside. The names are the header's."""
 
     LOWER = "LOWER_PRECISION_FP"
     """Cast to autocast's own format."""

@@ -38,7 +38,7 @@ class Dim(NamedTuple):
 
 @dataclass(frozen=True)
 class Reduced:
-    """What is reduced: see `reduction_buffer`."""
+    """A reduction: see `reduction_buffer`."""
 
     dims: tuple[Dim, ...]
     itemsize: int

@@ -33,7 +33,7 @@ NEWEST = (12, 1)
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """What the choice depends on.
+    """A call of scaled_dot_product_attention, as far as the choice depends on it.
 
     query: (B, H, T, D). key, value: (B, heads for keys, K, D), the value's D its own. mask: its shape, None without.
     dtypes: those of query, key and value.
@@ -181,7 +181,7 @@ CHECKS: dict[Kernel, Callable[[Call, tuple[int, int], Version], list[str]]] = {
 
 
 def _shared_obstacles(call: Call) -> list[str]:
-    """What no fused kernel serves."""
+    """Reasons against every fused kernel."""
     if {len(call.query), len(call.key), len(call.value)} != {4}:
         return ["not four dimensions"]
     return _holding({

@@ -1,4 +1,4 @@
-"""Keyword arguments that tell a model which positions may see each other."""
+"""Keyword arguments that say which positions may see each other."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def own_obstacle(model: nn.Module) -> str | None:
         return f"{name} computes attention itself and takes no mask that keeps packed documents apart"
     config = getattr(model, "config", None)
     if any("alibi" in source for source in sources) and getattr(config, "alibi", True):
-        return f"{name} reads positions from its padding mask (ALiBi), which cannot tell packed documents apart"
+        return f"{name} reads positions from its padding mask (ALiBi), which cannot keep packed documents apart"
     if any("create_sliding_window_causal_mask(" in source for source in sources):
         return f"{name} has sliding windows that a mask for packed documents would lift"
     return None
@@ -262,7 +262,7 @@ def _first_position(model: nn.Module) -> int:
 
 
 def _token_mixer(model: nn.Module) -> str | None:
-    """A layer besides attention in which tokens of a row meet, as an obstacle to packing."""
+    """A layer other than attention in which tokens of a row meet, as an obstacle to packing."""
     for name, module in model.named_modules():
         wide = isinstance(module, nn.Conv1d) and module.kernel_size[0] > 1
         if wide or re.search(r"Mamba|SSM|DeltaNet|Recurrent|Rwkv|Lightning|LinearAttention", type(module).__name__):

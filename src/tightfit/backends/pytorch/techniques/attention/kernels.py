@@ -57,7 +57,7 @@ def sdpa(
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _takes_masks() -> bool:
-    """Whether a CUDA kernel besides flash may run."""
+    """Whether a CUDA kernel other than flash may run."""
     allowed = torch.backends.cuda
     return any((allowed.mem_efficient_sdp_enabled(), allowed.cudnn_sdp_enabled(), allowed.math_sdp_enabled()))
 

@@ -125,7 +125,7 @@ def _call(
     if policy is not None:
         compiling = torch.compiler.is_compiling()
         contexts["context_fn"] = partial(_compiled_contexts, policy) if compiling else _context_fn(policy)
-    # Only positional tensors tell `checkpoint` which devices' random states to restore.
+    # Only positional tensors say to `checkpoint` which devices' random states to restore.
     if not args and first in kwargs:
         args = (kwargs.pop(first),)
     return torch_checkpoint.checkpoint(

@@ -29,7 +29,7 @@ class Loss(Protocol):
     """The loss over (the model's outputs, its head), in two steps, so that what a model owes can be checked between."""
 
     def outputs(self, build: Build, batch: TensorBatch) -> Tensor:
-        """Tensor that the loss is made of, one row for each label: logits, or hidden states. Raises ModelError."""
+        """Input of the loss, one row for each label: logits, or hidden states. Raises ModelError."""
 
     def classes(self, build: Build, outputs: Tensor) -> int:
         """How many classes a label may name."""

@@ -103,7 +103,7 @@ def _flatten(optimizer: Optimizer, model: nn.Module) -> tuple[dict[str, Tensor],
 
 
 def _parts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The plain tensors that a tensor is made of: itself, or those that a wrapper subclass holds."""
+    """The plain tensors of a tensor: itself, or those that a wrapper subclass holds."""
     if not is_traceable_wrapper_subclass(tensor):
         yield name, tensor.detach()
         return
