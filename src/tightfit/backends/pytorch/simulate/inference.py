@@ -27,18 +27,15 @@ from tightfit.backends.pytorch.assembly import bare_build
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.backends.pytorch.models import cast_weights
-from tightfit.backends.pytorch.simulate import cpu_scratch
-from tightfit.backends.pytorch.simulate.cuda import scratch as cuda_scratch
-from tightfit.backends.pytorch.simulate.data_dependent import answer, hide_fakeness
+from tightfit.backends.pytorch.simulate.data_dependent import answer
 from tightfit.backends.pytorch.simulate.generating import generate, one_pass, recompute
 from tightfit.backends.pytorch.simulate.predict import ON_HOST, undrawn, without_values
-from tightfit.backends.pytorch.simulate.target import PlanningMode, simulate
+from tightfit.backends.pytorch.simulate.target import fake_tensors, scratch_of
 from tightfit.backends.pytorch.simulate.trace_failure import explain_trace_failure
 from tightfit.backends.pytorch.simulate.unseen import unseen
 from tightfit.backends.pytorch.techniques.attention.functions import EAGER, SDPA
 from tightfit.devices import Device
 from tightfit.errors import Refused
-from tightfit.garbage import gc_paused
 from tightfit.recipe import Recipe
 from tightfit.trace import Trace
 
@@ -57,9 +54,8 @@ def predict_inference(recipe: Recipe, device: Device, model: nn.Module | None = 
     and the op, where a model cannot be traced.
     """
     recipe = recipe.model_copy(update={"pretrained": False})
-    scratch = (cpu_scratch if device.kind == "cpu" else cuda_scratch).scratch
-    tracker = Tracker(scratch=scratch, answer=partial(answer, padded=False))
-    with gc_paused(), simulate(device), PlanningMode(device), hide_fakeness():
+    tracker = Tracker(scratch=scratch_of(device), answer=partial(answer, padded=False))
+    with fake_tensors(device):
         own = None if model is None else without_values(model)
         with undrawn():
             build = inference_build(recipe, device, ON_HOST, own)

@@ -22,13 +22,11 @@ from tightfit.backends.pytorch.assembly import assemble
 from tightfit.backends.pytorch.batch import TensorWindow
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.follow.tracker import Tracker
-from tightfit.backends.pytorch.simulate import cpu_scratch
 from tightfit.backends.pytorch.simulate.compiled.regions import Regions, compiling_for
-from tightfit.backends.pytorch.simulate.cuda import scratch as cuda_scratch
-from tightfit.backends.pytorch.simulate.data_dependent import answer, hide_fakeness
+from tightfit.backends.pytorch.simulate.data_dependent import answer
 from tightfit.backends.pytorch.simulate.depth import Shorten
 from tightfit.backends.pytorch.simulate.fake_windows import fake_window, is_padded, micro_batch_groups
-from tightfit.backends.pytorch.simulate.target import PlanningMode, simulate
+from tightfit.backends.pytorch.simulate.target import PlanningMode, fake_tensors, scratch_of
 from tightfit.backends.pytorch.simulate.trace_failure import explain_trace_failure
 from tightfit.backends.pytorch.simulate.unseen import unseen
 from tightfit.backends.pytorch.step import Step
@@ -63,7 +61,7 @@ def predict(recipe: Recipe, device: Device, model: nn.Module | None = None, *, w
     and the op, where a model cannot be traced.
     """
     recipe = recipe.model_copy(update={"pretrained": False})  # a plan reads the configuration, never weights
-    regions = Regions(device, cpu_scratch.scratch if device.kind == "cpu" else cuda_scratch.scratch)
+    regions = Regions(device, scratch_of(device))
     with compiling_for(partial(PlanningMode, device)) if recipe.compiled else nullcontext():
         trace = _of_any_depth(partial(_traced, recipe, device, model, regions if recipe.compiled else None), whole)
     trace.notes += regions.notes
@@ -96,20 +94,15 @@ def _traced(
     recipe: Recipe, device: Device, model: nn.Module | None, regions: Regions | None, shorten: Shorten | None = None
 ) -> Trace:
     """regions: what is compiled, which may be so already; None where nothing is."""
-    on_cpu = device.kind == "cpu"
-    scratch = cpu_scratch.scratch if on_cpu else cuda_scratch.scratch
     padded = is_padded(recipe, get_task(recipe.task))
-    tracker = Tracker(scratch=scratch, answer=partial(answer, padded=padded))
+    tracker = Tracker(scratch=scratch_of(device), answer=partial(answer, padded=padded))
 
     def change(build: Build) -> Build:
         build = build if shorten is None else shorten(build)
         return build if regions is None else replace(build, compile_backend=regions.reporting_to(tracker))
 
     with ExitStack() as stack:
-        stack.enter_context(gc_paused())  # where each phase begins, see `_Watched`
-        stack.enter_context(simulate(device))
-        stack.enter_context(PlanningMode(device))
-        stack.enter_context(hide_fakeness())
+        stack.enter_context(fake_tensors(device))  # garbage is collected where each phase begins, see `_Watched`
         own = None if model is None else without_values(model)
         with undrawn():
             build = assemble(recipe, device, ON_HOST, own, change)
@@ -119,7 +112,7 @@ def _traced(
         stack.callback(tracker.unfollow)
         stack.enter_context(tracker)
         stack.enter_context(build.session())
-        if on_cpu:
+        if device.kind == "cpu":
             stack.enter_context(_counted_random_states(tracker))
         stack.enter_context(explain_trace_failure(build, tracker))
         _run(build, tracker)

@@ -20,11 +20,15 @@ from torch._higher_order_ops.utils import registered_hop_fake_fns
 from torch._ops import HigherOrderOperator
 from torch._subclasses import FakeTensor, FakeTensorMode
 
-from tightfit.backends.pytorch.simulate import kernels
+from tightfit.backends.pytorch.follow.tracker import Scratch
+from tightfit.backends.pytorch.simulate import cpu_scratch, kernels
+from tightfit.backends.pytorch.simulate.cuda import scratch as cuda_scratch
 from tightfit.backends.pytorch.simulate.cuda.autocast import autocast_as_on_cuda
+from tightfit.backends.pytorch.simulate.data_dependent import hide_fakeness
 from tightfit.backends.pytorch.simulate.shape_cache import MISSING, ShapeCache
 from tightfit.backends.pytorch.simulated_device import TargetOf, simulated_cuda_device, simulated_device
 from tightfit.devices import Device
+from tightfit.garbage import gc_paused
 
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
@@ -68,6 +72,18 @@ class PlanningMode(FakeTensorMode):
         if rule is not None:
             return rule(*args, **(kwargs or {}))
         return super().dispatch(func, types, args, kwargs or {})
+
+
+@contextmanager
+def fake_tensors(device: Device) -> Iterator[None]:
+    """Inside, all tensors are fake ones that stand for `device`'s, and torch and transformers choose as there."""
+    with gc_paused(), simulate(device), PlanningMode(device), hide_fakeness():
+        yield
+
+
+def scratch_of(device: Device) -> Scratch:
+    """Bytes that a kernel of the device takes and gives back while it runs."""
+    return cpu_scratch.scratch if device.kind == "cpu" else cuda_scratch.scratch
 
 
 @contextmanager

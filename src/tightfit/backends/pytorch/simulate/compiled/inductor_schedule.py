@@ -23,12 +23,12 @@ from torch._inductor.scheduler import BaseSchedulerNode, NopKernelSchedulerNode,
 from torch._inductor.virtualized import V
 
 from tightfit.backends.pytorch.follow.op_classes import class_of
+from tightfit.backends.pytorch.follow.tracker import Scratch
 from tightfit.backends.pytorch.simulate.compiled.inductor_memory import Life, Memory, Place
 from tightfit.backends.pytorch.simulate.compiled.region_schedule import (
     Output,
     Schedule,
     Scheduler,
-    Scratch,
     Storage,
     Symbols,
     called,

@@ -12,6 +12,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._pytree import tree_map
 
 from tightfit.backends.pytorch.follow.op_costs import cost
+from tightfit.backends.pytorch.follow.tracker import Scratch
 from tightfit.trace import Op, Phase
 
 Symbols = Mapping[Any, int]
@@ -19,9 +20,6 @@ Symbols = Mapping[Any, int]
 
 Scheduler = Callable[[Symbols], "Schedule"]
 """A compiled graph, for any sizes that it serves."""
-
-Scratch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int]
-"""Bytes that a library's kernel takes and gives back while it runs, by op, arguments and result."""
 
 
 def no_scratch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:

@@ -24,12 +24,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tightfit.backends.pytorch.build import CompileBackend
 from tightfit.backends.pytorch.errors import cause
-from tightfit.backends.pytorch.follow.tracker import Tracker
+from tightfit.backends.pytorch.follow.tracker import Scratch, Tracker
 from tightfit.backends.pytorch.simulate.compiled.region_schedule import (
     Output,
     Schedule,
     Scheduler,
-    Scratch,
     Symbols,
     find_symbols,
     no_scratch,
