@@ -13,7 +13,7 @@ from torch import nn
 import tightfit
 from tests.display.plans import fitting, nothing_fits
 from tightfit.backends import load_backend
-from tightfit.backends.pytorch.ceilings import measure as measuring
+from tightfit.backends.pytorch.measure.calibration import measure as measuring
 from tightfit.calibration import Ceilings, Curve, processor, torch_version
 from tightfit.commands import plan as plan_command
 from tightfit.devices import find_device
