@@ -116,7 +116,7 @@ def test_compiled_code_is_measured_with_its_memory_and_gradients():
     assert len(compiled) == 2 * 2 * 2  # passes, micro-batches, blocks
     backward = [span for span in found.spans if span.name == "backward"][-1]
     weights = found.by_category(0)[Category.WEIGHTS]
-    trained = sum(p.untyped_storage().nbytes() for p in step.parameters)
+    trained = sum(p.untyped_storage().nbytes() for p in step.build.model.parameters() if p.requires_grad)
     assert found.by_category(backward.stop - 1)[Category.GRADIENTS] == trained <= weights
 
 
