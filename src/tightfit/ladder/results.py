@@ -8,12 +8,11 @@ from itertools import product
 
 import numpy as np
 
-from tightfit.ladder.cards import card_name, published_card
 from tightfit.ladder.catalogue import Words, guides
 from tightfit.ladder.peers import title_of
 from tightfit.ladder.rows import OURS, Measured, Predicted, Row, input_fingerprint
 from tightfit.ladder.run import LadderRun
-from tightfit.ladder.rungs import Figures, Ladder, Rung, Scale
+from tightfit.ladder.rungs import Figures, Ladder, Rung, Scale, card_name
 
 TOLERANCES = {"fp32": 0.01, "fp16": 0.05, "bf16": 0.05, "bf16-pure": 0.1}
 """How far the losses of two loops may lie apart, in nats, step by step, and still be the same work."""
@@ -136,7 +135,7 @@ def heading(run: LadderRun) -> list[str]:
         said.append(f"{options.scale} shape: {smaller(ladder, options.scale)}; memory is the allocator's peak of a "
                     "step, and published figures are of the full size")
     if options.gpu is not None:
-        other = ladder.published_on and ladder.card_named and card_name(options.gpu) != published_card(ladder)
+        other = ladder.published_on and ladder.card_named and card_name(options.gpu) != ladder.published_card
         said.append(f"full size (full) predicted for {card_name(options.gpu)}"
                     + (", another card than that of publ." if other else ""))
     if ladder.published_on:

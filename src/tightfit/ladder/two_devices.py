@@ -12,7 +12,7 @@ from tightfit.backends.pytorch.measuring.parallel_timing import cards, time_dist
 from tightfit.data.loading import WindowLoader, make_window
 from tightfit.devices import Device
 from tightfit.errors import Refused
-from tightfit.ladder.parallel import DEVICES
+from tightfit.ladder.jobs import DEVICES
 from tightfit.ladder.rungs import Launch
 from tightfit.recipe import Recipe
 from tightfit.tasks import Window

@@ -23,11 +23,10 @@ from tightfit.backends import load_backend
 from tightfit.backends.base import Backend, Timings
 from tightfit.devices import Device
 from tightfit.errors import MissingLibrary, NonFiniteLoss, OutOfMemory, Refused, TightfitError
-from tightfit.ladder.cards import card
 from tightfit.ladder.jobs import JOBS, OUTCOME, Job, Outcome
-from tightfit.ladder.parallel import end_others, writes_outcome
 from tightfit.ladder.peers import PEERS
 from tightfit.ladder.rows import OURS, Machine, Status
+from tightfit.ladder.rungs import card
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Margin, fit, steps_alone
 from tightfit.planning.search.search import check_length
@@ -57,10 +56,21 @@ def main(asked: Path, outcomes: Path, parent: int) -> None:
         except TightfitError as error:
             found = Outcome(status=status_of(error), reason=str(error))
         failed = found.status != "done"
-        if writes_outcome(failed=failed):
+        if failed or os.environ.get("RANK", "0") == "0":  # of several processes the first writes, and any that failed
             with outcomes.open("ab") as file:
                 file.write(OUTCOME.dump_json(found) + b"\n")
         end_others(failed=failed)
+
+
+def end_others(*, failed: bool) -> None:
+    """Where something went wrong in one of several processes, end it so that torchrun ends the others, which wait for
+    it; where nothing did, or they were not joined yet and each ends without the others, return."""
+    if "RANK" not in os.environ or not failed:
+        return
+    from torch import distributed
+
+    if distributed.is_initialized():
+        os._exit(1)
 
 
 def status_of(error: TightfitError) -> Status:
