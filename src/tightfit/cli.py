@@ -158,11 +158,9 @@ def ladder(
 @app.command()
 def gpus() -> None:
     """List the GPUs that a plan can be made for."""
-    from rich.console import Console
+    from tightfit.commands.lists import list_gpus
 
-    from tightfit.display.gpu_tables import gpu_table
-
-    Console().print(gpu_table())
+    list_gpus()
 
 
 @app.command()
@@ -195,15 +193,9 @@ def doctor(
 @app.command()
 def recipes() -> None:
     """List the bundled recipes and models."""
-    from tightfit.bundled import BUNDLED
-    from tightfit.recipe_files import bundled_recipes
+    from tightfit.commands.lists import list_recipes
 
-    typer.echo("recipes")
-    for name in bundled_recipes():
-        typer.echo(f"  {name}")
-    typer.echo("models, each of which is also a recipe of that name")
-    for name in sorted(BUNDLED):
-        typer.echo(f"  {name:<18} {BUNDLED[name].task}")
+    list_recipes()
 
 
 def _quiet_libraries() -> None:

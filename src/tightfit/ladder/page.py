@@ -11,10 +11,9 @@ from typing import Any
 
 import yaml
 
-from tightfit import page as frame
 from tightfit.devices import MIB
 from tightfit.errors import RecipeError
-from tightfit.files import replacing
+from tightfit.files import replacing, write_atomically
 from tightfit.ladder.catalogue import guides
 from tightfit.ladder.charts import draw
 from tightfit.ladder.peers import title_of
@@ -36,6 +35,7 @@ from tightfit.ladder.results import (
 from tightfit.ladder.rows import OURS, Measured
 from tightfit.ladder.run import LadderRun
 from tightfit.ladder.table import cells, notes
+from tightfit.page import render
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 WIDTH, DRAWING = 1100, 120.0
@@ -44,7 +44,7 @@ WIDTH, DRAWING = 1100, 120.0
 
 def write_page(path: Path, run: LadderRun) -> None:
     """Write the page of what is known of a ladder so far, whole or not at all. Raises OSError."""
-    frame.write_page(path, page(run))
+    write_atomically(path, page(run))
 
 
 def page(run: LadderRun) -> str:
@@ -65,7 +65,7 @@ def page(run: LadderRun) -> str:
     sections = {"ladder": "Ladder", **{chart.name: chart.title for chart in charts},
                 "features": "What each technique gives", **({"peers": "Ours against peers'"} if peers else {}),
                 **({"missing": "What did not run, and why"} if missing else {}), "about": "About this ladder"}
-    return frame.render(
+    return render(
         __package__ or "", "page.html.jinja", title=ladder.title, run=run, heading=heading(run)[1:], heads=heads,
         rows=rows, charts=charts, figures=figures, sections=sections,
         contents=list(sections.items()),
@@ -147,8 +147,8 @@ def save_picture(path: Path, run: LadderRun) -> None:
     height = 110 + sum(60 + chart.figure.layout.height for chart in shown)
     with tempfile.TemporaryDirectory(prefix="tightfit-picture-") as folder, replacing(path) as temporary:
         source, picture = Path(folder) / "picture.html", Path(folder) / "picture.png"
-        source.write_text(frame.render(__package__ or "", "picture.html.jinja", title=title, machine=machine,
-                                       charts=shown), "utf-8")
+        source.write_text(render(__package__ or "", "picture.html.jinja", title=title, machine=machine, charts=shown),
+                          "utf-8")
         words = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
                  f"--user-data-dir={folder}/profile", f"--window-size={WIDTH},{height}", f"--screenshot={picture}",
                  source.as_uri()]

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, Valida
 
 from tightfit.devices import Device
 from tightfit.errors import RecipeError, ReportError
-from tightfit.files import replacing
+from tightfit.files import write_atomically
 from tightfit.profiling import FOLDER
 from tightfit.recipe import Recipe
 from tightfit.trace import Phase, Trace
@@ -126,8 +126,7 @@ def save(profile: Profile, folder: Path) -> Path:
             path.unlink(missing_ok=True)
     plain = _adapter().dump_python(replace(profile, measured=None, predicted=None), mode="json", exclude=set(TRACES))
     values = {"format": FORMAT, "version": VERSION, **plain, "traces": list(kept)}
-    with replacing(home / VALUES) as temporary:
-        temporary.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n", "utf-8")
+    write_atomically(home / VALUES, json.dumps(values, indent=2, allow_nan=False) + "\n")
     return home
 
 

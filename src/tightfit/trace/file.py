@@ -1,4 +1,4 @@
-"""A trace as a file: gzipped lines of JSON, read and written a block at a time.
+"""A trace as a file: gzipped lines of JSON, read and written a block at a time, large ones sampled.
 
     {"format": "tightfit-trace", "version": 2, "origin": "measured", "unseen": [...], "notes": [...]}
     {"spans": {"name": [...], "start": [...], ...}}
@@ -16,16 +16,17 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Generic, TypeVar
+
+import numpy as np
 
 from tightfit.errors import ReportError
 from tightfit.files import replacing
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Span, Stream, Trace, UntracedMemory
-from tightfit.trace.sample import Largest, allocation_sizes, op_sizes
 
 T = TypeVar("T", Op, Allocation, Span)
 
@@ -40,15 +41,13 @@ INDEXED = {"name", "module", "op", "dtype", "shape", "shapes", "phase", "op_clas
            "stream", "after"}  # fmt: skip
 """Columns that hold indices into the block's `values`."""
 ENUMS = {"phase": Phase, "op_class": OpClass, "category": Category, "place": Place, "stream": Stream}
-SINCE_2: dict[str, Any] = {"place": Place.DEVICE, "pinned": False, "stream": Stream.COMPUTE, "after": ()}
-"""Columns that files of version 1 do not have, and what all their records are."""
-NAMED_IN_1 = {"became": "category_since"}
-"""Columns that files of version 1 name otherwise."""
 COUNTS = {"tick", "start", "stop", "step", "times", "born", "died", "category_since", "bytes", "flops",
           "bytes_read", "bytes_written", "kernels"}  # fmt: skip
 NEVER_NEGATIVE = COUNTS - {"tick", "start", "stop", "born", "died", "category_since"}
 MAY_BE_NONE = {"died", "seconds"}
 LARGEST_COUNT = 1 << 62
+SAMPLED = "the trace is sampled"
+"""How a note begins that says what was left out."""
 
 
 def save_trace(trace: Trace, path: Path) -> None:
@@ -63,6 +62,11 @@ def save_trace(trace: Trace, path: Path) -> None:
             for start in range(0, len(all_of_them), BLOCK):
                 _write(file, _block(kind, all_of_them[start : start + BLOCK]))
         _write(file, {"end": {kind: len(all_of_them) for kind, all_of_them in records.items()}})
+
+
+def sampling_notes(trace: Trace) -> list[str]:
+    """Sentences on what was left out of a trace; none of one that is whole."""
+    return [note for note in trace.notes if note.startswith(SAMPLED)]
 
 
 def _write(file: IO[str], values: dict[str, Any]) -> None:
@@ -97,9 +101,9 @@ def load_trace(path: Path, limit: int | None = None) -> Trace:
 
 def _read(file: gzip.GzipFile, path: Path, limit: int | None) -> Trace:
     lines = _lines(file, path)
-    trace, defaults = _header(next(lines, None), path)
-    ops: Largest[Op] = Largest(limit, op_sizes)
-    allocations: Largest[Allocation] = Largest(limit, allocation_sizes)
+    trace = _header(next(lines, None), path)
+    ops: _Largest[Op] = _Largest(limit, _op_sizes)
+    allocations: _Largest[Allocation] = _Largest(limit, lambda columns: np.array(columns["bytes"], dtype=float))
     counts, ended = dict.fromkeys(KINDS, 0), False
     for number, line in enumerate(lines, start=2):
         try:
@@ -111,7 +115,7 @@ def _read(file: gzip.GzipFile, path: Path, limit: int | None) -> Trace:
                 if {name: line["end"][name] for name in KINDS} != counts:
                     raise ValueError("it holds other numbers of records than it says")
                 continue
-            columns, rows = _columns(kind, line, defaults)
+            columns, rows = _columns(kind, line)
             counts[kind] += rows
             if kind == "spans":
                 trace.spans.extend(_records(Span, columns, range(rows)))
@@ -146,22 +150,21 @@ def _no_constant(text: str) -> float:
     raise ValueError(f"{text} is no finite number")
 
 
-def _header(line: Any, path: Path) -> tuple[Trace, dict[str, Any]]:
-    """The trace without its records, and the values of columns that a file of its version does not have."""
+def _header(line: Any, path: Path) -> Trace:
+    """The trace without its records."""
     if not isinstance(line, dict) or line.get("format") != FORMAT:
         raise _foreign(path)
     version = line.get("version")
-    if not isinstance(version, int) or version > VERSION:
-        raise ReportError(f"{path}: the trace is of version {version!r}, and this tightfit reads up to {VERSION}; "
+    if version != VERSION:
+        raise ReportError(f"{path}: the trace is of version {version!r}, and this tightfit reads version {VERSION}; "
                           "update tightfit, or read it with the one that wrote it")
     try:
         if line["origin"] not in ("predicted", "measured"):
             raise ValueError(f"origin {line['origin']!r}")
         unseen = [UntracedMemory(**{**each, "bytes": int(each["bytes"]), "name": str(each["name"]),
                             "source": str(each["source"])}) for each in line["unseen"]]
-        trace = Trace(origin=line["origin"], unseen=unseen, notes=[str(note) for note in line["notes"]],
-                      laid_out=bool(line.get("laid_out", False)))
-        return trace, SINCE_2 if version < 2 else {}
+        return Trace(origin=line["origin"], unseen=unseen, notes=[str(note) for note in line["notes"]],
+                     laid_out=bool(line["laid_out"]))
     except (KeyError, ValueError, TypeError, OverflowError) as error:
         raise _damaged(path, f"line 1: {error}") from None
 
@@ -172,20 +175,12 @@ class _Columns(dict[str, list[Any]]):
     meanings: dict[str, dict[int, Any]]
 
 
-def _columns(kind: str, line: dict[str, Any], defaults: dict[str, Any]) -> tuple[_Columns, int]:
-    """A block's columns, checked, and how many rows they have. Raises ValueError and its like.
-
-    defaults: one value for all rows of a column that is not there.
-    """
+def _columns(kind: str, line: dict[str, Any]) -> tuple[_Columns, int]:
+    """A block's columns, checked, and how many rows they have. Raises ValueError and its like."""
     made, values = line[kind], line["values"]
-    if defaults:
-        made = {NAMED_IN_1.get(name, name): column for name, column in made.items()}
     columns = _Columns()
     columns.meanings = {}
     for name in (f.name for f in fields(KINDS[kind])):
-        if name in defaults and name not in made:
-            columns.meanings[name], columns[name] = {0: defaults[name]}, [0] * len(next(iter(made.values())))
-            continue
         column = made[name]
         _check(name, column)
         if name in INDEXED:
@@ -237,6 +232,50 @@ def _records(kind: type[T], columns: _Columns, chosen: Sequence[int]) -> list[T]
         meaning = columns.meanings.get(name)
         named.append([column[i] for i in chosen] if meaning is None else [meaning[column[i]] for i in chosen])
     return [kind(**dict(zip(columns, row, strict=True))) for row in zip(*named, strict=True)]
+
+
+def _op_sizes(columns: Mapping[str, Sequence[Any]]) -> np.ndarray:
+    """Seconds of ops; where they are not known, ops are ordered by their FLOPs and bytes."""
+    seconds = np.array([s if s is not None else 0.0 for s in columns["seconds"]], dtype=float)
+    work = sum(np.array(columns[name], dtype=float) for name in ("flops", "bytes_read", "bytes_written"))
+    return np.where(seconds > 0, seconds, 1e-15 * work)
+
+
+class _Largest(Generic[T]):
+    """Records handed over a block at a time, of which the `limit` largest are kept, the first of equals; None keeps
+    all."""
+
+    def __init__(self, limit: int | None, sizes_of: Callable[[Mapping[str, Sequence[Any]]], np.ndarray]) -> None:
+        if limit is not None and limit < 2:
+            raise ValueError(f"limit: {limit} should be at least 2")
+        self._limit, self._sizes_of = limit, sizes_of
+        self._sizes = np.zeros(0)
+        self.records: list[T] = []
+        self.seen, self.total = 0, 0.0
+
+    def add(self, columns: Mapping[str, Sequence[Any]], rows: int, records: Callable[[Sequence[int]], list[T]]) -> None:
+        """Take a block. records: makes those of the given numbers."""
+        self.seen += rows
+        if self._limit is None:
+            self.records += records(range(rows))
+            return
+        sizes = self._sizes_of(columns)
+        self.total += float(sizes.sum())
+        all_sizes = np.concatenate([self._sizes, sizes])
+        kept = np.sort(np.argsort(-all_sizes, kind="stable")[: self._limit])
+        held = len(self.records)
+        self.records = [self.records[i] for i in kept[kept < held].tolist()] + records(
+            (kept[kept >= held] - held).tolist())
+        self._sizes = all_sizes[kept]
+
+    def notes(self, of: str, unit: str, longest: str) -> list[str]:
+        """A sentence on what was left out, or none."""
+        gone = self.seen - len(self.records)
+        if not gone:
+            return []
+        share = max(1 - float(self._sizes.sum()) / self.total, 0.0) if self.total else 0.0
+        return [f"{SAMPLED}: {gone:,} of {self.seen:,} {of} were left out ({100 * gone / self.seen:.1f} %), with "
+                f"{100 * share:.2g} % of their {unit}; the {longest} are all here"]
 
 
 def _foreign(path: Path) -> ReportError:
