@@ -128,15 +128,14 @@ def test_another_version_is_named(path, version):
 
 
 @pytest.mark.parametrize(("old", "new"), [
-    ('"tick":[1', '"tick":["1"'), ('"tick":[1', '"tick":[1.5'), ('"tick":[1', '"tick":[true'),
-    ('"tick":[1,2]', '"tick":[1]'), ('"seconds":[1e-06', '"seconds":[NaN'), ('"seconds":[1e-06', '"seconds":[1e999'),
-    ('"seconds":[1e-06', '"seconds":[-1'), ('"seconds":[1e-06', '"seconds":["x"'), ('"name":[0', '"name":[99'),
-    ('"name":[0', '"name":[-1'), ('"forward"', '"sideways"'), ('"aten.mm"', "7"), ('"flops":[0', '"flops":[-5'),
-    ('"ops":2', '"ops":3'), ('{"ops"', '{"opz"'), ('"measured"', '"guessed"'), ('"notes":[]', '"notes":3'),
-    ('"kernels"', '"colonels"'), ('"bytes_read":[0', f'"bytes_read":[{10**30}'),
+    ('"tick":1', '"tick":"1"'), ('"tick":1', '"tick":1.5'), ('"tick":1', '"tick":true'), ('"tick":1,', ""),
+    ('"seconds":1e-06', '"seconds":NaN'), ('"seconds":1e-06', '"seconds":1e999'), ('"seconds":1e-06', '"seconds":-1'),
+    ('"seconds":1e-06', '"seconds":"x"'), ('"forward"', '"sideways"'), ('"aten.mm"', "7"), ('"flops":5', '"flops":-5'),
+    ('"flops":5', f'"flops":{10**30}'), ('"ops":2', '"ops":3'), ('{"ops"', '{"opz"'), ('"measured"', '"guessed"'),
+    ('"notes":[]', '"notes":3'), ('{"name"', '["name"'),
 ])
 def test_a_damaged_value_is_named(path, old, new):
-    save_trace(Trace(origin="measured", ops=[op(1), op(2)]), path)
+    save_trace(Trace(origin="measured", ops=[op(1, flops=5), op(2)]), path)
     text = "\n".join(lines(path))
     assert old in text
     write(path, text.replace(old, new, 1).split("\n"))

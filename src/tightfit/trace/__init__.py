@@ -9,9 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
+
+Tick = Annotated[int, Field(ge=-(1 << 62), le=1 << 62)]
+Count = Annotated[int, Field(ge=0, le=1 << 62)]
+Seconds = Annotated[float, Field(ge=0, le=float(1 << 62))]
+"""Bounds that hold of a trace that is read from a file."""
 
 
 class Category(StrEnum):
@@ -105,19 +111,19 @@ class Op:
     """
 
     name: str
-    tick: int
+    tick: Tick
     phase: Phase
     op_class: OpClass
     module: str = ""
     shapes: tuple[tuple[int, ...], ...] = ()
     dtype: str = ""
-    flops: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-    kernels: int = 1
-    seconds: float | None = None
+    flops: Count = 0
+    bytes_read: Count = 0
+    bytes_written: Count = 0
+    kernels: Count = 1
+    seconds: Seconds | None = None
     stream: Stream = Stream.COMPUTE
-    after: tuple[int, ...] = ()
+    after: tuple[Tick, ...] = ()
 
 
 @dataclass(slots=True)
@@ -129,11 +135,11 @@ class Allocation:
     place: the memory it lies in. pinned: whether it is host memory that is page-locked for the device's copies.
     """
 
-    born: int
-    died: int | None
-    bytes: int
+    born: Tick
+    died: Tick | None
+    bytes: Count
     category: Category = Category.TEMPORARY
-    category_since: int = 0
+    category_since: Tick = 0
     module: str = ""
     op: str = ""
     shape: tuple[int, ...] = ()
@@ -159,11 +165,11 @@ class Span:
     """
 
     name: str
-    start: int
-    stop: int
-    step: int = 0
-    times: int = 1
-    seconds: float | None = None
+    start: Tick
+    stop: Tick
+    step: Count = 0
+    times: Count = 1
+    seconds: Seconds | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
