@@ -8,7 +8,7 @@ from tightfit.devices import GIB
 from tightfit.doctor.findings import Finding, Say
 from tightfit.doctor.readings import Disk, Host, Readings
 from tightfit.planning.offload import HOST_BUFFERS, STATES
-from tightfit.planning.wording import size
+from tightfit.text import size
 
 CHECKPOINT = 12
 """Bytes a parameter of a checkpoint: fp32 weights and AdamW's two states."""
