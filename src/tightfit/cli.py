@@ -91,7 +91,7 @@ def profile(
     output: Annotated[Path | None, typer.Option(
         metavar="FILE", help="Where the report goes; by default into the run's folder.")] = None,
 ) -> None:  # fmt: skip
-    """Measure a few real training steps beside their prediction, and draw where every byte and millisecond went.
+    """Measure a few real training steps and their prediction, and draw where every byte and millisecond went.
 
     Example: `tightfit profile gpt2 data=notes.txt seq_len=512`; with `--gpu rtx-4090` as predicted for that card. How
     to read the report is in docs/report.md.
@@ -142,7 +142,7 @@ def ladder(
     fresh: Annotated[bool, typer.Option("--fresh", help="Run and predict anew what has a result already, such as after "
                                         "a change of your model's code.")] = False,
 ) -> None:  # fmt: skip
-    """Measure every technique's effect on this machine, a rung at a time, beside published and predicted figures.
+    """Measure every technique's effect on this machine, a rung at a time, next to published and predicted figures.
 
     Example: `tightfit ladder bert-large`. It goes on where it was stopped. How to read it is in docs/ladder.md.
 

@@ -1,4 +1,4 @@
-"""What one training step does, predicted or measured: its ops, its allocations, and the spans of time they lie in.
+"""A trace of a training step, predicted or measured: its ops, its allocations, and the spans of time they lie in.
 
 Time is counted in ticks: every op, allocation and release takes the next one. Bytes are what was asked for, before
 any allocator rounds them.
@@ -21,7 +21,7 @@ Seconds = Annotated[float, Field(ge=0, le=float(1 << 62))]
 
 
 class Category(StrEnum):
-    """What memory holds.
+    """The use of a piece of memory.
 
     Activations are what is kept for the backward pass, logits included; a gradient counts as one once it is a
     parameter's `.grad`; temporary is the rest of a step's memory, gradients of activations and autocast's copies of
@@ -41,7 +41,7 @@ class Category(StrEnum):
 
 
 class OpClass(StrEnum):
-    """What kind of work an op does: which of the device's limits binds it."""
+    """The kind of work that an op does, by which of the device's limits binds it."""
 
     CONTRACTION = "tensor contraction"
     NORMALIZATION = "statistical normalization"
@@ -91,7 +91,7 @@ class Phase(StrEnum):
 
 
 PHASES = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-"""What a training step's wall seconds are split into; recomputation is part of the backward phase."""
+"""The phases that a training step's wall seconds are split into; recomputation is part of the backward phase."""
 
 
 @dataclass(slots=True)
@@ -148,7 +148,7 @@ class Allocation:
     pinned: bool = False
 
     def holds(self, tick: int) -> Category:
-        """What it holds at a tick at which it is alive."""
+        """Its category at a tick at which it is alive."""
         return self.category if self.category_since <= tick else Category.TEMPORARY
 
 
@@ -188,7 +188,7 @@ class UntracedMemory:
 
 @dataclass(kw_only=True)
 class Trace:
-    """What a run does, from building the model to the second step, evaluation, saving and resuming.
+    """The ops and allocations of a run, from building the model to the second step, evaluation, saving and resuming.
 
     origin: whether it was predicted or measured.
     notes: sentences about how sure it is.

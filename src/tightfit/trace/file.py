@@ -6,8 +6,8 @@
     {"allocations": [{"born": 1, "died": null, ...}, ...]}
     {"end": {"spans": 9, "ops": 972, "allocations": 1073}}
 
-A block holds up to BLOCK records, without the fields that have their default. The last line tells a whole file from a
-truncated one.
+A block holds up to BLOCK records, without the fields that have their default. The last line distinguishes a whole
+file from a truncated one.
 """
 
 from __future__ import annotations
