@@ -29,6 +29,7 @@ from tightfit.ladder.rows import OURS, Machine, Status
 from tightfit.ladder.rungs import card
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Margin, fit, steps_alone
+from tightfit.planning.largest import largest_that_fits
 from tightfit.planning.search.resolve_auto import resolve_auto
 from tightfit.planning.search.search import check_length
 from tightfit.planning.standard_tools import standard_tools
@@ -93,7 +94,8 @@ def machine(job: Job) -> Outcome:
     device = load_backend(recipe.backend.name).device(recipe)
     return Outcome(values=Machine(
         device=device.name, kind=device.kind, memory_bytes=device.memory_bytes, units=device.units,
-        driver=driver_version() if device.kind == "cuda" else None, versions=_versions(),
+        driver=driver_version() if device.kind == "cuda" else None,
+        versions={"python": platform.python_version(), **installed(LIBRARIES)},
     ).model_dump())  # fmt: skip
 
 
@@ -161,27 +163,20 @@ def _resolved(job: Job, target: Target, backend: Backend, notes: list[str]) -> R
 def largest_batch(recipe: Recipe, within: Recipe, target: Target, backend: Backend) -> Recipe:
     """The recipe at the largest batch, of those in GROWTH, that is predicted to need no more memory than another.
 
-    Memory grows with the batch, so the first that needs more ends the search. recipe, within: resolved. Raises as
-    predicting does.
+    recipe, within: resolved. Raises as predicting does.
     """
     tools = standard_tools(backend.predict, target.ceilings)
 
     def needs(asked: Recipe) -> int:
-        return fit(steps_alone(backend.predict(asked, target.device)), target.device, tools,
-                   Margin()).memory.peak_reserved
+        trace = steps_alone(backend.predict(asked, target.device))
+        return fit(trace, target.device, tools, Margin()).memory.peak_reserved
 
-    room, largest = needs(within), recipe
-    for factor in GROWTH:
-        batch = int(within.batch_size * factor)
-        bigger = recipe.override(batch_size=batch, micro_batch_size=batch)
-        if needs(bigger) > room:
-            break
-        largest = bigger
-    return largest
+    def at(batch: int) -> Recipe:
+        return recipe.override(batch_size=batch, micro_batch_size=batch)
 
-
-def _versions() -> dict[str, str]:
-    return {"python": platform.python_version(), **installed(LIBRARIES)}
+    sizes = sorted({int(within.batch_size * factor) for factor in GROWTH} - {within.batch_size})
+    batch = largest_that_fits(sizes, lambda size: needs(at(size)), needs(within))
+    return recipe if batch is None else at(batch)
 
 
 KINDS: dict[str, Callable[[Job], Outcome]] = {"machine": machine, "measure": measure, "predict": predict}
