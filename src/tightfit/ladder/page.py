@@ -71,7 +71,7 @@ def page(run: LadderRun) -> str:
         contents=list(sections.items()),
         changes=[(result.rung.name, _yaml(result.rung.changes), result.rung.against or "") for result in ours],
         guides=guides().guides, techniques=[_technique(effect) for effect in effects(results)], peers=peers,
-        quantiles=QUANTILES, ratios=[(f"{spread.ratio}, {spread.peer}", spread.count, *map(times, spread.values))
+        quantiles=QUANTILES, ratios=[(f"{spread.ratio}, {spread.peer}", spread.rungs, *map(times, spread.values))
                                      for spread in spreads(results)],
         missing=missing, facts=_facts(run, results), notes=[*notes(results), *dict.fromkeys(
             f"predicted: {note}" for result in results for row in (result.predicted, result.full)

@@ -205,12 +205,12 @@ def front(results: Iterable[RungResult], ladder: Ladder) -> list[RungResult]:
 
 
 class Spread(NamedTuple):
-    """Ours in a peer's over the rungs that are the same work, as QUANTILES. ratio: speed, or memory. count: of rungs.
+    """Ours in a peer's over the rungs that are the same work, as QUANTILES. ratio: speed, or memory. rungs: how many.
     """
 
     peer: str
     ratio: str
-    count: int
+    rungs: int
     values: list[float]
 
 

@@ -159,7 +159,8 @@ class _Largest(Generic[T]):
     def __init__(self, limit: int | None, size_of: Callable[[T], float]) -> None:
         if limit is not None and limit < 2:
             raise ValueError(f"limit: {limit} should be at least 2")
-        self._limit, self._size_of = limit, size_of
+        self._limit = limit
+        self._size_of: Callable[[T], float] = size_of
         self._sizes = np.zeros(0)
         self.records: list[T] = []
         self.seen, self.total = 0, 0.0
