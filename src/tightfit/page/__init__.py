@@ -22,7 +22,7 @@ MOST = 2000
 """Characters of a value that are shown: a name or a sentence can be of any length."""
 CONFIG = {
     "responsive": True, "displaylogo": False, "plotlyServerURL": "", "showSendToCloud": False,
-    "modeBarButtonsToRemove": ["sendChartToCloud", "sendDataToCloud", "select2d", "lasso2d", "toImage"],
+    "modeBarButtonsToRemove": ["sendChartToCloud", "sendDataToCloud", "select2d", "lasso2d"],
 }  # fmt: skip
 """Plotly's bar of buttons offers to send a chart to its cloud: a page's data is nobody else's business."""
 
