@@ -20,16 +20,16 @@ from torch.optim import Optimizer
 
 from tightfit.backends.base import Timings
 from tightfit.backends.pytorch.assembly import bare_build
-from tightfit.backends.pytorch.attention import KERNELS
-from tightfit.backends.pytorch.attention_functions import EAGER, FLEX, SDPA
 from tightfit.backends.pytorch.batch import TensorBatch
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.loading import loading
-from tightfit.backends.pytorch.measuring.meter import Meter
+from tightfit.backends.pytorch.errors import memory_guard
+from tightfit.backends.pytorch.measure.meter import Meter
 from tightfit.backends.pytorch.models import logits_of
-from tightfit.backends.pytorch.optimizer import ADAFACTOR_EPS, IMPLEMENTATIONS, parameter_groups
-from tightfit.backends.pytorch.out_of_memory import memory_guard
-from tightfit.backends.pytorch.precision import fp32_products
+from tightfit.backends.pytorch.techniques.attention.apply import KERNELS
+from tightfit.backends.pytorch.techniques.attention.functions import EAGER, FLEX, SDPA
+from tightfit.backends.pytorch.techniques.loading import loading
+from tightfit.backends.pytorch.techniques.optimizer.apply import ADAFACTOR_EPS, IMPLEMENTATIONS, parameter_groups
+from tightfit.backends.pytorch.techniques.precision import fp32_products
 from tightfit.backends.pytorch.transformer import Transformer
 from tightfit.data.loading import WindowLoader
 from tightfit.devices import Device
