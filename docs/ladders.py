@@ -147,7 +147,7 @@ def _one(run: LadderRun, path: Path) -> Iterator[str | records.Table]:
 
 
 def _peers(results: Sequence[RungResult]) -> Iterator[str | records.Table]:
-    if rows := [(title_of(each.peer), each.ratio, str(each.count), *map(times, each.values))
+    if rows := [(title_of(each.peer), each.ratio, str(each.rungs), *map(times, each.values))
                 for each in spreads(results)]:
         yield ("Ours in a peer's, over the rungs that are the same work: samples a second, above 1 where ours is "
                "faster, and peak memory, below 1 where ours takes less.")

@@ -91,7 +91,7 @@ def profile(
     output: Annotated[Path | None, typer.Option(
         metavar="FILE", help="Where the report goes; by default into the run's folder.")] = None,
 ) -> None:  # fmt: skip
-    """Measure a few real training steps beside their prediction, and draw where every byte and millisecond went.
+    """Measure a few real training steps and their prediction, and draw where every byte and millisecond went.
 
     Example: `tightfit profile gpt2 data=notes.txt seq_len=512`; with `--gpu rtx-4090` as predicted for that card. How
     to read the report is in docs/report.md.
@@ -142,7 +142,7 @@ def ladder(
     fresh: Annotated[bool, typer.Option("--fresh", help="Run and predict anew what has a result already, such as after "
                                         "a change of your model's code.")] = False,
 ) -> None:  # fmt: skip
-    """Measure every technique's effect on this machine, a rung at a time, beside published and predicted figures.
+    """Measure every technique's effect on this machine, a rung at a time, next to published and predicted figures.
 
     Example: `tightfit ladder bert-large`. It goes on where it was stopped. How to read it is in docs/ladder.md.
 
@@ -158,11 +158,9 @@ def ladder(
 @app.command()
 def gpus() -> None:
     """List the GPUs that a plan can be made for."""
-    from rich.console import Console
+    from tightfit.commands.lists import list_gpus
 
-    from tightfit.display.gpu_tables import gpu_table
-
-    Console().print(gpu_table())
+    list_gpus()
 
 
 @app.command()
@@ -195,15 +193,9 @@ def doctor(
 @app.command()
 def recipes() -> None:
     """List the bundled recipes and models."""
-    from tightfit.bundled import BUNDLED
-    from tightfit.recipe_files import bundled_recipes
+    from tightfit.commands.lists import list_recipes
 
-    typer.echo("recipes")
-    for name in bundled_recipes():
-        typer.echo(f"  {name}")
-    typer.echo("models, each of which is also a recipe of that name")
-    for name in sorted(BUNDLED):
-        typer.echo(f"  {name:<18} {BUNDLED[name].task}")
+    list_recipes()
 
 
 def _quiet_libraries() -> None:

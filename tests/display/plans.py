@@ -14,7 +14,7 @@ UNSEEN = (UntracedMemory(name="CUDA context", bytes=GIB, where="context", source
           UntracedMemory(name="cuBLAS workspaces", bytes=32 << 20, where="allocator", source="its handbook"))
 CARD = Device(kind="cuda", name="Test Card", memory_bytes=24 * GIB, capability=(8, 9))
 RESOLVED = {
-    "model": "gpt2", "seq_len": 512, "batch_size": 64, "micro_batch_size": 16, "precision": "bf16",
+    "model": "gpt2", "seq_len": 512, "batch_size": 64, "micro_batch_size": 16, "precision": "bf16", "loss": "plain",
     "checkpointing": "none", "optimizer": "adamw", "attention": "sdpa", "compile": "off",
 }
 

@@ -36,7 +36,7 @@ def test_a_gpu_is_one_line_on_eighty_columns():
     for word in ("14.0 GiB of 24.0 GiB", "10,000", "5,000", "16 x 4 a"):
         assert word in line
     assert re.search(r"10,000 +- +16 x 4 a", line_of(text, "Two"))
-    assert "a  precision=bf16 checkpointing=none optimizer=adamw attention=sdpa compile=off" in text
+    assert "a  precision=bf16 loss=plain checkpointing=none optimizer=adamw attention=sdpa" in text
     assert "per price: tokens/s for one unit of the price" in text
     assert "Not calibrated" in text
 

@@ -55,7 +55,7 @@ def test_a_techniques_knobs_go_on_a_line_of_their_own_where_they_would_be_too_wi
     selective = candidate(estimate(), checkpointing={"name": "selective", "keep": "attention"}, optimizer="adamw-8bit")
     lines = plan_text(replace(fitting(), candidates=(selective,), chosen=selective), width=80).splitlines()
     row = next(number for number, line in enumerate(lines) if line.startswith("1  16 x 4"))
-    assert lines[row].split() == ["1", "16", "x", "4", "bf16", "selective", "adamw-8bit", "sdpa", "off"]
+    assert lines[row].split() == ["1", "16", "x", "4", "bf16", "plain", "selective", "adamw-8bit", "sdpa", "off"]
     assert lines[row + 1].split() == ["keep=attention"]
     assert lines[row + 1].index("keep") == lines[row].index("selective")
 
@@ -100,7 +100,7 @@ def test_ascii_terminals_get_ascii():
 def test_the_answers_are_there():
     text = squeezed(plan_text(fitting(), width=80))
     for sentence in (
-        "micro_batch_size=16 precision=bf16 checkpointing=none optimizer=adamw attention=sdpa compile=off",
+        "micro_batch_size=16 precision=bf16 loss=plain checkpointing=none optimizer=adamw attention=sdpa compile=off",
         "The fastest that fits.", "optimizer=adamw-8bit: 10 % slower.", "micro_batch_size=32 does not fit",
         "No smaller GPU would do.", "write pad_vocab_to=8.", "optimizer=adamw-8bit changes numerics: #2.",
         "CUDA context, 1.0 GiB outside the allocator: measured on a card", "cuBLAS workspaces, 32.0 MiB: its handbook",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tightfit.errors import RecipeError
-from tightfit.ladder.catalogue import find_ladder, guides, ladders
-from tightfit.ladder.from_recipe import FEATURE_OF, ladder_of
+from tightfit.ladder.catalogue import FEATURE_OF, find_ladder, guides, ladder_of, ladders
 from tightfit.ladder.rungs import SCALES
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS

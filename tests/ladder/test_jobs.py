@@ -16,7 +16,6 @@ import pytest
 
 from tightfit.ladder import jobs
 from tightfit.ladder.jobs import Job, Outcome, ended, run_jobs, without_outcome
-from tightfit.ladder.parallel import own_words
 from tightfit.ladder.worker import ORPHANED
 
 JOB = Job(kind="machine", recipe={})
@@ -141,7 +140,7 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 
 
 def test_torchruns_report_is_left_out_of_what_processes_say():
-    assert own_words("one\ntwo") == ("one\ntwo", False)
+    assert without_outcome(1, "one\ntwo").reason.startswith("two (")
     assert without_outcome(1, REPORT.format(code=1)).reason.startswith("KeyError: 'what went wrong' (")
     assert without_outcome(1, REPORT.format(code=-9)).status == "killed"
 

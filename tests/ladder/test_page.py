@@ -13,7 +13,8 @@ from tests.page.browsing import charts_fit, needs_chromium
 from tests.page.pages import Read, stands_alone
 from tightfit.errors import RecipeError
 from tightfit.ladder.catalogue import find_ladder
-from tightfit.ladder.page import draw, page, save_picture, write_page
+from tightfit.ladder.charts import draw
+from tightfit.ladder.page import page, save_picture, write_page
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,9 @@ from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.data import prepare
 from tightfit.data.loading import WindowLoader
 from tightfit.errors import Refused
-from tightfit.ladder import jobs, parallel, worker
+from tightfit.ladder import jobs, worker
 from tightfit.ladder.catalogue import find_ladder
-from tightfit.ladder.jobs import Job, Outcome, run_jobs
-from tightfit.ladder.parallel import command
+from tightfit.ladder.jobs import Job, Outcome, command, run_jobs
 from tightfit.ladder.two_devices import run_parallel
 from tightfit.models import model_facts
 from tightfit.planning.defaults import resolve
@@ -78,6 +77,6 @@ def test_a_process_that_fails_ends_those_that_wait_for_it(joined, failed, ended,
     seen: list[int] = []
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: joined)
-    monkeypatch.setattr(parallel.os, "_exit", seen.append)
-    parallel.end_others(failed=failed)
+    monkeypatch.setattr(worker.os, "_exit", seen.append)
+    worker.end_others(failed=failed)
     assert seen == ended

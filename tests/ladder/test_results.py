@@ -71,7 +71,7 @@ def test_peers_ratios_are_ours_in_theirs():
     assert {(round(inverse(each.speed), 6), round(inverse(each.memory), 6)) for each in peers} == {(2.0, 0.5)}
     assert [each.rung.name for each in peers if each.other_work] == [STRANGE]
     speed, memory = spreads(shown)
-    assert (speed.peer, speed.ratio, speed.count, speed.values) == (PEER, "speed", 9, pytest.approx([2.0] * 5))
+    assert (speed.peer, speed.ratio, speed.rungs, speed.values) == (PEER, "speed", 9, pytest.approx([2.0] * 5))
     assert (memory.ratio, memory.values) == ("memory", pytest.approx([0.5] * 5))
 
 

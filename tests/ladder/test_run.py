@@ -13,13 +13,12 @@ import pytest
 
 from tests.ladder.made import CPU, DONE, Processes, done, options, use
 from tightfit.errors import MissingLibrary, RecipeError, ReportError
-from tightfit.ladder.cards import card
 from tightfit.ladder.catalogue import find_ladder
 from tightfit.ladder.jobs import Job, Outcome
 from tightfit.ladder.results import heading, other_work, remarks, rung_results
 from tightfit.ladder.rows import RESULTS, Machine, read
 from tightfit.ladder.run import LadderRun, run_rungs, this_machine
-from tightfit.ladder.rungs import Ladder, Rung
+from tightfit.ladder.rungs import Ladder, Rung, card
 
 LADDER = find_ladder("bert-large")
 RUNGS = [rung.name for rung in LADDER.rungs]

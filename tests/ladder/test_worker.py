@@ -76,7 +76,7 @@ def test_a_rung_that_memory_cannot_hold_is_refused(
     monkeypatch.setattr(memory_check, "host_memory", lambda: HostMemory(total=1 << 16, available=1 << 15))
     found = measured(tmp_path, runner=runner)
     assert found.status == "refused"
-    assert "this machine has 64 KiB: the system would end the run. No micro-batch is small enough" in found.reason
+    assert "this machine has 64.0 KiB: the system would end the run. No micro-batch is small enough" in found.reason
 
 
 def test_a_loss_that_is_no_number_is_a_reason_and_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

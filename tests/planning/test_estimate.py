@@ -183,7 +183,7 @@ def test_a_host_that_is_too_small_is_the_reason():
     assert on_host(offloading(), 5 * MIB + 77).fits == "yes"
     found = on_host(offloading(), 5 * MIB + 76)
     assert (found.fits, found.safe, found.memory.host_missing, found.memory.missing) == ("no", False, 1, 0)
-    assert found.notes[0].startswith("host memory: 5 MiB are needed")
+    assert found.notes[0].startswith("host memory: 5.0 MiB are needed")
     unpinned = on_host(offloading(pinned=False), 4 * MIB, pinnable=0)
     assert (unpinned.fits, unpinned.memory.host_missing) == ("yes", 0)
     limited = on_host(offloading(), 64 * MIB, pinnable=4 * MIB)

@@ -14,8 +14,8 @@ from tightfit.errors import Refused
 from tightfit.planning.estimate import Margin, estimate
 from tightfit.planning.search.explain import misses
 from tightfit.planning.search.search import TRACES, search
-from tightfit.planning.wording import more_or_less, size
 from tightfit.recipe import CHOICES, Recipe
+from tightfit.text import size
 
 TOY = Toy.drawn(12)
 HEAVY = replace(TOY, weights=10_000_000)
@@ -255,21 +255,6 @@ def test_warns_of_misaligned_dimensions_with_the_gain_from_padding():
     assert found[0].gain == pytest.approx(0.2)
     assert "pad_vocab_to=64" in found[0].sentence
     assert found[0].sentence in plan.chosen.reasons
-
-
-@pytest.mark.parametrize(("count", "text"), [
-    (1 << 30, "1.0 GiB more"), (-(3 << 20), "3 MiB less"), (0, "as much memory"), (1000, "as much memory"),
-    (-(1 << 19), "as much memory"),
-])
-def test_a_difference_that_is_none_is_not_given_as_one(count, text):
-    assert more_or_less(count) == text
-
-
-@pytest.mark.parametrize(("count", "text"), [
-    (0, "0 bytes"), (1, "1 byte"), (2048, "2 KiB"), (3 << 20, "3 MiB"), (1 << 30, "1.0 GiB"),
-])
-def test_small_sizes_are_not_rounded_to_nothing(count, text):
-    assert size(count) == text
 
 
 def test_on_the_processor_training_arguments_say_so():

@@ -23,7 +23,7 @@ from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Trace
 FIELDS = {
     "model": "gpt2",
     "model_overrides": {"n_layer": 2, "n_head": 2, "n_embd": 64, "n_positions": 64, "attn_pdrop": 0.0},
-    "vocab_size": 257, "seq_len": 64, "batch_size": 8, "micro_batch_size": 2, "precision": "bf16",
+    "vocab_size": 257, "seq_len": 64, "batch_size": 8, "micro_batch_size": 2, "precision": "bf16", "loss": "plain",
     "checkpointing": "none", "optimizer": "adamw", "attention": "eager", "compile": "off",
     "loading": {"workers": 0},
 }  # fmt: skip

@@ -12,7 +12,7 @@ from tightfit.profiling.findings import findings, source_of, vocabulary
 from tightfit.profiling.profile import Profile
 from tightfit.profiling.report.breakdown import busy_seconds, step_ops
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Trace
-from tightfit.trace.sample import SAMPLED
+from tightfit.trace.file import SAMPLED
 
 CARD = find_device("rtx-4090")
 

@@ -14,7 +14,7 @@ from tightfit.backends.pytorch.measure import step_profiler
 from tightfit.backends.pytorch.measure.marks import Marks
 from tightfit.commands.report import run_report
 from tightfit.profiling import profile as profiles
-from tightfit.profiling.run_profile import profiled_step
+from tightfit.profiling.measure import profiled_step
 from tightfit.recipe import Recipe
 from tightfit.trace import PHASES, Phase
 from tightfit.training.progress import Listener

@@ -118,24 +118,24 @@ def test_a_truncated_file_is_named_wherever_it_ends(path):
         load_trace(path)
 
 
-def test_a_newer_version_is_named(path):
+@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
+def test_another_version_is_named(path, version):
     save_trace(Trace(origin="measured"), path)
     head, *rest = lines(path)
-    write(path, [json.dumps({**json.loads(head), "version": VERSION + 1}), *rest])
-    with pytest.raises(ReportError, match=f"version {VERSION + 1}.*update tightfit"):
+    write(path, [json.dumps({**json.loads(head), "version": version}), *rest])
+    with pytest.raises(ReportError, match=f"version {version}.*update tightfit"):
         load_trace(path)
 
 
 @pytest.mark.parametrize(("old", "new"), [
-    ('"tick":[1', '"tick":["1"'), ('"tick":[1', '"tick":[1.5'), ('"tick":[1', '"tick":[true'),
-    ('"tick":[1,2]', '"tick":[1]'), ('"seconds":[1e-06', '"seconds":[NaN'), ('"seconds":[1e-06', '"seconds":[1e999'),
-    ('"seconds":[1e-06', '"seconds":[-1'), ('"seconds":[1e-06', '"seconds":["x"'), ('"name":[0', '"name":[99'),
-    ('"name":[0', '"name":[-1'), ('"forward"', '"sideways"'), ('"aten.mm"', "7"), ('"flops":[0', '"flops":[-5'),
-    ('"ops":2', '"ops":3'), ('{"ops"', '{"opz"'), ('"measured"', '"guessed"'), ('"notes":[]', '"notes":3'),
-    ('"kernels"', '"colonels"'), ('"bytes_read":[0', f'"bytes_read":[{10**30}'),
+    ('"tick":1', '"tick":"1"'), ('"tick":1', '"tick":1.5'), ('"tick":1', '"tick":true'), ('"tick":1,', ""),
+    ('"seconds":1e-06', '"seconds":NaN'), ('"seconds":1e-06', '"seconds":1e999'), ('"seconds":1e-06', '"seconds":-1'),
+    ('"seconds":1e-06', '"seconds":"x"'), ('"forward"', '"sideways"'), ('"aten.mm"', "7"), ('"flops":5', '"flops":-5'),
+    ('"flops":5', f'"flops":{10**30}'), ('"ops":2', '"ops":3'), ('{"ops"', '{"opz"'), ('"measured"', '"guessed"'),
+    ('"notes":[]', '"notes":3'), ('{"name"', '["name"'),
 ])
 def test_a_damaged_value_is_named(path, old, new):
-    save_trace(Trace(origin="measured", ops=[op(1), op(2)]), path)
+    save_trace(Trace(origin="measured", ops=[op(1, flops=5), op(2)]), path)
     text = "\n".join(lines(path))
     assert old in text
     write(path, text.replace(old, new, 1).split("\n"))
@@ -192,24 +192,3 @@ def test_places_streams_and_what_waits_are_kept(path):
                   ops=[op(1, stream=Stream.COPY_OUT), op(2, after=(1,)), op(3)])
     save_trace(trace, path)
     assert load_trace(path) == trace
-
-
-def test_a_file_of_version_1_is_of_the_device_alone(path):
-    trace = Trace(origin="measured", ops=[op(1), op(2)], allocations=[allocation(1, 8)],
-                  spans=[Span(name="step 1", start=0, stop=9, step=1)])
-    save_trace(trace, path)
-    rows = [json.loads(row) for row in lines(path)]
-    for row in rows:
-        for name in ("stream", "after"):
-            row.get("ops", {}).pop(name, None)
-        for name in ("place", "pinned"):
-            row.get("allocations", {}).pop(name, None)
-        if "allocations" in row:
-            row["allocations"]["became"] = row["allocations"].pop("category_since")
-    write(path, map(json.dumps, rows))
-    with pytest.raises(ReportError, match="damaged"):
-        load_trace(path)
-    rows[0]["version"] = 1
-    write(path, map(json.dumps, rows))
-    assert load_trace(path) == trace
-    assert load_trace(path, limit=10) == trace

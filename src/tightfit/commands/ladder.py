@@ -10,15 +10,12 @@ from rich.console import Console
 from tightfit.devices import parse_memory
 from tightfit.errors import RecipeError, Refused, ReportError, UnknownRecipe, nearest
 from tightfit.ladder import LIMIT
-from tightfit.ladder.cards import card
-from tightfit.ladder.catalogue import find_ladder, ladders
-from tightfit.ladder.from_recipe import ladder_of
-from tightfit.ladder.page import check_picture, save_picture, write_page
+from tightfit.ladder.catalogue import find_ladder, ladder_of, ladders
 from tightfit.ladder.peers import PEERS, check_rows
 from tightfit.ladder.results import rung_results
 from tightfit.ladder.rows import OURS
 from tightfit.ladder.run import LadderOptions, LadderRun, run_rungs, this_machine
-from tightfit.ladder.rungs import SCALES, STEPS, Ladder, Scale
+from tightfit.ladder.rungs import SCALES, STEPS, Ladder, Scale, card
 from tightfit.ladder.table import show
 from tightfit.recipe_files import load_recipe, recipe_hint
 
@@ -57,6 +54,8 @@ def run_ladder(
     if steps is not None and not 0 < steps <= MOST_STEPS:
         raise RecipeError(f"steps: {steps} should be 1 or more and at most {MOST_STEPS}")
     if picture is not None:
+        from tightfit.ladder.page import check_picture
+
         check_picture(picture)
     if gpu is not None:
         card(gpu)  # an unknown name is said before anything runs
@@ -91,6 +90,8 @@ def run_ladder(
 def _present(run: LadderRun, picture: Path | None) -> None:
     """Print the ladder's table and say where its results, its page and its picture are. Raises ReportError where one of
     these cannot be written."""
+    from tightfit.ladder.page import save_picture, write_page  # which load what draws
+
     show(run, Console())
     run.log(f"results: {run.path}")
     for what, where, write in (("page", run.path.with_name(PAGE), write_page), ("picture", picture, save_picture)):

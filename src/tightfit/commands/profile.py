@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
 
 from tightfit.commands.report import run_report
-from tightfit.devices import Device
-from tightfit.doctor.cards import Series, watched
+from tightfit.doctor.cards import watched
 from tightfit.errors import ReportError
 from tightfit.files import write_atomically
 from tightfit.planner import read_recipe, target_for
 from tightfit.planning.plan import Plan
 from tightfit.profiling import CHROME_TRACE, FOLDER, XPLANE
-from tightfit.profiling.measure import keep_profile, predicted_profile, prediction, profile_of, profile_recipe
+from tightfit.profiling.measure import keep_profile, predicted_profile, profile_recipe
 from tightfit.recipe_files import name_and_overrides
 from tightfit.training.progress import Terminal
 from tightfit.training.run_folder import PLAN, folder_name, run_path
@@ -52,21 +50,10 @@ def _measured(name: str, overrides: Sequence[str], console: Console) -> Path:
     recipe = recipe_for_machine(name, overrides)
     folder = run_path(recipe, name)
     folder.mkdir(parents=True, exist_ok=True)
-    readings: Series = {}
     with Terminal(console) as terminal:
-
-        @contextmanager
-        def around(device: Device) -> Iterator[None]:
-            with watched(device.uuid) as series:
-                yield
-            readings.update(series)
-
-        found = profile_recipe(recipe, listener=terminal, chrome_trace=folder / CHROME_TRACE, around=around)
-        terminal.message("predicting the same step")
-        predicted = prediction(found.backend, found.recipe, found.device)
-    measured = found.measurement
-    profile = profile_of(found.recipe, found.device, measured, predicted, notes=found.notes, readings=readings)
-    _keep_plan(keep_profile(profile, measured, folder), found.plan)
+        profile, measured, plan = profile_recipe(recipe, listener=terminal, chrome_trace=folder / CHROME_TRACE,
+                                                 watch=lambda device: watched(device.uuid))
+    _keep_plan(keep_profile(profile, measured, folder), plan)
     return folder
 
 

@@ -9,8 +9,7 @@ from rich.console import Console
 from tightfit.errors import ReportError
 from tightfit.profiling import AGAINST, REPORT
 from tightfit.profiling.profile import load
-from tightfit.profiling.report.compare import side_by_side
-from tightfit.profiling.report.headline import headline
+from tightfit.profiling.report.compare import headline, side_by_side
 from tightfit.profiling.report.page import write_report
 
 

@@ -1,6 +1,6 @@
 """A candidate's memory as a stacked bar: a letter and a colour for each category.
 
-The letters alone tell the parts apart, so that a bar can be read without colours. A mark stands where the device's
+The letters alone distinguish the parts, so that a bar can be read without colours. A mark stands where the device's
 memory ends; what lies beyond it is in small letters.
 """
 

@@ -62,7 +62,8 @@ def _tables(plan: Plan, width: int) -> list[Table]:
     if wanted <= width:
         return [_table(plan, [*choices, *costs], min(BAR[0] + width - wanted, BAR[1]))]
     spare = width - _width(_table(plan, costs, BAR[0]))
-    ways = (_table(plan, choices), _table(plan, [choices[0], *map(_folded, choices[1:])]))
+    first = replace(choices[0], heading=choices[0].heading.replace("x ", "x\n"))
+    ways = (_table(plan, choices), _table(plan, [first, *map(_folded, choices[1:])]))
     chosen = next((table for table in ways if _width(table) <= width), None) or _written_out(plan)
     return [chosen, _table(plan, costs, min(max(BAR[0] + spare, 8), BAR[1]))]
 

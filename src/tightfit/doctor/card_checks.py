@@ -13,7 +13,7 @@ from tightfit.catalogue import PCIE_3, PCIE_4, PCIE_5
 from tightfit.devices import GIB
 from tightfit.doctor.findings import Finding, Say
 from tightfit.doctor.readings import Gpu, Readings
-from tightfit.planning.wording import size
+from tightfit.text import size
 
 NO_ROOM = 600 << 20
 """Bytes free below which not even a CUDA context with its kernels has room."""

@@ -11,7 +11,7 @@ from tightfit.doctor.findings import Finding, Say, Severity
 from tightfit.doctor.readings import Disk, Host, Link, Readings
 from tightfit.errors import RecipeError
 from tightfit.planning.offload import HOST_BUFFERS, STATES
-from tightfit.planning.wording import size
+from tightfit.text import size
 
 CHECKPOINT = 12
 """Bytes a parameter of a checkpoint: fp32 weights and AdamW's two states."""

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,11 +17,12 @@ from typing import Any, Literal
 import psutil
 from pydantic import TypeAdapter
 
-from tightfit.ladder.parallel import command, own_words
 from tightfit.ladder.rows import OURS, Status
 from tightfit.ladder.rungs import Launch
 
 WORKER = "tightfit.ladder.worker"
+DEVICES = 2
+"""Devices of a rung that is not on a single one."""
 POLL = 0.2
 """Seconds between two looks at what a process has written."""
 ENDING = 30.0
@@ -90,6 +92,20 @@ def run_jobs(jobs: Sequence[Job], limit: float) -> Iterator[Outcome]:
                 process.wait(ENDING)
 
 
+def command(launch: Launch, worker: list[str]) -> tuple[list[str], dict[str, str]]:
+    """The command that starts a job's processes, and variables for their environment. worker: the module and its
+    arguments."""
+    environment = {"NCCL_P2P_DISABLE": "1"} if launch == "ddp-no-p2p" else {}
+    if launch == "dp":  # which would take all GPUs there are
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[:DEVICES]
+        environment = {"CUDA_VISIBLE_DEVICES": ",".join(first)}
+    if launch in ("single", "dp"):
+        return [sys.executable, "-m", *worker], environment
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={DEVICES}",
+                "--module"]
+    return [*torchrun, *worker], environment
+
+
 def _outcome(process: subprocess.Popen[bytes], written: Path, number: int, limit: float) -> Outcome | None:
     """The outcome of that number, once it is written; None of a process that ended without it."""
     deadline = time.monotonic() + limit
@@ -123,8 +139,10 @@ def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]
 
 def without_outcome(code: int, said: str) -> Outcome:
     """The outcome of a process that wrote none, by its exit status and all that it said."""
-    said, killed = own_words(said)
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    before, torchrun, report = said.partition("torch/distributed/elastic/")
+    killed = "(exitcode: -9)" in report
+    own = before.rpartition("\n")[0] if torchrun else said
+    lines = [line.strip() for line in own.splitlines() if line.strip()]
     last = next((line for line in reversed(lines) if "Error" in line or "error" in line), lines[-1] if lines else "")
     if killed or code == -signal.SIGKILL:
         return Outcome(status="killed",

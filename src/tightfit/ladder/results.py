@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
-from tightfit.ladder.cards import card_name, published_card
 from tightfit.ladder.catalogue import Words, guides
 from tightfit.ladder.peers import title_of
 from tightfit.ladder.rows import OURS, Measured, Predicted, Row, input_fingerprint
 from tightfit.ladder.run import LadderRun
-from tightfit.ladder.rungs import Figures, Ladder, Rung, Scale
+from tightfit.ladder.rungs import Figures, Ladder, Rung, Scale, card_name
 
 TOLERANCES = {"fp32": 0.01, "fp16": 0.05, "bf16": 0.05, "bf16-pure": 0.1}
 """How far the losses of two loops may lie apart, in nats, step by step, and still be the same work."""
@@ -51,16 +51,16 @@ class RungResult:
     @property
     def speed(self) -> float | None:
         """Samples a second, as a factor of the baseline's; None where either did not run."""
-        if self.measured is None or self.baseline is None or not self.baseline.seconds or not self.ran:
-            return None
-        return self.measured.samples_per_second / self.baseline.samples_per_second
+        return self._factor("samples_per_second")
 
     @property
     def memory(self) -> float | None:
         """Peak memory, as a factor of the baseline's; None where either did not run."""
-        if self.measured is None or self.baseline is None or not self.baseline.peak_reserved or not self.ran:
-            return None
-        return self.measured.peak_reserved / self.baseline.peak_reserved
+        return self._factor("peak_reserved")
+
+    def _factor(self, figure: str) -> float | None:
+        base = getattr(self.baseline, figure, 0)
+        return getattr(self.measured, figure) / base if base and self.ran else None
 
     @property
     def speed_quartiles(self) -> tuple[float, float] | None:
@@ -136,7 +136,7 @@ def heading(run: LadderRun) -> list[str]:
         said.append(f"{options.scale} shape: {smaller(ladder, options.scale)}; memory is the allocator's peak of a "
                     "step, and published figures are of the full size")
     if options.gpu is not None:
-        other = ladder.published_on and ladder.card_named and card_name(options.gpu) != published_card(ladder)
+        other = ladder.published_on and ladder.card_named and card_name(options.gpu) != ladder.published_card
         said.append(f"full size (full) predicted for {card_name(options.gpu)}"
                     + (", another card than that of publ." if other else ""))
     if ladder.published_on:
@@ -204,14 +204,13 @@ def front(results: Iterable[RungResult], ladder: Ladder) -> list[RungResult]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spread:
-    """Ours in a peer's over the rungs that are the same work, as QUANTILES. ratio: speed, or memory. count: of rungs.
+class Spread(NamedTuple):
+    """Ours in a peer's over the rungs that are the same work, as QUANTILES. ratio: speed, or memory. rungs: how many.
     """
 
     peer: str
     ratio: str
-    count: int
+    rungs: int
     values: list[float]
 
 
@@ -225,9 +224,9 @@ def spreads(results: Iterable[RungResult]) -> list[Spread]:
     same = [result for result in results if result.runner != OURS and not result.other_work]
     made = []
     for peer, ratio in product(dict.fromkeys(result.runner for result in same), ("speed", "memory")):
-        factors = [inverse(getattr(result, ratio)) for result in same if result.runner == peer]
-        if known := [value for value in factors if value is not None]:
-            made.append(Spread(peer=peer, ratio=ratio, count=len(known), values=quantiles(known)))
+        factors = [1 / factor for result in same if result.runner == peer and (factor := getattr(result, ratio))]
+        if factors:
+            made.append(Spread(peer, ratio, len(factors), quantiles(factors)))
     return made
 
 
@@ -236,8 +235,7 @@ def quantiles(values: Sequence[float]) -> list[float]:
     return [float(value) for value in np.quantile(values, list(QUANTILES.values()))]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Effect:
+class Effect(NamedTuple):
     """A technique by the guides' words and by our results that show it; shown is empty where none does."""
 
     feature: str
@@ -255,9 +253,8 @@ class Effect:
 
 def effects(results: Sequence[RungResult]) -> list[Effect]:
     """Every technique of the guides in their order, with the results that show it."""
-    return [Effect(feature=feature, words=words, shown=tuple(
-                result for result in own(results)
-                if result.rung.feature == feature and result.rung.against is not None))
+    ours = [result for result in own(results) if result.rung.against is not None]
+    return [Effect(feature, words, tuple(result for result in ours if result.rung.feature == feature))
             for feature, words in guides().features.items()]
 
 

@@ -1,4 +1,4 @@
-"""A ladder: one base recipe, and rungs that each change a little of it."""
+"""A ladder: one base recipe, rungs that each change a little of it, and the cards that it is of."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
-from tightfit.devices import MIB
+from tightfit.devices import MIB, find_device, says_memory
+from tightfit.errors import RecipeError
+from tightfit.planning.targets import Target, gpu_target
 from tightfit.recipe import CHOSEN_SLOTS, Recipe
 from tightfit.recipe_text import apply_overrides, technique_to_yaml
 from tightfit.techniques import SLOTS, Backend, Technique
@@ -96,6 +98,11 @@ class Ladder:
         """The backend that all rungs share."""
         return Recipe.from_dict({"backend": self.base.get("backend", "pytorch")}).backend
 
+    @property
+    def published_card(self) -> str:
+        """The catalogue's name of the card that it was published on; the published words where they name none."""
+        return card_name(self.gpu) if self.gpu is not None and self.card_named else self.published_on
+
     def rung(self, name: str) -> Rung:
         """The rung of that name. Raises KeyError."""
         return {rung.name: rung for rung in self.rungs}[name]
@@ -127,3 +134,21 @@ def setting_name(setting: Technique) -> str:
 def setting_alone(setting: Technique) -> dict[str, Any]:
     """The changes that apply one technique alone, with what it needs besides."""
     return {setting.slot: technique_to_yaml(setting), **setting.needs}
+
+
+def card(gpu: str) -> Target:
+    """A card by the catalogue's name, or by a size such as `24GB`. Raises RecipeError for any other word."""
+    try:
+        if says_memory(gpu):
+            return gpu_target(None, gpu, lambda: None)
+        return Target(device=find_device(gpu))
+    except RecipeError as error:  # whose advice is a plan's, and here the size is the card's name
+        raise RecipeError(str(error).replace("gpu-memory:", "gpu:").replace("--gpu-memory ", "--gpu ")) from None
+
+
+def card_name(device: str) -> str:
+    """The catalogue's name of a device, however that is written; the device's own where the catalogue has none."""
+    try:
+        return find_device(device).name
+    except RecipeError:
+        return device

@@ -12,7 +12,7 @@ from tightfit.backends.pytorch.measure.parallel_timing import cards, time_distri
 from tightfit.data.loading import WindowLoader, make_window
 from tightfit.devices import Device
 from tightfit.errors import Refused
-from tightfit.ladder.parallel import DEVICES
+from tightfit.ladder.jobs import DEVICES
 from tightfit.ladder.rungs import Launch
 from tightfit.recipe import Recipe
 from tightfit.tasks import Window
@@ -20,37 +20,27 @@ from tightfit.training.session import training_windows
 
 
 def run_parallel(launch: Launch, recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
-    """A rung on two devices. Raises Refused where they are missing, and OutOfMemory."""
-    if launch == "dp":
-        return data_parallel(recipe, device, warm_up, steps)
-    return distributed(recipe, device, warm_up, steps, direct=launch == "ddp")
+    """A rung on two devices. Raises Refused where what it needs is missing, and OutOfMemory.
 
-
-def data_parallel(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
-    """Two GPUs in one process: each micro-batch of twice the recipe's is cut in two."""
-    found = cards(device)
-    if found < DEVICES:
-        raise Refused(f"launch: DataParallel splits a batch over two GPUs, and this machine has {found}; run it where "
-                      "there are two")
-    if recipe.compiled:
-        raise Refused("compile: DataParallel copies the model anew at every step; write compile=off")
-    micro = recipe.micro_batch_size
-    assert micro != "auto"
-    both = recipe.override(parallel="dp", micro_batch_size=min(DEVICES * micro, recipe.batch_size))
-    data = training_windows(both)
-    if data.window(0).micro_batches[0].mask == "packed":
-        raise Refused("data.packing: DataParallel cannot cut rows that documents share; write data.packing=false")
-    return time_in_one_process(both, device, data, warm_up, steps)
-
-
-def distributed(recipe: Recipe, device: Device, warm_up: int, steps: int, *, direct: bool) -> Timings:
-    """This process's half of every global batch, and what the fuller process needed. Two processes call it: on a GPU
-    each where there are two, on the processor otherwise.
-
-    direct: whether the GPUs may use their direct link, which is set before the processes start.
+    launch: `dp` for two GPUs in one process, each micro-batch of twice the recipe's cut in two; else this process's
+    half of every global batch, and what the fuller process needed, on a GPU each where there are two, on the processor
+    otherwise.
     """
     found = cards(device)
-    if found < DEVICES and not direct:
+    if launch == "dp":
+        if found < DEVICES:
+            raise Refused(f"launch: DataParallel splits a batch over two GPUs, and this machine has {found}; run it "
+                          "where there are two")
+        if recipe.compiled:
+            raise Refused("compile: DataParallel copies the model anew at every step; write compile=off")
+        micro = recipe.micro_batch_size
+        assert micro != "auto"
+        both = recipe.override(parallel="dp", micro_batch_size=min(DEVICES * micro, recipe.batch_size))
+        data = training_windows(both)
+        if data.window(0).micro_batches[0].mask == "packed":
+            raise Refused("data.packing: DataParallel cannot cut rows that documents share; write data.packing=false")
+        return time_in_one_process(both, device, data, warm_up, steps)
+    if found < DEVICES and launch != "ddp":
         raise Refused(f"launch: NCCL switches off the direct link between two GPUs, and this machine has {found}; run "
                       "it where there are two")
     data = training_windows(recipe)

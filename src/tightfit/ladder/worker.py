@@ -23,13 +23,13 @@ from tightfit.backends import load_backend
 from tightfit.backends.base import Backend, Timings
 from tightfit.devices import Device
 from tightfit.errors import MissingLibrary, NonFiniteLoss, OutOfMemory, Refused, TightfitError
-from tightfit.ladder.cards import card
 from tightfit.ladder.jobs import JOBS, OUTCOME, Job, Outcome
-from tightfit.ladder.parallel import end_others, writes_outcome
 from tightfit.ladder.peers import PEERS
 from tightfit.ladder.rows import OURS, Machine, Status
+from tightfit.ladder.rungs import card
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Margin, fit, steps_alone
+from tightfit.planning.largest import largest_that_fits
 from tightfit.planning.search.resolve_auto import resolve_auto
 from tightfit.planning.search.search import check_length
 from tightfit.planning.standard_tools import standard_tools
@@ -57,10 +57,21 @@ def main(asked: Path, outcomes: Path, parent: int) -> None:
         except TightfitError as error:
             found = Outcome(status=status_of(error), reason=str(error))
         failed = found.status != "done"
-        if writes_outcome(failed=failed):
+        if failed or os.environ.get("RANK", "0") == "0":  # of several processes the first writes, and any that failed
             with outcomes.open("ab") as file:
                 file.write(OUTCOME.dump_json(found) + b"\n")
         end_others(failed=failed)
+
+
+def end_others(*, failed: bool) -> None:
+    """Where something went wrong in one of several processes, end it so that torchrun ends the others, which wait for
+    it; where nothing did, or they were not joined yet and each ends without the others, return."""
+    if "RANK" not in os.environ or not failed:
+        return
+    from torch import distributed
+
+    if distributed.is_initialized():
+        os._exit(1)
 
 
 def status_of(error: TightfitError) -> Status:
@@ -83,7 +94,8 @@ def machine(job: Job) -> Outcome:
     device = load_backend(recipe.backend.name).device(recipe)
     return Outcome(values=Machine(
         device=device.name, kind=device.kind, memory_bytes=device.memory_bytes, units=device.units,
-        driver=driver_version() if device.kind == "cuda" else None, versions=_versions(),
+        driver=driver_version() if device.kind == "cuda" else None,
+        versions={"python": platform.python_version(), **installed(LIBRARIES)},
     ).model_dump())  # fmt: skip
 
 
@@ -151,27 +163,20 @@ def _resolved(job: Job, target: Target, backend: Backend, notes: list[str]) -> R
 def largest_batch(recipe: Recipe, within: Recipe, target: Target, backend: Backend) -> Recipe:
     """The recipe at the largest batch, of those in GROWTH, that is predicted to need no more memory than another.
 
-    Memory grows with the batch, so the first that needs more ends the search. recipe, within: resolved. Raises as
-    predicting does.
+    recipe, within: resolved. Raises as predicting does.
     """
     tools = standard_tools(backend.predict, target.ceilings)
 
     def needs(asked: Recipe) -> int:
-        return fit(steps_alone(backend.predict(asked, target.device)), target.device, tools,
-                   Margin()).memory.peak_reserved
+        trace = steps_alone(backend.predict(asked, target.device))
+        return fit(trace, target.device, tools, Margin()).memory.peak_reserved
 
-    room, largest = needs(within), recipe
-    for factor in GROWTH:
-        batch = int(within.batch_size * factor)
-        bigger = recipe.override(batch_size=batch, micro_batch_size=batch)
-        if needs(bigger) > room:
-            break
-        largest = bigger
-    return largest
+    def at(batch: int) -> Recipe:
+        return recipe.override(batch_size=batch, micro_batch_size=batch)
 
-
-def _versions() -> dict[str, str]:
-    return {"python": platform.python_version(), **installed(LIBRARIES)}
+    sizes = sorted({int(within.batch_size * factor) for factor in GROWTH} - {within.batch_size})
+    batch = largest_that_fits(sizes, lambda size: needs(at(size)), needs(within))
+    return recipe if batch is None else at(batch)
 
 
 KINDS: dict[str, Callable[[Job], Outcome]] = {"machine": machine, "measure": measure, "predict": predict}

@@ -9,14 +9,12 @@ from __future__ import annotations
 import re
 from html import escape
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, PrefixLoader, StrictUndefined
 from markupsafe import Markup
 
 from tightfit import text
-from tightfit.files import write_atomically
 
 UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, marks that turn the direction of text around, and halves of characters."""
@@ -24,7 +22,7 @@ MOST = 2000
 """Characters of a value that are shown: a name or a sentence can be of any length."""
 CONFIG = {
     "responsive": True, "displaylogo": False, "plotlyServerURL": "", "showSendToCloud": False,
-    "modeBarButtonsToRemove": ["sendChartToCloud", "sendDataToCloud", "select2d", "lasso2d", "toImage"],
+    "modeBarButtonsToRemove": ["sendChartToCloud", "sendDataToCloud", "select2d", "lasso2d"],
 }  # fmt: skip
 """Plotly's bar of buttons offers to send a chart to its cloud: a page's data is nobody else's business."""
 
@@ -38,11 +36,6 @@ def render(package: str, template: str, **values: Any) -> str:
                                percent=text.percent, shape=text.shape)
     environment.globals.update(chart=chart, relative=text.relative, part=_part, plotly=_plotly)
     return environment.get_template(f"own/{template}").render(**values)
-
-
-def write_page(path: Path, page: str) -> None:
-    """Write a page, whole or not at all. Raises OSError."""
-    write_atomically(path, page)
 
 
 def printable(value: Any) -> Any:

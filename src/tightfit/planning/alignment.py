@@ -13,9 +13,9 @@ from typing import Any
 
 from tightfit.devices import Device
 from tightfit.models import read_config
-from tightfit.planning.wording import percent
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
+from tightfit.text import percent
 
 NAMES: dict[str, tuple[str, ...]] = {
     "vocab_size": ("vocab_size",),

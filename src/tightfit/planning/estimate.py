@@ -9,10 +9,10 @@ from typing import Protocol
 from tightfit.devices import Device
 from tightfit.planning.allocator.replay import Fits
 from tightfit.planning.plan import Estimate, Memory, Time
-from tightfit.planning.wording import size
 from tightfit.recipe import Recipe
 from tightfit.system import HostMemory, pinned_size
 from tightfit.tasks import TASKS
+from tightfit.text import size
 from tightfit.trace import Category, Place, Trace, UntracedMemory
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tightfit.planning.wording import size
+from tightfit.text import size
 
 Branch = Literal["none", "cpu", "nvme"]
 

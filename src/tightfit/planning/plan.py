@@ -14,8 +14,8 @@ from tightfit.errors import Refused
 from tightfit.planning.alignment import Misalignment
 from tightfit.planning.allocator.replay import Fits
 from tightfit.planning.offload import OffloadAdvice
-from tightfit.planning.wording import size
 from tightfit.recipe import CHOICES, Recipe
+from tightfit.text import size
 from tightfit.trace import UntracedMemory
 
 INFERENCE_CHOICES = ("precision", "attention")

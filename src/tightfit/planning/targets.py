@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tightfit.calibration import Ceilings, load
 from tightfit.devices import Device, device_of_memory, find_device, parse_memory, with_memory
 from tightfit.errors import RecipeError, Refused
-from tightfit.planning.wording import size
+from tightfit.text import size
 
 Own = Callable[[], Device | None]
 """The machine's own CUDA device, as the framework reports it; None where it has none."""

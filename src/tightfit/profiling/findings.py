@@ -9,19 +9,23 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 from tightfit import text
 from tightfit.errors import TightfitError
 from tightfit.planning.alignment import misaligned
 from tightfit.planning.defaults import WORKERS
 from tightfit.planning.timing.op_times import op_seconds
-from tightfit.profiling.finding import WORTH_SAYING, Answer, Evidence, Finding, Rule, Seen
+from tightfit.profiling.finding import Evidence, Finding
 from tightfit.profiling.profile import Profile
 from tightfit.profiling.report.breakdown import block_name, busy_seconds, step_ops, uses_tf32
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.trace import Allocation, Category, Op, Phase, Trace
+from tightfit.trace.file import sampling_notes
 
+WORTH_SAYING = 0.01
+"""Plain steps differ by as much: below it a finding is noise."""
 TRIED_WORKERS = 4
 """Worker processes that are tried where there are fewer."""
 ROOM = 0.5
@@ -39,16 +43,40 @@ BLOCKS = "layers"
 """The scope of what every block of a compiled step makes: recomputing blocks frees nothing else."""
 
 
+class Rule(NamedTuple):
+    """look: yields what it finds. least: the share below which that is left out. compiled: whether it is for steps that
+    a compiler laid out as a whole, or for others; None for both. sums: whether it needs every op."""
+
+    look: Callable[[Evidence], Iterator[Finding]]
+    least: float = WORTH_SAYING
+    compiled: bool | None = None
+    sums: bool = False
+
+
 def findings(profile: Profile) -> list[Finding]:
     """All findings, the one that matters most first."""
     trace = profile.measured or profile.predicted
     if trace is None:
         return []
     evidence = Evidence(profile, trace)
-    return sorted((found for rule in RULES for found in rule.findings(evidence)), key=lambda found: -found.rank)
+    rules = [rule for rule in RULES if rule.compiled in (None, trace.laid_out)]
+    if sampling_notes(trace):  # of ops that were left out the sums say nothing
+        rules = [rule for rule in rules if not rule.sums]
+    room = profile.capacity_bytes or evidence.peak[1]
+    found = [each for rule in rules for each in rule.look(evidence) if each.share >= rule.least]
+    return sorted((replace(each, rank=_rank(each, room)) for each in found), key=lambda each: -each.rank)
 
 
-def _data(evidence: Evidence) -> Iterator[Seen]:
+def _rank(found: Finding, room: int) -> float:
+    """The gain, as a share of the step or of the memory, where it was predicted; else the finding's own share."""
+    if found.seconds is not None:
+        return found.seconds
+    if found.bytes is not None:
+        return found.bytes / room if room else 0.0
+    return found.share if found.change else found.share / 2  # half: there is nothing to write
+
+
+def _data(evidence: Evidence) -> Iterator[Finding]:
     """The wait for a global batch, which workers could prepare meanwhile."""
     profile = evidence.profile
     waits, step = profile.phase_seconds.get(Phase.DATA, 0.0), profile.step_seconds
@@ -59,12 +87,13 @@ def _data(evidence: Evidence) -> Iterator[Seen]:
     workers = max(TRIED_WORKERS, 2 * now)
     preparing = waits if not now else now * step  # of one batch: workers that are too slow are always at it
     left = max(preparing / workers - (step - waits), 0.0)
-    yield waits / step, {}, Answer(
+    yield Finding(
+        share=waits / step, sentence=f"{text.percent(waits / step)} of the step waits for data",
         change=f"loading.workers={workers}", seconds=max((waits - left) / step, 0.0),
         derived=f"{workers} workers prepare batches while the step runs; the wait that remains was taken off")
 
 
-def _padding(evidence: Evidence) -> Iterator[Seen]:
+def _padding(evidence: Evidence) -> Iterator[Finding]:
     """Dimensions that leave tensor cores idle. Their share is the gain's, 0 where that is not known."""
     profile, recipe = evidence.profile, evidence.profile.recipe
     if TASKS[recipe.task].reads != "tokens":
@@ -74,11 +103,10 @@ def _padding(evidence: Evidence) -> Iterator[Seen]:
     gain, derived = _padding_gain(evidence, rows) if rows else (None, "")
     for each in misaligned(recipe, profile.device, {**dims, **({"vocab_size": rows} if rows else {})}, gain):
         padded = each.field == "vocab_size"
-        words = {"name": "vocabulary" if padded else each.field, "value": each.value, "multiple": each.multiple,
-                 "padded": each.padded}
-        change = f"pad_vocab_to={each.multiple}" if padded else f"seq_len={each.padded}"
-        yield each.gain or 0.0, words, Answer(
-            change=change, seconds=each.gain,
+        yield Finding(
+            share=each.gain or 0.0, sentence=f"{'vocabulary' if padded else each.field} {each.value:,} is not a "
+            f"multiple of {each.multiple}, which tensor cores want: pad to {each.padded:,}",
+            change=f"pad_vocab_to={each.multiple}" if padded else f"seq_len={each.padded}", seconds=each.gain,
             derived="the gain could not be predicted" if each.gain is None else derived)
 
 
@@ -123,21 +151,22 @@ def _padding_gain(evidence: Evidence, rows: int) -> tuple[Callable[[Recipe], flo
                   "that the time model, not calibrated, saves where it is padded")
 
 
-def _launches(evidence: Evidence) -> Iterator[Seen]:
+def _launches(evidence: Evidence) -> Iterator[Finding]:
     """The device waits for the host to issue kernels: the step's seconds without its kernels and its data."""
     profile, step, working = evidence.profile, evidence.profile.step_seconds, busy_seconds(evidence.ops)
     if profile.device.kind != "cuda" or not step or not working:
         return
     share = max(step - profile.phase_seconds.get(Phase.DATA, 0.0) - working, 0.0) / step
     compiled = profile.recipe.compiled
-    yield share, {
-        "even": " even compiled" if compiled else "",
-        "answer": "CUDA graphs issue them together" if compiled else "compiled code launches fewer, and faster",
-    }, Answer(change="compile.mode=reduce-overhead" if compiled else "compile=per-block", seconds=share,
-              derived="the measured idle time, of which at most all goes")  # fmt: skip
+    even, answer = ((" even compiled", "CUDA graphs issue them together") if compiled
+                    else ("", "compiled code launches fewer, and faster"))
+    yield Finding(share=share, sentence=f"launch-bound{even}: the device idles {text.percent(share)} of the step while "
+                  f"the host issues kernels; {answer}", seconds=share,
+                  change="compile.mode=reduce-overhead" if compiled else "compile=per-block",
+                  derived="the measured idle time, of which at most all goes")
 
 
-def _copies(evidence: Evidence) -> Iterator[Seen]:
+def _copies(evidence: Evidence) -> Iterator[Finding]:
     """Ops that copy memory as it is, or cast it to another number format; fills, random draws and lookups do not."""
     shares: dict[str, float] = defaultdict(float)
     for op, times in evidence.ops:
@@ -147,15 +176,17 @@ def _copies(evidence: Evidence) -> Iterator[Seen]:
         return
     worst = max(shares, key=lambda name: shares[name])
     merged = sum(share for name, share in shares.items() if name in MERGED)
-    answer = Answer(change="compile=per-block", seconds=merged, derived=(
-        "casts, copies and clones merge into neighbouring compiled kernels; at most all of their time goes"))
-    if evidence.profile.recipe.compiled or merged < WORTH_SAYING:
-        compiled = evidence.profile.recipe.compiled
-        answer = Answer(derived="compiled already" if compiled else "no field of the recipe takes these away")
-    yield sum(shares.values()), {"op": worst, "most": text.percent(shares[worst])}, answer
+    share, compiled = sum(shares.values()), evidence.profile.recipe.compiled
+    found = Finding(share=share, sentence=f"{text.percent(share)} of the step copies memory, most of it in {worst} "
+                    f"({text.percent(shares[worst])})",
+                    derived="compiled already" if compiled else "no field of the recipe takes these away")
+    if not compiled and merged >= WORTH_SAYING:
+        found = replace(found, change="compile=per-block", seconds=merged, derived=(
+            "casts, copies and clones merge into neighbouring compiled kernels; at most all of their time goes"))
+    yield found
 
 
-def _full_precision(evidence: Evidence) -> Iterator[Seen]:
+def _full_precision(evidence: Evidence) -> Iterator[Finding]:
     """Activations and temporary memory at the peak that are float32 though the recipe computes in 16 bits."""
     recipe, (_, peak) = evidence.profile.recipe, evidence.peak
     sizes: dict[str, int] = defaultdict(int)
@@ -166,16 +197,15 @@ def _full_precision(evidence: Evidence) -> Iterator[Seen]:
         return
     worst, total = max(sizes, key=lambda source: sizes[source]), sum(sizes.values())
     scores = sizes[worst] if "softmax" in worst and " in " in worst and _keeps_scores(recipe) else 0
-    answer = _smaller(recipe, total, scores) or Answer(
-        change="precision=bf16-pure", bytes=total // 2,
-        derived="the same tensors in 2 bytes instead of 4; it changes numerics")
-    yield total / peak, {
-        "size": text.size(total), "precision": recipe.precision.name, "worst": worst, "most": text.size(sizes[worst]),
-        "more": f" and {len(sizes) - 1} more" if len(sizes) > 1 else "",
-    }, answer  # fmt: skip
+    more = f" and {len(sizes) - 1} more" if len(sizes) > 1 else ""
+    answer = _smaller(recipe, total, scores) or {
+        "change": "precision=bf16-pure", "bytes": total // 2,
+        "derived": "the same tensors in 2 bytes instead of 4; it changes numerics"}
+    yield Finding(share=total / peak, sentence=f"{text.size(total)} of fp32 tensors under {recipe.precision.name} at "
+                  f"the peak: {worst} {text.size(sizes[worst])}{more}", **answer)
 
 
-def _largest(evidence: Evidence) -> Iterator[Seen]:
+def _largest(evidence: Evidence) -> Iterator[Finding]:
     """The largest arrays at the peak; gradients, which have a weight's shape, are none."""
     recipe, (_, peak) = evidence.profile.recipe, evidence.peak
     state = {a.shape for a in evidence.trace.allocations if a.category is Category.WEIGHTS}
@@ -191,26 +221,28 @@ def _largest(evidence: Evidence) -> Iterator[Seen]:
     answer = _smaller(recipe, together, together if fused and _is_half(recipe) else 0, " attention.kernel=cudnn",
                       together if worst.module.startswith(BLOCKS) else 0)
     made = "stacked by a loop for the backward pass" if STACKING in worst.op else worst.op.removeprefix("fused ")
-    yield worst.bytes / peak, {
-        "dtype": worst.dtype, "shape": text.shape(worst.shape), "size": text.size(worst.bytes),
-        "source": f"{made}, in {block_name(worst.module)}" if worst.module else made,
-        "more": f", and {len(group) - 1} more of its shape" if len(group) > 1 else "",
-    }, answer or Answer(derived="no field of the recipe makes them smaller")  # fmt: skip
+    source = f"{made}, in {block_name(worst.module)}" if worst.module else made
+    more = f", and {len(group) - 1} more of its shape" if len(group) > 1 else ""
+    yield Finding(share=worst.bytes / peak, sentence=f"the largest array at the peak is {worst.dtype} "
+                  f"{text.shape(worst.shape)}, {text.size(worst.bytes)}: {source}{more}",
+                  **(answer or {"derived": "no field of the recipe makes them smaller"}))
 
 
-def _smaller(recipe: Recipe, together: int, scores: int, kernel: str = "", in_blocks: int = 0) -> Answer | None:
-    """A change that takes tensors away or makes them smaller. together: their bytes; scores: those of attention's
-    scores; in_blocks: those that checkpointing would not keep."""
+def _smaller(recipe: Recipe, together: int, scores: int, kernel: str = "", in_blocks: int = 0) -> dict[str, Any] | None:
+    """The change of a Finding that takes tensors away or makes them smaller, its gain and how that is derived.
+
+    together: their bytes; scores: those of attention's scores; in_blocks: those that checkpointing would not keep.
+    """
     micro = recipe.micro_batch_size
     if scores:
-        return Answer(change=f"attention=sdpa{kernel}", bytes=scores,
-                      derived="a fused kernel keeps no matrix of scores")
+        return {"change": f"attention=sdpa{kernel}", "bytes": scores,
+                "derived": "a fused kernel keeps no matrix of scores"}
     if in_blocks and recipe.checkpointing != "auto" and not recipe.checkpointing.recomputes:
-        return Answer(change="checkpointing=every-block", bytes=in_blocks,
-                      derived="the backward pass computes a block's arrays again instead of keeping every block's")
+        return {"change": "checkpointing=every-block", "bytes": in_blocks,
+                "derived": "the backward pass computes a block's arrays again instead of keeping every block's"}
     if isinstance(micro, int) and micro > 1:
-        return Answer(change=f"micro_batch_size={micro // 2}", bytes=together - together * (micro // 2) // micro,
-                      derived="activations and temporary memory grow in proportion to the micro-batch")
+        return {"change": f"micro_batch_size={micro // 2}", "bytes": together - together * (micro // 2) // micro,
+                "derived": "activations and temporary memory grow in proportion to the micro-batch"}
     return None
 
 
@@ -222,27 +254,29 @@ def _is_half(recipe: Recipe) -> bool:
     return recipe.precision != "auto" and recipe.precision.is_half
 
 
-def _stacked(evidence: Evidence) -> Iterator[Seen]:
+def _stacked(evidence: Evidence) -> Iterator[Finding]:
     """A loop over layers copies each one's activations into arrays that hold every layer's."""
     if getattr(evidence.profile.recipe.backend, "layers", "") != "scanned":
         return
     share = evidence.share(lambda op: STACKING in op.name)
-    yield share, {"op": STACKING}, Answer(
-        change="backend.layers=unrolled", seconds=share,
+    yield Finding(
+        share=share, sentence=f"{text.percent(share)} of the step stacks the activations of a loop over layers "
+        f"({STACKING})", change="backend.layers=unrolled", seconds=share,
         derived="unrolled layers copy nothing into such arrays; at most all of that time goes, and the program takes "
                 "longer to compile")
 
 
-def _recomputed(evidence: Evidence) -> Iterator[Seen]:
+def _recomputed(evidence: Evidence) -> Iterator[Finding]:
     """Activations that the backward pass computes a second time."""
     share, room = evidence.share(lambda op: op.phase is Phase.RECOMPUTE), evidence.profile.capacity_bytes
     peak = evidence.trace.peak()[1]
-    answer = Answer(derived="it is the price of the memory that checkpointing saves")
+    found = Finding(share=share, derived="it is the price of the memory that checkpointing saves", sentence=(
+        f"{text.percent(share)} of the step computes activations again in the backward pass (rematted_computation)"))
     if room and peak <= ROOM * room:
-        answer = Answer(change="checkpointing=none", seconds=share, derived=(
+        found = replace(found, change="checkpointing=none", seconds=share, derived=(
             f"at most all of that time goes; {text.percent(1 - peak / room)} of the memory is free, and tightfit plan "
             "says whether every activation fits in it"))
-    yield share, {}, answer
+    yield found
 
 
 def bare_name(name: str) -> str:
@@ -257,19 +291,8 @@ def source_of(allocation: Allocation) -> str:
 
 
 RULES = (
-    Rule(look=_data, sentence="{share} of the step waits for data"),
-    Rule(look=_padding, least=0.0, sentence=(
-        "{name} {value:,} is not a multiple of {multiple}, which tensor cores want: pad to {padded:,}")),
-    Rule(look=_launches, least=0.10, compiled=False, sums=True, sentence=(
-        "launch-bound{even}: the device idles {share} of the step while the host issues kernels; {answer}")),
-    Rule(look=_copies, least=0.10, compiled=False, sums=True,
-         sentence="{share} of the step copies memory, most of it in {op} ({most})"),
-    Rule(look=_full_precision, compiled=False,
-         sentence="{size} of fp32 tensors under {precision} at the peak: {worst} {most}{more}"),
-    Rule(look=_largest, compiled=True,
-         sentence="the largest array at the peak is {dtype} {shape}, {size}: {source}{more}"),
-    Rule(look=_stacked, compiled=True,
-         sentence="{share} of the step stacks the activations of a loop over layers ({op})"),
-    Rule(look=_recomputed, compiled=True, sentence=(
-        "{share} of the step computes activations again in the backward pass (rematted_computation)")),
+    Rule(_data), Rule(_padding, least=0.0),
+    Rule(_launches, least=0.10, compiled=False, sums=True), Rule(_copies, least=0.10, compiled=False, sums=True),
+    Rule(_full_precision, compiled=False),
+    Rule(_largest, compiled=True), Rule(_stacked, compiled=True), Rule(_recomputed, compiled=True),
 )  # fmt: skip

@@ -1,16 +1,18 @@
-"""Profiling a recipe: a few real steps on its own data, measured, and the same step predicted."""
+"""Profiling a recipe: a few real steps on its own data, or one of a training run, measured; the same step predicted.
+
+What a run learns is the same without its profile: the step is followed, not changed. Whatever fails there is one line.
+"""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tightfit.backends import load_backend
-from tightfit.backends.base import Backend, Measurement
+from tightfit.backends.base import PLAIN, WARM_UP, Backend, Measurement, PendingResult, Step, StepProfiler
 from tightfit.backends.measuring import measure
 from tightfit.data.loading import WindowLoader
 from tightfit.devices import Device
@@ -23,7 +25,7 @@ from tightfit.planning.suggestions import smaller
 from tightfit.planning.targets import Target, own_target
 from tightfit.planning.timing.op_times import op_seconds
 from tightfit.planning.timing.step_time import step_time
-from tightfit.profiling import MEMORY_RECORD, XPLANE
+from tightfit.profiling import CHROME_TRACE, MEMORY_RECORD, XPLANE
 from tightfit.profiling.profile import Profile, save
 from tightfit.recipe import Recipe
 from tightfit.system import installed
@@ -33,30 +35,20 @@ from tightfit.training.session import open_session
 
 WINDOWS = 16
 """More windows than a measurement takes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Profiled:
-    """A recipe's steps, measured. recipe: resolved. plan: the plan that replaced `auto`; None where nothing was
-    planned. notes: of the build."""
-
-    recipe: Recipe
-    device: Device
-    backend: Backend
-    measurement: Measurement
-    plan: Plan | None
-    notes: tuple[str, ...]
+Readings = Mapping[str, Sequence[float | None]]
+"""A card's, a series each."""
 
 
 def profile_recipe(
     recipe: Recipe, module: Any = None, dataset: Any = None, *, listener: Listener | None = None,
-    chrome_trace: Path | None = None, around: Callable[[Device], AbstractContextManager[Any]] = nullcontext,
-) -> Profiled:  # fmt: skip
-    """Build what training by the recipe would build, and measure a few of its steps on its own data. Nothing is kept
-    of what they learn.
+    chrome_trace: Path | None = None,
+    watch: Callable[[Device], AbstractContextManager[Readings]] = lambda device: nullcontext({}),
+) -> tuple[Profile, Measurement, Plan | None]:  # fmt: skip
+    """Build what training by the recipe would build, measure a few of its steps on its own data, and predict the same
+    step. Nothing is kept of what they learn. The plan is the one that replaced `auto`; None where nothing was planned.
 
     module, dataset: as `Trainer` takes them. chrome_trace: where the profiler's own trace goes, gzipped, for Perfetto.
-    around: entered while steps run, such as to watch the card.
+    watch: entered while steps run; gives the card's readings.
     Raises the errors of `tightfit.errors`, as training does, and OSError where the trace cannot be written.
     """
     if recipe.mode != "train":
@@ -71,12 +63,14 @@ def profile_recipe(
     windows = step.windows(WindowLoader(data.train, recipe), 0, WINDOWS)
     listener.message("measuring: a few steps as they are, then one with every op followed")
     try:
-        with around(device):
-            measurement = measure(backend, step, windows, chrome_trace=chrome_trace)
+        with watch(device) as readings:
+            measured = measure(backend, step, windows, chrome_trace=chrome_trace)
     except OutOfMemory as error:
         raise OutOfMemory(f"{error}. Try: {'; or '.join(smaller(recipe, device))}") from None
-    return Profiled(recipe=recipe, device=device, backend=backend, measurement=measurement, plan=session.plan,
-                    notes=tuple(build.notes))
+    listener.message("predicting the same step")
+    predicted = prediction(backend, recipe, device)
+    profile = profile_of(recipe, device, measured, predicted, notes=tuple(build.notes), readings=readings)
+    return profile, measured, session.plan
 
 
 def prediction(backend: Backend, recipe: Recipe, device: Device, module: Any = None) -> dict[str, Any]:
@@ -90,7 +84,7 @@ def prediction(backend: Backend, recipe: Recipe, device: Device, module: Any = N
 
 def profile_of(
     recipe: Recipe, device: Device, measured: Measurement, predicted: Mapping[str, Any], *,
-    notes: Sequence[str] = (), readings: Mapping[str, Sequence[float | None]] | None = None,
+    notes: Sequence[str] = (), readings: Readings | None = None,
 ) -> Profile:  # fmt: skip
     """The profile of a measurement, with the fields that `prediction` gave. readings: of the card, while steps ran."""
     target = own_target(device)
@@ -136,6 +130,76 @@ def keep_profile(profile: Profile, measured: Measurement | None, folder: Path) -
         with replacing(folder / MEMORY_RECORD) as temporary:
             temporary.write_bytes(pickle.dumps(measured.memory_record))
     return home
+
+
+def profiled_step(recipe: Recipe, first_step: int) -> int | None:
+    """The step to profile of a run, or of one that goes on behind `first_step`; None for none.
+
+    It is `profile_step`, but in no process one of the first, which warm up or are timed as they are.
+    """
+    if recipe.profile_step is None or first_step >= recipe.profile_step:
+        return None
+    at = max(recipe.profile_step, first_step + WARM_UP + 2)
+    return at if at <= recipe.max_steps else None
+
+
+class RunProfile:
+    """Profiles step `at`, and by the clock times those before it.
+
+    To be made before the run's step is built: predicting drops what was compiled, and draws weights.
+    """
+
+    def __init__(
+        self, at: int, recipe: Recipe, device: Device, backend: Backend, module: Any, folder: Path, listener: Listener
+    ) -> None:
+        self.at = at
+        self._recipe, self._device, self._backend = recipe, device, backend
+        self._folder, self._listener = folder, listener
+        self._profiler: StepProfiler | None = None
+        self._timed = range(0)
+        self._notes: tuple[str, ...] = ()
+        listener.message(f"predicting a step, to compare step {at} with")
+        try:
+            self._predicted = prediction(backend, recipe, device, module)
+        except Exception as error:  # a model of one's own may fail in any way
+            self._predicted = {"notes": (f"not predicted: {_sentence(error)}",)}
+
+    def begin(self, step: Step, first_step: int, notes: tuple[str, ...] = ()) -> None:
+        """The run's step is there, and the run goes on behind `first_step`. notes: of its build."""
+        self._profiler = self._backend.step_profiler(step)
+        self._timed = range(max(first_step + WARM_UP + 1, self.at - PLAIN), self.at)
+        self._notes = notes
+
+    def timed(self, number: int) -> AbstractContextManager[None]:
+        """Around a step of the run, its wait for a window included."""
+        if self._profiler is None or number not in self._timed:
+            return nullcontext()
+        return self._profiler.timed()
+
+    def take(self, window: Any, learning_rate: float) -> PendingResult:
+        """Take step `at`."""
+        assert self._profiler is not None
+        return self._profiler.profiled(window, learning_rate)
+
+    def keep(self) -> None:
+        """Write the profile into the run's folder, with a message; a warning where that fails."""
+        assert self._profiler is not None
+        try:
+            measured = self._profiler.measurement(self._folder / CHROME_TRACE)
+            notes = (f"step {self.at} of a training run", *self._notes)
+            found = profile_of(self._recipe, self._device, measured, self._predicted, notes=notes)
+            keep_profile(found, measured, self._folder)
+        except Exception as error:  # the run is worth more than its profile
+            self._listener.message(f"warning: step {self.at} has no profile, and the run goes on: {_sentence(error)}")
+        else:
+            self._listener.message(f"profiled step {self.at}; to draw it: tightfit report {self._folder}")
+        self._profiler = None  # and all that was recorded
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: cannot be written ({error.strerror})"
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _predicted(trace: Trace, recipe: Recipe, target: Target) -> dict[str, Any]:

@@ -16,11 +16,11 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, Valida
 
 from tightfit.devices import Device
 from tightfit.errors import RecipeError, ReportError
-from tightfit.files import replacing
+from tightfit.files import write_atomically
 from tightfit.profiling import FOLDER
 from tightfit.recipe import Recipe
 from tightfit.trace import Phase, Trace
-from tightfit.trace.file import load_trace, save_trace
+from tightfit.trace.file import load_trace, save_trace, wrong_fields
 
 FORMAT, VERSION = "tightfit-profile", 1
 VALUES = "profile.json"
@@ -126,8 +126,7 @@ def save(profile: Profile, folder: Path) -> Path:
             path.unlink(missing_ok=True)
     plain = _adapter().dump_python(replace(profile, measured=None, predicted=None), mode="json", exclude=set(TRACES))
     values = {"format": FORMAT, "version": VERSION, **plain, "traces": list(kept)}
-    with replacing(home / VALUES) as temporary:
-        temporary.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n", "utf-8")
+    write_atomically(home / VALUES, json.dumps(values, indent=2, allow_nan=False) + "\n")
     return home
 
 
@@ -156,8 +155,7 @@ def load(folder: Path, limit: int | None = LIMIT) -> Profile:
         named = [name for name in TRACES if name in values["traces"]]
         profile = _adapter().validate_python({**values, "measured": None, "predicted": None})
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:3])
-        raise _damaged(path, wrong) from None
+        raise _damaged(path, wrong_fields(error)) from None
     except (KeyError, TypeError, OverflowError, RecipeError) as error:
         raise _damaged(path, error) from None
     traces = {name: load_trace(home / f"{name}.json.gz", limit) for name in named}

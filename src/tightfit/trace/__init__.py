@@ -1,4 +1,4 @@
-"""What one training step does, predicted or measured: its ops, its allocations, and the spans of time they lie in.
+"""A trace of a training step, predicted or measured: its ops, its allocations, and the spans of time they lie in.
 
 Time is counted in ticks: every op, allocation and release takes the next one. Bytes are what was asked for, before
 any allocator rounds them.
@@ -9,13 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
+
+Tick = Annotated[int, Field(ge=-(1 << 62), le=1 << 62)]
+Count = Annotated[int, Field(ge=0, le=1 << 62)]
+Seconds = Annotated[float, Field(ge=0, le=float(1 << 62))]
+"""Bounds that hold of a trace that is read from a file."""
 
 
 class Category(StrEnum):
-    """What memory holds.
+    """The use of a piece of memory.
 
     Activations are what is kept for the backward pass, logits included; a gradient counts as one once it is a
     parameter's `.grad`; temporary is the rest of a step's memory, gradients of activations and autocast's copies of
@@ -35,7 +41,7 @@ class Category(StrEnum):
 
 
 class OpClass(StrEnum):
-    """What kind of work an op does: which of the device's limits binds it."""
+    """The kind of work that an op does, by which of the device's limits binds it."""
 
     CONTRACTION = "tensor contraction"
     NORMALIZATION = "statistical normalization"
@@ -85,7 +91,7 @@ class Phase(StrEnum):
 
 
 PHASES = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-"""What a training step's wall seconds are split into; recomputation is part of the backward phase."""
+"""The phases that a training step's wall seconds are split into; recomputation is part of the backward phase."""
 
 
 @dataclass(slots=True)
@@ -105,19 +111,19 @@ class Op:
     """
 
     name: str
-    tick: int
+    tick: Tick
     phase: Phase
     op_class: OpClass
     module: str = ""
     shapes: tuple[tuple[int, ...], ...] = ()
     dtype: str = ""
-    flops: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-    kernels: int = 1
-    seconds: float | None = None
+    flops: Count = 0
+    bytes_read: Count = 0
+    bytes_written: Count = 0
+    kernels: Count = 1
+    seconds: Seconds | None = None
     stream: Stream = Stream.COMPUTE
-    after: tuple[int, ...] = ()
+    after: tuple[Tick, ...] = ()
 
 
 @dataclass(slots=True)
@@ -129,11 +135,11 @@ class Allocation:
     place: the memory it lies in. pinned: whether it is host memory that is page-locked for the device's copies.
     """
 
-    born: int
-    died: int | None
-    bytes: int
+    born: Tick
+    died: Tick | None
+    bytes: Count
     category: Category = Category.TEMPORARY
-    category_since: int = 0
+    category_since: Tick = 0
     module: str = ""
     op: str = ""
     shape: tuple[int, ...] = ()
@@ -142,7 +148,7 @@ class Allocation:
     pinned: bool = False
 
     def holds(self, tick: int) -> Category:
-        """What it holds at a tick at which it is alive."""
+        """Its category at a tick at which it is alive."""
         return self.category if self.category_since <= tick else Category.TEMPORARY
 
 
@@ -159,11 +165,11 @@ class Span:
     """
 
     name: str
-    start: int
-    stop: int
-    step: int = 0
-    times: int = 1
-    seconds: float | None = None
+    start: Tick
+    stop: Tick
+    step: Count = 0
+    times: Count = 1
+    seconds: Seconds | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +188,7 @@ class UntracedMemory:
 
 @dataclass(kw_only=True)
 class Trace:
-    """What a run does, from building the model to the second step, evaluation, saving and resuming.
+    """The ops and allocations of a run, from building the model to the second step, evaluation, saving and resuming.
 
     origin: whether it was predicted or measured.
     notes: sentences about how sure it is.

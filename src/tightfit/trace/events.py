@@ -1,4 +1,4 @@
-"""A trace's events in order, told apart by the group of blocks in whose work they happen."""
+"""A trace's events in order, grouped by the blocks in whose work they happen."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Reader:
             if a.died is not None:
                 events.append((a.died, Event("death", i)))
         events.sort()
-        return list(_settled(events))
+        return list(_deaths_by_birth(events))
 
     def _runs(self) -> Iterator[Run]:
         trace = self.trace
@@ -167,7 +167,7 @@ class Reader:
         return twins
 
 
-def _settled(events: list[tuple[int, Event]]) -> Iterator[tuple[int, Event]]:
+def _deaths_by_birth(events: list[tuple[int, Event]]) -> Iterator[tuple[int, Event]]:
     """The events with what is released at one go in the order of its birth: a cache is emptied in any order."""
     for kind, streak in itertools.groupby(events, key=lambda pair: pair[1].kind):
         if kind != "death":

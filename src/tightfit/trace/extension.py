@@ -38,7 +38,7 @@ def extend(shallow: Trace, deeper: Trace, stacks: Sequence[Stack], groups: int) 
 
 @dataclass
 class Rates:
-    """What each allocation and op outside of the template gains with every further group: bytes, and FLOPs, bytes read
+    """The growth of each allocation and op outside of the template with every further group: bytes; FLOPs, bytes read
     and bytes written."""
 
     allocations: dict[int, int] = field(default_factory=dict)
@@ -146,7 +146,7 @@ class Writer:
     def _meant(
         self, event: Event, group: Group | None, copy: int, made: Mapping[tuple[int, int], T]
     ) -> list[T]:
-        """What was made of an allocation's birth, or an op, where an event in the work of `group` means it, of which
+        """The copies of an allocation's birth, or of an op, that an event in the work of `group` refers to, of which
         this is copy number `copy`.
 
         What belongs to a group's neighbour is, for a copy, that of the copy's own neighbour.
@@ -155,7 +155,7 @@ class Writer:
         keys: Sequence[tuple[int, int]]
         if group is not None and born is not None and group.stack == born.stack \
                 and abs(born.distance - group.distance) <= 1:
-            keys = [self._beside(event, born, group, copy)]
+            keys = [self._neighbours(event, born, group, copy)]
         elif group is not None and group.distance == 0:
             raise NotAlike
         elif born is None or born.distance != 0:
@@ -167,8 +167,8 @@ class Writer:
         except KeyError:
             raise NotAlike from None
 
-    def _beside(self, event: Event, born: Group, group: Group, copy: int) -> tuple[int, int]:
-        """What a neighbour's item is for copy number `copy` of `group`: the item or its twin, and which copy of it."""
+    def _neighbours(self, event: Event, born: Group, group: Group, copy: int) -> tuple[int, int]:
+        """A neighbour's item as copy number `copy` of `group` sees it: the item or its twin, and which copy of it."""
         place = copy if group.distance == 0 else group.distance + (self.more if group.distance > 0 else 0)
         place += born.distance - group.distance
         if 0 <= place <= self.more:
@@ -197,8 +197,8 @@ def _ascends(runs: Sequence[Run], at: int) -> bool:
 
 
 def _rates(check: Written, deeper: Reader, shallow: Reader) -> Rates:
-    """What stands outside of the template gains with one more group. Raises NotAlike where `check`, which is the
-    shallow trace with one copy more, is not the deeper trace."""
+    """The growth of what stands outside of the template with one more group. Raises NotAlike where `check`, the shallow
+    trace with one copy more, is not the deeper trace."""
     made, truth, source = check.trace, deeper.trace, shallow.trace
     if [event for _, event in Reader(made, shallow.stacks).events] != [event for _, event in deeper.events]:
         raise NotAlike
@@ -228,5 +228,5 @@ def _rates(check: Written, deeper: Reader, shallow: Reader) -> Rates:
 
 
 def _traits(a: Allocation) -> tuple[object, ...]:
-    """What is the same of alike allocations besides their bytes."""
+    """The fields that alike allocations share; their bytes may differ."""
     return a.op, a.module, a.category, a.dtype, a.place

@@ -22,7 +22,7 @@ from tightfit.training.schedule import learning_rate
 from tightfit.training.stopping import StopRequest
 
 if TYPE_CHECKING:
-    from tightfit.profiling.run_profile import RunProfile
+    from tightfit.profiling.measure import RunProfile
 
 SKIPS_IN_A_ROW = 50
 """So many steps skipped by loss scaling, one after the other, mean that it will not recover."""

@@ -14,9 +14,9 @@ from tightfit.backends.base import Backend
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.models import facts_of
-from tightfit.planning.wording import size
 from tightfit.recipe import Recipe
 from tightfit.system import host_memory
+from tightfit.text import size
 
 
 def check_memory(recipe: Recipe, device: Device, backend: Backend, config: Any, log: Callable[[str], None]) -> None:

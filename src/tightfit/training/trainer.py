@@ -25,7 +25,7 @@ from tightfit.training.session import Session, on_this_machine, open_session
 from tightfit.training.summary import Summary, precision_warning
 
 if TYPE_CHECKING:
-    from tightfit.profiling.run_profile import RunProfile
+    from tightfit.profiling.measure import RunProfile
 
 SAMPLE_TOKENS = 160
 
@@ -162,7 +162,7 @@ class Trainer:
         recipe = session.recipe
         if recipe.profile_step is None:
             return None
-        from tightfit.profiling.run_profile import RunProfile, profiled_step
+        from tightfit.profiling.measure import RunProfile, profiled_step
 
         at = profiled_step(recipe, first_step)
         if at is not None:

@@ -46,7 +46,8 @@ def test_hovering_tells_bytes(visit):
 def test_nothing_offers_to_send_a_chart_away(visit):
     page = visit("two.html")
     offered = set(page.evaluate("[...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)"))
-    assert offered == {"Zoom", "Pan", "Zoom in", "Zoom out", "Autoscale", "Reset axes"}
+    assert offered == {"Zoom", "Pan", "Zoom in", "Zoom out", "Autoscale", "Reset axes",
+                       "Download plot as a PNG"}
     assert page.locator("form, a[href*='//']").count() == 0
 
 

@@ -20,8 +20,7 @@ from tightfit.profiling.report.breakdown import (
     seconds_by,
     step_ops,
 )
-from tightfit.profiling.report.compare import compared, pairs, side_by_side, sides
-from tightfit.profiling.report.headline import figures, headline, utilization
+from tightfit.profiling.report.compare import compared, figures, headline, pairs, side_by_side, sides, utilization
 from tightfit.profiling.report.memory import (
     BUCKETS,
     CATEGORIES,

@@ -14,7 +14,7 @@ from tests.profiling.profiled import EVIL, empty, hostile, profile
 from tightfit.profiling import profile as profiles
 from tightfit.profiling.report.compare import recipe_changes
 from tightfit.profiling.report.page import report, write_report
-from tightfit.trace.sample import SAMPLED
+from tightfit.trace.file import SAMPLED
 
 
 @pytest.fixture(scope="module")

@@ -25,16 +25,16 @@ from tightfit.backends.pytorch.models import accepted_arguments, logits_of
 from tightfit.data.samples import Samples
 from tightfit.devices import Device
 from tightfit.errors import MissingLibrary, Refused
-from tightfit.ladder.peers.bare import (
+from tightfit.ladder.peers.plain import (
     bare,
     checkpoint_blocks,
     loss_sum,
     model_arguments,
     named_kernel,
+    rounding_refused,
     training_data,
     whole_steps,
 )
-from tightfit.ladder.peers.optimizers import rounding_refused
 from tightfit.models import read_config
 from tightfit.recipe import Recipe
 from tightfit.techniques.compile import PerBlock

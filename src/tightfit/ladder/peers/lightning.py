@@ -20,17 +20,17 @@ from tightfit.backends.pytorch.techniques.loading import loading
 from tightfit.data.loading import WindowLoader
 from tightfit.devices import Device
 from tightfit.errors import MissingLibrary, Refused
-from tightfit.ladder.peers.bare import (
+from tightfit.ladder.peers.plain import (
     bare,
     checkpoint_blocks,
     compile_model,
     loss_sum,
+    make_optimizer,
     model_arguments,
     settings,
     training_data,
     whole_steps,
 )
-from tightfit.ladder.peers.optimizers import make_optimizer
 from tightfit.recipe import Recipe
 from tightfit.techniques.precision import Fp16
 

@@ -10,11 +10,11 @@ from tightfit.planning.plan import Candidate, Memory
 from tightfit.planning.search.choose import CLOCK_ERROR, Exploration, Pair, Spent, startup
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.space import ALLOCATOR, Choice, named
-from tightfit.planning.wording import more_or_less, percent, size
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.techniques.optimizer import AdamW
 from tightfit.techniques.precision import Fp32
+from tightfit.text import more_or_less, percent, size
 
 SHOWN = 5
 """How many candidates that fit are shown."""

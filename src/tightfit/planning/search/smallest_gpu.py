@@ -11,9 +11,9 @@ from tightfit.planning.search.choose import Exploration, Pair, Spent
 from tightfit.planning.search.explain import changing
 from tightfit.planning.search.space import Level, named
 from tightfit.planning.search.ways_out import MICRO, Asking
-from tightfit.planning.wording import size
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS
+from tightfit.text import size
 
 GPUS_TRACED = 3
 """How many GPUs are traced for at most."""

@@ -17,10 +17,10 @@ from tightfit.planning.search.choose import CLOCK_ERROR, Exploration, Spent
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.space import Space, micro_batch_sizes, named
 from tightfit.planning.suggestions import savings
-from tightfit.planning.wording import size
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.techniques import SLOTS
+from tightfit.text import size
 
 CHANGES_TRACED = 12
 """How many recipes are traced at most for an answer."""

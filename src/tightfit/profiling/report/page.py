@@ -10,7 +10,8 @@ from typing import Any
 from tightfit import text
 from tightfit.display.memory_bar import NAMES
 from tightfit.display.words import as_written, work
-from tightfit.page import render, write_page
+from tightfit.files import write_atomically
+from tightfit.page import render
 from tightfit.profiling.finding import Finding
 from tightfit.profiling.findings import findings
 from tightfit.profiling.profile import Profile
@@ -29,18 +30,20 @@ from tightfit.profiling.report.breakdown import (
 from tightfit.profiling.report.compare import (
     Side,
     compared,
+    figures,
     headlines,
     name_and_module,
     pairs,
     phase_pairs,
     recipe_changes,
     sides,
+    title,
+    uncalibrated,
 )
-from tightfit.profiling.report.headline import figures, title, uncalibrated
 from tightfit.profiling.report.memory import highest_by_phase
 from tightfit.recipe_text import to_yaml
 from tightfit.trace import PHASES, Phase
-from tightfit.trace.sample import sampling_notes
+from tightfit.trace.file import sampling_notes
 
 SECTIONS = {"headline": "Headline", "difference": "Difference", "memory": "Memory", "time": "Time", "ops": "Ops",
             "predicted": "Predicted", "readings": "Readings", "about": "About"}  # fmt: skip
@@ -204,4 +207,4 @@ def _difference(ours: View, theirs: View) -> dict[str, Any]:
 
 def write_report(path: Path, profile: Profile, other: Profile | None = None) -> None:
     """Write the page, whole or not at all. Raises OSError."""
-    write_page(path, report(profile, other))
+    write_atomically(path, report(profile, other))
