@@ -196,7 +196,7 @@ def doctor(
 def recipes() -> None:
     """List the bundled recipes and models."""
     from tightfit.bundled import BUNDLED
-    from tightfit.recipe_files import bundled_recipes
+    from tightfit.recipe.lookup import bundled_recipes
 
     typer.echo("recipes")
     for name in bundled_recipes():

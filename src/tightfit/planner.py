@@ -23,9 +23,9 @@ from tightfit.planning.search.search import search
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target, cpu_target, gpu_target
 from tightfit.recipe import Recipe
-from tightfit.recipe_files import IF_CUDA, RECIPES, as_recipe, load_recipe, recipe_values
-from tightfit.recipe_text import apply_overrides
-from tightfit.training_arguments.table import arguments_of
+from tightfit.recipe.hf_arguments.table import arguments_of
+from tightfit.recipe.lookup import IF_CUDA, RECIPES, as_recipe, load_recipe, recipe_values
+from tightfit.recipe.yaml import apply_overrides
 
 RecipeOn = Callable[[bool], Recipe]
 """The recipe as it is on a CUDA device, or on the CPU: a recipe file may differ between the two."""

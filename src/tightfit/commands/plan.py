@@ -18,7 +18,7 @@ from tightfit.errors import RecipeError, Refused
 from tightfit.planner import RecipeOn, compare, plan_on, read_recipe
 from tightfit.planning.search.every_gpu import parse_prices
 from tightfit.recipe import Recipe
-from tightfit.recipe_files import name_and_overrides
+from tightfit.recipe.lookup import name_and_overrides
 
 EVERY_GPU = "all"
 

@@ -19,7 +19,7 @@ from tightfit.planner import read_recipe, target_for
 from tightfit.planning.plan import Plan
 from tightfit.profiling import CHROME_TRACE, FOLDER, XPLANE
 from tightfit.profiling.measure import keep_profile, predicted_profile, prediction, profile_of, profile_recipe
-from tightfit.recipe_files import name_and_overrides
+from tightfit.recipe.lookup import name_and_overrides
 from tightfit.training.progress import Terminal
 from tightfit.training.run_folder import PLAN, folder_name, run_path
 from tightfit.training.session import recipe_for_machine

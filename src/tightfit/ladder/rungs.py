@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from tightfit.devices import MIB
 from tightfit.recipe import CHOSEN_SLOTS, Recipe
-from tightfit.recipe_text import apply_overrides, technique_to_yaml
+from tightfit.recipe.yaml import apply_overrides, technique_to_yaml
 from tightfit.techniques import SLOTS, Backend, Technique
 
 Scale = Literal["full", "reduced", "smallest"]

@@ -16,7 +16,7 @@ from tightfit.models import ModelFacts, model_facts, module_facts, read_config
 from tightfit.planning.defaults import resolve
 from tightfit.planning.targets import own_target
 from tightfit.recipe import Recipe
-from tightfit.recipe_files import load_recipe
+from tightfit.recipe.lookup import load_recipe
 from tightfit.training.memory_check import check_memory
 
 if TYPE_CHECKING:

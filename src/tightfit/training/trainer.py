@@ -15,12 +15,13 @@ from tightfit.data import Prepared, WindowLoader, evaluation_windows
 from tightfit.errors import CheckpointError, OutOfMemory, RecipeError
 from tightfit.models import resolve_source
 from tightfit.recipe import Recipe
-from tightfit.recipe_files import as_recipe
+from tightfit.recipe.lookup import as_recipe
+from tightfit.recipe.resume import continued
 from tightfit.training import checkpoints
 from tightfit.training.loop import Loop, Progress
 from tightfit.training.progress import Listener
 from tightfit.training.records import MetricsFile, Trackers
-from tightfit.training.run_folder import METRICS, MODEL, RunFolder, continued, run_path
+from tightfit.training.run_folder import METRICS, MODEL, RunFolder, run_path
 from tightfit.training.session import Session, on_this_machine, open_session
 from tightfit.training.summary import Summary, precision_warning
 

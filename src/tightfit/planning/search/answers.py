@@ -14,7 +14,7 @@ from tightfit.planning.search.found import Found
 from tightfit.planning.search.probing import Prober
 from tightfit.planning.wording import more_or_less, percent, size
 from tightfit.recipe import CHOSEN_SLOTS, Recipe
-from tightfit.recipe_text import technique_to_yaml
+from tightfit.recipe.yaml import technique_to_yaml
 from tightfit.techniques import Technique
 from tightfit.techniques.optimizer import AdamW
 from tightfit.techniques.precision import Bf16, Fp16, Fp32

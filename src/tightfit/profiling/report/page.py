@@ -38,7 +38,7 @@ from tightfit.profiling.report.compare import (
 )
 from tightfit.profiling.report.headline import figures, title, uncalibrated
 from tightfit.profiling.report.memory import highest_by_phase
-from tightfit.recipe_text import to_yaml
+from tightfit.recipe.yaml import to_yaml
 from tightfit.trace import PHASES, Phase
 from tightfit.trace.sample import sampling_notes
 

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tightfit.errors import RecipeError
+from tightfit.recipe.hf_arguments.reading import SAME, TECHNIQUES, complete, read, recipe_values
+from tightfit.recipe.hf_arguments.table import CARRIED, DEFAULTS, REFUSED, SPELLED, arguments_of
 from tightfit.techniques.loading import Loading
-from tightfit.training_arguments.reading import complete, read
-from tightfit.training_arguments.table import CARRIED, DEFAULTS, REFUSED, SPELLED, arguments_of
-from tightfit.training_arguments.values import SAME, TECHNIQUES, recipe_values
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-    from tightfit.recipe import Recipe
+    from tightfit.recipe.schema import Recipe
 
 R = TypeVar("R", bound="Recipe")
 Arguments = dict[str, Any]

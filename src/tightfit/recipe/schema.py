@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
 from tightfit.errors import RecipeError
-from tightfit.recipe_text import explain, parse_technique, technique_to_yaml
+from tightfit.recipe.yaml import explain, parse_technique, technique_to_yaml
 from tightfit.tasks import TASKS
 from tightfit.techniques import (
     SLOTS,
@@ -61,7 +61,7 @@ def _checked_arguments(values: Any) -> Any:
     """`hugging_face`, whose names are looked up where there are any."""
     if not values:
         return values
-    from tightfit.training_arguments import check_carried
+    from tightfit.recipe.hf_arguments import check_carried
 
     return check_carried(values)
 
@@ -242,7 +242,7 @@ class Recipe(BaseModel):
         Arguments without a counterpart that concern no step are kept in `hugging_face`. Raises RecipeError naming each
         other one, with the reason and what to write instead.
         """
-        from tightfit.training_arguments import from_training_arguments
+        from tightfit.recipe.hf_arguments import from_training_arguments
 
         return from_training_arguments(cls, arguments, fields)
 

@@ -11,8 +11,8 @@ from typing import Any
 from tightfit.bundled import BUNDLED
 from tightfit.errors import RecipeError, UnknownRecipe, closest, nearest
 from tightfit.models import FACTORY, model_facts
-from tightfit.recipe import Recipe
-from tightfit.recipe_text import apply_overrides, read_yaml
+from tightfit.recipe.schema import Recipe
+from tightfit.recipe.yaml import apply_overrides, read_yaml
 
 IF_CUDA = "if_cuda"
 """A recipe file's mapping of fields that take another value on a CUDA device; what is written on the command line
