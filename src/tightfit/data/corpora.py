@@ -16,7 +16,7 @@ from tightfit.recipe import Data
 
 SKIPPED = frozenset({
     "site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__", "encodings", "pydoc_data",
-})  # fmt: skip
+})
 """Folders of the standard library that are left out: other people's packages, tests, test data, generated tables."""
 
 SAVED = "state.json"

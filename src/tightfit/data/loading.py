@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tightfit.data.masking import generator
-from tightfit.data.samples import Samples
+from tightfit.data.samples import Samples, generator
 from tightfit.errors import DataError
 from tightfit.recipe import Recipe
 from tightfit.tasks import Array, MicroBatch, Window, window_of

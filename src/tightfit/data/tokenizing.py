@@ -90,10 +90,10 @@ class FastTokenizer(Tokenizer):
         backend.no_padding()
         backend.no_truncation()
         found = {role: next((token for token in names if backend.token_to_id(token) is not None), None)
-                 for role, names in NAMES.items()}  # fmt: skip
+                 for role, names in NAMES.items()}
         if found["eos_token"] is None:
             raise DataError(f"tokenizer: {name} has none of the tokens {', '.join(NAMES['eos_token'])} to end a "
-                            "document with; name the folder that holds its tokenizer_config.json too")  # fmt: skip
+                            "document with; name the folder that holds its tokenizer_config.json too")
         self.backend = backend
         self._names = {role: token for role, token in found.items() if token is not None}
         ids = {role: backend.token_to_id(token) for role, token in self._names.items()}
@@ -124,7 +124,7 @@ class PretrainedTokenizer(Tokenizer):
         end = backend.eos_token_id if backend.eos_token_id is not None else backend.sep_token_id
         if end is None:
             raise DataError(f"tokenizer: {name} has neither an eos_token nor a sep_token to end a document with; "
-                            "set one in its tokenizer_config.json")  # fmt: skip
+                            "set one in its tokenizer_config.json")
         self.backend = backend
         self.end_id, self.pad_id, self.mask_id = int(end), backend.pad_token_id, backend.mask_token_id
         self.vocab_size = 1 + max(backend.get_vocab().values())
@@ -191,5 +191,5 @@ def load_tokenizer(name: str, trust_remote_code: bool) -> Tokenizer:
     except Exception as error:  # the hub's client, its transport and remote code each raise their own
         reason = " ".join(str(error).split())[:300]
         raise DataError(f"tokenizer: {name!r} cannot be loaded: {reason}; write a folder with a tokenizer, or "
-                        "tokenizer=train to train one on the data") from None  # fmt: skip
+                        "tokenizer=train to train one on the data") from None
     return PretrainedTokenizer(backend, name)
