@@ -10,8 +10,8 @@ from rich.table import Table
 
 from tightfit.recipe.lookup import name_and_overrides
 from tightfit.training.progress import LastingConsole, Terminal
+from tightfit.training.records import Summary
 from tightfit.training.session import recipe_for_machine
-from tightfit.training.summary import Summary
 from tightfit.training.trainer import Trainer
 
 

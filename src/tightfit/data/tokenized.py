@@ -140,12 +140,16 @@ def tokenize(
     def fill(folder: Path) -> None:
         if not len(split.chosen):
             raise DataError(f"data: {split.corpus.name} holds no text")
-        ids, names = _classes(split, num_labels)
+        ids: list[int] = []
+        names: list[str] = []
+        if LABEL in split.wanted:
+            place = list(split.wanted).index(LABEL)
+            ids, names = class_ids([row[place] for _, row in split.rows()], split.wanted[LABEL], num_labels)
         (folder / "names.json").write_text(json.dumps(names), encoding="utf-8")
         parts = _encode(folder, split, tokenizer, progress)
         for part, name in enumerate(PARTS):
             if LABEL in split.wanted:
-                np.save(folder / name / f"{LABEL}.npy", ids[parts == part])
+                np.save(folder / name / f"{LABEL}.npy", np.array(ids, dtype=np.int64)[parts == part])
 
     key = digest(["tokens 1", split.key, tokenizer.fingerprint])
     return cached(cache_dir / "tokens" / key, fill, lambda folder: _read(folder, split.wanted))
@@ -155,24 +159,14 @@ def _read(folder: Path, wanted: Wanted) -> tuple[Part, Part, tuple[str, ...]]:
     names = json.loads((folder / "names.json").read_text(encoding="utf-8"))
     if not isinstance(names, list):
         raise ValueError("names.json should hold a list")
-    train, evaluation = (_read_part(folder / part, wanted) for part in PARTS)
+    parts = []
+    for part in (folder / name for name in PARTS):
+        streams = {key: TokenStream(part / key) for key in wanted if key in TEXTS}
+        for stream in streams.values():
+            stream.check()
+        parts.append(Part(streams, np.load(part / f"{LABEL}.npy") if LABEL in wanted else None))
+    train, evaluation = parts
     return train, evaluation, tuple(names)
-
-
-def _read_part(folder: Path, wanted: Wanted) -> Part:
-    streams = {key: TokenStream(folder / key) for key in wanted if key in TEXTS}
-    for stream in streams.values():
-        stream.check()
-    return Part(streams, np.load(folder / f"{LABEL}.npy") if LABEL in wanted else None)
-
-
-def _classes(split: Split, num_labels: int) -> tuple[Array, list[str]]:
-    """The rows' classes, int64 (rows,), and their names; both empty where the task reads none."""
-    if LABEL not in split.wanted:
-        return np.zeros(0, dtype=np.int64), []
-    place = list(split.wanted).index(LABEL)
-    ids, names = class_ids([row[place] for _, row in split.rows()], split.wanted[LABEL], num_labels)
-    return np.array(ids, dtype=np.int64), names
 
 
 def class_ids(labels: list[Any], field: str, num_labels: int) -> tuple[list[int], list[str]]:

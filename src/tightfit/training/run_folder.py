@@ -90,12 +90,6 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / CHECKPOINTS
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Keep other processes from writing here."""
-        with locked(self.path):
-            yield
-
     def saved_recipe(self) -> Recipe | None:
         """The resolved recipe of the run that is here; None where there is none."""
         path = self.path / RECIPE
@@ -119,11 +113,8 @@ class RunFolder:
     def write_recipe(self, recipe: Recipe) -> None:
         write_atomically(self.path / RECIPE, to_yaml(recipe.to_dict()))
 
-    def write_plan(self, values: dict[str, Any]) -> None:
-        write_atomically(self.path / PLAN, json.dumps(values, indent=2) + "\n")
-
-    def write_summary(self, values: dict[str, Any]) -> None:
-        write_atomically(self.path / SUMMARY, json.dumps(values, indent=2) + "\n")
+    def write_json(self, name: str, values: dict[str, Any]) -> None:
+        write_atomically(self.path / name, json.dumps(values, indent=2) + "\n")
 
     def summary(self) -> dict[str, Any] | None:
         """The summary of a run that finished here; None where there is none that can be read."""
