@@ -49,7 +49,6 @@ LAYERS = (
     ("tightfit.recipe.hf_arguments",),
     ("tightfit.recipe.yaml",),
     ("tightfit.models",),
-    ("tightfit.hub_errors",),
     ("tightfit.bundled",),
     ("tightfit.techniques",),
     ("tightfit.tasks",),

@@ -1,4 +1,4 @@
-"""Where documents come from: the standard library's source, files, folders, saved and Hugging Face datasets."""
+"""Corpora of documents: the standard library's source, files, folders, saved and Hugging Face datasets."""
 
 from __future__ import annotations
 

@@ -10,16 +10,13 @@ from typing import Any
 
 from tightfit.bundled import BUNDLED
 from tightfit.errors import RecipeError, UnknownRecipe, closest, nearest
-from tightfit.models import FACTORY, model_facts
+from tightfit.models import FACTORY, HUB_ID, model_facts
 from tightfit.recipe.schema import Recipe
 from tightfit.recipe.yaml import apply_overrides, read_yaml
 
 IF_CUDA = "if_cuda"
 """A recipe file's mapping of fields that take another value on a CUDA device; what is written on the command line
 stands above it."""
-
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-"""A Hugging Face id with an owner."""
 
 RECIPES = ("a YAML file, a bundled recipe or model, a model's folder, its Hugging Face id or package.module:factory; "
            "tightfit recipes lists what is bundled")

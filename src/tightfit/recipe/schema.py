@@ -48,11 +48,6 @@ CHOSEN_SLOTS = tuple(field for field in CHOICES if field in SLOTS)
 Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial"]
 
 
-def _is_short(value: Any) -> bool:
-    """Whether a value stands for the first field of a nested mapping, by being none itself."""
-    return not isinstance(value, BaseModel | dict)
-
-
 def _slot(name: str) -> tuple[BeforeValidator, PlainSerializer]:
     return BeforeValidator(lambda value: parse_technique(name, value)), PlainSerializer(technique_to_yaml)
 
@@ -123,7 +118,9 @@ class Recipe(BaseModel):
     """causal-lm, masked-lm, sequence-classification, seq2seq or image-classification."""
     mode: Literal["train", "inference"] = "train"
     """Purpose of a plan: training, or generating from `batch_size` prompts of `seq_len` tokens. Only `train` trains."""
-    inference: Annotated[Inference, BeforeValidator(lambda v: {"new_tokens": v} if _is_short(v) else v)] = Inference()
+    inference: Annotated[
+        Inference, BeforeValidator(lambda v: v if isinstance(v, BaseModel | dict) else {"new_tokens": v})
+    ] = Inference()
     """With `mode: inference`, what is generated."""
     data: Annotated[Data, BeforeValidator(lambda v: {"source": v} if isinstance(v, str) else v)] = Data()
     """Where the examples come from."""

@@ -16,10 +16,10 @@ from tightfit.backends.jax.llama import LLAMA_LIKE, llama
 from tightfit.backends.jax.network import Network
 from tightfit.backends.jax.transformer import transformer
 from tightfit.errors import ModelError, one_line
-from tightfit.hub_errors import explain_hub_error
 from tightfit.models import (
     OUR_TRANSFORMER,
     TransformerConfig,
+    explain_hub_error,
     resolve_source,
 )
 from tightfit.recipe import Recipe

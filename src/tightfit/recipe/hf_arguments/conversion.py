@@ -65,7 +65,7 @@ def training_arguments(recipe: Recipe) -> Arguments:
     """Keyword arguments for transformers.TrainingArguments that say what the recipe says; no framework is imported.
 
     What no argument can say is in `left_to_you`. Raises RecipeError where a field is still `auto`, and for a global
-    batch that is not made of whole micro-batches, which the Trainer's accumulation takes.
+    batch that does not divide into whole micro-batches, which the Trainer's accumulation takes.
     """
     open_fields = [field for field in recipe.open_choices() if field != "loss"]  # the Trainer has its own
     open_fields += ["loading.workers"] if recipe.loading.workers == "auto" else []

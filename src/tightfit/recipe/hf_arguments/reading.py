@@ -77,12 +77,18 @@ def complete(given: Mapping[str, Any]) -> dict[str, Any]:
         a["hub_token"] = None
     for name in ("gradient_checkpointing_kwargs", "lr_scheduler_kwargs", "accelerator_config", "deepspeed"):
         if isinstance(a[name], str) and a[name].startswith("{"):
-            a[name] = _json_text(name, a[name])
+            try:
+                a[name] = json.loads(a[name])
+            except ValueError as error:
+                raise RecipeError(f"{name}: {a[name]!r} is not JSON ({error})") from None
     for name in ("lr_scheduler_kwargs", "fsdp_config", "deepspeed"):
         a[name] = a[name] or None
     a["fsdp"], a["debug"] = a["fsdp"] or None, a["debug"] or ""
     a["disable_tqdm"] = a["disable_tqdm"] or None  # False says the same as no value
-    a["accelerator_config"] = _accelerator_config(a["accelerator_config"])
+    usual = {"even_batches": True, "use_seedable_sampler": True}
+    accelerator = a["accelerator_config"]
+    if isinstance(accelerator, Mapping) and all((v or False) == usual.get(k, False) for k, v in accelerator.items()):
+        a["accelerator_config"] = None  # Accelerate's own defaults
     if a["torch_compile_mode"] is not None or a["torch_compile_backend"] is not None:
         a["torch_compile"] = True
     if a["torch_compile"] and a["torch_compile_backend"] is None:
@@ -116,15 +122,11 @@ def _read_object(source: Any) -> dict[str, Any]:
         made = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
         if field.init and (field.name in DEFAULTS or value != made):
             given[field.name] = value
-    if given.get("disable_tqdm") is _tqdm_disabled_by_log_level():
-        given["disable_tqdm"] = None  # what TrainingArguments itself fills in
-    return given
-
-
-def _tqdm_disabled_by_log_level() -> bool:
     from transformers.utils import logging
 
-    return bool(logging.get_verbosity() > logging.WARNING)
+    if given.get("disable_tqdm") is (logging.get_verbosity() > logging.WARNING):
+        given["disable_tqdm"] = None  # what TrainingArguments itself fills in
+    return given
 
 
 def _plain(value: Any) -> Any:
@@ -135,20 +137,6 @@ def _plain(value: Any) -> Any:
     return value.to_dict() if hasattr(value, "to_dict") else value
 
 
-def _json_text(name: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise RecipeError(f"{name}: {text!r} is not JSON ({error})") from None
-
-
-def _accelerator_config(value: Any) -> Any:
-    """None for Accelerate's own defaults."""
-    usual = {"even_batches": True, "use_seedable_sampler": True}
-    is_usual = isinstance(value, Mapping) and all((v or False) == usual.get(k, False) for k, v in value.items())
-    return None if is_usual else value
-
-
 def recipe_values(a: Arguments, defaults: Arguments) -> tuple[Values, list[str]]:
     """A recipe's values for complete arguments, and reasons, each naming its argument, why some have none.
 
@@ -157,7 +145,9 @@ def recipe_values(a: Arguments, defaults: Arguments) -> tuple[Values, list[str]]
     if reasons := _wrong_types(a):
         return {}, reasons
     values: Values = {}
-    for part in PARTS:
+    parts: list[Callable[[Arguments, Arguments], Values]] = [_plain_fields, _batch, _steps]
+    parts += [partial(_technique, slot) for slot in TECHNIQUES]
+    for part in parts:
         try:
             values |= part(a, defaults)
         except RecipeError as error:
@@ -216,8 +206,10 @@ def _steps(a: Arguments, defaults: Arguments) -> Values:
 
 def _technique(slot: str, a: Arguments, defaults: Arguments) -> Values:
     """The variant of a slot that the arguments mean, with its knobs."""
-    if slot in CHECKS:
-        CHECKS[slot](a)
+    if slot == "precision":
+        _check_precision(a)
+    if slot == "checkpointing":
+        _check_checkpointing(a)
     for variant in SLOTS[slot]:
         knobs = variant.from_hf_arguments(a)
         if knobs is not None:
@@ -241,17 +233,6 @@ def _check_checkpointing(a: Arguments) -> None:
         if name != "every_n_layers" and NEUTRAL.get(name) is not value:
             instead = f"write {NEUTRAL[name]}" if name in NEUTRAL else "leave it out"
             raise RecipeError(f"gradient_checkpointing_kwargs: {name}={value!r} is not in a recipe; {instead}")
-
-
-CHECKS: Mapping[str, Callable[[Arguments], None]] = {
-    "precision": _check_precision, "checkpointing": _check_checkpointing,
-}  # fmt: skip
-"""By slot, what refuses values that no variant has a place for."""
-
-
-PARTS: tuple[Callable[[Arguments, Arguments], Values], ...] = (
-    _plain_fields, _batch, _steps, *(partial(_technique, slot) for slot in TECHNIQUES),
-)  # fmt: skip
 
 
 def _wrong_types(a: Arguments) -> list[str]:
