@@ -88,3 +88,29 @@ def test_refusals_say_what_to_write_or_install(rung: Technique, device: Device) 
     recipe = Recipe.from_dict({"precision": "fp32", rung.slot: rung})
     for reason in rung.refuse(recipe, device):
         assert "; write " in reason or "or write " in reason or "run: pip install " in reason, reason
+
+
+@each_variant
+def test_facts_that_the_search_reads(variant: type[Technique]) -> None:
+    """Offered settings are the variant's own, and what a step is declared slower than stands in the same slot."""
+    names = {other.name for other in VARIANTS[variant.slot]}
+    for backend in ("pytorch", "jax"):
+        recipe = Recipe.from_dict({"backend": backend})
+        for device in DEVICES:
+            offered = variant.offered(recipe, device)
+            assert all(type(setting) is variant for setting in offered)
+            assert len(set(map(repr, offered))) == len(offered)
+            assert variant.usual(recipe, device) is None or isinstance(variant.usual(recipe, device), variant)
+            slower_than = variant().slower_than(device)
+            assert slower_than == "" or (slower_than in names and slower_than != variant.name)
+    assert 0 <= variant.slowdown < 1
+    assert variant.harshness in range(5)
+    assert variant.exact == "changes" or variant.harshness == 0
+    assert variant.trace_cost >= 1
+
+
+@pytest.mark.parametrize("slot", VARIANTS)
+def test_no_slot_calls_two_settings_usual(slot: str) -> None:
+    for device in DEVICES:
+        named = [variant.usual(Recipe(), device) for variant in VARIANTS[slot]]
+        assert sum(setting is not None for setting in named) <= 1

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from tightfit.devices import Device, catalogue
 from tightfit.display.plan import ReadablePlan
 from tightfit.errors import RecipeError
 from tightfit.models import read_config
-from tightfit.planning.search.budget import Progress
+from tightfit.planning.search.evaluate import Progress
 from tightfit.planning.search.every_gpu import Comparison
 from tightfit.planning.search.every_gpu import compare as compare_devices
+from tightfit.planning.search.pool import Pool
 from tightfit.planning.search.search import search
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target, cpu_target, gpu_target
@@ -73,7 +75,10 @@ def plan_on(
     backend = load_backend(recipe.backend.name)
     tools = standard_tools(partial(backend.predict, model=module), target.ceilings, unseen=backend.unseen)
     others = catalogue() if target.device.kind == "cuda" else ()
-    return ReadablePlan.of(search(recipe, target.device, tools, catalogue=others, progress=progress))
+    alone = nullcontext(None) if module is not None else Pool(tools, recipe.backend.name, target.ceilings)
+    with alone as evaluator:
+        return ReadablePlan.of(search(recipe, target.device, tools, catalogue=others, progress=progress,
+                                      evaluator=evaluator))
 
 
 def compare(
@@ -87,7 +92,8 @@ def compare(
     backend = load_backend(recipe.backend.name)
     tools = standard_tools(backend.predict, unseen=backend.unseen)
     chosen = catalogue() if devices is None else devices
-    return compare_devices(recipe, chosen, tools, prices, progress)
+    with Pool(tools, recipe.backend.name) as evaluator:
+        return compare_devices(recipe, chosen, tools, prices, progress, evaluator)
 
 
 def read_recipe(

@@ -55,7 +55,8 @@ def test_what_does_not_fit_and_what_refuses_is_said():
 
 def test_long_choices_do_not_break_a_row():
     long = candidate(estimate(), precision="bf16-pure", checkpointing={"name": "memory-budget", "budget": 0.25},
-                     optimizer="adamw-anyprecision", compile="per-block", changes_numerics=("optimizer",))
+                     optimizer="adamw-anyprecision", compile="per-block",
+                     changes_numerics=("optimizer=adamw-anyprecision",))
     rows = [row("RTX 4070 Ti Super", replace(fitting(), chosen=one, candidates=(one,)), price=1.0)
             for one in (fitting().chosen, long)]
     text = text_of(rows)

@@ -12,7 +12,7 @@ from tests.planning.toy import replay as toy_replay
 from tightfit.devices import MIB, Device
 from tightfit.errors import Refused
 from tightfit.planning.estimate import Margin, estimate
-from tightfit.planning.search.answers import misses
+from tightfit.planning.search.explain import misses
 from tightfit.planning.search.search import TRACES, search
 from tightfit.planning.wording import more_or_less, size
 from tightfit.recipe import CHOICES, Recipe
@@ -42,10 +42,10 @@ def needed(toy, **fields):
 
 
 def test_json_has_the_documented_shape():
-    plan = of(TOY, 60 * MIB)
+    plan = of(TOY, 30 * MIB)
     told = json.loads(json.dumps(plan.to_json()))
     assert list(told) == ["device", "candidates"]
-    assert told["device"] == {"name": "toy", "memory_bytes": 60 * MIB}
+    assert told["device"] == {"name": "toy", "memory_bytes": 30 * MIB}
     assert [c["rank"] for c in told["candidates"]] == list(range(1, len(plan.candidates) + 1))
     assert {c["fits"] for c in told["candidates"]} == {"yes", "no"}
     for candidate in told["candidates"]:
@@ -64,7 +64,7 @@ def test_json_has_the_documented_shape():
 
 
 def test_candidates_are_ranked_and_differ():
-    plan = of(TOY, 60 * MIB)
+    plan = of(TOY, 30 * MIB)
     assert plan.candidates[0] is plan.chosen
     assert plan.recipe == plan.chosen.recipe
     fitting = [c for c in plan.candidates if c.estimate.fits == "yes"]
@@ -77,7 +77,7 @@ def test_candidates_are_ranked_and_differ():
 
 
 def test_says_why_and_what_the_next_best_costs():
-    plan = of(TOY, 60 * MIB)
+    plan = of(TOY, 30 * MIB)
     answers = plan.answers
     assert "The fastest that fits" in answers.why
     assert answers.next_best

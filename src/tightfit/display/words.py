@@ -9,7 +9,8 @@ from functools import partial
 
 from tightfit.devices import Device
 from tightfit.planning.plan import Candidate, Estimate, Plan, choices_of
-from tightfit.planning.search.answers import changing, written
+from tightfit.planning.search.explain import changing
+from tightfit.planning.search.space import ALLOCATOR, written
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.text import counted, percent, seconds, size
@@ -49,7 +50,9 @@ def as_written(recipe: Recipe) -> str:
 
 def techniques(recipe: Recipe) -> str:
     """The same without the micro-batch."""
-    return " ".join(written(getattr(recipe, field)) for field in choices_of(recipe) if field != "micro_batch_size")
+    fields = [field for field in choices_of(recipe) if field != "micro_batch_size"]
+    fields += [ALLOCATOR] if recipe.expandable_segments is True else []
+    return " ".join(written(field, getattr(recipe, field)) for field in fields)
 
 
 def batches(recipe: Recipe) -> str:
@@ -134,7 +137,8 @@ def answers(plan: Plan) -> list[tuple[str, str]]:
     say("next best", given.next_best)
     say("too large", *given.would_not_fit)
     say("change", given.smallest_change_text)
-    say("smallest GPU", given.smallest_gpu_text)
+    say("smallest GPU", given.smallest_gpu_text, given.smallest_gpu_changed_text)
+    say("open fields", given.open_fields)
     if given.offload is not None:
         say("offload", *given.offload.sentences)
     say("alignment", *(misaligned.sentence for misaligned in given.misaligned))

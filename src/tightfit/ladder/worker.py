@@ -30,8 +30,8 @@ from tightfit.ladder.peers import PEERS
 from tightfit.ladder.rows import OURS, Machine, Status
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Margin, fit, steps_alone
+from tightfit.planning.search.resolve_auto import resolve_auto
 from tightfit.planning.search.search import check_length
-from tightfit.planning.search.settling import settle
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target, own_target
 from tightfit.recipe import Recipe
@@ -140,7 +140,7 @@ def predict(job: Job) -> Outcome:
 
 def _resolved(job: Job, target: Target, backend: Backend, notes: list[str]) -> Recipe:
     """The job's recipe with no `auto` left, at the batch that it grows to."""
-    recipe, _ = settle(Recipe.from_dict(job.recipe), target, backend.predict, notes.append)
+    recipe, _ = resolve_auto(Recipe.from_dict(job.recipe), target, backend.predict, notes.append)
     if job.within is not None:
         within = resolve(Recipe.from_dict(job.within), target.device)
         recipe = largest_batch(recipe, within, target, backend)

@@ -93,7 +93,7 @@ def misaligned(
     """
     precision = recipe.precision
     assert precision != "auto", "resolve the recipe first"
-    full = precision.name == "fp32"
+    full = not precision.is_half
     if full and not getattr(precision, "tf32", False):
         return ()
     least, best = wanted_multiples(device, 4 if full else 2)

@@ -63,6 +63,7 @@ class Tools:
     replay: a trace through the device's allocator, of so many bytes or without end.
     step_time: what the trace's last step takes.
     mfu: model FLOPs utilization, 0 to 1, of a step that takes so many seconds; 0 where the peak is not known.
+    expandable_replay: the same as `replay`, with segments that grow page by page; None: the same altogether.
     unseen: what a trace that was made from another recipe's or device's does not show; None: the same as that one.
     host: the memory of the machine that the device is in, for what is offloaded to it; None where it is not known.
     """
@@ -73,6 +74,13 @@ class Tools:
     mfu: Callable[[Recipe, Device, float], float]
     unseen: Callable[[Recipe, Device, Trace], list[UntracedMemory]] | None = None
     host: HostMemory | None = None
+    expandable_replay: Callable[[Trace, int | None], Replayed] | None = None
+
+    def of(self, recipe: Recipe) -> Tools:
+        """The same, with the allocator set as a resolved recipe says."""
+        if recipe.expandable_segments is not True or self.expandable_replay is None:
+            return self
+        return replace(self, replay=self.expandable_replay)
 
     def with_unseen(self, trace: Trace, recipe: Recipe, device: Device) -> Trace:
         """A trace that was made from another's, with what it does not show of a resolved recipe on a device."""
@@ -251,6 +259,7 @@ def join(trace: Trace, found: Fit, time: Time, notes: Sequence[str]) -> Estimate
 
 def estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools, margin: Margin | None = None) -> Estimate:
     """What a resolved recipe costs, from its trace."""
+    tools = tools.of(recipe)
     timed = tools.step_time(trace, recipe, device)
     found = fit(trace, device, tools, margin or Margin())
     return join(trace, found, step_cost(timed, recipe, device, tools), timed.notes)

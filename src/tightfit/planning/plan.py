@@ -198,6 +198,8 @@ class Answers:
     smallest_change_text: the same as a sentence, or that there is none; empty where it fits.
     smallest_gpu: the smallest device of the catalogue on which the recipe as written fits; None where none is known.
     smallest_gpu_text: the same as a sentence.
+    smallest_gpu_changed_text: the same of the choice, where it changes numerics; else empty.
+    open_fields: what leaving fields open would gain a recipe that pins them all; empty where that is nothing.
     offload: which branch of the offload tree applies; None where something fits.
     misaligned: dimensions that leave tensor cores idle, with the gain from padding.
     """
@@ -209,6 +211,8 @@ class Answers:
     smallest_change_text: str = ""
     smallest_gpu: Device | None = None
     smallest_gpu_text: str = ""
+    smallest_gpu_changed_text: str = ""
+    open_fields: str = ""
     offload: OffloadAdvice | None = None
     misaligned: tuple[Misalignment, ...] = ()
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from tightfit.calibration import Ceilings
 from tightfit.devices import Device
@@ -18,9 +19,6 @@ from tightfit.planning.timing.step_time import StepTime, step_time
 from tightfit.recipe import Recipe
 from tightfit.system import HostMemory
 from tightfit.trace import Trace, UntracedMemory
-
-COMPUTES_IN = {"fp16": "float16", "bf16": "bfloat16", "bf16-pure": "bfloat16"}
-"""The dtype of matrix products by precision; float32 for the rest."""
 
 
 def standard_tools(
@@ -37,6 +35,9 @@ def standard_tools(
     def replayed(trace: Trace, capacity: int | None) -> Replay:
         return replay(trace, capacity, settings)
 
+    def expandable(trace: Trace, capacity: int | None) -> Replay:
+        return replay(trace, capacity, replace(settings or AllocatorSettings(), expandable_segments=True))
+
     def timed(trace: Trace, recipe: Recipe, device: Device) -> StepTime:
         return step_time(trace, recipe, device, ceilings)
 
@@ -46,7 +47,8 @@ def standard_tools(
             flops[key] = model_flops(recipe)
         return model_flops_utilization(flops[key], recipe, device, seconds)
 
-    return Tools(predict=predict, replay=replayed, step_time=timed, mfu=utilization, unseen=unseen, host=host)
+    return Tools(predict=predict, replay=replayed, step_time=timed, mfu=utilization, unseen=unseen, host=host,
+                 expandable_replay=expandable)
 
 
 def model_flops_utilization(flops: float, recipe: Recipe, device: Device, seconds: float) -> float:
@@ -54,7 +56,7 @@ def model_flops_utilization(flops: float, recipe: Recipe, device: Device, second
     recipe that takes so many seconds; 0 where the peak is not known."""
     precision = recipe.precision
     assert precision != "auto", "resolve the recipe first"
-    peak = device.peak(COMPUTES_IN.get(precision.name, "float32"), bool(getattr(precision, "tf32", False)))
+    peak = device.peak(precision.computes_in, bool(getattr(precision, "tf32", False)))
     return flops / seconds / peak if seconds > 0 and peak else 0.0
 
 

@@ -15,10 +15,10 @@ from tightfit.data.loading import WindowLoader
 from tightfit.devices import Device
 from tightfit.errors import OutOfMemory, RecipeError, TightfitError
 from tightfit.files import replacing
-from tightfit.planning.advice import smaller
 from tightfit.planning.estimate import capacity, unseen
 from tightfit.planning.plan import Plan
-from tightfit.planning.search.settling import settle
+from tightfit.planning.search.resolve_auto import resolve_auto
+from tightfit.planning.suggestions import smaller
 from tightfit.planning.targets import Target, own_target
 from tightfit.planning.timing.op_times import op_seconds
 from tightfit.planning.timing.step_time import step_time
@@ -111,7 +111,7 @@ def predicted_profile(recipe: Recipe, target: Target, log: Callable[[str], None]
     if recipe.mode != "train":
         raise RecipeError("mode: 'inference' is for planning, and a profile is of training; write mode=train")
     backend = load_backend(recipe.backend.name)
-    recipe, plan = settle(recipe, target, backend.predict, log)
+    recipe, plan = resolve_auto(recipe, target, backend.predict, log)
     log(f"predicting a step on {target.device.name}")
     fields = _predicted(backend.predict(recipe, target.device), recipe, target)
     return Profile(recipe=recipe, device=target.device, step_seconds=0.0, calibrated=target.ceilings is not None,

@@ -169,6 +169,9 @@ class Recipe(BaseModel):
     """Where to run: auto takes the CUDA device where there is one."""
     allow_numerics: bool = False
     """Whether `auto` may pick what changes numerics (8-bit states, pure bf16)."""
+    expandable_segments: bool | Auto = "auto"
+    """Let PyTorch's CUDA allocator grow its segments page by page, which leaves less memory cached in pieces; a plan
+    weighs it where this says auto, and without a plan auto is false (no effect on the CPU, nor with backend: jax)."""
     empty_cache_steps: Positive | None = None
     """Give cached memory back to the device every so many steps: less fragmentation, about 10 % slower."""
     learning_rate: Annotated[float, Field(gt=0.0, allow_inf_nan=False), NUMBER] = 3e-4
@@ -263,7 +266,7 @@ class Recipe(BaseModel):
     @property
     def compiled(self) -> bool:
         """Whether it names a compiler."""
-        return self.compile != "auto" and self.compile.name != "off"
+        return self.compile != "auto" and self.compile.compiles
 
     def override(self, **changes: Any) -> Self:
         """Another recipe with some fields changed. Raises RecipeError as `from_dict` does."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from tightfit.techniques.base import Exactness, Technique, technique
+
+if TYPE_CHECKING:
+    from tightfit.devices import Device
+    from tightfit.recipe import Recipe
 
 
 class Accumulation(Technique):
     slot: ClassVar[str] = "accumulation"
+    trains_only: ClassVar[bool] = True
     exact: ClassVar[Exactness] = "rounding"
 
 
@@ -20,6 +25,10 @@ class Loop(Accumulation):
     speed: ClassVar[str] = "the baseline; where whole steps are compiled, compile time grows with the micro-batches"
     memory: ClassVar[str] = "the baseline: one micro-batch's activations, and the summed gradients"
 
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return [] if recipe.backend.compiles_whole_steps else [cls()]
+
 
 @technique
 class Scan(Accumulation):
@@ -28,3 +37,11 @@ class Scan(Accumulation):
     name: ClassVar[str] = "scan"
     speed: ClassVar[str] = "as a loop; compile time does not grow with the micro-batches"
     memory: ClassVar[str] = "as a loop"
+
+    @classmethod
+    def usual(cls, recipe: Recipe, device: Device) -> Self | None:
+        return cls() if recipe.backend.compiles_whole_steps else None
+
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return [cls()] if recipe.backend.compiles_whole_steps else []

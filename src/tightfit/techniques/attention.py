@@ -21,6 +21,8 @@ class Attention(Technique):
     """transformers' `attn_implementation` of it."""
     keeps_scores: ClassVar[bool] = False
     """Whether every layer's matrix of scores is kept for the backward pass."""
+    generates: ClassVar[bool] = True
+    """Whether transformers generates with it."""
 
 
 @technique
@@ -34,6 +36,9 @@ class Eager(Attention):
     memory: ClassVar[str] = "most: batch x heads x sequence x sequence for each layer"
     keeps_scores: ClassVar[bool] = True
 
+    def slower_than(self, device: Device) -> str:
+        return "sdpa" if device.kind == "cuda" else ""  # a processor has no fused kernel for some, as with dropout
+
 
 @technique
 class Sdpa(Attention):
@@ -44,6 +49,7 @@ class Sdpa(Attention):
     hf_name: ClassVar[str] = "sdpa"
     speed: ClassVar[str] = "faster, most with long sequences"
     memory: ClassVar[str] = "linear in the sequence (flash, efficient and cuDNN kernels)"
+    thrift: ClassVar[int] = 1
 
     kernel: SdpaKernel = "auto"
     """The kernel to allow: auto lets the framework choose; flash and cudnn need half precision; math is the unfused
@@ -56,7 +62,7 @@ class Sdpa(Attention):
         if device.kind == "cpu" and self.kernel in ("efficient", "cudnn"):
             reasons.append(f"the {self.kernel} kernel exists on CUDA devices only; write attention.kernel=auto")
         if device.kind == "cuda":
-            full = recipe.precision != "auto" and recipe.precision.name == "fp32"
+            full = recipe.precision != "auto" and not recipe.precision.is_half
             if self.kernel in ("flash", "cudnn") and not device.at_least(8):
                 reasons.append(f"the {self.kernel} kernel needs compute capability 8.0 or later; "
                                "write attention.kernel=efficient")
@@ -69,6 +75,18 @@ class Sdpa(Attention):
     def rungs(cls) -> list[Self]:
         return [cls(), cls(kernel="flash"), cls(kernel="efficient"), cls(kernel="cudnn"), cls(kernel="math")]
 
+    @classmethod
+    def usual(cls, recipe: Recipe, device: Device) -> Self | None:
+        return cls()
+
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return [cls(), cls(kernel="cudnn")] if recipe.backend.compiles_whole_steps else [cls()]
+
+    def saving(self, recipe: Recipe) -> str:
+        kept = recipe.attention != "auto" and recipe.attention.keeps_scores
+        return "no matrix of scores" if kept else ""
+
 
 @technique
 class Flex(Attention):
@@ -79,6 +97,16 @@ class Flex(Attention):
     hf_name: ClassVar[str] = "flex_attention"
     speed: ClassVar[str] = "fast with packed documents"
     memory: ClassVar[str] = "linear in the sequence"
+    thrift: ClassVar[int] = 1
+    generates: ClassVar[bool] = False
+
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        served = device.kind == "cuda" and recipe.backend.runs_torch and recipe.mode == "train"
+        return [cls()] if served else []
+
+    def slower_than(self, device: Device) -> str:
+        return "sdpa"  # not measured side by side: taken where a model has no sdpa
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         if device.kind == "cpu":
@@ -94,6 +122,12 @@ class FlashAttn(Attention):
     hf_name: ClassVar[str] = "flash_attention_2"
     speed: ClassVar[str] = "as the flash kernel, or faster on the newest GPUs"
     memory: ClassVar[str] = "linear in the sequence"
+    thrift: ClassVar[int] = 1
+    generates: ClassVar[bool] = False
+
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return []
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = []
@@ -104,6 +138,6 @@ class FlashAttn(Attention):
         if importlib.util.find_spec("flash_attn") is None:
             reasons.append("the library flash-attn is not installed; run: pip install flash-attn --no-build-isolation, "
                            "or write attention=sdpa")
-        if recipe.precision != "auto" and recipe.precision.name == "fp32":
+        if recipe.precision != "auto" and not recipe.precision.is_half:
             reasons.append("flash-attn needs half precision; write precision=bf16")
         return reasons

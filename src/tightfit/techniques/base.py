@@ -60,6 +60,22 @@ class Technique:
     """Effect on memory, in a few words, for the docs."""
     needs: ClassVar[Mapping[str, str]] = {}
     """Other fields' values that it cannot be without, as a person writes them."""
+    harshness: ClassVar[int] = 0
+    """How far it changes results: 0 not at all, or as every training does (mixed precision); 1 states of 8 or 16 bits;
+    2 weights of 16 bits; 3 states of 4 bits; 4 another learning rate. `auto` takes the mildest that serves."""
+    trains_only: ClassVar[bool] = False
+    """Whether its slot means nothing where nothing is learned."""
+    changes_states: ClassVar[bool] = False
+    """Whether it decides what weights, gradients and optimizer states hold."""
+    thrift: ClassVar[int] = 0
+    """Order of a slot's variants by memory: what a step holds besides weights, gradients and states is no less with a
+    variant of less thrift."""
+    slowdown: ClassVar[float] = 0.0
+    """Share of a step's time that it adds to that of the variant named by `slower_than`, as a rule of thumb."""
+    trace_cost: ClassVar[int] = 1
+    """How many times as long a prediction takes with it."""
+    startup_seconds: ClassVar[float] = 0.0
+    """Seconds before the first step, such as a compiler's."""
     hf_note: ClassVar[str] = ""
     """What a Hugging Face Trainer has to be given besides its arguments, as a sentence that begins with a field."""
 
@@ -84,8 +100,33 @@ class Technique:
 
     @classmethod
     def rungs(cls) -> list[Self]:
-        """The settings worth trying: what the search, the ladder and the contract tests run over."""
+        """The settings worth trying: what the ladder and the contract tests run over."""
         return [cls()]
+
+    @classmethod
+    def usual(cls, recipe: Recipe, device: Device) -> Self | None:
+        """The setting that `auto` stands for where nothing is searched, if it is this variant's; a slot whose variants
+        name none stands for its first."""
+        return None
+
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        """The settings that `auto` weighs on a device, for a recipe as written: none for what only those take who name
+        it."""
+        return cls.rungs()
+
+    def slower_than(self, device: Device) -> str:
+        """The variant of its slot, by name, whose step takes no longer on a device; empty where none is known to."""
+        return ""
+
+    def redundant(self, recipe: Recipe) -> bool:
+        """Whether it changes nothing beside the other techniques of a resolved recipe."""
+        return False
+
+    def saving(self, recipe: Recipe) -> str:
+        """What writing it saves in memory, in words, against the variant of its slot that a recipe pins; empty where
+        that is nothing, or where something else is the better advice."""
+        return ""
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)

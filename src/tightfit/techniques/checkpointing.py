@@ -17,8 +17,17 @@ if TYPE_CHECKING:
 class Checkpointing(Technique):
     slot: ClassVar[str] = "checkpointing"
     exact: ClassVar[Exactness] = "bitwise"
+    trains_only: ClassVar[bool] = True
     recomputes: ClassVar[bool] = True
     """Whether anything is computed again in the backward pass."""
+
+    @property
+    def period(self) -> int | None:
+        """Blocks after which the same is done again; None where that depends on the depth."""
+        return 1
+
+    def slower_than(self, device: Device) -> str:
+        return NoCheckpointing.name if self.recomputes else ""
 
 
 def _hf_every(a: Mapping[str, Any]) -> Any:
@@ -50,10 +59,20 @@ class EveryBlock(Checkpointing):
     name: ClassVar[str] = "every-block"
     speed: ClassVar[str] = "20 to 30 % slower"
     memory: ClassVar[str] = "activations fall to one block's, plus one input for each block"
+    thrift: ClassVar[int] = 2
+    slowdown: ClassVar[float] = 0.25
 
     apart: bool = False
     """Recompute a block's feed-forward part and its attention part each alone: one more input is kept for each block,
     and only one part's activations are there at a time."""
+
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return [cls(), cls(apart=True)] if recipe.backend.compiles_whole_steps else [cls()]
+
+    def saving(self, recipe: Recipe) -> str:
+        kept = recipe.checkpointing != "auto" and recipe.checkpointing.thrift < self.thrift
+        return "activations are computed again, 20 to 30 % slower" if kept else ""
 
     def hf_arguments(self, on_cpu: bool) -> dict[str, Any] | None:
         return None if self.apart else {"gradient_checkpointing": True}
@@ -70,9 +89,14 @@ class EveryNth(Checkpointing):
     name: ClassVar[str] = "every-nth"
     speed: ClassVar[str] = "one n-th of every-block's cost"
     memory: ClassVar[str] = "about one n-th of every-block's saving"
+    slowdown: ClassVar[float] = 0.08
 
     n: Positive = 2
     """Checkpoint one block in n."""
+
+    @property
+    def period(self) -> int:
+        return self.n
 
     def hf_arguments(self, on_cpu: bool) -> dict[str, Any]:
         return {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"every_n_layers": self.n}}
@@ -86,6 +110,10 @@ class EveryNth(Checkpointing):
     def rungs(cls) -> list[Self]:
         return [cls(n=2), cls(n=3)]
 
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return [] if recipe.backend.compiles_whole_steps else cls.rungs()
+
 
 @technique
 class Segments(Checkpointing):
@@ -95,12 +123,22 @@ class Segments(Checkpointing):
     name: ClassVar[str] = "segments"
     speed: ClassVar[str] = "as every-block"
     memory: ClassVar[str] = "one input for each segment, plus one segment's activations"
+    thrift: ClassVar[int] = 1
+    slowdown: ClassVar[float] = 0.25
 
     count: Positive | Literal["auto"] = "auto"
     """Number of segments; auto is the square root of the number of blocks, rounded."""
 
+    @property
+    def period(self) -> None:
+        return None
+
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return [] if recipe.backend.compiles_whole_steps else cls.rungs()
+
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        if recipe.compile != "auto" and recipe.compile.name == "whole":
+        if recipe.compile != "auto" and recipe.compile.one_region:
             return ["a segment opens and closes between blocks, which one compiled region does not allow; "
                     "write compile=per-block"]
         return []
@@ -113,6 +151,7 @@ class MlpOnly(Checkpointing):
     name: ClassVar[str] = "mlp"
     speed: ClassVar[str] = "slower by about the feed-forward part's forward time"
     memory: ClassVar[str] = "saves the wide hidden activations, the largest of a block at short sequences"
+    slowdown: ClassVar[float] = 0.1
 
 
 @technique
@@ -122,6 +161,7 @@ class AttentionOnly(Checkpointing):
     name: ClassVar[str] = "attention"
     speed: ClassVar[str] = "slower by about attention's forward time"
     memory: ClassVar[str] = "saves queries, keys and values, and under eager attention the score matrices"
+    slowdown: ClassVar[float] = 0.06
 
 
 @technique
@@ -131,6 +171,7 @@ class Selective(Checkpointing):
     name: ClassVar[str] = "selective"
     speed: ClassVar[str] = "a few percent slower"
     memory: ClassVar[str] = "saves the element-wise and normalization results"
+    slowdown: ClassVar[float] = 0.03
 
     keep: Literal["matmul-and-attention", "attention", "every-other-matmul"] = "matmul-and-attention"
     """Which results to keep: every matrix product's and attention's, attention's alone, or attention's and every
@@ -147,6 +188,14 @@ class Selective(Checkpointing):
     def rungs(cls) -> list[Self]:
         return [cls(), cls(keep="attention"), cls(keep="every-other-matmul")]
 
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return [cls()] if recipe.backend.compiles_whole_steps else cls.rungs()
+
+    def saving(self, recipe: Recipe) -> str:
+        kept = recipe.checkpointing != "auto" and recipe.checkpointing.thrift < EveryBlock.thrift
+        return "cheap results are computed again" if kept else ""
+
 
 @technique
 class MemoryBudget(Checkpointing):
@@ -156,11 +205,16 @@ class MemoryBudget(Checkpointing):
     exact: ClassVar = "rounding"
     speed: ClassVar[str] = "a few percent slower; less at larger budgets"
     memory: ClassVar[str] = "saved activations at most the budget's share"
+    slowdown: ClassVar[float] = 0.02
     needs: ClassVar = {"compile": "per-block"}
 
     budget: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False), NUMBER] = 0.5
     """Share of the activations to keep: 1 keeps what the compiler would anyway, 0 only each region's inputs and
     what random numbers made."""
+
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return [] if recipe.backend.compiles_whole_steps else [cls()]
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         if recipe.compile == "auto" or not recipe.compile.partitions:

@@ -37,6 +37,11 @@ BACKENDS: dict[str, tuple[str, str]] = {
 
 class Compile(Technique):
     slot: ClassVar[str] = "compile"
+    trains_only: ClassVar[bool] = True
+    compiles: ClassVar[bool] = True
+    """Whether torch.compile runs at all."""
+    one_region: ClassVar[bool] = False
+    """Whether the whole model is compiled as one."""
 
     @property
     def partitions(self) -> bool:
@@ -49,6 +54,7 @@ class NoCompile(Compile):
     """Run the model as it is, op by op."""
 
     name: ClassVar[str] = "off"
+    compiles: ClassVar[bool] = False
     exact: ClassVar = "bitwise"
     speed: ClassVar[str] = "the baseline"
     memory: ClassVar[str] = "the baseline"
@@ -65,6 +71,8 @@ class NoCompile(Compile):
 class _Compiled(Compile):
     exact: ClassVar = "rounding"
     memory: ClassVar[str] = "often less: fused element-wise chains keep fewer results"
+    trace_cost: ClassVar[int] = 3
+    startup_seconds: ClassVar[float] = 60.0
 
     backend: CompileBackend = "inductor"
     """Who generates the code; see the table of backends."""
@@ -94,6 +102,10 @@ class _Compiled(Compile):
     def rungs(cls) -> list[Self]:
         return [cls(), cls(backend="aot_eager")]
 
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return [] if recipe.backend.compiles_whole_steps else [cls()]  # the other backends are for debugging
+
 
 @technique
 class PerBlock(_Compiled):
@@ -112,6 +124,12 @@ class WholeModel(_Compiled):
 
     name: ClassVar[str] = "whole"
     speed: ClassVar[str] = "faster; compile time grows with depth"
+    one_region: ClassVar[bool] = True
+
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return []
+
 
     @classmethod
     def from_hf_arguments(cls, a: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -21,6 +21,7 @@ below several hundred tokens that traffic, not the matrix product, sets the pace
 
 class Loss(Technique):
     slot: ClassVar[str] = "loss"
+    trains_only: ClassVar[bool] = True
 
 
 @technique
@@ -35,6 +36,10 @@ class Plain(Loss):
 @technique
 class _FromHiddenStates(Loss):
     exact: ClassVar[Exactness] = "rounding"
+    thrift: ClassVar[int] = 1
+
+    def slower_than(self, device: Device) -> str:
+        return Plain.name
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = []
@@ -67,8 +72,8 @@ class Chunked(_FromHiddenStates):
         return min(max(1 << (fits.bit_length() - 1), FEWEST), MOST)
 
     @classmethod
-    def rungs(cls) -> list[Self]:
-        return [cls()]
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return [cls()] if recipe.backend.runs_torch else []
 
 
 @technique
@@ -79,6 +84,10 @@ class Liger(_FromHiddenStates):
     name: ClassVar[str] = "liger"
     speed: ClassVar[str] = "about the same: one kernel for a chunk's loss and gradient"
     memory: ClassVar[str] = "as chunked, in chunks of about tokens times hidden size over vocabulary"
+
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return []
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = super().refuse(recipe, device)

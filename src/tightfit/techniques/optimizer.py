@@ -26,6 +26,8 @@ class Optimizer(Technique):
     slot: ClassVar[str] = "optimizer"
     exact: ClassVar[Exactness] = "changes"
     tolerance: ClassVar[float] = 0.1
+    changes_states: ClassVar[bool] = True
+    trains_only: ClassVar[bool] = True
     state_bytes: ClassVar[float]
     """Bytes of optimizer state a parameter, for fp32 weights, as a rule of thumb."""
     own_formats: ClassVar[bool] = False
@@ -58,6 +60,10 @@ class Optimizer(Technique):
         states = self.state_bytes if self.own_formats else self.state_bytes / 2
         return states + (2 if rounding == "kahan" else 0)
 
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return [cls()]
+
     def _needs(self, module: str, package: str) -> list[str]:
         if importlib.util.find_spec(module) is None:
             return [f"optimizer {self.name} comes from the library {package}, which is not installed; "
@@ -82,10 +88,15 @@ class _Quantized(_Adam):
     speed: ClassVar[str] = "as AdamW once compiled"
     own_formats: ClassVar[bool] = True
     bf16_roundings: ClassVar = ("stochastic", "nearest")
+    harshness: ClassVar[int] = 1
     hf_adam: ClassVar[bool] = True
 
     block_size: BlockSize = 256
     """Values that share one scale."""
+
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return [] if recipe.backend.compiles_whole_steps else super().offered(recipe, device)
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         return self._needs("torchao", "torchao")
@@ -138,6 +149,7 @@ class Sgd(_Decaying):
     tolerance: ClassVar[float] = 1.6
     speed: ClassVar[str] = "the cheapest update"
     memory: ClassVar[str] = "4 bytes a parameter; none without momentum"
+    harshness: ClassVar[int] = 4
     state_bytes: ClassVar[float] = 4.0
     bf16_roundings: ClassVar = ("kahan", "nearest")
 
@@ -153,6 +165,10 @@ class Sgd(_Decaying):
         kahan = recipe.precision != "auto" and recipe.precision.weight_rounding == "kahan"
         return self._needs("optimi", "torch-optimi") if kahan else []
 
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return []  # it wants another learning rate, and saves no more than AdamW with 8-bit states
+
 
 @technique
 class Adafactor(_Decaying):
@@ -163,6 +179,7 @@ class Adafactor(_Decaying):
     tolerance: ClassVar[float] = 0.5
     speed: ClassVar[str] = "slower than AdamW"
     memory: ClassVar[str] = "almost none for matrices: rows plus columns"
+    harshness: ClassVar[int] = 4
     state_bytes: ClassVar[float] = 0.05
     hf_names: ClassVar = {"adafactor": {}}
     hf_note: ClassVar[str] = ("learning_rate: Hugging Face's adafactor takes it as the step itself, and this recipe as "
@@ -184,6 +201,7 @@ class Lion(_Decaying):
     tolerance: ClassVar[float] = 0.5
     speed: ClassVar[str] = "a cheaper update than AdamW's"
     memory: ClassVar[str] = "4 bytes a parameter"
+    harshness: ClassVar[int] = 4
     state_bytes: ClassVar[float] = 4.0
     bf16_roundings: ClassVar = ("kahan", "nearest")
 
@@ -197,6 +215,10 @@ class Lion(_Decaying):
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         return self._needs("optimi", "torch-optimi") if recipe.backend.runs_torch else []
 
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return []  # it wants another learning rate, and saves no more than AdamW with 8-bit states
+
 
 @technique
 class AdamW8bit(_Quantized):
@@ -209,6 +231,13 @@ class AdamW8bit(_Quantized):
     hf_names: ClassVar = {name: {"block_size": (256,)} for name in
                           ("adamw_torch_8bit", "adamw_bnb_8bit", "adamw_8bit")}  # fmt: skip
 
+    def saving(self, recipe: Recipe) -> str:
+        pinned = recipe.optimizer
+        rounding = None if recipe.precision == "auto" else recipe.precision.weight_rounding
+        if pinned == "auto" or pinned.bytes_beside(rounding) <= self.state_bytes:
+            return ""
+        return f"{self.state_bytes:g} bytes of states a parameter instead of {pinned.bytes_beside(rounding):g}"
+
 
 @technique
 class AdamW4bit(_Quantized):
@@ -217,6 +246,7 @@ class AdamW4bit(_Quantized):
 
     name: ClassVar[str] = "adamw-4bit"
     tolerance: ClassVar[float] = 0.2
+    harshness: ClassVar[int] = 3
     memory: ClassVar[str] = "1 byte a parameter, 8 for embeddings"
     state_bytes: ClassVar[float] = 1.0
 
@@ -235,6 +265,7 @@ class AdamWAnyPrecision(_Decaying):
     memory: ClassVar[str] = "4 bytes a parameter (bf16 states); 2 more for Kahan under bf16-pure"
     state_bytes: ClassVar[float] = 4.0
     own_formats: ClassVar[bool] = True
+    harshness: ClassVar[int] = 1
     bf16_roundings: ClassVar = ("kahan", "stochastic", "nearest")
 
     hf_adam: ClassVar[bool] = True
@@ -246,3 +277,7 @@ class AdamWAnyPrecision(_Decaying):
     """Format of the running mean."""
     variance: Literal["fp32", "bf16"] = "bf16"
     """Format of the running mean of squares."""
+
+    def redundant(self, recipe: Recipe) -> bool:
+        """AdamW's states are bf16 already where the weights are."""
+        return recipe.precision != "auto" and recipe.precision.weight_rounding is not None

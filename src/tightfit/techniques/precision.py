@@ -16,8 +16,14 @@ Rounding = Literal["kahan", "stochastic", "nearest"]
 
 class Precision(Technique):
     slot: ClassVar[str] = "precision"
+    changes_states: ClassVar[bool] = True
     computes_in: ClassVar[str] = "float32"
     """The format of matrix products."""
+    autocast: ClassVar[bool] = False
+    """Whether weights are cast to `computes_in` while a step runs."""
+    scales_loss: ClassVar[bool] = False
+    """Whether the loss is scaled against a small range."""
+
     hf_flag: ClassVar[str | None] = None
     """The argument of Hugging Face's TrainingArguments that turns it on; empty where none has to, None where none can.
     """
@@ -67,6 +73,7 @@ class _Fp32Weights(Precision):
 @technique
 class _Mixed(_Fp32Weights):
     exact: ClassVar = "changes"
+    autocast: ClassVar[bool] = True
     tolerance: ClassVar[float] = 0.05
     speed: ClassVar[str] = "2 to 5 times faster on tensor cores"
     memory: ClassVar[str] = "activations halve; weights stay fp32, with a half copy while a step runs"
@@ -80,6 +87,21 @@ class _Mixed(_Fp32Weights):
             reasons.append("JAX evaluates with the weights as they are; write precision.full_eval=false")
         return reasons
 
+    @classmethod
+    def usual(cls, recipe: Recipe, device: Device) -> Self | None:
+        if device.kind == "cpu" or half_precision(device) is not cls:
+            return None
+        return cls(full_eval=recipe.mode == "inference")
+
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        if half_precision(device) is not cls:
+            return []
+        return [cls(full_eval=True), cls()] if recipe.mode == "inference" else [cls()]
+
+    def saving(self, recipe: Recipe) -> str:
+        return "" if recipe.precision == "auto" or recipe.precision.is_half else "activations halve"
+
 
 @technique
 class Fp32(_Fp32Weights):
@@ -91,6 +113,14 @@ class Fp32(_Fp32Weights):
     exact: ClassVar = "bitwise"
     speed: ClassVar[str] = "the baseline; with tf32 up to 3 times faster on Ampere and later"
     memory: ClassVar[str] = "the baseline: 4 bytes a weight, 4 a gradient"
+    slowdown: ClassVar[float] = 0.5
+
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return [cls(tf32=device.at_least(8))]
+
+    def slower_than(self, device: Device) -> str:
+        return half_precision(device).name if device.kind == "cuda" else ""
 
 
 @technique
@@ -100,6 +130,7 @@ class Fp16(_Mixed):
     name: ClassVar[str] = "fp16"
     hf_flag: ClassVar = "fp16"
     computes_in: ClassVar[str] = "float16"
+    scales_loss: ClassVar[bool] = True
 
 
 @technique
@@ -122,6 +153,7 @@ class Bf16Pure(Precision):
     name: ClassVar[str] = "bf16-pure"
     computes_in: ClassVar[str] = "bfloat16"
     exact: ClassVar = "changes"
+    harshness: ClassVar[int] = 2
     tolerance: ClassVar[float] = 0.15
     speed: ClassVar[str] = "as bf16, with no casts of weights"
     memory: ClassVar[str] = "2 bytes a weight, 2 a gradient, 4 for AdamW's states (6 with Kahan)"
@@ -145,6 +177,14 @@ class Bf16Pure(Precision):
     @classmethod
     def rungs(cls) -> list[Self]:
         return [cls(), cls(rounding="stochastic")]
+
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return [] if recipe.mode == "inference" else cls.rungs()
+
+    def saving(self, recipe: Recipe) -> str:
+        full = recipe.precision != "auto" and recipe.precision.weight_bytes > self.weight_bytes
+        return "2 bytes a weight and a gradient" if full else ""
 
 
 def half_precision(device: Device) -> type[Bf16] | type[Fp16]:

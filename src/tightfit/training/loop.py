@@ -257,7 +257,7 @@ class Loop:
 
 
 def _steadier(recipe: Recipe) -> str:
-    from tightfit.planning.advice import steadier
+    from tightfit.planning.suggestions import steadier
 
     return "; or ".join(steadier(recipe))
 

@@ -75,7 +75,7 @@ def _peak(recipe: Recipe, device: Device, backend: Backend) -> int:
 
 def _advice(recipe: Recipe, device: Device, fits: int | None, least: int) -> str:
     """Changes to write. fits: the micro-batch that fits; None for none. least: the bytes that one sample takes."""
-    from tightfit.planning.savings import savings
+    from tightfit.planning.suggestions import savings
 
     others = [str(saving) for saving in savings(recipe.override(micro_batch_size=1), device)]
     if fits is not None:

@@ -78,9 +78,9 @@ def open_session(recipe: Recipe, log: Log, *, module: Any = None, device: Device
     device = backend.device(recipe) if device is None else device
     if not recipe.open_choices() or (target := own_target(device)).is_guessed_processor:
         return Session(recipe=resolve(recipe, device), device=device, backend=backend, module=module)
-    from tightfit.planning.search.settling import settle
+    from tightfit.planning.search.resolve_auto import resolve_auto
 
-    resolved, plan = settle(recipe, target, lambda r, d: backend.predict(r, d, module), log)
+    resolved, plan = resolve_auto(recipe, target, lambda r, d: backend.predict(r, d, module), log)
     return Session(recipe=resolved, device=device, backend=backend, module=module, plan=plan)
 
 

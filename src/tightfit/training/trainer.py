@@ -79,7 +79,7 @@ class Trainer:
             try:
                 return self._train(session, folder, began)
             except OutOfMemory as error:
-                from tightfit.planning.advice import smaller
+                from tightfit.planning.suggestions import smaller
 
                 ways = smaller(session.recipe, session.device)
                 raise OutOfMemory(f"{error}. Try: {'; or '.join(ways)}") from None

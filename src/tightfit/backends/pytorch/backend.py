@@ -17,7 +17,7 @@ from tightfit.backends.base import Measurement, Timings
 from tightfit.backends.pytorch.assembly import assemble
 from tightfit.backends.pytorch.batch import TensorWindow
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.gpu_memory import gpu_memory
+from tightfit.backends.pytorch.gpu_memory import gpu_memory, use_expandable_segments
 from tightfit.backends.pytorch.out_of_memory import memory_guard
 from tightfit.backends.pytorch.step import Step
 from tightfit.devices import Device
@@ -62,6 +62,8 @@ class PytorchBackend:
         return replace(device, memory_bytes=memory_bytes)
 
     def build(self, recipe: Recipe, device: Device, model: nn.Module | None = None, config: Any = None) -> Build:
+        if device.kind == "cuda" and recipe.expandable_segments is True:
+            use_expandable_segments()  # before the first weight
         with memory_guard(lambda: "building the model"):
             return assemble(recipe, device, torch.device(device.kind), model, config=config)
 

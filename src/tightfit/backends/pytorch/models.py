@@ -86,7 +86,7 @@ def build_model(
     if task.name == "causal-lm" and config.model_type in SEES_BOTH_SIDES:
         notes.append(f"{type(config).__name__} sees the tokens it predicts: its causal-lm loss says nothing")
     if stored:
-        if recipe.precision != "auto" and recipe.precision.name == "fp16" and config.dtype == torch.bfloat16:
+        if recipe.precision != "auto" and recipe.precision.computes_in == "float16" and config.dtype == torch.bfloat16:
             notes.append("this model was trained in bf16, whose larger range fp16 does not have: its activations may "
                          "overflow; precision=bf16 is safer")
         model, found = _from_stored(source.name, config, recipe, task, device, dtype)

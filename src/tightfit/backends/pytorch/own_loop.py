@@ -71,7 +71,7 @@ def apply(model: nn.Module, recipe: Recipe | dict[str, Any]) -> Applied:
     assert recipe.precision != "auto"
     assert recipe.micro_batch_size != "auto"
     accumulation = math.ceil(recipe.batch_size / recipe.micro_batch_size)
-    mixed = recipe.precision.name if recipe.precision.name in ("fp16", "bf16") else "no"
+    mixed = recipe.precision.name if recipe.precision.autocast else "no"
     return Applied(
         model=build.model,
         optimizer=build.optimizer_factory(build.model),

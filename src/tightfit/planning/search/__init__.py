@@ -1,1 +1,1 @@
-"""Choosing: which combinations are weighed, what is known of each, and what a person is told."""
+"""The search: the space of recipes, what each costs, which to choose, and why."""

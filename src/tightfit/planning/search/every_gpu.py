@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tightfit.devices import Device, find_device
 from tightfit.errors import RecipeError, Refused
 from tightfit.planning.estimate import Tools
 from tightfit.planning.plan import Candidate, Plan
-from tightfit.planning.search.budget import Progress
+from tightfit.planning.search.evaluate import Evaluator, InProcess, Progress
 from tightfit.planning.search.search import search
 from tightfit.recipe import Recipe
-from tightfit.trace import Trace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +29,13 @@ class Compared:
     @property
     def chosen(self) -> Candidate | None:
         return None if self.plan is None else self.plan.chosen
+
+    @property
+    def harshness(self) -> tuple[int, int]:
+        """How far what was picked changes results: its harshest technique, then the sum of all; see `Technique`."""
+        changed = [] if self.chosen is None else [change.partition("=")[0] for change in self.chosen.changes_numerics]
+        found = [getattr(self.chosen.recipe, slot).harshness for slot in changed if self.chosen is not None]
+        return max(found, default=0), sum(found)
 
     @property
     def speed(self) -> float:
@@ -52,7 +58,8 @@ class Compared:
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """What a recipe does on each GPU, the best first: by throughput per price where prices were given, else by
-    throughput; then those on which nothing fits, those that miss least first; then those that refuse it."""
+    throughput, those with milder numerics before those on which only harsher ones fit; then those on which nothing
+    fits, those that miss least first; then those that refuse it."""
 
     asked: Recipe
     rows: tuple[Compared, ...]
@@ -67,44 +74,26 @@ def compare(
     tools: Tools,
     prices: Mapping[str, float] | None = None,
     progress: Progress | None = None,
+    evaluator: Evaluator | None = None,
 ) -> Comparison:
-    """Plan the recipe for each CUDA device.
+    """Plan the recipe for each CUDA device, like with like: numerics change only where nothing milder fits, whatever
+    the recipe allows.
 
-    prices: by `Device.name`. Raises ModelError as `search` does.
+    prices: by `Device.name`. evaluator: as of `search`. Raises ModelError as `search` does.
     """
     prices = prices or {}
     ordered = sorted(devices, key=lambda d: d.capability or (0, 0))  # alike ones share their traces
-    shared = Remembered(tools)
+    shared, mild = evaluator or InProcess(tools), recipe.model_copy(update={"allow_numerics": False})
     rows = []
     for number, device in enumerate(ordered):
         tell = None if progress is None else _beside(progress, number, len(ordered), device.name)
         price = prices.get(device.name)
         try:
-            plan = search(recipe, device, replace(tools, predict=shared), progress=tell, choice_alone=True)
+            plan = search(mild, device, tools, progress=tell, choice_alone=True, evaluator=shared)
             rows.append(Compared(device=device, plan=plan, price=price))
         except Refused as error:
             rows.append(Compared(device=device, refused=str(error), price=price))
     return Comparison(asked=recipe, rows=tuple(sorted(rows, key=_place)))
-
-
-class Remembered:
-    """A prediction that is made once for GPUs of one compute capability, which is all of a GPU that a trace's ops and
-    allocations depend on; what it does not show is each one's own."""
-
-    def __init__(self, tools: Tools) -> None:
-        self._tools = tools
-        self._capability: tuple[int, int] | None = None
-        self._traces: dict[str, Trace] = {}
-
-    def __call__(self, recipe: Recipe, device: Device) -> Trace:
-        if device.capability != self._capability:
-            self._traces.clear()  # traces are large
-            self._capability = device.capability
-        key = recipe.model_dump_json()
-        if key not in self._traces:
-            self._traces[key] = self._tools.predict(recipe, device)
-            return self._traces[key]
-        return self._tools.with_unseen(self._traces[key], recipe, device)
 
 
 def parse_prices(given: Sequence[str]) -> dict[str, float]:
@@ -132,8 +121,8 @@ def _beside(progress: Progress, number: int, count: int, name: str) -> Progress:
     return lambda done, most, text: progress(number, count, f"{name}: {text}")
 
 
-def _place(row: Compared) -> tuple[int, float, float]:
+def _place(row: Compared) -> tuple[int, tuple[int, int], float, float]:
     if row.chosen is not None:
-        return 0 if row.price is not None else 1, -(row.per_price or row.speed), 0.0
+        return 0 if row.price is not None else 1, row.harshness, -(row.per_price or row.speed), 0.0
     nearest = row.plan.candidates[0].estimate.missing if row.plan is not None and row.plan.candidates else math.inf
-    return (2 if row.plan is not None else 3), nearest, row.device.memory_bytes
+    return (2 if row.plan is not None else 3), (0, 0), nearest, row.device.memory_bytes

@@ -11,7 +11,6 @@ from tightfit.backends.pytorch.compiled.region_schedule import Scratch
 from tightfit.backends.pytorch.compiled.regions import CompiledCall, planning_backend
 from tightfit.backends.pytorch.tracing.tracker import Tracker
 from tightfit.devices import Device
-from tightfit.techniques.compile import WholeModel
 
 
 class Regions:
@@ -47,6 +46,6 @@ def compiled_modules(build: Build) -> list[nn.Module]:
     """The modules that the recipe compiles: inside them nothing is seen but the region."""
     if build.compile_backend is None:
         return []
-    if isinstance(build.recipe.compile, WholeModel):
+    if build.recipe.compile != "auto" and build.recipe.compile.one_region:
         return [build.model]
     return [block for stack in build.stacks for block in stack]

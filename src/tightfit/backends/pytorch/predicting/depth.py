@@ -94,10 +94,7 @@ def _technique_period(recipe: Recipe) -> int | None:
     Segments are as long as the depth makes them, and few, about its square root: tracing four of them and five more
     would save nothing.
     """
-    name = recipe.checkpointing if recipe.checkpointing == "auto" else recipe.checkpointing.name
-    if name == "segments":
-        return None
-    return int(getattr(recipe.checkpointing, "n", 1)) if name == "every-nth" else 1
+    return 1 if recipe.checkpointing == "auto" else recipe.checkpointing.period
 
 
 def _container(model: nn.Module, stack: Sequence[nn.Module]) -> tuple[str, nn.ModuleList] | None:

@@ -117,9 +117,9 @@ def _refusals(recipe: Recipe) -> Iterator[str]:
     attention, compiled = recipe.attention, recipe.compile
     if attention == "auto" or recipe.precision == "auto":
         yield "attention, precision: auto is still to be resolved"
-    elif attention.name not in ("sdpa", "eager"):
+    elif not attention.generates:
         yield f"attention: inference with {attention.name} is not predicted yet; write attention=sdpa"
-    if compiled != "auto" and compiled.name != "off":
+    if compiled != "auto" and compiled.compiles:
         yield "compile: transformers generates uncompiled while its cache grows; write compile=off"
 
 

@@ -16,34 +16,34 @@ from tightfit.recipe import Recipe
 from tightfit.trace import Trace
 
 
-def settle(
-    recipe: Recipe, target: Target, predict: Callable[[Recipe, Device], Trace], tell: Callable[[str], None]
+def resolve_auto(
+    recipe: Recipe, target: Target, predict: Callable[[Recipe, Device], Trace], log: Callable[[str], None]
 ) -> tuple[Recipe, Plan | None]:
     """The recipe with no `auto` left, and the plan it comes from; None where it was not planned.
 
     It is planned for a GPU, and for a processor whose speed was measured (`tightfit doctor --calibrate`): guessed, a
     processor's choice between formats may cost more than it gains. What compiles whole steps is planned for GPUs alone.
-    Otherwise, and for a model that cannot be traced, the choices are the plain ones of `defaults`. tell: takes a
+    Otherwise, and for a model that cannot be traced, the choices are the plain ones of `defaults`. log: takes a
     sentence for the person running this.
 
     Raises Refused where nothing fits.
     """
     device = target.device
-    guessed = device.kind == "cpu" and (target.ceilings is None or recipe.backend.compiles_whole_steps)
+    slowly = recipe.backend.compiles_whole_steps  # seconds for each trace, which is worth a line
+    guessed = device.kind == "cpu" and (target.ceilings is None or slowly)
     if guessed or not recipe.open_choices():
         return resolve(recipe, device), None
-    slowly = recipe.backend.compiles_whole_steps  # seconds for each of a few, which is worth a line
     try:
-        plan = search(recipe, device, standard_tools(predict, target.ceilings),
-                      progress=partial(_say, tell) if slowly else None)
+        plan = search(recipe, device, standard_tools(predict, target.ceilings), for_run=True,
+                      progress=partial(_say, log) if slowly else None)
     except ModelError as error:
-        tell(f"not planned: {error}")
+        log(f"not planned: {error}")
         return resolve(recipe, device), None
     chosen = plan.recipe
-    tell(f"planned: {plan.answers.why}")
+    log(f"planned: {plan.answers.why}")
     return chosen, plan
 
 
-def _say(tell: Callable[[str], None], done: int, most: int, text: str) -> None:
+def _say(log: Callable[[str], None], done: int, most: int, text: str) -> None:
     if done < most:
-        tell(f"planning: {done} of at most {most} compiled, now {text}")
+        log(f"planning: {done} of at most {most} compiled, now {text}")

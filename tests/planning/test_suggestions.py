@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tightfit.devices import Device, find_device
-from tightfit.planning.advice import smaller, steadier
-from tightfit.planning.savings import savings
+from tightfit.planning.suggestions import savings, smaller, steadier
 from tightfit.recipe import Recipe
 
 AMPERE, VOLTA = find_device("a100-80gb-sxm"), find_device("v100-16gb")

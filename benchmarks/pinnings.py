@@ -1,0 +1,102 @@
+"""No choice of a plan is worse than one of its own pinnings: each field of each choice is pinned in turn, and the plan
+of the pinned recipe is neither faster by more than the clock's error nor milder in numerics at the same speed.
+
+A pinned recipe's space is a part of the whole one, so what is found there could have been found before. Cases are
+recorded one by one; those that are on record are skipped, so that a run goes on where the last one ended.
+Run: python benchmarks/pinnings.py [MODEL ...] [--gpu NAME ...] [--again]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import Any
+
+import record
+from tightfit.planner import plan_on
+from tightfit.planning.plan import Plan
+from tightfit.planning.search.choose import CLOCK_ERROR
+from tightfit.recipe.lookup import load_recipe
+from tightfit.techniques import SLOTS
+
+MODELS = ("gpt2", "gpt2-large", "gpt2-xl", "bert-large", "t5-base", "vit-base", "llama-3.2-1b", "llama-3.1-8b",
+          "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b", "gemma-2b")
+GPUS = ("t4", "l4", "rtx-4090", "a100-40gb-sxm", "a100-80gb-sxm", "h100-sxm")
+RECORD = record.RESULTS / "pinnings.json"
+
+
+def harshness(plan: Plan) -> tuple[int, int]:
+    """How far the choice changes results: its harshest technique that was picked, then the sum of all."""
+    assert plan.chosen is not None
+    picked = [getattr(plan.recipe, change.partition("=")[0]).harshness for change in plan.chosen.changes_numerics]
+    return max(picked, default=0), sum(picked)
+
+
+def row(plan: Plan) -> dict[str, Any]:
+    """What is recorded of a plan."""
+    if plan.chosen is None:
+        return {"fits": False, "traces": plan.predictions}
+    return {"fits": True, "throughput": plan.chosen.estimate.time.throughput, "harshness": harshness(plan),
+            "safe": plan.chosen.estimate.safe, "traces": plan.predictions, "choice": plan.chosen.choices()}
+
+
+def worse(free: dict[str, Any], pinned: dict[str, Any]) -> str:
+    """In what the whole plan is worse than the pinned one; empty where it is not."""
+    if not pinned["fits"] or (free["fits"] and free["safe"] and not pinned["safe"]):
+        return ""
+    if not free["fits"]:
+        return "nothing fits, and with the pin something does"
+    share = pinned["throughput"] / free["throughput"] - 1
+    mild = tuple(pinned["harshness"]) <= tuple(free["harshness"])
+    if mild and share > CLOCK_ERROR:
+        return f"{share:.1%} slower"
+    milder = tuple(pinned["harshness"]) < tuple(free["harshness"])
+    return "harsher, and no faster" if milder and share >= 0 else ""
+
+
+def case(model: str, gpu: str) -> dict[str, Any]:
+    """One model on one GPU: its plan, and that of each field of the choice pinned."""
+    began = time.process_time()
+    recipe = load_recipe(model, (), cuda=True)
+    free = plan_on(lambda cuda: recipe, gpu)
+    found: dict[str, Any] = {"free": row(free), "pinned": {}, "worse": {}}
+    if free.chosen is not None:
+        values = free.recipe.to_dict()
+        opened = [slot for slot in SLOTS if getattr(recipe, slot) == "auto"]
+        for field in ["micro_batch_size", *opened]:
+            pinned = recipe.override(**{field: values[field]})
+            try:
+                found["pinned"][field] = row(plan_on(lambda cuda, pinned=pinned: pinned, gpu))  # type: ignore[misc]
+            except Exception as error:  # a case's failure is its result
+                found["worse"][field] = f"failed: {error}"
+                continue
+            if told := worse(found["free"], found["pinned"][field]):
+                found["worse"][field] = told
+    return {**found, "processor_seconds": time.process_time() - began}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=MODELS)
+    parser.add_argument("--gpu", nargs="*", default=GPUS)
+    parser.add_argument("--again", action="store_true", help="measure anew what is on record")
+    asked = parser.parse_args()
+    cases: dict[str, Any] = json.loads(RECORD.read_text())["cases"] if RECORD.exists() else {}
+    for model in asked.models:
+        for gpu in asked.gpu:
+            name = f"{model} {gpu}"
+            if name in cases and not asked.again:
+                continue
+            cases[name] = case(model, gpu)
+            bad = cases[name]["worse"]
+            print(f"{name:32} {len(cases[name]['pinned'])} pinned, {bad or 'none better'}, "
+                  f"{cases[name]['processor_seconds']:.0f} s", flush=True)
+            record.write("pinnings", {"clock_error": CLOCK_ERROR, "met": not any(c["worse"] for c in cases.values()),
+                                      "cases": cases})
+    return 1 if any(each["worse"] for each in cases.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""What a plan says beside its choice: why it is, the next best, what does not fit, and what would."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from tightfit.errors import ModelError
+from tightfit.planning.plan import Candidate, Memory
+from tightfit.planning.search.choose import CLOCK_ERROR, Exploration, Pair, Spent, startup
+from tightfit.planning.search.evaluate import Evaluated
+from tightfit.planning.search.space import ALLOCATOR, Choice, named
+from tightfit.planning.wording import more_or_less, percent, size
+from tightfit.recipe import Recipe
+from tightfit.tasks import TASKS
+from tightfit.techniques.optimizer import AdamW
+from tightfit.techniques.precision import Fp32
+
+SHOWN = 5
+"""How many candidates that fit are shown."""
+SHOWN_TOO_LARGE = 4
+"""How many that do not."""
+LEAST_SHARE = 0.0005
+"""Of a speed: what is less is no difference."""
+
+
+def ranked(exploration: Exploration) -> list[Evaluated]:
+    """The choice, then the best of every other combination, better fits before worse ones and the fastest first; among
+    those shown the best of each milder level of numerics."""
+    best = exploration.best()
+    if best is None:
+        return []
+    others: dict[Choice, Pair] = {}
+    for pair, found in exploration.found.items():
+        if found.fit_rank < 3 and pair != best:
+            known = others.get(pair[0], pair)
+            others[pair[0]] = min(known, pair, key=lambda each: _order(exploration, each))
+    rest: list[Pair] = []
+    for pair in sorted(others.values(), key=lambda pair: _order(exploration, pair)):
+        alike = (other for other in (best, *rest) if exploration.space.differing(pair[0], other[0]) == [ALLOCATOR])
+        rest += [] if any(alike) else [pair]
+    milder = mildest(exploration, best)
+    if milder in rest[SHOWN - 1 :]:
+        rest.remove(milder)
+        rest.insert(SHOWN - 2, milder)
+    return [exploration.found[pair] for pair in (best, *rest)]
+
+
+def _order(exploration: Exploration, pair: Pair) -> tuple[int, float]:
+    found = exploration.found[pair]
+    return max(found.fit_rank, 1), -found.speed
+
+
+def mildest(exploration: Exploration, best: Pair) -> Pair | None:
+    """The best of the mildest level of numerics that fits as well as a choice of a harsher one; None where the choice
+    is of the mildest."""
+    safe = exploration.found[best].fit_rank < 2
+    fitting = [pair for pair, found in exploration.found.items() if found.fit_rank < (2 if safe else 3)]
+    level = min(exploration.space.level(choice) for choice, _ in fitting)
+    alike = [pair for pair in fitting if exploration.space.level(pair[0]) == level]
+    return None if best in alike else min(alike, key=lambda pair: _order(exploration, pair))
+
+
+def too_large(exploration: Exploration) -> list[Evaluated]:
+    """Combinations that do not fit, those that miss least first. Beside a choice: it at the next larger micro-batch,
+    it with each departure undone, and its like in the usual precision; without one all that were evaluated, each where
+    it needs least."""
+    best, space = exploration.best(), exploration.space
+    if best is None:
+        least: dict[Choice, Evaluated] = {}
+        for (choice, _), found in exploration.found.items():
+            if choice not in least or found.estimate.missing < least[choice].estimate.missing:
+                least[choice] = found
+        return sorted(least.values(), key=lambda found: found.estimate.missing)
+    choice, micro = best
+    larger = [other for other in exploration.sizes if other > micro][:1]
+    wanted = [(choice, other) for other in larger]
+    plainer = [other for other in space.undone(choice) if other in space.choices and space.cost(other) == 1]
+    wanted += [(other, micro) for other in plainer[:2]]
+    with contextlib.suppress(Spent):
+        exploration.evaluate(wanted)
+    near = crowded_out(exploration, best)
+    shown = [exploration.found[pair] for pair in [*wanted, *([near] if near else [])] if pair in exploration.found]
+    large = {id(found): found for found in shown if found.fit_rank == 3}
+    return sorted(large.values(), key=lambda found: found.estimate.missing)
+
+
+def crowded_out(exploration: Exploration, best: Pair) -> Pair | None:
+    """Where a choice that keeps numerics has not the usual precision, since that leaves too little room: the evaluated
+    combination in it that comes nearest. None elsewhere."""
+    space = exploration.space
+    states = space.states(space.plain)
+    if exploration.device.kind == "cpu" or space.states(best[0]) == states or space.level(best[0]) != (0, 0):
+        return None
+    usual = [choice for choice in space.choices if space.states(choice) == states]
+    with contextlib.suppress(Spent):
+        exploration.evaluate([(space.floor(usual), exploration.sizes[0])])
+    near = [pair for pair in exploration.found if pair[0] in usual]
+    least = min(near, key=lambda pair: exploration.found[pair].estimate.memory.used, default=None)
+    fits = least is not None and exploration.found[least].fit_rank <= exploration.found[best].fit_rank
+    return None if fits else least
+
+
+def why(exploration: Exploration, best: Pair) -> list[str]:
+    """Why the choice is."""
+    found, space = exploration.found[best], exploration.space
+    memory, time = found.estimate.memory, found.estimate.time
+    device = exploration.device
+    in_use = f"{size(min(memory.used, device.memory_bytes))} of {size(device.memory_bytes)}"
+    quantity = f"{time.throughput:,.0f} {time.unit}"
+    if space.recipe.mode == "inference":
+        inputs = "prompts" if TASKS[space.recipe.task].generates else "samples"
+        quantity = f"{time.step_seconds:.3g} s for {space.recipe.batch_size:,} {inputs}"
+        if time.prefill_seconds < time.step_seconds:
+            quantity += f", {time.prefill_seconds:.3g} s of it until the first token"
+    sentences = [f"{_fastest(exploration, best)}: {quantity}, with {in_use} in use at the peak, in the "
+                 f"{memory.peak_in}; {size(memory.margin)} were to stay free."]
+    if found.fit_rank == 1:
+        sentences.append(f"It fits once the allocator has given cached memory back, without which it is "
+                         f"{size(memory.used)}; that costs a little time.")
+    if found.fit_rank == 2:
+        sentences.append("It leaves less than the margin free: nothing found leaves more. Expect to be close to the "
+                         "device's limit.")
+    changed = space.numerics(best[0])
+    if changed:
+        spare = " with the margin to spare" if found.fit_rank < 2 else ""
+        reason = "allow_numerics lets it" if space.recipe.allow_numerics else f"nothing that keeps them fits{spare}"
+        sentences.append(f"{changing(changed)} numerics: picked because {reason}.")
+        milder = mildest(exploration, best)
+        if milder is not None:
+            other = exploration.found[milder]
+            what = "is the mildest that fits" if space.numerics(milder[0]) else "keeps them"
+            slower = percent(abs(faster_by(other.speed, found.speed)))
+            sentences.append(f"{named(other.recipe, found.recipe)} {what}, and is {slower} slower.")
+    if any(t.harshness >= 4 for t in space.techniques(best[0])):
+        sentences.append("It wants another learning rate than AdamW: for Adafactor about 1e-2.")
+    near = crowded_out(exploration, best)
+    if near is not None:
+        sentences.append(_crowded_out(exploration.found[near], found))
+    return sentences
+
+
+def _fastest(exploration: Exploration, best: Pair) -> str:
+    """What the choice is the best of."""
+    found = exploration.found[best]
+    if len(exploration.space.choices) == len(exploration.sizes) == 1:
+        return "It fits as asked for"
+    faster = [pair for pair, other in exploration.found.items()
+              if other.fit_rank < 3 and faster_by(other.speed, found.speed) > 0]
+    if not faster:
+        return "The fastest that fits"
+    if min(exploration.found[pair].fit_rank for pair in faster) > found.fit_rank:
+        return "The fastest that fits with the margin to spare"
+    level = exploration.space.level
+    if all(level(pair[0]) > level(best[0]) for pair in faster):
+        return "The fastest that fits with numerics as mild"
+    return f"The fastest that fits, as far as times are sure ({percent(CLOCK_ERROR)}), and the plainest of those"
+
+
+def _crowded_out(near: Evaluated, best: Evaluated) -> str:
+    """Why nothing in the usual precision was chosen."""
+    precision = near.recipe.precision
+    assert precision != "auto"
+    copies = "autocast keeps 16-bit copies of the weights beside the weights themselves" if precision.autocast else (
+        "it needs more memory")
+    nearest, memory = named(near.recipe, best.recipe), near.estimate.memory
+    if near.fit_rank == 3:
+        return f"Nothing fits in {precision.name}: {copies}. The nearest, {nearest}, misses {size(memory.missing)}."
+    over = memory.peak_reserved - memory.capacity + memory.margin
+    return (f"Nothing in {precision.name} leaves the margin free: {copies}. The nearest, {nearest}, is {size(over)} "
+            "over it.")
+
+
+def changing(changed: Sequence[str]) -> str:
+    """What changes something, and the verb."""
+    return f"{' and '.join(changed)} change{'s' * (len(changed) == 1)}"
+
+
+def compared(found: Evaluated, best: Evaluated) -> str:
+    """What another combination costs beside the choice."""
+    name = named(found.recipe, best.recipe)
+    if found.fit_rank == 3:
+        return f"{name} does not fit: {size(found.estimate.missing)} too much."
+    memory = found.estimate.memory.peak_reserved - best.estimate.memory.peak_reserved
+    faster = faster_by(found.speed, best.speed)
+    speed = f"{percent(abs(faster))} {'faster' if faster > 0 else 'slower'}" if faster else "as fast"
+    remark = {1: "; it fits only after releasing cached memory", 2: "; it leaves less than the margin free"}
+    return f"{name}: {speed}, {more_or_less(memory)} at the peak{remark.get(found.fit_rank, '')}."
+
+
+def faster_by(speed: float, best: float) -> float:
+    """By which share a speed is above the choice's; 0 where that is too little to tell."""
+    share = speed / best - 1 if best else 0.0
+    return share if abs(share) >= LEAST_SHARE else 0.0
+
+
+def misses(name: str, memory: Memory) -> str:
+    """By how much a combination of that name does not fit."""
+    needed, reserved = size(memory.needed), size(memory.used)
+    cached = f" ({reserved} with cached memory, which could be given back)" if reserved != needed else ""
+    return (f"{name} does not fit: it needs {needed} at the peak{cached}, in the {memory.peak_in}, "
+            f"{size(memory.missing)} more than there are.")
+
+
+def candidate(exploration: Exploration, found: Evaluated, reasons: Sequence[str]) -> Candidate:
+    """A combination as the plan shows it."""
+    choice = next(choice for (choice, micro), known in exploration.found.items() if known is found)
+    return Candidate(recipe=found.recipe, estimate=found.estimate, reasons=tuple(reasons),
+                     changes_numerics=exploration.space.numerics(choice))
+
+
+def too_short(exploration: Exploration, best: Pair) -> str:
+    """Whether a run of `max_steps` is too short for what comes before the choice's first step, as a sentence."""
+    found, space = exploration.found[best], exploration.space
+    before, steps = startup(found.recipe), space.recipe.max_steps
+    others = [other for pair, other in exploration.found.items()
+              if startup(other.recipe) < before and other.fit_rank <= max(found.fit_rank, 1)]
+    other = max(others, key=lambda o: o.speed, default=None)
+    if other is None or steps * (other.seconds - found.seconds) >= before:
+        return ""
+    return (f"compile: {steps:,} steps are too few to win back the {before:.0f} seconds or so that compiling takes; "
+            f"for so short a run write {named(other.recipe, found.recipe)}")
+
+
+def still_known(recipe: Recipe) -> str:
+    """The end of a sentence on a model that cannot be traced: what its parameters take by the rules of thumb; nothing
+    for one that cannot be built."""
+    from tightfit.backends.pytorch.model_size import model_size
+
+    try:
+        count = model_size(recipe).parameters
+    except ModelError:
+        return ""
+    precision = Fp32() if recipe.precision == "auto" else recipe.precision
+    weights = size(precision.weight_bytes * count)
+    if recipe.mode == "inference":
+        return f"; what can still be said: {count:,} parameters, so {weights} of weights, before any activation"
+    optimizer = AdamW() if recipe.optimizer == "auto" else recipe.optimizer
+    states = optimizer.bytes_beside(precision.weight_rounding)
+    return (f"; what can still be said: {count:,} parameters, so {weights} of weights, {weights} of gradients and "
+            f"{size(round(states * count))} of optimizer states, before any activation")

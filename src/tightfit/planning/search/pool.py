@@ -1,0 +1,127 @@
+"""Evaluating recipes side by side, in processes of their own: tracing is Python, of which a process runs one at a time.
+
+The processes are started as `python -m tightfit.planning.search.worker`, not forked: torch's and XLA's threads do not
+survive a fork. Nor does multiprocessing start them, which would run the caller's script again in each.
+"""
+
+from __future__ import annotations
+
+import pickle
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import IO, Any
+
+from tightfit.calibration import Ceilings
+from tightfit.planning.estimate import Margin, Tools
+from tightfit.planning.search.evaluate import InProcess, Job, Outcome
+from tightfit.planning.search.space import ALLOCATOR
+from tightfit.system import cores
+
+MOST = 4
+"""Recipes evaluated at once, at most: each process takes a core and up to 2 GB."""
+WORTHWHILE = 0.7
+"""Processor seconds that a recipe takes from which on a process of its own pays, which imports for about five."""
+
+
+class Pool:
+    """An `Evaluator`: this process, and others beside it once they are up and recipes prove to take long.
+
+    A recipe goes where it was traced before, for another GPU or another way of the allocator needs no new trace.
+    Use it as a context manager; its end ends the processes.
+    """
+
+    def __init__(
+        self, tools: Tools, backend: str, ceilings: Ceilings | None = None, margin: Margin | None = None
+    ) -> None:
+        self.side_by_side = max(min(cores(), MOST), 1)
+        self._own = InProcess(tools, margin)
+        self._greeting = (list(sys.path), backend, ceilings, margin)
+        self._workers: list[Worker] = []
+        self._homes: dict[str, Worker | None] = {}
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers:
+            worker.end()
+        self._workers = []
+
+    def __call__(self, jobs: Sequence[Job]) -> list[Outcome]:
+        ready = [worker for worker in self._workers if worker.ready()]
+        places: list[Worker | None] = []
+        for recipe, device in jobs:
+            key = f"{device.capability} {recipe.model_copy(update={ALLOCATOR: False}).model_dump_json()}"
+            free = [place for place in (None, *ready) if place not in places]
+            place = self._homes.setdefault(key, free[0] if free else None)
+            place = place if place in ready else None
+            places.append(place)
+            if place is not None:
+                place.send((recipe, device))
+        began, own = time.process_time(), places.count(None)
+        here = iter([self._own.one(*job) for job, place in zip(jobs, places, strict=True) if place is None])
+        if own and not self._workers and (time.process_time() - began) / own >= WORTHWHILE:
+            self._workers = [Worker(self._greeting) for _ in range(self.side_by_side - 1)]
+        found: list[Outcome] = []
+        for job, place in zip(jobs, places, strict=True):
+            outcome = next(here) if place is None else place.receive()
+            found.append(self._own.one(*job) if outcome is None else outcome)
+        return found
+
+
+class Worker:
+    """A process that evaluates recipes, one after the other. greeting: import paths, backend, ceilings, margin."""
+
+    def __init__(self, greeting: tuple[Any, ...]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tightfit.planning.search.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        self._ready = False
+        self.send(greeting)
+
+    def ready(self) -> bool:
+        """Whether it has imported what it needs and still runs."""
+        assert self._process.stdout is not None
+        if not self._ready and select.select([self._process.stdout], [], [], 0)[0]:
+            self._ready = self._read() == "ready"
+        return self._ready and self._process.poll() is None
+
+    def send(self, message: Any) -> None:
+        """Hand it a job; one that has ended takes none, which `receive` says."""
+        assert self._process.stdin is not None
+        try:
+            write(self._process.stdin, message)
+        except OSError:
+            self._ready = False
+
+    def receive(self) -> Outcome | None:
+        """What the oldest job came to; None where the process has ended."""
+        return self._read()  # type: ignore[no-any-return]
+
+    def end(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        try:
+            return read(self._process.stdout)
+        except (EOFError, OSError, pickle.UnpicklingError):
+            self._ready = False
+            return None
+
+
+def write(stream: IO[bytes], message: Any) -> None:
+    """Write a message to a pipe between two of our own processes."""
+    pickle.dump(message, stream, protocol=pickle.HIGHEST_PROTOCOL)
+    stream.flush()
+
+
+def read(stream: IO[bytes]) -> Any:
+    """The next message of a pipe between two of our own processes. Raises EOFError at its end."""
+    return pickle.load(stream)

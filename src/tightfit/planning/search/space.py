@@ -1,0 +1,219 @@
+"""The space of a search: every combination of settings that `auto` weighs, less what techniques refuse.
+
+What a person pinned stays. A slot that says `auto` takes the settings that its variants offer on the device
+(`Technique.offered`), and a new slot or variant joins by itself. Micro-batches are apart: each combination has all of
+them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tightfit.devices import Device
+from tightfit.errors import Refused
+from tightfit.planning.defaults import fill_rest, usual
+from tightfit.recipe import Recipe
+from tightfit.recipe.yaml import technique_to_yaml
+from tightfit.techniques import SLOTS, VARIANTS, Technique
+
+Choice = tuple[Any, ...]
+"""A value for each of `Space.fields`: a technique, or a plain value."""
+Level = tuple[int, int]
+"""How far a combination changes results: its harshest technique, then the sum of all."""
+LAST_RESORT = 4
+"""The harshness that is taken only where nothing milder fits: another learning rate is wanted."""
+ALLOCATOR = "expandable_segments"
+"""The field that decides how the allocator lays a step out, and nothing of the step itself."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """The combinations of one recipe on one device. recipe: as written."""
+
+    recipe: Recipe
+    device: Device
+
+    @cached_property
+    def base(self) -> Recipe:
+        """The recipe with what is not searched filled in."""
+        return fill_rest(self.recipe, self.device)
+
+    @cached_property
+    def values(self) -> Mapping[str, Sequence[Any]]:
+        """What is weighed of each field, the usual value first."""
+        found: dict[str, Sequence[Any]] = {}
+        for slot, variants in SLOTS.items():
+            pinned = getattr(self.recipe, slot)
+            if pinned != "auto":
+                found[slot] = [getattr(self.base, slot)]
+                continue
+            first = usual(self.recipe, self.device, slot)
+            if first.trains_only and self.recipe.mode == "inference":
+                found[slot] = [first]
+                continue
+            offered = [setting for kind in variants for setting in kind.offered(self.recipe, self.device)]
+            found[slot] = [first, *(setting for setting in offered if setting != first)]
+        found["backend"] = self.recipe.backend.alternatives()
+        caching = self.device.kind == "cuda" and self.recipe.backend.runs_torch and self.recipe.mode == "train"
+        weighed = caching and self.recipe.expandable_segments == "auto"
+        found[ALLOCATOR] = [False, True] if weighed else [self.base.expandable_segments]
+        return found
+
+    @cached_property
+    def fields(self) -> tuple[str, ...]:
+        """The fields with more than one value: those of a `Choice`."""
+        return tuple(field for field, values in self.values.items() if len(values) > 1)
+
+    @cached_property
+    def plain(self) -> Choice:
+        """The usual value of every field."""
+        return tuple(self.values[field][0] for field in self.fields)
+
+    @cached_property
+    def choices(self) -> list[Choice]:
+        """The combinations that nothing refuses, plainest first. Raises Refused where pins contradict each other."""
+        found = []
+        refusals: dict[Choice, bool] = {}  # which plain values do not decide
+        techniques = [i for i, field in enumerate(self.fields) if field in SLOTS]
+        for choice in itertools.product(*(self.values[field] for field in self.fields)):
+            key = tuple(choice[i] for i in techniques)
+            if key not in refusals:
+                resolved = self.on(choice, 1)
+                redundant = any(getattr(resolved, slot).redundant(resolved) for slot in self.fields if slot in SLOTS)
+                refusals[key] = redundant or bool(resolved.refusals(self.device))
+            if not refusals[key]:
+                found.append(choice)
+        if not found:
+            check_pins(self.recipe, self.device)
+            raise Refused(f"no combination of techniques serves this recipe on {self.device.name}")
+        return sorted(found, key=self.departures)
+
+    def on(self, choice: Choice, micro: int) -> Recipe:
+        """The resolved recipe of a combination at a micro-batch."""
+        fixed = {field: values[0] for field, values in self.values.items()}
+        return self.base.model_copy(update={**fixed, **dict(zip(self.fields, choice, strict=True)),
+                                            "micro_batch_size": micro})
+
+    def departures(self, choice: Choice) -> int:
+        """In how many fields a combination is not the usual one."""
+        return sum(value != first for value, first in zip(choice, self.plain, strict=True))
+
+    def undone(self, choice: Choice) -> list[Choice]:
+        """The combination with each of its departures undone."""
+        return [(*choice[:at], first, *choice[at + 1 :])
+                for at, (value, first) in enumerate(zip(choice, self.plain, strict=True)) if value != first]
+
+    def differing(self, one: Choice, other: Choice) -> list[str]:
+        """The fields in which two combinations differ."""
+        return [field for field, a, b in zip(self.fields, one, other, strict=True) if a != b]
+
+    def techniques(self, choice: Choice) -> Iterator[Technique]:
+        """The techniques that the search, not a person, picked."""
+        return (value for field, value in zip(self.fields, choice, strict=True) if field in SLOTS)
+
+    def level(self, choice: Choice) -> Level:
+        """How far a combination changes results; what a person pinned is not counted."""
+        harshness = [technique.harshness for technique in self.techniques(choice)]
+        return max(harshness, default=0), sum(harshness)
+
+    def numerics(self, choice: Choice) -> tuple[str, ...]:
+        """What was picked that changes results, as `field=value`."""
+        return tuple(f"{t.slot}={t.name}" for t in self.techniques(choice) if t.harshness)
+
+    def floor(self, choices: Sequence[Choice], states: Choice | None = None) -> Choice:
+        """Of combinations the one that is likeliest to need least memory; with `states`, of those with its weights,
+        gradients and optimizer states, where there are any."""
+        alike = [choice for choice in choices if states is not None and self.states(choice) == self.states(states)]
+        return max(alike or choices, key=lambda c: (self.thrift(c), -self.departures(c)))
+
+    def thrift(self, choice: Choice) -> int:
+        """How much memory a combination is declared to save."""
+        return sum(technique.thrift for technique in self.techniques(choice))
+
+    def states(self, choice: Choice) -> Choice:
+        """The part of a combination that decides what weights, gradients and optimizer states hold."""
+        return tuple(technique for technique in self.techniques(choice) if technique.changes_states)
+
+    def cost(self, choice: Choice) -> int:
+        """How many times as long a trace takes as of the plainest combination."""
+        recipe = self.on(choice, 1)
+        return max(int(getattr(recipe, slot).trace_cost) for slot in SLOTS)
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """The micro-batches worth trying, ascending: the pinned one, or one of each octave up to the global batch."""
+        batch = self.recipe.batch_size
+        if self.recipe.mode == "inference":
+            return [batch]
+        return micro_batch_sizes(batch) if self.recipe.micro_batch_size == "auto" else [self.recipe.micro_batch_size]
+
+
+def micro_batch_sizes(batch: int) -> list[int]:
+    """Ascending: between each power of two and the one below, the largest divisor of a global batch, multiples of 8
+    first, else the power; a half, a third, and all of it."""
+    divisors = [d for d in range(1, batch + 1) if batch % d == 0] if batch <= 1 << 20 else [batch]
+    found = {1, batch}
+    power = 2
+    while power < batch:
+        inside = [d for d in divisors if power // 2 < d <= power]
+        found.add(max(inside, key=lambda d: (d % 8 == 0, d), default=power))
+        power *= 2
+    found |= {batch // parts for parts in (2, 3) if batch % parts == 0}
+    return sorted(found)
+
+
+def written(field: str, value: Any) -> str:
+    """A field as a person writes it: `checkpointing=every-nth checkpointing.n=3`."""
+    if not isinstance(value, Technique):
+        return f"{field}={str(value).lower() if isinstance(value, bool) else value}"
+    plain = technique_to_yaml(value)
+    if isinstance(plain, str):
+        return f"{field}={plain}"
+    knobs = (written(f"{field}.{knob}", setting) for knob, setting in plain.items() if knob != "name")
+    return " ".join([f"{field}={value.name}", *knobs])
+
+
+def named(recipe: Recipe, other: Recipe | None = None, fields: Sequence[str] = ()) -> str:
+    """A resolved recipe's choices as a person writes them, the micro-batch first; with `other`, only those that differ
+    from it, else `fields` of them."""
+    every = ("micro_batch_size", *VARIANTS, ALLOCATOR)
+    shown = [field for field in every if (field in fields if other is None else
+                                          getattr(recipe, field) != getattr(other, field))]
+    return " ".join(written(field, getattr(recipe, field)) for field in shown) or "the same"
+
+
+def check_pins(recipe: Recipe, device: Device) -> None:
+    """Raise Refused where what is pinned cannot serve together, naming the one field, or the two, and why."""
+    pinned = [slot for slot in SLOTS if getattr(recipe, slot) != "auto"]
+    for count in (1, 2, len(pinned)):
+        for slots in itertools.combinations(pinned, count):
+            reasons = _always_refused(recipe, device, slots)
+            if reasons is not None:
+                names = " and ".join(f"{slot}={getattr(recipe, slot).name}" for slot in slots)
+                verb = "cannot serve" if count == 1 else "cannot stand together"
+                raise Refused(f"{names} {verb} on {device.name}: {'; '.join(reasons)}")
+
+
+def _may_be_auto(slot: str) -> bool:
+    return bool(Recipe.model_fields[slot].default == "auto")
+
+
+def _always_refused(recipe: Recipe, device: Device, slots: tuple[str, ...]) -> list[str] | None:
+    """Why these pins are refused whatever the other fields are; None where some combination is not."""
+    ours = recipe.model_copy(update={slot: "auto" for slot in SLOTS if slot not in slots and _may_be_auto(slot)})
+    alone = [reason for reason in ours.refusals(device) if reason.partition(":")[0] in slots]
+    if not alone:
+        return None
+    open_slots = [slot for slot in SLOTS if slot not in slots and len(SLOTS[slot]) > 1]
+    offers = [[kind.rungs()[0] for kind in SLOTS[slot]] for slot in open_slots]
+    # one other field at a time: what a pin lacks is another field's value
+    for slot, settings in zip(open_slots, offers, strict=True):
+        for setting in settings:
+            trial = ours.model_copy(update={slot: setting})
+            if not any(reason.partition(":")[0] in slots for reason in trial.refusals(device)):
+                return None
+    return alone

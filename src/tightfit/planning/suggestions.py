@@ -1,0 +1,65 @@
+"""Recipe changes that use less memory, and ways out for a run that ran out of memory or out of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tightfit.devices import Device
+from tightfit.recipe import Recipe
+from tightfit.techniques import SLOTS, Technique
+
+MOST = 3
+"""As many ways out are named at once."""
+
+
+@dataclass(frozen=True)
+class Saving:
+    """One field written differently. why: what that saves or costs, in a few words."""
+
+    field: str
+    value: Any
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.field}={self.value} ({self.why})"
+
+
+def savings(recipe: Recipe, device: Device) -> Iterator[Saving]:
+    """Changes of what a recipe pins that use less memory and can serve on the device, the least costly first: what
+    keeps the numbers, then what changes them."""
+    micro = recipe.micro_batch_size
+    if micro != "auto" and micro > 1:
+        yield Saving("micro_batch_size", micro // 2, "the same global batch, more accumulation")
+    offered = [setting for slot in SLOTS if getattr(recipe, slot) != "auto" for kind in SLOTS[slot]
+               for setting in kind.offered(recipe, device)[:1] if setting.saving(recipe)]
+    for setting in sorted(offered, key=_cost):
+        changed = recipe.override(**{setting.slot: setting.name})
+        if changed != recipe and not changed.refusals(device):
+            changes = "; changes numerics" * (setting.harshness > 0)
+            yield Saving(setting.slot, setting.name, setting.saving(recipe) + changes)
+
+
+def smaller(recipe: Recipe, device: Device) -> list[str]:
+    """Recipe changes that use less memory and can serve on the device, the least costly first."""
+    advice = [str(saving) for saving in savings(recipe, device)][:MOST]
+    return advice or [f"seq_len={max(recipe.seq_len // 2, 1)}, or a smaller model"]
+
+
+def steadier(recipe: Recipe) -> list[str]:
+    """Recipe changes that keep numbers finite."""
+    changes = [
+        f"learning_rate={recipe.learning_rate / 3:.1g}",
+        f"warmup_steps={max(2 * recipe.warmup_steps, 100)}",
+    ]
+    if recipe.max_grad_norm == 0.0:
+        changes.append("max_grad_norm=1.0")
+    if recipe.precision != "auto" and recipe.precision.is_half:
+        changes.append("precision=fp32")
+    return changes
+
+
+def _cost(setting: Technique) -> tuple[int, bool, float]:
+    """What a change costs: numerics, then time; changes of number formats after the others."""
+    return setting.harshness, setting.changes_states, setting.slowdown

@@ -1,0 +1,57 @@
+"""A model whose costs are declared: bytes a parameter by number formats, samples' bytes, tokens a second by choice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+from tightfit.planning.estimate import Timed, Tools
+from tightfit.trace import Allocation, Category, Span, Trace
+
+GIB = 1 << 30
+
+
+@dataclass
+class Declared:
+    """parameters: their number. sample: bytes that one keeps with nothing recomputed; a tenth with every block, the
+    half with any other kind. speeds: tokens a second by precision and optimizer, the fastest elsewhere. compiled: how
+    many times as fast a compiled step is. recomputing: how many times as long a step takes that recomputes."""
+
+    parameters: float
+    sample: float
+    speeds: dict
+    compiled: float = 1.0
+    recomputing: float = 1.1
+    calls: list = field(default_factory=list)
+
+    def predict(self, recipe, device):
+        self.calls.append(recipe)
+        assert not recipe.refusals(device)
+        precision, optimizer = recipe.precision, recipe.optimizer
+        copies = 2 if precision.autocast else 0
+        kept = {"none": 1.0, "every-block": 0.1}.get(recipe.checkpointing.name, 0.5)
+        held = [(Category.WEIGHTS, precision.weight_bytes + copies), (Category.GRADIENTS, precision.weight_bytes),
+                (Category.OPTIMIZER, optimizer.bytes_beside(precision.weight_rounding))]
+        alone = recipe.micro_batch_size == recipe.batch_size  # whose passes find no gradients
+        made = [Allocation(born=5 if alone and category is Category.GRADIENTS else 0, died=None, category=category,
+                           bytes=round(self.parameters * each), shape=(1,)) for category, each in held]
+        made.append(Allocation(born=3, died=5, bytes=round(self.sample * kept * recipe.micro_batch_size)))
+        spans = [Span(name="step 1", start=1, stop=9, step=1), Span(name="forward", start=2, stop=4, step=1),
+                 Span(name="backward", start=4, stop=6, step=1), Span(name="optimizer", start=6, stop=8, step=1)]
+        return Trace(origin="predicted", allocations=made, spans=spans)
+
+    def seconds(self, trace, recipe, device):
+        speed = self.speeds.get((recipe.precision.name, recipe.optimizer.name), max(self.speeds.values()))
+        speed *= self.compiled if recipe.compile.compiles else 1.0
+        speed /= self.recomputing if recipe.checkpointing.recomputes else 1.0
+        return Timed(seconds=recipe.batch_size * recipe.seq_len / speed)
+
+    def tools(self):
+        return Tools(predict=self.predict, replay=replay, step_time=self.seconds, mfu=lambda r, d, s: 0.5)
+
+
+def replay(trace, capacity):
+    tick, peak = trace.peak()
+    missing = 0 if capacity is None else max(peak - capacity, 0)
+    return SimpleNamespace(peak_allocated=peak, peak_tick=tick, peak_reserved=peak, missing=missing,
+                           fits="no" if missing else "yes")

@@ -1,0 +1,66 @@
+"""A combination at any micro-batch from two traces, and what one change of it does to another: on a toy with a closed
+form, where both are exact."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.planning.toy import Toy
+from tightfit.devices import Device
+from tightfit.planning.defaults import resolve
+from tightfit.planning.estimate import Margin
+from tightfit.planning.search.evaluate import evaluate
+from tightfit.planning.search.micro_batch_fit import Effect, Line, MicroBatchFit
+from tightfit.recipe import Recipe
+
+BATCH = 32
+DEVICE = Device(kind="cuda", name="toy", memory_bytes=1 << 40, capability=(8, 0))
+
+
+def costs(toy, *micros, **fields):
+    recipe = resolve(Recipe.from_dict({"batch_size": BATCH, "loading": {"workers": 2}, **fields}), DEVICE)
+    return {micro: evaluate(recipe.model_copy(update={"micro_batch_size": micro}), DEVICE, toy.tools(), Margin())
+            for micro in micros}
+
+
+@pytest.mark.parametrize("seed", [3, 12, 22])
+@pytest.mark.parametrize("kind", ["none", "every-block"])
+def test_two_points_tell_the_others(seed, kind):
+    toy = Toy.drawn(seed)
+    fit = MicroBatchFit.of(costs(toy, 2, 8, checkpointing=kind), BATCH, None)
+    for micro, found in costs(toy, 1, 4, 16, checkpointing=kind).items():
+        assert fit.peak(micro, BATCH) == pytest.approx(max(found.passes, found.elsewhere), rel=0.01)
+        assert fit.step_seconds(micro, BATCH) == pytest.approx(found.seconds, rel=0.01)
+
+
+def test_the_only_micro_batch_of_a_step_finds_no_gradients():
+    toy = Toy.drawn(12)
+    fit = MicroBatchFit.of(costs(toy, 2, 8), BATCH, None)
+    alone = costs(toy, BATCH)[BATCH]
+    assert fit.peak(BATCH, BATCH) <= max(alone.passes, alone.elsewhere) < fit.passes(BATCH)
+
+
+def test_one_point_is_completed_by_a_relative():
+    toy = Toy.drawn(22)
+    like = MicroBatchFit.of(costs(toy, 2, 8), BATCH, None)
+    fit = MicroBatchFit.of(costs(toy, 8, checkpointing="selective"), BATCH, like)
+    for micro, found in costs(toy, 4, 16, checkpointing="selective").items():
+        assert fit.peak(micro, BATCH) == pytest.approx(max(found.passes, found.elsewhere), rel=0.05)
+        assert fit.step_seconds(micro, BATCH) == pytest.approx(found.seconds, rel=0.03)
+
+
+def test_what_checkpointing_does_in_one_precision_it_does_in_another():
+    toy = Toy.drawn(22)
+    fits = {(kind, precision): MicroBatchFit.of(costs(toy, 2, 8, checkpointing=kind, precision=precision), BATCH, None)
+            for kind in ("none", "every-block") for precision in ("bf16", "fp32")}
+    effect = Effect.between(fits["none", "bf16"], fits["every-block", "bf16"], 8, BATCH)
+    carried, truth = fits["none", "fp32"].changed(effect), fits["every-block", "fp32"]
+    assert carried.peak(8, BATCH) == pytest.approx(truth.peak(8, BATCH), rel=0.15)
+    assert carried.step_seconds(8, BATCH) == pytest.approx(truth.step_seconds(8, BATCH), rel=0.15)
+    assert effect.then(Effect.between(fits["every-block", "bf16"], fits["none", "bf16"], 8, BATCH)).slope == (
+        pytest.approx(1.0))
+
+
+def test_a_line_never_falls_below_zero():
+    assert Line.through(2, 10.0, 4, 8.0) == Line(base=10.0, slope=0.0)
+    assert Line.through(2, 1.0, 4, 9.0) == Line(base=0.0, slope=4.0)

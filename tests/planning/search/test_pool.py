@@ -1,0 +1,60 @@
+"""Recipes evaluated in processes of their own: the same figures, and the same errors."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tightfit.backends.pytorch.backend import PytorchBackend
+from tightfit.devices import find_device
+from tightfit.errors import Refused
+from tightfit.planning.defaults import resolve
+from tightfit.planning.search import pool
+from tightfit.planning.search.evaluate import InProcess
+from tightfit.planning.search.pool import Pool
+from tightfit.planning.standard_tools import standard_tools
+from tightfit.recipe import Recipe
+
+GPU = find_device("rtx-4090")
+
+
+@pytest.fixture
+def recipes(tiny):
+    recipe = resolve(Recipe.from_dict({**tiny, "batch_size": 8}), GPU)
+    return [recipe.model_copy(update={"micro_batch_size": micro}) for micro in (1, 2, 4)]
+
+
+def tools():
+    backend = PytorchBackend()
+    return standard_tools(backend.predict, unseen=backend.unseen)
+
+
+@pytest.mark.cold
+def test_other_processes_give_the_same_figures_and_errors(recipes, monkeypatch):
+    monkeypatch.setattr(pool, "WORTHWHILE", 0.0)
+    monkeypatch.setattr(pool, "cores", lambda: 2)
+    alone = InProcess(tools())([(recipe, GPU) for recipe in recipes])
+    with Pool(tools(), "pytorch") as evaluator:
+        first = evaluator([(recipes[0], GPU)])
+        (worker,) = evaluator._workers
+        for _ in range(600):
+            if worker.ready():
+                break
+            time.sleep(0.1)
+        assert worker.ready()
+        refused = recipes[0].model_copy(update={"attention": Recipe(attention="flash-attn").attention})
+        both = evaluator([(recipes[1], GPU), (recipes[2], GPU)])
+        other = evaluator([(recipes[0], GPU), (refused, GPU)])[1]
+        worker.end()
+        after = evaluator([(recipes[1], GPU), (recipes[2], GPU)])
+    assert [*first, *both] == alone
+    assert isinstance(other, Refused)
+    assert after == alone[1:]
+
+
+def test_quick_recipes_start_no_process(recipes, monkeypatch):
+    monkeypatch.setattr(pool, "WORTHWHILE", 1e9)
+    with Pool(tools(), "pytorch") as evaluator:
+        assert evaluator([(recipes[0], GPU)])[0].fit_rank == 0
+        assert evaluator._workers == []

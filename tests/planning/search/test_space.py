@@ -1,0 +1,127 @@
+"""Which combinations a search weighs, and which pins contradict each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from tightfit.devices import Device
+from tightfit.errors import Refused
+from tightfit.planning.search.space import Space, check_pins, micro_batch_sizes, named, written
+from tightfit.recipe import Recipe
+from tightfit.techniques.checkpointing import EveryNth
+
+AMPERE = Device(kind="cuda", name="A100", memory_bytes=1, capability=(8, 0))
+VOLTA = Device(kind="cuda", name="V100", memory_bytes=1, capability=(7, 0))
+CPU = Device(kind="cpu", name="CPU", memory_bytes=1)
+
+
+def names(recipe, device, slot, level=None):
+    space = Space(recipe, device)
+    return {getattr(space.on(c, 1), slot).name for c in space.choices if level in (None, space.level(c))}
+
+
+@pytest.mark.parametrize(("batch", "expected"), [
+    (1, [1]), (2, [1, 2]), (64, [1, 2, 4, 8, 16, 32, 64]), (48, [1, 2, 4, 8, 16, 24, 48]),
+    (61, [1, 2, 4, 8, 16, 32, 61]), (100, [1, 2, 4, 5, 10, 25, 50, 100]),
+])
+def test_micro_batches_divide_the_batch_where_they_can(batch, expected):
+    assert micro_batch_sizes(batch) == expected
+
+
+def test_a_pinned_micro_batch_stays_and_generating_has_one():
+    assert Space(Recipe(batch_size=64, micro_batch_size=12), AMPERE).sizes == [12]
+    assert Space(Recipe(batch_size=64, mode="inference"), AMPERE).sizes == [64]
+
+
+def test_the_mildest_level_changes_no_numerics():
+    for device, precision in ((AMPERE, {"bf16", "fp32"}), (VOLTA, {"fp16", "fp32"}), (CPU, {"fp32", "bf16"})):
+        assert names(Recipe(), device, "precision", (0, 0)) == precision
+        assert names(Recipe(), device, "optimizer", (0, 0)) == {"adamw"}
+        space = Space(Recipe(), device)
+        assert all(space.numerics(c) == () for c in space.choices if space.level(c) == (0, 0))
+
+
+def test_levels_go_from_mild_to_harsh():
+    """8-bit and bf16 states, then 16-bit weights, then 4-bit states, then another learning rate."""
+    space, by_level = Space(Recipe(), AMPERE), {}
+    for choice in space.choices:
+        recipe = space.on(choice, 1)
+        by_level.setdefault(space.level(choice), set()).add((recipe.precision.name, recipe.optimizer.name))
+    assert sorted(by_level) == [(0, 0), (1, 1), (2, 2), (2, 3), (3, 3), (3, 5), (4, 4)]
+    assert {optimizer for _, optimizer in by_level[1, 1]} == {"adamw-8bit", "adamw-anyprecision"}
+    assert by_level[2, 2] == {("bf16-pure", "adamw")}
+    assert by_level[2, 3] == {("bf16-pure", "adamw-8bit")}
+    assert {optimizer for _, optimizer in by_level[3, 3]} == {"adamw-4bit"}
+    assert not {optimizer for pairs in by_level.values() for _, optimizer in pairs} & {"lion", "sgd"}
+
+
+def test_every_kind_of_checkpointing_is_weighed():
+    space = Space(Recipe(), AMPERE)
+    assert len({repr(space.on(c, 1).checkpointing) for c in space.choices}) == 11
+    budgets = [c for c in space.choices if space.on(c, 1).checkpointing.name == "memory-budget"]
+    assert {space.on(c, 1).compile.name for c in budgets} == {"per-block"}
+
+
+def test_the_usual_combination_comes_first():
+    for device, precision in ((AMPERE, "bf16"), (VOLTA, "fp16"), (CPU, "fp32")):
+        space = Space(Recipe(), device)
+        first = space.on(space.choices[0], 1)
+        assert space.choices[0] == space.plain
+        assert (first.precision.name, first.attention.name, first.compile.name) == (precision, "sdpa", "off")
+        departures = [space.departures(choice) for choice in space.choices]
+        assert departures == sorted(departures)
+
+
+def test_nothing_refused_is_weighed_and_pins_stay():
+    recipe = Recipe(optimizer="lion", precision="bf16-pure", checkpointing="mlp")
+    space = Space(recipe, AMPERE)
+    for choice in space.choices:
+        resolved = space.on(choice, 2)
+        assert resolved.refusals(AMPERE) == []
+        assert (resolved.optimizer, resolved.precision, resolved.checkpointing) == (
+            recipe.optimizer, recipe.precision, recipe.checkpointing)
+        assert space.level(choice) == (0, 0)
+
+
+def test_generating_weighs_formats_and_kernels_alone():
+    space = Space(Recipe(mode="inference"), AMPERE)
+    assert set(space.fields) == {"precision", "attention"}
+    assert len(space.choices) == 6
+    assert space.on(space.plain, 1).precision.full_eval
+
+
+def test_the_allocators_way_is_weighed_on_gpus_where_it_is_left_open():
+    assert "expandable_segments" in Space(Recipe(), AMPERE).fields
+    others = ((Recipe(), CPU), (Recipe(expandable_segments=True), AMPERE), (Recipe(backend="jax"), AMPERE))
+    for recipe, device in others:
+        assert "expandable_segments" not in Space(recipe, device).fields
+    pinned = Space(Recipe(expandable_segments=True), AMPERE)
+    assert pinned.on(pinned.plain, 1).expandable_segments is True
+
+
+def test_fields_are_written_as_a_person_writes_them():
+    assert written("checkpointing", EveryNth(n=3)) == "checkpointing=every-nth checkpointing.n=3"
+    assert written("expandable_segments", True) == "expandable_segments=true"
+    one = Space(Recipe(), AMPERE).on(Space(Recipe(), AMPERE).plain, 4)
+    assert named(one.model_copy(update={"micro_batch_size": 8}), one) == "micro_batch_size=8"
+    assert named(one, one) == "the same"
+    assert named(one, None, ("micro_batch_size", "compile")) == "micro_batch_size=4 compile=off"
+
+
+@pytest.mark.parametrize(("pins", "device", "words"), [
+    ({"checkpointing": "memory-budget", "compile": "off"}, AMPERE,
+     ["checkpointing=memory-budget and compile=off cannot stand together", "write compile=per-block"]),
+    ({"precision": "bf16"}, VOLTA, ["precision=bf16 cannot serve on V100", "write precision=fp16"]),
+    ({"precision": "fp32", "attention": {"name": "sdpa", "kernel": "flash"}}, AMPERE,
+     ["attention=sdpa and precision=fp32", "needs half precision"]),
+])
+def test_contradictory_pins_are_named(pins, device, words):
+    with pytest.raises(Refused) as caught:
+        check_pins(Recipe.from_dict(pins), device)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_pins_that_leave_a_way_are_left_alone():
+    check_pins(Recipe(checkpointing="memory-budget"), AMPERE)
+    check_pins(Recipe(), VOLTA)

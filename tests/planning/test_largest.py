@@ -1,0 +1,35 @@
+"""The largest batch that fits, in few calls."""
+
+from __future__ import annotations
+
+import pytest
+
+from tightfit.planning.largest import largest_that_fits
+
+SIZES = [1, 2, 4, 8, 16, 32, 64, 128]
+
+
+@pytest.mark.parametrize("base", [0, 100, 900])
+@pytest.mark.parametrize("each", [1, 7, 100, 2000])
+def test_finds_the_largest_of_an_affine_need(base, each):
+    calls = []
+
+    def needs(size):
+        calls.append(size)
+        return base + each * size
+
+    fitting = [size for size in SIZES if base + each * size <= 1000]
+    assert largest_that_fits(SIZES, needs, 1000) == (fitting[-1] if fitting else None)
+    assert len(calls) == len(set(calls)) <= 4
+
+
+def test_what_is_known_is_not_asked_again():
+    known = {128: 2000.0, 1: 10.0}
+    assert largest_that_fits(SIZES, lambda size: 10.0 * size, 320, known) == 32
+    assert known[32] == 320.0
+    assert largest_that_fits(SIZES, lambda size: pytest.fail("all is known"), 320, dict(known) | {64: 640.0}) == 32
+
+
+def test_sizes_that_cannot_be_built_do_not_fit():
+    assert largest_that_fits(SIZES, lambda size: float("inf") if size > 4 else 1.0, 10) == 4
+    assert largest_that_fits([], lambda size: 0.0, 10) is None
