@@ -23,18 +23,32 @@ RECIPES = ("a YAML file, a bundled recipe or model, a model's folder, its Huggin
 """The names that a recipe may have, for messages."""
 
 
-def load_recipe(name: str, overrides: Iterable[str] = (), *, cuda: bool = False) -> Recipe:
+def load_recipe(
+    name: str | None, overrides: Iterable[str] = (), *, cuda: bool = False, training_arguments: Path | None = None
+) -> Recipe:
     """The recipe of that name with `key=value` overrides. Raises RecipeError for an unknown one.
 
     cuda: whether it is to run on a CUDA device.
+    training_arguments: a JSON file of Hugging Face's TrainingArguments, with which no name is needed. What it says
+        stands above the recipe's file, and `overrides` above both.
     """
-    values = recipe_values(name)
+    if name is None and training_arguments is None:
+        raise RecipeError(f"RECIPE is missing: {RECIPES}")
+    values = {} if name is None else recipe_values(name)
     on_cuda = values.pop(IF_CUDA, {})
     if not isinstance(on_cuda, dict):
         raise RecipeError(f"{IF_CUDA}: {on_cuda!r} should be a mapping of fields to values")
     if cuda:
         values = {**values, **on_cuda}
-    return Recipe.from_dict(apply_overrides(values, overrides))
+    if training_arguments is None:
+        return Recipe.from_dict(apply_overrides(values, overrides))
+    from tightfit.recipe.hf_arguments.table import arguments_of
+
+    fields = apply_overrides({field: v for field, v in values.items() if not arguments_of(field)}, overrides)
+    if "model" not in fields:
+        raise RecipeError("model: training arguments do not say which; name it in front of --training-args, or write "
+                          "model=gpt2")
+    return Recipe.from_training_arguments(training_arguments, **fields)
 
 
 def as_recipe(
