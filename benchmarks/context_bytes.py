@@ -28,8 +28,8 @@ import torch
 
 import record
 import tightfit
-from tightfit.backends.pytorch.cuda_target.sdpa import torch_release
-from tightfit.backends.pytorch.predicting.unseen import RECORDS, SHARED_SINCE, lt_workspace_bytes, workspace_bytes
+from tightfit.backends.pytorch.simulate.cuda.sdpa import torch_release
+from tightfit.backends.pytorch.simulate.unseen import RECORDS, SHARED_SINCE, lt_workspace_bytes, workspace_bytes
 from tightfit.devices import MIB, Device
 
 SECONDS = 150

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tightfit.backends.pytorch.attention_kernels import varlen
-from tightfit.backends.pytorch.cuda_target.scratch import scratch
-from tightfit.backends.pytorch.predicting.target import PlanningMode, simulate
-from tightfit.backends.pytorch.tracing.tracker import Tracker
+from tightfit.backends.pytorch.follow.tracker import Tracker
+from tightfit.backends.pytorch.simulate.cuda.scratch import scratch
+from tightfit.backends.pytorch.simulate.target import PlanningMode, simulate
+from tightfit.backends.pytorch.techniques.attention.kernels import varlen
 from tightfit.devices import Device
 from tightfit.trace import live_bytes
 

@@ -19,8 +19,8 @@ from tightfit.recipe import Recipe
 from tightfit.recipe.yaml import apply_overrides
 
 BASE: dict[str, Any] = {
-    "precision": "bf16", "checkpointing": "none", "optimizer": "adamw", "attention": "sdpa", "compile": "off",
-    "data": "dummy", "loading": {"workers": 2}, "max_steps": 10, "pretrained": False,
+    "precision": "bf16", "loss": "plain", "checkpointing": "none", "optimizer": "adamw", "attention": "sdpa",
+    "compile": "off", "data": "dummy", "loading": {"workers": 2}, "max_steps": 10, "pretrained": False,
 }
 PACKED, PADDED = "data=stdlib", "data=stdlib data.packing=false"
 
@@ -125,6 +125,11 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "gpt2-xl 1x512 optimizer=sgd optimizer.momentum=0", "bert-large 16x128 precision=bf16-pure optimizer=lion",
         "t5-large 4x256 optimizer=adafactor", "gpt2-large 4x512 max_grad_norm=0",
         "gpt2-large 4x512 precision=fp16 optimizer=adamw optimizer.implementation=foreach",
+    ),
+    "loss": (
+        *_each(("gpt2 8x1024", "llama-3.2-1b 2x2048"), "loss", ("plain", "chunked", "liger")),
+        "gpt2 8x1024 precision=bf16-pure loss=chunked", "gemma-2b 2x2048 loss=chunked",
+        f"bert-base 32x512 {PADDED} loss=chunked",
     ),
     "attention": (
         *_each(("gpt2 8x1024", "llama-3.2-1b 2x2048"), "attention", (

@@ -24,9 +24,9 @@ from random_windows import random_window
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.batch import TensorWindow
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.optimizer_state import state_tensors
-from tightfit.backends.pytorch.out_of_memory import is_out_of_memory
+from tightfit.backends.pytorch.errors import is_out_of_memory
 from tightfit.backends.pytorch.step import Step
+from tightfit.backends.pytorch.techniques.optimizer.state import state_tensors
 from tightfit.devices import Device
 from tightfit.errors import OutOfMemory
 from tightfit.recipe import Recipe

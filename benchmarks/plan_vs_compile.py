@@ -26,12 +26,12 @@ import record
 from tightfit.backends.pytorch.assembly import assemble
 from tightfit.backends.pytorch.batch import TensorBatch
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.compiled.regions import CompiledCall, compiling_for, planning_backend
-from tightfit.backends.pytorch.cpu_target.scratch import scratch
-from tightfit.backends.pytorch.losses import cross_entropy_sum
-from tightfit.backends.pytorch.memory_budget import memory_budget
-from tightfit.backends.pytorch.recomputation import compile_module
-from tightfit.backends.pytorch.tracing.tracker import Tracker
+from tightfit.backends.pytorch.follow.tracker import Tracker
+from tightfit.backends.pytorch.simulate.compiled.regions import CompiledCall, compiling_for, planning_backend
+from tightfit.backends.pytorch.simulate.cpu_scratch import scratch
+from tightfit.backends.pytorch.techniques.checkpointing.memory_budget import memory_budget
+from tightfit.backends.pytorch.techniques.checkpointing.recomputation import compile_module
+from tightfit.backends.pytorch.techniques.loss.of_logits import cross_entropy_sum
 from tightfit.devices import Device
 from tightfit.recipe import Recipe
 

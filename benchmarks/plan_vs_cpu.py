@@ -28,8 +28,8 @@ from cpu_truth import PHASES, measured_peaks
 from random_windows import random_window
 from tightfit.backends.pytorch.batch import TensorWindow
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.predicting.fake_windows import DOCUMENTS_A_ROW
-from tightfit.backends.pytorch.predicting.predict import predict
+from tightfit.backends.pytorch.simulate.fake_windows import DOCUMENTS_A_ROW
+from tightfit.backends.pytorch.simulate.predict import predict
 from tightfit.devices import Device
 
 CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 40)

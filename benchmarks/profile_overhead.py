@@ -16,7 +16,7 @@ import torch
 import record
 from random_windows import random_window
 from tightfit.backends.pytorch.backend import PytorchBackend
-from tightfit.backends.pytorch.measuring.measure import measure
+from tightfit.backends.pytorch.measure.step_profiler import measure
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 

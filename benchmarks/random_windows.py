@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tightfit.backends.pytorch.batch import TensorWindow, tensor_window
-from tightfit.backends.pytorch.predicting.fake_windows import DOCUMENTS_A_ROW, micro_batch_sizes, padded_length
+from tightfit.backends.pytorch.simulate.fake_windows import DOCUMENTS_A_ROW, micro_batch_sizes, padded_length
 from tightfit.models import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import ArraySpec, MicroBatch, Task, window_of

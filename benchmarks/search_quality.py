@@ -28,7 +28,7 @@ import record
 from random_windows import random_window
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.batch import TensorWindow
-from tightfit.backends.pytorch.ceilings.measure import measure
+from tightfit.backends.pytorch.measure.calibration.measure import measure
 from tightfit.backends.pytorch.step import Step
 from tightfit.calibration import Ceilings
 from tightfit.devices import Device

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.benchmark_modules import benchmark
-from tightfit.backends.pytorch.predicting.fake_windows import fake_window, micro_batch_sizes
+from tightfit.backends.pytorch.simulate.fake_windows import fake_window, micro_batch_sizes
 from tightfit.models import model_facts
 from tightfit.tasks import TASKS
 

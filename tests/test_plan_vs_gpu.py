@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.backends.pytorch.target_cases import gpu
+from tests.backends.pytorch.simulate.target_cases import gpu
 from tests.benchmark_modules import BENCHMARKS, benchmark
 from tightfit.devices import find_device
 from tightfit.models import model_facts

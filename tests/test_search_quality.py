@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.backends.pytorch.target_cases import gpu
+from tests.backends.pytorch.simulate.target_cases import gpu
 from tests.benchmark_modules import benchmark
 from tightfit.devices import find_device
 

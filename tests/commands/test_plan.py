@@ -13,7 +13,7 @@ from torch import nn
 import tightfit
 from tests.display.plans import fitting, nothing_fits
 from tightfit.backends import load_backend
-from tightfit.backends.pytorch.ceilings import measure as measuring
+from tightfit.backends.pytorch.measure.calibration import measure as measuring
 from tightfit.calibration import Ceilings, Curve, processor, torch_version
 from tightfit.commands import plan as plan_command
 from tightfit.devices import find_device
@@ -228,13 +228,13 @@ def test_nothing_fits_is_shown_and_exits_2(recipe, run, monkeypatch):
 def test_every_gpu_is_compared(recipe, run, monkeypatch):
     cards = [find_device(name) for name in ("rtx-4090", "l4", "v100-16gb")]
     monkeypatch.setattr("tightfit.planner.catalogue", lambda: cards)
-    words = ("plan", recipe, "precision=bf16", "--gpu", "all", "--price", "l4=0.001")
+    words = ("plan", recipe, "precision=bf16", "loss=plain", "--gpu", "all", "--price", "l4=0.001")
     status, out, _ = run(*words)
     assert status == 0
     lines = [line for line in out.splitlines() if line.startswith(("RTX 4090", "L4"))]
     assert lines[0].startswith("L4")
     assert lines[0].rstrip().endswith("2 x 3 a")
-    assert "a  precision=bf16 checkpointing=none optimizer=adamw attention=sdpa compile=off" in out
+    assert "a  precision=bf16 loss=plain checkpointing=none optimizer=adamw attention=sdpa compile=off" in out
     assert "refused on V100 16GB: precision=bf16" in " ".join(out.split())
     status, out, _ = run(*words, "--json")
     rows = json.loads(out)["gpus"]

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from tightfit.backends.pytorch.backend import PytorchBackend
-from tightfit.backends.pytorch.measuring import step_profiler
+from tightfit.backends.pytorch.measure import step_profiler
 from tightfit.errors import ModelError
 from tightfit.profiling import profile as profiles
 from tightfit.trace import Phase

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tightfit.backends.pytorch.ceilings import measure as measuring
+from tightfit.backends.pytorch.measure.calibration import measure as measuring
 from tightfit.calibration import Ceilings, Curve, Grid, load, processor, torch_version
 from tightfit.doctor.calibrate import calibrate, ceiling_rows
 from tightfit.errors import RecipeError, Refused, TightfitError

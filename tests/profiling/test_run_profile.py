@@ -10,8 +10,8 @@ import pytest
 
 from tests.training.runs import logged_losses, same_weights
 from tightfit.backends.pytorch.backend import PytorchBackend
-from tightfit.backends.pytorch.measuring import step_profiler
-from tightfit.backends.pytorch.measuring.marks import Marks
+from tightfit.backends.pytorch.measure import step_profiler
+from tightfit.backends.pytorch.measure.marks import Marks
 from tightfit.commands.report import run_report
 from tightfit.profiling import profile as profiles
 from tightfit.profiling.run_profile import profiled_step

@@ -8,7 +8,7 @@ import pytest
 
 from tests.architectures import TASK_OF, tiny_model
 from tightfit import Recipe
-from tightfit.backends.pytorch.predicting import predict as prediction
+from tightfit.backends.pytorch.simulate import predict as prediction
 from tightfit.devices import Device, find_device
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Span, Stream, Trace
 from tightfit.trace.events import Reader, Stack

@@ -24,7 +24,7 @@ def calibrate(device: str, progress: Progress | None = None, folder: Path = FOLD
     """
     import torch
 
-    from tightfit.backends.pytorch.ceilings.measure import measure
+    from tightfit.backends.pytorch.measure.calibration.measure import measure
 
     own = load_backend("pytorch").device(Recipe.from_dict({"device": device}))
     check_writable(folder)

@@ -8,7 +8,7 @@ import numpy as np
 
 from tightfit.backends.base import Timings
 from tightfit.backends.pytorch.backend import PytorchBackend
-from tightfit.backends.pytorch.measuring.parallel_timing import cards, time_distributed, time_in_one_process
+from tightfit.backends.pytorch.measure.parallel_timing import cards, time_distributed, time_in_one_process
 from tightfit.data.loading import WindowLoader, make_window
 from tightfit.devices import Device
 from tightfit.errors import Refused

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from tightfit.backends.pytorch.compile import compile_seconds
 from tightfit.backends.pytorch.inspection import Inspector
+from tightfit.backends.pytorch.techniques.compile import compile_seconds
 from tightfit.errors import ModelError
 
 
@@ -46,7 +46,7 @@ def test_the_profilers_log_level_is_put_back(monkeypatch, level):
 def test_a_torchao_without_its_inner_parts_is_a_sentence(monkeypatch):
     from torchao.optim import adam
 
-    from tightfit.backends.pytorch.quantized_adamw import AdamW8bit
+    from tightfit.backends.pytorch.techniques.optimizer.quantized_adamw import AdamW8bit
 
     weight = nn.Parameter(torch.ones(8, 8))
     monkeypatch.delattr(adam, "single_param_adam")

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
-from tightfit.backends.pytorch.attention_functions import EAGER, SDPA
 from tightfit.backends.pytorch.models import parameter_count
+from tightfit.backends.pytorch.techniques.attention.functions import EAGER, SDPA
 from tightfit.backends.pytorch.transformer import Transformer
 from tightfit.errors import ModelError
 from tightfit.models import TransformerConfig

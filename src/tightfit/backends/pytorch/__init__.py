@@ -1,11 +1,9 @@
-"""The PyTorch backend: one file a technique, with the names of `tightfit.techniques`, and a package for each room.
+"""The PyTorch backend: at the top what training needs, and a package for each other room.
 
-| package | what is in it |
+| package | contents |
 |---|---|
-| `predicting` | the step, or generation, on fake tensors, as on a device that need not be there |
-| `tracing` | following what runs, on fake tensors or real ones: ops and what they cost, memory and what it holds |
-| `cuda_target`, `cpu_target` | what kernels of either device do that fake tensors do not tell |
-| `compiled` | what torch.compile would make of a step |
-| `measuring` | a few real steps, measured |
-| `ceilings` | how fast this machine really is |
+| `techniques` | a file or a package for each slot of a recipe, with the names of `tightfit.techniques` |
+| `follow` | following what runs, on fake tensors or real ones: ops and what they cost, memory and what it holds |
+| `simulate` | the step, or generation, on fake tensors: kernels, autocast and scratch of a device that is not there |
+| `measure` | a few real steps, measured; the calibration of this machine |
 """

@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tightfit.backends.pytorch import (
-    accumulation,
-    attention,
-    checkpointing,
-    compile,
-    loading,
-    loss,
-    optimizer,
-    parallel,
-    precision,
-    update,
-)
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.techniques import accumulation, compile, loading, parallel, precision, update
+from tightfit.backends.pytorch.techniques.attention import apply as attention
+from tightfit.backends.pytorch.techniques.checkpointing import apply as checkpointing
+from tightfit.backends.pytorch.techniques.loss import apply as loss
+from tightfit.backends.pytorch.techniques.optimizer import apply as optimizer
 from tightfit.techniques import Technique
 from tightfit.techniques import accumulation as accumulations
 from tightfit.techniques import attention as attentions

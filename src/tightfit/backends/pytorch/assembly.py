@@ -16,7 +16,7 @@ from tightfit.backends.pytorch.blocks import find_stacks
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.models import build_model, cast_weights, ready_to_train
 from tightfit.backends.pytorch.padding import pad_vocab
-from tightfit.backends.pytorch.precision import weight_dtype
+from tightfit.backends.pytorch.techniques.precision import weight_dtype
 from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.models import model_facts, module_facts, read_config

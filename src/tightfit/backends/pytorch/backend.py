@@ -17,8 +17,8 @@ from tightfit.backends.base import Measurement, Timings
 from tightfit.backends.pytorch.assembly import assemble
 from tightfit.backends.pytorch.batch import TensorWindow
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.errors import memory_guard
 from tightfit.backends.pytorch.gpu_memory import gpu_memory, use_expandable_segments
-from tightfit.backends.pytorch.out_of_memory import memory_guard
 from tightfit.backends.pytorch.step import Step
 from tightfit.devices import Device
 from tightfit.errors import Refused
@@ -27,7 +27,7 @@ from tightfit.system import host_memory
 from tightfit.trace import Trace, UntracedMemory
 
 if TYPE_CHECKING:
-    from tightfit.backends.pytorch.measuring.step_profiler import StepProfiler
+    from tightfit.backends.pytorch.measure.step_profiler import StepProfiler
 
 
 class PytorchBackend:
@@ -47,9 +47,7 @@ class PytorchBackend:
                 units=properties.multi_processor_count,
                 uuid=f"GPU-{properties.uuid}",
             )
-        return Device(
-            kind="cpu", name="CPU", memory_bytes=host_memory().total, units=torch.get_num_threads()
-        )
+        return Device(kind="cpu", name="CPU", memory_bytes=host_memory().total, units=torch.get_num_threads())
 
     def limit_memory(self, recipe: Recipe, memory_bytes: int) -> Device:
         device = self.device(recipe)
@@ -72,27 +70,25 @@ class PytorchBackend:
 
     def predict(self, recipe: Recipe, device: Device, model: nn.Module | None = None) -> Trace:
         if recipe.mode == "train":
-            from tightfit.backends.pytorch.predicting.predict import predict
+            from tightfit.backends.pytorch.simulate.predict import predict
 
             return predict(recipe, device, model)
-        from tightfit.backends.pytorch.predicting.inference import predict_inference
+        from tightfit.backends.pytorch.simulate.inference import predict_inference
 
         return predict_inference(recipe, device, model)
 
-    def measure(
-        self, step: Step, windows: Iterator[TensorWindow], chrome_trace: Path | None = None
-    ) -> Measurement:
-        from tightfit.backends.pytorch.measuring.measure import measure
+    def measure(self, step: Step, windows: Iterator[TensorWindow], chrome_trace: Path | None = None) -> Measurement:
+        from tightfit.backends.pytorch.measure.step_profiler import measure
 
         return measure(step, windows, chrome_trace=chrome_trace)
 
     def step_profiler(self, step: Step) -> StepProfiler:
-        from tightfit.backends.pytorch.measuring.step_profiler import StepProfiler
+        from tightfit.backends.pytorch.measure.step_profiler import StepProfiler
 
         return StepProfiler(step)
 
     def time(self, step: Step, windows: Iterator[TensorWindow], warm_up: int, steps: int) -> Timings:
-        from tightfit.backends.pytorch.measuring.meter import Meter
+        from tightfit.backends.pytorch.measure.meter import Meter
 
         build = step.build
         meter = Meter(build.torch_device, warm_up=warm_up, steps=steps, seed=build.recipe.seed)
@@ -103,6 +99,6 @@ class PytorchBackend:
         return meter.read()
 
     def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemory]:
-        from tightfit.backends.pytorch.predicting.unseen import unseen
+        from tightfit.backends.pytorch.simulate.unseen import unseen
 
         return unseen(recipe, device, trace)

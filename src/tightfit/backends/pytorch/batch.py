@@ -76,7 +76,7 @@ def document_starts(document_ids: np.ndarray) -> np.ndarray:
 def tensor_batch(micro_batch: MicroBatch) -> TensorBatch:
     """The micro-batch as tensors that share the arrays' memory."""
     ids, padding = micro_batch.document_ids, micro_batch.padding
-    # Causal models are told nothing of padding, which is right only where it follows a row's real tokens.
+    # Causal models get no mask for padding, which is right only where it follows a row's real tokens.
     assert padding is None or (padding[:, 1:] <= padding[:, :-1]).all(), "padding must follow the real tokens"
     return TensorBatch(
         inputs={name: torch.from_numpy(value) for name, value in micro_batch.inputs.items()},

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from tightfit.backends.base import WindowSource
 from tightfit.backends.pytorch.batch import TensorBatch, TensorWindow
-from tightfit.backends.pytorch.losses import LOSS_OF_LOGITS, Loss
 from tightfit.backends.pytorch.models import logits_of
+from tightfit.backends.pytorch.techniques.loss.of_logits import LOSS_OF_LOGITS, Loss
 from tightfit.devices import Device
 from tightfit.errors import ModelError
 from tightfit.models import ModelFacts
@@ -63,7 +63,7 @@ class Update(Protocol):
         """Learn from the gradients, and drop them. Returns their norm before clipping, if it was taken."""
 
     def state(self) -> dict[str, Any]:
-        """Its part of a checkpoint besides weights and optimizer, as JSON values."""
+        """Its part of a checkpoint, without weights and optimizer, as JSON values."""
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from `state`."""
@@ -103,7 +103,7 @@ class Build:
 
     model: the module itself, changed in place; parameter names stay what they are without any technique.
     stacks: the model's repeated blocks, one tuple for each stack (an encoder-decoder has two), in forward order.
-    mask_arguments: the keyword arguments that tell the model which positions may see each other; a value of None
+    mask_arguments: the keyword arguments that say which positions may see each other; a value of None
         leaves that argument out.
     forward_contexts: entered around every forward pass and its loss (autocast).
     settings: process settings held while steps run (tf32, the allowed SDPA kernels), entered once by `session`.

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from tightfit.backends.base import Inspection
-from tightfit.backends.pytorch.attention_functions import kernel_names
 from tightfit.backends.pytorch.batch import TensorBatch
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.techniques.attention.functions import kernel_names
 from tightfit.errors import ModelError
 
 
@@ -77,7 +77,7 @@ def check_outputs(build: Build, batch: TensorBatch, outputs: Tensor) -> None:
 
 
 def _profiler_runs() -> bool:
-    """Whether a profiler is at work in this process. Only a private function of torch tells; without it, one may be."""
+    """Whether a profiler is at work in this process. Only a private function of torch says; without it, one may be."""
     autograd = getattr(torch._C, "_autograd", None)
     enabled = getattr(autograd, "_profiler_enabled", None)
     return True if enabled is None else bool(enabled())

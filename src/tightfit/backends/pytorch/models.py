@@ -18,8 +18,7 @@ from safetensors.torch import load_model as load_safetensors
 from safetensors.torch import save_model as save_safetensors
 from torch import Tensor, nn
 
-from tightfit.backends.pytorch.model_errors import at_line
-from tightfit.backends.pytorch.out_of_memory import is_out_of_memory
+from tightfit.backends.pytorch.errors import at_line, is_out_of_memory
 from tightfit.backends.pytorch.padding import unpadded
 from tightfit.backends.pytorch.transformer import Transformer
 from tightfit.errors import ModelError, TightfitError, nearest, one_line
@@ -77,7 +76,7 @@ def build_model(
     config = read_config(recipe) if config is None else config
     stored = recipe.pretrained and source.kind != "bundled"
     notes: list[str] = []
-    if stored and source.kind == "folder" and not _has_weights(Path(source.name)):
+    if stored and source.kind == "folder" and not any(any(Path(source.name).glob(files)) for files in WEIGHT_FILES):
         stored = False
         notes.append(f"the folder {source.name} holds no weights: the model starts from its configuration")
     if isinstance(config, TransformerConfig):
@@ -118,9 +117,7 @@ def ready_to_train(model: nn.Module, recipe: Recipe) -> nn.Module:
     return model.train()
 
 
-def _from_config(
-    config: Any, recipe: Recipe, task: Task, device: torch.device, dtype: torch.dtype
-) -> nn.Module:
+def _from_config(config: Any, recipe: Recipe, task: Task, device: torch.device, dtype: torch.dtype) -> nn.Module:
     auto = getattr(transformers, task.auto_class)
     try:
         with torch.device(device):
@@ -236,10 +233,6 @@ def _explain_build(recipe: Recipe, config: Any, task: Task, error: BaseException
     reason = f"{one_line(error)} is not known" if isinstance(error, KeyError) else one_line(error)
     overrides = f" with model_overrides {recipe.model_overrides}" if recipe.model_overrides else ""
     return f"model: {recipe.model!r} cannot be built{overrides}: {reason}"
-
-
-def _has_weights(folder: Path) -> bool:
-    return any(next(folder.glob(pattern), None) is not None for pattern in WEIGHT_FILES)
 
 
 def logits_of(output: Any) -> Tensor:

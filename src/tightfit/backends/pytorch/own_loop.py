@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.batch import TensorBatch
 from tightfit.backends.pytorch.build import Build, no_mask
-from tightfit.backends.pytorch.losses import LOSS_OF_LOGITS
+from tightfit.backends.pytorch.techniques.loss.of_logits import LOSS_OF_LOGITS
 from tightfit.errors import RecipeError
 from tightfit.recipe import Recipe
 from tightfit.techniques.loss import Plain

@@ -1,7 +1,7 @@
 """Devices that fake tensors stand for: planning runs the training step on fake tensors in place of a device's own.
 
 The training code that chooses by device asks here, and so knows nothing of planning: a fake tensor carries the device
-that it stands for as its mode's `target` (see `predicting.target.PlanningMode`).
+that it stands for as its mode's `target` (see `simulate.target.PlanningMode`).
 """
 
 from __future__ import annotations

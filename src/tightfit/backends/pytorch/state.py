@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tightfit.backends.pytorch import optimizer_state
+from tightfit.backends.pytorch.techniques.optimizer import state as optimizer_state
 from tightfit.errors import CheckpointError
 
 WEIGHTS, OPTIMIZER, RANDOM = "weights.safetensors", "optimizer.safetensors", "random.safetensors"

@@ -18,14 +18,13 @@ from torch.optim import Optimizer
 from tightfit.backends.base import Inspection, StepResult, Total, WindowSource
 from tightfit.backends.pytorch.batch import TensorWindow, tensor_window
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.compile import compile_seconds
+from tightfit.backends.pytorch.errors import memory_guard, model_guard
 from tightfit.backends.pytorch.generation import generate
 from tightfit.backends.pytorch.gpu_memory import gpu_memory
 from tightfit.backends.pytorch.inspection import Inspector, check_outputs
-from tightfit.backends.pytorch.model_errors import model_guard
 from tightfit.backends.pytorch.models import parameter_count, save_model
-from tightfit.backends.pytorch.out_of_memory import memory_guard
 from tightfit.backends.pytorch.state import load_state, save_state
+from tightfit.backends.pytorch.techniques.compile import compile_seconds
 from tightfit.tasks import Window
 from tightfit.trace import Phase
 
@@ -72,8 +71,8 @@ class Step:
     """
 
     def __init__(self, build: Build, *, watch: Watch | None = None, inspect: bool = True) -> None:
-        """watch: told of each phase as it begins. inspect: whether to look into the first forward pass, and to tell
-        what the model's own code raises as a ModelError."""
+        """watch: called with each phase as it begins. inspect: whether to look into the first forward pass, and to
+        raise what the model's own code raises as a ModelError."""
         assert build.update is not None
         self.build = build
         self.watch = watch

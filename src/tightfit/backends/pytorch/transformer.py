@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tightfit.backends.pytorch.attention_functions import SDPA, attention_function
+from tightfit.backends.pytorch.techniques.attention.functions import SDPA, attention_function
 from tightfit.errors import ModelError
 from tightfit.models import OUR_TRANSFORMER, TransformerConfig
 

@@ -15,11 +15,11 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_ac
 from torch.nn.attention import sdpa_kernel
 
 from tightfit.backends.pytorch.assembly import bare_build
-from tightfit.backends.pytorch.attention import KERNELS
-from tightfit.backends.pytorch.attention_functions import EAGER, FLEX, SDPA
 from tightfit.backends.pytorch.batch import TensorBatch
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.precision import fp32_products
+from tightfit.backends.pytorch.techniques.attention.apply import KERNELS
+from tightfit.backends.pytorch.techniques.attention.functions import EAGER, FLEX, SDPA
+from tightfit.backends.pytorch.techniques.precision import fp32_products
 from tightfit.backends.pytorch.transformer import Transformer
 from tightfit.data.loading import WindowLoader
 from tightfit.devices import Device

@@ -19,9 +19,9 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 
 from tightfit.backends.base import Timings
 from tightfit.backends.pytorch.batch import tensor_batch
-from tightfit.backends.pytorch.measuring.meter import Meter
+from tightfit.backends.pytorch.errors import memory_guard
+from tightfit.backends.pytorch.measure.meter import Meter
 from tightfit.backends.pytorch.models import accepted_arguments, logits_of
-from tightfit.backends.pytorch.out_of_memory import memory_guard
 from tightfit.data.samples import Samples
 from tightfit.devices import Device
 from tightfit.errors import MissingLibrary, Refused

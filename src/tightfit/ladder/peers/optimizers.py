@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn, optim
 from torch.optim import Optimizer
 
-from tightfit.backends.pytorch.optimizer import ADAFACTOR_EPS, IMPLEMENTATIONS, parameter_groups
+from tightfit.backends.pytorch.techniques.optimizer.apply import ADAFACTOR_EPS, IMPLEMENTATIONS, parameter_groups
 from tightfit.errors import MissingLibrary, Refused
 from tightfit.recipe import Recipe
 from tightfit.techniques.optimizer import Adafactor, AdamW, AdamW4bit, AdamW8bit, Sgd

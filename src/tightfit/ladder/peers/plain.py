@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from tightfit.backends.base import Timings
 from tightfit.backends.pytorch.batch import TensorBatch
-from tightfit.backends.pytorch.loading import loading
-from tightfit.backends.pytorch.measuring.meter import Meter
+from tightfit.backends.pytorch.errors import memory_guard
+from tightfit.backends.pytorch.measure.meter import Meter
 from tightfit.backends.pytorch.models import logits_of
-from tightfit.backends.pytorch.out_of_memory import memory_guard
+from tightfit.backends.pytorch.techniques.loading import loading
 from tightfit.devices import Device
 from tightfit.ladder.peers.bare import (
     bare,

@@ -7,6 +7,7 @@ much is traced as it is, at a real micro-batch, and nothing that is shown is int
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -91,7 +92,8 @@ class Exploration:
                               f"limit of {self.limit} traces was reached")
         self.kept_back = 0
         if self.best() is None:
-            self._thriftiest(levels)
+            with contextlib.suppress(Spent):
+                self._thriftiest(levels)
 
     def _by_level(self, levels: Sequence[Level], spare: bool) -> None:
         """Find the mildest level that fits, and then the best of it and of the harsher ones that it lets in."""

@@ -104,6 +104,7 @@ def _plan(
     best = exploration.best()
     large = [] if choice_alone and best is not None else too_large(exploration)
     large = large[: SHOWN_TOO_LARGE if best is not None else SHOWN]
+    best = exploration.best()  # what was evaluated for comparison may be the better choice
     shown = ranked(exploration)[:SHOWN]
     head = exploration.found[best] if best is not None else large[0]
     sentences = why(exploration, best) if best is not None else []

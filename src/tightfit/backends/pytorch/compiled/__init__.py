@@ -1,1 +1,0 @@
-"""What torch.compile would make of a step: AOTAutograd's graphs, Inductor's kernels and memory."""

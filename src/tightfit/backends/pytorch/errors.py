@@ -1,0 +1,129 @@
+"""Errors as one sentence: out of memory while doing what; of a model's own code, in which of its modules and at which
+line. What torch's compiler raises is said of the choice of `compile` that fails.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from traceback import walk_tb
+
+import torch
+from torch import nn
+
+from tightfit.errors import ModelError, OutOfMemory, TightfitError, one_line
+
+OURS = Path(__file__).parents[2]
+TORCH = Path(torch.__file__).parent
+INSTALLED = ("site-packages", "dist-packages")
+"""Folders of libraries that are not Python's own."""
+COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch")
+"""Where exceptions come from that torch.compile raises of its own."""
+
+CPU_ALLOCATOR = "can't allocate memory"
+"""Text of the CPU allocator's error; it raises a plain RuntimeError."""
+ASKED = "ried to allocate"
+"""Part of the sentence in which each device's allocator says how much was asked for; it is not the first."""
+
+
+@contextmanager
+def model_guard(model: nn.Module, doing: Callable[[], str]) -> Iterator[None]:
+    """Around work that runs the model: raises ModelError for what the model's own code raises, naming what `doing`
+    says was under way."""
+    try:
+        yield
+    except TightfitError:
+        raise
+    except (Exception, SystemExit) as error:
+        if not is_models_own(error, model):
+            raise
+        clause = compiler_failure(error) or raised(error, module_of(error, model))
+        raise ModelError(f"model: {type(model).__name__} failed in {doing()}: {clause}") from error
+
+
+def is_models_own(error: BaseException, model: nn.Module) -> bool:
+    """Whether one of the model's modules was running, or code that belongs to no library, such as an autograd function
+    of a person's own. What our own code raises is ours."""
+    files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
+    if not files or OURS in Path(files[-1]).parents:
+        return False
+    return module_of(error, model) is not None or any(map(_is_a_persons, files))
+
+
+def raised(error: BaseException, module: str | None, op: str = "") -> str:
+    """The clause that says which module of a model raised what, in which op, and at which line of code."""
+    where = f"its module {module!r}" if module else "it"
+    if op:
+        where += f", in the op {op},"
+    text = one_line(error)
+    kind = type(error).__name__
+    return f"{where} raised {kind if text == kind else f'{kind}: {text}'}{at_line(error)}"
+
+
+def compiler_failure(error: BaseException) -> str | None:
+    """The clause for what torch.compile raised of its own; None for any other exception."""
+    if not type(error).__module__.startswith(COMPILER):
+        return None
+    return f"torch.compile raised {cause(error)}{at_line(error)}; write compile=off"
+
+
+def cause(error: BaseException) -> str:
+    """The first line of an exception, or of the one that the compiler wrapped in it."""
+    inner = getattr(error, "inner_exception", None)
+    if isinstance(inner, BaseException):
+        return cause(inner)
+    first, kind = str(error).strip().partition("\n")[0], type(error).__name__
+    if kind == "LoweringException":  # its text begins with the type of what it wraps
+        return first
+    return f"{kind}: {first}" if first else kind
+
+
+def module_of(error: BaseException, model: nn.Module) -> str | None:
+    """The path inside the model of the innermost module that was running; empty for the model itself, None where no
+    module of it was."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    running = (paths.get(id(frame.f_locals.get("self"))) for frame, _ in walk_tb(error.__traceback__))
+    return next(reversed([path for path in running if path is not None]), None)
+
+
+def at_line(error: BaseException) -> str:
+    """` (file:line)` of the innermost line of a person's own code, or else of the library that the model is from;
+    nothing where neither was running."""
+    lines = [(frame.f_code.co_filename, number) for frame, number in walk_tb(error.__traceback__)]
+    lines += [(line.filename, line.lineno) for line in getattr(error, "real_stack", None) or ()]  # Dynamo's
+    for theirs in (_is_a_persons, _is_a_models):
+        found = next((line for line in reversed(lines) if theirs(line[0])), None)
+        if found is not None:
+            return f" ({found[0]}:{found[1]})"
+    return ""
+
+
+def _is_a_persons(file: str) -> bool:
+    path = Path(file)
+    library = Path(sysconfig.get_path("stdlib")) in path.parents or any(name in path.parts for name in INSTALLED)
+    return _is_a_models(file) and not library
+
+
+def _is_a_models(file: str) -> bool:
+    path = Path(file)
+    return not file.startswith("<") and OURS not in path.parents and TORCH not in path.parents
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the error is an allocator's, of the device or of the CPU."""
+    return isinstance(error, torch.OutOfMemoryError) or CPU_ALLOCATOR in str(error)
+
+
+@contextmanager
+def memory_guard(doing: Callable[[], str]) -> Iterator[None]:
+    """Turn the device's out-of-memory error into ours, naming what `doing` says was under way. Raises OutOfMemory."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        sentences = " ".join(str(error).split()).split(". ")
+        said = next((sentence for sentence in sentences if ASKED in sentence), sentences[0])
+        raise OutOfMemory(f"out of memory in {doing()}: {said}") from None

@@ -1,0 +1,268 @@
+"""Cost of a dispatched op: floating-point operations, bytes of memory, kernels, and its class.
+
+Counted from shapes alone, so that fake tensors serve as well as real ones.
+
+FLOPs: 2 for each multiply-add of a tensor contraction, 0 for everything else, which memory binds. Attention counts the
+pairs of positions that its kernel works on: a causal or windowed kernel skips what is ruled out, T (T + 1) / 2 of the
+T x T pairs; a dense mask hides pairs and saves no work. (torch.utils.flop_counter counts all pairs for both.)
+Documents of variable-length attention are taken as equally long: offsets lie on the device, and fake ones hold nothing.
+
+Bytes: every distinct element of every argument once, and every element of every result; a broadcast dimension counts
+once. Ops that touch part of an argument, such as `embedding`, count that part (`PARTIAL`). Caches are not considered.
+
+Classes: a cast to another dtype is element-wise, since it works on each value and compilers fuse it as such; a copy in
+the same dtype is data movement, filling and generating included.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from tightfit.backends.pytorch.follow.op_classes import FREE, SHAPE_ONLY, WRITE_ONLY, class_of
+from tightfit.backends.pytorch.follow.op_flops import FLOPS, registered_flops
+from tightfit.trace import OpClass
+
+Arguments = tuple[Any, ...]
+Traffic = Callable[[Arguments, dict[str, Any], Any], tuple[int, int]]
+
+MAX_SHAPES = 8
+"""An op over lists of tensors names no more shapes than this."""
+
+TWO_PASSES = frozenset({"native_layer_norm_backward", "_fused_rms_norm_backward"})
+"""Backward ops whose CUDA form reads its inputs twice: for the gradient of the input, and for those of the weights
+(aten/src/ATen/native/cuda/layer_norm_kernel.cu)."""
+
+KERNELS = {
+    "_scaled_dot_product_flash_attention_backward": 3, "_flash_attention_backward": 3, "_varlen_attn_backward": 3,
+    "_scaled_dot_product_efficient_attention_backward": 2, "_efficient_attention_backward": 2,
+    "_scaled_dot_product_cudnn_attention_backward": 3, "native_layer_norm_backward": 3, "_fused_rms_norm_backward": 3,
+    "nll_loss_backward": 2, "nll_loss_forward": 1, "linalg_vector_norm": 2, "slice_backward": 2, "select_backward": 2,
+    "embedding_dense_backward": 6, "index_put_": 5, "index_put": 6, "convolution_backward": 3, "nonzero": 3, "topk": 2,
+    "sort": 3, "cumsum": 2, "scatter": 2, "masked_select": 4,
+}
+"""Kernels of ops that launch more than one on CUDA, about: assumed, not yet measured on a GPU."""
+
+FOREACH_TENSORS = {1: 770, 2: 448, 3: 336, 4: 252, 5: 210}
+FOREACH_BLOCKS, FOREACH_CHUNK = 2240, 65_536
+"""Limits of one multi-tensor kernel with CUDA 13: tensors by the number of lists, blocks, and elements a block
+(aten/src/ATen/native/cuda/MultiTensorApply.cuh). CUDA 12 takes a seventh."""
+
+
+class Cost(NamedTuple):
+    """Cost of one op. `kernels` is 0 for views and allocation; `dtype` is the format it computes in."""
+
+    op_class: OpClass
+    flops: int
+    bytes_read: int
+    bytes_written: int
+    kernels: int
+    dtype: str
+    shapes: tuple[tuple[int, ...], ...]
+
+
+NOTHING = Cost(OpClass.OTHER, 0, 0, 0, 0, "", ())
+
+
+class _Facts(NamedTuple):
+    """Facts of an overload's schema and name, read once."""
+
+    name: str
+    free: bool
+    op_class: OpClass
+    flops: Callable[[Any, Arguments, dict[str, Any], Any], int] | None
+    traffic: Traffic | None
+    written: frozenset[int]
+    out: frozenset[str]
+    reads_written: bool
+    passes: int
+    kernels: int
+    lists: bool
+
+
+def cost(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> Cost:
+    """The cost of `func(*args, **kwargs)`, which gave `result`, on a CUDA device. Reads shapes, dtypes and strides.
+
+    func: an OpOverload or a higher-order operator, as a TorchDispatchMode is given it.
+    """
+    facts = _facts(func)
+    if facts.free:
+        return NOTHING
+    read = written = 0
+    inputs: list[Tensor] = []
+    for position, value in enumerate(args):
+        if isinstance(value, Tensor):
+            inputs.append(value)
+            size = _bytes(value)
+        elif isinstance(value, list | tuple) and facts.lists:
+            tensors = [t for t in value if isinstance(t, Tensor)]
+            inputs += tensors
+            size = sum(map(_bytes, tensors))
+        else:
+            continue
+        if position in facts.written:
+            written += size
+            read += size if facts.reads_written else 0
+        else:
+            read += size
+    for key, value in kwargs.items():
+        for tensor in _tensors(value):
+            inputs.append(tensor)
+            if key in facts.out:
+                written += _bytes(tensor)
+            else:
+                read += _bytes(tensor)
+    results = list(_tensors(result))
+    if not facts.written and not facts.out:
+        written += sum(map(_bytes, results))
+    if facts.traffic is not None:
+        read, written = facts.traffic(args, kwargs, result)
+    flops = 0 if facts.flops is None else facts.flops(func, args, kwargs, result)
+    # What a product is added to may be wider than what is multiplied.
+    dtype = _dtype(inputs[1:] if facts.name == "addmm" else inputs) or _dtype(results)
+    op_class = facts.op_class
+    if facts.name in ("_to_copy", "copy_", "_foreach_copy_"):
+        op_class = OpClass.MOVEMENT if len({t.dtype for t in (*inputs, *results)}) == 1 else OpClass.ELEMENTWISE
+    kernels = _foreach_kernels(args) if facts.name.startswith(("_foreach_", "_fused_ad", "_fused_sgd", "_amp_f")) \
+        else facts.kernels
+    if not (read or written or flops):
+        kernels = 0  # nothing in it
+    shapes = tuple(tuple(t.shape) for t in inputs[:MAX_SHAPES])
+    return Cost(op_class, flops, read * facts.passes, written, kernels, dtype, shapes)
+
+
+@functools.cache
+def _facts(func: Any) -> _Facts:
+    schema = getattr(func, "_schema", None)
+    if schema is None:  # a higher-order operator: its name is all there is
+        name = func.name() if callable(getattr(func, "name", None)) else str(func)
+        return _Facts(
+            name=name, free=False, op_class=class_of(name, func), flops=registered_flops(func), traffic=None,
+            written=frozenset(), out=frozenset(), reads_written=True, passes=1, kernels=1, lists=True,
+        )
+    name = schema.name.rpartition("::")[2]
+    views = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    written, out = set(), set()
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            if argument.kwarg_only:
+                out.add(argument.name)
+            else:
+                written.add(position)
+    return _Facts(
+        name=name,
+        free=views or name in FREE or func.namespace in ("prim", "profiler"),
+        op_class=class_of(name, func),
+        flops=FLOPS.get(name) or registered_flops(func),
+        traffic=PARTIAL.get(name),
+        written=frozenset(written),
+        out=frozenset(out),
+        reads_written=name not in WRITE_ONLY and schema.overload_name != "out",
+        passes=2 if name in TWO_PASSES else 1,
+        kernels=KERNELS.get(name, 1),
+        lists=any("[]" in str(argument.type) or "List" in str(argument.type) for argument in schema.arguments),
+    )
+
+
+def _foreach_kernels(args: Arguments) -> int:
+    """Launches of a multi-tensor op: each takes so many tensors, and so many blocks."""
+    lists = [v for v in args if isinstance(v, list | tuple) and v and isinstance(v[0], Tensor)]
+    if not lists:
+        return 1
+    tensors = FOREACH_TENSORS.get(len(lists), FOREACH_TENSORS[5])
+    blocks: int = sum(-(-t.numel() // FOREACH_CHUNK) for t in lists[0])
+    return max(-(-len(lists[0]) // tensors), -(-blocks // FOREACH_BLOCKS))
+
+
+def _dtype(tensors: Iterable[Tensor]) -> str:
+    """The first floating-point format among the tensors, else the first format."""
+    first = ""
+    for tensor in tensors:
+        dtype = tensor.dtype
+        if dtype.is_floating_point:
+            return _dtype_name(dtype)
+        first = first or _dtype_name(dtype)
+    return first
+
+
+@functools.cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _bytes(tensor: Tensor) -> int:
+    """Bytes of a tensor's distinct elements."""
+    count: int = tensor.numel()
+    if type(tensor) is not Tensor and is_traceable_wrapper_subclass(tensor):
+        return sum(_bytes(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])
+    if tensor.layout is torch.strided and 0 in (stride := tensor.stride()):
+        count = math.prod(size if step else min(size, 1) for size, step in zip(tensor.shape, stride, strict=True))
+    return count * tensor.element_size()
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _tensors(part)
+
+
+# Ops that touch a part of their arguments: (bytes read, bytes written).
+
+
+def _all(value: Any) -> int:
+    return sum(map(_bytes, _tensors(value)))
+
+
+def _gathered(args: Arguments, kwargs: dict[str, Any], result: Any) -> tuple[int, int]:
+    """Rows or elements picked out of the first tensor, or the weight: as many as the result holds, and the indices."""
+    size = _all(result)
+    return size + _all([a for a in args[1:] if not isinstance(a, int | float)]), size
+
+
+def _into_zeros(args: Arguments, kwargs: dict[str, Any], result: Any) -> tuple[int, int]:
+    """A result of zeros into which the first argument, a gradient, is put or added."""
+    gradient = _all(args[:1])
+    return _all(args), _all(result) + gradient
+
+
+def _put(args: Arguments, kwargs: dict[str, Any], result: Any) -> tuple[int, int]:
+    """Values put into the first argument in place; it is read where they are added."""
+    values = [v for v in args[1:] if isinstance(v, Tensor)][-1:]
+    return _all(args[1:]) + _all(values), _all(values)
+
+
+def _generated(args: Arguments, kwargs: dict[str, Any], result: Any) -> tuple[int, int]:
+    """A result of an argument's shape; the argument is not read."""
+    return 0, _all(result)
+
+
+def _picked_loss(args: Arguments, kwargs: dict[str, Any], result: Any) -> tuple[int, int]:
+    """One log-probability a label."""
+    labels = args[1]
+    return _all(args[1:]) + labels.numel() * args[0].element_size(), _all(result)
+
+
+def _loss_into_zeros(args: Arguments, kwargs: dict[str, Any], result: Any) -> tuple[int, int]:
+    """Zeros, and one value a label: the log-probabilities themselves are not read."""
+    labels = args[2]
+    return _all(args[:1]) + _all(args[2:]), _all(result) + labels.numel() * result.element_size()
+
+
+PARTIAL: dict[str, Traffic] = {
+    "embedding": _gathered, "index": _gathered, "index_select": _gathered, "gather": _gathered,
+    "take_along_dim": _gathered,
+    "embedding_dense_backward": _into_zeros, "slice_backward": _into_zeros, "select_backward": _into_zeros,
+    "index_put_": _put, "index_add_": _put, "index_copy_": _put, "scatter_": _put, "scatter_add_": _put,
+    "scatter_reduce_": _put,
+    **dict.fromkeys(SHAPE_ONLY, _generated),
+    "nll_loss_forward": _picked_loss, "nll_loss2d_forward": _picked_loss,
+    "nll_loss_backward": _loss_into_zeros, "nll_loss2d_backward": _loss_into_zeros,
+}

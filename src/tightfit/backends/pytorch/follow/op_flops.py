@@ -1,0 +1,185 @@
+"""Floating-point operations of tensor contractions, from shapes: 2 for each multiply-add.
+
+Formulas by op name. An op that none of them knows is looked up in `torch.utils.flop_counter`'s registry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from torch.utils.flop_counter import flop_registry
+
+Arguments = tuple[Any, ...]
+Formula = Callable[[Any, Arguments, dict[str, Any], Any], int]
+
+
+def registered_flops(func: Any) -> Formula | None:
+    """torch's own formula for an op that has one."""
+    formula = flop_registry.get(getattr(func, "overloadpacket", func))
+    if formula is None:
+        return None
+
+    def flops(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+        return int(formula(*args, **kwargs, out_val=result))
+
+    return flops
+
+
+def argument(func: Any, args: Arguments, kwargs: dict[str, Any], name: str) -> Any:
+    """The value an op was given for the argument of that name, by place or by name; None where it has none such."""
+    if name in kwargs:
+        return kwargs[name]
+    for position, declared in enumerate(func._schema.arguments):
+        if declared.name == name:
+            return args[position] if position < len(args) else declared.default_value
+    return None
+
+
+def _product(first: int) -> Formula:
+    """Two matrices, or stacks of them, beginning at argument `first`: (..., M, K) by (..., K, N)."""
+
+    def flops(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+        return 2 * int(args[first].numel()) * int(args[first + 1].shape[-1])
+
+    return flops
+
+
+def _by_vector(first: int) -> Formula:
+    """A matrix by a vector, or two vectors."""
+
+    def flops(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+        return 2 * int(args[first].numel())
+
+    return flops
+
+
+def _linear(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+    """Input (..., K) by a weight (N, K)."""
+    return 2 * int(args[0].numel()) * int(args[1].shape[0])
+
+
+def _grouped(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+    """Groups of rows, or of columns, each by its own matrix: (M, K) by (G, K, N); (M, K) by (K, N) in groups of K;
+    (G, M, K) by (K, N) in groups of N."""
+    a, b = args[0], args[1]
+    if a.ndim == 3 and b.ndim == 2:
+        return 2 * int(a.shape[-2]) * int(b.numel())
+    return 2 * int(a.numel()) * int(b.shape[-1])
+
+
+def _convolution(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+    """Each output position, or each input position of a transposed one, meets one filter of the weight
+    (C out, C in of a group, ...)."""
+    places = args[0] if argument(func, args, kwargs, "transposed") else result
+    return 2 * int(places.numel()) * int(prod(args[1].shape[1:]))
+
+
+def _convolution_backward(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+    """As much as forward for each of the two gradients asked for: the input's and the weight's."""
+    places = args[1] if argument(func, args, kwargs, "transposed") else args[0]
+    wanted = sum(map(bool, argument(func, args, kwargs, "output_mask")[:2]))
+    return 2 * int(places.numel()) * int(prod(args[2].shape[1:])) * wanted
+
+
+def attended_pairs(queries: int, keys: int, causal: bool, left: int = -1, right: int = -1) -> int:
+    """Pairs of a query and a key that attention works on.
+
+    causal: query i sees keys up to i. left, right: how many positions a window reaches; -1 is all.
+    """
+    if causal:
+        right = 0
+    if left < 0 and right < 0:
+        return queries * keys
+    diagonal = min(queries, keys)
+    return diagonal + _reach(queries, keys, left) + _reach(keys, queries, right)
+
+
+def _reach(longer: int, shorter: int, reach: int) -> int:
+    """Pairs at distances from 1 to `reach` on one side of the diagonal: min(longer - distance, shorter) at each."""
+    furthest = longer - 1 if reach < 0 else min(reach, longer - 1)
+    flat = max(min(furthest, longer - shorter), 0)
+    return flat * shorter + (furthest - flat) * longer - (furthest * (furthest + 1) - flat * (flat + 1)) // 2
+
+
+def _forward_flops(heads: int, pairs: int, key_size: int, value_size: int) -> int:
+    """Scores, and the weighted sum of values."""
+    return 2 * heads * pairs * (key_size + value_size)
+
+
+def _backward_flops(heads: int, pairs: int, key_size: int, value_size: int) -> int:
+    """Scores again, and the gradients of weights, values, queries and keys."""
+    return 2 * heads * pairs * (3 * key_size + 2 * value_size)
+
+
+def _attention(first: int, count: Callable[[int, int, int, int], int], heads_at: int = 1) -> Formula:
+    """Attention over query, key and value (B, H, T, D), or (B, T, H, D) with `heads_at` 2, from argument `first` on;
+    (tokens, H, D) with offsets of documents."""
+
+    def flops(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+        query, key, value = args[first : first + 3]
+        causal, left, right = _shape_of_mask(func, args, kwargs)
+        if query.ndim == 3:
+            offsets = _first_given(func, args, kwargs, "cu_seq_q", "cum_seq_q", "cu_seqlens_q")
+            documents = 1 if offsets is None else max(int(offsets.shape[0]) - 1, 1)
+            tokens, heads = int(query.shape[0]), int(query.shape[1])
+            queries, keys = tokens / documents, int(key.shape[0]) / documents
+            whole = attended_pairs(round(queries), round(keys), causal, left, right)
+            pairs = round(whole * documents * _rounding(queries) * _rounding(keys))
+            return count(heads, pairs, int(query.shape[-1]), int(value.shape[-1]))
+        rows, heads = int(query.shape[0]), int(query.shape[heads_at])
+        queries, keys = int(query.shape[3 - heads_at]), int(key.shape[3 - heads_at])
+        pairs = attended_pairs(queries, keys, causal, left, right)
+        return count(rows * heads, pairs, int(query.shape[-1]), int(value.shape[-1]))
+
+    return flops
+
+
+def _rounding(length: float) -> float:
+    return length / max(round(length), 1)
+
+
+def _shape_of_mask(func: Any, args: Arguments, kwargs: dict[str, Any]) -> tuple[bool, int, int]:
+    """Whether an attention op is causal, and how far its window reaches left and right; -1 is all."""
+    causal = bool(_first_given(func, args, kwargs, "is_causal", "causal", "custom_mask_type"))
+    window = argument(func, args, kwargs, "window_size")
+    if window is None:
+        window = [argument(func, args, kwargs, f"window_size_{side}") for side in ("left", "right")]
+    left, right = (-1 if reach is None else int(reach) for reach in window)
+    return causal, left, right
+
+
+def _first_given(func: Any, args: Arguments, kwargs: dict[str, Any], *names: str) -> Any:
+    return next((v for v in (argument(func, args, kwargs, name) for name in names) if v is not None), None)
+
+
+FLOPS: dict[str, Formula] = {
+    "mm": _product(0), "bmm": _product(0), "_scaled_mm": _product(0), "_int_mm": _product(0),
+    "addmm": _product(1), "addmm_": _product(1), "baddbmm": _product(1), "baddbmm_": _product(1),
+    "addbmm": _product(1), "_addmm_activation": _product(1),
+    "mv": _by_vector(0), "dot": _by_vector(0), "vdot": _by_vector(0), "addmv": _by_vector(1), "addmv_": _by_vector(1),
+    "linear": _linear, "mkldnn_linear": _linear, "_weight_int8pack_mm": _linear,
+    "_grouped_mm": _grouped, "_scaled_grouped_mm": _grouped, "grouped_mm_fallback": _grouped,
+    "convolution": _convolution, "_convolution": _convolution, "cudnn_convolution": _convolution,
+    "mkldnn_convolution": _convolution, "convolution_overrideable": _convolution,
+    "convolution_backward": _convolution_backward,
+    **{
+        f"_scaled_dot_product_{kernel}_attention{suffix}{direction}": formula
+        for kernel, suffix in (("flash", ""), ("efficient", ""), ("cudnn", ""), ("fused", "_overrideable"),
+                               ("flash", "_for_cpu"))
+        for direction, formula in (("", _attention(0, _forward_flops)), ("_backward", _attention(1, _backward_flops)))
+    },
+    "_cudnn_attention_forward": _attention(0, _forward_flops),
+    "_cudnn_attention_backward": _attention(1, _backward_flops),
+    "_varlen_attn": _attention(0, _forward_flops),
+    "_varlen_attn_out": _attention(1, _forward_flops),
+    "_varlen_attn_backward": _attention(1, _backward_flops),
+    **{
+        f"{name}_{direction}": formula
+        for name in ("_flash_attention", "_efficient_attention", "_flash_attn", "_flash_attn_varlen")
+        for direction, formula in (("forward", _attention(0, _forward_flops, heads_at=2)),
+                                   ("backward", _attention(1, _backward_flops, heads_at=2)))
+    },
+}  # fmt: skip
+"""Formulas by an op's name without its namespace; `_flash_attn` is the flash-attn library's."""

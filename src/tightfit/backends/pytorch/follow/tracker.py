@@ -1,0 +1,288 @@
+"""Following a step: every op that is dispatched, and every storage from the op that makes it to its release.
+
+Works on fake tensors, where nothing is computed, and on real ones alike. It listens below autograd, so it sees what
+kernels are asked for, forward and backward, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tightfit.backends.pytorch.follow.gradient_sums import SUMS, counts_of_a_gradient, without_a_mode
+from tightfit.backends.pytorch.follow.memory import tensors_in
+from tightfit.backends.pytorch.follow.op_costs import cost
+from tightfit.backends.pytorch.follow.op_streams import OpStreams
+from tightfit.trace import Allocation, Category, Op, Phase, Span, Trace
+
+Scratch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int]
+"""Bytes that a kernel asks for and gives back while it runs, by op, arguments and result."""
+
+Answer = Callable[[Any, tuple[Any, ...], Callable[[Tensor], str]], Any]
+"""Answer to a read of a value out of a tensor, by op and arguments, and by a function that names the op that made a
+tensor; NotImplemented where the op reads none."""
+
+DEVICE = torch.ops.prim.device.default
+
+OUTSIDE_MODULES = (Phase.OPTIMIZER, Phase.SAVE, Phase.RESUME)
+"""Phases in which no module runs: work belongs to the module whose tensor it is done on."""
+
+
+class Tracker(OpStreams, TorchDispatchMode):
+    """A dispatch mode that writes a Trace. Enter it around a run; `trace` gives what was seen.
+
+    scratch: a kernel's own passing memory, where it is known.
+    answer: values for reads that fake tensors cannot serve.
+    """
+
+    def __init__(self, scratch: Scratch | None = None, answer: Answer | None = None) -> None:
+        super().__init__()
+        self.phase = Phase.SETUP
+        self.spans: list[Span] = []
+        self._scratch = scratch
+        self._answer = answer
+        self._alone = counts_of_a_gradient()
+        self._backwards: list[int] = []
+        self._modules: list[str] = []
+        self._module_of_node: dict[int, str] = {}
+        self._hooks: list[Any] = []
+        self._wrapped: list[tuple[nn.Module, Any]] = []
+        self._begun: int | None = None
+        self._failure: tuple[int, str, str] | None = None
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled regions report themselves."""
+        return True
+
+    @property
+    def tick(self) -> int:
+        """The tick of what happened last."""
+        return self.memory.tick
+
+    @property
+    def allocations(self) -> list[Allocation]:
+        """Allocations so far."""
+        return self.memory.allocations
+
+    # Called by the run
+
+    def follow(self, model: nn.Module, compiled: Iterable[nn.Module] = ()) -> None:
+        """Name the model's modules and weights in what follows. Undone by `unfollow`.
+
+        compiled: modules that run as one: those inside them go unnamed, and a hook would become part of the graph.
+        """
+        whole = set(compiled)
+        hidden = {inner for module in whole for inner in module.modules() if inner is not module}
+        for name, module in model.named_modules():
+            if module in whole:
+                self._wrap_compiled(name, module)
+            elif name and module not in hidden:
+                self._hooks.append(module.register_forward_pre_hook(partial(self._enter_module, name)))
+                self._hooks.append(module.register_forward_hook(self._leave_module, always_call=True))
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                owner = name.rpartition(".")[0]
+                hook = partial(self._mark_gradient, owner)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            self.mark(tensor, Category.WEIGHTS, module=name.rpartition(".")[0], from_birth=True)
+
+    def unfollow(self) -> None:
+        """Take the hooks off the model again."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        for module, call in self._wrapped:
+            module._compiled_call_impl = call
+        self._wrapped.clear()
+
+    def _wrap_compiled(self, name: str, module: nn.Module) -> None:
+        """Name a compiled module while it runs, from outside of what is compiled."""
+        call = module._compiled_call_impl
+        if call is None:  # its forward is compiled instead, inside a region of several
+            self._hooks.append(module.register_forward_pre_hook(partial(self._enter_module, name)))
+            self._hooks.append(module.register_forward_hook(self._leave_module, always_call=True))
+            return
+
+        def named(*args: Any, **kwargs: Any) -> Any:
+            first = _newest_node() + 1
+            self._modules.append(name)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._modules.pop()
+                for node in range(first, _newest_node() + 1):  # a compiled graph's node is made behind its work
+                    self._module_of_node.setdefault(node, name)
+
+        self._wrapped.append((module, call))
+        module._compiled_call_impl = named
+
+    def mark(self, tensor: Tensor, category: Category, *, module: str | None = None, from_birth: bool = False) -> None:
+        """Say what a tensor's memory holds, from now on or `from_birth`. Memory that is not known yet is born now."""
+        self.memory.mark(tensor, category, self.phase, module, from_birth)
+
+    def ignore(self, tensor: Tensor) -> None:
+        """Count nothing for memory that is not the device's."""
+        self.memory.ignore(tensor, self.phase)
+
+    @contextmanager
+    def span(self, name: str, *, step: int = 0, times: int = 1) -> Iterator[None]:
+        """A named stretch of the trace."""
+        start = self.memory.next()
+        yield
+        self.spans.append(Span(name=name, start=start, stop=self.memory.next(), step=step, times=times))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count nothing meanwhile: work of another device, such as the host's."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def region_begins(self) -> None:
+        """A region that runs as one is called: what is released up to its report is released in its work."""
+        self._begun = self.memory.next()
+
+    def region(self, ops: Iterable[Op], scratch: int, name: str) -> None:
+        """A region that ran as one, such as a compiled graph: its kernels, and its passing memory."""
+        phase, module = self._place()
+        start, began, self._begun = self.memory.next(), self._begun, None
+        if phase is Phase.BACKWARD:
+            self._backwards.append(start)
+        if scratch:
+            self.memory.transient(scratch, name, module, phase, start)
+        for op in ops:
+            op.tick, op.phase, op.module = began or self.memory.next(), phase, op.module or module
+            began = None
+            self._add(op)
+
+    def place_of(self, error: BaseException) -> tuple[str, str] | None:
+        """The module and the op that raised it; no op where the module's own code did, None where neither."""
+        if self._failure is None or self._failure[0] != id(error):
+            return None
+        return self._failure[1:]
+
+    def trace(self, origin: Any) -> Trace:
+        """Trace of the run, with every allocation's category final. It ends here: later releases are not followed."""
+        self.memory.finalize_categories(self._backwards)
+        return Trace(origin=origin, ops=self.ops, allocations=self.memory.allocations, spans=self.spans)
+
+    # Called by torch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is DEVICE:  # three calls in four: a fake tensor is asked for its device through the dispatcher
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
+        if any(kind is not FakeTensor and hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a wrapper, such as a quantized state, comes back with the ops on what it holds
+        if self._answer is not None:
+            value = self._answer(func, args, self._maker)
+            if value is not NotImplemented:
+                return value
+        if func in SUMS and not torch.is_grad_enabled() and torch._C._current_autograd_node() is not None:
+            func = without_a_mode(func, args, self._maker(args[0]), self._alone)
+        try:
+            result = self._run(func, args, kwargs)
+        except Exception as error:
+            self._failure = (id(error), self._place()[1], str(func))  # not the error, which would hold tensors
+            raise
+        if not self._paused:
+            self._note(func, args, kwargs, result)
+        return result
+
+    def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run an op: where a measurement puts its marks."""
+        return func(*args, **kwargs)
+
+    def _note(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        phase, module = self._place()
+        start = self.memory.next()
+        if phase is Phase.BACKWARD:
+            self._backwards.append(start)
+        name, memory = str(func), self.memory
+        outside = phase in OUTSIDE_MODULES
+        worked_on = memory.arguments(args) if outside else ()
+        by_tensor = isinstance(result, list | tuple) and args and isinstance(args[0], list | tuple)
+        sources = args[0] if by_tensor else ()  # an op over a list of tensors, whose results are each one's
+        for number, tensor in enumerate(tensors_in(result)):
+            if memory.find(tensor) is not None:
+                continue
+            source = memory.find(sources[number]) if number < len(sources) else None
+            owner = module if outside or source is None else memory.allocations[source].module or module
+            made = memory.allocate(tensor, name, phase, owner)
+            if outside:
+                memory.owned_by(memory.allocations[made], [[] if source is None else [source], *worked_on])
+            if phase is not Phase.OPTIMIZER and name.startswith("aten._to_copy") and self._holds_weight(args[0]):
+                memory.fix(made)  # autocast's copy of a weight is temporary, however long it lives
+        scratch = self._scratch(func, args, kwargs, result) if self._scratch is not None else 0
+        if scratch:  # on top of the results, which kernels ask for first
+            passing = memory.transient(scratch, name, module, phase, memory.next())
+            if outside:
+                memory.owned_by(passing, worked_on)
+        costs = cost(func, args, kwargs, result)
+        if costs.kernels:
+            op = Op(
+                name=name, tick=start, phase=phase, op_class=costs.op_class, module=module, shapes=costs.shapes,
+                dtype=costs.dtype, flops=costs.flops, bytes_read=costs.bytes_read, bytes_written=costs.bytes_written,
+                kernels=costs.kernels,
+            )
+            self._add(op)
+            if outside:
+                memory.owned_by(op, worked_on)
+
+    def _place(self) -> tuple[Phase, str]:
+        """The phase and the module that the work at hand belongs to."""
+        node = torch._C._current_autograd_node()
+        inside = self._modules[-1] if self._modules else ""
+        if node is None:
+            self._module_of_node.setdefault(_newest_node(), inside)  # an autograd function's own ops need no gradient
+            return self.phase, inside
+        if torch.is_grad_enabled():  # a backward pass runs without, a recomputation inside it with gradients
+            module = inside or self._module_of_node.get(node._sequence_nr(), "")
+            self._module_of_node.setdefault(_newest_node(), module)
+            return Phase.RECOMPUTE, module
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            return Phase.BACKWARD, self.owner(variable)
+        return Phase.BACKWARD, self._module_of_node.get(node._sequence_nr(), "")
+
+    def owner(self, tensor: Any) -> str:
+        """The module that a tensor's memory belongs to; empty for none."""
+        found = self.memory.of(tensor)
+        return "" if found is None else found.module
+
+    def _maker(self, tensor: Tensor) -> str:
+        found = self.memory.of(tensor)
+        return "" if found is None else found.op
+
+    def _holds_weight(self, tensor: Tensor) -> bool:
+        found = self.memory.of(tensor)
+        return found is not None and found.category is Category.WEIGHTS
+
+    def _enter_module(self, name: str, module: nn.Module, args: Any) -> None:
+        self._modules.append(name)
+
+    def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
+        name, error = self._modules.pop(), sys.exception()
+        if error is not None and (self._failure is None or self._failure[0] != id(error)):
+            self._failure = (id(error), name, "")
+
+    def _mark_gradient(self, owner: str, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        self.mark(parameter.grad, Category.GRADIENTS, module=owner)
+
+
+def _newest_node() -> int:
+    """The number of the autograd node made last; that of the op at hand, where it makes one. Private to torch."""
+    return int(torch._C._autograd._get_sequence_nr()) - 1

@@ -1,0 +1,272 @@
+"""From a profile with marks to a trace: seconds for every op, and every allocation with what it holds.
+
+Ticks are nanoseconds since the step began, on the host's clock. On the CPU the allocations are the profiler's own
+events, on CUDA the allocator's, identified by the op they happen in and by their address; where the allocator keeps no
+record they are the tensors that were followed. On CUDA an op's seconds are those of the kernels that it launched.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tightfit.backends.pytorch.measure.marks import MARK, Marks
+from tightfit.backends.pytorch.measure.memory_history import Change
+from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Span, Trace
+
+COMPILED = "compiled code"
+"""Time and memory of a compiled region itself, without the ops that it calls."""
+OUTSIDE = "outside of ops"
+"""Memory that no dispatched op asks for, such as copies of the random generator's state."""
+REGION = "## Call CompiledFxGraph"
+"""How Inductor marks a call of what it compiled."""
+KERNELS = {"triton_poi": OpClass.ELEMENTWISE, "triton_red": OpClass.NORMALIZATION, "triton_per": OpClass.NORMALIZATION,
+           "triton_tem": OpClass.CONTRACTION, "triton_mm": OpClass.CONTRACTION, "Memcpy": OpClass.MOVEMENT,
+           "Memset": OpClass.MOVEMENT}
+"""Classes of kernels that no dispatched op launched, by how their names begin."""
+PRODUCTS = ("gemm", "nvjet", "cutlass", "fmha", "flash")
+"""Parts of the names of kernels of matrix products and attention."""
+
+
+@dataclass
+class Events:
+    """A profile's events as far as they matter, in nanoseconds.
+
+    calls, phases, gradients: start and stop by the numbers of their marks. regions: the same of compiled code.
+    memory: when, address, bytes asked for (negative: given back), and the op's mark, None outside of all.
+    kernels: name, start, stop, and the host's launch of it.
+    """
+
+    calls: dict[int, tuple[int, int]] = field(default_factory=dict)
+    phases: dict[int, tuple[int, int]] = field(default_factory=dict)
+    gradients: dict[int, tuple[int, int]] = field(default_factory=dict)
+    regions: dict[int, tuple[int, int]] = field(default_factory=dict)
+    memory: list[tuple[int, int, int, int | None]] = field(default_factory=list)
+    kernels: list[tuple[str, int, int, int]] = field(default_factory=list)
+
+
+def measured_trace(marks: Marks, results: Any, record: Iterable[Change] | None = None) -> Trace:
+    """The trace of the one step that was marked. results: kineto's, of torch.profiler. record: the CUDA allocator's
+    changes of memory."""
+    profile = read(results)
+    if record is not None:
+        profile.memory = list(_changes(record, profile))
+    start = min((begin for begin, _ in profile.phases.values()), default=0)
+    spans = list(_spans(marks, profile, start))
+    ops = [*_ops(marks, profile, start), *_unmarked(marks, profile, start)]
+    made = _allocated(marks, profile, start) if profile.memory else _followed(marks, profile, start)
+    if record is not None and profile.memory:  # which is of the device's memory alone
+        made += [a for a in _followed(marks, profile, start) if a.place is Place.HOST]
+    if marks.held_elsewhere:
+        made.append(Allocation(born=0, died=None, bytes=marks.held_elsewhere, category=Category.OTHER,
+                               op="held before the step"))
+    return Trace(origin="measured", ops=sorted(ops, key=lambda op: op.tick), allocations=made, spans=spans)
+
+
+def read(results: Any) -> Events:
+    """kineto's results. Its event tree alone has addresses, its flat list alone has kernels."""
+    profile, launches = Events(), dict[int, int]()
+    for event, mark in _walk(results.experimental_event_tree(), None):
+        name = event.name
+        if name.startswith(MARK):
+            kind, number = name.removeprefix(MARK).split(":")
+            where = {"op": profile.calls, "phase": profile.phases, "grad": profile.gradients}[kind]
+            where[int(number)] = (event.start_time_ns, event.start_time_ns + event.duration_time_ns)
+        elif name.startswith(REGION):
+            stretch = (event.start_time_ns, event.start_time_ns + event.duration_time_ns)
+            profile.regions[len(profile.regions)] = stretch
+        elif name == "[memory]":
+            detail = event.extra_fields
+            profile.memory.append((event.start_time_ns, detail.ptr, detail.alloc_size, mark))
+    waiting = []
+    for event in results.events():
+        if event.device_type().name != "CPU":
+            if not event.is_user_annotation():
+                waiting.append((event.name(), event.start_ns(), event.end_ns(), event.correlation_id()))
+        elif event.name().startswith("cu"):  # cudaLaunchKernel, cuLaunchKernelEx, cudaMemcpyAsync, ...
+            launches[event.correlation_id()] = event.start_ns()
+    profile.kernels = [(name, begin, end, launches.get(link, begin)) for name, begin, end, link in waiting]
+    profile.memory.sort(key=lambda change: change[0])
+    return profile
+
+
+def _changes(record: Iterable[Change], profile: Events) -> Iterator[tuple[int, int, int, int | None]]:
+    """The allocator's changes on the profile's clock, which never runs back: with the op they happen in."""
+    moment = min((begin for begin, _ in profile.phases.values()), default=0)
+    stop = max((end for _, end in profile.phases.values()), default=0)
+    for change in record:
+        number, mark = change.word.partition(" ")[0], None
+        if number.isdecimal() and int(number) in profile.calls:
+            mark = int(number)
+            moment = max(moment, profile.calls[mark][0])
+        elif change.time_ns <= stop:
+            moment = max(moment, change.time_ns)
+        yield moment, change.address, change.bytes, mark
+
+
+def _walk(events: Iterable[Any], mark: int | None) -> Iterator[tuple[Any, int | None]]:
+    """Every event of a tree, with the mark of the op that it lies in."""
+    waiting = [(event, mark) for event in events]
+    while waiting:
+        event, mark = waiting.pop()
+        yield event, mark
+        inner = mark
+        if event.name.startswith(f"{MARK}op:"):
+            inner = int(event.name.removeprefix(f"{MARK}op:"))
+        waiting.extend((child, inner) for child in event.children)
+
+
+def _spans(marks: Marks, profile: Events, start: int) -> Iterator[Span]:
+    bounds = [profile.phases[number] for number in range(len(marks.phases))]
+    if not bounds:
+        return
+    stop = max([end for _, end in bounds])
+    yield Span(name="step 1", start=0, stop=stop - start + 1, step=1, seconds=(stop - start) / 1e9)
+    for phase, (begin, end) in zip(marks.phases, bounds, strict=True):
+        yield Span(name=phase.value, start=begin - start, stop=end - start, step=1, seconds=(end - begin) / 1e9)
+
+
+def _ops(marks: Marks, profile: Events, start: int) -> Iterator[Op]:
+    """The ops that were dispatched, each with its own seconds."""
+    taken = _kernel_seconds(profile)
+    ticks = {call.op.tick: profile.calls[number][0] - start for number, call in enumerate(marks.calls)
+             if call.op is not None and number in profile.calls}
+    for number, call in enumerate(marks.calls):
+        if call.op is None or number not in profile.calls:
+            continue
+        begin, end = profile.calls[number]
+        seconds = taken.get(number, 0.0) if profile.kernels else (end - begin) / 1e9
+        after = tuple(ticks[tick] for tick in call.op.after if tick in ticks)
+        yield replace(call.op, tick=begin - start, seconds=seconds, after=after)
+
+
+def _kernel_seconds(profile: Events) -> dict[int, float]:
+    """Seconds of the kernels that each marked op launched."""
+    found: dict[int, float] = {}
+    inside = _finder(profile.calls)
+    for _, begin, end, launched in profile.kernels:
+        number = inside(launched)
+        if number is not None:
+            found[number] = found.get(number, 0.0) + (end - begin) / 1e9
+    return found
+
+
+def _unmarked(marks: Marks, profile: Events, start: int) -> Iterator[Op]:
+    """Kernels that no dispatched op launched, such as compiled ones."""
+    op_at, phase_at = _finder(profile.calls), _finder(profile.phases)
+    if not profile.kernels:
+        yield from _regions(marks, profile, start)
+    for name, begin, end, launched in profile.kernels:
+        if op_at(launched) is None:
+            number = phase_at(launched)
+            phase = Phase.SETUP if number is None else marks.phases[number]
+            yield Op(name=name, tick=launched - start, phase=phase, op_class=_class_of(name),
+                     seconds=(end - begin) / 1e9)
+
+
+def _regions(marks: Marks, profile: Events, start: int) -> Iterator[Op]:
+    """Compiled code on the CPU: what a call of it takes without the ops that it calls."""
+    region_at, phase_at = _finder(profile.regions), _finder(profile.phases)
+    inside, modules = dict.fromkeys(profile.regions, 0), dict[int, str]()
+    for number, (begin, end) in profile.calls.items():
+        region = region_at(begin)
+        if region is not None:
+            inside[region] += end - begin
+            modules.setdefault(region, marks.calls[number].module)
+    for region, (begin, end) in profile.regions.items():
+        at = phase_at(begin)
+        yield Op(name=COMPILED, tick=begin - start, phase=Phase.SETUP if at is None else marks.phases[at],
+                 op_class=OpClass.ELEMENTWISE, module=modules.get(region, ""),
+                 seconds=max(end - begin - inside[region], 0) / 1e9)
+
+
+def _class_of(kernel: str) -> OpClass:
+    known = next((kind for start, kind in KERNELS.items() if kernel.startswith(start)), None)
+    if known is not None:
+        return known
+    return OpClass.CONTRACTION if any(part in kernel.lower() for part in PRODUCTS) else OpClass.OTHER
+
+
+def _finder(stretches: dict[int, tuple[int, int]]) -> Callable[[int], int | None]:
+    """Which of some stretches, which do not overlap, a moment lies in."""
+    ordered = sorted((begin, end, number) for number, (begin, end) in stretches.items())
+    begins = [begin for begin, _, _ in ordered]
+
+    def find(moment: int) -> int | None:
+        at = bisect.bisect_right(begins, moment) - 1
+        return ordered[at][2] if at >= 0 and moment <= ordered[at][1] else None
+
+    return find
+
+
+def _allocated(marks: Marks, profile: Events, start: int) -> list[Allocation]:
+    """Allocations as the CPU's allocator handed them out, identified by op and address."""
+    when, region_at = _clock(marks, profile, start), _finder(profile.regions)
+    alive = {address: replace(a, born=0, category_since=0, died=None) for address, a in marks.held.items()}
+    found = list(alive.values())
+    unknown = []
+    gradients = [(stretch[0], number) for number, stretch in sorted(profile.gradients.items())]
+    events: list[tuple[int, int, int, int | None]] = [*profile.memory, *((at, 0, 0, n) for at, n in gradients)]
+    for moment, address, size, mark in sorted(events, key=lambda event: event[0]):
+        tick = max(moment - start, 0)
+        if size > 0:
+            call = None if mark is None else marks.calls[mark]
+            known = None if call is None else call.made.get(address)
+            if known is not None:
+                since = max(when(known.category_since), tick)
+                made = replace(known, born=tick, died=None, bytes=size, category_since=since)
+            elif call is not None:
+                made = Allocation(born=tick, died=None, bytes=size, module=call.module, op=call.name)
+            elif region_at(moment) is not None:
+                made = Allocation(born=tick, died=None, bytes=size, op=COMPILED)
+                unknown.append(made)
+            else:
+                made = Allocation(born=tick, died=None, bytes=size, op=OUTSIDE, category=Category.OTHER,
+                                  category_since=tick)
+            alive[address] = made
+            found.append(made)
+        elif size < 0 and (gone := alive.pop(address, None)) is not None:
+            gone.died = tick
+        elif size == 0 and mark is not None:
+            held, owner = marks.gradients[mark]
+            if held in alive and alive[held].category is not Category.GRADIENTS:
+                alive[held].category, alive[held].category_since, alive[held].module = Category.GRADIENTS, tick, owner
+    _find_activations(unknown, marks, profile, start)
+    return found
+
+
+def _find_activations(unknown: Iterable[Allocation], marks: Marks, profile: Events, start: int) -> None:
+    """Memory that compiled code asks for in a forward pass is kept for the backward pass where it lives until then."""
+    phase_at = _finder(profile.phases)
+    backwards = sorted(begin - start for number, (begin, _) in profile.phases.items()
+                       if marks.phases[number] is Phase.BACKWARD)
+    for made in unknown:
+        number, at = phase_at(made.born + start), bisect.bisect_right(backwards, made.born)
+        forward = number is not None and marks.phases[number] is Phase.FORWARD
+        if forward and at < len(backwards) and (made.died is None or made.died > backwards[at]):
+            made.category, made.category_since = Category.ACTIVATIONS, made.born
+
+
+def _followed(marks: Marks, profile: Events, start: int) -> list[Allocation]:
+    """The tensors that were followed, with ticks on the host's clock."""
+    when = _clock(marks, profile, start)
+    return [
+        replace(a, born=when(a.born), died=None if a.died is None else when(a.died),
+                category_since=when(a.category_since))
+        for a in marks.allocations
+    ]
+
+
+def _clock(marks: Marks, profile: Events, start: int) -> Callable[[int], int]:
+    """The tracker's ticks as nanoseconds: those of the op that ran last."""
+    known = [(call.tick, profile.calls[number][0] - start) for number, call in enumerate(marks.calls)
+             if number in profile.calls]
+    ticks = [tick for tick, _ in known]
+
+    def when(tick: int) -> int:
+        at = bisect.bisect_right(ticks, tick) - 1
+        return max(known[at][1], 0) if at >= 0 else 0
+
+    return when

@@ -1,0 +1,139 @@
+"""Marks in a profile: which op, which phase, and which tensors each piece of a real step belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.follow.memory import plain_parts, tensors_in
+from tightfit.backends.pytorch.follow.tracker import Tracker
+from tightfit.trace import Allocation, Category, Op, Phase
+
+MARK = "tightfit:"
+"""How the names of marks begin: `tightfit:op:17` around an op, `tightfit:phase:3` around a phase, `tightfit:grad:5`
+where a parameter's gradient is there."""
+
+
+def said(error: BaseException) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+@dataclass
+class Call:
+    """An op that was dispatched. tick: the tracker's, at its start. op: None for one that runs no kernel. made: what it
+    made, by address."""
+
+    tick: int
+    phase: Phase
+    module: str
+    name: str
+    op: Op | None = None
+    made: dict[int, Allocation] = field(default_factory=dict)
+
+
+class Marks(Tracker):
+    """Follows a real step, and marks each op and phase in the profile that is being taken.
+
+    calls, phases, gradients (their addresses and modules): by the numbers of their marks. held: what was alive before,
+    by address. held_elsewhere: bytes that were given out before, and lie in no tensor that is known. failure: why an op
+    could not be noted; None while all were. The step goes on without: it is worth more than its profile.
+    """
+
+    def __init__(
+        self, build: Build, optimizer: torch.optim.Optimizer,
+        word: Callable[[str], AbstractContextManager[None]] | None = None,
+    ) -> None:
+        """word: around each op, with a word on it: the number of its mark first."""
+        super().__init__()
+        self._word = word or (lambda text: nullcontext())
+        self.calls: list[Call] = []
+        self.phases: list[Phase] = []
+        self.gradients: list[tuple[int, str]] = []
+        self.held: dict[int, Allocation] = {}
+        self.held_elsewhere = 0
+        self.failure: str | None = None
+        self._optimizer = optimizer
+        self._build = build
+        self._open: Any = None
+
+    @contextmanager
+    def following(self, model: nn.Module, held: int | None) -> Iterator[None]:
+        """Follow what runs inside. held: bytes that the allocator has given out before, where it says so."""
+        self.follow(model)
+        try:
+            for parameter, states in self._optimizer.state.items():
+                for value in states.values():
+                    if isinstance(value, Tensor) and value.device.type == self._build.torch_device.type:
+                        self.mark(value, Category.OPTIMIZER, module=self.owner(parameter), from_birth=True)
+                        self._hold(value)
+            for tensor in [*model.parameters(), *model.buffers()]:
+                self._hold(tensor)
+            if held is not None:
+                self.held_elsewhere = max(held - sum(a.bytes for a in self.held.values()), 0)
+            with self:
+                yield
+        finally:
+            self.unfollow()
+            self.memory.finalize_categories(self._backwards)
+
+    def enter(self, phase: Phase) -> None:
+        """A phase begins."""
+        self.close()
+        self._open = record_function(f"{MARK}phase:{len(self.phases)}")
+        self.phases.append(phase)
+        self._open.__enter__()
+        self.phase = phase
+
+    def close(self) -> None:
+        """The phase ends."""
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.__exit__(None, None, None)
+
+    def _hold(self, tensor: Tensor) -> None:
+        for part in plain_parts(tensor):
+            found = self.memory.of(part)
+            if found is not None:
+                self.held[part.untyped_storage().data_ptr()] = found
+
+    def _mark_gradient(self, owner: str, parameter: Tensor) -> None:
+        super()._mark_gradient(owner, parameter)
+        assert parameter.grad is not None
+        with record_function(f"{MARK}grad:{len(self.gradients)}"):
+            self.gradients.append((parameter.grad.untyped_storage().data_ptr(), owner))
+
+    def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        phase, module = self._place()
+        self.calls.append(Call(tick=self.memory.tick + 1, phase=phase, module=module, name=str(func)))
+        number = len(self.calls) - 1
+        with record_function(f"{MARK}op:{number}"), self._word(f"{number} {phase.value} {module} {func}"):
+            return func(*args, **kwargs)
+
+    def _note(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        if self.failure is not None:
+            return
+        try:
+            self._note_call(func, args, kwargs, result)
+        except Exception as error:
+            self.failure = f"{func}: {said(error)}"
+
+    def _note_call(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        ops, call = len(self.ops), self.calls[-1]
+        first = len(self.allocations)
+        super()._note(func, args, kwargs, result)
+        if len(self.ops) > ops:
+            call.op = self.ops[-1]
+        if len(self.allocations) > first:
+            made = {id(a) for a in self.allocations[first:]}
+            for tensor in tensors_in(result):
+                found = self.memory.of(tensor)
+                if found is not None and id(found) in made:
+                    call.made[tensor.untyped_storage().data_ptr()] = found

@@ -1,0 +1,235 @@
+"""Measuring steps of the run that takes them: some as they are, then one with every op and every allocation followed.
+
+The plain steps give wall seconds: of the wait for data, of each phase, of the whole. The last one runs under
+torch.profiler, with a mark around every op that is dispatched; from that come what each op took, and, on the CPU, every
+allocation. The marks and the profiler slow that step down, which is why there are plain ones; what an op took
+on its device is not touched by it, and neither is what the step learns.
+
+On CUDA allocations come from the allocator's own record, or where torch keeps none, from the tensors that live; its
+own peak is given as well.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import gzip
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from tightfit.backends import measuring
+from tightfit.backends.base import PLAIN, Measurement
+from tightfit.backends.pytorch.batch import TensorWindow
+from tightfit.backends.pytorch.measure import memory_history
+from tightfit.backends.pytorch.measure.events import measured_trace
+from tightfit.backends.pytorch.measure.marks import Marks, said
+from tightfit.backends.pytorch.state import random_state, restore_random
+from tightfit.backends.pytorch.step import PendingStep, Step
+from tightfit.errors import ReportError
+from tightfit.files import replacing
+from tightfit.trace import PHASES, Phase
+
+
+@dataclass
+class _Followed:
+    """Results of following a step. seconds: of the whole. peak, record: the CUDA allocator's, where it has them."""
+
+    marks: Marks
+    profiler: Any = None
+    seconds: float = 0.0
+    peak: int | None = None
+    record: dict[str, Any] | None = None
+
+
+class StepProfiler:
+    """See `backends.base.StepProfiler` for what each method promises."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self._cuda = step.build.torch_device.type == "cuda"
+        self._clock = _Clock(self._cuda)
+        self._timed: list[tuple[float, dict[Phase, float]]] = []
+        self._found: _Followed | None = None
+        self._failure: str | None = None
+
+    @property
+    def so_far(self) -> str:
+        return measuring.plain_steps([seconds for seconds, _ in self._timed])
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        self._clock.begin()
+        began = time.perf_counter()
+        with self._watched(self._clock.enter):
+            yield
+        self._clock.end()
+        self._timed.append((time.perf_counter() - began, self._clock.read()))
+
+    def profiled(self, window: TensorWindow, learning_rate: float) -> PendingStep:
+        step, again = self._step, self._as_it_stands()
+        found: _Followed | None = None
+        pending: PendingStep | None = None
+        try:
+            recorded = self._cuda and memory_history.available()
+            found = _Followed(Marks(step.build, step.optimizer, memory_history.word if recorded else None))
+            with self._following(found, recorded):
+                pending = step(window, learning_rate)
+                pending.read()
+        except Exception as error:
+            self._failure = said(error)
+            if pending is None and found is not None and found.marks.phase is Phase.OPTIMIZER:
+                raise  # weights may have changed: there is no way back
+        if pending is None:  # here, where no traceback holds the first attempt's tensors any more
+            again()
+            pending = step(window, learning_rate)
+        self._found = found
+        return pending
+
+    def measurement(self, chrome_trace: Path | None = None) -> Measurement:
+        found, failure = self._found, self._failure
+        if failure is None and found is not None:
+            failure = found.marks.failure
+        if failure is not None or found is None:
+            raise ReportError(f"the step could not be followed: {failure or 'none was taken'}")
+        wall, phases = self._median()
+        if chrome_trace is not None:
+            _export(found.profiler, chrome_trace)
+        changes = None if found.record is None else memory_history.changes(found.record)
+        trace = measured_trace(found.marks, found.profiler.profiler.kineto_results, changes)
+        with_data = found.seconds + phases[Phase.DATA]
+        return Measurement(
+            trace=trace, step_seconds=wall, phase_seconds=phases, overhead=with_data / wall if wall else 1.0,
+            peak_bytes=trace.peak()[1] if found.peak is None else found.peak, memory_record=found.record,
+        )  # fmt: skip
+
+    def _median(self) -> tuple[float, dict[Phase, float]]:
+        """The plain step of median length: its wall seconds, and those of its phases."""
+        return sorted(self._timed, key=lambda each: each[0])[len(self._timed) // 2]
+
+    @contextmanager
+    def _watched(self, watch: Callable[[Phase], None]) -> Iterator[None]:
+        before, self._step.watch = self._step.watch, watch
+        try:
+            yield
+        finally:
+            self._step.watch = before
+
+    def _as_it_stands(self) -> Callable[[], None]:
+        """A function that brings the step back to where it is now, as long as no weight was changed since."""
+        model, streams = self._step.build.model, random_state()
+        buffers = [(buffer, buffer.detach().to("cpu", copy=True)) for buffer in model.buffers()]
+
+        @torch.no_grad()
+        def again() -> None:
+            restore_random(*streams)
+            self._step.optimizer.zero_grad(set_to_none=True)
+            for buffer, values in buffers:
+                buffer.copy_(values)
+
+        return again
+
+    @contextmanager
+    def _following(self, found: _Followed, recorded: bool) -> Iterator[None]:
+        """Around a step: the profiler, the marks, the allocator's record, and no garbage collection in between."""
+        build, cuda = self._step.build, self._cuda
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+        held = torch.cuda.memory_allocated() if cuda else None
+        gc.collect()
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            with ExitStack() as stack:
+                found.profiler = stack.enter_context(profile(activities=activities, profile_memory=not cuda))
+                stack.enter_context(found.marks.following(build.model, held))
+                if cuda:
+                    torch.cuda.synchronize()
+                    self._step.restart_peak()
+                if recorded:
+                    stack.enter_context(memory_history.recorded())
+                began = time.perf_counter()
+                try:
+                    with self._watched(found.marks.enter):
+                        yield
+                finally:
+                    found.marks.close()
+                found.seconds = time.perf_counter() - began
+                found.peak = torch.cuda.max_memory_allocated() if cuda else None
+                found.record = memory_history.snapshot() if recorded else None
+        finally:
+            if enabled:
+                gc.enable()
+
+
+def measure(
+    step: Step, windows: Iterator[TensorWindow], plain: int = PLAIN, chrome_trace: Path | None = None
+) -> Measurement:
+    """A few real steps by themselves, whatever they learn: as `tightfit.backends.measuring.measure`."""
+    build = step.build
+    return measuring.measure(step, StepProfiler(step), build.session(), windows, build.recipe.learning_rate, plain,
+                             chrome_trace)
+
+
+def _export(profiler: Any, path: Path) -> None:
+    """The profiler's own trace, gzipped, whole or not at all. Raises OSError."""
+    with replacing(path) as temporary, tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        plain = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(plain))
+        if not plain.exists():  # it raises nothing, and leaves what it has written under another name
+            raise OSError(errno.EIO, "the profiler could not write it; is the disk full?")
+        with plain.open("rb") as source, gzip.open(temporary, "wb", compresslevel=5) as target:
+            shutil.copyfileobj(source, target)
+
+
+class _Clock:
+    """When each phase of a step begins, on the device's own clock. On CUDA the device is not waited for in between."""
+
+    def __init__(self, cuda: bool) -> None:
+        self._cuda = cuda
+        self._began = self._got = 0.0
+        self._marks: list[tuple[Phase | None, Any]] = []
+
+    def begin(self) -> None:
+        """A step begins with its wait for a window."""
+        self._wait()
+        self._marks = []
+        self._began = time.perf_counter()
+
+    def enter(self, phase: Phase) -> None:
+        """A phase begins."""
+        if not self._marks:
+            self._got = time.perf_counter()
+        self._marks.append((phase, self._now()))
+
+    def end(self) -> None:
+        """The last phase ends, and the step with it."""
+        self._marks.append((None, self._now()))
+        self._wait()
+
+    def read(self) -> dict[Phase, float]:
+        """Seconds of each phase, a window's micro-batches together."""
+        found = dict.fromkeys(PHASES, 0.0)
+        found[Phase.DATA] = self._got - self._began
+        for (phase, start), (_, stop) in zip(self._marks, self._marks[1:], strict=False):
+            assert phase is not None
+            found[phase] += start.elapsed_time(stop) / 1000 if self._cuda else stop - start
+        return found
+
+    def _wait(self) -> None:
+        if self._cuda:
+            torch.cuda.synchronize()
+
+    def _now(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event

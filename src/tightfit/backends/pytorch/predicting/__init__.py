@@ -1,1 +1,0 @@
-"""Reading the training step, or generation, on fake tensors, for a device that need not be there."""

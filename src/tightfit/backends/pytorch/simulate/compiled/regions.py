@@ -1,0 +1,287 @@
+"""torch.compile on fake tensors: regions that are partitioned and scheduled as training's are, and never run.
+
+Dynamo, AOTAutograd, its partitioner and Inductor's passes work as they do in training; only the last part, generating
+code and running it, is replaced. A compiled graph then takes its arguments, frees those that nobody else holds, makes
+its outputs, and reports what its kernels would have done. Outputs that are arguments, or views of them or of each
+other, are so here too. What the compiler leaves out (graph breaks, frames compiled too often) runs op by op.
+
+Under a TorchDispatchMode torch.compile silently does nothing, unless the mode's `ignore_compile_internals` is true:
+FakeTensorMode's is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch._subclasses
+from torch import Tensor, fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tightfit.backends.pytorch.build import CompileBackend
+from tightfit.backends.pytorch.errors import cause
+from tightfit.backends.pytorch.follow.tracker import Scratch, Tracker
+from tightfit.backends.pytorch.simulate.compiled.region_schedule import (
+    Output,
+    Schedule,
+    Scheduler,
+    Symbols,
+    find_symbols,
+    no_scratch,
+    read_symbols,
+)
+from tightfit.devices import Device
+from tightfit.trace import Op
+
+Direction = Literal["forward", "backward"]
+CompilerBackend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+SEARCHED = "; max-autotune may choose other kernels than these, which it finds by running them"
+LAUNCHED_TOGETHER = "; CUDA graphs keep these and their inputs in memory of their own, which is not counted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledCall:
+    """One call of a compiled graph.
+
+    scratch_bytes: memory that the graph takes and gives back. Added to what is allocated at the moment of the report,
+        it makes the most that is allocated while the graph runs.
+    sure: how sure the figures are, as a sentence.
+    """
+
+    direction: Direction
+    kernels: tuple[Op, ...]
+    scratch_bytes: int
+    sure: str
+
+    @property
+    def name(self) -> str:
+        return f"compiled {self.direction}"
+
+    def ops(self) -> list[Op]:
+        """The kernels as ops of this call. Tick, phase and module are for whoever traces to fill in."""
+        return [replace(kernel) for kernel in self.kernels]
+
+
+Record = Callable[[CompiledCall], None]
+Begin = Callable[[], None]
+"""Called when a compiled graph is, before it frees any of its arguments."""
+
+
+def planning_backend(
+    record: Record, *, backend: str = "inductor", mode: str = "default", gpu: bool = False,
+    scratch: Scratch = no_scratch, begin: Begin = lambda: None,
+) -> str | CompilerBackend:  # fmt: skip
+    """Backend for torch.compile in the place of `backend` in `mode`, when tensors are fake.
+
+    record: called for each call of a compiled graph, while its arguments or its outputs are alive.
+    gpu: whether kernels are fused as for a GPU.
+    scratch: what a library's kernel takes beyond its result while it runs.
+    begin: called when a compiled graph is, before it frees any of its arguments.
+    The backends that generate no code run the graph's ops one by one: they serve as they are.
+    """
+    if backend != "inductor":
+        return "aot_eager" if backend == "cudagraphs" else backend
+    cuda_graph = gpu and mode in ("reduce-overhead", "max-autotune")
+    caveats = (SEARCHED if mode.startswith("max-autotune") else "") + (LAUNCHED_TOGETHER if cuda_graph else "")
+    return _Planned(record, begin, gpu, scratch, caveats)
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A backend that plans. Two with the same fields are equal: blocks that are given equal ones share what was
+    compiled."""
+
+    record: Record
+    begin: Begin
+    gpu: bool
+    scratch: Scratch
+    caveats: str
+
+    def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Inductor's own passes before and between, its decompositions, its partition of forward and backward, the
+        memory budget included; each graph is left to `_compile`."""
+        import torch._functorch.config
+        from torch._inductor import compile_fx  # takes seconds
+
+        backend: Any = compile_fx.compile_fx
+        # A cache of code that was generated before would take its place.
+        with torch._functorch.config.patch(enable_autograd_cache=False):
+            compiled: Callable[..., Any] = backend(module, inputs, inner_compile=self._compile)
+        return compiled
+
+    def _compile(self, module: fx.GraphModule, inputs: Sequence[Any], **facts: Any) -> Callable[..., Any]:
+        direction: Direction = "backward" if facts.get("is_backward") else "forward"
+        untouched = fx.Graph()
+        untouched.output(untouched.graph_copy(module.graph, {}))
+        with _disable_current_modes():  # a backward pass is compiled when it is first needed
+            try:
+                from tightfit.backends.pytorch.simulate.compiled.inductor_schedule import inductor_schedule
+
+                schedules = inductor_schedule(
+                    module, inputs, inference=bool(facts.get("is_inference")), backward=direction == "backward",
+                    gpu=self.gpu, scratch=self.scratch,
+                )
+            except Exception as error:  # private interfaces fail in any way
+                return self._one_by_one(fx.GraphModule(module, untouched), direction, cause(error))
+        return _boxed(_Graph(direction, schedules, find_symbols(inputs), self).call)
+
+    def _one_by_one(self, module: fx.GraphModule, direction: Direction, reason: str) -> Callable[..., Any]:
+        """Fallback where Inductor's schedule cannot be read: the graph's ops, each followed by itself."""
+        sure = f"its ops one by one, with none fused: Inductor's schedule could not be read ({reason})"
+
+        def call(args: list[Any]) -> Any:
+            self.record(CompiledCall(direction=direction, kernels=(), scratch_bytes=0, sure=sure))
+            values = list(args)
+            args.clear()
+            return module(*values)
+
+        return _boxed(call)
+
+
+def _boxed(graph: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """A function that takes its arguments in a list, which it empties, as AOTAutograd's graphs do."""
+
+    def call(args: list[Any]) -> Any:
+        return graph(args)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+@contextmanager
+def compiling_for(make_mode: Callable[..., Any]) -> Iterator[None]:
+    """While this is entered, the compiler traces with the fake modes that `make_mode` makes, given FakeTensorMode's own
+    options: those of tensors that stand for a device. Nothing compiled before is used, and nothing kept. Several traces
+    made inside share what they compile.
+
+    Each size of a micro-batch is compiled by itself. Training does so for the first, and then once more for all others
+    together: the same kernels and the same memory, with sizes that are known when they run.
+    """
+    import torch._dynamo
+
+    before = torch._subclasses.FakeTensorMode
+    torch._dynamo.reset()
+    torch._subclasses.FakeTensorMode = make_mode  # type: ignore[misc,assignment]
+    try:
+        with torch._dynamo.config.patch(automatic_dynamic_shapes=False):
+            yield
+    finally:
+        torch._subclasses.FakeTensorMode = before  # type: ignore[misc]
+        torch._dynamo.reset()
+
+
+@dataclass
+class _Graph:
+    """A compiled graph that is called."""
+
+    direction: Direction
+    schedules: Scheduler
+    places: dict[Any, tuple[int, int | None]]
+    backend: _Planned
+    made: dict[tuple[int, ...], Schedule] = field(default_factory=dict)
+
+    def call(self, args: list[Any]) -> list[Any]:
+        schedule = self._sized(read_symbols(self.places, args))
+        sources = {output.index: args[output.index] for output in schedule.outputs if output.kind == "input"}
+        mode = next((value.fake_mode for value in args if isinstance(value, torch._subclasses.FakeTensor)), None)
+        storages = _last_uses(args, schedule.last_uses)
+        self.backend.begin()
+        args.clear()
+        freed = _unheld(storages, keep=sources.values())
+        scratch = schedule.peak([(storage.nbytes(), last) for storage, last in freed])
+        begins = sum(storage.nbytes() for storage, _ in freed)
+        if begins > schedule.kept:
+            self._report(schedule, scratch - begins)
+        del storages, freed
+        with mode or nullcontext(), torch.no_grad():
+            outputs = _make_outputs(schedule, sources)
+        if begins <= schedule.kept:
+            self._report(schedule, scratch - schedule.kept)
+        return outputs
+
+    def _sized(self, symbols: Symbols) -> Schedule:
+        key = tuple(symbols.values())
+        if key not in self.made:
+            with _disable_current_modes():
+                self.made[key] = self.schedules(symbols)
+        return self.made[key]
+
+    def _report(self, schedule: Schedule, scratch: int) -> None:
+        self.backend.record(CompiledCall(
+            direction=self.direction, kernels=schedule.kernels, scratch_bytes=scratch,
+            sure=schedule.sure + self.backend.caveats,
+        ))
+
+
+def _last_uses(args: Sequence[Any], last_uses: Sequence[int]) -> list[tuple[Any, int]]:
+    """The storages of the arguments, each once, with the last step that reads any of its tensors."""
+    found: dict[int, tuple[Any, int]] = {}
+    for value, last in zip(args, last_uses, strict=True):
+        if isinstance(value, Tensor):
+            storage = value.untyped_storage()
+            found[storage._cdata] = (storage, max(last, found.get(storage._cdata, (storage, -1))[1]))
+    return [*found.values()]
+
+
+def _unheld(storages: Sequence[tuple[Any, int]], keep: Any) -> list[tuple[Any, int]]:
+    """Those storages that nothing but the list itself keeps alive."""
+    kept = {tensor.untyped_storage()._cdata for tensor in keep}
+    return [
+        (storage, last) for storage, last in storages
+        if storage._cdata not in kept and torch._C._storage_Use_Count(storage._cdata) <= 1
+    ]
+
+
+def _make_outputs(schedule: Schedule, sources: dict[int, Tensor]) -> list[Any]:
+    storages = {
+        index: torch.empty_strided(made.size, made.stride, dtype=made.dtype, device=made.device)
+        for index, made in enumerate(schedule.storages)
+        if made.dies is None
+    }
+    return [_make_output(output, sources if output.kind == "input" else storages) for output in schedule.outputs]
+
+
+def _make_output(output: Output, bases: dict[int, Tensor]) -> Any:
+    if output.kind in ("value", "none"):
+        return output.value
+    base = bases[output.index]
+    if base.dtype != output.dtype:
+        base = base.view(output.dtype)
+    place = (tuple(base.shape), base.stride(), base.storage_offset())
+    if place == (output.size, output.stride, output.offset):
+        return base
+    return base.as_strided(output.size, output.stride, output.offset)
+
+
+class Regions:
+    """The compiled regions of one prediction, which may take several traces: what one compiled serves the next.
+
+    `notes` says how sure their figures are, each sentence once.
+    """
+
+    def __init__(self, device: Device, scratch: Scratch) -> None:
+        self.notes: list[str] = []
+        self._tracker: Tracker | None = None
+        self._backend = partial(planning_backend, self._record, gpu=device.kind == "cuda", scratch=scratch,
+                                begin=self._begin)
+
+    def reporting_to(self, tracker: Tracker) -> CompileBackend:
+        """Maker of torch.compile's backend, by name and mode; from now on calls are reported to `tracker`."""
+        self._tracker = tracker
+        return lambda name, mode: self._backend(backend=name, mode=mode)
+
+    def _begin(self) -> None:
+        assert self._tracker is not None
+        self._tracker.region_begins()
+
+    def _record(self, call: CompiledCall) -> None:
+        assert self._tracker is not None
+        self._tracker.region(call.ops(), call.scratch_bytes, call.name)
+        note = f"compile: {call.sure}"
+        if note not in self.notes:
+            self.notes.append(note)

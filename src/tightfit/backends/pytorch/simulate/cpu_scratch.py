@@ -1,0 +1,237 @@
+"""Memory that the CPU's kernels ask for and give back while they run, from the shapes of their arguments.
+
+Counted is what torch's CPU allocator hands out beyond the results, at the worst moment inside one op, where that has
+moved a peak by more than 0.2 % in some model; what does less is left out, such as attention's blocks, and so are MKL's
+own buffers. Formulas are read from torch 2.13's aten/src/ATen/native; each names its file.
+
+oneDNN chooses the blocks of its products and convolutions by instruction set, cache sizes and number of threads, and
+documents no size. So each of those kernels is run once on zeros, in a thread of its own where no mode of the caller
+holds, and the allocator's events are read. Products that would take long or much memory count nothing: their blocks
+are small against their factors. A convolution's memory grows evenly with the samples.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tightfit.backends.pytorch.formats import HALF
+
+Arguments = tuple[Any, ...]
+Formula = Callable[[Arguments, dict[str, Any], Any], int]
+
+MOST_WORK, MOST_VALUES = 2**33, 2**26
+"""Multiplications of a product, and values in one of its factors or in its result, up to which it is tried: a fraction
+of a second, and 128 MiB in half precision."""
+
+FEW = 8
+"""Samples of a convolution that is tried; for more, it is tried with half of them as well."""
+
+
+def scratch(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+    """Bytes that `func(*args, **kwargs)`, which gave `result`, takes on the CPU beyond its result while it runs.
+
+    func: an OpOverload. Reads shapes, dtypes and strides alone, and torch.get_num_threads().
+    """
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        return 0
+    name = schema.name.rpartition("::")[2]
+    formula = FORMULAS.get(name)
+    if formula is not None:
+        return formula(args, kwargs, result)
+    if torch.Tag.pointwise in func.tags and not name.startswith(("_foreach_", "masked_fill")):
+        return _casts([a for a in args if isinstance(a, Tensor)], result, name.endswith("_"))
+    return 0
+
+
+def _size(tensor: Tensor, dtype: torch.dtype | None = None) -> int:
+    return tensor.numel() * (dtype or tensor.dtype).itemsize
+
+
+def _casts(operands: list[Tensor], result: Any, in_place: bool) -> int:
+    """Copies of the operands whose format is not the one computed in, and of a result that is written in place
+    (aten/src/ATen/TensorIterator.cpp, compute_types)."""
+    if not operands:
+        return 0
+    common = _common_dtype(operands)
+    if isinstance(result, Tensor) and result.is_floating_point() and not common.is_floating_point:
+        common = result.dtype
+    total = sum(_size(t, common) for t in operands if t.dtype != common and t.dim())
+    if in_place and operands[0].dtype != common:
+        total += _size(operands[0], common)
+    return total
+
+
+def _common_dtype(operands: Iterable[Tensor]) -> torch.dtype:
+    """The format that operands are computed in: tensors without dimensions count only by their kind of number."""
+    kinds: list[torch.dtype | None] = [None, None]
+    for tensor in operands:
+        at = 0 if tensor.dim() else 1
+        known = kinds[at]
+        kinds[at] = tensor.dtype if known is None else torch.promote_types(known, tensor.dtype)
+    wide, bare = kinds
+    if wide is None or bare is None:
+        return wide or bare or torch.float32
+    return torch.promote_types(wide, bare) if _kind(bare) > _kind(wide) else wide
+
+
+def _kind(dtype: torch.dtype) -> int:
+    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 0 if dtype == torch.bool else 1
+
+
+def _chosen(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+    """`where`: the condition is never cast."""
+    return _casts([a for a in args[1:] if isinstance(a, Tensor)], result, False)
+
+
+def _mean(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+    """In half precision: a copy in fp32, and its sum (ReduceOps.cpp, mean)."""
+    if result.dtype in HALF:
+        return _size(args[0], torch.float32) + _size(result, torch.float32)
+    return _accumulated(args, kwargs, result)
+
+
+def _accumulated(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+    """A reduction in another format than its input's casts all of it (ReduceOps.cpp, make_reduction)."""
+    return _size(args[0], result.dtype) if args[0].dtype != result.dtype else 0
+
+
+def _index_add(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+    """In half precision, along the first or the last dimension, sums are taken in a copy in fp32
+    (TensorAdvancedIndexing.cpp, index_add_cpu_); along the first a thread needs a row alone where all lies in one
+    piece (cpu/ScatterGatherKernel.cpp, cpu_scatter_reduce_expanded_index)."""
+    dims, dim = result.dim(), args[1] % max(result.dim(), 1)
+    if result.dtype not in HALF or dims < 2 or dim not in (0, dims - 1):
+        return 0
+    by_rows = dim == 0 and result.is_contiguous() and args[3].is_contiguous()
+    return 0 if by_rows else _size(result, torch.float32)
+
+
+def _in_one_piece(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+    """A copy of an input that does not lie in one piece: softmax (SoftMax.cpp)."""
+    return 0 if args[0].is_contiguous() else _size(args[0])
+
+
+def _safe_softmax(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+    """First the softmax's; then which scores are -inf, and which rows are so throughout
+    (transformers/attention.cpp)."""
+    count = int(args[0].numel())
+    return max(count + count // max(int(args[0].shape[args[1]]), 1), _in_one_piece(args, kwargs, result))
+
+
+# oneDNN: kernels that are run on zeros.
+
+
+class _Form(NamedTuple):
+    """A tensor without its values, as a kernel sees it."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Form:
+        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+    def zeros(self) -> Tensor:
+        reach = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+        values = torch.zeros(reach + 1 if all(self.shape) else 0, dtype=self.dtype)
+        return values.as_strided(self.shape, self.stride)
+
+
+def _product(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+    """Of `mm` and `addmm`, in the formats that oneDNN computes in on this processor; the rest is MKL's, whose buffers
+    are its own."""
+    left, right = [a for a in args if isinstance(a, Tensor)][-2:]
+    (rows, inner), columns = left.shape, right.shape[1]
+    largest = max(rows * inner, inner * columns, rows * columns)
+    if not _by_onednn(left.dtype) or largest > MOST_VALUES or rows * inner * columns > MOST_WORK:
+        return 0
+    forms = (_Form.of(left), _Form.of(right))
+    return _run_on_zeros(torch.ops.aten.mm.default, forms, torch.get_num_threads())
+
+
+def _by_onednn(dtype: torch.dtype) -> bool:
+    """Whether products in this format are oneDNN's on this processor."""
+    known = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}.get(dtype)
+    return known is not None and torch.backends.mkldnn.is_available() and bool(getattr(torch.ops.mkldnn, known)())
+
+
+def _convolution(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+    """Of `convolution` and `convolution_backward`."""
+    if isinstance(result, Tensor):
+        func, batched = torch.ops.aten.convolution.default, 1
+    else:
+        func, batched = torch.ops.aten.convolution_backward.default, 2
+    forms: list[Any] = [_Form.of(a) if isinstance(a, Tensor) else tuple(a) if isinstance(a, list) else a for a in args]
+    samples, threads = int(args[0].shape[0]), torch.get_num_threads()
+
+    def tried(count: int) -> int:
+        fewer = [form._replace(shape=(count, *form.shape[1:])) for form in forms[:batched]]
+        return _run_on_zeros(func, (*fewer, *forms[batched:]), threads)
+
+    if samples <= FEW:
+        return tried(samples)
+    some = tried(FEW)
+    return some + (some - tried(FEW // 2)) * (samples - FEW) // (FEW - FEW // 2)
+
+
+@functools.cache
+def _run_on_zeros(func: Any, forms: tuple[Any, ...], threads: int) -> int:
+    """The most bytes that one run on so many threads holds beyond its results."""
+    found: list[int] = []
+
+    def run() -> None:
+        torch.set_num_threads(threads)  # a new thread starts with the process's number, not with its maker's
+        found.append(_extra_bytes(func, forms))
+
+    worker = threading.Thread(target=run)
+    worker.start()
+    worker.join()
+    return found[0] if found else 0
+
+
+def _extra_bytes(func: Any, forms: tuple[Any, ...]) -> int:
+    arguments = [f.zeros() if isinstance(f, _Form) else list(f) if isinstance(f, tuple) else f for f in forms]
+    live = most = 0
+    result, changes = _watched(func, arguments)
+    for change in changes:
+        live += change
+        most = max(most, live)
+    del result
+    return most - max(live, 0)
+
+
+def _watched(func: Any, arguments: list[Any]) -> tuple[Any, list[int]]:
+    """The result, and every allocation and release, in bytes and in order. torch's older profiler hears of them and
+    prints nothing; a private interface, named here alone. Without it nothing is heard."""
+    autograd: Any = torch.autograd
+    if not hasattr(autograd, "_enable_profiler_legacy"):
+        return func(*arguments), []
+    options = torch._C._profiler._ExperimentalConfig()
+    settings = autograd.ProfilerConfig(autograd.ProfilerState.CPU, False, True, False, False, False, options)
+    autograd._enable_profiler_legacy(settings)
+    try:
+        result = func(*arguments)
+    finally:
+        threads = autograd._disable_profiler_legacy()
+    return result, [e.cpu_memory_usage() for events in threads for e in events if e.kind() == "memory_alloc"]
+
+
+FORMULAS: dict[str, Formula] = {
+    **dict.fromkeys(("mm", "addmm"), _product),
+    **dict.fromkeys(("convolution", "convolution_backward"), _convolution),
+    **dict.fromkeys(("sum", "prod"), _accumulated),
+    **dict.fromkeys(("index_add", "index_add_"), _index_add),
+    **dict.fromkeys(("_softmax", "_log_softmax"), _in_one_piece),
+    "where": _chosen,
+    "mean": _mean,
+    "_safe_softmax": _safe_softmax,
+}
+"""By the op's name, whatever its overload."""

@@ -1,0 +1,1 @@
+"""CUDA's autocast, SDPA kernels and scratch memory, for fake tensors on the CPU."""

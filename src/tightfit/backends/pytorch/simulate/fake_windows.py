@@ -1,0 +1,92 @@
+"""Windows of the right shapes and no values: all that a step on fake tensors reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tightfit.backends.pytorch.batch import TensorBatch, TensorWindow
+from tightfit.models import ModelFacts
+from tightfit.recipe import Recipe
+from tightfit.tasks import Task
+
+DOCUMENTS_A_ROW = 4
+"""Documents taken to share a packed row: planning reads no data. Their number costs a few bytes, and their lengths
+nothing; but for dropout inside attention on the CPU, where `attention.kernels.packed_way` takes one a row instead."""
+
+Placed = Callable[[Tensor], None]
+"""Told of each tensor that reaches the device."""
+
+
+@dataclass(frozen=True)
+class FakeBatch:
+    """A micro-batch on the host, which becomes tensors as it reaches the device."""
+
+    recipe: Recipe
+    task: Task
+    facts: ModelFacts
+    samples: int
+    placed: Placed
+
+    def to(self, device: torch.device) -> TensorBatch:
+        recipe = self.recipe
+        random = recipe.data.source == "dummy"
+        packed = self.task.packs and recipe.data.packing and not random
+        length = recipe.seq_len if packed or random else padded_length(recipe)
+        spec = self.task.batch_spec(self.samples, length, self.facts, packed)
+        tokens, starts = (self.samples, length), self.samples * DOCUMENTS_A_ROW + 1
+        padded = is_padded(recipe, self.task)
+        batch = TensorBatch(
+            inputs={name: torch.empty(s.shape, dtype=getattr(torch, s.dtype)) for name, s in spec.inputs.items()},
+            labels=torch.empty(spec.labels.shape, dtype=torch.int64),
+            mask="padded" if padded else spec.mask,
+            padding=torch.empty(tokens, dtype=torch.bool) if padded else None,
+            document_ids=torch.empty(tokens, dtype=torch.int32) if packed else None,
+            document_starts=torch.empty(starts, dtype=torch.int32) if packed else None,
+        )
+        batch.map(self._place)
+        return batch
+
+    def _place(self, tensor: Tensor) -> Tensor:
+        self.placed(tensor)
+        return tensor
+
+
+def is_padded(recipe: Recipe, task: Task) -> bool:
+    """Whether a micro-batch's rows end in padding: documents of their own length, where padding differs from text."""
+    packed = task.packs and recipe.data.packing
+    return recipe.data.source != "dummy" and not packed and task.reads == "tokens" and task.predicts != "next"
+
+
+def padded_length(recipe: Recipe) -> int:
+    """Tokens in the longest row of documents that are padded."""
+    multiple = recipe.pad_sequence_to or 1
+    return math.ceil(recipe.seq_len / multiple) * multiple
+
+
+def micro_batch_sizes(recipe: Recipe) -> list[int]:
+    """Samples in each micro-batch of a full window."""
+    return [size for size, times in micro_batch_groups(recipe) for _ in range(times)]
+
+
+def micro_batch_groups(recipe: Recipe) -> list[tuple[int, int]]:
+    """A full window's micro-batches by size, each with how often it runs in a row.
+
+    The first one finds no gradients; those behind it add to some, all alike but for the last one's size.
+    """
+    assert recipe.micro_batch_size != "auto", "resolve the recipe first"
+    micro = recipe.micro_batch_size
+    full, rest = divmod(recipe.batch_size, micro)
+    return [(size, times) for size, times in ((micro, 1), (micro, full - 1), (rest, 1)) if size and times]
+
+
+def fake_window(recipe: Recipe, task: Task, facts: ModelFacts, sizes: list[int], placed: Placed) -> TensorWindow:
+    """A window whose micro-batches hold `sizes` samples."""
+    samples = sum(sizes)
+    batches = tuple(FakeBatch(recipe, task, facts, size, placed) for size in sizes)
+    tokens = samples * recipe.seq_len
+    return TensorWindow(micro_batches=batches, count=tokens, samples=samples, tokens=tokens, origin="planned")  # type: ignore[arg-type]

@@ -1,0 +1,257 @@
+"""Reading the training step on fake tensors: what it would allocate and run, on a device that need not be there.
+
+The step is the one that training builds. It runs twice, for an optimizer makes its states in the first step; then a
+held-out micro-batch, the writing of a checkpoint, and going on from one: those have peaks of their own.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from tightfit.backends.pytorch.assembly import assemble
+from tightfit.backends.pytorch.batch import TensorWindow
+from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.follow.tracker import Tracker
+from tightfit.backends.pytorch.simulate.compiled.regions import Regions, compiling_for
+from tightfit.backends.pytorch.simulate.data_dependent import answer
+from tightfit.backends.pytorch.simulate.depth import Shorten
+from tightfit.backends.pytorch.simulate.fake_windows import fake_window, is_padded, micro_batch_groups
+from tightfit.backends.pytorch.simulate.target import PlanningMode, fake_tensors, scratch_of
+from tightfit.backends.pytorch.simulate.trace_failure import explain_trace_failure
+from tightfit.backends.pytorch.simulate.unseen import unseen
+from tightfit.backends.pytorch.step import Step
+from tightfit.backends.pytorch.techniques.optimizer.state import load_state, state_tensors
+from tightfit.devices import Device
+from tightfit.garbage import gc_paused
+from tightfit.recipe import Recipe
+from tightfit.tasks import get_task
+from tightfit.trace import Category, Phase, Trace
+from tightfit.trace.events import Stack
+from tightfit.trace.extension import extend
+
+ON_HOST = torch.device("cpu")
+
+
+SHALLOW, TEMPLATE, DEEPEST = 4, 2, 6
+"""Groups of blocks in the shallower of the two traces that stand for a deep model, and which of them is copied: one
+with its like before it and a neighbour behind. Where that neighbour, as the last, works otherwise (the first gradient
+of an encoder's output is not added to any), one group more is traced, up to DEEPEST."""
+
+WORTHWHILE = 2 * SHALLOW + 2
+"""From so many groups on, two shallow traces are quicker than a whole one."""
+
+
+def predict(recipe: Recipe, device: Device, model: nn.Module | None = None, *, whole: bool = False) -> Trace:
+    """Trace of the recipe's step on `device`: ops and allocations of two steps, of evaluation where data is held out
+    for it, of saving and of resuming.
+
+    recipe: resolved. model: a module of the caller's own, on any device; its weights are not read.
+    whole: trace every block, also where few of them stand for the rest.
+    No parameter is ever allocated. Raises Refused where a technique cannot serve, and ModelError, naming the module
+    and the op, where a model cannot be traced.
+    """
+    recipe = recipe.model_copy(update={"pretrained": False})  # a plan reads the configuration, never weights
+    regions = Regions(device, scratch_of(device))
+    with compiling_for(partial(PlanningMode, device)) if recipe.compiled else nullcontext():
+        trace = _of_any_depth(partial(_traced, recipe, device, model, regions if recipe.compiled else None), whole)
+    trace.notes += regions.notes
+    first = trace.span("step 1").stop  # its update is timed in step 2, and can be most of a trace
+    trace.ops = [op for op in trace.ops if op.tick >= first or op.phase is not Phase.OPTIMIZER]
+    trace.unseen += unseen(recipe, device, trace)
+    return trace
+
+
+def _of_any_depth(traced: Callable[..., Trace], whole: bool) -> Trace:
+    """traced: makes the trace, of a model that a `Shorten` has cut where it is given one."""
+    if whole:
+        return traced()
+    first = Shorten(SHALLOW, WORTHWHILE)
+    shallow = traced(first)
+    if not first.stacks:
+        return shallow
+    stacks = [Stack(path=s.path, period=s.period, template=TEMPLATE, head=s.head) for s in first.stacks]
+    for depth in range(SHALLOW + 1, DEEPEST + 1):
+        deeper = traced(Shorten(depth, WORTHWHILE))
+        with gc_paused():  # the collector would go through a deep trace's ops again and again
+            extended = extend(shallow, deeper, stacks, first.groups - depth + 1)
+        if extended is not None:
+            return extended
+        shallow = deeper
+    return traced()
+
+
+def _traced(
+    recipe: Recipe, device: Device, model: nn.Module | None, regions: Regions | None, shorten: Shorten | None = None
+) -> Trace:
+    """regions: what is compiled, which may be so already; None where nothing is."""
+    padded = is_padded(recipe, get_task(recipe.task))
+    tracker = Tracker(scratch=scratch_of(device), answer=partial(answer, padded=padded))
+
+    def change(build: Build) -> Build:
+        build = build if shorten is None else shorten(build)
+        return build if regions is None else replace(build, compile_backend=regions.reporting_to(tracker))
+
+    with ExitStack() as stack:
+        stack.enter_context(fake_tensors(device))  # garbage is collected where each phase begins, see `_Watched`
+        own = None if model is None else without_values(model)
+        with undrawn():
+            build = assemble(recipe, device, ON_HOST, own, change)
+        if build.optimizer_factory is not None:  # what its library makes once a process, such as tables, is no step's
+            build.optimizer_factory(build.model)
+        tracker.follow(build.model, _compiled_modules(build))
+        stack.callback(tracker.unfollow)
+        stack.enter_context(tracker)
+        stack.enter_context(build.session())
+        if device.kind == "cpu":
+            stack.enter_context(_counted_random_states(tracker))
+        stack.enter_context(explain_trace_failure(build, tracker))
+        _run(build, tracker)
+        trace = tracker.trace("predicted")  # here, for what is freed from now on is no part of it
+    trace.notes += build.notes
+    return trace
+
+
+@contextmanager
+def _counted_random_states(tracker: Tracker) -> Iterator[None]:
+    """The tracker counts every copy of the host's random state that checkpointing keeps, which the generator makes
+    without asking the dispatcher: host memory, which is the device's on the CPU. One for each region in the forward
+    pass, to recompute with, and one while it is recomputed."""
+    take = torch.get_rng_state
+
+    def counted() -> torch.Tensor:
+        state = take()
+        tracker.mark(state, Category.OTHER, from_birth=True)
+        return state
+
+    torch.get_rng_state = counted
+    try:
+        yield
+    finally:
+        torch.get_rng_state = take
+
+
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """Inside, transformers' models draw no initial weights: fake tensors have no values, which some draws read."""
+    draw = PreTrainedModel.initialize_weights
+    PreTrainedModel.initialize_weights = lambda model: None
+    try:
+        yield
+    finally:
+        PreTrainedModel.initialize_weights = draw
+
+
+def without_values(model: nn.Module) -> nn.Module:
+    """A copy of a module whose weights are fake tensors on the CPU; call it inside a fake mode. Ties are kept."""
+    copies: dict[int, Any] = {}
+    for tensor in [*model.parameters(), *model.buffers()]:
+        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        is_parameter = isinstance(tensor, nn.Parameter)
+        copies[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
+    return copy.deepcopy(model, copies)
+
+
+def _compiled_modules(build: Build) -> list[nn.Module]:
+    """The modules that the recipe compiles: inside them nothing is seen but the region."""
+    if build.compile_backend is None:
+        return []
+    if build.recipe.compile != "auto" and build.recipe.compile.one_region:
+        return [build.model]
+    return [block for stack in build.stacks for block in stack]
+
+
+def _run(build: Build, tracker: Tracker) -> None:
+    step = _Watched(build, tracker)
+    groups = micro_batch_groups(build.recipe)
+    with tracker.span("step 1", step=1):
+        step.take(1, groups[:1])  # the other micro-batches' peaks are those of step 2, less the states
+    with tracker.span("step 2", step=2):
+        step.take(2, groups)
+    if build.recipe.data.eval_fraction:
+        with tracker.span("evaluation"):
+            tracker.phase = Phase.EVALUATION
+            step.step.evaluate([step.window([groups[0][0]])])
+    with tracker.span("save"):
+        tracker.phase = Phase.SAVE
+        step.step.is_finite()
+    with tracker.span("resume"):
+        tracker.phase = Phase.RESUME
+        step.resume()
+
+
+class _Watched:
+    """A step that reports its phases, window and optimizer states to the tracker."""
+
+    def __init__(self, build: Build, tracker: Tracker) -> None:
+        self.build = build
+        self.tracker = tracker
+        self.step = Step(build, watch=self._enter, inspect=False)
+        self._open: AbstractContextManager[None] | None = None
+        self._number = 0
+        self._times: list[int] = []
+
+    def window(self, sizes: list[int]) -> TensorWindow:
+        build = self.build
+        return fake_window(build.recipe, build.task, build.facts, sizes, self._placed)
+
+    def take(self, number: int, groups: list[tuple[int, int]]) -> None:
+        """One step over micro-batches given as their sizes, each with how often it runs in a row."""
+        self._number, self._times = number, [times for _, times in groups]
+        self.step(self.window([size for size, _ in groups]), self.build.recipe.learning_rate)
+        self._close()
+        self._mark_states()
+
+    def resume(self) -> None:
+        """Put saved states into a new optimizer, as going on from a checkpoint does."""
+        assert self.build.optimizer_factory is not None
+        with self._host_memory():
+            found, meta = state_tensors(self.step.optimizer, self.build.model)
+            saved = {name: torch.empty_like(tensor) for name, tensor in found.items()}
+        del found
+        self.step.optimizer.state.clear()
+        self.step.update.optimizer = self.build.optimizer_factory(self.build.model)
+        load_state(self.step.optimizer, self.build.model, saved, meta)
+        self._mark_states()
+
+    def _host_memory(self) -> AbstractContextManager[None]:
+        """Around work on the host's memory, which counts where that is the device's."""
+        return nullcontext() if self.build.device.kind == "cpu" else self.tracker.paused()
+
+    def _mark_states(self) -> None:
+        for parameter, states in self.step.optimizer.state.items():
+            for value in states.values():
+                if isinstance(value, torch.Tensor):
+                    owner = self.tracker.owner(parameter)
+                    self.tracker.mark(value, Category.OPTIMIZER, module=owner, from_birth=True)
+
+    def _placed(self, tensor: torch.Tensor) -> None:
+        """A tensor of the window: the device's own on CUDA, the data's on the CPU, which shares its memory."""
+        if self.build.device.kind == "cpu":
+            self.tracker.ignore(tensor)
+        else:
+            self.tracker.mark(tensor, Category.OTHER, from_birth=True)
+
+    def _enter(self, phase: Phase) -> None:
+        self._close()
+        gc.collect()
+        times = 1
+        if phase is not Phase.OPTIMIZER:
+            times = self._times[0] if phase is Phase.FORWARD else self._times.pop(0)
+        self._open = self.tracker.span(phase.value, step=self._number, times=times)
+        self._open.__enter__()
+        self.tracker.phase = phase
+
+    def _close(self) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.__exit__(None, None, None)

@@ -1,0 +1,175 @@
+"""Memory that tracing cannot see, each piece with its size and where that comes from.
+
+Outside the allocator lies the CUDA context with the kernels that were loaded; inside it the workspaces of cuBLAS, which
+no tensor holds; in the host's memory the windows that wait for the step, and a checkpoint on its way. A figure measured
+on the GPU (`benchmarks/context_bytes.py`) takes the place of an assumed one. One device has no NCCL buffers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tightfit.backends.pytorch.simulate.cuda.sdpa import Version, torch_release
+from tightfit.devices import MIB, Device, find_device
+from tightfit.errors import RecipeError
+from tightfit.recipe import Recipe
+from tightfit.system import pinned_size
+from tightfit.trace import Category, OpClass, Phase, Trace, UntracedMemory
+
+RECORDS = (Path("~/.cache/tightfit/context_bytes.json"), Path(__file__).with_name("context_bytes.json"))
+"""Contexts that were measured, by the GPU's name: this machine's own first, then those that come with the package."""
+SIZES, ORIGIN = ("step", "compiled"), ("date", "torch", "driver")
+"""Fields of a record: bytes, and where and when they were measured."""
+
+ASSUMED = "assumed, not yet measured on this GPU"
+CONTEXT = 426 * MIB
+"""A bare context on an RTX 6000 Ada with PyTorch 2.10 for CUDA 13, as nvidia-smi shows it: unsloth-zoo, pull request
+1053. Before CUDA 11.7, which loaded every kernel at once, it was far more: 1,343 MB on a V100."""
+KERNELS = 164 * MIB
+"""Loaded kernels: a model's run on an H100 added 0.16 GiB outside PyTorch's allocator (vLLM, pull request 12126).
+Kernels are loaded when they are first used, by default since CUDA 12.2; PyTorch has asked for it since 1.13."""
+
+WORKSPACE, WIDE_WORKSPACE = 8_519_680, 32 * MIB
+LT_WORKSPACE = MIB
+SHARED_SINCE = (2, 12)
+"""The version from which on cuBLAS and cuBLASLt share a workspace (pytorch pull request 175879)."""
+
+BY_OTHERS = re.compile("attention|attn|conv|_grouped_mm|_scaled_mm")
+"""Products that are not cuBLAS's, by their names."""
+
+MAIN = (Phase.FORWARD, Phase.EVALUATION, Phase.PREFILL, Phase.DECODE)
+AUTOGRAD = (Phase.BACKWARD, Phase.RECOMPUTE)
+"""Phases that run in the main thread, and in the thread that autograd has for a CUDA device."""
+
+
+def unseen(recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemory]:
+    """Memory of the recipe's step on `device` that its trace does not hold; nothing on the CPU, whose memory is all
+    the host's.
+
+    recipe: resolved. trace: of the whole model.
+    """
+    if device.kind == "cpu":
+        return []
+    found = [*_context(recipe, device), *_workspaces(device, trace)]
+    if recipe.mode == "train":
+        found += [*_windows(recipe, trace), *_checkpoint(trace)]
+    return found
+
+
+def _context(recipe: Recipe, device: Device) -> Iterator[UntracedMemory]:
+    record = recorded_context(device.name)
+    if record is None:
+        yield UntracedMemory(name="CUDA context", bytes=CONTEXT, where="context",
+                     source=f"{ASSUMED}: a bare context on an RTX 6000 Ada with PyTorch 2.10")
+        yield UntracedMemory(name="CUDA kernels", bytes=KERNELS, where="context",
+                     source=f"{ASSUMED}: loaded on first use; what a model on an H100 added, compiled kernels included")
+        return
+    yield UntracedMemory(
+        name="CUDA context and kernels", where="context", bytes=int(record["compiled" if recipe.compiled else "step"]),
+        source=f"measured after a training step on {record['gpu']}, {record['date']}, torch {record['torch']}, "
+               f"driver {record['driver']}",
+    )
+
+
+def recorded_context(name: str, paths: tuple[Path, ...] | None = None) -> dict[str, Any] | None:
+    """Record of `benchmarks/context_bytes.py` for the GPU of that name: bytes of context and kernels after a
+    training `step` and after a `compiled` one, with `gpu` and ORIGIN; None where nothing is kept."""
+    for path in paths or RECORDS:
+        try:
+            kept = json.loads(path.expanduser().read_text())
+            for gpu, record in kept.items():
+                if _card(gpu) == _card(name) and min(int(record["step"]), int(record["compiled"])) > 0:
+                    return {"gpu": gpu, **{field: record[field] for field in (*SIZES, *ORIGIN)}}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return None
+
+
+def _card(name: str) -> str:
+    """The catalogue's name of a GPU, however it was written."""
+    bare = re.split(r" with | \(like ", name)[0]
+    try:
+        return find_device(bare).name
+    except RecipeError:
+        return bare
+
+
+# cuBLAS
+
+
+def _workspaces(device: Device, trace: Trace) -> Iterator[UntracedMemory]:
+    """One for each thread that multiplies matrices: a workspace belongs to a handle and a stream, and every thread has
+    handles of its own (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+    version = torch_release()
+    size, reason = workspace_bytes(device, version)
+    for where, phases in (("the main thread", MAIN), ("autograd's thread", AUTOGRAD)):
+        products = [op.name for op in trace.ops if op.phase in phases and op.op_class is OpClass.CONTRACTION
+                    and not BY_OTHERS.search(op.name)]
+        if products:
+            yield UntracedMemory(name=f"cuBLAS workspace of {where}", bytes=size, where="allocator", source=reason)
+        if version < SHARED_SINCE and any(name.startswith("aten.addmm") for name in products):
+            extra, source = lt_workspace_bytes()
+            if extra:
+                yield UntracedMemory(name=f"cuBLASLt workspace of {where}", bytes=extra, where="allocator",
+                                     source=source)
+
+
+def workspace_bytes(device: Device, version: Version) -> tuple[int, str]:
+    """Bytes of a cuBLAS workspace, and why: what CUBLAS_WORKSPACE_CONFIG says; else 32 MiB on Hopper, and since torch
+    2.12 on Blackwell (pytorch pull request 175344), 8,519,680 bytes on the others."""
+    pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    if pairs:
+        return sum(int(size) * int(count) for size, count in pairs) * 1024, "set by CUBLAS_WORKSPACE_CONFIG"
+    major, minor = device.capability or (0, 0)
+    wide = major in (9, 10, 12) if version >= (2, 12) else (major, minor) == (9, 0)
+    rule = f"PyTorch's default for compute capability {major}.{minor}, kept from the first matrix product on"
+    return WIDE_WORKSPACE if wide else WORKSPACE, rule
+
+
+def lt_workspace_bytes() -> tuple[int, str]:
+    """Bytes of a cuBLASLt workspace of torch before 2.12, which adds a bias to a product; 0 where it shares cuBLAS's.
+    """
+    if os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") == "1":
+        return 0, ""
+    kib = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
+    if kib.isdecimal():
+        return int(kib) * 1024, "set by CUBLASLT_WORKSPACE_SIZE"
+    return LT_WORKSPACE, "PyTorch's default before 2.12, for products with a bias"
+
+
+# The host's memory
+
+
+def _windows(recipe: Recipe, trace: Trace) -> Iterator[UntracedMemory]:
+    """The windows on their way to the device: each worker's, and the one in use."""
+    loading, micro = recipe.loading, recipe.micro_batch_size
+    first = trace.span("step 1")
+    inputs = [a for a in trace.allocations if a.category is Category.OTHER and first.start <= a.born < first.stop]
+    tensors = [a.bytes for a in inputs if a.bytes]
+    if not tensors or micro == "auto" or loading.workers == "auto":
+        return
+    waiting = loading.workers * loading.prefetch + 1
+    held = [pinned_size(size) for size in tensors] if loading.pin_memory else tensors
+    window = sum(held) * -(-recipe.batch_size // min(micro, recipe.batch_size))
+    kind = "page-locked, each tensor rounded up to a power of two" if loading.pin_memory else "not page-locked"
+    yield UntracedMemory(name="windows waiting for the step", bytes=window * waiting, where="host",
+                 source=f"{waiting} windows of a whole batch, {kind}; the data itself is not counted")
+
+
+def _checkpoint(trace: Trace) -> Iterator[UntracedMemory]:
+    """Weights and optimizer states as the step leaves them."""
+    tick = trace.span("step 2").stop
+    held = dict.fromkeys((Category.WEIGHTS, Category.OPTIMIZER), 0)
+    for allocation in trace.allocations:
+        if allocation.category in held and allocation.born <= tick and (allocation.died or tick + 1) > tick:
+            held[allocation.category] += allocation.bytes
+    yield UntracedMemory(
+        name="checkpoint", bytes=sum(held.values()), where="host",
+        source="weights and optimizer states, all of which going on from a checkpoint reads; writing one holds the "
+               f"larger of the two, {max(held.values()) // MIB:,} MiB",
+    )

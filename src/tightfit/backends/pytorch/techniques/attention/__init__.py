@@ -1,0 +1,1 @@
+"""Attention kernels: functions registered with transformers, what a call passes them, and the masks they take."""

@@ -1,0 +1,282 @@
+"""Keyword arguments that say which positions may see each other."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tightfit.backends.pytorch.batch import TensorBatch
+from tightfit.backends.pytorch.techniques.attention.functions import create_blocks, near_blocks
+from tightfit.backends.pytorch.techniques.attention.masks import (
+    additive_mask,
+    distance_mask,
+    document_mask,
+    plain_mask,
+    typed_mask,
+)
+from tightfit.errors import ModelError
+
+Arguments = Callable[[TensorBatch], dict[str, Any]]
+Style = Literal["functions", "patterns", "own"]
+
+USES_FUNCTIONS = re.compile(r"ALL_ATTENTION_FUNCTIONS|\battention_function\(")
+HIDDEN_PATTERNS = re.compile(r"\b(?:create_chunked_causal_mask|(?:or|and)_mask_function|block_sequence_ids)\b")
+READS_FOUR_DIMENSIONS = re.compile(r"\bcreate_(?:causal|bidirectional)_mask\(")
+COUNTS_THE_MASK = re.compile(r"cumsum\(attention_mask|attention_mask(?:\.\w+\(\))*\.cumsum")
+RELATIVE = re.compile(r"relative_attention_bias|rotary")
+ATTENTION_DROPOUT = ("attn_pdrop", "attention_dropout", "attention_probs_dropout_prob")
+"""Names in configurations of the probability of dropout inside attention."""
+RESTART = "write data.packing=false"
+
+
+def attention_style(model: nn.Module) -> Style:
+    """How the model computes attention.
+
+    functions: by the functions registered with transformers; every layer's pattern (causal, sliding window) reaches
+        them, so that a typed mask says the rest.
+    patterns: by those functions, but some layers' patterns exist only in the masks that transformers makes.
+    own: by code of its own, which no registered function replaces.
+    """
+    sources = {_source(type(m)) for m in model.modules() if "Attention" in type(m).__name__}
+    replaceable = sources and all(USES_FUNCTIONS.search(source) for source in sources)
+    if not replaceable or not (getattr(model, "_supports_sdpa", True) or has_sinks(model)):
+        return "own"
+    config = getattr(model, "config", None)
+    if getattr(config, "use_bidirectional_attention", None) is False:  # its only use of such patterns is switched off
+        return "functions"
+    classes = {type(m) for m in model.modules() if hasattr(m, "set_attn_implementation")}
+    return "patterns" if any(HIDDEN_PATTERNS.search(_source(c, of=c)) for c in classes) else "functions"
+
+
+def has_sinks(model: nn.Module) -> bool:
+    """Whether attention has learned sinks, which only eager attention serves."""
+    return any(isinstance(getattr(m, "sinks", None), Tensor) for m in model.modules())
+
+
+def attention_dropout(model: nn.Module) -> str | None:
+    """The field of the model's configuration that sets dropout inside attention, where it is more than 0."""
+    config = getattr(model, "config", None)
+    return next((name for name in ATTENTION_DROPOUT if getattr(config, name, None)), None)
+
+
+def needs_eager(model: nn.Module) -> str | None:
+    """The part of the model's attention that only eager attention serves, in a few words."""
+    if has_sinks(model):
+        return "attention sinks"
+    capped = any(getattr(m, "attn_logit_softcapping", None) is not None for m in model.modules())
+    return "capped attention scores" if capped else None
+
+
+def typed_arguments(model: nn.Module) -> Arguments:
+    """Arguments in which the mask is typed (see `masks`). A decoder behind an encoder is given nothing beyond
+    its causality: padding follows its real tokens."""
+    return _with_decoder(model, lambda batch: {"attention_mask": typed_mask(batch)})
+
+
+def block_arguments(model: nn.Module, causal: bool) -> Arguments:
+    """Arguments in which documents and padding are a BlockMask, made once a micro-batch; mere causality is one made
+    once a length, unless layers have sliding windows and so masks of their own."""
+    both = "decoder_input_ids" in forward_parameters(model)
+    windows = getattr(getattr(model, "config", None), "sliding_window", None) is not None
+    shared = causal and not both and not windows
+
+    @lru_cache(maxsize=8)
+    def causality(length: int, device: torch.device) -> Any:
+        return near_blocks(length, True, None, device)
+
+    def blocks(batch: TensorBatch) -> dict[str, Any]:
+        ids = batch.document_ids if batch.mask == "packed" else batch.padding
+        if ids is None or (batch.mask == "padded" and causal):
+            device = batch.labels.device
+            return {"attention_mask": causality(batch.labels.shape[1], device) if shared else plain_mask(device)}
+        if both:
+            raise ModelError("attention: 'flex' cannot keep padding out of an encoder-decoder; write attention=sdpa")
+        packed = batch.mask == "packed"
+
+        def allowed(row: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            seen = ids[row, q] == ids[row, k] if packed else ids[row, k]
+            return seen & (q >= k) if causal else seen
+
+        rows, length = ids.shape
+        return {"attention_mask": create_blocks(allowed, rows, length, ids.device)}
+
+    return _with_decoder(model, blocks)
+
+
+def own_arguments(model: nn.Module, causal: bool) -> Arguments:
+    """Arguments for attention of the model's own: an ordinary (B, T) mask for padding, an additive (B, 1, T, T) one
+    for packed documents."""
+
+    def ordinary(batch: TensorBatch) -> dict[str, Any]:
+        if batch.document_starts is not None:
+            rows, length = batch.labels.shape
+            allowed = document_mask(batch.document_starts, rows, length)
+            near = distance_mask(length, causal, None, allowed.device)
+            dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+            return {"attention_mask": additive_mask(allowed if near is None else allowed & near, dtype)}
+        return padding_arguments(batch)
+
+    return ordinary
+
+
+def flash_arguments(model: nn.Module) -> Arguments:
+    """Arguments for the flash-attn library as transformers calls it: documents by their starts."""
+
+    def flash(batch: TensorBatch) -> dict[str, Any]:
+        if batch.document_starts is not None:
+            starts, longest = batch.document_starts, batch.labels.shape[1]
+            return {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": longest, "max_length_k": longest}
+        return padding_arguments(batch)
+
+    return flash
+
+
+def padding_arguments(batch: TensorBatch) -> dict[str, Any]:
+    """The ordinary (B, T) mask of padding, from which transformers makes each layer's own."""
+    return {} if batch.padding is None else {"attention_mask": batch.padding.long()}
+
+
+def mask_arguments(model: nn.Module, arguments: Arguments, causal: bool, obstacle: str | None = None) -> Arguments:
+    """`arguments`, and with them positions, no cache, and the refusals. A value of None means: leave this out.
+
+    obstacle: why this model cannot keep packed documents apart, as a sentence.
+    Raises ModelError, from the function it returns, for packed documents or padding that the model takes no mask for.
+    """
+    accepts = forward_parameters(model)
+    masked = "attention_mask" in accepts
+    positions = position_arguments(model)
+    obstacle = obstacle or _token_mixer(model)
+    fixed = {"use_cache": False} if _takes_use_cache(model) else {}
+
+    def complete(batch: TensorBatch) -> dict[str, Any]:
+        if batch.mask == "packed" and obstacle:
+            raise ModelError(f"data.packing: {obstacle}; {RESTART}")
+        if batch.mask == "padded" and not masked and not causal:
+            raise ModelError(f"model: {type(model).__name__} takes no attention_mask, so that it would read padding; "
+                             "give it sequences of one length")
+        masks = arguments(batch) if masked or batch.mask == "packed" else {}
+        return {**fixed, **masks, **positions(batch)}
+
+    return complete
+
+
+def position_arguments(model: nn.Module) -> Callable[[TensorBatch], dict[str, Tensor | None]]:
+    """The `position_ids` that override a micro-batch's: shifted where the model's first position is not 0, left out
+    (None) where it takes none, given where it would count them from a mask.
+
+    Raises ModelError, from the function it returns, for packed documents whose positions cannot restart.
+    """
+    accepts = "position_ids" in forward_parameters(model)
+    relative = any(RELATIVE.search(name) for name, _ in model.named_modules())
+    offset = _first_position(model)
+    counted = accepts and any(COUNTS_THE_MASK.search(_source(type(m))) for m in model.modules() if is_hf(m))
+
+    def positions(batch: TensorBatch) -> dict[str, Tensor | None]:
+        given = batch.inputs.get("position_ids")
+        if given is None:
+            ids = batch.inputs.get("input_ids")
+            if not counted or ids is None:
+                return {}
+            return {"position_ids": torch.arange(ids.shape[1], device=ids.device)[None] + offset}
+        if accepts:
+            return {"position_ids": given + offset} if offset else {}
+        if batch.mask == "packed" and not relative:
+            raise ModelError(f"data.packing: {type(model).__name__} takes no position_ids, so that its positions "
+                             f"cannot restart in each document; {RESTART}")
+        return {"position_ids": None}
+
+    return positions
+
+
+def own_obstacle(model: nn.Module) -> str | None:
+    """Why attention of the model's own takes no mask of packed documents, as a sentence."""
+    name = type(model).__name__
+    sources = [_source(type(m)) for m in model.modules() if is_hf(m)]
+    if not any(READS_FOUR_DIMENSIONS.search(source) for source in sources):
+        return f"{name} computes attention itself and takes no mask that keeps packed documents apart"
+    config = getattr(model, "config", None)
+    if any("alibi" in source for source in sources) and getattr(config, "alibi", True):
+        return f"{name} reads positions from its padding mask (ALiBi), which cannot keep packed documents apart"
+    if any("create_sliding_window_causal_mask(" in source for source in sources):
+        return f"{name} has sliding windows that a mask for packed documents would lift"
+    return None
+
+
+def pattern_obstacle(model: nn.Module) -> str:
+    """Why masks that transformers makes do not keep packed documents apart, as a sentence: chunks, for one, are counted
+    from the row's start, not the document's."""
+    return f"{type(model).__name__} has attention patterns that count from the start of a row"
+
+
+def flash_obstacle(model: nn.Module) -> str | None:
+    """Why the documents' starts cannot reach the flash-attn library, as a sentence."""
+    if _passes_arguments_on(model):
+        return None
+    return f"{type(model).__name__} passes no arguments on to its attention, such as where documents start"
+
+
+def is_causal_model(model: nn.Module) -> bool:
+    """Whether the model's self-attention is causal; False for an encoder-decoder, which has both."""
+    both = "decoder_input_ids" in forward_parameters(model)
+    return not both and any(getattr(m, "is_causal", False) is True for m in model.modules())
+
+
+def forward_parameters(model: nn.Module) -> frozenset[str]:
+    """The names of the arguments that the model's forward pass declares."""
+    return frozenset(inspect.signature(model.forward).parameters)
+
+
+def _with_decoder(model: nn.Module, arguments: Arguments) -> Arguments:
+    if "decoder_attention_mask" not in forward_parameters(model):
+        return arguments
+    return lambda batch: {**arguments(batch), "decoder_attention_mask": plain_mask(batch.labels.device)}
+
+
+def _takes_use_cache(model: nn.Module) -> bool:
+    """Whether the forward pass has a cache to switch off, itself or in the base model it passes its arguments to."""
+    if "use_cache" in forward_parameters(model):
+        return True
+    base: nn.Module = getattr(model, "base_model", model)
+    return base is not model and _passes_arguments_on(model) and "use_cache" in forward_parameters(base)
+
+
+def _passes_arguments_on(model: nn.Module) -> bool:
+    """Whether the forward pass takes arguments that it does not name."""
+    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(model.forward).parameters.values())
+
+
+def _first_position(model: nn.Module) -> int:
+    """The number of the first position, for explicit `position_ids`: RoBERTa's family counts from past the padding
+    index."""
+    for module in model.modules():
+        table = getattr(module, "position_embeddings", None)
+        if isinstance(table, nn.Embedding) and table.padding_idx is not None:
+            return table.padding_idx + 1
+    return 0
+
+
+def _token_mixer(model: nn.Module) -> str | None:
+    """A layer other than attention in which tokens of a row meet, as an obstacle to packing."""
+    for name, module in model.named_modules():
+        wide = isinstance(module, nn.Conv1d) and module.kernel_size[0] > 1
+        if wide or re.search(r"Mamba|SSM|DeltaNet|Recurrent|Rwkv|Lightning|LinearAttention", type(module).__name__):
+            return f"{type(model).__name__} mixes the tokens of a row outside attention, in {name}"
+    return None
+
+
+def is_hf(module: nn.Module) -> bool:
+    return hasattr(module, "set_attn_implementation")
+
+
+def _source(cls: type, of: Any = None) -> str:
+    """The source of `of`, by default the file that defines a class; empty where there is none to read."""
+    try:
+        return inspect.getsource(of or inspect.getmodule(cls) or cls)
+    except (OSError, TypeError):
+        return ""

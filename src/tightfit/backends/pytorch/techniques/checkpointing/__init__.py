@@ -1,0 +1,1 @@
+"""Checkpointing: which activations are dropped in the forward pass and recomputed in the backward pass."""

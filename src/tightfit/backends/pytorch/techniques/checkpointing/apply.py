@@ -1,0 +1,158 @@
+"""Activation checkpointing: which modules are recomputed together, and which ops' results are kept."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy
+
+from tightfit.backends.pytorch.blocks import attention_modules, mlp_modules
+from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.techniques.checkpointing.recomputation import Policy, recompute
+from tightfit.errors import ModelError
+from tightfit.techniques.checkpointing import (
+    AttentionOnly,
+    EveryBlock,
+    EveryNth,
+    MemoryBudget,
+    MlpOnly,
+    Segments,
+    Selective,
+)
+
+MATMULS = frozenset(f"aten::{name}" for name in (
+    "mm", "addmm", "bmm", "baddbmm", "linear", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "_int_mm",
+))  # fmt: skip
+"""Matrix products, as the dispatcher names them."""
+
+ATTENTION = frozenset((
+    *(f"aten::_scaled_dot_product_{kernel}" for kernel in (
+        "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention",
+        "fused_attention_overrideable",
+    )),
+    "aten::_flash_attention_forward", "aten::_efficient_attention_forward", "torch_attn::_varlen_attn",
+    "flash_attn::_flash_attn_forward", "flash_attn::_flash_attn_varlen_forward", "flex_attention",
+))  # fmt: skip
+"""Fused attention, as the dispatcher names it."""
+
+
+def every_block(technique: EveryBlock, build: Build) -> Build:
+    if technique.apart:
+        return attention_only(AttentionOnly(), mlp_only(MlpOnly(), build))
+    recompute(build.model, [[block] for stack in _stacks(build) for block in stack])
+    return build
+
+
+def every_nth(technique: EveryNth, build: Build) -> Build:
+    # The first of each n: the last blocks are then free by the time the first recomputation needs room.
+    recompute(build.model, [[block] for stack in _stacks(build) for block in stack[:: technique.n]])
+    return build
+
+
+def segments(technique: Segments, build: Build) -> Build:
+    chains = []
+    for stack in _stacks(build):
+        count = round(math.sqrt(len(stack))) if technique.count == "auto" else min(technique.count, len(stack))
+        chains += list(equal_runs(stack, count))
+    recompute(build.model, chains)
+    return build
+
+
+def mlp_only(technique: MlpOnly, build: Build) -> Build:
+    return _parts(build, mlp_modules, "feed-forward part")
+
+
+def attention_only(technique: AttentionOnly, build: Build) -> Build:
+    return _parts(build, attention_modules, "attention part")
+
+
+def selective(technique: Selective, build: Build) -> Build:
+    chains = [[block] for stack in _stacks(build) for block in stack]
+    recompute(build.model, chains, POLICIES[technique.keep])
+    return build
+
+
+def memory_budget(technique: MemoryBudget, build: Build) -> Build:
+    # The compiler takes seconds to import.
+    from tightfit.backends.pytorch.techniques.checkpointing.memory_budget import memory_budget as budget_setting
+
+    return replace(build, settings=(*build.settings, partial(budget_setting, technique.budget)))
+
+
+def equal_runs(stack: Sequence[nn.Module], count: int) -> Iterator[Sequence[nn.Module]]:
+    """`stack` in `count` runs whose lengths differ by one at most, in order."""
+    bounds = [len(stack) * i // count for i in range(count + 1)]
+    return (stack[start:stop] for start, stop in itertools.pairwise(bounds))
+
+
+def _stacks(build: Build) -> Sequence[Sequence[nn.Module]]:
+    """The stacks with each block once: a block that is called again is the same region again."""
+    if not build.stacks:
+        raise ModelError(f"{type(build.model).__name__} has no repeated blocks to recompute; write checkpointing=none")
+    return [tuple(dict.fromkeys(stack)) for stack in build.stacks]
+
+
+def _parts(build: Build, find: Callable[[nn.Module], Sequence[nn.Module]], part: str) -> Build:
+    chains = []
+    for stack in _stacks(build):
+        for block in stack:
+            chain = find(block)
+            if not chain:
+                raise ModelError(
+                    f"the {part} of {type(block).__name__} is no chain of modules that could be recomputed alone; "
+                    "write checkpointing=every-block or checkpointing=selective"
+                )
+            chains.append(chain)
+    recompute(build.model, chains)
+    return build
+
+
+def _keep_every_other_matmul() -> Policy:
+    """A policy with counts of its own, one of the forward pass and one of the recomputation."""
+    seen: Counter[bool] = Counter()
+
+    def keep(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        if op.name() in MATMULS:
+            seen[context.is_recompute] += 1
+            return _verdict(seen[context.is_recompute] % 2 == 1)
+        return _keep_attention(context, op, *args, **kwargs)
+
+    return keep
+
+
+def _keep_matmul_or_attention(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return _verdict(op.name() in MATMULS or _is_repeatable_attention(op, args, kwargs))
+
+
+def _keep_attention(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return _verdict(_is_repeatable_attention(op, args, kwargs))
+
+
+def _verdict(keep: bool) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _is_repeatable_attention(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Fused attention that draws no random numbers: one that does, left out of the recomputation, would shift the
+    numbers that every later dropout draws."""
+    if op.name() not in ATTENTION:
+        return False
+    schema = getattr(op, "_schema", None)
+    names = [argument.name for argument in schema.arguments] if schema is not None else []
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return not given.get("dropout_p")
+
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "matmul-and-attention": lambda: _keep_matmul_or_attention,
+    "attention": lambda: _keep_attention,
+    "every-other-matmul": _keep_every_other_matmul,
+}
+"""Makers of the selective policies, by the technique's `keep`."""

@@ -1,0 +1,241 @@
+"""The loss from hidden states and the head's weight, with no logits of a whole micro-batch.
+
+The model's own forward pass ends in its head, a linear layer over the vocabulary. Here the head hands its input out,
+and the loss is then made by calling the head once more: what runs there belongs to it, in a plan and in a profile. What
+a model does to its logits is read from its configuration, and compared with its own on the first micro-batch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tightfit.backends.pytorch.batch import TensorBatch, document_starts
+from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.errors import is_out_of_memory
+from tightfit.backends.pytorch.models import logits_of
+from tightfit.backends.pytorch.padding import BIAS_BUFFER, model_end
+from tightfit.backends.pytorch.simulated_device import simulated_device
+from tightfit.backends.pytorch.techniques.loss.chunked_cross_entropy import chunked_cross_entropy, computing_dtype
+from tightfit.errors import ModelError, Refused, one_line
+from tightfit.tasks import IGNORE
+from tightfit.techniques.loss import Chunked, Liger
+
+CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+"""Names in configurations of a softcap's bound: cap * tanh(logits / cap)."""
+FACTORS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
+"""Names of a factor of the logits."""
+DIVISOR, MULTIPLIES = "logits_scaling", frozenset({"hyperclovax"})
+"""Name of a divisor of the logits; and the model types that multiply by it."""
+
+COMPARED = 8
+"""Tokens whose logits are compared with the model's own."""
+
+
+def chunked(technique: Chunked, build: Build) -> Build:
+    """Our chunked cross-entropy."""
+    head = find_head(build)
+    tokens = technique.chunk(head.weight.shape[0])
+
+    def reduce(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, change: LogitChange) -> Tensor:
+        return chunked_cross_entropy(hidden, weight, bias, labels, tokens, change.cap, change.vocabulary)
+
+    return replace(build, loss=LossOfHiddenStates(build, head, reduce))
+
+
+def liger(technique: Liger, build: Build) -> Build:
+    """Liger's Triton kernels; on fake tensors, which they cannot take, our own in chunks of Liger's size."""
+    head = find_head(build)
+    if build.pads_vocabulary:
+        raise Refused("loss: liger weighs the rows that pad the vocabulary; write loss=chunked, or pad_vocab_to=null")
+
+    def reduce(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, change: LogitChange) -> Tensor:
+        if simulated_device(hidden) is not None:
+            return chunked_cross_entropy(hidden, weight, bias, labels, _liger_chunk(hidden, weight), change.cap,
+                                         change.vocabulary)
+        kernels: Any = importlib.import_module("liger_kernel.transformers")
+        dtype = computing_dtype(hidden, weight)
+        total = kernels.LigerFusedLinearCrossEntropyLoss(ignore_index=IGNORE, reduction="sum", softcap=change.cap)
+        bias = None if bias is None else bias.to(dtype)
+        loss: Tensor = total(weight.to(dtype), hidden.to(dtype), labels, bias)
+        return loss
+
+    return replace(build, loss=LossOfHiddenStates(build, head, reduce))
+
+
+def _liger_chunk(hidden: Tensor, weight: Tensor) -> int:
+    """Tokens of one of Liger's chunks, whose logits take about what the hidden states take."""
+    pieces = -(-weight.shape[0] // weight.shape[1])
+    return 1 << (-(-hidden.shape[0] // pieces) - 1).bit_length()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitChange:
+    """How a model's logits follow from its head's product: cap * tanh(factor * (product + bias) / cap) + added.
+
+    factor: of hidden states and bias. cap: None for no softcap. added: a buffer (1, vocabulary) such as BART's.
+    vocabulary: the rows of the head that count; those behind it only pad.
+    """
+
+    factor: float
+    cap: float | None
+    added: Tensor | None
+    vocabulary: int
+
+
+Reduce = Callable[[Tensor, Tensor, Tensor | None, Tensor, LogitChange], Tensor]
+"""(hidden states (N, H), the head's weight (V, H), bias (V,), labels (N,), change) -> the summed loss."""
+
+
+def find_head(build: Build) -> nn.Linear:
+    """The model's output embedding, if it is a linear layer. Raises Refused naming the model and what to write."""
+    name, head = type(build.model).__name__, model_end(build.model, "get_output_embeddings")
+    if head is None:
+        raise Refused(f"loss: {name} names no output embedding (get_output_embeddings), whose input this loss is made "
+                      "of; write loss=plain")
+    if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
+        raise Refused(f"loss: the head of {name} is a {type(head).__name__}, and no linear layer of torch; write "
+                      "loss=plain")
+    return head
+
+
+def read_change(build: Build, head: nn.Linear) -> LogitChange:
+    """How the model's configuration says that logits follow."""
+    config: Any = getattr(build.model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+
+    def number(name: str) -> float | None:
+        value = getattr(config, name, None)
+        return float(value) if isinstance(value, int | float) and value else None
+
+    factor = next((found for found in map(number, FACTORS) if found), 1.0)
+    divisor = number(DIVISOR) or 1.0
+    factor *= divisor if getattr(config, "model_type", "") in MULTIPLIES else 1 / divisor
+    added = next((b for m in build.model.modules() if (b := m._buffers.get(BIAS_BUFFER)) is not None), None)
+    cap = next((found for found in map(number, CAPS) if found), None)
+    if cap is not None and added is not None:
+        raise Refused(f"loss: {type(build.model).__name__} adds a bias behind a softcap; write loss=plain")
+    vocabulary = build.facts.vocab_size if build.pads_vocabulary else head.weight.shape[0]
+    return LogitChange(factor=factor, cap=cap, added=added, vocabulary=vocabulary)
+
+
+class _HeadForward:
+    """The head's forward pass, which can hand its input out instead, and be lent for other work.
+
+    taken: the inputs handed out, while it does; else None.
+    """
+
+    def __init__(self, head: nn.Linear) -> None:
+        self._own = head.forward
+        self.taken: list[Tensor] | None = None
+        self.shown = 0
+
+    def __call__(self, hidden: Tensor, work: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        if work is not None:
+            return work(hidden)
+        if self.taken is None:
+            return self._own(hidden)
+        self.taken.append(hidden)
+        if self.shown:  # so many tokens' logits, for the model to do with as it does
+            return self._own(hidden[:1, : self.shown])
+        return hidden.detach()[:1, :1, :1]
+
+
+class LossOfHiddenStates:
+    """The loss over the head's input. See `losses.Loss` for what each method promises."""
+
+    def __init__(self, build: Build, head: nn.Linear, reduce: Reduce) -> None:
+        self._head, self._reduce, self._change = head, reduce, read_change(build, head)
+        self._forward = _HeadForward(head)
+        head.forward = self._forward  # type: ignore[method-assign, assignment]
+
+    def outputs(self, build: Build, batch: TensorBatch) -> Tensor:
+        hidden, _ = self._run(build, batch)
+        return hidden
+
+    def classes(self, build: Build, outputs: Tensor) -> int:
+        return self._change.vocabulary
+
+    def total(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        def work(hidden: Tensor) -> Tensor:
+            hidden, weight, bias = self._scaled(hidden.flatten(0, -2))
+            return self._reduce(hidden, weight, bias, labels.flatten(), self._change)
+
+        loss: Tensor = self._head(outputs, work)
+        return loss
+
+    @torch.no_grad()
+    def check(self, build: Build, batch: TensorBatch) -> None:
+        training = build.model.training
+        build.model.eval()  # no dropout: the run's random stream is not touched
+        try:
+            eager = torch.compiler.set_stance("force_eager") if build.recipe.compiled else nullcontext()
+            with eager, build.forward_context():
+                hidden, output = self._run(build, _first_row(batch), COMPARED)
+                expected = logits_of(output)[..., : self._change.vocabulary]
+                ours = self._logits(hidden[:1, :COMPARED])
+        finally:
+            build.model.train(training)
+        if ours.shape == expected.shape:
+            worst = (ours.double() - expected.double()).abs().max().item()
+            precise = computing_dtype(hidden, self._head.weight).itemsize >= 4
+            if worst <= (1e-3 if precise else 3e-2) * max(expected.abs().max().item(), 1e-6):
+                return
+        raise ModelError(f"loss: {type(build.model).__name__} makes its logits otherwise than by a linear head, a "
+                         "factor and a softcap that its configuration names; write loss=plain")
+
+    def _run(self, build: Build, batch: TensorBatch, shown: int = 0) -> tuple[Tensor, Any]:
+        """The head's input, (B, T, H), and what the model returned."""
+        with self._taking(shown) as taken:
+            try:
+                output = build.outputs(batch)
+            except (RuntimeError, ValueError, IndexError) as error:
+                if not taken or is_out_of_memory(error):
+                    raise
+                raise ModelError(f"loss: {type(build.model).__name__} works on its logits as a whole: "
+                                 f"{one_line(error)}; write loss=plain") from error
+        if len(taken) != 1:
+            raise ModelError(f"loss: {type(build.model).__name__} calls its head {len(taken)} times in a forward pass; "
+                             "write loss=plain")
+        return taken[0], output
+
+    @contextmanager
+    def _taking(self, shown: int) -> Iterator[list[Tensor]]:
+        taken: list[Tensor] = []
+        self._forward.taken, self._forward.shown = taken, shown
+        try:
+            yield taken
+        finally:
+            self._forward.taken, self._forward.shown = None, 0
+
+    def _scaled(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Hidden states, weight and bias with the factor and what is added worked in."""
+        bias: Tensor | None = self._head.bias
+        change = self._change
+        if change.factor != 1.0:
+            hidden, bias = hidden * change.factor, None if bias is None else bias * change.factor
+        if change.added is not None:
+            added = change.added.flatten().to(self._head.weight.dtype)
+            bias = added if bias is None else bias + added
+        return hidden, self._head.weight, bias
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Logits, as the model's own should be."""
+        logits = nn.functional.linear(*self._scaled(hidden)).float()[..., : self._change.vocabulary]
+        cap = self._change.cap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+def _first_row(batch: TensorBatch) -> TensorBatch:
+    """The first sample of a micro-batch alone."""
+    first = replace(batch, document_starts=None).map(lambda tensor: tensor[:1])
+    if first.document_ids is None:
+        return first
+    starts = torch.from_numpy(document_starts(first.document_ids.cpu().numpy()))
+    return replace(first, document_starts=starts.to(first.labels.device))

@@ -1,0 +1,181 @@
+"""The optimizers: which parameters decay, and which library's code updates them.
+
+What `learning_rate` means differs. AdamW, the 8-bit and 4-bit ones among them, and Lion move a weight by about the
+learning rate in one step; SGD by the learning rate times the velocity; Adafactor by at most the learning rate times
+the root mean square of the weight's own tensor, so that its learning rate is a relative one. Weight decay multiplies
+weights by `1 - learning_rate * weight_decay` in every optimizer but SGD, which adds `weight_decay * weight` to the
+gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses import FakeTensor
+from torch.optim import Optimizer
+
+from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.techniques.optimizer.anyprecision import AnyPrecisionAdamW
+from tightfit.backends.pytorch.techniques.optimizer.state import set_rate
+from tightfit.errors import MissingLibrary, ModelError
+from tightfit.techniques import optimizer as declared
+from tightfit.techniques.precision import Rounding
+
+Groups = list[dict[str, Any]]
+
+IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
+    "auto": {"fused": True},
+    "fused": {"fused": True},
+    "foreach": {"foreach": True, "fused": False},
+    "loop": {"foreach": False, "fused": False},
+}
+"""torch.optim's own switches for each implementation."""
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+ADAFACTOR_EPS = (1e-15, 1e-3)
+"""The paper's floors, 1e-30 on squared gradients and 1e-3 on a tensor's scale. torch.optim's default for the first is
+the dtype's rounding error, 7.8e-3 for bf16: larger than most gradients, which would turn the method into plain SGD."""
+
+ADAFACTOR_USUAL_RATE = 1e-2
+"""The relative step of the paper."""
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
+    """The trainable parameters in two groups, in the model's order: those that decay, and those that do not.
+
+    Biases, vectors and whatever a normalization layer owns do not decay. A tied parameter appears once, a frozen one
+    not at all, a group with nothing in it neither. Raises ModelError if nothing is trainable.
+    """
+    decay: list[nn.Parameter] = []
+    keep: list[nn.Parameter] = []
+    seen: set[nn.Parameter] = set()
+    for module in model.modules():
+        normalizes = "norm" in type(module).__name__.lower()
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter in seen or not parameter.requires_grad:
+                continue
+            seen.add(parameter)
+            (keep if normalizes or name == "bias" or parameter.ndim < 2 else decay).append(parameter)
+    if not seen:
+        raise ModelError(f"model: {type(model).__name__} has no parameter that requires a gradient; nothing to train")
+    groups = [{"params": decay, "weight_decay": weight_decay}, {"params": keep, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def embedding_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The weights of every embedding table, which an output layer may be tied to."""
+    tables = (module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag))
+    return [parameter for table in tables for parameter in table.parameters(recurse=False)]
+
+
+def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
+    """Use `learning_rate` from the next step on, in every parameter group."""
+    for group in optimizer.param_groups:
+        set_rate(group, learning_rate)
+
+
+def adamw(technique: declared.AdamW, build: Build) -> Build:
+    """torch.optim.AdamW; over bf16 weights with Kahan or stochastic rounding, our own with bf16 states."""
+    options = {"betas": technique.betas, "eps": technique.eps}
+    rounding = _rounding(build)
+    if rounding in ("kahan", "stochastic"):
+        options |= {"momentum_dtype": torch.bfloat16, "variance_dtype": torch.bfloat16, "rounding": rounding}
+        return _with(build, AnyPrecisionAdamW, technique.weight_decay, **options)
+    return _with(build, torch.optim.AdamW, technique.weight_decay, **options,
+                 **IMPLEMENTATIONS[technique.implementation])
+
+
+def sgd(technique: declared.Sgd, build: Build) -> Build:
+    """torch.optim.SGD, its foreach form on CUDA; over bf16 weights with Kahan summation, optimi's.
+
+    Never its fused form: over bf16 weights on the CPU that leaves most of them untouched (torch 2.13, pytorch issue
+    191763), and it takes a step that loss scaling meant to skip into its velocity.
+    """
+    if _rounding(build) == "kahan":
+        return _with(build, _optimi().SGD, technique.weight_decay, momentum=technique.momentum, kahan_sum=True)
+    options = {"momentum": technique.momentum, "foreach": build.device.kind == "cuda", "fused": False}
+    return _with(build, torch.optim.SGD, technique.weight_decay, **options)
+
+
+def adafactor(technique: declared.Adafactor, build: Build) -> Build:
+    """torch.optim.Adafactor, one parameter at a time; the learning rate bounds the step relative to the weights."""
+    rate = build.recipe.learning_rate
+    if rate < ADAFACTOR_USUAL_RATE / 10:
+        note = (f"adafactor's learning rate is relative to the size of the weights: {ADAFACTOR_USUAL_RATE:g} is "
+                f"usual, and learning_rate is {rate:g}")
+        build = replace(build, notes=(*build.notes, note))
+    return _with(build, torch.optim.Adafactor, technique.weight_decay, eps=ADAFACTOR_EPS, foreach=False)
+
+
+def lion(technique: declared.Lion, build: Build) -> Build:
+    """optimi.Lion: its Triton kernel where that runs, else one parameter at a time."""
+    kahan = _rounding(build) == "kahan"
+    return _with(build, _optimi().Lion, technique.weight_decay, betas=technique.betas, kahan_sum=kahan)
+
+
+def adamw_8bit(technique: declared.AdamW8bit, build: Build) -> Build:
+    """torchao's AdamW8bit with the embeddings' states left at 32 bits."""
+    return _quantized("AdamW8bit", technique, build)
+
+
+def adamw_4bit(technique: declared.AdamW4bit, build: Build) -> Build:
+    """torchao's AdamW4bit with the embeddings' states left at 32 bits."""
+    return _quantized("AdamW4bit", technique, build)
+
+
+def adamw_anyprecision(technique: declared.AdamWAnyPrecision, build: Build) -> Build:
+    """Our AdamW with the states' formats as declared."""
+    return _with(
+        build, AnyPrecisionAdamW, technique.weight_decay,
+        momentum_dtype=DTYPES[technique.momentum], variance_dtype=DTYPES[technique.variance],
+        rounding=_rounding(build) or "nearest",
+    )  # fmt: skip
+
+
+def _rounding(build: Build) -> Rounding | None:
+    """How bf16 weights are rounded; None where weights are not bf16."""
+    precision = build.recipe.precision
+    assert precision != "auto", "resolve the recipe first"
+    return precision.weight_rounding
+
+
+def _with(build: Build, make: Callable[..., Optimizer], weight_decay: float, **options: Any) -> Build:
+    rate = build.recipe.learning_rate
+
+    def factory(model: nn.Module) -> Optimizer:
+        return make(parameter_groups(model, weight_decay), lr=rate, **options)
+
+    return replace(build, optimizer_factory=factory)
+
+
+def _quantized(name: str, technique: declared.AdamW8bit | declared.AdamW4bit, build: Build) -> Build:
+    try:
+        from tightfit.backends.pytorch.techniques.optimizer import quantized_adamw
+    except ImportError as error:
+        raise MissingLibrary("torchao", f"optimizer {technique.name}", "torchao") from error
+    rate, stochastic = build.recipe.learning_rate, _rounding(build) == "stochastic"
+
+    def factory(model: nn.Module) -> Optimizer:
+        groups = parameter_groups(model, technique.weight_decay)
+        in_32_bits: Iterable[nn.Parameter] = embedding_parameters(model)
+        shapes_alone = any(isinstance(parameter, FakeTensor) for parameter in model.parameters())  # as in planning
+        made: Optimizer = getattr(quantized_adamw, name)(
+            groups, in_32_bits, lr=rate, betas=technique.betas, block_size=technique.block_size,
+            bf16_stochastic_round=stochastic, declared=build.device.kind == "cuda" and shapes_alone,
+        )  # fmt: skip
+        return made
+
+    return replace(build, optimizer_factory=factory)
+
+
+def _optimi() -> Any:
+    try:
+        import optimi
+    except ImportError as error:
+        raise MissingLibrary("optimi", "this optimizer", "torch-optimi") from error
+    return optimi

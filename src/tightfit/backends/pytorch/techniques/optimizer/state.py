@@ -1,0 +1,181 @@
+"""An optimizer's state as named tensors and plain values, and back, to the last bit.
+
+A state tensor is named `<parameter>/<key>`, and a part of a quantized one `<parameter>/<key>/<part>`, the parameter
+by its name in the model. Nothing is pickled: tensors go to safetensors, the rest to JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from tightfit.errors import CheckpointError
+
+_MEANS = frozenset({"foreach", "fused", "triton", "setup", "capturable", "differentiable", "gradient_release"})
+"""Group options that say how an update is computed, not which: they may differ from the checkpoint's."""
+
+_SHOWN = 5
+"""Names that a message lists at most."""
+
+
+def state_tensors(optimizer: Optimizer, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The state as tensors by name, and the rest as values that JSON can hold.
+
+    The tensors share the optimizer's memory where that is contiguous: write them before the next step.
+    """
+    tensors, scalars = _flatten(optimizer, model)
+    names = _names(model)
+    groups = [
+        {
+            "params": [names[parameter] for parameter in group["params"]],
+            "options": {key: _plain(value) for key, value in group.items() if key != "params"},
+        }
+        for group in optimizer.param_groups
+    ]
+    meta = {"optimizer": type(optimizer).__name__, "groups": groups, "tensors": sorted(tensors), "scalars": scalars}
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}, meta
+
+
+def load_state(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """Give a new optimizer of the same kind, over the same model, the state that `state_tensors` returned.
+
+    The optimizer makes its states by one step with zero gradients and a learning rate of 0; then they are copied into.
+    That step may turn a weight of -0.0 into 0.0: restore the weights afterwards. Gradients are None when this returns.
+    Raises CheckpointError naming what is missing or differs; the optimizer is then of no further use.
+    """
+    _check_kind(optimizer, model, meta)
+    _check_names("optimizer state", frozenset(meta["tensors"]), frozenset(tensors))
+    optimizer.state.clear()
+    with _no_trace(optimizer):
+        optimizer.step()
+    names = _names(model)
+    owners = {name.partition("/")[0] for name in (*tensors, *meta["scalars"])}
+    for parameter in list(optimizer.state):  # one that never had a gradient has no state yet
+        if names[parameter] not in owners:
+            del optimizer.state[parameter]
+
+    own, scalars = _flatten(optimizer, model)
+    _check_names("optimizer state", frozenset(own), frozenset(tensors))
+    _check_names("optimizer state", frozenset(scalars), frozenset(meta["scalars"]))
+    for name, tensor in own.items():
+        saved = tensors[name]
+        if saved.shape != tensor.shape or saved.dtype != tensor.dtype:
+            raise CheckpointError(f"optimizer state {name!r} is {_form(saved)} in the checkpoint and "
+                                  f"{_form(tensor)} here")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            if not isinstance(value, Tensor):
+                state[key] = meta["scalars"][f"{names[parameter]}/{key}"]
+    for group, saved_group in zip(optimizer.param_groups, meta["groups"], strict=True):
+        set_rate(group, saved_group["options"]["lr"])
+
+
+def set_rate(group: dict[str, Any], learning_rate: float) -> None:
+    """Set a parameter group's learning rate, which some optimizers keep as a number and others as a tensor."""
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(learning_rate)
+    else:
+        group["lr"] = learning_rate
+
+
+def _flatten(optimizer: Optimizer, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The optimizer's own state tensors, not copies, and its other state values, by name."""
+    names = _names(model)
+    tensors: dict[str, Tensor] = {}
+    scalars: dict[str, Any] = {}
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            name = f"{names[parameter]}/{key}"
+            if isinstance(value, Tensor):
+                tensors.update(_parts(name, value))
+            else:
+                scalars[name] = value
+    return tensors, scalars
+
+
+def _parts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The plain tensors of a tensor: itself, or those that a wrapper subclass holds."""
+    if not is_traceable_wrapper_subclass(tensor):
+        yield name, tensor.detach()
+        return
+    attributes, _ = tensor.__tensor_flatten__()
+    for attribute in attributes:
+        yield from _parts(f"{name}/{attribute}", getattr(tensor, attribute))
+
+
+def _names(model: nn.Module) -> dict[Tensor, str]:
+    return {parameter: name for name, parameter in model.named_parameters()}
+
+
+def _plain(value: Any) -> Any:
+    """A group option as JSON reads it back."""
+    if isinstance(value, Tensor):
+        return value.item()
+    return list(value) if isinstance(value, tuple) else value
+
+
+@contextmanager
+def _no_trace(optimizer: Optimizer) -> Iterator[None]:
+    """Zero gradients and a learning rate of 0 inside; afterwards no gradients, and rates and random state as before."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    rates = [_plain(group["lr"]) for group in optimizer.param_groups]
+    devices = {parameter.device for parameter in parameters if parameter.is_cuda}
+    try:
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        for group in optimizer.param_groups:
+            set_rate(group, 0.0)
+        with torch.random.fork_rng(devices=list(devices)):
+            yield
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            set_rate(group, rate)
+        for parameter in parameters:
+            parameter.grad = None
+
+
+def _check_kind(optimizer: Optimizer, model: nn.Module, meta: Mapping[str, Any]) -> None:
+    """Raises CheckpointError unless the checkpoint is of such an optimizer, over these parameters, with its options."""
+    kind = type(optimizer).__name__
+    if meta["optimizer"] != kind:
+        raise CheckpointError(f"optimizer: the checkpoint holds the state of {meta['optimizer']}, and this is {kind}")
+    groups = meta["groups"]
+    if len(groups) != len(optimizer.param_groups):
+        raise CheckpointError(f"optimizer: the checkpoint has {len(groups)} parameter groups, and this one has "
+                              f"{len(optimizer.param_groups)}")
+    names = _names(model)
+    for index, (group, saved) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
+        own = frozenset(names[parameter] for parameter in group["params"])
+        _check_names(f"optimizer parameter group {index}", own, frozenset(saved["params"]))
+        for key, value in group.items():
+            if key in _MEANS or key in ("params", "lr", "initial_lr"):
+                continue
+            before = saved["options"].get(key)
+            if before != _plain(value):
+                raise CheckpointError(f"optimizer parameter group {index}: {key} is {before!r} in the checkpoint and "
+                                      f"{_plain(value)!r} here")
+
+
+def _check_names(what: str, here: frozenset[str], saved: frozenset[str]) -> None:
+    if here != saved:
+        missing, unknown = _list(here - saved), _list(saved - here)
+        reasons = [f"lacks {missing}"] * bool(missing) + [f"has {unknown}, unknown here"] * bool(unknown)
+        raise CheckpointError(f"{what}: the checkpoint {' and '.join(reasons)}")
+
+
+def _list(names: frozenset[str]) -> str:
+    shown = ", ".join(sorted(names)[:_SHOWN])
+    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"

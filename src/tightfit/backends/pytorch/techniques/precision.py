@@ -1,0 +1,115 @@
+"""Precision: autocast, loss scaling, tf32, and weights kept in bf16."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+
+from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.models import cast_weights
+from tightfit.techniques.precision import Bf16, Bf16Pure, Fp16, Fp32, Precision
+
+
+def fp32(technique: Fp32, build: Build) -> Build:
+    return _with_tf32(build, technique.tf32)
+
+
+def fp16(technique: Fp16, build: Build) -> Build:
+    return replace(_mixed(technique, build, torch.float16), loss_scaling=True)
+
+
+def bf16(technique: Bf16, build: Build) -> Build:
+    return _mixed(technique, build, torch.bfloat16)
+
+
+def bf16_pure(technique: Bf16Pure, build: Build) -> Build:
+    """Weights in bf16; how their updates round is the optimizer's part."""
+    cast_weights(build.model, torch.bfloat16)
+    return build
+
+
+def weight_dtype(precision: Precision | Literal["auto"]) -> torch.dtype:
+    """The weights' format, in which the model is built."""
+    return torch.float32 if precision == "auto" or precision.weight_rounding is None else torch.bfloat16
+
+
+def _mixed(technique: Fp16 | Bf16, build: Build, dtype: torch.dtype) -> Build:
+    autocast = partial(torch.autocast, build.torch_device.type, dtype=dtype)
+    build = replace(
+        build, forward_contexts=(*build.forward_contexts, autocast),
+        evaluation_dtype=dtype if technique.full_eval else None,
+    )
+    return _with_tf32(build, technique.tf32)
+
+
+def _with_tf32(build: Build, allowed: bool) -> Build:
+    if build.torch_device.type != "cuda":
+        return build
+    return replace(build, settings=(*build.settings, partial(fp32_products, allowed)))
+
+
+@contextmanager
+def fp32_products(tf32: bool) -> Iterator[None]:
+    """How fp32 matrix products, convolutions and recurrent layers compute while this is entered.
+
+    torch keeps the older, process-wide flags next to a newer setting for each operator, and reading an older one raises
+    where the two disagree, as Inductor does when it tunes: so both are set, and both put back.
+    """
+    places, before = _places(), list[str]()
+    try:
+        for place in places:  # a place's own setting is read while those above it are out of the way
+            before.append(place.fp32_precision)
+            place.fp32_precision = "none"
+        flags = _flags(places)
+        _restore(places, before)
+        _set_flags(("high" if tf32 else "highest", tf32))
+        for place in _operators():
+            place.fp32_precision = "tf32" if tf32 else "ieee"
+        try:
+            yield
+        finally:
+            _set_flags(flags)
+    finally:
+        _restore(places, before)
+
+
+def _operators() -> tuple[Any, ...]:
+    """Where the newer interface keeps CUDA's operators."""
+    cudnn: Any = torch.backends.cudnn
+    return torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn
+
+
+def _places() -> tuple[Any, ...]:
+    """Every place whose setting the flags or we change, after those it takes a missing value from."""
+    backends: Any = torch.backends
+    return backends, backends.cudnn, backends.mkldnn.matmul, *_operators()
+
+
+def _restore(places: tuple[Any, ...], settings: list[str]) -> None:
+    for place, setting in zip(places, settings, strict=False):
+        place.fp32_precision = setting
+
+
+def _flags(places: tuple[Any, ...]) -> tuple[str, bool]:
+    """The older flags, for matrix products and for cuDNN, even where they disagree with the newer settings, which this
+    changes."""
+    for place in places:
+        place.fp32_precision = "ieee"
+    products = torch.get_float32_matmul_precision()
+    try:
+        return products, torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # it is on, which the settings just made deny
+        return products, True
+
+
+def _set_flags(flags: tuple[str, bool]) -> None:
+    with warnings.catch_warnings():  # some versions of torch advise against these flags, which Inductor reads
+        warnings.filterwarnings("ignore", message=".*(TF32|fp32_precision)")
+        torch.set_float32_matmul_precision(flags[0])
+        torch.backends.cudnn.allow_tf32 = flags[1]

@@ -1,0 +1,102 @@
+"""Measuring the machine at hand, at sizes so small that it takes a moment: what is measured, not how fast it is."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from tightfit import calibration
+from tightfit.backends.pytorch.measure.calibration import measure as ceilings
+from tightfit.backends.pytorch.measure.calibration import timing
+from tightfit.backends.pytorch.measure.calibration.measure import CASES
+from tightfit.calibration import FAMILIES, family_of, load, save
+
+SIZES = (8, 16)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    for name, value in {"PRODUCT_SIZES": SIZES, "BATCH_SIZES": SIZES, "RESULT_BYTES": (1 << 10, 1 << 14),
+                        "LENGTHS": (8, 32), "HEADS": (8, 16), "ATTENTION_ELEMENTS": 1 << 10}.items():
+        monkeypatch.setattr(ceilings, name, {"cpu": value})
+    monkeypatch.setattr(timing, "ROUND", {"cpu": 1e-5})
+    monkeypatch.setattr(timing, "STEPS", 12)
+
+
+def test_everything_that_planning_asks_for_is_measured(quick, tmp_path):
+    random, precision = torch.get_rng_state(), torch.get_float32_matmul_precision()
+    told = []
+    found = ceilings.measure(torch.device("cpu"), lambda what, share: told.append((what, share)))
+    assert torch.equal(torch.get_rng_state(), random)
+    assert torch.get_float32_matmul_precision() == precision
+    assert (found.device, found.kind, found.threads) == ("CPU", "cpu", torch.get_num_threads())
+    assert (found.processor, found.torch) == (calibration.processor(), torch.__version__.partition("+")[0])
+    for grids in (found.products, found.batches):
+        assert set(grids) == {"float32", "float16", "bfloat16"}
+        assert {grid.sizes for grid in grids.values()} == {SIZES}
+    assert set(found.attention) == {f"{direction} {head}" for direction in ("forward", "backward") for head in (8, 16)}
+    assert set(found.memory) == set(FAMILIES)
+    for family, curves in found.memory.items():
+        assert set(curves) == {"float32", "bfloat16"}, family
+        for curve in curves.values():
+            assert list(curve.values) == sorted(curve.values)
+    assert set(found.host) == {"forward", "recompute", "backward", "optimizer"}
+    assert min(found.host.values()) >= 0
+    shares = [share for _, share in told]
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0.0, 1.0)
+    save(found, tmp_path)
+    assert load("CPU", tmp_path, threads=found.threads) == found
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_a_familys_case_runs_an_op_of_that_family(family):
+    x, y = torch.rand(2048) + 0.5, torch.rand(2048) + 0.5
+    with torch.no_grad():
+        ran = {family_of(name) for name, _ in timing._ops(CASES[family](x, y))}
+    assert family in ran
+
+
+def test_every_family_has_a_case():
+    assert set(CASES) == set(FAMILIES)
+
+
+def test_a_call_that_would_take_too_long_is_not_made(quick, monkeypatch):
+    monkeypatch.setattr(ceilings, "LONGEST", {"cpu": 0.0})
+    made = []
+
+    def layouts(device, dtype, batch, m, n, k):
+        made.append((m, n, k))
+        return lambda: None
+
+    monkeypatch.setattr(ceilings, "_three_layouts", layouts)
+    monkeypatch.setattr(ceilings, "seconds", lambda call, device: 1.0)
+    grid = ceilings._products(torch.device("cpu"), torch.float32, (8, 16), 1)
+    assert made == [(8, 8, 8)]
+    rates = [rate for plane in grid.rates for row in plane for rate in row]
+    assert rates == pytest.approx([3 * 2 * 8**3] * 8)
+
+
+def test_a_format_without_a_kernel_is_left_out(quick):
+    def case(x, y):
+        raise NotImplementedError
+
+    assert ceilings._memory(torch.device("cpu"), case, torch.ones(1 << 14), torch.ones(1 << 14)) is None
+
+
+def test_only_one_threads_own_time_leaves_out_what_else_runs(monkeypatch):
+    for threads, clock in ((1, time.thread_time), (2, time.perf_counter)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert timing.host_clock() is clock
+
+
+def test_recomputed_ops_are_told_from_the_backward_pass():
+    step = timing.TinyStep(torch.device("cpu"))
+    step.forward()
+    assert len(timing._ops(step.backward, recomputed=True)) <= 1  # the first gradient itself
+    step.recomputing = True
+    step.forward()
+    again = [name for name, _ in timing._ops(step.backward, recomputed=True)]
+    assert sum("native_layer_norm.default" in name for name in again) == 2 * len(step.blocks)

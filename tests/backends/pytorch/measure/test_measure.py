@@ -1,0 +1,259 @@
+"""A measured step against figures got otherwise: the allocator's events, FLOPs as torch counts them, the wall clock."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import json
+from itertools import accumulate, count
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.architectures import TASK_OF, tiny_model
+from tests.benchmark_modules import benchmark
+from tightfit.backends.base import WARM_UP
+from tightfit.backends.pytorch.backend import PytorchBackend
+from tightfit.backends.pytorch.measure.events import COMPILED, measured_trace
+from tightfit.backends.pytorch.measure.marks import Call
+from tightfit.backends.pytorch.measure.memory_history import changes
+from tightfit.backends.pytorch.measure.step_profiler import _export
+from tightfit.devices import Device
+from tightfit.errors import ModelError
+from tightfit.planning.defaults import resolve
+from tightfit.recipe import Recipe
+from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place
+
+CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 40)
+BACKEND = PytorchBackend()
+
+
+def prepared(name, **fields):
+    """The step of a tiny model, and its windows without end."""
+    recipe = Recipe.from_dict({
+        "model": "gpt2", "task": TASK_OF[name], "data": "dummy", "seq_len": 16, "batch_size": 6, "micro_batch_size": 3,
+        "device": "cpu", **fields,
+    })
+    build = BACKEND.build(resolve(recipe, CPU), CPU, tiny_model(name))
+    random_window = benchmark("random_windows").random_window
+    return BACKEND.step(build), (random_window(build.recipe, build.task, build.facts, seed) for seed in count())
+
+
+def held(step):
+    """Bytes of weights, buffers and optimizer states, shared ones once."""
+    states = [v for s in step.optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
+    tensors = [*step.build.model.parameters(), *step.build.model.buffers(), *states]
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def allocators_peak(step, window):
+    """The most that a plain step has allocated at once, by the running sum of the profiler's events."""
+    before = held(step)
+    gc.collect()
+    gc.disable()
+    try:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler, step.build.session():
+            step(window, 1e-4).read()
+    finally:
+        gc.enable()
+    events = sorted((e.start_ns(), e.nbytes()) for e in profiler.profiler.kineto_results.events()
+                    if e.name() == "[memory]")
+    return before + max(accumulate(size for _, size in events))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen3", "bert", "t5", "vit"])
+def test_peak_flops_and_phases_are_those_got_otherwise(name):
+    step, windows = prepared(name, attention="eager")  # torch does not count the CPU's own attention kernel
+    measured = BACKEND.measure(step, windows)
+    trace = measured.trace
+    assert measured.peak_bytes == trace.peak()[1] == pytest.approx(allocators_peak(step, next(windows)), rel=0.002)
+    with FlopCounterMode(display=False) as counter, step.build.session():
+        step(next(windows), 1e-4).read()
+    assert sum(op.flops for op in trace.ops) == counter.get_total_flops() > 0
+    assert sum(measured.phase_seconds.values()) == pytest.approx(measured.step_seconds, rel=0.02, abs=1e-3)
+    assert sum(span.seconds for span in trace.spans[1:]) <= trace.spans[0].seconds
+    assert {span.name for span in trace.spans} == {"step 1", "forward", "backward", "optimizer"}
+
+
+def test_every_op_has_its_seconds_phase_and_module():
+    step, windows = prepared("gpt2", checkpointing="every-block")
+    ops = BACKEND.measure(step, windows).trace.ops
+    assert all(op.seconds is not None and op.seconds > 0 for op in ops)
+    assert {op.phase for op in ops} >= {Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.OPTIMIZER}
+    products = [op for op in ops if op.op_class is OpClass.CONTRACTION and op.phase is Phase.BACKWARD]
+    assert products
+    assert all("transformer.h." in op.module or op.module in ("lm_head", "transformer.wte") for op in products)
+    assert [op.tick for op in ops] == sorted(op.tick for op in ops)
+
+
+@pytest.mark.parametrize("fields", [
+    {}, {"precision": "bf16", "checkpointing": "every-block"}, {"optimizer": "adamw-8bit"},
+    {"optimizer": {"name": "adamw", "implementation": "foreach"}},
+], ids=str)  # fmt: skip
+def test_memory_is_told_apart_as_in_the_prediction(fields):
+    step, windows = prepared("gpt2", **fields)
+    found = BACKEND.measure(step, windows).trace
+    predicted = BACKEND.predict(step.build.recipe, CPU, tiny_model("gpt2"))
+    second = predicted.span("step 2")
+    tick, peak = found.peak()
+    expected_tick, expected = predicted.peak(second.start, second.stop)
+    assert peak == pytest.approx(expected, rel=0.002)
+    ours, theirs = found.by_category(tick), predicted.by_category(expected_tick)
+    for category in (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER):
+        assert ours[category] == theirs[category] > 0
+    assert ours[Category.ACTIVATIONS] == pytest.approx(theirs[Category.ACTIVATIONS], rel=0.02)
+
+
+def test_compiled_code_is_measured_with_its_memory_and_gradients():
+    step, windows = prepared("gpt2", compile="per-block")
+    found = BACKEND.measure(step, windows).trace
+    compiled = [op for op in found.ops if op.name == COMPILED]
+    assert {op.phase for op in compiled} == {Phase.FORWARD, Phase.BACKWARD}
+    assert len(compiled) == 2 * 2 * 2  # passes, micro-batches, blocks
+    backward = [span for span in found.spans if span.name == "backward"][-1]
+    weights = found.by_category(0)[Category.WEIGHTS]
+    trained = sum(p.untyped_storage().nbytes() for p in step.parameters)
+    assert found.by_category(backward.stop - 1)[Category.GRADIENTS] == trained <= weights
+
+
+def test_measuring_leaves_the_step_as_it_was_and_goes_on_training():
+    step, windows = prepared("gpt2")
+    measured = BACKEND.measure(step, windows)
+    assert step.watch is None
+    assert step.steps == 8
+    assert measured.overhead > 0
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in step.build.model.modules())
+
+
+def test_a_profilers_trace_is_whole_or_not_there(tmp_path):
+    path = tmp_path / "trace.json.gz"
+
+    class Profiler:
+        def export_chrome_trace(self, where):
+            Path(where).write_text('{"traceEvents": []}')
+
+    _export(Profiler(), path)
+    assert json.loads(gzip.decompress(path.read_bytes())) == {"traceEvents": []}
+
+    class Full(Profiler):  # what torch's own does on a full disk: no error, and a part under another name
+        def export_chrome_trace(self, where):
+            Path(f"{where}.tmp").write_text('{"traceEv')
+
+    with pytest.raises(OSError, match="disk full") as caught:
+        _export(Full(), path)
+    assert caught.value.filename == str(path)
+    assert [each.name for each in tmp_path.iterdir()] == ["trace.json.gz"]
+    assert json.loads(gzip.decompress(path.read_bytes())) == {"traceEvents": []}
+
+
+def test_a_steps_own_peak_outlives_a_measured_one(monkeypatch):
+    peaks = [700, 300, 300]
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: peaks.pop(0))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    step, _ = prepared("gpt2")
+    monkeypatch.setattr(step, "build", SimpleNamespace(torch_device=torch.device("cuda")))
+    step.restart_peak()
+    assert step.peak_memory() == 700
+
+
+class Kineto:
+    """Events in the shape of kineto's results on CUDA; made by hand, for there is no such device here."""
+
+    def __init__(self, tree, flat):
+        self._tree, self._flat = tree, flat
+
+    def experimental_event_tree(self):
+        return self._tree
+
+    def events(self):
+        return self._flat
+
+
+def node(name, start, length, *children):
+    return SimpleNamespace(name=name, start_time_ns=start, duration_time_ns=length, children=children,
+                           extra_fields=None)
+
+
+def flat(name, start, length, link, device="CPU", annotation=False):
+    return SimpleNamespace(name=lambda: name, start_ns=lambda: start, end_ns=lambda: start + length,
+                           correlation_id=lambda: link, device_type=lambda: SimpleNamespace(name=device),
+                           is_user_annotation=lambda: annotation)
+
+
+def test_kernels_count_for_the_op_that_launched_them_and_others_stand_alone():
+    marks = SimpleNamespace(
+        calls=[Call(tick=1, phase=Phase.FORWARD, module="h.0", name="aten.mm",
+                    op=Op(name="aten.mm", tick=1, phase=Phase.FORWARD, op_class=OpClass.CONTRACTION, module="h.0"))],
+        phases=[Phase.FORWARD], gradients=[], held={}, held_elsewhere=7, allocations=[],
+    )
+    tree = [node("tightfit:phase:0", 1000, 900, node("tightfit:op:0", 1100, 50))]
+    events = [
+        flat("cudaLaunchKernel", 1110, 5, 41), flat("cudaLaunchKernel", 1120, 5, 42),
+        flat("cuLaunchKernel", 1500, 5, 43), flat("cudaMemcpyAsync", 1600, 5, 44),
+        flat("sm90_gemm", 3000, 200, 41, "CUDA"), flat("splitk_reduce", 3200, 100, 42, "CUDA"),
+        flat("triton_poi_fused_add", 3300, 40, 43, "CUDA"), flat("Memcpy DtoH", 3400, 10, 44, "CUDA"),
+        flat("tightfit:phase:0", 3000, 400, 0, "CUDA", annotation=True),
+    ]
+    trace = measured_trace(marks, Kineto(tree, events))
+    assert [(op.name, op.op_class, op.tick, op.phase) for op in trace.ops] == [
+        ("aten.mm", OpClass.CONTRACTION, 100, Phase.FORWARD),
+        ("triton_poi_fused_add", OpClass.ELEMENTWISE, 500, Phase.FORWARD),
+        ("Memcpy DtoH", OpClass.MOVEMENT, 600, Phase.FORWARD),
+    ]
+    assert [op.seconds for op in trace.ops] == pytest.approx([300e-9, 40e-9, 10e-9])
+    assert trace.by_category(0)[Category.OTHER] == 7
+
+
+def test_the_cuda_allocators_record_is_told_apart_by_op_and_address():
+    weight = Allocation(born=0, died=None, bytes=40, category=Category.WEIGHTS, module="h.0")
+    made = Allocation(born=1, died=None, bytes=80, category=Category.ACTIVATIONS, category_since=1, module="h.0",
+                      op="aten.mm")
+    kept = Allocation(born=1, died=None, bytes=24, op="aten.empty", place=Place.HOST, pinned=True)
+    marks = SimpleNamespace(
+        calls=[Call(tick=1, phase=Phase.FORWARD, module="h.0", name="aten.mm", made={800: made})],
+        phases=[Phase.FORWARD, Phase.BACKWARD], gradients=[(640, "h.0")], held={4: weight}, held_elsewhere=0,
+        allocations=[weight, made, kept],
+    )
+    tree = [node("tightfit:phase:0", 1000, 900, node("tightfit:op:0", 1100, 50)),
+            node("tightfit:phase:1", 2000, 900, node("## Call CompiledFxGraph x ##", 2100, 200),
+                 node("tightfit:grad:0", 2500, 1))]
+    entries = [
+        {"action": "segment_alloc", "addr": 0, "size": 1 << 21},
+        {"action": "alloc", "addr": 800, "size": 80, "time_us": 1, "user_metadata": "0 forward h.0 aten.mm"},
+        {"action": "alloc", "addr": 900, "size": 16, "time_us": 1, "user_metadata": "0 forward h.0 aten.mm"},
+        {"action": "free_requested", "addr": 900, "size": 16, "time_us": 1, "user_metadata": ""},
+        {"action": "free_completed", "addr": 900, "size": 16, "time_us": 1, "user_metadata": ""},
+        {"action": "alloc", "addr": 640, "size": 40, "time_us": 2.15, "user_metadata": ""},
+        {"action": "free_completed", "addr": 800, "size": 80, "time_us": 2.16, "user_metadata": ""},
+    ]
+    trace = measured_trace(marks, Kineto(tree, []), changes({"device_traces": [entries]}))
+    found = [(a.bytes, a.category, a.born, a.category_since, a.died, a.op) for a in trace.allocations]
+    assert found == [
+        (40, Category.WEIGHTS, 0, 0, None, ""),
+        (80, Category.ACTIVATIONS, 100, 100, 1160, "aten.mm"),
+        (16, Category.TEMPORARY, 100, 0, 100, "aten.mm"),
+        (40, Category.GRADIENTS, 1150, 1500, None, COMPILED),
+        (24, Category.TEMPORARY, 100, 0, None, "aten.empty"),  # the host's, which the record has not
+    ]
+    assert trace.peak()[1] == 160
+    assert trace.peak(place=Place.HOST)[1] == 24
+
+
+@pytest.mark.parametrize(("steps", "told"), [
+    (1, "nothing was measured"), (WARM_UP + 2, r"measured until then: 2 plain steps, \S+ s at the median"),
+])
+def test_a_model_that_fails_leaves_what_was_measured(steps, told):
+    step, windows = prepared("gpt2", micro_batch_size=6)
+    left = count(steps, -1)
+
+    def fail_in_the_end(module, args):
+        if next(left) == 0:
+            raise KeyError("late")
+
+    step.build.model.register_forward_pre_hook(fail_in_the_end)
+    with pytest.raises(ModelError, match=rf"GPT2LMHeadModel failed in .*: it raised KeyError: 'late' .*; {told}$"):
+        BACKEND.measure(step, windows)

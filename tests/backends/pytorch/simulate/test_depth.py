@@ -1,0 +1,86 @@
+"""Deep models are predicted from shallow traces, whatever the optimizer and the compiler do, as from whole ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch._inductor import compile_fx
+
+from tests.architectures import TASK_OF, tiny_model
+from tightfit import Recipe
+from tightfit.backends.pytorch.simulate import predict as prediction
+from tightfit.devices import Device, find_device
+from tightfit.trace import Trace
+
+CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 40)
+GPU = find_device("rtx-4090")
+DEPTHS = {
+    "gpt2": ("n_layer",), "t5": ("num_layers", "num_decoder_layers"), "bart": ("encoder_layers", "decoder_layers"),
+}
+FOREACH = {"name": "adamw", "implementation": "foreach"}
+
+
+def recipe(name: str, **fields: Any) -> Recipe:
+    return Recipe.from_dict({
+        "task": TASK_OF[name], "attention": "sdpa", "checkpointing": "none", "compile": "off", "optimizer": "adamw",
+        "precision": "fp32", "batch_size": 2, "micro_batch_size": 2, "seq_len": 16, "data": {"source": "dummy"},
+        "vocab_size": 96, **fields,
+    })
+
+
+def described(trace: Trace) -> list[object]:
+    """A trace without its ticks, which count differently where unlike things happen between events."""
+    allocations = [(a.op, a.module, a.bytes, a.category, a.dtype) for a in trace.allocations]
+    ops = [(o.name, o.module, o.phase, o.op_class, o.flops, o.bytes_read, o.bytes_written) for o in trace.ops]
+    peaks = [(s.name, s.step, trace.peak(s.start, s.stop)[1]) for s in trace.spans]
+    return [allocations, ops, peaks]
+
+
+@pytest.mark.parametrize(("name", "device", "changes"), [
+    ("gpt2", CPU, {"optimizer": FOREACH}),
+    ("gpt2", GPU, {"optimizer": FOREACH, "precision": "bf16"}),
+    ("gpt2", CPU, {"optimizer": "adamw-8bit"}),
+    ("t5", GPU, {"optimizer": "sgd"}),
+    ("gpt2", GPU, {"compile": "per-block"}),
+    ("bart", GPU, {"compile": "per-block"}),
+], ids=lambda value: str(value)[:40])
+def test_few_blocks_tell_the_rest(name, device, changes, monkeypatch):
+    if changes.get("optimizer") == "adamw-8bit":
+        pytest.importorskip("torchao")
+    asked, model = recipe(name, **changes), tiny_model(name, **dict.fromkeys(DEPTHS[name], 10))
+    whole = prediction.predict(asked, device, model, whole=True)
+    shortened: list[bool] = []
+    original = prediction._traced
+
+    def counted(recipe, device, model, regions, shorten=None):
+        shortened.append(shorten is not None)
+        return original(recipe, device, model, regions, shorten)
+
+    monkeypatch.setattr(prediction, "_traced", counted)
+    quick = prediction.predict(asked, device, model)
+    assert all(shortened)
+    assert described(quick) == described(whole)
+
+
+def test_what_one_trace_compiles_serves_the_deeper_one(monkeypatch):
+    compiled: list[str] = []
+    original = compile_fx.compile_fx
+
+    def counted(module, inputs, **options):
+        compiled.append(module.code)
+        return original(module, inputs, **options)
+
+    monkeypatch.setattr(compile_fx, "compile_fx", counted)
+    asked, model = recipe("gpt2", compile="per-block"), tiny_model("gpt2", n_layer=10)
+    prediction.predict(asked, GPU, model)
+    assert len(compiled) == 2  # a block's forward pass in training and in evaluation, for both traces together
+
+
+def test_dropout_in_compiled_and_checkpointed_blocks_is_predicted_for_a_gpu():
+    """The compiler keeps the random state of what it recomputes, by an op that has a rule of its own."""
+    model = tiny_model("gpt2", resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1)
+    asked = recipe("gpt2", compile="per-block", checkpointing="every-block")
+    trace = prediction.predict(asked, GPU, model)
+    assert any(op.name.startswith("fused") for op in trace.ops)
+    assert not any(a.shape == (5056,) for a in trace.allocations)  # the CPU's own, which no GPU holds

@@ -1,0 +1,119 @@
+"""Predictions against real steps on the CPU, and what they promise: whole windows, nothing allocated, clear errors."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from cpu_cases import CHUNKED, Case, cases
+from cpu_truth import PHASES
+from plan_vs_cpu import BOUND, compare
+from tightfit import Recipe
+from tightfit.backends.pytorch.simulate import predict as prediction
+from tightfit.backends.pytorch.simulate.fake_windows import micro_batch_sizes
+from tightfit.devices import Device, find_device
+from tightfit.errors import ModelError
+from tightfit.trace import Category, Trace
+
+CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 40)
+PLAIN = {
+    "attention": "sdpa", "checkpointing": "none", "compile": "off", "optimizer": "adamw", "precision": "fp32",
+    "pretrained": False, "data": "dummy",
+}
+
+
+CASES = [*cases()[::19], *cases()[-len(CHUNKED) :]]
+"""A few of the benchmark's."""
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_prediction_is_what_the_allocator_hands_out(case: Case):
+    error = compare(case)["error"]
+    assert max(map(abs, error.values())) <= BOUND, error
+
+
+def tiny_gpt2(**fields) -> Recipe:
+    return Recipe.from_dict({
+        **PLAIN, "model": "gpt2", "vocab_size": 96, "seq_len": 16,
+        "model_overrides": {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 32}, **fields,
+    })
+
+
+def peaks(trace: Trace) -> dict[str, int]:
+    return {phase: max(trace.peak(s.start, s.stop)[1] for s in trace.spans if s.name == phase) for phase in PHASES}
+
+
+@pytest.mark.parametrize("batch", [10, 9])
+def test_a_window_from_few_micro_batches_is_the_whole_window(batch, monkeypatch):
+    recipe = tiny_gpt2(batch_size=batch, micro_batch_size=2)
+    spliced = prediction.predict(recipe, CPU)
+    apart = [(size, 1) for size in micro_batch_sizes(recipe)]
+    monkeypatch.setattr(prediction, "micro_batch_groups", lambda recipe: apart)
+    whole = prediction.predict(recipe, CPU)
+    assert len(whole.ops) > len(spliced.ops)
+    assert peaks(spliced) == peaks(whole)
+    for measure in ("flops", "bytes_read", "bytes_written"):
+        totals = [sum(getattr(op, measure) * times for op, times in t.step_ops()) for t in (spliced, whole)]
+        assert totals[0] == totals[1]
+
+
+def test_a_window_of_a_billion_micro_batches_is_never_listed():
+    trace = prediction.predict(tiny_gpt2(batch_size=10**9, micro_batch_size=1), CPU)
+    backward = [span for span in trace.spans if span.name == "backward" and span.step == 2]
+    assert [span.times for span in backward] == [1, 10**9 - 1]
+
+
+def test_a_model_larger_than_this_machine_is_predicted_without_a_parameter():
+    recipe = Recipe.from_dict({
+        **PLAIN, "model": "llama-3.1-8b", "precision": "bf16", "batch_size": 1, "micro_batch_size": 1, "seq_len": 512,
+        "model_overrides": {
+            "num_hidden_layers": 80, "hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64,
+            "head_dim": 128,
+        },
+    })
+    process = psutil.Process()
+    before = process.memory_info().rss
+    trace = prediction.predict(recipe, find_device("b200"))
+    weights = trace.by_category(trace.peak()[0])[Category.WEIGHTS]
+    assert weights > psutil.virtual_memory().total
+    assert process.memory_info().rss - before < 1 << 30
+
+
+def test_the_evaluation_and_going_on_from_a_checkpoint_have_peaks_of_their_own():
+    trace = prediction.predict(tiny_gpt2(batch_size=8, micro_batch_size=8), CPU)
+    step, evaluation, resume = (
+        trace.peak(span.start, span.stop)[1] for span in map(trace.span, ("step 2", "evaluation", "resume"))
+    )
+    assert 0 < evaluation < step
+    weights = sum(a.bytes for a in trace.allocations if a.category is Category.WEIGHTS)
+    assert resume >= 4 * weights  # weights, gradients of zero, and two states
+
+
+def test_where_no_data_is_held_out_nothing_is_evaluated():
+    recipes = (tiny_gpt2(batch_size=4, micro_batch_size=2, data={"eval_fraction": share}) for share in (0.1, 0.0))
+    held_out, none = (prediction.predict(recipe, CPU) for recipe in recipes)
+    assert {s.name for s in held_out.spans} - {s.name for s in none.spans} == {"evaluation"}
+    assert none.peak()[1] == held_out.peak()[1]
+
+
+class Counting(nn.Module):
+    """Its result's shape hangs on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(96, 8)
+        self.inner = nn.Linear(8, 96)
+
+    def forward(self, input_ids):
+        found = torch.nonzero(input_ids)
+        return self.inner(self.embedding(input_ids)) + found.shape[0]
+
+
+def test_a_model_that_cannot_be_traced_is_refused_by_its_op():
+    recipe = Recipe.from_dict({
+        **PLAIN, "vocab_size": 96, "batch_size": 2, "micro_batch_size": 2, "seq_len": 8, "attention": "eager",
+    })
+    with pytest.raises(ModelError, match="nonzero"):
+        prediction.predict(recipe.override(attention="sdpa"), CPU, Counting())

@@ -1,0 +1,143 @@
+"""What no trace shows: sizes by the rules of torch's source, and by the recipe's own arithmetic."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tightfit.backends.pytorch.simulate import unseen as module
+from tightfit.backends.pytorch.simulate.predict import predict
+from tightfit.backends.pytorch.simulate.unseen import lt_workspace_bytes, recorded_context, unseen, workspace_bytes
+from tightfit.devices import Device, catalogue, find_device
+from tightfit.planning.defaults import resolve
+from tightfit.recipe import Recipe
+from tightfit.trace import Op, OpClass, Phase, Span, Trace
+
+A100, H100, B200, RTX_5090 = map(find_device, ("a100-80gb-sxm", "h100-sxm", "b200", "rtx-5090"))
+CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 34)
+SMALL, WIDE = (4096 * 2 + 16 * 8) * 1024, 32 << 20
+TINY = {
+    "model": "gpt2", "model_overrides": {"n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 64}, "vocab_size": 512,
+    "seq_len": 64, "batch_size": 4, "micro_batch_size": 2, "data": {"source": "dummy"}, "compile": "off",
+    "checkpointing": "none", "precision": "bf16", "optimizer": "adamw", "attention": "sdpa",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch, tmp_path):
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "TORCH_CUBLASLT_UNIFIED_WORKSPACE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(module, "RECORDS", (tmp_path / "none.json",))
+
+
+def traced(*ops: tuple[str, Phase], op_class: OpClass = OpClass.CONTRACTION) -> Trace:
+    made = [Op(name=name, tick=n, phase=phase, op_class=op_class) for n, (name, phase) in enumerate(ops)]
+    return Trace(origin="predicted", ops=made, spans=[Span(name=n, start=0, stop=9) for n in ("step 1", "step 2")])
+
+
+def sizes(trace: Trace, device: Device = A100, where: str = "allocator") -> list[int]:
+    return [u.bytes for u in unseen(Recipe(), device, trace) if u.where == where]
+
+
+@pytest.mark.parametrize(("device", "before", "since"), [
+    (A100, SMALL, SMALL), (H100, WIDE, WIDE), (B200, SMALL, WIDE), (RTX_5090, SMALL, WIDE),
+])  # fmt: skip
+def test_cublas_workspaces_by_capability_and_version(device, before, since):
+    assert workspace_bytes(device, (2, 11))[0] == before
+    assert workspace_bytes(device, (2, 12))[0] == workspace_bytes(device, (2, 13))[0] == since
+
+
+def test_cublas_workspaces_as_the_environment_sets_them(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    assert workspace_bytes(A100, (2, 13)) == (32 << 20, "set by CUBLAS_WORKSPACE_CONFIG")
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8:4096:2")
+    assert workspace_bytes(H100, (2, 13))[0] == 16 * 8 * 1024 + 4096 * 2 * 1024
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "no sizes")
+    assert workspace_bytes(H100, (2, 13))[0] == WIDE
+    monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", "2048")
+    assert lt_workspace_bytes()[0] == 2 << 20
+    monkeypatch.setenv("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "1")
+    assert lt_workspace_bytes()[0] == 0
+
+
+def test_each_thread_that_multiplies_has_a_workspace():
+    forward, backward = ("aten.mm.default", Phase.FORWARD), ("aten.mm.default", Phase.BACKWARD)
+    assert sizes(traced(forward)) == sizes(traced(backward)) == [SMALL]
+    assert sizes(traced(forward, backward), H100) == [WIDE, WIDE]
+    assert sizes(traced(("aten.bmm.default", Phase.RECOMPUTE), ("aten.bmm.default", Phase.DECODE))) == [SMALL] * 2
+    fused = ("aten._scaled_dot_product_flash_attention.default", "torch_attn._varlen_attn.default",
+             "aten.convolution.default")
+    assert sizes(traced(*((name, Phase.FORWARD) for name in fused))) == []
+    assert sizes(traced(forward, op_class=OpClass.ELEMENTWISE)) == []
+
+
+@pytest.mark.parametrize(("version", "more"), [((2, 11), [1 << 20]), ((2, 12), []), ((2, 13), [])])
+def test_a_bias_had_a_workspace_of_its_own(monkeypatch, version, more):
+    monkeypatch.setattr(module, "torch_release", lambda: version)
+    assert sizes(traced(("aten.addmm.default", Phase.FORWARD))) == [SMALL, *more]
+    assert sizes(traced(("aten.mm.default", Phase.FORWARD))) == [SMALL]
+
+
+def test_the_cpu_has_nothing_unseen():
+    assert unseen(Recipe(), CPU, traced(("aten.mm.default", Phase.FORWARD))) == []
+
+
+def test_an_assumed_context_says_so_and_leaves_room_on_every_card():
+    for device in catalogue():
+        context = [u for u in unseen(Recipe(), device, traced()) if u.where == "context"]
+        assert all("not yet measured" in u.source for u in context)
+        assert 0 < sum(u.bytes for u in context) < device.memory_bytes / 4
+
+
+RECORD = {"step": 500 << 20, "compiled": 520 << 20, "date": "2026-01-02", "torch": "2.11.0", "driver": "580.1"}
+
+
+def kept(path, **changes):
+    path.write_text(json.dumps({"NVIDIA A100-SXM4-80GB": {**RECORD, **changes}}))
+    return path
+
+
+def test_a_measured_context_takes_the_place_of_the_assumed_one(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "RECORDS", (tmp_path / "none.json", kept(tmp_path / "contexts.json")))
+    eager, compiled = Recipe.from_dict({"compile": "off"}), Recipe.from_dict({"compile": "per-block"})
+    for recipe, size in ((eager, RECORD["step"]), (compiled, RECORD["compiled"])):
+        (context,) = [u for u in unseen(recipe, A100, traced()) if u.where == "context"]
+        assert context.bytes == size
+        for part in ("measured", "A100-SXM4", "2026-01-02", "580.1"):
+            assert part in context.source
+    assert sizes(traced(), H100, "context") == [module.CONTEXT, module.KERNELS]
+
+
+@pytest.mark.parametrize("changes", [{"step": 0}, {"compiled": "much"}, {"driver": ...}])
+def test_a_damaged_record_is_none(tmp_path, changes):
+    path = tmp_path / "contexts.json"
+    kept(path, **{k: v for k, v in changes.items() if v is not ...})
+    if ... in changes.values():
+        path.write_text(path.read_text().replace('"driver"', '"other"'))
+    assert recorded_context(A100.name, (path,)) is None
+    path.write_text("{")
+    assert recorded_context(A100.name, (path, kept(tmp_path / "good.json"))) is not None
+
+
+def test_a_predicted_step_carries_what_it_does_not_show():
+    recipe = resolve(Recipe.from_dict({**TINY, "loading": {"workers": 2, "prefetch": 3}}), A100)
+    trace = predict(recipe, A100)
+    found = {u.name: u for u in trace.unseen}
+    assert [u.where for u in trace.unseen].count("context") == 2
+    assert found["cuBLAS workspace of the main thread"].bytes == SMALL
+    assert found["cuBLAS workspace of autograd's thread"].bytes == SMALL
+    tensor = 2 * 64 * 8  # ids and labels of a micro-batch, 64-bit integers
+    assert found["windows waiting for the step"].bytes == (2 * 3 + 1) * 2 * (2 * tensor)
+    block = 2 * 64 + 64 * 192 + 192 + 64 * 64 + 64 + 2 * 64 + 64 * 256 + 256 + 256 * 64 + 64
+    weights = (512 * 64 + 64 * 64 + 2 * block + 2 * 64) * 4
+    steps = 2 + 2 * 12 + 2  # AdamW counts the steps of each of the model's parameters
+    assert found["checkpoint"].bytes == 3 * weights + 4 * steps
+    assert f"{2 * weights // 2**20:,} MiB" in found["checkpoint"].source
+
+
+def test_windows_that_are_not_page_locked_are_not_rounded():
+    values = {**TINY, "seq_len": 60, "loading": {"workers": 0, "pin_memory": False}}
+    trace = predict(resolve(Recipe.from_dict(values), A100), A100)
+    (windows,) = [u for u in trace.unseen if u.name.startswith("windows")]
+    assert windows.bytes == 2 * (2 * 2 * 60 * 8)

@@ -1,0 +1,156 @@
+"""What a model's own code raises, in plans and in real steps: one sentence with the module, the exception, the line."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._inductor import compile_fx
+
+from tests.architectures import tiny_model
+from tests.benchmark_modules import benchmark
+from tightfit.backends.pytorch.backend import PytorchBackend
+from tightfit.backends.pytorch.errors import cause, is_models_own
+from tightfit.backends.pytorch.simulate.inference import predict_inference
+from tightfit.backends.pytorch.simulate.predict import predict
+from tightfit.devices import Device
+from tightfit.errors import ModelError
+from tightfit.planning.defaults import resolve
+from tightfit.recipe import Recipe
+from tightfit.tasks import window_of
+
+CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 40)
+FIELDS = {"data": "dummy", "vocab_size": 16, "seq_len": 8, "batch_size": 4, "micro_batch_size": 2, "device": "cpu"}
+AT_LINE = rf" \({Path(__file__)}:\d+\)"
+
+
+class Backwards(torch.autograd.Function):
+    """Fails once gradients come."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        raise ValueError("no gradient\nof this")
+
+
+class Inner(nn.Module):
+    """Fails in the named way."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "inside":
+            raise KeyError("missing")
+        if self.how == "leaves":
+            sys.exit(0)
+        return Backwards.apply(x) if self.how == "backward" else x
+
+
+class Outer(nn.Module):
+    """Embeds, calls `Inner`, and scores."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.embed, self.inner, self.out = nn.Embedding(16, 4), Inner(how), nn.Linear(4, 16)
+        self.how = how
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        if self.how == "outside":
+            raise RuntimeError
+        return self.out(self.inner(self.embed(input_ids)))
+
+
+RAISED = {
+    "leaves": "its module 'inner' raised SystemExit: 0",
+    "inside": "its module 'inner' raised KeyError: 'missing'",
+    "outside": "it raised RuntimeError",
+    "backward": "it raised ValueError: no gradient of this",
+}
+
+
+@pytest.fixture(params=RAISED)
+def how(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def test_in_a_plan(how: str) -> None:
+    recipe = resolve(Recipe.from_dict(FIELDS), CPU)
+    with pytest.raises(ModelError, match=f"model: Outer cannot be planned for: {RAISED[how]}{AT_LINE}"):
+        predict(recipe, CPU, Outer(how))
+
+
+def test_in_a_plan_of_inference() -> None:
+    recipe = resolve(Recipe.from_dict({**FIELDS, "mode": "inference"}), CPU)
+    with pytest.raises(ModelError, match=f"Outer cannot be planned for: {RAISED['inside']}{AT_LINE}") as found:
+        predict_inference(recipe, CPU, Outer("inside"))
+    assert "gradients" not in str(found.value)
+
+
+def test_in_a_step_and_in_its_evaluation(how: str) -> None:
+    backend = PytorchBackend()
+    build = backend.build(resolve(Recipe.from_dict(FIELDS), CPU), CPU, Outer(how))
+    step = backend.step(build)
+    window = benchmark("random_windows").random_window(build.recipe, build.task, build.facts, 0)
+    doing = "backward" if how == "backward" else "forward"
+    told = f"model: Outer failed in the {doing} pass of micro-batch 1 of 2: {RAISED[how]}{AT_LINE}$"
+    with pytest.raises(ModelError, match=told):
+        step(window, 1e-3)
+    if how != "backward":
+        with pytest.raises(ModelError, match=f"model: Outer failed in evaluation: {RAISED[how]}"):
+            step.evaluate([window])
+
+
+def test_our_own_errors_are_not_the_models() -> None:
+    with pytest.raises(TypeError) as found:
+        window_of(None)
+    assert not is_models_own(found.value, Outer(""))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:torch", "ignore::DeprecationWarning")
+def test_a_compiler_that_fails_is_told_as_the_choice_of_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*args: Any, **options: Any) -> Any:
+        raise TypeError("no such size\nand more")
+
+    monkeypatch.setattr(compile_fx, "compile_fx", failing)
+    recipe = resolve(Recipe.from_dict({**FIELDS, "compile": "per-block", "vocab_size": 96}), CPU)
+    told = ("compile: per-block cannot be planned for GPT2LMHeadModel: torch.compile raised TypeError: no such size"
+            r"( \(.*\))?; write compile=off$")
+    with pytest.raises(ModelError, match=told):
+        predict(recipe, CPU, tiny_model("gpt2"))
+
+
+@pytest.mark.parametrize("compiled", ["off", "per-block"])
+def test_a_tensor_too_large_to_count_is_told_as_the_length(
+    compiled: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fields = {**FIELDS, "model": "gpt2", "model_overrides": {"n_layer": 1, "n_positions": 10**9}, "seq_len": 10**9,
+              "vocab_size": None, "micro_batch_size": 1, "attention": "eager", "compile": compiled}
+    recipe = resolve(Recipe.from_dict(fields), CPU)
+    told = r"seq_len: GPT2LMHeadModel makes a tensor of 12 x 1000000000 x 1000000000 "
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addHandler(caplog.handler)
+    try:
+        with pytest.raises(ModelError, match=told):
+            predict(recipe, CPU)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert [record for record in caplog.records if record.name == logger.name] == []
+
+
+def test_the_cause_of_what_a_compiler_wraps() -> None:
+    from torch._inductor.exc import LoweringException
+
+    wrapped = LoweringException(TypeError("no such thing"), "aten.mm", ["an argument"], {})
+    assert cause(wrapped) == "TypeError: no such thing"
+    assert cause(KeyError("a")) == "KeyError: 'a'"
+    assert cause(ValueError()) == "ValueError"
