@@ -15,8 +15,8 @@ import torch
 
 import record
 from random_windows import random_window
+from tightfit.backends.measuring import measure
 from tightfit.backends.pytorch.backend import PytorchBackend
-from tightfit.backends.pytorch.measure.step_profiler import measure
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 
@@ -43,7 +43,7 @@ def measured(fields: dict[str, Any], steps: int) -> dict[str, Any]:
     device = backend.device(recipe)
     build = backend.build(resolve(recipe, device), device)
     windows = (random_window(build.recipe, build.task, build.facts, seed) for seed in count())
-    found = measure(backend.step(build), windows, steps)
+    found = measure(backend, backend.step(build), windows, steps)
     seconds = sum(op.seconds or 0.0 for op in found.trace.ops)
     return {"step_seconds": found.step_seconds, "overhead": found.overhead, "ops": len(found.trace.ops),
             "ops_seconds": seconds, "ops_share": seconds / found.step_seconds}

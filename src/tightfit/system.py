@@ -82,7 +82,7 @@ def _groups(controller: str) -> Iterator[PurePosixPath]:
     for all controllers, where it is empty. What a container calls its group may not be there: then it sees only the
     outermost, which is its own."""
     own = PurePosixPath()
-    for line in _text(OWN_GROUP).splitlines():
+    for line in read_text(OWN_GROUP).splitlines():
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(","):
             own = PurePosixPath(path.lstrip("/"))
@@ -92,12 +92,13 @@ def _groups(controller: str) -> Iterator[PurePosixPath]:
 
 def _words(name: PurePosixPath) -> list[str]:
     """The words of one of the control groups' files; none where there is no such file."""
-    return _text(GROUPS / name).split()
+    return read_text(GROUPS / name).split()
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of one of the system's files; empty where it cannot be read."""
     try:
-        return path.read_text()
+        return path.read_text("utf-8", "replace")
     except OSError:
         return ""
 
@@ -203,7 +204,7 @@ class Nvml:
 
     def memory(self, handle: Any) -> tuple[int, int, int | None] | None:
         """Bytes of the card: total, in use, kept by the driver. In use excludes what the driver keeps, where the driver
-        tells them apart."""
+        counts that separately."""
         version = self.constant("nvmlMemory_v2", 0x02000028)
         if (both := self.ask("nvmlDeviceGetMemoryInfo", handle, version)) is not None:
             return int(both.total), int(both.used), int(both.reserved)

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from tests.architectures import CAUSAL, IMAGES, MASKED, POSITIONS, SEQ2SEQ, TASK_OF, VOCAB, tiny_model
 from tests.backends.jax.cases import SCANNED, fast_options
 from tightfit.backends.jax.backend import JaxBackend
-from tightfit.backends.jax.batch import array_window
+from tightfit.backends.jax.loading import array_window
 from tightfit.backends.jax.step import Step as JaxStep
 from tightfit.backends.jax.update import window_gradients
 from tightfit.backends.pytorch.backend import PytorchBackend

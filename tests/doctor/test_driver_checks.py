@@ -6,7 +6,7 @@ import pytest
 
 from tests.doctor.recordings import one, recorded, said
 from tightfit.doctor.checks import checks, problems
-from tightfit.doctor.driver_checks import covers
+from tightfit.doctor.software_checks import covers
 
 
 def stops(readings):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.doctor.recordings import one, recorded, said
-from tightfit.doctor.link_checks import PATHS, legend, matrix
+from tightfit.doctor.host_checks import PATHS, legend, matrix
 from tightfit.doctor.readings import Link
 
 

@@ -15,14 +15,14 @@ import psutil
 import pytest
 
 from tightfit import system
-from tightfit.doctor import gather, host, software
-from tightfit.doctor.host import CHUNK, read_disk
+from tightfit.doctor import machine
+from tightfit.doctor.machine import CHUNK, read_disk
 from tightfit.doctor.readings import Driver, Gpu, Software
 from tightfit.system import HostMemory
 
 
 def test_the_host_is_read():
-    found = host.read_host()
+    found = machine.read_host()
     assert 1 <= found.cores <= found.cores_all
     assert 0 < found.memory_available <= found.memory_total
     assert found.processor
@@ -84,8 +84,8 @@ def test_the_compilers_version(tmp_path):
     compiler = tmp_path / "nvcc"
     compiler.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n")
     compiler.chmod(0o755)
-    assert host._nvcc(str(compiler)) == "13.0"
-    assert host._nvcc(str(tmp_path / "none")) is None
+    assert machine._nvcc(str(compiler)) == "13.0"
+    assert machine._nvcc(str(tmp_path / "none")) is None
 
 
 def test_the_disk_is_measured_and_left_as_it_was(tmp_path):
@@ -114,7 +114,7 @@ def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
 
 
 def test_versions_are_read():
-    found, gpus = software.read_software()
+    found, gpus = machine.read_software()
     assert found.torch == metadata.version("torch") or found.torch.partition("+")[0] in metadata.version("torch")
     assert found.libraries["transformers"] == metadata.version("transformers")
     assert len(gpus) == found.cuda_devices
@@ -125,10 +125,10 @@ def test_a_requirement_that_is_not_met_is_found(monkeypatch):
     versions = {"torch": "2.13.0", "triton": "3.4.0", "numpy": "2.4.6"}
     asked = {"torch": ["triton==3.7.0; platform_system == 'Linux'", "numpy>=1.0", "optree>=0.13; extra == 'optree'",
                        "absent>=1", "not a requirement at all ==", "numpy<1; python_version < '3'"]}
-    monkeypatch.setattr(software, "version_of", versions.get)
-    monkeypatch.setattr(software.metadata, "requires", lambda name: asked.get(name, []))
+    monkeypatch.setattr(machine, "version_of", versions.get)
+    monkeypatch.setattr(machine.metadata, "requires", lambda name: asked.get(name, []))
     monkeypatch.setattr(sys, "platform", "linux")
-    (found,) = software.read_conflicts(["torch", "triton"])
+    (found,) = machine.read_conflicts(["torch", "triton"])
     assert (found.library, found.wants, found.installed) == ("torch", "triton==3.7.0", "3.4.0")
 
 
@@ -143,7 +143,7 @@ def test_what_a_library_says_on_loading_is_heard(monkeypatch, capsys):
     monkeypatch.setattr(logger, "level", logging.ERROR)  # as the command line has it
     logger.manager._clear_cache()
     monkeypatch.setattr(importlib, "import_module", load)
-    found = software._broken({"torchao": "0.18.0", "flash-attn": "2.8.3"})
+    found = machine._broken({"torchao": "0.18.0", "flash-attn": "2.8.3"})
     assert found == {"torchao": "Failed to load _C.abi3.so: no symbol",
                      "flash-attn": "ImportError: flash_attn_2_cuda.so: undefined symbol: _ZN3c10"}
     assert capsys.readouterr().err == ""
@@ -158,15 +158,15 @@ def test_pytorchs_cards_stand_in_for_the_drivers(monkeypatch, tmp_path, first, i
     there = (own,) if index == 0 else ()
     seen = (Gpu(index=0, name="from PyTorch"),)
     versions = Software(python="3.12", tightfit="0.1.0")
-    monkeypatch.setattr(gather, "read_cards", lambda: asked.append("driver") or (driver, there, ()))
-    monkeypatch.setattr(gather, "read_software", lambda: asked.append("PyTorch") or (versions, seen))
-    assert [gpu.name for gpu in gather.gather(tmp_path, disk=False).gpus] == [first]
+    monkeypatch.setattr(machine, "read_cards", lambda: asked.append("driver") or (driver, there, ()))
+    monkeypatch.setattr(machine, "read_software", lambda: asked.append("PyTorch") or (versions, seen))
+    assert [gpu.name for gpu in machine.gather(tmp_path, disk=False).gpus] == [first]
     assert asked == ["driver", "PyTorch"]
 
 
 def test_a_torch_that_cannot_load_is_a_reading(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    found, gpus = software.read_software()
+    found, gpus = machine.read_software()
     assert found.torch is None
     assert "torch" in found.broken
     assert gpus == ()

@@ -153,7 +153,7 @@ class Step(Protocol):
     def export(self, folder: Path, classes: dict[int, str] | None) -> None:
         """Write the model alone, in the form that others read (`save_pretrained`, or safetensors).
 
-        classes: the names of the classes it tells apart, where the data named them.
+        classes: the names of the classes that it predicts, where the data named them.
         """
 
     def is_finite(self) -> bool:
@@ -220,14 +220,8 @@ class Backend(Protocol):
         be traced.
         """
 
-    def measure(self, step: Any, windows: Iterator[Any], chrome_trace: Path | None = None) -> Measurement:
-        """Take a few steps of `step` on its own `windows`, and say what they took and where it went.
-
-        chrome_trace: as of `StepProfiler.measurement`, whose errors it raises.
-        """
-
     def step_profiler(self, step: Any) -> StepProfiler:
-        """The profiler of `step`, for steps that a run takes."""
+        """The profiler of `step`, for steps that a run takes; `measuring.measure` takes some by itself."""
 
     def time(self, step: Any, windows: Iterator[Any], warm_up: int, steps: int) -> Timings:
         """Take `warm_up` + `steps` + 1 steps of `step` on its own `windows`, and say what each of `steps` took."""

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from tightfit.backends.base import PLAIN, WARM_UP, Measurement, Step, StepProfiler
+from tightfit.backends.base import PLAIN, WARM_UP, Backend, Measurement
 from tightfit.errors import DataError, ModelError, OutOfMemory, ReportError
 
 
 def measure(
-    step: Step, profiler: StepProfiler, session: AbstractContextManager[None], windows: Iterator[Any], rate: float,
-    plain: int = PLAIN, chrome_trace: Path | None = None,
-) -> Measurement:  # fmt: skip
-    """Take WARM_UP + `plain` + 1 steps on `windows` and say what they took. The model learns from them.
+    backend: Backend, step: Any, windows: Iterator[Any], plain: int = PLAIN, chrome_trace: Path | None = None
+) -> Measurement:
+    """Take WARM_UP + `plain` + 1 steps of `step` on its own `windows` and say what they took. The model learns from
+    them.
 
-    session: what steps run in. rate: the learning rate. chrome_trace: where the profiler's trace of the last one goes,
-    gzipped.
+    chrome_trace: where the profiler's trace of the last one goes, gzipped.
     Raises as the step does, StopIteration where there are fewer windows, ReportError where the last step could not be
     followed, each with what was measured until then; and OSError where the trace cannot be written.
     """
+    build, profiler = step.build, backend.step_profiler(step)
+    rate = build.recipe.learning_rate
     try:
-        with session:
+        with build.session():
             for _ in range(WARM_UP):
                 step(next(windows), rate).read()
             for _ in range(plain):

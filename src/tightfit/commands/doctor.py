@@ -12,7 +12,7 @@ from rich.text import Text
 from tightfit.display.progress import SearchProgress
 from tightfit.doctor.calibrate import calibrate, ceiling_rows
 from tightfit.doctor.checks import checks, problems
-from tightfit.doctor.gather import gather
+from tightfit.doctor.machine import gather
 from tightfit.doctor.report import as_dict, show
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tightfit.commands.report import run_report
 from tightfit.devices import Device
-from tightfit.doctor.watching import Series, watched
+from tightfit.doctor.cards import Series, watched
 from tightfit.errors import ReportError
 from tightfit.files import write_atomically
 from tightfit.planner import target_for

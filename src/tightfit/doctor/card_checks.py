@@ -41,7 +41,7 @@ THROTTLES = {
                          "out, or a lower limit with nvidia-smi -pl"),
     "hardware-thermal": ("the card lowers its clocks because it is too hot", "stop the load and see to its cooling: "
                          "fans, dust, airflow, heat sink"),
-    "power-brake": ("the power supply tells the card to slow down", "look at the power leads and whether the supply "
+    "power-brake": ("the power supply signals the card to slow down", "look at the power leads and whether the supply "
                     "has enough watts to spare"),
 }  # fmt: skip
 """Of `cards.REASONS` those that cost speed: what happens, and what to do. Idle clocks and clocks that someone set are

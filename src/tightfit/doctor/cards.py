@@ -1,14 +1,18 @@
-"""Readings of cards, driver and links, from NVML. What cannot be read is None."""
+"""Readings of cards, driver and links, from NVML: once, or ten times a second while steps run. What cannot be read is
+None."""
 
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from tightfit.doctor.readings import Driver, Gpu, Link, Process
-from tightfit.system import Lost, NoNvml, Nvml, nvml_session
+from tightfit.system import Lost, NoNvml, Nvml, nvml_session, read_text
 
 REASONS = {
     0x1: "idle", 0x2: "clocks-set", 0x4: "power-cap", 0x8: "hardware-slowdown", 0x10: "sync-boost",
@@ -19,6 +23,14 @@ PATHS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """NVML's topology levels by the names that `nvidia-smi topo -m` prints; level 0, two chips on one board, is nearer
 still and counted as PIX."""
 COMPUTE_MODES = {0: "default", 1: "exclusive", 2: "prohibited", 3: "exclusive"}
+
+INTERVAL = 0.1
+"""Seconds between two looks of `watched`."""
+GRAPHICS_CLOCK, CORE_TEMPERATURE = 0, 0
+"""NVML_CLOCK_GRAPHICS and NVML_TEMPERATURE_GPU."""
+
+Series = dict[str, list[float | None]]
+"""By name with its unit; None where a look found nothing."""
 
 PCI = Path("/sys/bus/pci/devices")
 PROC = Path("/proc")
@@ -94,11 +106,10 @@ def _processes(nvml: Nvml, handle: Any) -> tuple[Process, ...] | None:
 
 
 def _process_name(nvml: Nvml, pid: int) -> str | None:
-    try:
-        return (PROC / str(pid) / "comm").read_text("utf-8", "replace").strip() or None
-    except OSError:  # another process's, or another system's
-        name = nvml.ask("nvmlSystemGetProcessName", pid)
-        return None if not name else str(name).split("/")[-1]
+    if name := read_text(PROC / str(pid) / "comm").strip():
+        return name
+    name = nvml.ask("nvmlSystemGetProcessName", pid)  # another system's
+    return str(name).split("/")[-1] if name else None
 
 
 def _link(nvml: Nvml, first: tuple[int, Any], second: tuple[int, Any]) -> Link:
@@ -137,13 +148,11 @@ def _link_ends(nvml: Nvml, handle: Any) -> list[str]:
 
 def _without_nvml() -> dict[str, Any]:
     """NVIDIA's cards as Linux itself knows them; nothing elsewhere."""
-    try:
-        nouveau = any(line.startswith("nouveau ") for line in (PROC / "modules").read_text().splitlines())
-    except OSError:
-        nouveau = False
+    nouveau = any(line.startswith("nouveau ") for line in read_text(PROC / "modules").splitlines())
     cards = [device.name for device in sorted(PCI.glob("*"))
-             if _line(device / "vendor") == NVIDIA and (_line(device / "class") or "").startswith("0x03")]
-    return {"module": _line(Path("/sys/module/nvidia/version")), "nouveau": nouveau, "pci_cards": tuple(cards)}
+             if read_text(device / "vendor").strip() == NVIDIA and read_text(device / "class").startswith("0x03")]
+    module = read_text(Path("/sys/module/nvidia/version")).strip() or None
+    return {"module": module, "nouveau": nouveau, "pci_cards": tuple(cards)}
 
 
 def _own_width(bus: str | None) -> int | None:
@@ -151,15 +160,8 @@ def _own_width(bus: str | None) -> int | None:
     if bus is None:
         return None
     # NVML writes a domain of eight digits, Linux one of four.
-    width = _line(PCI / bus[-12:] / "max_link_width")
-    return int(width) if width and width.isdecimal() and 0 < int(width) <= 32 else None
-
-
-def _line(path: Path) -> str | None:
-    try:
-        return path.read_text("utf-8", "replace").strip()
-    except OSError:
-        return None
+    width = read_text(PCI / bus[-12:] / "max_link_width").strip()
+    return int(width) if width.isdecimal() and 0 < int(width) <= 32 else None
 
 
 def _watts(milliwatts: Any) -> float | None:
@@ -168,3 +170,47 @@ def _watts(milliwatts: Any) -> float | None:
 
 def _first(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
+
+
+@contextmanager
+def watched(uuid: str) -> Iterator[Series]:
+    """The series, which grow until the end of the block; empty where there is no card, or no way to ask.
+
+    uuid: the card's, as the driver writes it (`GPU-...`): its number there may be another than the framework's.
+    """
+    series: Series = {}
+    done = threading.Event()
+    thread = threading.Thread(target=_watch, args=(uuid, series, done), daemon=True)
+    thread.start()
+    try:
+        yield series
+    finally:
+        done.set()
+        thread.join()
+
+
+def _watch(uuid: str, series: Series, done: threading.Event) -> None:
+    try:
+        with nvml_session() as nvml:
+            card = nvml.ask("nvmlDeviceGetHandleByUUID", uuid) if uuid else None
+            if card is None:
+                return
+            while True:
+                for name, value in _look(nvml, card):
+                    series.setdefault(name, []).append(value)
+                if done.wait(INTERVAL):
+                    return
+    except NoNvml:
+        return
+
+
+def _look(nvml: Nvml, handle: Any) -> Iterator[tuple[str, float | None]]:
+    rates = nvml.ask("nvmlDeviceGetUtilizationRates", handle)
+    memory = nvml.memory(handle)
+    yield "utilization %", None if rates is None else float(rates.gpu)
+    yield "memory GiB", None if memory is None else memory[1] / (1 << 30)
+    yield "power W", _watts(nvml.ask("nvmlDeviceGetPowerUsage", handle))
+    temperature = nvml.ask("nvmlDeviceGetTemperature", handle, CORE_TEMPERATURE)
+    clock = nvml.ask("nvmlDeviceGetClockInfo", handle, GRAPHICS_CLOCK)
+    yield "temperature C", None if temperature is None else float(temperature)
+    yield "clock MHz", None if clock is None else float(clock)

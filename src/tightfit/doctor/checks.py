@@ -7,14 +7,15 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tightfit.doctor.card_checks import check_card, check_supply
-from tightfit.doctor.driver_checks import check_cuda, check_driver, check_kernels
 from tightfit.doctor.findings import Finding, Say
-from tightfit.doctor.host_checks import check_container, check_disk, check_host
-from tightfit.doctor.link_checks import check_links
+from tightfit.doctor.host_checks import check_container, check_disk, check_host, check_links
 from tightfit.doctor.readings import Readings
 from tightfit.doctor.software_checks import (
     check_calibration,
+    check_cuda,
+    check_driver,
     check_environment,
+    check_kernels,
     check_libraries,
     check_torch,
 )

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from tightfit.doctor.checks import problems
 from tightfit.doctor.findings import Finding
-from tightfit.doctor.link_checks import legend, matrix
+from tightfit.doctor.host_checks import legend, matrix
 from tightfit.doctor.readings import Readings
 
 COLOURS = {"ok": "green", "info": "cyan", "advice": "yellow", "problem": "bold red"}

@@ -11,6 +11,7 @@ from typing import Any
 
 from tightfit.backends import load_backend
 from tightfit.backends.base import Backend, Measurement
+from tightfit.backends.measuring import measure
 from tightfit.data.loading import WindowLoader
 from tightfit.devices import Device
 from tightfit.errors import OutOfMemory, RecipeError, TightfitError
@@ -71,7 +72,7 @@ def profile_recipe(
     listener.message("measuring: a few steps as they are, then one with every op followed")
     try:
         with around(device):
-            measurement = backend.measure(step, windows, chrome_trace)
+            measurement = measure(backend, step, windows, chrome_trace=chrome_trace)
     except OutOfMemory as error:
         raise OutOfMemory(f"{error}. Try: {'; or '.join(smaller(recipe, device))}") from None
     return Profiled(recipe=recipe, device=device, backend=backend, measurement=measurement, plan=session.plan,

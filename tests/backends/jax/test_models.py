@@ -11,8 +11,8 @@ import transformers
 
 from tests.architectures import VOCAB, tiny_model
 from tests.backends.jax.cases import build, quickly
+from tightfit.backends.jax.decoders import rope_frequencies
 from tightfit.backends.jax.forward import logits
-from tightfit.backends.jax.llama import rope_frequencies
 from tightfit.backends.jax.step import Step
 from tightfit.backends.pytorch.models import build_model
 from tightfit.errors import ModelError

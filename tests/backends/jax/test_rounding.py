@@ -9,8 +9,8 @@ import pytest
 
 from tests.backends.jax.cases import build, quickly
 from tightfit.backends.jax.build import Optimizer
-from tightfit.backends.jax.rounding import in_bf16
-from tightfit.backends.jax.state import load_state, save_state
+from tightfit.backends.jax.checkpoints import load_state, save_state
+from tightfit.backends.jax.optimizer import in_bf16
 from tightfit.backends.jax.update import abstract_state, initial_state
 
 PLAIN = Optimizer(lambda params: (), lambda gradients, state, params, rate: (

@@ -11,10 +11,9 @@ import pytest
 
 from tests.backends.jax.cases import build, quickly
 from tests.backends.jax.test_step import micro_batch
-from tightfit.backends.jax import scaling
-from tightfit.backends.jax.batch import array_window
+from tightfit.backends.jax.loading import array_window
 from tightfit.backends.jax.step import Step
-from tightfit.backends.jax.update import window_gradients
+from tightfit.backends.jax.update import GROWTH_INTERVAL, next_scaler, unscaled, window_gradients
 from tightfit.tasks import window_of
 
 
@@ -33,7 +32,7 @@ def test_scaled_gradients_are_those_of_the_loss(made):
     run = partial(window_gradients, made)
     _, plain = quickly(lambda p, a: run(p, a, count, None), step.state["params"], arrays)
     _, scaled = quickly(lambda p, a: run(p, a, count, None, jnp.float32(1024)), step.state["params"], arrays)
-    found, finite = scaling.unscaled(scaled, {"scale": jnp.float32(1024), "steps": jnp.int32(0)})
+    found, finite = unscaled(scaled, {"scale": jnp.float32(1024), "steps": jnp.int32(0)})
     assert finite
     for name, gradient in plain.items():
         np.testing.assert_allclose(found[name], gradient, rtol=0.05, atol=2e-3, err_msg=name)
@@ -59,10 +58,10 @@ def test_a_step_that_overflows_changes_nothing_but_the_scale(made, tmp_path):
 
 
 def test_the_scale_grows_after_many_good_steps_in_a_row():
-    scaler = {"scale": jnp.float32(8), "steps": jnp.int32(scaling.INTERVAL - 2)}
-    scaler = scaling.moved_on(scaler, jnp.bool_(True))
-    assert (float(scaler["scale"]), int(scaler["steps"])) == (8, scaling.INTERVAL - 1)
-    scaler = scaling.moved_on(scaler, jnp.bool_(True))
+    scaler = {"scale": jnp.float32(8), "steps": jnp.int32(GROWTH_INTERVAL - 2)}
+    scaler = next_scaler(scaler, jnp.bool_(True))
+    assert (float(scaler["scale"]), int(scaler["steps"])) == (8, GROWTH_INTERVAL - 1)
+    scaler = next_scaler(scaler, jnp.bool_(True))
     assert (float(scaler["scale"]), int(scaler["steps"])) == (16, 0)
-    scaler = scaling.moved_on({"scale": jnp.float32(8), "steps": jnp.int32(5)}, jnp.bool_(False))
+    scaler = next_scaler({"scale": jnp.float32(8), "steps": jnp.int32(5)}, jnp.bool_(False))
     assert (float(scaler["scale"]), int(scaler["steps"])) == (4, 0)

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.backends.jax.cases import build
-from tightfit.backends.jax.state import OPTIMIZER, WEIGHTS
+from tightfit.backends.jax.checkpoints import OPTIMIZER, WEIGHTS
 from tightfit.backends.jax.step import Step
 from tightfit.errors import CheckpointError
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from tests.backends.jax.cases import build, quickly, recipe
-from tightfit.backends.jax.batch import array_window
 from tightfit.backends.jax.forward import logits
-from tightfit.backends.jax.loading import loading
+from tightfit.backends.jax.loading import array_window, loading
 from tightfit.backends.jax.step import Step
 from tightfit.backends.jax.update import evaluation_loss
 from tightfit.data import prepare

@@ -14,7 +14,7 @@ import pytest
 import tightfit
 from tests.backends.jax.cases import TINY, fast_options
 from tests.training.runs import logged_losses, same_weights
-from tightfit.backends.jax.xla_flags import compiler_options
+from tightfit.backends.jax.assembly import compiler_options
 from tightfit.errors import CheckpointError, RecipeError, Refused
 from tightfit.profiling import profile as profiles
 from tightfit.training.progress import Listener
@@ -107,7 +107,7 @@ TWO = """
 import jax, numpy as np
 from tests.backends.jax.cases import build, fast_options
 from tightfit.backends.jax import assembly
-from tightfit.backends.jax.batch import array_window
+from tightfit.backends.jax.loading import array_window
 from tightfit.backends.jax.step import Step
 from tightfit.tasks import MicroBatch, window_of
 assembly.compiler_options = lambda flags, devices: fast_options()

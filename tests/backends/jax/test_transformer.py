@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.backends.jax.cases import SCANNED, UNROLLED, build, quickly, recipe
-from tightfit.backends.jax.batch import array_window
+from tightfit.backends.jax.decoders import network_of
 from tightfit.backends.jax.forward import logits
-from tightfit.backends.jax.models import network_of
+from tightfit.backends.jax.loading import array_window
 from tightfit.backends.jax.step import Step
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.batch import tensor_window

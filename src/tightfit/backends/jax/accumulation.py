@@ -12,8 +12,6 @@ import jax.numpy as jnp
 from tightfit.backends.jax.build import Build
 from tightfit.techniques.accumulation import Loop, Scan
 
-Compute = Callable[[Any, jax.Array], Any]
-
 
 def loop(technique: Loop, build: Build) -> Build:
     return replace(build, sum_gradients=_loop)
@@ -23,7 +21,7 @@ def scan(technique: Scan, build: Build) -> Build:
     return replace(build, sum_gradients=_scan)
 
 
-def _loop(compute: Compute, batches: Any, count: int) -> Any:
+def _loop(compute: Callable[[Any, jax.Array], Any], batches: Any, count: int) -> Any:
     total = None
     for number in range(count):
         found = compute(jax.tree.map(lambda a, n=number: a[n], batches), jnp.int32(number))
@@ -31,7 +29,7 @@ def _loop(compute: Compute, batches: Any, count: int) -> Any:
     return total
 
 
-def _scan(compute: Compute, batches: Any, count: int) -> Any:
+def _scan(compute: Callable[[Any, jax.Array], Any], batches: Any, count: int) -> Any:
     if count == 1:
         return _loop(compute, batches, count)
 

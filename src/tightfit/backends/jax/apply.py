@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tightfit.backends.jax import (
-    accumulation,
-    attention,
-    checkpointing,
-    compile,
-    loading,
-    optimizer,
-    precision,
-)
+from tightfit.backends.jax import accumulation, attention, checkpointing, loading, optimizer, precision
 from tightfit.backends.jax.build import Build
 from tightfit.techniques import Technique
 from tightfit.techniques import accumulation as accumulations
@@ -30,7 +22,7 @@ from tightfit.techniques import update as updates
 
 
 def unchanged(technique: Technique, build: Build) -> Build:
-    """The build as it is: what every step does, or what the devices of the build decide."""
+    """The build as it is: every step does so, or the devices of the build decide it."""
     return build
 
 
@@ -42,7 +34,7 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     precisions.Bf16: precision.bf16,
     precisions.Bf16Pure: precision.bf16_pure,
     losses.Plain: unchanged,
-    checkpointings.NoCheckpointing: checkpointing.no_checkpointing,
+    checkpointings.NoCheckpointing: unchanged,
     checkpointings.EveryBlock: checkpointing.every_block,
     checkpointings.EveryNth: checkpointing.every_nth,
     checkpointings.Segments: checkpointing.segments,
@@ -52,7 +44,7 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     offloads.NoOffload: unchanged,
     accumulations.Loop: accumulation.loop,
     accumulations.Scan: accumulation.scan,
-    compiles.NoCompile: compile.no_compile,
+    compiles.NoCompile: unchanged,
     optimizers.AdamW: optimizer.adamw,
     optimizers.AdamWAnyPrecision: optimizer.adamw_anyprecision,
     optimizers.Sgd: optimizer.sgd,

@@ -1,23 +1,32 @@
-"""From a recipe to a build: the model's functions, then every technique in the fixed order of the slots."""
+"""From a recipe to a build: the model's functions and the flags for XLA, then every technique in the fixed order of the
+slots."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from functools import reduce
+from pathlib import Path
 from typing import Any
+
+import jax
+from jax.sharding import SingleDeviceSharding
 
 from tightfit.backends.base import absences
 from tightfit.backends.jax.apply import ABSENT, APPLY
 from tightfit.backends.jax.build import Build
-from tightfit.backends.jax.layers import layout
-from tightfit.backends.jax.models import find_network
-from tightfit.backends.jax.xla_flags import compiler_options
+from tightfit.backends.jax.decoders import FAMILIES, network_of
+from tightfit.backends.jax.forward import layout
+from tightfit.backends.jax.network import Network
 from tightfit.devices import Device
-from tightfit.errors import ModelError, Refused
-from tightfit.models import model_facts, read_config
+from tightfit.errors import ModelError, RecipeError, Refused, one_line
+from tightfit.models import explain_hub_error, model_facts, read_config, resolve_source
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
 from tightfit.techniques import SLOTS
 from tightfit.techniques.backend import Jax
+
+FLAGS = "backend.xla_flags"
 
 
 def assemble(
@@ -37,7 +46,7 @@ def assemble(
                          "name one, or write backend=pytorch")
     assert isinstance(recipe.backend, Jax)
     config = read_config(recipe) if config is None else config
-    network, stored, notes = find_network(recipe, config)
+    network, stored, notes = _find_network(recipe, config)
     build = Build(
         recipe=recipe, device=device, devices=devices, task=get_task(recipe.task), facts=model_facts(recipe, config),
         network=network, stored=stored, notes=notes, stack=layout(recipe.backend),
@@ -54,3 +63,58 @@ def _unserved(recipe: Recipe) -> list[str]:
         "empty_cache_steps": "JAX gives no cached memory back; leave it out",
     }
     return [f"{field}: {reason}" for field, reason in reasons.items() if getattr(recipe, field) is not None]
+
+
+def _find_network(recipe: Recipe, config: Any) -> tuple[Network, Path | None, tuple[str, ...]]:
+    """The recipe's model: its functions, the folder of its stored weights if it has any, and notes as sentences."""
+    source = resolve_source(recipe)
+    if source.kind == "factory":
+        raise ModelError(f"model: {source.name} makes a torch module, and backend: jax has models of its own "
+                         f"({', '.join(FAMILIES)}); write backend=pytorch")
+    network = network_of(config, recipe.task)
+    if source.kind == "bundled" or not recipe.pretrained:
+        return network, None, ()
+    folder = Path(source.name) if source.kind == "folder" else _downloaded(source.name)
+    if any(folder.glob("*.safetensors")):
+        return network, folder, ()
+    if any(folder.glob("pytorch_model*.bin")):
+        raise ModelError(f"model: the weights in {str(folder)!r} are a PyTorch pickle, which backend: jax does not "
+                         "read; save them as safetensors, or write backend=pytorch")
+    return network, None, (f"the folder {folder} holds no weights: the model starts from its configuration",)
+
+
+def _downloaded(name: str) -> Path:
+    """The folder of a Hugging Face model in the local cache, fetched if need be."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.safetensors", "*.json"]))
+    except Exception as error:  # the hub's client and its transport each raise their own
+        raise ModelError(explain_hub_error(name, error)) from error
+
+
+def compiler_options(flags: Sequence[str], devices: Sequence[Any]) -> dict[str, Any]:
+    """Flags for XLA as options of a compilation for `devices`, each tried first: one that XLA does not know must not
+    end a run. Raises RecipeError naming one that cannot be used."""
+    options = dict(map(_parsed, flags))
+    for name, value in options.items():
+        small = jax.ShapeDtypeStruct((8,), "float32", sharding=SingleDeviceSharding(devices[0]))
+        try:
+            jax.jit(lambda x: x + x).lower(small).compile(compiler_options={name: value})
+        except jax.errors.JaxRuntimeError as error:
+            raise RecipeError(f"{FLAGS}: {name} cannot be used ({one_line(error)}); leave it out, or write one that "
+                              "this version of XLA knows") from None
+    return options
+
+
+def _parsed(flag: str) -> tuple[str, Any]:
+    """`--xla_name=value` as a name and a plain value."""
+    name, equals, text = flag.removeprefix("--").partition("=")
+    if not name.startswith("xla_"):
+        raise RecipeError(f"{FLAGS}: {flag!r} should read --xla_NAME=VALUE")
+    if not equals or text.lower() in ("true", "false"):
+        return name, text.lower() != "false"
+    try:
+        return name, json.loads(text)
+    except ValueError:
+        return name, text

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from tightfit.backends.jax.build import Build
-from tightfit.backends.jax.functions import ATTENTION, dropout
+from tightfit.backends.jax.network import ATTENTION, dropout
 from tightfit.errors import Refused
 from tightfit.techniques.attention import Eager, Sdpa
 from tightfit.techniques.precision import Fp16

@@ -6,14 +6,12 @@ import ctypes
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 import psutil
 
-from tightfit.backends.base import Measurement, Timings
+from tightfit.backends.base import Timings
 from tightfit.backends.jax.assembly import assemble
 from tightfit.backends.jax.build import Build
 from tightfit.backends.jax.step import Step
@@ -24,7 +22,7 @@ from tightfit.system import host_memory
 from tightfit.trace import Trace, UntracedMemory
 
 if TYPE_CHECKING:
-    from tightfit.backends.jax.measuring.step_profiler import StepProfiler
+    from tightfit.backends.jax.compiled.step_profiler import StepProfiler
 
 DRIVER = "libcuda.so.1"
 """NVIDIA's driver, as a library."""
@@ -54,18 +52,12 @@ class JaxBackend:
         return Step(build)
 
     def predict(self, recipe: Recipe, device: Device, model: Any = None) -> Trace:
-        from tightfit.backends.jax.predicting.predict import predict
+        from tightfit.backends.jax.compiled.predict import predict
 
         return predict(recipe, device)
 
-    def measure(self, step: Step, windows: Iterator[Any], chrome_trace: Path | None = None) -> Measurement:
-        from tightfit.backends.measuring import measure
-
-        return measure(step, self.step_profiler(step), step.build.session(), windows, step.build.recipe.learning_rate,
-                       chrome_trace=chrome_trace)
-
     def step_profiler(self, step: Step) -> StepProfiler:
-        from tightfit.backends.jax.measuring.step_profiler import StepProfiler
+        from tightfit.backends.jax.compiled.step_profiler import StepProfiler
 
         return StepProfiler(step)
 
@@ -82,33 +74,26 @@ class JaxBackend:
                        peak_reserved=peak)
 
     def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemory]:
-        from tightfit.backends.jax.predicting.predict import unseen
+        from tightfit.backends.jax.compiled.predict import unseen
 
         return unseen(device)
 
 
 def jax_devices(recipe: Recipe) -> tuple[Any, ...]:
     """The devices that the recipe runs on. Raises Refused where there is no such device."""
-    with _quiet_plugins():
-        found = jax.devices("cpu" if recipe.device == "cpu" else None)
-        if recipe.device == "cuda" and found[0].platform != "gpu":
-            raise Refused("device: 'cuda' was asked for, and JAX finds no CUDA device; run: pip install "
-                          "'tightfit[jax-cuda]', or write device=cpu")
-        if found[0].platform not in ("gpu", "cpu"):
-            found = jax.devices("cpu")
-    return tuple(found if recipe.parallel.every_device else found[:1])
-
-
-@contextmanager
-def _quiet_plugins() -> Iterator[None]:
-    """Keep off the screen, where there is no driver, that a CUDA plug-in finds none."""
     logger = logging.getLogger("jax._src.xla_bridge")
     level = logger.level
     try:
         ctypes.CDLL(DRIVER)
-    except OSError:
+    except OSError:  # keep off the screen that a CUDA plug-in finds no driver
         logger.setLevel(logging.CRITICAL)
     try:
-        yield
+        found = jax.devices("cpu" if recipe.device == "cpu" else None)
     finally:
         logger.setLevel(level)
+    if recipe.device == "cuda" and found[0].platform != "gpu":
+        raise Refused("device: 'cuda' was asked for, and JAX finds no CUDA device; run: pip install "
+                      "'tightfit[jax-cuda]', or write device=cpu")
+    if found[0].platform not in ("gpu", "cpu"):
+        found = jax.devices("cpu")
+    return tuple(found if recipe.parallel.every_device else found[:1])

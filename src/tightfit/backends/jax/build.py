@@ -14,20 +14,22 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from tightfit.backends.base import WindowSource
-from tightfit.backends.jax.batch import ArrayWindow
 from tightfit.backends.jax.network import Attend, Network, Params
 from tightfit.devices import Device
 from tightfit.models import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import Task
 
-Block = Callable[[jax.Array, tuple[Params, jax.Array]], jax.Array]
-"""(the residual stream, (one layer's parameters, its number)) -> the residual stream."""
+Layers = tuple[Params, jax.Array]
+"""The stacked parameters of layers, and the layers' numbers; or one layer's."""
+Block = Callable[[jax.Array, Layers], jax.Array]
+"""(the residual stream, one layer) -> the residual stream."""
 Blocks = Callable[[bool], tuple[Block, ...]]
 """Whether recomputation must be kept from being merged with what it repeats -> the blocks that layers take in turn."""
-Stack = Callable[[Blocks, tuple[Params, jax.Array], jax.Array], jax.Array]
+Stack = Callable[[Blocks, Layers, jax.Array], jax.Array]
 """(blocks, the stacked layers, the residual stream) -> the residual stream: how layers follow one another."""
-Windows = Callable[[WindowSource, int, int], Iterator[ArrayWindow]]
+Windows = Callable[[WindowSource, int, int], Iterator[Any]]
+"""(source, first index, end) -> the windows as `loading.ArrayWindow`s."""
 SumGradients = Callable[[Callable[[Any, jax.Array], Any], Any, int], Any]
 """(micro-batch, its number -> a tree of arrays), the window's micro-batches stacked, how many -> the trees' sum."""
 
@@ -96,12 +98,12 @@ class Build:
     @property
     def replicated(self) -> NamedSharding:
         """The sharding of an array that every device holds whole."""
-        return NamedSharding(self._mesh(), PartitionSpec())
+        return self._sharding()
 
     @property
     def split(self) -> NamedSharding:
         """The sharding of (micro-batches, rows, ...): each device holds some rows of every micro-batch."""
-        return NamedSharding(self._mesh(), PartitionSpec(None, BATCH_AXIS))
+        return self._sharding(None, BATCH_AXIS)
 
     @property
     def rows(self) -> int:
@@ -115,5 +117,6 @@ class Build:
         assert self.recipe.micro_batch_size != "auto", "resolve the recipe first"
         return -(-self.recipe.batch_size // self.recipe.micro_batch_size)
 
-    def _mesh(self) -> Mesh:
-        return Mesh(np.asarray(self.devices), (BATCH_AXIS,), axis_types=(AxisType.Auto,))
+    def _sharding(self, *axes: str | None) -> NamedSharding:
+        mesh = Mesh(np.asarray(self.devices), (BATCH_AXIS,), axis_types=(AxisType.Auto,))
+        return NamedSharding(mesh, PartitionSpec(*axes))

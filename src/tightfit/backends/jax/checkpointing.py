@@ -12,20 +12,15 @@ from typing import Any
 import jax
 
 from tightfit.backends.jax.build import Build, Recomputation
-from tightfit.backends.jax.functions import ATTENTION
+from tightfit.backends.jax.network import ATTENTION
 from tightfit.techniques.checkpointing import (
     AttentionOnly,
     EveryBlock,
     EveryNth,
     MlpOnly,
-    NoCheckpointing,
     Segments,
     Selective,
 )
-
-
-def no_checkpointing(technique: NoCheckpointing, build: Build) -> Build:
-    return build
 
 
 def every_block(technique: EveryBlock, build: Build) -> Build:

@@ -1,4 +1,7 @@
-"""A build's forward pass: token ids to logits, with layers laid out and recomputed as the techniques chose."""
+"""A build's forward pass: token ids to logits, with layers laid out and recomputed as the techniques chose.
+
+Each layer stands in the program, or one does in a loop over the stacked weights.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,34 @@ import jax
 import jax.numpy as jnp
 
 from tightfit.backends.jax.attention import allowed_positions
-from tightfit.backends.jax.build import Block, Build
+from tightfit.backends.jax.build import Block, Blocks, Build, Layers, Stack
 from tightfit.backends.jax.network import Forward, Params, Part, layers_of
+from tightfit.tasks import IGNORE
+from tightfit.techniques.backend import Jax
 
 LAYERS = 1
 """The place in the model of the layers' random numbers; 0 is the embedding's."""
 
 
-def logits(build: Build, params: Params, batch: dict[str, jax.Array], key: jax.Array | None = None) -> jax.Array:
+def loss_sum(build: Build, params: Params, batch: Params, key: jax.Array | None = None) -> jax.Array:
+    """A micro-batch's summed loss, fp32. key: of dropout; None drops nothing."""
+    found = logits(build, params, batch, key)
+    with jax.named_scope("loss"):
+        return cross_entropy_sum(found, batch["labels"])
+
+
+def cross_entropy_sum(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Summed cross-entropy, in the logits' format.
+
+    logits: (..., classes), at least fp32. labels: int32 (...), `IGNORE` where nothing counts. Returns a scalar.
+    """
+    # Picked out by comparing, for the gradient of a lookup is an array of logits more.
+    classes = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
+    of_label = jnp.where(classes == labels[..., None], logits, 0.0).sum(-1)
+    return jnp.where(labels != IGNORE, jax.nn.logsumexp(logits, axis=-1) - of_label, 0.0).sum()
+
+
+def logits(build: Build, params: Params, batch: Params, key: jax.Array | None = None) -> jax.Array:
     """Logits of a micro-batch: (B, T, outputs), at least fp32.
 
     batch: `input_ids` (B, T), and `position_ids`, `document_ids`, `padding` (B, T) where there are any.
@@ -34,13 +57,13 @@ def logits(build: Build, params: Params, batch: dict[str, jax.Array], key: jax.A
         with jax.named_scope("embed"):
             x = network.embed(params, ids, forward)
         with jax.named_scope("layers"):
-            x = through_layers(build, layers_of(params), x, forward)
+            x = _through_layers(build, layers_of(params), x, forward)
         with jax.named_scope("head"):
             found = network.head(params, x, forward)
             return found.astype(jnp.promote_types(found.dtype, jnp.float32))
 
 
-def through_layers(build: Build, stacked: Params, x: jax.Array, forward: Forward) -> jax.Array:
+def _through_layers(build: Build, stacked: Params, x: jax.Array, forward: Forward) -> jax.Array:
     """The residual stream (B, T, width) behind the last layer."""
     assert build.stack is not None
     depth, again = build.network.depth, build.recomputation
@@ -82,3 +105,46 @@ def _block(build: Build, forward: Forward, keep_apart: bool) -> Block:
         return x
 
     return block
+
+
+def layout(backend: Jax) -> Stack:
+    """The layout of the layers in the program, as a resolved recipe's backend says."""
+    assert backend.layers != "auto", "resolve the recipe first"
+    return _unrolled if backend.layers == "unrolled" else partial(_scanned, backend.unroll)
+
+
+def _unrolled(blocks: Blocks, layers: Layers, x: jax.Array) -> jax.Array:
+    # Forward pass and recomputation stand in one program, where equal expressions are merged unless kept apart.
+    return _one_by_one(blocks(True), layers, x)
+
+
+def _scanned(unroll: int, blocks: Blocks, layers: Layers, x: jax.Array) -> jax.Array:
+    """Layers in turns of as many as there are different blocks; what is left over comes one by one."""
+    depth, cycle = len(layers[1]), len(blocks(False))
+    turns = depth // cycle
+    if turns <= unroll:  # no loop would be left
+        return _unrolled(blocks, layers, x)
+    inside = blocks(False)
+
+    def turn(x: jax.Array, some: Layers) -> tuple[jax.Array, None]:
+        return _one_by_one(inside, some, x) if cycle > 1 else inside[0](x, some), None
+
+    inner = turns * cycle
+    looped, rest = jax.tree.map(lambda a: a[:inner], layers), jax.tree.map(lambda a: a[inner:], layers)
+    if cycle > 1:
+        looped = jax.tree.map(lambda a: a.reshape(turns, cycle, *a.shape[1:]), looped)
+    x, _ = jax.lax.scan(turn, x, looped, unroll=unroll)
+    return _one_by_one(blocks(True), rest, x)
+
+
+def _one_by_one(blocks: tuple[Block, ...], layers: Layers, x: jax.Array) -> jax.Array:
+    depth = len(layers[1])
+    if not depth:
+        return x
+    # Split, not indexed: the gradient is then one concatenation instead of a sum of arrays that are mostly zero.
+    leaves, shape = jax.tree.flatten(layers)
+    parts = [jax.lax.split(leaf, (1,) * depth) for leaf in leaves]
+    for number in range(depth):
+        layer = jax.tree.unflatten(shape, [part[number].reshape(part[number].shape[1:]) for part in parts])
+        x = blocks[number % len(blocks)](x, layer)
+    return x

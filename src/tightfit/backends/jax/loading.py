@@ -1,6 +1,8 @@
-"""Windows prepared ahead of the step, in threads: a process that runs JAX cannot be forked.
+"""Windows as arrays, prepared ahead of the step in threads: a process that runs JAX cannot be forked.
 
-A window is a pure function of its index, so resuming is starting at the next index, exact with any number of threads.
+Every micro-batch is padded to as many rows of as many tokens, one compilation for all; what is added carries ignored
+labels, so that it weighs nothing. A window is a pure function of its index, so resuming is starting at the next index,
+exact with any number of threads.
 """
 
 from __future__ import annotations
@@ -10,12 +12,64 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from tightfit.backends.base import WindowSource
-from tightfit.backends.jax.batch import ArrayWindow, array_window
 from tightfit.backends.jax.build import Build
+from tightfit.errors import ModelError
+from tightfit.tasks import IGNORE, Array, MicroBatch, Window
 from tightfit.techniques.loading import Loading
+
+FILLINGS = {"input_ids": 0, "position_ids": 0, "labels": IGNORE, "document_ids": -1, "padding": 0}
+"""Fill values of the rows and columns that are added, by array."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayWindow:
+    """A window's micro-batches stacked: each array is (micro-batches, rows, tokens), int32 or, for padding, bool. The
+    other fields are those of `tasks.Window`."""
+
+    arrays: dict[str, Array]
+    count: int
+    samples: int
+    tokens: int
+    origin: str
+
+
+def array_window(window: Window, micro_batches: int, rows: int) -> ArrayWindow:
+    """The window with at least as many micro-batches, of at least as many rows each. Its micro-batches need not be of
+    one length; the longest counts.
+
+    Raises ModelError for arrays that the models here do not read.
+    """
+    parts = [_arrays(batch) for batch in window.micro_batches]
+    count, rows = max(micro_batches, len(parts)), max(rows, *(part["labels"].shape[0] for part in parts))
+    length = max(part["labels"].shape[1] for part in parts)
+    arrays = {}
+    for name, first in parts[0].items():
+        whole = np.full((count, rows, length), FILLINGS[name], dtype=first.dtype)
+        for place, part in zip(whole, parts, strict=False):
+            place[: part[name].shape[0], : part[name].shape[1]] = part[name]
+        arrays[name] = whole
+    return ArrayWindow(
+        arrays=arrays, count=window.count, samples=window.samples, tokens=window.tokens, origin=window.origin
+    )
+
+
+def array_dtype(name: str) -> np.dtype[np.generic]:
+    """The number format of the array of that name."""
+    return np.dtype(bool) if name == "padding" else np.dtype(np.int32)
+
+
+def _arrays(batch: MicroBatch) -> dict[str, Array]:
+    if unknown := set(batch.inputs) - set(FILLINGS):
+        raise ModelError(f"model: the models of backend: jax read input_ids alone, and the data also has "
+                         f"{', '.join(sorted(unknown))}; leave it out, or write backend=pytorch")
+    found = {**batch.inputs, "labels": batch.labels}
+    found |= {name: array for name in ("document_ids", "padding") if (array := getattr(batch, name)) is not None}
+    return {name: array.astype(array_dtype(name)) for name, array in found.items()}
 
 
 def loading(technique: Loading, build: Build) -> Build:

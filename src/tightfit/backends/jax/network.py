@@ -1,40 +1,40 @@
 """Models as functions over a flat dict of arrays whose names are those of their checkpoints.
 
 Layers are alike, so each of their weights is one array with the layers along its first axis; in its name `*` stands
-where a checkpoint writes a layer's number. Matrices lie as in the checkpoint too.
+where a checkpoint writes a layer's number. Matrices lie as in the checkpoint too. Matrix products run in the pass's
+format, norms in fp32.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 from zlib import crc32
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from tightfit.tasks import Array
 
 LAYER = "*"
+ATTENTION = "attention"
+"""The name of attention's result, for checkpointing that keeps results by name."""
 
 Params = dict[str, jax.Array]
-Initializer = Callable[..., jax.Array]
-"""(key, shape, dtype) -> array."""
 Attend = Callable[..., jax.Array]
 """(query, key, value, *, allowed, causal, scale, dropout_rate, dropout_key) -> mixed; see `attention`."""
 
-TRUNCATED_STD = 0.87962566103423978
-"""Standard deviation of a unit normal cut off at two standard deviations."""
-
 
 class Weight(NamedTuple):
-    """The shape of one parameter, of one layer where its name has `*`, and how it is drawn."""
+    """The shape of one parameter, of one layer where its name has `*`, and its initializer: (key, shape, dtype) ->
+    array."""
 
     shape: tuple[int, ...]
-    draw: Initializer
+    draw: Callable[..., jax.Array]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,16 +60,15 @@ class Forward:
         return key
 
 
-PartFunction = Callable[[Params, jax.Array, Forward, jax.Array | None], jax.Array]
-"""(a layer's parameters by their names inside the layer, (B, T, width), what is shared, random key) -> what is added
-to the (B, T, width)."""
-
-
 class Part(NamedTuple):
-    """One of the residual branches of a layer: `mlp` or `attention`."""
+    """One of the residual branches of a layer, `mlp` or `attention`.
+
+    function: (a layer's parameters by their names inside the layer, (B, T, width), forward, random key) -> what is
+    added to the (B, T, width).
+    """
 
     name: str
-    function: PartFunction
+    function: Callable[[Params, jax.Array, Forward, jax.Array | None], jax.Array]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +76,9 @@ class Network:
     """A model's shape and functions; it holds no array.
 
     config: what it was made from, with its numbers. depth: its layers. outputs: logits of each position.
-    weights: by canonical name, in the model's order. parts: a layer's branches, in order.
+    weights: by canonical name. parts: a layer's branches, in order.
     products: names of a layer's matrix products, in order, as `checkpoint_name` gives them.
     embed: (params, token ids (B, T), forward) -> (B, T, width). head: (params, (B, T, width), forward) -> logits.
-    causal: whether a position sees only those before it.
     attention_dropout: the configuration field that drops attention weights, where that is not 0.
     softmax_dtype: the number format of attention's softmax.
     stored_prefix: what some checkpoints leave out at the beginning of names. unstored: parts of names of buffers that
@@ -95,11 +93,10 @@ class Network:
     products: tuple[str, ...]
     embed: Callable[[Params, jax.Array, Forward], jax.Array]
     head: Callable[[Params, jax.Array, Forward], jax.Array]
-    causal: bool = True
     attention_dropout: str | None = None
     softmax_dtype: str = "float32"
     stored_prefix: str = ""
-    unstored: tuple[str, ...] = field(default=())
+    unstored: tuple[str, ...] = ()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Each array's shape, the layers along the first axis."""
@@ -111,10 +108,6 @@ class Network:
     def canonical(self, name: str) -> list[str]:
         """The names of an array's weights in a checkpoint: one, or one for each layer."""
         return [name.replace(LAYER, str(number), 1) for number in range(self.depth)] if is_stacked(name) else [name]
-
-    def canonical_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Each weight's shape by its name in a checkpoint."""
-        return {full: weight.shape for name, weight in self.weights.items() for full in self.canonical(name)}
 
     def unstacked(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Arrays by their weights' names in a checkpoint, each layer apart."""
@@ -132,13 +125,10 @@ class Network:
         return sum(math.prod(shape) for shape in self.shapes().values())
 
     def draw(self, key: jax.Array, dtype: Any) -> Params:
-        """Initial weights. Each array has a random stream of its own, from its name."""
+        """Initial weights, drawn in fp32."""
         shapes = self.shapes()
-        return {
-            name: weight.draw(jax.random.fold_in(key, crc32(name.encode()) & 0x7FFFFFFF), shapes[name], jnp.float32)
-            .astype(dtype)
-            for name, weight in self.weights.items()
-        }  # fmt: skip
+        return {name: weight.draw(key_of(key, name), shapes[name], jnp.float32).astype(dtype)
+                for name, weight in self.weights.items()}
 
 
 def is_stacked(name: str) -> bool:
@@ -146,32 +136,58 @@ def is_stacked(name: str) -> bool:
     return LAYER in name
 
 
-def rank(name: str, array: Any) -> int:
-    """Axes of one layer's part of an array."""
-    return int(array.ndim) - is_stacked(name)
-
-
 def layers_of(params: Params) -> Params:
     """The stacked arrays, by their names inside a layer."""
     return {name.split(f"{LAYER}.", 1)[1]: array for name, array in params.items() if is_stacked(name)}
 
 
-def norm_weights(name: str, width: int) -> dict[str, Weight]:
-    """A layer normalization's weight and bias."""
-    return {f"{name}.weight": Weight((width,), ones), f"{name}.bias": Weight((width,), zeros)}
+def key_of(key: jax.Array, name: str) -> jax.Array:
+    """The random stream of one array, from its name."""
+    return jax.random.fold_in(key, crc32(name.encode()) & 0x7FFFFFFF)
 
 
-def lecun_normal(fan_in: int) -> Initializer:
-    """A normal distribution cut off at two of its deviations, of variance 1 / `fan_in`."""
-    draw: Initializer = jax.nn.initializers.truncated_normal(fan_in**-0.5 / TRUNCATED_STD)
-    return draw
+def linear(params: Params, name: str, x: jax.Array, dtype: Any) -> jax.Array:
+    """`x` (..., in) times the transposed matrix `name.weight` (out, in), plus `name.bias` where there is one."""
+    product = jax.lax.dot_general(
+        x.astype(dtype), params[f"{name}.weight"].astype(dtype), (((x.ndim - 1,), (1,)), ((), ()))
+    )
+    return _biased(params, name, product, dtype)
 
 
-def normal(std: float) -> Initializer:
-    """A normal distribution around 0."""
-    draw: Initializer = jax.nn.initializers.normal(std)
-    return draw
+def linear_in_out(params: Params, name: str, x: jax.Array, dtype: Any) -> jax.Array:
+    """As `linear`, over a matrix that lies as (in, out)."""
+    return _biased(params, name, x.astype(dtype) @ params[f"{name}.weight"].astype(dtype), dtype)
 
 
-zeros: Initializer = jax.nn.initializers.zeros
-ones: Initializer = jax.nn.initializers.ones
+def _biased(params: Params, name: str, product: jax.Array, dtype: Any) -> jax.Array:
+    """The product with its bias, under its name for checkpointing that chooses what to keep."""
+    bias = params.get(f"{name}.bias")
+    return checkpoint_name(product if bias is None else product + bias.astype(dtype), name)
+
+
+def layer_norm(params: Params, name: str, x: jax.Array, dtype: Any, *, eps: float) -> jax.Array:
+    """Layer normalization over the last axis, with `name.weight` and `name.bias`."""
+    with jax.named_scope("norm"):
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        mean = wide.mean(-1, keepdims=True)
+        # The variance in one pass: of two passes XLA keeps more for the backward pass, and plans three times as long.
+        variance = jnp.maximum(jnp.square(wide).mean(-1, keepdims=True) - jnp.square(mean), 0.0)
+        scale = jax.lax.rsqrt(variance + eps) * params[f"{name}.weight"]
+        return ((wide - mean) * scale + params[f"{name}.bias"]).astype(dtype)
+
+
+def rms_norm(params: Params, name: str, x: jax.Array, dtype: Any, *, eps: float) -> jax.Array:
+    """Division by the root mean square over the last axis, with `name.weight`."""
+    with jax.named_scope("norm"):
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        normed = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + eps)
+        return (normed * params[f"{name}.weight"]).astype(dtype)
+
+
+def dropout(x: jax.Array, rate: float | None, key: jax.Array | None) -> jax.Array:
+    """Zero a share `rate` of `x` at random and scale up the rest; `x` itself without a key or a rate."""
+    if key is None or not rate:
+        return x
+    with jax.named_scope("dropout"):
+        kept = jax.random.bernoulli(key, 1.0 - rate, x.shape)
+        return jnp.where(kept, x / jnp.asarray(1.0 - rate, x.dtype), jnp.zeros((), x.dtype))

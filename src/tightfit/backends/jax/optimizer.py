@@ -1,4 +1,5 @@
-"""The optimizers, from optax: which parameters decay, and how the learning rate scales a step.
+"""The optimizers, from optax: which parameters decay, how the learning rate scales a step, and how weights kept in
+bf16 are updated: in fp32, and rounded so that small updates are not lost.
 
 What `learning_rate` means is what it means in the PyTorch backend; so is which weights decay: matrices alone.
 """
@@ -13,8 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from tightfit.backends.jax.build import Build, Optimizer
-from tightfit.backends.jax.network import Params, is_stacked, rank
-from tightfit.backends.jax.rounding import in_bf16, narrowed, widened
+from tightfit.backends.jax.network import Params, is_stacked, key_of
 from tightfit.techniques import optimizer as declared
 from tightfit.techniques.precision import Rounding
 
@@ -22,6 +22,8 @@ ADAFACTOR_USUAL_RATE = 1e-2
 """The relative step of the paper."""
 ADAFACTOR_EPS = (1e-30, 1e-3)
 """The paper's floors, on squared gradients and on a tensor's scale."""
+EXPONENT, MANTISSA = 8, 7
+"""Bits of bfloat16."""
 
 
 def adamw(technique: declared.AdamW, build: Build) -> Build:
@@ -41,8 +43,8 @@ def adamw_anyprecision(technique: declared.AdamWAnyPrecision, build: Build) -> B
         return state._replace(mu=mu, nu=nu)
 
     def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
-        found, fresh = adam.update(updates, widened(state), params)
-        return found, narrowed(fresh, state)
+        found, fresh = adam.update(updates, _widened(state), params)
+        return found, _narrowed(fresh, state)
 
     return _with(build, optax.GradientTransformation(init, update), technique.weight_decay)
 
@@ -73,13 +75,14 @@ def adafactor(technique: declared.Adafactor, build: Build) -> Build:
         optax.scale_by_param_block_rms(ADAFACTOR_EPS[1]),
     )
     by_layer = optax.GradientTransformation(jax.vmap(relative.init), jax.vmap(relative.update))
-    either = optax.multi_transform({"stacked": by_layer, "single": relative}, _stacked_or_single)
+    either = optax.multi_transform({"stacked": by_layer, "single": relative}, lambda params: {
+        name: "stacked" if is_stacked(name) else "single" for name in params})
     return _with(build, optax.chain(either, _bounded_by_age()), technique.weight_decay, scaled=False)
 
 
 def decays(params: Params) -> dict[str, bool]:
     """Which parameters decay: no biases, no vectors."""
-    return {name: rank(name, array) >= 2 and not name.endswith(".bias") for name, array in params.items()}
+    return {name: array.ndim - is_stacked(name) >= 2 and not name.endswith(".bias") for name, array in params.items()}
 
 
 def _with(build: Build, direction: Any, weight_decay: float, scaled: bool = True) -> Build:
@@ -100,13 +103,9 @@ def _with(build: Build, direction: Any, weight_decay: float, scaled: bool = True
             fresh[name] = (weight - step).astype(weight.dtype)
         return fresh, state
 
-    made, rounding = Optimizer(direction.init, update), _weight_rounding(build)
-    return replace(build, optimizer=made if rounding is None else in_bf16(made, rounding))
-
-
-def _weight_rounding(build: Build) -> Rounding | None:
     assert build.recipe.precision != "auto", "resolve the recipe first"
-    return build.recipe.precision.weight_rounding
+    made, rounding = Optimizer(direction.init, update), build.recipe.precision.weight_rounding
+    return replace(build, optimizer=made if rounding is None else in_bf16(made, rounding))
 
 
 def _bounded_by_age() -> Any:
@@ -124,6 +123,55 @@ def _bounded_by_age() -> Any:
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _stacked_or_single(params: Params) -> dict[str, str]:
-    """Which arrays hold every layer's."""
-    return {name: "stacked" if is_stacked(name) else "single" for name in params}
+def in_bf16(optimizer: Optimizer, rounding: Rounding) -> Optimizer:
+    """An optimizer of fp32 weights as one of bf16 weights, whose states are kept in the formats that they begin in.
+
+    Its state adds what the rounding needs: with `kahan` what each weight lost so far, with `stochastic` the number of
+    updates, which its random numbers come from.
+    """
+
+    def init(params: Params) -> dict[str, Any]:
+        begun: dict[str, Any] = {"states": optimizer.init(params)}
+        if rounding == "kahan":
+            begun["lost"] = {name: jnp.zeros_like(weight) for name, weight in params.items()}
+        elif rounding == "stochastic":
+            begun["updates"] = jnp.int32(0)
+        return begun
+
+    def update(
+        gradients: Params, state: dict[str, Any], params: Params, learning_rate: jax.Array
+    ) -> tuple[Params, dict[str, Any]]:
+        weights = _widened(params)
+        if rounding == "kahan":
+            weights = jax.tree.map(jnp.add, weights, _widened(state["lost"]))
+        fresh, states = optimizer.update(_widened(gradients), _widened(state["states"]), weights, learning_rate)
+        found: dict[str, Any] = {"states": _narrowed(states, state["states"])}
+        if rounding == "stochastic":
+            found["updates"] = state["updates"] + 1
+            key = jax.random.fold_in(jax.random.key(0), state["updates"])
+            return {name: _at_random(key_of(key, name), weight) for name, weight in fresh.items()}, found
+        # As fp32: a cast there and back XLA may leave out, and keep more digits than are asked.
+        nearest = {name: jax.lax.reduce_precision(weight, EXPONENT, MANTISSA) for name, weight in fresh.items()}
+        if rounding == "kahan":
+            found["lost"] = {name: (fresh[name] - nearest[name]).astype(jnp.bfloat16) for name in fresh}
+        return {name: weight.astype(jnp.bfloat16) for name, weight in nearest.items()}, found
+
+    return Optimizer(init, update)
+
+
+def _widened(tree: Any) -> Any:
+    """The tree with its bf16 arrays in fp32."""
+    return jax.tree.map(lambda a: a.astype(jnp.float32) if a.dtype == jnp.bfloat16 else a, tree)
+
+
+def _narrowed(new: Any, old: Any) -> Any:
+    """The new tree in the formats of the old one."""
+    return jax.tree.map(lambda a, b: a.astype(b.dtype), new, old)
+
+
+def _at_random(key: jax.Array, weight: jax.Array) -> jax.Array:
+    """Rounded up or down, each as likely as the other is far."""
+    noise = jax.random.bits(key, weight.shape, jnp.uint16).astype(jnp.uint32)
+    bits = jax.lax.bitcast_convert_type(weight, jnp.uint32) + noise
+    cut = jax.lax.bitcast_convert_type(bits & jnp.uint32(0xFFFF0000), jnp.float32)
+    return jnp.where(jnp.isfinite(weight), cut, weight).astype(jnp.bfloat16)

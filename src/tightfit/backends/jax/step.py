@@ -18,11 +18,11 @@ import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
 from tightfit.backends.base import Inspection, StepResult, Total, WindowSource
-from tightfit.backends.jax.batch import ArrayWindow, array_window
 from tightfit.backends.jax.build import Build
-from tightfit.backends.jax.generation import generate
-from tightfit.backends.jax.models import read_weights, write_model
-from tightfit.backends.jax.state import load_state, save_state
+from tightfit.backends.jax.checkpoints import load_state, read_weights, save_state, write_model
+from tightfit.backends.jax.forward import logits
+from tightfit.backends.jax.loading import ArrayWindow, array_window
+from tightfit.backends.jax.network import Params
 from tightfit.backends.jax.update import (
     Arrays,
     Metrics,
@@ -32,7 +32,7 @@ from tightfit.backends.jax.update import (
     initial_state,
     lower_step,
     placed,
-)
+)  # fmt: skip
 from tightfit.errors import ModelError, OutOfMemory
 from tightfit.tasks import IGNORE, Window
 
@@ -61,27 +61,21 @@ class Step:
     called_at: when the last step was called, by time.perf_counter.
     """
 
+    inspection: Inspection | None = None
+    """Always None: what a compiled step keeps and calls is the compiler's."""
+
     def __init__(self, build: Build) -> None:
         self.build = build
         self.abstract = abstract_state(build)
         self._compiled: dict[tuple[Any, ...], jax.stages.Compiled] = {}
-        self._compile_seconds = 0.0
+        self.compile_seconds = 0.0
         self.state = self._initial()
         self.called_at = 0.0
         self._taken = 0
 
     @property
-    def inspection(self) -> Inspection | None:
-        """Always None: what a compiled step keeps and calls is the compiler's."""
-        return None
-
-    @property
     def parameter_count(self) -> int:
         return self.build.network.parameter_count
-
-    @property
-    def compile_seconds(self) -> float:
-        return self._compile_seconds
 
     def __call__(
         self, window: ArrayWindow, learning_rate: float, program: jax.stages.Compiled | None = None
@@ -106,7 +100,9 @@ class Step:
     def evaluate(self, windows: Iterable[Window | ArrayWindow]) -> Total:
         loss, count = 0.0, 0
         for window in windows:
-            arrays = self._placed(window if isinstance(window, ArrayWindow) else self._array_window(window))
+            build = self.build
+            whole = window if isinstance(window, ArrayWindow) else array_window(window, build.micro_batches, build.rows)
+            arrays = self._placed(whole)
             run = self._compiled_for("evaluation", arrays, self._lower_evaluation)
             with memory_guard("evaluation"):
                 loss += float(run(self.state["params"], arrays))
@@ -118,8 +114,25 @@ class Step:
         return self.build.windows(source, start, stop)
 
     def generate(self, prompt: Sequence[int], new_tokens: int, temperature: float, seed: int) -> list[int]:
-        with memory_guard("generating a sample"):
-            return generate(self.build, self.state["params"], prompt, new_tokens, temperature, seed)
+        """Without a cache, by one program for every length: each token is sampled from the last `seq_len`.
+
+        temperature: divides the logits; 0 takes the likeliest. seed: of this sample alone.
+        """
+        random, tokens, context = np.random.default_rng(seed), list(prompt), self.build.recipe.seq_len
+        for _ in range(new_tokens):
+            seen = tokens[-context:]
+            ids = np.zeros((1, context), np.int32)  # the last real token does not see what follows it
+            ids[0, : len(seen)] = seen
+            given = jax.device_put({"ids": ids, "place": np.int32(len(seen) - 1)}, self.build.replicated)
+            run = self._compiled_for("sample", given, self._lower_sample)
+            with memory_guard("generating a sample"):
+                scores = np.asarray(run(self.state["params"], given), np.float64)
+            if temperature:
+                likely = np.exp((scores - scores.max()) / temperature)
+                tokens.append(int(random.choice(len(likely), p=likely / likely.sum())))
+            else:
+                tokens.append(int(scores.argmax()))
+        return tokens[len(prompt) :]
 
     def save(self, folder: Path) -> dict[str, Any]:
         return save_state(self.build.network, self.state, folder)
@@ -133,7 +146,8 @@ class Step:
         write_model(self.build.network, jax.device_get(self.state["params"]), folder)
 
     def is_finite(self) -> bool:
-        return bool(jax.jit(_all_finite)(self.state["params"]))
+        finite = jax.jit(lambda params: jnp.stack([jnp.isfinite(array).all() for array in params.values()]).all())
+        return bool(finite(self.state["params"]))
 
     def peak_memory(self) -> int:
         if self.build.device.kind == "cuda":
@@ -166,9 +180,6 @@ class Step:
                 given = (key, {name: jax.device_put(weights.pop(name), build.replicated) for name in list(weights)})
             return cast(State, begin.lower(*given).compile(compiler_options=build.compiler_options)(*given))
 
-    def _array_window(self, window: Window) -> ArrayWindow:
-        return array_window(window, self.build.micro_batches, self.build.rows)
-
     def _placed(self, window: ArrayWindow) -> Arrays:
         """The window's arrays on the devices. Raises ModelError for ids that the model has no row for: a compiled
         program would read another one."""
@@ -200,7 +211,7 @@ class Step:
         began = time.perf_counter()
         with memory_guard(f"compiling {kind}"):
             compiled = lowered.compile(compiler_options={**self.build.compiler_options, **options})
-        self._compile_seconds += time.perf_counter() - began
+        self.compile_seconds += time.perf_counter() - began
         return compiled
 
     def _lower_step(self, arrays: Arrays) -> jax.stages.Lowered:
@@ -210,9 +221,12 @@ class Step:
         evaluation = jax.jit(partial(evaluation_loss, self.build), out_shardings=self.build.replicated)
         return evaluation.lower(self.abstract["params"], placed(arrays, self.build.split))
 
+    def _lower_sample(self, given: Arrays) -> jax.stages.Lowered:
+        def next_logits(params: Params, given: Arrays) -> jax.Array:
+            return logits(self.build, params, {"input_ids": given["ids"]})[0, given["place"]]
 
-def _all_finite(params: Arrays) -> jax.Array:
-    return jnp.stack([jnp.isfinite(array).all() for array in params.values()]).all()
+        place = self.build.replicated
+        return jax.jit(next_logits, out_shardings=place).lower(self.abstract["params"], placed(given, place))
 
 
 @contextmanager

@@ -7,11 +7,9 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
-from tightfit.backends.jax import scaling
-from tightfit.backends.jax.batch import array_dtype
 from tightfit.backends.jax.build import Build
-from tightfit.backends.jax.forward import logits
-from tightfit.backends.jax.losses import cross_entropy_sum
+from tightfit.backends.jax.forward import loss_sum
+from tightfit.backends.jax.loading import array_dtype
 from tightfit.backends.jax.network import Params
 
 State = dict[str, Any]
@@ -21,6 +19,14 @@ Arrays = dict[str, jax.Array]
 Metrics = dict[str, Any]
 """`loss`: (sum, count); `grad_norm`: the norm before clipping, where gradients are clipped; `skipped`: with loss
 scaling, whether nothing was learned."""
+Scaler = dict[str, jax.Array]
+"""Dynamic loss scaling, against the small range of fp16: gradients are of the loss times `scale` (fp32), which grows
+after `steps` (int32) of finite gradients in a row. Where they are not finite, the step changes nothing and it shrinks.
+Figures as torch.amp.GradScaler's."""
+
+FIRST_SCALE, GROWTH, BACKOFF = 65536.0, 2.0, 0.5
+GROWTH_INTERVAL = 2000
+"""Steps in a row with finite gradients after which the scale grows."""
 
 
 def train_step(build: Build, state: State, window: Arrays, count: jax.Array, learning_rate: jax.Array) -> tuple[
@@ -38,16 +44,17 @@ def train_step(build: Build, state: State, window: Arrays, count: jax.Array, lea
     metrics: Metrics = {"loss": (total, count)}
     with jax.named_scope("optimizer"):
         if scaler is not None:
-            gradients, finite = scaling.unscaled(gradients, scaler)
+            gradients, finite = unscaled(gradients, scaler)
         if build.recipe.max_grad_norm:
             with jax.named_scope("clip"):
                 gradients, metrics["grad_norm"] = clipped(gradients, build.recipe.max_grad_norm)
         learned = build.optimizer.update(gradients, state["optimizer"], params, learning_rate)
         fresh: State = {"key": state["key"], "step": state["step"] + 1}
         if scaler is not None:
-            learned = scaling.kept_where(finite, learned, (params, state["optimizer"]))
+            before = (params, state["optimizer"])
+            learned = jax.tree.map(lambda new, old: jnp.where(finite, new, old), learned, before)
             metrics["skipped"] = ~finite
-            fresh["scaler"] = scaling.moved_on(scaler, finite)
+            fresh["scaler"] = next_scaler(scaler, finite)
     fresh["params"], fresh["optimizer"] = learned
     return fresh, metrics
 
@@ -73,13 +80,6 @@ def window_gradients(
     return found
 
 
-def loss_sum(build: Build, params: Params, batch: Arrays, key: jax.Array | None = None) -> jax.Array:
-    """A micro-batch's summed loss, fp32. key: of dropout; None drops nothing."""
-    found = logits(build, params, batch, key)
-    with jax.named_scope("loss"):
-        return cross_entropy_sum(found, batch["labels"])
-
-
 def evaluation_loss(build: Build, params: Params, window: Arrays) -> jax.Array:
     """A window's summed loss, with nothing dropped."""
     return jax.lax.map(lambda batch: loss_sum(build, params, batch), window).sum()
@@ -92,6 +92,20 @@ def clipped(gradients: Params, limit: float) -> tuple[Params, jax.Array]:
     return {name: (g * scale).astype(g.dtype) for name, g in gradients.items()}, norm
 
 
+def unscaled(gradients: Params, scaler: Scaler) -> tuple[Params, jax.Array]:
+    """The gradients of the loss itself, and whether all of them are finite."""
+    found = {name: gradient / scaler["scale"] for name, gradient in gradients.items()}
+    return found, jnp.stack([jnp.isfinite(gradient).all() for gradient in found.values()]).all()
+
+
+def next_scaler(scaler: Scaler, finite: jax.Array) -> Scaler:
+    """The scaler after a step."""
+    steps = jnp.where(finite, scaler["steps"] + 1, 0)
+    grows = steps >= GROWTH_INTERVAL
+    scale = jnp.where(finite, jnp.where(grows, scaler["scale"] * GROWTH, scaler["scale"]), scaler["scale"] * BACKOFF)
+    return {"scale": scale, "steps": jnp.where(grows, 0, steps)}
+
+
 def initial_state(build: Build, key: jax.Array, params: Params | None = None) -> State:
     """The state before the first step. params: weights that are there already; None draws them.
 
@@ -100,8 +114,10 @@ def initial_state(build: Build, key: jax.Array, params: Params | None = None) ->
     assert build.optimizer is not None
     if params is None:
         params = build.network.draw(jax.random.wrap_key_data(key), build.weight_dtype)
-    scaler = {"scaler": scaling.begun()} if build.loss_scaling else {}
-    return {"params": params, "optimizer": build.optimizer.init(params), "key": key, "step": jnp.int32(0), **scaler}
+    state: State = {"params": params, "optimizer": build.optimizer.init(params), "key": key, "step": jnp.int32(0)}
+    if build.loss_scaling:
+        state["scaler"] = {"scale": jnp.float32(FIRST_SCALE), "steps": jnp.int32(0)}
+    return state
 
 
 def abstract_state(build: Build) -> State:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from tightfit.backends.base import Measurement, Timings
+from tightfit.backends.base import Timings
 from tightfit.backends.pytorch.assembly import assemble
 from tightfit.backends.pytorch.batch import TensorWindow
 from tightfit.backends.pytorch.build import Build
@@ -76,11 +75,6 @@ class PytorchBackend:
         from tightfit.backends.pytorch.simulate.inference import predict_inference
 
         return predict_inference(recipe, device, model)
-
-    def measure(self, step: Step, windows: Iterator[TensorWindow], chrome_trace: Path | None = None) -> Measurement:
-        from tightfit.backends.pytorch.measure.step_profiler import measure
-
-        return measure(step, windows, chrome_trace=chrome_trace)
 
     def step_profiler(self, step: Step) -> StepProfiler:
         from tightfit.backends.pytorch.measure.step_profiler import StepProfiler

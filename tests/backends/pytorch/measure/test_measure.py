@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.architectures import TASK_OF, tiny_model
 from tests.benchmark_modules import benchmark
 from tightfit.backends.base import WARM_UP
+from tightfit.backends.measuring import measure
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.measure.events import COMPILED, measured_trace
 from tightfit.backends.pytorch.measure.marks import Call
@@ -68,7 +69,7 @@ def allocators_peak(step, window):
 @pytest.mark.parametrize("name", ["gpt2", "qwen3", "bert", "t5", "vit"])
 def test_peak_flops_and_phases_are_those_got_otherwise(name):
     step, windows = prepared(name, attention="eager")  # torch does not count the CPU's own attention kernel
-    measured = BACKEND.measure(step, windows)
+    measured = measure(BACKEND, step, windows)
     trace = measured.trace
     assert measured.peak_bytes == trace.peak()[1] == pytest.approx(allocators_peak(step, next(windows)), rel=0.002)
     with FlopCounterMode(display=False) as counter, step.build.session():
@@ -81,7 +82,7 @@ def test_peak_flops_and_phases_are_those_got_otherwise(name):
 
 def test_every_op_has_its_seconds_phase_and_module():
     step, windows = prepared("gpt2", checkpointing="every-block")
-    ops = BACKEND.measure(step, windows).trace.ops
+    ops = measure(BACKEND, step, windows).trace.ops
     assert all(op.seconds is not None and op.seconds > 0 for op in ops)
     assert {op.phase for op in ops} >= {Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.OPTIMIZER}
     products = [op for op in ops if op.op_class is OpClass.CONTRACTION and op.phase is Phase.BACKWARD]
@@ -96,7 +97,7 @@ def test_every_op_has_its_seconds_phase_and_module():
 ], ids=str)  # fmt: skip
 def test_memory_is_told_apart_as_in_the_prediction(fields):
     step, windows = prepared("gpt2", **fields)
-    found = BACKEND.measure(step, windows).trace
+    found = measure(BACKEND, step, windows).trace
     predicted = BACKEND.predict(step.build.recipe, CPU, tiny_model("gpt2"))
     second = predicted.span("step 2")
     tick, peak = found.peak()
@@ -110,19 +111,19 @@ def test_memory_is_told_apart_as_in_the_prediction(fields):
 
 def test_compiled_code_is_measured_with_its_memory_and_gradients():
     step, windows = prepared("gpt2", compile="per-block")
-    found = BACKEND.measure(step, windows).trace
+    found = measure(BACKEND, step, windows).trace
     compiled = [op for op in found.ops if op.name == COMPILED]
     assert {op.phase for op in compiled} == {Phase.FORWARD, Phase.BACKWARD}
     assert len(compiled) == 2 * 2 * 2  # passes, micro-batches, blocks
     backward = [span for span in found.spans if span.name == "backward"][-1]
     weights = found.by_category(0)[Category.WEIGHTS]
-    trained = sum(p.untyped_storage().nbytes() for p in step.parameters)
+    trained = sum(p.untyped_storage().nbytes() for p in step.build.model.parameters() if p.requires_grad)
     assert found.by_category(backward.stop - 1)[Category.GRADIENTS] == trained <= weights
 
 
 def test_measuring_leaves_the_step_as_it_was_and_goes_on_training():
     step, windows = prepared("gpt2")
-    measured = BACKEND.measure(step, windows)
+    measured = measure(BACKEND, step, windows)
     assert step.watch is None
     assert step.steps == 8
     assert measured.overhead > 0
@@ -256,4 +257,4 @@ def test_a_model_that_fails_leaves_what_was_measured(steps, told):
 
     step.build.model.register_forward_pre_hook(fail_in_the_end)
     with pytest.raises(ModelError, match=rf"GPT2LMHeadModel failed in .*: it raised KeyError: 'late' .*; {told}$"):
-        BACKEND.measure(step, windows)
+        measure(BACKEND, step, windows)

@@ -15,6 +15,7 @@ from torch import nn
 from tests.architectures import CAUSAL, MASKED, SEQ2SEQ, TASK_OF, VOCAB, tiny_config, tiny_model
 from tests.backends.test_exactness import DTYPES, ROWS, Wide, collate, rows, worst
 from tightfit import apply, plan
+from tightfit.backends.measuring import measure
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.batch import tensor_window
 from tightfit.backends.pytorch.simulate.predict import predict
@@ -275,7 +276,7 @@ def test_a_plan_puts_its_work_in_the_head():
 def test_a_profile_puts_its_work_in_the_head():
     step = step_of(tiny_model("gpt2"), "causal-lm", SMALL)
     window = tensor_window(window_of((collate(rows("causal-lm"), "causal-lm"),)))
-    trace = PytorchBackend().measure(step, iter([window] * 9)).trace
+    trace = measure(PytorchBackend(), step, iter([window] * 9)).trace
     work = [op for op in trace.ops if "log_softmax" in op.name or op.name == "aten.mul_.Tensor"]
     places = {(op.module, op.phase.value) for op in work}
     assert {("lm_head", "forward"), ("lm_head", "backward")} <= places

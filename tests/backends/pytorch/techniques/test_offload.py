@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from tightfit.backends.measuring import measure
 from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.backends.pytorch.simulate.target import PlanningMode, simulate
 from tightfit.backends.pytorch.techniques.offload import TO_DEVICE, TO_HOST, UNPINNED, WAIT, Copy, Transfers
@@ -277,4 +278,4 @@ def profiled_step() -> Trace:
     build = backend.build(resolve(recipe, PROCESSOR), PROCESSOR, model)
     window = benchmark("random_windows").random_window
     windows = (window(build.recipe, build.task, build.facts, seed) for seed in count())
-    return backend.measure(backend.step(build), windows).trace
+    return measure(backend, backend.step(build), windows).trace

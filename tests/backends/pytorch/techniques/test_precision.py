@@ -115,9 +115,9 @@ def test_weights_are_never_wider_on_the_device(tiny, monkeypatch):
     device = backend.device(recipe)
     asked = []
 
-    def seen(recipe, task, device, dtype):
+    def seen(recipe, task, device, dtype, config):
         asked.append(dtype)
-        return build_model(recipe, task, device, dtype)
+        return build_model(recipe, task, device, dtype, config)
 
     monkeypatch.setattr("tightfit.backends.pytorch.assembly.build_model", seen)
     backend.build(resolve(recipe, device), device)

@@ -1,1 +1,2 @@
-"""A compiled step as XLA describes it: its program, its kernels, and the memory that it planned."""
+"""A compiled step as XLA describes it: for a GPU that need not be there, or as it ran, with its program, its
+kernels, and the memory that it planned."""

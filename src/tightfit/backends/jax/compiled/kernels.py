@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from tightfit.backends.jax.compiled.program import (
@@ -43,34 +44,29 @@ def kernels(program: Program, positions: Mapping[str, int]) -> dict[str, Op]:
 
     positions: each instruction's place in the order in which the program runs.
     """
-    return dict(_kernels(program, program.entry, 1, "", positions))
+    return {each.name: _op(each, runs, each.origin(loop), positions.get(each.name, 0) + 1)
+            for each, runs, loop in _running(program, program.entry)}
 
 
-def _kernels(
-    program: Program, computation: str, runs: int, loop: str, positions: Mapping[str, int]
-) -> Iterator[tuple[str, Op]]:
-    """loop: JAX's name for the loop that runs the computation."""
-    lines = program.computations[computation]
-    for instruction in lines.values():
+def _running(program: Program, computation: str, runs: int = 1, loop: str = "") -> Iterator[
+    tuple[Instruction, int, str]
+]:
+    """Each instruction that takes time, how often it runs, and JAX's name for the loop that runs it."""
+    for instruction in program.computations[computation].values():
         if instruction.code in CALLS:
             trips = TRIPS.search(instruction.text)
             times = runs * (int(trips[1]) if trips else 1)
             for each in INSIDE.findall(instruction.text):
                 if each in program.computations:
-                    yield from _kernels(program, each, times, instruction.op_name or loop, positions)
+                    yield from _running(program, each, times, instruction.op_name or loop)
         elif instruction.code not in FREE and not instruction.code.endswith(WAITING):
-            named = program.origin(lines, instruction, loop)
-            tick = positions.get(instruction.name, 0) + 1
-            yield instruction.name, _op(program, instruction, lines, runs, named, tick)
+            yield instruction, runs, loop
 
 
-def _op(
-    program: Program, instruction: Instruction, lines: Mapping[str, Instruction], runs: int, named: str, tick: int
-) -> Op:
-    body = program.inside(instruction)
-    matmul = _matmul(instruction, lines, body)
-    read, written = _moved(instruction, lines, body)
-    stacking = matmul is None and program.stacks(instruction)
+def _op(instruction: Instruction, runs: int, named: str, tick: int) -> Op:
+    matmul = _matmul(instruction)
+    read, written = _moved(instruction)
+    stacking = matmul is None and instruction.stacks
     name, shapes = STACKING if stacking else instruction.name.split(".")[0], tuple[tuple[int, ...], ...]()
     dtype = instruction.results[0][0] if instruction.results else ""
     if matmul:
@@ -81,21 +77,19 @@ def _op(
             shapes = ((runs * batch, 1, m, k),)
     return Op(
         name=f"fused {name}", tick=tick, phase=phase_of(named), module=scope(named), shapes=shapes, dtype=dtype,
-        op_class=_class(instruction, body, stacking, matmul is not None),
+        op_class=_class(instruction, stacking, matmul is not None),
         flops=2 * runs * math.prod(matmul[1]) if matmul else 0,
         bytes_read=runs * read, bytes_written=runs * written, kernels=runs,
     )  # fmt: skip
 
 
-def _class(instruction: Instruction, body: Mapping[str, Instruction], stacking: bool, matmul: bool) -> OpClass:
-    codes = {instruction.code, *(each.code for each in body.values())}
+def _class(instruction: Instruction, stacking: bool, matmul: bool) -> OpClass:
     if matmul:
         return OpClass.CONTRACTION
-    if stacking:
-        return OpClass.MOVEMENT
-    if codes & {"reduce", "reduce-window"}:
+    codes = {instruction.code, *(each.code for each in instruction.body.values())}
+    if codes & {"reduce", "reduce-window"} and not stacking:
         return OpClass.NORMALIZATION
-    return OpClass.ELEMENTWISE if codes & ARITHMETIC else OpClass.MOVEMENT
+    return OpClass.ELEMENTWISE if codes & ARITHMETIC and not stacking else OpClass.MOVEMENT
 
 
 def _target(instruction: Instruction) -> str:
@@ -104,16 +98,14 @@ def _target(instruction: Instruction) -> str:
     return found[1] if found else ""
 
 
-def _matmul(
-    instruction: Instruction, lines: Mapping[str, Instruction], body: Mapping[str, Instruction]
-) -> Matmul | None:
+def _matmul(instruction: Instruction) -> Matmul | None:
     """A kernel's matrix product; None where it has none."""
-    target, dot = _target(instruction), next((each for each in body.values() if each.code == "dot"), None)
+    target, dot = _target(instruction), next((each for each in instruction.body.values() if each.code == "dot"), None)
     if dot is not None:
-        return _product(dot, body)
+        return _product(dot)
     if instruction.code == "dot" or "gemm" in target or "matmul" in target:
-        return _product(instruction, lines)
-    operands = [lines[name].results[0] for name in instruction.operands if name in lines]
+        return _product(instruction)
+    operands = [operand.results[0] for operand in instruction.operands]
     if "fmha" in target and len(operands) >= 2:  # scores and mixing; the gradients are five more such products
         times = 5 if "Backward" in target else 2
         (dtype, query), (_, key) = operands[0], operands[1]
@@ -123,13 +115,12 @@ def _matmul(
     return None
 
 
-def _product(instruction: Instruction, lines: Mapping[str, Instruction]) -> Matmul | None:
+def _product(instruction: Instruction) -> Matmul | None:
     """The matrix product of a `dot` or of a library's call; both write down the axes of their left operand."""
-    left = lines.get(instruction.operands[0])
     result: Array | None = next((each for each in instruction.results if each[1]), None)
-    if left is None or result is None:
+    if not instruction.operands or result is None:
         return None
-    dtype, shape = left.results[0]
+    dtype, shape = instruction.operands[0].results[0]
 
     def size(axes: str) -> int:
         found = re.search(rf'lhs_{axes}_dim\w+"?[=:]["{{\[]*([\d,"]*)', instruction.text)
@@ -140,27 +131,24 @@ def _product(instruction: Instruction, lines: Mapping[str, Instruction]) -> Matm
     return dtype, (batch, rows, math.prod(result[1]) // max(rows * batch, 1), depth)
 
 
-def _moved(
-    instruction: Instruction, lines: Mapping[str, Instruction], body: Mapping[str, Instruction]
-) -> tuple[int, int]:
+def _moved(instruction: Instruction) -> tuple[int, int]:
     """Bytes read and written by one run."""
     if instruction.code in SLICES:
         return instruction.bytes, instruction.bytes
-    operands = [lines[name].bytes if name in lines else 0 for name in instruction.operands]
+    operands = [operand.bytes for operand in instruction.operands]
     if instruction.code == STACKING:
         return operands[1], operands[1]
-    if not body:
+    if not instruction.body:
         return sum(operands), instruction.bytes
-    users: dict[str, list[Instruction]] = {}
-    for each in body.values():
-        for name in each.operands:
-            users.setdefault(name, []).append(each)
-    read = sum(_read(each, users) for each in body.values() if each.code == "parameter")
+    users: dict[str, list[Instruction]] = defaultdict(list)
+    for each in instruction.body.values():
+        for operand in each.operands:
+            users[operand.name].append(each)
+    read = sum(_read(each, users) for each in instruction.body.values() if each.code == "parameter")
     written = instruction.bytes
-    for each in body.values():
+    for each in instruction.body.values():
         if each.code == STACKING:  # written in place: no more than the slice
-            update = body.get(each.operands[1])
-            written -= min(each.bytes - (update.bytes if update else 0), written)
+            written -= min(each.bytes - each.operands[1].bytes, written)
     return read, written
 
 
@@ -168,7 +156,7 @@ def _read(value: Instruction, users: Mapping[str, list[Instruction]]) -> int:
     """Bytes of a kernel's input that it reads."""
     total = 0
     for user in users.get(value.name, ()):
-        first = user.operands[0] == value.name
+        first = user.operands[0] is value
         if first and user.code in SLICES:
             total += user.bytes
         elif user.code in PASSES_ON:

@@ -38,16 +38,22 @@ Array = tuple[str, tuple[int, ...]]
 """An array's number format and shape."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Instruction:
-    """One line of the program. text: all behind its results. root: whether it gives its computation's result."""
+    """One line of the program.
+
+    operands: the instructions whose results it takes, which `names` names. text: all behind its results. root: whether
+    it gives its computation's result. body: the instructions of a fusion, or those that a loop runs, by name.
+    """
 
     name: str
     code: str
     results: list[Array]
-    operands: list[str]
+    names: list[str]
     text: str
     root: bool = False
+    operands: list[Instruction] = field(default_factory=list)
+    body: Mapping[str, Instruction] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
@@ -59,6 +65,25 @@ class Instruction:
         found = OP_NAME.search(self.text)
         return found[1].replace("\\'", "'") if found else ""
 
+    @property
+    def stacks(self) -> bool:
+        """Whether all that a kernel gives is written into slices of larger arrays, as a loop stacks what it keeps."""
+        given = [each for each in self.body.values() if each.root] if self.body else [self]
+        while given and all(each.code in PASSES_ON or each.code == "tuple" for each in given) and self.body:
+            given = [each for last in given for each in last.operands[: None if last.code == "tuple" else 1]]
+        return bool(given) and all(each.code == STACKING for each in given)
+
+    def origin(self, loop: str) -> str:
+        """JAX's name for what a kernel computes. One that stacks arrays, or that XLA put in, is named by what is fused
+        into it, by its operands, or by its loop. loop: the name of its loop."""
+        own = self.op_name
+        if own and not self.stacks:
+            return own
+        named = _fullest([own, *(each.op_name for each in self.body.values() if each.code != STACKING)])
+        if not scope(named) or named == own:
+            named = _fullest([named, *(each.op_name for each in self.operands)])
+        return named or loop
+
 
 @dataclass
 class Program:
@@ -68,32 +93,10 @@ class Program:
     entry: str = ""
     computations: dict[str, dict[str, Instruction]] = field(default_factory=dict)
 
-    def inside(self, instruction: Instruction) -> Mapping[str, Instruction]:
-        """The instructions of a fusion, or those that a loop runs; none of any other."""
-        found = INSIDE.search(instruction.text)
+    def called(self, text: str) -> Mapping[str, Instruction]:
+        """The instructions that an instruction with this text fuses or runs."""
+        found = INSIDE.search(text)
         return self.computations.get(found[1], {}) if found else {}
-
-    def stacks(self, instruction: Instruction) -> bool:
-        """Whether all that a kernel gives is written into slices of larger arrays, as a loop stacks what it keeps."""
-        body = self.inside(instruction)
-        if not body:
-            return instruction.code == STACKING
-        given = [each for each in body.values() if each.root]
-        while given and all(each.code in PASSES_ON or each.code == "tuple" for each in given):
-            names = [name for each in given for name in (each.operands if each.code == "tuple" else each.operands[:1])]
-            given = [body[name] for name in names if name in body]
-        return bool(given) and all(each.code == STACKING for each in given)
-
-    def origin(self, lines: Mapping[str, Instruction], instruction: Instruction, loop: str) -> str:
-        """JAX's name for what a kernel computes. One that stacks arrays, or that XLA put in, is named by what is fused
-        into it, by its operands, or by its loop. lines: the instructions around it. loop: the name of its loop."""
-        own = instruction.op_name
-        if own and not self.stacks(instruction):
-            return own
-        named = _fullest([own, *(e.op_name for e in self.inside(instruction).values() if e.code != STACKING)])
-        if not scope(named) or named == own:
-            named = _fullest([named, *(lines[name].op_name for name in instruction.operands if name in lines)])
-        return named or loop
 
 
 def read_program(text: str) -> Program:
@@ -110,7 +113,10 @@ def read_program(text: str) -> Program:
             lines[found[1]] = _instruction(found[1], found[2], line.startswith("  ROOT"))
     for lines in program.computations.values():
         lines.update({name: _fused(program, each) for name, each in lines.items() if each.code == "async-start"})
-        lines.update({name: _part(lines, name) for each in [*lines.values()] for name in each.operands if "#" in name})
+        lines.update({name: _part(lines, name) for each in [*lines.values()] for name in each.names if "#" in name})
+        for each in lines.values():
+            each.operands = [lines[name] for name in each.names if name in lines]
+            each.body = program.called(each.text)
     return program
 
 
@@ -153,11 +159,11 @@ def _part(lines: dict[str, Instruction], name: str) -> Instruction:
 
 def _fused(program: Program, start: Instruction) -> Instruction:
     """A start of asynchronous work as the one fusion that it wraps; unchanged where it wraps none."""
-    fusion = next((each for each in program.inside(start).values() if each.root and each.code == "fusion"), None)
+    fusion = next((each for each in program.called(start.text).values() if each.root and each.code == "fusion"), None)
     if fusion is None:
         return start
     text = fusion.text if fusion.op_name else f'{fusion.text}, metadata={{op_name="{start.op_name}"}}'
-    return Instruction(start.name, fusion.code, fusion.results, start.operands, text, start.root)
+    return Instruction(start.name, fusion.code, fusion.results, start.names, text, start.root)
 
 
 def _instruction(name: str, text: str, root: bool) -> Instruction:
@@ -165,8 +171,8 @@ def _instruction(name: str, text: str, root: bool) -> Instruction:
     end = _closing(text, 0) + 1 if text.startswith("(") else text.index(" ")
     results, rest = text[:end], text[end + 1 :]
     code, _, behind = rest.partition("(")
-    operands = OPERAND.findall(behind[: _closing(f"({behind}", 0)])
-    return Instruction(name, code, [array_of(*found) for found in ARRAY.findall(results)], operands, rest, root)
+    names = OPERAND.findall(behind[: _closing(f"({behind}", 0)])
+    return Instruction(name, code, [array_of(*found) for found in ARRAY.findall(results)], names, rest, root)
 
 
 def _closing(text: str, start: int) -> int:

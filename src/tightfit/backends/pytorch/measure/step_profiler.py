@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from tightfit.backends import measuring
-from tightfit.backends.base import PLAIN, Measurement
+from tightfit.backends.base import Measurement
+from tightfit.backends.measuring import plain_steps
 from tightfit.backends.pytorch.batch import TensorWindow
 from tightfit.backends.pytorch.measure import memory_history
 from tightfit.backends.pytorch.measure.events import measured_trace
@@ -63,7 +63,7 @@ class StepProfiler:
 
     @property
     def so_far(self) -> str:
-        return measuring.plain_steps([seconds for seconds, _ in self._timed])
+        return plain_steps([seconds for seconds, _ in self._timed])
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -167,15 +167,6 @@ class StepProfiler:
         finally:
             if enabled:
                 gc.enable()
-
-
-def measure(
-    step: Step, windows: Iterator[TensorWindow], plain: int = PLAIN, chrome_trace: Path | None = None
-) -> Measurement:
-    """A few real steps by themselves, whatever they learn: as `tightfit.backends.measuring.measure`."""
-    build = step.build
-    return measuring.measure(step, StepProfiler(step), build.session(), windows, build.recipe.learning_rate, plain,
-                             chrome_trace)
 
 
 def _export(profiler: Any, path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tightfit.backends.jax.predicting.target import target_description
+from tightfit.backends.jax.compiled.predict import target_description
 from tightfit.devices import catalogue, find_device
 from tightfit.errors import Refused
 

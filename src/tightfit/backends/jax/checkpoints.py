@@ -1,4 +1,5 @@
-"""Checkpoints, from which a step goes on exactly: weights, optimizer states, random key; as safetensors and JSON.
+"""Files of safetensors and JSON: the weights that a model starts from, models written for others to read, and
+checkpoints, from which a step goes on exactly: weights, optimizer states, random key.
 
 Weights have their canonical names, each layer apart, as in the PyTorch backend's checkpoints. A state tensor is
 named `<parameter>/<path in the state>`; what belongs to no parameter, `/<path>`.
@@ -6,20 +7,66 @@ named `<parameter>/<path in the state>`; what belongs to no parameter, `/<path>`
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from tightfit.backends.jax.network import Network, is_stacked
 from tightfit.backends.jax.update import State
-from tightfit.errors import CheckpointError
+from tightfit.errors import CheckpointError, ModelError, one_line
+from tightfit.models import OUR_TRANSFORMER, TransformerConfig
 from tightfit.tasks import Array
 
+MODEL = "model.safetensors"
 WEIGHTS, OPTIMIZER, RANDOM = "weights.safetensors", "optimizer.safetensors", "random.safetensors"
+
+
+def read_weights(network: Network, folder: Path, dtype: Any) -> dict[str, Array]:
+    """The stored weights, layers stacked, in `dtype`. Raises ModelError naming what is missing or of another shape."""
+    try:
+        stored = dict(_stored(network, folder))
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"model: the weights in {str(folder)!r} cannot be read: {one_line(error)}") from error
+    needed = {full: weight.shape for name, weight in network.weights.items() for full in network.canonical(name)}
+    if stored.keys() != needed.keys():
+        names = ", ".join(sorted(stored.keys() ^ needed.keys())[:3])
+        raise ModelError(f"model: the weights in {str(folder)!r} are another model's; they differ in {names}; take "
+                         "back model_overrides, or write pretrained=false")
+    for name, shape in needed.items():
+        if stored[name].shape != shape:
+            raise ModelError(f"model: the stored weight {name} has shape {stored[name].shape}, and the recipe asks for "
+                             f"{shape}; take back the changed vocab_size or model_overrides, or write pretrained=false")
+    return network.stacked({name: stored.pop(name).astype(dtype) for name in list(stored)})
+
+
+def write_model(network: Network, arrays: dict[str, Array], folder: Path) -> None:
+    """Write the configuration and the weights so that `model: <folder>` reads them, here and in PyTorch."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(network.unstacked(arrays), folder / MODEL, metadata={"format": "pt"})
+    if isinstance(network.config, TransformerConfig):
+        described = {"model_type": OUR_TRANSFORMER, **asdict(network.config)}
+        (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    else:
+        network.config.save_pretrained(folder)
+
+
+def _stored(network: Network, folder: Path) -> Iterator[tuple[str, Array]]:
+    """The weights in a folder's files that the network may want, by canonical name."""
+    tied = {name for name in ("lm_head.weight",) if name not in network.weights}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="np") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                full = name if name in tied or name.startswith(network.stored_prefix) else network.stored_prefix + name
+                full = name if name in network.weights else full
+                if full not in tied and not name.endswith(network.unstored):
+                    yield full, file.get_tensor(name)
 
 
 def save_state(network: Network, state: State, folder: Path) -> dict[str, Any]:

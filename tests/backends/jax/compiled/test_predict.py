@@ -11,7 +11,7 @@ import pytest
 
 from tests.backends.jax.cases import TINY
 from tightfit.backends.jax.backend import JaxBackend
-from tightfit.backends.jax.predicting import predict as predicting
+from tightfit.backends.jax.compiled import predict as predicting
 from tightfit.backends.pytorch.model_size import model_size
 from tightfit.devices import Device, find_device
 from tightfit.errors import MissingLibrary, ModelError, Refused
@@ -26,7 +26,7 @@ BACKEND = JaxBackend()
 
 WHOLE = """
 import json, sys
-from tightfit.backends.jax.predicting.worker import lowered_for
+from tightfit.backends.jax.compiled.worker import lowered_for
 from tightfit.devices import find_device
 from tightfit.recipe import Recipe
 lowered, options = lowered_for(Recipe.from_dict(json.loads(sys.argv[1])), find_device("rtx-a5000"))

@@ -8,7 +8,7 @@ from jax.profiler import ProfileData
 
 from tests.backends.jax.cases import build, fast_options
 from tightfit.backends.jax import assembly
-from tightfit.backends.jax.measuring.step_profiler import StepProfiler
+from tightfit.backends.jax.compiled.step_profiler import StepProfiler
 from tightfit.backends.jax.step import Step
 from tightfit.data import prepare
 from tightfit.data.loading import WindowLoader

@@ -1,4 +1,4 @@
-"""One step compiled for a GPU that need not be there: `python -m tightfit.backends.jax.predicting.worker DUMP TRACE`,
+"""One step compiled for a GPU that need not be there: `python -m tightfit.backends.jax.compiled.worker DUMP TRACE`,
 with the recipe and the device as JSON on standard input.
 
 In a process of its own: what XLA does not like ends it, and its caller only reads that. Once XLA has planned the step's
@@ -7,10 +7,13 @@ memory all is known, and the process ends; the kernels themselves, most of a com
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +21,8 @@ import jax
 from jax.experimental import topologies
 
 from tightfit.backends.jax.assembly import assemble
-from tightfit.backends.jax.compiled.description import memory_is_planned, predicted_trace, read_description
-from tightfit.backends.jax.predicting.private import simulated_cudnn
-from tightfit.backends.jax.predicting.target import target_description
+from tightfit.backends.jax.compiled.predict import DNN, target_description
+from tightfit.backends.jax.compiled.trace import memory_is_planned, predicted_trace, read_description
 from tightfit.backends.jax.update import lower_step
 from tightfit.devices import Device
 from tightfit.errors import ModelError, TightfitError, one_line
@@ -29,6 +31,8 @@ from tightfit.trace.file import save_trace
 
 LOOK_EVERY = 0.05
 """Seconds between looks at what XLA has written."""
+CUDNN = "jax._src.cudnn.fused_attention_stablehlo"
+"""A private module of jax 0.10 and 0.11; where its functions are gone, JAX's own refusal stands."""
 
 
 def main(dump: Path, trace: Path) -> None:
@@ -52,8 +56,8 @@ def lowered_for(recipe: Recipe, device: Device) -> tuple[jax.stages.Lowered, dic
     described = target_description(device)
     topology = topologies.get_topology_desc(platform="cuda", target_config=described, topology="1x1x1")
     build = assemble(recipe, device, (topology.devices[0],))
-    with simulated_cudnn(device):
-        return lower_step(build), build.compiler_options
+    _simulate_cudnn(device)
+    return lower_step(build), build.compiler_options
 
 
 def _plan_memory(lowered: jax.stages.Lowered, options: dict[str, Any], dump: Path) -> None:
@@ -72,6 +76,25 @@ def _plan_memory(lowered: jax.stages.Lowered, options: dict[str, Any], dump: Pat
         thread.join(LOOK_EVERY)
     if failures and not memory_is_planned(dump):
         raise failures[0]
+
+
+def _simulate_cudnn(device: Device) -> None:
+    """Let JAX's attention by cuDNN be lowered for `device`, a CUDA device that is not there, in this process.
+
+    While it traces, JAX asks the cuDNN at hand for its version and the GPU at hand for its capability. Those questions
+    are answered for `device`; XLA calls no cuDNN to plan memory.
+    """
+    own = device.capability or (0, 0)
+    major, minor, patch = DNN
+    answers: dict[str, Callable[..., object]] = {
+        "check_cudnn_version": lambda: 10_000 * major + 100 * minor + patch,
+        "check_compute_capability": lambda capability: own >= tuple(map(int, capability.split("."))),
+        "is_cuda_compute_capability_equal": lambda capability: own == tuple(map(int, capability.split("."))),
+    }
+    with suppress(ImportError):
+        asked = importlib.import_module(CUDNN)
+        for name in answers.keys() & vars(asked).keys():
+            setattr(asked, name, answers[name])
 
 
 if __name__ == "__main__":

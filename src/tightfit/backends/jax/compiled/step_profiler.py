@@ -4,6 +4,9 @@ The plain steps give wall seconds: of the wait for data and of the whole. A comp
 passes have no seconds of their own: the plain step's are shared out by what the instructions took. Memory is XLA's plan
 of the profiled step, which is compiled with a description of it; on CUDA without graphs, which hide the instruction
 that a kernel is of.
+
+In JAX's profile an instruction is an event on one of XLA's threads; on CUDA it is the kernels that it launched, on the
+card's streams. Both carry the names of the instruction and of its program.
 """
 
 from __future__ import annotations
@@ -12,17 +15,18 @@ import shutil
 import tempfile
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import jax
+from jax.profiler import ProfileData
 
 from tightfit.backends.base import Measurement
-from tightfit.backends.jax.batch import ArrayWindow
-from tightfit.backends.jax.compiled.description import measured_trace, read_description
 from tightfit.backends.jax.compiled.kernels import CALLS, FREE
-from tightfit.backends.jax.measuring.events import read_events
+from tightfit.backends.jax.compiled.trace import measured_trace, read_description
+from tightfit.backends.jax.loading import ArrayWindow
 from tightfit.backends.jax.step import PendingStep, Step
 from tightfit.backends.measuring import plain_steps
 from tightfit.errors import ReportError, one_line
@@ -32,6 +36,12 @@ from tightfit.trace import PHASES, Op, OpClass, Phase, Trace
 WRITTEN = "plugins/profile/*/*"
 """The files of JAX's profiler, where TensorBoard and xprof look for them."""
 WITHOUT_GRAPHS = {"xla_gpu_enable_command_buffer": ""}
+HOST, CARD, STREAM = "/host:CPU", "/device:GPU:0", "Stream"
+"""The profiler's names of the host's threads, of the first card, and of that card's streams."""
+INSTRUCTION, PROGRAM, ORDINAL = "hlo_op", "hlo_module", "device_ordinal"
+"""The names of an event's instruction, its program, and the number of its device."""
+STARTED, ENDED = ("_pt", "_p"), ("_ct", "_c")
+"""Numbers that an event and the end of what it handed to other threads have in common."""
 XPLANE, CHROME = ".xplane.pb", ".trace.json.gz"
 
 
@@ -100,16 +110,16 @@ class StepProfiler:
             described = read_description(self._dump, self._platform)
         except FileNotFoundError as error:
             raise ReportError(f"the step could not be followed: {error}") from None
-        events = read_events(profile, described.program.name, self._platform)
-        if not any(name in described.ops for name in events.seconds):
+        timed, others = read_events(profile, described.program.name, self._platform)
+        if not any(name in described.ops for name in timed):
             raise ReportError("the step could not be followed: JAX's profile names none of its instructions")
-        trace = measured_trace(described, events.seconds)
+        trace = measured_trace(described, timed)
         busy = sum(op.seconds or 0.0 for op in trace.ops)
         # On a processor the event of an instruction that runs others lies around theirs.
         around = {name for lines in described.program.computations.values() for name, each in lines.items()
                   if each.code in CALLS | FREE and self._platform == "cpu"}
-        unknown = {**events.others, **{name: seconds for name, seconds in events.seconds.items()
-                                       if name not in around | described.ops.keys()}}
+        unknown = {**others, **{name: seconds for name, seconds in timed.items()
+                                if name not in around | described.ops.keys()}}
         trace.ops += [Op(name=name, tick=trace.span("step 1").start, phase=Phase.SETUP, op_class=OpClass.OTHER,
                          seconds=seconds) for name, seconds in unknown.items()]
         if lost := sum(unknown.values()):
@@ -145,3 +155,30 @@ def _phases(trace: Trace, wall: float, waited: float) -> dict[Phase, float]:
             taken[phase] += op.seconds or 0.0
     whole = sum(taken.values())
     return {phase: (wall - waited) * seconds / whole for phase, seconds in taken.items()} | {Phase.DATA: waited}
+
+
+def read_events(profile: bytes, program: str, platform: str) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds of all turns of each instruction of a program, by name, and of what ran on the card for no instruction.
+
+    profile: as JAX's profiler serializes it. platform: `cpu` or `gpu`.
+    """
+    read = ProfileData.from_serialized_xspace(profile)  # its planes end with it
+    wanted = HOST if platform == "cpu" else CARD
+    events = [(line.name, event, dict(event.stats)) for plane in read.planes if plane.name == wanted
+              for line in plane.lines for event in line.events]  # fmt: skip
+    seconds, others = defaultdict[str, float](float), defaultdict[str, float](float)
+    if platform != "cpu":
+        for line, event, said in events:
+            if line.startswith(STREAM):
+                ours = said.get(PROGRAM, program) == program and INSTRUCTION in said
+                into, name = (seconds, said[INSTRUCTION]) if ours else (others, event.name)
+                into[name] += event.duration_ns / 1e9
+        return seconds, others
+    ends = {tuple(map(said.get, ENDED)): event.start_ns + event.duration_ns for _, event, said in events
+            if ENDED[1] in said}  # fmt: skip
+    for _, event, said in events:
+        if said.get(PROGRAM) == program and INSTRUCTION in said and not said.get(ORDINAL):
+            stop = event.start_ns + event.duration_ns
+            stop = max(stop, ends.get(tuple(map(said.get, STARTED)), stop))
+            seconds[said[INSTRUCTION]] += (stop - event.start_ns) / 1e9
+    return seconds, others

@@ -1,4 +1,9 @@
-"""Prediction of a step on a GPU that need not be there: XLA compiles it in a process of its own; its plan is cached."""
+"""Prediction of a step on a GPU that need not be there: XLA compiles it in a process of its own; its plan is cached.
+
+XLA's own description files (openxla/xla, xla/backends/gpu/target_config/specs) are the guide to the fields of a GPU's
+description. What a generation has in common is here, from the CUDA C++ Programming Guide, "Technical Specifications per
+Compute Capability"; the rest is the device's own. The memory size matters most: XLA recomputes what would not fit.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +16,9 @@ import tempfile
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from tightfit import errors
-from tightfit.backends.jax.predicting.target import target_description
 from tightfit.devices import MIB, Device
 from tightfit.errors import MissingLibrary, ModelError, Refused, ReportError
 from tightfit.models import read_config
@@ -22,7 +27,7 @@ from tightfit.system import installed, version_of
 from tightfit.trace import Trace, UntracedMemory
 from tightfit.trace.file import load_trace
 
-WORKER = "tightfit.backends.jax.predicting.worker"
+WORKER = "tightfit.backends.jax.compiled.worker"
 PLUGINS = ("xla_cuda12", "xla_cuda13")
 """JAX's plugins that hold the compiler for NVIDIA's GPUs, as modules of `jax_plugins`."""
 LIBRARIES = ("jax", "jaxlib", "optax", "jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt")
@@ -40,6 +45,29 @@ SHARE = 0.75
 """The share of a GPU's memory that JAX takes as it starts, by default (XLA_PYTHON_CLIENT_MEM_FRACTION)."""
 CONTEXT = 590 * MIB
 """Bytes that PyTorch's context and kernels are assumed to take, see the PyTorch backend's `unseen`."""
+KIB = 1024
+DNN = (9, 10, 0)
+"""The cuDNN that XLA compiles for: the one that XLA's own descriptions of newer cards have."""
+
+
+class Generation(NamedTuple):
+    """One streaming multiprocessor. shared_kib: its shared memory, of which a block may have `block_kib`.
+    threads: resident at once. lanes: fp32 units."""
+
+    shared_kib: int
+    block_kib: int
+    threads: int
+    lanes: int
+
+
+GENERATIONS = {
+    (7, 0): Generation(96, 96, 2048, 64), (7, 5): Generation(64, 64, 1024, 64),
+    (8, 0): Generation(164, 163, 2048, 64), (8, 6): Generation(100, 99, 1536, 128),
+    (8, 9): Generation(100, 99, 1536, 128), (9, 0): Generation(228, 227, 2048, 128),
+    (10, 0): Generation(228, 227, 2048, 128), (12, 0): Generation(100, 99, 1536, 128),
+}  # fmt: skip
+ACCELERATED = {(9, 0), (10, 0)}
+"""Capabilities for which XLA compiles with the features that no later generation keeps, such as sm_90a."""
 
 
 def predict(recipe: Recipe, device: Device) -> Trace:
@@ -65,15 +93,6 @@ def unseen(device: Device) -> list[UntracedMemory]:
     )]  # fmt: skip
 
 
-def compiler_missing() -> MissingLibrary | None:
-    """The error that says how to install the compiler for GPUs; None where it is there."""
-    if any(find_spec(f"jax_plugins.{name}") for name in PLUGINS if find_spec("jax_plugins")):
-        return None
-    version = version_of("jax")
-    install = f"jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version}"
-    return MissingLibrary("jax-cuda12-plugin", "compiling for a GPU", install)
-
-
 def _cached(recipe: Recipe, device: Device) -> Trace:
     """The trace that is in the cache, or else one that is made and put there."""
     folder = Path(recipe.cache_dir).expanduser() / "compiled"
@@ -83,8 +102,10 @@ def _cached(recipe: Recipe, device: Device) -> Trace:
             return load_trace(path)
         except ReportError:  # damaged: made anew
             path.unlink(missing_ok=True)
-    if (missing := compiler_missing()) is not None:
-        raise missing
+    if not any(find_spec(f"jax_plugins.{name}") for name in PLUGINS if find_spec("jax_plugins")):
+        version = version_of("jax")
+        install = f"jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version}"
+        raise MissingLibrary("jax-cuda12-plugin", "compiling for a GPU", install)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".compiling-", dir=folder) as inside:
@@ -131,6 +152,37 @@ def _digest(recipe: Recipe, device: Device) -> str:
         "flags": os.environ.get("XLA_FLAGS", ""), "source": source.hexdigest(),
     }  # fmt: skip
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def target_description(device: Device) -> str:
+    """The device as text of XLA's GpuTargetConfigProto. Raises Refused for one whose figures are not known."""
+    own = GENERATIONS.get(device.capability or (0, 0))
+    fp32 = device.flops.get("fp32", 0.0)
+    if own is None or not (device.units and device.bandwidth and device.l2_bytes and fp32):
+        raise Refused(f"gpu: XLA cannot compile for {device.name}, whose figures are not known; write --gpu with one "
+                      "that tightfit gpus lists, or backend=pytorch")
+    major, minor = device.capability or (0, 0)
+    clock = fp32 / (2 * own.lanes * device.units) / 1e9  # a lane multiplies and adds in a cycle
+    extension = "ACCELERATED_FEATURES" if (major, minor) in ACCELERATED else "NONE"
+    fields = {
+        "threads_per_block_limit": 1024, "threads_per_warp": 32, "threads_per_core_limit": own.threads,
+        "shared_memory_per_block": 48 * KIB, "shared_memory_per_core": own.shared_kib * KIB,
+        "shared_memory_per_block_optin": own.block_kib * KIB,
+        "core_count": device.units, "fpus_per_core": own.lanes, "clock_rate_ghz": f"{clock:.3f}",
+        "block_dim_limit_x": 2**31 - 1, "block_dim_limit_y": 65535, "block_dim_limit_z": 65535,
+        "thread_dim_limit_x": 1024, "thread_dim_limit_y": 1024, "thread_dim_limit_z": 64,
+        "registers_per_core_limit": 64 * KIB, "registers_per_block_limit": 64 * KIB,
+        "memory_bandwidth": round(device.bandwidth), "device_memory_size": device.memory_bytes,
+        "l2_cache_size": device.l2_bytes, "dnn_version": '"{}.{}.{}"'.format(*DNN),
+    }  # fmt: skip
+    lines = [f"  {name}: {value}" for name, value in fields.items()]
+    return "\n".join([
+        "gpu_device_info {", *lines,
+        f"  cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {extension} }}", "}",
+        'platform_name: "CUDA"',
+        "dnn_version_info {{ major: {} minor: {} patch: {} }}".format(*DNN),
+        f'device_description_str: "{device.name}"', "",
+    ])  # fmt: skip
 
 
 def _notes(trace: Trace, device: Device) -> list[str]:
