@@ -18,7 +18,7 @@ import torch
 
 import record
 import tightfit
-from tightfit.recipe_files import recipe_values
+from tightfit.recipe.lookup import recipe_values
 
 BASE_RATE = 2e-3
 RATES = {"sgd": 0.5, "lion": 6e-4, "adafactor": 2e-2}

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from tightfit.bundled import BUNDLED
 from tightfit.recipe import Recipe
-from tightfit.recipe_text import apply_overrides
+from tightfit.recipe.yaml import apply_overrides
 
 BASE: dict[str, Any] = {
     "precision": "bf16", "loss": "plain", "checkpointing": "none", "optimizer": "adamw", "attention": "sdpa",

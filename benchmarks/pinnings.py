@@ -18,7 +18,7 @@ import record
 from tightfit.planner import plan_on
 from tightfit.planning.plan import Plan
 from tightfit.planning.search.choose import CLOCK_ERROR
-from tightfit.recipe_files import load_recipe
+from tightfit.recipe.lookup import load_recipe
 from tightfit.techniques import SLOTS
 
 MODELS = ("gpt2", "gpt2-large", "gpt2-xl", "bert-large", "t5-base", "vit-base", "llama-3.2-1b", "llama-3.1-8b",

@@ -63,7 +63,7 @@ def do(case: Case) -> dict[str, Any]:
     from tightfit.devices import find_device
     from tightfit.planner import plan_on
     from tightfit.planning.defaults import resolve
-    from tightfit.recipe_files import load_recipe
+    from tightfit.recipe.lookup import load_recipe
 
     importing = time.perf_counter() - began
     recipe = load_recipe(case.model, case.changes, cuda=case.gpu != "cpu")

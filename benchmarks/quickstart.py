@@ -16,7 +16,7 @@ from rich.console import Console
 
 import record
 import tightfit
-from tightfit.recipe_files import load_recipe
+from tightfit.recipe.lookup import load_recipe
 from tightfit.training.progress import Terminal
 
 

@@ -8,12 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from huggingface_hub import errors as hub_errors
 
 from tightfit.bundled import BUNDLED, HUB_NAMES
 from tightfit.errors import ModelError
 from tightfit.models import (
     ModelSource,
     TransformerConfig,
+    explain_hub_error,
     model_facts,
     module_facts,
     read_config,
@@ -207,3 +209,19 @@ def test_unreadable_folders(tmp_path: Path, text: str, says: str) -> None:
 def test_an_unreachable_hub_is_one_sentence() -> None:
     with pytest.raises(ModelError, match=r"^model: .no-one/nothing. is not cached, and the .* reached; [^.]*$"):
         read_config(recipe("no-one/nothing"))
+
+
+def test_each_hub_error_has_its_own_sentence() -> None:
+    class Missing(hub_errors.RepositoryNotFoundError):
+        def __init__(self) -> None:
+            Exception.__init__(self, "401")
+
+    class Gated(hub_errors.GatedRepoError):
+        def __init__(self) -> None:
+            Exception.__init__(self, "403")
+
+    for cause, says in ((Missing(), "is not on the Hugging Face hub"), (Gated(), "is gated: accept its terms")):
+        error = OSError("a long text")
+        error.__cause__ = cause
+        assert says in explain_hub_error("meta-llama/x", error)
+    assert explain_hub_error("a/b", OSError("two\nlines")) == "model: 'a/b' cannot be read: two lines"

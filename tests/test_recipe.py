@@ -13,8 +13,8 @@ from tightfit.devices import Device
 from tightfit.errors import RecipeError, UnknownRecipe
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import CHOICES, Recipe
-from tightfit.recipe_files import bundled_recipes, load_recipe
-from tightfit.recipe_text import apply_overrides, to_yaml
+from tightfit.recipe.lookup import bundled_recipes, load_recipe
+from tightfit.recipe.yaml import apply_overrides, to_yaml
 from tightfit.techniques import SLOTS, VARIANTS
 
 CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 34)

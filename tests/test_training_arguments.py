@@ -17,9 +17,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, Seq2SeqTrainingArguments, 
 from tests.training_arguments_cases import EXAMPLES, NEEDS, OTHER, SETTLED, SPELLINGS, VARIANTS
 from tightfit.errors import RecipeError
 from tightfit.recipe import Recipe
-from tightfit.recipe_text import read_yaml, to_yaml
-from tightfit.training_arguments import left_to_you, training_arguments
-from tightfit.training_arguments.table import (
+from tightfit.recipe.hf_arguments import left_to_you, training_arguments
+from tightfit.recipe.hf_arguments.table import (
     CARRIED,
     DEFAULTS,
     MAPPED,
@@ -29,6 +28,7 @@ from tightfit.training_arguments.table import (
     SPELLED,
     arguments_of,
 )
+from tightfit.recipe.yaml import read_yaml, to_yaml
 
 BESIDE = [field for field in Recipe.model_fields if not arguments_of(field)]
 """Fields of a recipe that no argument holds: model, data, and what tightfit alone has."""
@@ -312,7 +312,7 @@ def test_mappings_are_read_without_a_framework():
     code = (
         "import sys\n"
         "from tightfit.recipe import Recipe\n"
-        "from tightfit.training_arguments import training_arguments\n"
+        "from tightfit.recipe.hf_arguments import training_arguments\n"
         f"recipe = Recipe.from_training_arguments({json.dumps(EXAMPLES['batch of 64'])}, attention='sdpa')\n"
         "assert training_arguments(recipe)['gradient_accumulation_steps'] == 16\n"
         "print([name for name in ('torch', 'transformers') if name in sys.modules])\n"

@@ -7,7 +7,7 @@ import pytest
 from tests.training_arguments_cases import SETTLED
 from tightfit.errors import RecipeError
 from tightfit.recipe import Recipe
-from tightfit.training_arguments import training_arguments
+from tightfit.recipe.hf_arguments import training_arguments
 
 
 def test_all_that_is_refused_is_said_at_once():

@@ -1,17 +1,5 @@
 """Every error that tightfit raises for a person to act on.
 
-    TightfitError
-    ├── RecipeError            a field's name or value is wrong
-    │   ├── UnknownRecipe      no recipe has that name
-    │   └── Refused            the value is right, but not here: device, library or another field forbids it
-    ├── DataError              the data cannot be read, or disagrees with the recipe
-    ├── ModelError             the model cannot be found, built or transformed
-    ├── CheckpointError        a checkpoint cannot be written, read or continued from
-    ├── ReportError            what a report is drawn from cannot be read, or is none
-    ├── MissingLibrary         an optional library is needed and not installed
-    ├── NonFiniteLoss          the loss became infinite or not a number
-    └── OutOfMemory            the device ran out of memory
-
 Broken invariants of our own are plain `assert`s and built-in exceptions: those are bugs, these are not.
 """
 

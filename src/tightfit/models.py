@@ -14,9 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from tightfit.bundled import BUNDLED, HUB_NAMES, Bundled
+from tightfit.bundled import BUNDLED, HUB_NAMES
 from tightfit.errors import MissingLibrary, ModelError, nearest, one_line
-from tightfit.hub_errors import explain_hub_error
 from tightfit.model_limits import check_overrides
 from tightfit.tasks import TASKS
 
@@ -65,18 +64,17 @@ class TransformerConfig:
     """Number format of attention's scores and softmax."""
 
 
-SourceKind = Literal["bundled", "folder", "hub", "factory"]
 FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 """The form `package.module:factory`."""
-WELCOME_NAMES = (
-    "a folder such as ./my-model, a Hugging Face id such as openai-community/gpt2, or package.module:factory"
-)
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+"""A Hugging Face id with an owner."""
+OTHERS = "a folder such as ./my-model, a Hugging Face id such as openai-community/gpt2, or package.module:factory"
 
 
 class ModelSource(NamedTuple):
-    """Where a model comes from. `name` is the bundled name, the folder, the Hugging Face id, or `module:attribute`."""
+    """The source of a model. `name` is the bundled name, the folder, the Hugging Face id, or `module:attribute`."""
 
-    kind: SourceKind
+    kind: Literal["bundled", "folder", "hub", "factory"]
     name: str
 
 
@@ -92,11 +90,11 @@ def resolve_source(recipe: Recipe) -> ModelSource:
         return ModelSource("folder", str(folder))
     if FACTORY.fullmatch(name):
         return ModelSource("factory", name)
-    if name in HUB_NAMES or re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
+    if name in HUB_NAMES or HUB_ID.fullmatch(name):
         return ModelSource("hub", name)
     if "/" in name or name.startswith(("~", ".")):
-        raise ModelError(f"model: {name!r} is not a folder; write {WELCOME_NAMES}")
-    raise ModelError(f"model: {name!r} is not a bundled model ({nearest(name, BUNDLED)}); or write {WELCOME_NAMES}")
+        raise ModelError(f"model: {name!r} is not a folder; write {OTHERS}")
+    raise ModelError(f"model: {name!r} is not a bundled model ({nearest(name, BUNDLED)}); or write {OTHERS}")
 
 
 def read_config(recipe: Recipe) -> Any:
@@ -115,7 +113,8 @@ def read_config(recipe: Recipe) -> Any:
         bundled = BUNDLED[source.name]
         if bundled.config_class == "transformer":
             return _our_config(dict(bundled.numbers), changes, recipe)
-        return _bundled_config(bundled, changes, recipe)
+        config_class = getattr(_transformers(), bundled.config_class)
+        return _make_config(config_class(**bundled.numbers), dict(bundled.numbers), changes, recipe)
     saved = _read_json(Path(source.name) / "config.json") if source.kind == "folder" else {}
     if saved.get("model_type") == OUR_TRANSFORMER:
         del saved["model_type"]
@@ -126,22 +125,19 @@ def read_config(recipe: Recipe) -> Any:
     return _stored_config(source.name, changes, recipe)
 
 
-def model_facts(recipe: Recipe, config: Any = None) -> ModelFacts:
+def model_facts(recipe: Recipe, config: Any = None, name: str = "") -> ModelFacts:
     """The facts of the recipe's model, from its configuration alone, which is read where it is not given. Raises
     ModelError as `read_config` does, and for a factory whose vocabulary nothing states."""
-    return _facts_needed(read_config(recipe) if config is None else config, recipe, recipe.model)
+    facts = facts_of(read_config(recipe) if config is None else config, recipe)
+    if TASKS[recipe.task].reads == "tokens" and not facts.vocab_size:
+        raise ModelError(f"vocab_size: {name or recipe.model} has no configuration that states its vocabulary's size; "
+                         "write vocab_size")
+    return facts
 
 
 def module_facts(module: object, recipe: Recipe) -> ModelFacts:
     """The facts of a model object given in place of a name: its `config`'s, where it has one, and the recipe's."""
-    return _facts_needed(getattr(module, "config", SimpleNamespace()), recipe, type(module).__name__)
-
-
-def _facts_needed(config: Any, recipe: Recipe, name: str) -> ModelFacts:
-    facts = facts_of(config, recipe)
-    if TASKS[recipe.task].reads == "tokens" and not facts.vocab_size:
-        raise ModelError(f"vocab_size: {name} has no configuration that states its vocabulary's size; write vocab_size")
-    return facts
+    return model_facts(recipe, getattr(module, "config", SimpleNamespace()), type(module).__name__)
 
 
 def facts_of(config: Any, recipe: Recipe) -> ModelFacts:
@@ -212,11 +208,6 @@ def _our_config(values: dict[str, Any], changes: dict[str, Any], recipe: Recipe)
     return config
 
 
-def _bundled_config(bundled: Bundled, changes: dict[str, Any], recipe: Recipe) -> Any:
-    config_class = getattr(_transformers(), bundled.config_class)
-    return _make_config(config_class(**bundled.numbers), dict(bundled.numbers), changes, recipe)
-
-
 def _stored_config(name: str, changes: dict[str, Any], recipe: Recipe) -> Any:
     """The configuration in a folder or on the Hugging Face hub."""
     try:
@@ -267,6 +258,28 @@ def _check_fields(owner: str, changes: Iterable[str], known: Iterable[str]) -> N
     for name in changes:
         if name not in names:
             raise ModelError(f"model_overrides.{name}: not a field of {owner}; {nearest(name, names)}")
+
+
+def explain_hub_error(name: str, error: BaseException) -> str:
+    """One sentence for what went wrong while a folder or a Hugging Face model was read, and what to do."""
+    from huggingface_hub import errors
+
+    causes = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    where = f"model: {name!r}"
+    for kinds, sentence in (
+        ((errors.GatedRepoError,), "is gated: accept its terms on its page, then run: hf auth login"),
+        ((errors.RepositoryNotFoundError, errors.RevisionNotFoundError),
+         f"is not on the Hugging Face hub, or is private; {nearest(name, BUNDLED)}"),
+        ((errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, ConnectionError, TimeoutError),
+         "is not cached, and the Hugging Face hub cannot be reached; name a local folder or a bundled model"),
+    ):
+        if any(isinstance(cause, kinds) for cause in causes):
+            return f"{where} {sentence}"
+    if "trust_remote_code" in str(error):
+        return f"{where} comes with Python code of its own; read it, then write trust_remote_code=true"
+    return f"{where} cannot be read: {one_line(error)}"
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -25,9 +25,7 @@ from tightfit.planning.search.search import search
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target, cpu_target, gpu_target
 from tightfit.recipe import Recipe
-from tightfit.recipe_files import IF_CUDA, RECIPES, as_recipe, load_recipe, recipe_values
-from tightfit.recipe_text import apply_overrides
-from tightfit.training_arguments.table import arguments_of
+from tightfit.recipe.lookup import as_recipe
 
 RecipeOn = Callable[[bool], Recipe]
 """The recipe as it is on a CUDA device, or on the CPU: a recipe file may differ between the two."""
@@ -94,29 +92,6 @@ def compare(
     chosen = catalogue() if devices is None else devices
     with Pool(tools, recipe.backend.name) as evaluator:
         return compare_devices(recipe, chosen, tools, prices, progress, evaluator)
-
-
-def read_recipe(
-    name: str | None, overrides: Iterable[str] = (), *, cuda: bool, training_arguments: Path | None = None
-) -> Recipe:
-    """The recipe that a command names.
-
-    training_arguments: a JSON file of Hugging Face's TrainingArguments. What it says stands above the recipe's file,
-    and `overrides` above both. Raises RecipeError.
-    """
-    if training_arguments is None:
-        if name is None:
-            raise RecipeError(f"RECIPE is missing: {RECIPES}")
-        return load_recipe(name, overrides, cuda=cuda)
-    values = {} if name is None else recipe_values(name)
-    on_cuda = values.pop(IF_CUDA, {})
-    values = {field: value for field, value in {**values, **(on_cuda if cuda else {})}.items()
-              if not arguments_of(field)}
-    fields = apply_overrides(values, overrides)
-    if "model" not in fields:
-        raise RecipeError("model: training arguments do not say which; name it in front of --training-args, or write "
-                          "model=gpt2")
-    return Recipe.from_training_arguments(training_arguments, **fields)
 
 
 def own_device(recipe: Recipe, kind: str) -> Device | None:

@@ -1,4 +1,4 @@
-"""What a model is trained to do: the arrays of a micro-batch, and which of its labels count.
+"""Tasks that a model is trained for: the arrays of a micro-batch, and which of its labels count.
 
 A task's loss is the sum of cross-entropy over the labels that count (those not `IGNORE`), computed from the logits.
 Labels never reach the model, because a model's own loss cannot be normalized over a window of micro-batches. Labels
@@ -26,7 +26,7 @@ Array = np.ndarray
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """What one forward pass reads.
+    """The arrays that one forward pass reads.
 
     inputs: the model's arguments by name, such as `input_ids` (B, T) int64 and, where positions restart,
         `position_ids` (B, T) int64; `pixel_values` (B, C, H, W) float32; `decoder_input_ids` (B, S) int64.
@@ -90,7 +90,7 @@ class Task:
     name: str
     auto_class: str
     predicts: Literal["next", "hidden", "target", "class"]
-    """What the labels are: each token's successor, the hidden tokens, another text's tokens, one class a sample."""
+    """Meaning of the labels: each token's successor, the hidden tokens, another text's tokens, one class a sample."""
     reads: Literal["tokens", "images"] = "tokens"
     packs: bool = False
     """Whether documents may share a row."""

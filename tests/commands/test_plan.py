@@ -19,8 +19,9 @@ from tightfit.commands import plan as plan_command
 from tightfit.devices import find_device
 from tightfit.display.plan import ReadablePlan
 from tightfit.errors import ModelError, RecipeError
-from tightfit.planner import own_device, read_recipe
+from tightfit.planner import own_device
 from tightfit.recipe import Recipe
+from tightfit.recipe.lookup import load_recipe
 
 TINY = {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 32, "attn_pdrop": 0.0}
 FIELDS = {"model": "gpt2", "model_overrides": TINY, "vocab_size": 64, "seq_len": 16, "batch_size": 4,
@@ -134,9 +135,9 @@ def test_training_arguments_stand_between_the_recipe_and_the_overrides(tmp_path)
     arguments, recipe = tmp_path / "arguments.json", tmp_path / "mine.yaml"
     arguments.write_text('{"learning_rate": 0.5, "per_device_train_batch_size": 2}')
     recipe.write_text("{model: gpt2, seq_len: 7, learning_rate: 0.1, batch_size: 9, if_cuda: {seq_len: 8, seed: 3}}")
-    read = read_recipe(str(recipe), ["batch_size=4"], cuda=True, training_arguments=arguments)
+    read = load_recipe(str(recipe), ["batch_size=4"], cuda=True, training_arguments=arguments)
     assert (read.learning_rate, read.batch_size, read.seq_len, read.seed) == (0.5, 4, 8, 42)
-    assert read_recipe(str(recipe), cuda=False, training_arguments=arguments).seq_len == 7
+    assert load_recipe(str(recipe), cuda=False, training_arguments=arguments).seq_len == 7
 
 
 @pytest.mark.parametrize(("words", "expected"), [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tightfit.data.masking import Masking
+from tightfit.data.samples import Masking
 from tightfit.tasks import IGNORE
 
 MASKING = Masking(mask_id=2, vocab_size=1000, special_ids=(0, 1, 2), seed=7)

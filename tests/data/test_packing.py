@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tightfit.data.masking import Masking
-from tightfit.data.packing import Packed
-from tightfit.data.stream import StreamWriter, TokenStream, unigram_loss
+from tightfit.data.samples import Masking, Packed
+from tightfit.data.tokenized import StreamWriter, TokenStream, unigram_loss
 from tightfit.tasks import IGNORE
 
 

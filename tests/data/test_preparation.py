@@ -11,9 +11,8 @@ import pytest
 
 from tests.data.helpers import FACTS, arrays, recipe, texts, write_jsonl, write_texts
 from tightfit.data import Prepared, WindowLoader, prepare
-from tightfit.data.documents import truncated
-from tightfit.data.images import read_image
-from tightfit.data.packing import Packed
+from tightfit.data.samples import Packed, truncated
+from tightfit.data.sources import read_image
 from tightfit.data.tokenized import class_ids
 from tightfit.errors import DataError
 from tightfit.models import ModelFacts

@@ -10,7 +10,7 @@ import pytest
 
 from tests.data.helpers import FACTS, recipe
 from tightfit.data import prepare
-from tightfit.data.rows import samples_from_rows
+from tightfit.data.sources import samples_from_rows
 from tightfit.errors import DataError
 from tightfit.models import ModelFacts
 from tightfit.tasks import IGNORE, MicroBatch

@@ -16,7 +16,7 @@ UNNEEDED = (
     "tightfit.backends.pytorch.simulate",
     "tightfit.planning.allocator", "tightfit.planning.search", "tightfit.planning.timing", "tightfit.planner",
     "tightfit.display", "tightfit.profiling.measure", "tightfit.profiling.profile", "tightfit.profiling.report",
-    "tightfit.training_arguments",
+    "tightfit.recipe.hf_arguments",
 )  # fmt: skip
 """Rooms that predict, measure, search or report."""
 

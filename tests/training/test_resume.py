@@ -14,7 +14,7 @@ import pytest
 from tests.training.runs import logged_losses, same_weights, train
 from tightfit.errors import CheckpointError, RecipeError
 from tightfit.recipe import Recipe
-from tightfit.training.run_folder import continued
+from tightfit.recipe.resume import continued
 from tightfit.training.trainer import Trainer
 
 FORK = multiprocessing.get_context("fork")

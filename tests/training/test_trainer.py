@@ -119,7 +119,7 @@ def test_a_terminal_that_went_away_does_not_stop_the_run():
 
 def test_the_models_configuration_is_read_once(tiny, monkeypatch):
     read = []
-    made = models._bundled_config
-    monkeypatch.setattr(models, "_bundled_config", lambda *words: read.append(words) or made(*words))
+    made = models._make_config
+    monkeypatch.setattr(models, "_make_config", lambda *words: read.append(words) or made(*words))
     Trainer(recipe=tiny).train()
     assert len(read) == 1

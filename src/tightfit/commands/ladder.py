@@ -17,7 +17,7 @@ from tightfit.ladder.rows import OURS
 from tightfit.ladder.run import LadderOptions, LadderRun, run_rungs, this_machine
 from tightfit.ladder.rungs import SCALES, STEPS, Ladder, Scale, card
 from tightfit.ladder.table import show
-from tightfit.recipe_files import load_recipe, recipe_hint
+from tightfit.recipe.lookup import load_recipe, recipe_hint
 
 FOLDER, OUTPUT, PAGE = "ladders", "output_dir", "ladder.html"
 LONGEST, MOST_STEPS = 7 * 24 * 3600.0, 1_000_000

@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 
 from tightfit.bundled import BUNDLED
-from tightfit.recipe_files import bundled_recipes
+from tightfit.recipe.lookup import bundled_recipes
 
 
 def list_gpus() -> None:

@@ -15,10 +15,10 @@ from tightfit.display.gpu_tables import show_comparison
 from tightfit.display.plan_table import show_plan
 from tightfit.display.progress import SearchProgress
 from tightfit.errors import RecipeError, Refused
-from tightfit.planner import RecipeOn, compare, plan_on, read_recipe
+from tightfit.planner import RecipeOn, compare, plan_on
 from tightfit.planning.search.every_gpu import parse_prices
 from tightfit.recipe import Recipe
-from tightfit.recipe_files import name_and_overrides
+from tightfit.recipe.lookup import load_recipe, name_and_overrides
 
 EVERY_GPU = "all"
 
@@ -42,7 +42,7 @@ def run_plan(
         name, overrides = name_and_overrides([name, *overrides])
 
     def recipe_on(cuda: bool) -> Recipe:
-        return read_recipe(name, overrides, cuda=cuda, training_arguments=training_arguments)
+        return load_recipe(name, overrides, cuda=cuda, training_arguments=training_arguments)
 
     by_name = parse_prices(prices)
     if gpu == EVERY_GPU:

@@ -13,11 +13,11 @@ from tightfit.commands.report import run_report
 from tightfit.doctor.cards import watched
 from tightfit.errors import ReportError
 from tightfit.files import write_atomically
-from tightfit.planner import read_recipe, target_for
+from tightfit.planner import target_for
 from tightfit.planning.plan import Plan
 from tightfit.profiling import CHROME_TRACE, FOLDER, XPLANE
 from tightfit.profiling.measure import keep_profile, predicted_profile, profile_recipe
-from tightfit.recipe_files import name_and_overrides
+from tightfit.recipe.lookup import load_recipe, name_and_overrides
 from tightfit.training.progress import Terminal
 from tightfit.training.run_folder import PLAN, folder_name, run_path
 from tightfit.training.session import recipe_for_machine
@@ -59,8 +59,8 @@ def _measured(name: str, overrides: Sequence[str], console: Console) -> Path:
 
 def _predicted(name: str, overrides: Sequence[str], gpu: str, console: Console) -> Path:
     """A profile of a prediction alone; the folder that it was written to."""
-    target = target_for(read_recipe(name, overrides, cuda=False), gpu)
-    recipe = read_recipe(name, overrides, cuda=target.device.kind == "cuda")
+    target = target_for(load_recipe(name, overrides, cuda=False), gpu)
+    recipe = load_recipe(name, overrides, cuda=target.device.kind == "cuda")
     with Terminal(console) as terminal:
         profile, plan = predicted_profile(recipe, target, terminal.message)
     measured = run_path(recipe, name)  # whose own profile stays

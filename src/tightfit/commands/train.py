@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from tightfit.recipe_files import name_and_overrides
+from tightfit.recipe.lookup import name_and_overrides
 from tightfit.training.progress import LastingConsole, Terminal
+from tightfit.training.records import Summary
 from tightfit.training.session import recipe_for_machine
-from tightfit.training.summary import Summary
 from tightfit.training.trainer import Trainer
 
 

@@ -26,19 +26,14 @@ def digest(parts: Iterable[str | bytes]) -> str:
 
 def files_digest(files: Iterable[tuple[str, Path]]) -> str:
     """A name for the contents of files and the names they are given. Raises DataError for an unreadable file."""
-    result = hashlib.blake2b(digest_size=16)
+    parts: list[str | bytes] = []
     for name, path in files:
-        result.update(f"{len(name)} {name} ".encode())
         try:
             with path.open("rb") as file:
-                size = 0
-                while chunk := file.read(1 << 22):
-                    size += len(chunk)
-                    result.update(chunk)
+                parts += name, hashlib.file_digest(file, hashlib.blake2b).digest()
         except OSError as error:
             raise DataError(f"data: {path} cannot be read: {error.strerror}") from None
-        result.update(size.to_bytes(8, "little"))
-    return result.hexdigest()
+    return digest(parts)
 
 
 def cached(folder: Path, fill: Callable[[Path], None], read: Callable[[Path], Read]) -> Read:

@@ -1,4 +1,4 @@
-"""Where documents come from: the standard library's source, files, folders, saved and Hugging Face datasets."""
+"""Corpora of documents: the standard library's source, files, folders, saved and Hugging Face datasets."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 from tightfit.data.caching import digest, files_digest
 from tightfit.data.readers import READERS, Row, Wanted, decode, picked, read_file, require_fields
-from tightfit.errors import DataError, nearest
+from tightfit.errors import DataError, closest, nearest, one_line
 from tightfit.recipe import Data
 
 SKIPPED = frozenset({
     "site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__", "encodings", "pydoc_data",
-})  # fmt: skip
+})
 """Folders of the standard library that are left out: other people's packages, tests, test data, generated tables."""
 
 SAVED = "state.json"
@@ -47,7 +47,7 @@ def open_corpus(data: Data, wanted: Wanted, cache_dir: Path) -> Corpus:
         raise DataError("data: the source is empty; write stdlib, dummy, a file, a folder or a Hugging Face dataset id")
     path = Path(data.source).expanduser()
     if path.is_file():
-        return _files(str(path), [(path.suffix.lower(), path)], lambda: read_file(path, wanted))
+        return Corpus(str(path), files_digest([(path.suffix.lower(), path)]), lambda: read_file(path, wanted))
     if path.is_dir():
         if (path / SAVED).is_file() or (path / SAVED_SPLITS).is_file():
             return _dataset(str(path), _load_saved(path, data.split), wanted, data)
@@ -65,9 +65,9 @@ def missing_path(field: str, value: str, path: Path) -> DataError:
     while not folder.is_dir():
         path, folder = folder, folder.parent
     names = [entry.name for entry in folder.iterdir()]
-    hint = nearest(path.name, names)
-    if not hint.startswith("did"):
-        hint = f"{folder.resolve()} holds {len(names)} other names" if names else f"{folder.resolve()} is empty"
+    close = closest(path.name, names)
+    held = f"holds {len(names)} other names" if names else "is empty"
+    hint = f"did you mean {close!r}?" if close else f"{folder.resolve()} {held}"
     return DataError(f"{field}: {value!r} does not exist; {hint}")
 
 
@@ -76,10 +76,6 @@ def _looks_like_path(source: str, path: Path) -> bool:
     known = path.suffix.lower() in {*READERS, ".txt", ".md", ".py"}
     has_folder = path.parent != Path() and path.parent.is_dir()
     return known or has_folder or source.startswith((".", "~", "/")) or source.count("/") > 1 or "\\" in source
-
-
-def _files(name: str, files: list[tuple[str, Path]], rows: Callable[[], Iterator[Row]]) -> Corpus:
-    return Corpus(name=name, fingerprint=files_digest(files), rows=rows)
 
 
 def _walk(root: Path, skipped: frozenset[str] = frozenset()) -> list[Path]:
@@ -112,7 +108,7 @@ def _stdlib(wanted: Wanted) -> Corpus:
     files = stdlib_files()
     if not files:
         raise DataError("data: this Python has no standard library source; write data=<a file or folder>")
-    return _files("stdlib", files, lambda: ((text,) for _, path in files if (text := _text_of(path)) is not None))
+    return Corpus("stdlib", files_digest(files), lambda: ((text,) for _, path in files if (text := _text_of(path))))
 
 
 def _folder(folder: Path, wanted: Wanted) -> Corpus:
@@ -121,7 +117,7 @@ def _folder(folder: Path, wanted: Wanted) -> Corpus:
     files = [(p.relative_to(folder).as_posix(), p) for p, tabular in known.items() if tabular or _text_of(p)]
     if not files:
         raise DataError(f"data: {folder} holds no text, JSONL, CSV or Parquet file with anything in it")
-    return _files(str(folder), files, lambda: (row for _, path in files for row in read_file(path, wanted)))
+    return Corpus(str(folder), files_digest(files), lambda: (r for _, path in files for r in read_file(path, wanted)))
 
 
 def _load_saved(folder: Path, split: str) -> Any:
@@ -149,12 +145,11 @@ def _reading(name: str, load: Callable[[], Any]) -> Any:
     try:
         return load()
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        hint = nearest(name, ("stdlib", "dummy", *(entry.name for entry in Path().iterdir())))
-        meant = hint if hint.startswith("did") else "write data=<a file or folder>, or data=stdlib"
+        close = closest(name, ("stdlib", "dummy", *(entry.name for entry in Path().iterdir())))
+        meant = f"did you mean {close!r}?" if close else "write data=<a file or folder>, or data=stdlib"
         raise DataError(
             f"data: {name!r} is not a file or folder here, and cannot be read as a Hugging Face dataset: "
-            f"{reason[:400]}; {meant}"
+            f"{one_line(error)}; {meant}"
         ) from None
 
 

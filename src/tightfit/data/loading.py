@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tightfit.data.masking import generator
-from tightfit.data.samples import Samples
+from tightfit.data.samples import Samples, generator
 from tightfit.errors import DataError
 from tightfit.recipe import Recipe
 from tightfit.tasks import Array, MicroBatch, Window, window_of
@@ -26,13 +25,11 @@ class WindowLoader:
 
     Each epoch shows every sample once, in an order that depends on the seed and the epoch alone; its last window is
     smaller where the samples do not divide evenly. Pickles cheaply.
-
-    The built-in loop asks for windows by index, and resumes at the next one. Iterating is for a loop of your own: it
-    continues from the position that `state_dict` gave and `load_state_dict` took.
     """
 
     def __init__(self, samples: Samples, recipe: Recipe) -> None:
         """`recipe.micro_batch_size` must be resolved. Raises DataError for fewer samples than a global batch."""
+        assert recipe.micro_batch_size != "auto"
         if len(samples) < recipe.batch_size:
             kind = "sample is" if len(samples) == 1 else "samples are"
             raise DataError(
@@ -41,9 +38,8 @@ class WindowLoader:
             )
         self.samples = samples
         self.batch_size = recipe.batch_size
-        self.micro_batch_size = _resolved(recipe)
+        self.micro_batch_size = recipe.micro_batch_size
         self.seed = recipe.seed
-        self.next_window = 0
         self._order: tuple[int, Array] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -71,23 +67,11 @@ class WindowLoader:
             self._order = (epoch, generator(self.seed, epoch, ORDER).permutation(len(self.samples)))
         return self._order[1]
 
-    def __iter__(self) -> Iterator[Window]:
-        while True:
-            self.next_window += 1
-            yield self.window(self.next_window - 1)
-
-    def state_dict(self) -> dict[str, int]:
-        """The position: the index of the window that iterating gives next."""
-        return {"next_window": self.next_window}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue from a position."""
-        self.next_window = state["next_window"]
-
 
 def evaluation_windows(samples: Samples, recipe: Recipe) -> Iterator[Window]:
     """Windows over at most `eval_samples` samples, evenly spread and in order; the same each time."""
-    size, micro = recipe.batch_size, _resolved(recipe)
+    size, micro = recipe.batch_size, recipe.micro_batch_size
+    assert micro != "auto"
     total = min(len(samples), recipe.eval_samples)
     spread = np.arange(total) * len(samples) // max(total, 1)
     for start in range(0, total, size):
@@ -110,8 +94,3 @@ def _numbers(samples: Samples, chosen: Array) -> str:
     """The first of the samples `chosen`, by their numbers in the data: `7, 31, 4, ... (64 in all)`."""
     named = ", ".join(str(number) for number in samples.numbers(chosen[:NAMED]))
     return named if len(chosen) <= NAMED else f"{named}, ... ({len(chosen)} in all)"
-
-
-def _resolved(recipe: Recipe) -> int:
-    assert isinstance(recipe.micro_batch_size, int), "micro_batch_size is resolved before data is loaded"
-    return recipe.micro_batch_size

@@ -5,28 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tightfit.data.corpora import open_corpus
-from tightfit.data.documents import Documents
-from tightfit.data.masking import Masking
-from tightfit.data.packing import Packed
-from tightfit.data.readers import LABEL, TARGET, TEXT, Wanted
-from tightfit.data.samples import Padded, Samples, padded
-from tightfit.data.splitting import held_out
-from tightfit.data.stream import TokenStream, unigram_loss
-from tightfit.data.tokenized import Part, Progress, Split, tokenize
+from tightfit.data.readers import LABEL, TARGET, TEXT
+from tightfit.data.samples import Documents, Masking, Packed, Padded, Samples, padded
+from tightfit.data.sources import Dummy, Rows, open_images, samples_from_rows
+from tightfit.data.splitting import Progress, Split, held_out
+from tightfit.data.tokenized import Part, TokenStream, tokenize, unigram_loss
 from tightfit.data.tokenizer_choice import choose_tokenizer, named_tokenizer
 from tightfit.data.tokenizing import Tokenizer
 from tightfit.errors import DataError
 from tightfit.models import ModelFacts
-from tightfit.recipe import Data, Recipe
+from tightfit.recipe import Recipe
 from tightfit.tasks import Task, get_task
-
-if TYPE_CHECKING:
-    from tightfit.data.rows import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,29 +65,26 @@ def _check_positions(recipe: Recipe, facts: ModelFacts, padded: bool) -> None:
     multiple = recipe.pad_sequence_to or 1
     if padded and -(-recipe.seq_len // multiple) * multiple > limit:
         raise DataError(f"pad_sequence_to: rounding seq_len={recipe.seq_len} up to a multiple of {multiple} passes the "
-                        f"model's {limit} positions; write seq_len={max(limit // multiple * multiple, 1)}")  # fmt: skip
+                        f"model's {limit} positions; write seq_len={max(limit // multiple * multiple, 1)}")
 
 
 def _from_rows(recipe: Recipe, facts: ModelFacts, dataset: Rows) -> Prepared:
-    from tightfit.data.rows import samples_from_rows
-
     train, evaluation = _divide(samples_from_rows(dataset, recipe, facts), recipe.data.eval_fraction)
     named = recipe.tokenizer not in ("auto", "train")
     return Prepared(train=train, evaluation=evaluation, tokenizer=named_tokenizer(recipe) if named else None)
 
 
 def _from_dummy(recipe: Recipe, facts: ModelFacts) -> Prepared:
-    from tightfit.data.dummy import Dummy
+    def samples(count: int, part: int) -> Samples:
+        return Padded(pad_id=facts.pad_token_id, examples=Dummy(
+            task=get_task(recipe.task), facts=facts, seq_len=recipe.seq_len, seed=recipe.seed, count=count, part=part))
 
-    make = partial(Dummy, task=get_task(recipe.task), facts=facts, seq_len=recipe.seq_len, seed=recipe.seed)
     count, fraction = recipe.data.samples, recipe.data.eval_fraction
-    evaluation = make(samples=max(round(count * fraction), 1), part=1) if fraction else None
-    return Prepared(train=make(samples=count), evaluation=evaluation)
+    evaluation = samples(max(round(count * fraction), 1), part=1) if fraction else None
+    return Prepared(train=samples(count, part=0), evaluation=evaluation)
 
 
 def _from_images(recipe: Recipe, facts: ModelFacts) -> Prepared:
-    from tightfit.data.images import open_images
-
     images, names = open_images(recipe.data.source, facts, recipe.num_labels)
     train, evaluation = _divide(padded(images, recipe, facts), recipe.data.eval_fraction)
     return Prepared(train=train, evaluation=evaluation, classes=dict(enumerate(names)))
@@ -107,30 +97,25 @@ def _divide(samples: Padded, fraction: float) -> tuple[Samples, Samples | None]:
     return replace(samples, chosen=(~chosen).nonzero()[0]), replace(samples, chosen=chosen.nonzero()[0])
 
 
-def _wanted(task: Task, data: Data) -> Wanted:
-    """The fields that a task reads, by recipe field; the text comes first."""
-    extra = {"class": {LABEL: data.label}, "target": {TARGET: data.target}}
-    return {TEXT: data.text, **extra.get(task.predicts, {})}
-
-
 def _from_text(recipe: Recipe, facts: ModelFacts, progress: Progress | None) -> Prepared:
     task = get_task(recipe.task)
-    wanted = _wanted(task, recipe.data)
+    extra = {"class": {LABEL: recipe.data.label}, "target": {TARGET: recipe.data.target}}
+    wanted = {TEXT: recipe.data.text, **extra.get(task.predicts, {})}
     cache_dir = Path(recipe.cache_dir).expanduser()
     split = Split(open_corpus(recipe.data, wanted, cache_dir), wanted, recipe.data.eval_fraction)
     tokenizer = choose_tokenizer(recipe, facts, lambda: split.training_texts(progress), split.key)
     train, evaluation, names = tokenize(split, tokenizer, cache_dir, facts.num_labels, progress)
     if len(names) > facts.num_labels:
         raise DataError(f"{LABEL}: {split.corpus.name} has {len(names)} classes and the model {facts.num_labels}; "
-                        f"write num_labels={len(names)}")  # fmt: skip
+                        f"write num_labels={len(names)}")
     packed = task.packs and recipe.data.packing
     tokens = len(train.streams[TEXT])
     if packed and tokens < recipe.seq_len:
         raise DataError(f"seq_len: {split.corpus.name} has {tokens:,} training tokens, fewer than one sequence of "
-                        f"{recipe.seq_len:,}; write seq_len={tokens} or less, or more data")  # fmt: skip
+                        f"{recipe.seq_len:,}; write seq_len={tokens} or less, or more data")
     if not _something_to_predict(task, train.streams[TEXT], tokenizer):
         raise DataError(f"data: there is no token to predict in the documents of {split.corpus.name}: each is empty or "
-                        "holds special tokens only; write data=<documents with text>")  # fmt: skip
+                        "holds special tokens only; write data=<documents with text>")
     samples = partial(_text_samples, recipe=recipe, facts=facts, tokenizer=tokenizer, packed=packed)
     held = evaluation if len(evaluation.streams[TEXT]) else None
     return Prepared(
@@ -156,7 +141,7 @@ def _text_samples(part: Part, *, recipe: Recipe, facts: ModelFacts, tokenizer: T
     if get_task(recipe.task).predicts == "hidden":
         assert tokenizer.mask_id is not None, "choose_tokenizer refuses a tokenizer without one"
         masking = Masking(mask_id=tokenizer.mask_id, vocab_size=tokenizer.vocab_size,
-                          special_ids=tokenizer.special_ids, seed=recipe.seed)  # fmt: skip
+                          special_ids=tokenizer.special_ids, seed=recipe.seed)
     if packed:
         return Packed(part.streams[TEXT], recipe.seq_len, masking)
     return padded(Documents(part=part, seq_len=recipe.seq_len, facts=facts, masking=masking), recipe, facts)

@@ -1,4 +1,4 @@
-"""Samples: what a loader draws micro-batches from, by index."""
+"""Samples, which a loader draws micro-batches from by index: documents packed into rows, or one to a row, padded."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
+from tightfit.data.readers import TARGET, TEXT
+from tightfit.data.tokenized import Part, TokenStream
 from tightfit.models import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, Array, MicroBatch, get_task
@@ -113,3 +115,131 @@ def shifted_right(labels: Array, start_id: int, pad_id: int) -> Array:
     """Decoder inputs that predict `labels`: `start_id`, then the labels without the last."""
     shifted = np.concatenate((np.array([start_id], dtype=np.int64), labels[:-1]))
     return np.where(shifted == IGNORE, pad_id, shifted)
+
+
+def truncated(ids: Array, length: int) -> Array:
+    """At most `length` tokens, the last of which stays the document's last."""
+    return ids if len(ids) <= length else np.concatenate((ids[: length - 1], ids[-1:]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Documents:
+    """The documents of a part, cut to `seq_len` tokens, as examples of the task that they were read for.
+
+    They predict their targets, their classes, the tokens that `masking` hides, or else each token's successor.
+    """
+
+    part: Part
+    seq_len: int
+    facts: ModelFacts
+    masking: Masking | None = None
+
+    def __len__(self) -> int:
+        return self.part.streams[TEXT].documents
+
+    def example(self, index: int, epoch: int) -> Example:
+        stream, length = self.part.streams[TEXT], self.seq_len
+        if self.masking is not None:
+            shown, labels = self.masking.apply(truncated(stream.document(index), length), epoch, index)
+            return Example({"input_ids": shown}, labels)
+        if self.part.classes is not None:
+            return Example({"input_ids": truncated(stream.document(index), length)}, self.part.classes[index])
+        if TARGET in self.part.streams:
+            target = self.part.streams[TARGET].document(index, length)
+            decoder = shifted_right(target, self.facts.decoder_start_token_id, self.facts.pad_token_id)
+            ids = truncated(stream.document(index), length)
+            return Example({"input_ids": ids, "decoder_input_ids": decoder}, target)
+        return next_tokens(stream.document(index, length + 1), length)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Consecutive rows of `seq_len` tokens of a stream; all rows together hold each of its tokens once.
+
+    The last row begins early enough to be full, and does not count again what the row before it has counted. A stream
+    shorter than `seq_len` is one shorter row. With `masking`, labels are the hidden tokens; without, the next ones.
+    """
+
+    stream: TokenStream
+    seq_len: int
+    masking: Masking | None = None
+
+    def __len__(self) -> int:
+        return (len(self.stream) + self.seq_len - 1) // self.seq_len
+
+    def numbers(self, indices: Array) -> Array:
+        return indices
+
+    def batch(self, indices: Array, epoch: int) -> tuple[MicroBatch, int]:
+        """The micro-batch of those rows, and its number of real tokens."""
+        length = min(self.seq_len, len(self.stream))
+        shape = (len(indices), length)
+        ids, labels, positions = (np.empty(shape, dtype=np.int64) for _ in range(3))
+        documents = np.empty(shape, dtype=np.int32)
+        for row, index in enumerate(indices):
+            start = min(int(index) * self.seq_len, len(self.stream) - length)
+            counted = int(index) * self.seq_len - start
+            documents[row], positions[row], ends = self._layout(start, length)
+            if self.masking is None:
+                ids[row] = self.stream.tokens[start : start + length]
+                labels[row, :-1] = ids[row, 1:]
+                labels[row, -1] = IGNORE if start + length == len(self.stream) else self.stream.tokens[start + length]
+                labels[row, ends] = IGNORE
+                labels[row, :counted] = IGNORE
+            else:
+                real = self.stream.tokens[start : start + length].astype(np.int64)
+                ids[row], labels[row] = self.masking.apply(real, epoch, int(index), counted)
+        inputs = {"input_ids": ids, "position_ids": positions}
+        return MicroBatch(inputs=inputs, labels=labels, mask="packed", document_ids=documents), int(ids.size)
+
+    def _layout(self, start: int, length: int) -> tuple[Array, Array, Array]:
+        """A row's document ids (int32), positions (int64), and where in it documents have their last token."""
+        starts = self.stream.starts
+        low, high = np.searchsorted(starts, (start, start + length), side="right")
+        begins = starts[low:high] - start  # of documents that begin inside the row, or right behind it
+        inside = begins[begins < length]
+        documents = np.zeros(length, dtype=np.int32)
+        documents[inside] = 1
+        documents = np.cumsum(documents, dtype=np.int32)
+        positions = np.arange(length) - np.concatenate(([0], inside))[documents]
+        return documents, positions, begins - 1
+
+
+CHOSEN, MASKED, RANDOM = 0.15, 0.8, 0.1
+"""Share of the tokens to predict; of those, the shares shown as the mask and as a random token (the rest is shown)."""
+
+
+def generator(*key: int) -> np.random.Generator:
+    """Random numbers that are a pure function of the integers given."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masking:
+    """Hides tokens (Devlin et al. 2019, https://arxiv.org/abs/1810.04805, section 3.1)."""
+
+    mask_id: int
+    vocab_size: int
+    special_ids: tuple[int, ...]
+    seed: int
+
+    def apply(self, ids: Array, epoch: int, sample: int, first: int = 0) -> tuple[Array, Array]:
+        """Model inputs and labels, both int64 (T,), for one sample's `ids`.
+
+        Of the ordinary tokens from position `first` on, 15 % are chosen, rounded and at least one.
+        """
+        random = generator(self.seed, epoch, sample)
+        eligible = np.flatnonzero(~np.isin(ids, self.special_ids))
+        eligible = eligible[eligible >= first]
+        labels = np.full(len(ids), IGNORE, dtype=np.int64)
+        shown = ids.copy()
+        if not len(eligible):
+            return shown, labels
+        chosen = random.choice(eligible, size=max(round(CHOSEN * len(eligible)), 1), replace=False, shuffle=False)
+        labels[chosen] = ids[chosen]
+        fate = random.random(len(chosen))
+        replacement = random.integers(0, self.vocab_size, len(chosen))
+        shown[chosen] = np.where(
+            fate < MASKED, self.mask_id, np.where(fate < MASKED + RANDOM, replacement, ids[chosen])
+        )
+        return shown, labels

@@ -1,9 +1,9 @@
-"""A corpus as token ids on disk: split, encoded and cached."""
+"""A corpus as token ids on disk: documents as one long run of them, encoded and cached."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -13,64 +13,112 @@ from typing import Any
 import numpy as np
 
 from tightfit.data.caching import cached, digest
-from tightfit.data.corpora import Corpus
 from tightfit.data.readers import LABEL, TEXTS, Row, Wanted
-from tightfit.data.splitting import held_out, split_text
-from tightfit.data.stream import StreamWriter, TokenStream
+from tightfit.data.splitting import Progress, Split
 from tightfit.data.tokenizing import Tokenizer
 from tightfit.errors import DataError
 from tightfit.tasks import Array
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, and how many documents of how many are finished."""
 
 PARTS = ("train", "evaluation")
 BATCH_CHARACTERS = 1 << 21
 """Text to encode between two calls of the progress."""
 
+TOKENS, STARTS, COUNTS = "tokens.npy", "starts.npy", "counts.npy"
 
-@dataclass(frozen=True)
-class Split:
-    """A corpus' rows, each in the training or the held-out part.
 
-    Where rows are text alone, empty ones are left out, and a single one is cut in two.
+class TokenStream:
+    """Documents end to end, read from a folder that `StreamWriter` filled. Pickles as the folder's name.
+
+    tokens: uint16 or uint32 (tokens,). starts: int64 (documents + 1,), the last one being the number of tokens.
+    counts: int64 (vocabulary,), how often each token occurs.
     """
 
-    corpus: Corpus
-    wanted: Wanted
-    fraction: float
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
-    @property
-    def key(self) -> str:
-        """Names the parts' content."""
-        fields = (part for pair in self.wanted.items() for part in pair)
-        return digest([self.corpus.fingerprint, repr(self.fraction), *fields])
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TokenStream, (self.folder,)
 
     @cached_property
-    def chosen(self) -> Array:
-        """Bool (rows,): which rows are held out. Reads the corpus once."""
-        return held_out(sum(1 for _ in self._rows()), self.fraction)
+    def tokens(self) -> Array:
+        if self.starts[-1] == 0:
+            return np.zeros(0, dtype=np.uint16)  # an empty file cannot be mapped
+        return np.asarray(np.load(self.folder / TOKENS, mmap_mode="r"))
 
-    def rows(self) -> Iterator[tuple[int, Row]]:
-        """Each row with its part's place in `PARTS`."""
-        if len(self.chosen) == 1 and len(self.wanted) == 1 and self.fraction:
-            ((text,),) = self._rows()
-            yield from enumerate((part,) for part in split_text(text, self.fraction) if part)
-        else:
-            yield from zip(self.chosen.astype(int).tolist(), self._rows(), strict=True)
+    @cached_property
+    def starts(self) -> Array:
+        return np.asarray(np.load(self.folder / STARTS))
 
-    def training_texts(self, progress: Progress | None = None) -> Iterator[str]:
-        """Every text of the training part."""
-        columns = [i for i, key in enumerate(self.wanted) if key in TEXTS]
-        for number, (part, row) in enumerate(self.rows(), 1):
-            if part == 0:
-                yield from (row[i] for i in columns)
-            if progress is not None and number <= len(self.chosen):  # not more, where one document is cut in two
-                progress("training the tokenizer", number, len(self.chosen))
+    @cached_property
+    def counts(self) -> Array:
+        return np.asarray(np.load(self.folder / COUNTS))
 
-    def _rows(self) -> Iterator[Row]:
-        alone = len(self.wanted) == 1
-        return (row for row in self.corpus.rows() if not alone or row[0].strip())
+    @property
+    def documents(self) -> int:
+        return len(self.starts) - 1
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def check(self) -> None:
+        """Open every file. Raises OSError, ValueError or EOFError for one that is missing or damaged."""
+        if len(self.starts) < 1 or len(self.tokens) != self.starts[-1] or self.counts.ndim != 1:
+            raise ValueError(f"{self.folder} holds another number of tokens than it states")
+
+    def document(self, index: int, limit: int | None = None) -> Array:
+        """The first `limit` tokens of a document, int64."""
+        start, stop = int(self.starts[index]), int(self.starts[index + 1])
+        if limit is not None:
+            stop = min(stop, start + limit)
+        return self.tokens[start:stop].astype(np.int64)
+
+
+class StreamWriter:
+    """Appends documents to a folder; `close` finishes its files."""
+
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+        self.counts = np.zeros(vocab_size, dtype=np.int64)
+        self.lengths: list[int] = []
+        np.save(folder / TOKENS, np.zeros(0, dtype=self.dtype))
+
+    def extend(self, documents: Iterable[Array]) -> None:
+        """Append documents, each the ids (int64, 1-d) of one."""
+        documents = list(documents)
+        if not documents:
+            return
+        tokens = np.concatenate(documents)
+        self.counts += np.bincount(tokens, minlength=len(self.counts))
+        self.lengths += [len(d) for d in documents]
+        with (self.folder / TOKENS).open("ab") as file:
+            file.write(tokens.astype(self.dtype).tobytes())
+
+    def close(self) -> None:
+        """Finish the files. Without this call the folder is no stream."""
+        starts = np.zeros(len(self.lengths) + 1, dtype=np.int64)
+        np.cumsum(self.lengths, out=starts[1:])
+        np.save(self.folder / STARTS, starts)
+        np.save(self.folder / COUNTS, self.counts)
+        header = {"descr": self.dtype.str, "fortran_order": False, "shape": (int(starts[-1]),)}
+        with (self.folder / TOKENS).open("r+b") as file:
+            # numpy leaves room in the header for the length to grow, so that the tokens stay where they are.
+            np.lib.format.write_array_header_1_0(file, header)
+
+
+def unigram_loss(train: TokenStream, held_out: TokenStream, predicted_only: bool) -> float:
+    """Nats per held-out token, predicted by how often each token occurs in training (add-one smoothed).
+
+    predicted_only: leave out each document's first token, which a causal model never predicts.
+    """
+    counts = train.counts + 1
+    costs = -np.log(counts / counts.sum())
+    seen = held_out.counts.astype(np.float64)
+    if predicted_only:
+        firsts = held_out.tokens[held_out.starts[:-1]]
+        seen -= np.bincount(firsts, minlength=len(seen))
+    return float((seen * costs).sum() / max(seen.sum(), 1.0))
 
 
 @dataclass(frozen=True)
@@ -92,12 +140,16 @@ def tokenize(
     def fill(folder: Path) -> None:
         if not len(split.chosen):
             raise DataError(f"data: {split.corpus.name} holds no text")
-        ids, names = _classes(split, num_labels)
+        ids: list[int] = []
+        names: list[str] = []
+        if LABEL in split.wanted:
+            place = list(split.wanted).index(LABEL)
+            ids, names = class_ids([row[place] for _, row in split.rows()], split.wanted[LABEL], num_labels)
         (folder / "names.json").write_text(json.dumps(names), encoding="utf-8")
         parts = _encode(folder, split, tokenizer, progress)
         for part, name in enumerate(PARTS):
             if LABEL in split.wanted:
-                np.save(folder / name / f"{LABEL}.npy", ids[parts == part])
+                np.save(folder / name / f"{LABEL}.npy", np.array(ids, dtype=np.int64)[parts == part])
 
     key = digest(["tokens 1", split.key, tokenizer.fingerprint])
     return cached(cache_dir / "tokens" / key, fill, lambda folder: _read(folder, split.wanted))
@@ -107,24 +159,14 @@ def _read(folder: Path, wanted: Wanted) -> tuple[Part, Part, tuple[str, ...]]:
     names = json.loads((folder / "names.json").read_text(encoding="utf-8"))
     if not isinstance(names, list):
         raise ValueError("names.json should hold a list")
-    train, evaluation = (_read_part(folder / part, wanted) for part in PARTS)
+    parts = []
+    for part in (folder / name for name in PARTS):
+        streams = {key: TokenStream(part / key) for key in wanted if key in TEXTS}
+        for stream in streams.values():
+            stream.check()
+        parts.append(Part(streams, np.load(part / f"{LABEL}.npy") if LABEL in wanted else None))
+    train, evaluation = parts
     return train, evaluation, tuple(names)
-
-
-def _read_part(folder: Path, wanted: Wanted) -> Part:
-    streams = {key: TokenStream(folder / key) for key in wanted if key in TEXTS}
-    for stream in streams.values():
-        stream.check()
-    return Part(streams, np.load(folder / f"{LABEL}.npy") if LABEL in wanted else None)
-
-
-def _classes(split: Split, num_labels: int) -> tuple[Array, list[str]]:
-    """The rows' classes, int64 (rows,), and their names; both empty where the task reads none."""
-    if LABEL not in split.wanted:
-        return np.zeros(0, dtype=np.int64), []
-    place = list(split.wanted).index(LABEL)
-    ids, names = class_ids([row[place] for _, row in split.rows()], split.wanted[LABEL], num_labels)
-    return np.array(ids, dtype=np.int64), names
 
 
 def class_ids(labels: list[Any], field: str, num_labels: int) -> tuple[list[int], list[str]]:
@@ -140,7 +182,7 @@ def class_ids(labels: list[Any], field: str, num_labels: int) -> tuple[list[int]
         if max(ids) >= num_labels:
             needed = max(ids) + 1
             raise DataError(f"{LABEL}: field {field!r} holds {max(ids)}, so it has {needed} classes and the model "
-                            f"{num_labels}; number the classes from 0, or write num_labels={needed}")  # fmt: skip
+                            f"{num_labels}; number the classes from 0, or write num_labels={needed}")
         return ids, [str(i) for i in range(max(ids) + 1)]
     for number, label in enumerate(labels, 1):
         if not isinstance(label, str):

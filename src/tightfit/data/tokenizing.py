@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tightfit.data.caching import digest, files_digest
-from tightfit.errors import DataError
+from tightfit.errors import DataError, one_line
 from tightfit.system import cores
 from tightfit.tasks import Array
 
@@ -39,10 +39,11 @@ CHUNK = 32
 class Tokenizer(ABC):
     """A tokenizer as data and sampling use it.
 
-    vocab_size: one more than the largest id. end_id: the token that ends a document. fast: whether threads may encode
-    at once. fingerprint: names everything that its output depends on.
+    backend: the library's own. vocab_size: one more than the largest id. end_id: the token that ends a document.
+    fast: whether threads may encode at once. fingerprint: names everything that its output depends on.
     """
 
+    backend: Any
     vocab_size: int
     end_id: int
     pad_id: int | None
@@ -55,7 +56,8 @@ class Tokenizer(ABC):
         """The ids of each text (int64, 1-d) as a whole document: with the special tokens around it, `end_id` last."""
 
         def encode(part: Sequence[str]) -> list[Array]:
-            return [np.array(self._ended(ids), dtype=np.int64) for ids in self._ids(part)]
+            return [np.array(ids if ids[-1:] == [self.end_id] else [*ids, self.end_id], dtype=np.int64)
+                    for ids in self._ids(part)]
 
         with own_threads():
             return in_threads(encode, texts) if self.fast else encode(texts)
@@ -63,18 +65,15 @@ class Tokenizer(ABC):
     def encode_prompt(self, text: str) -> list[int]:
         """The ids of a text that is to be continued: with nothing behind it."""
         (ids,) = self._ids([text])
-        return ids[:-1] if ids and ids[-1] == self.end_id else ids
-
-    def _ended(self, ids: list[int]) -> list[int]:
-        return ids if ids and ids[-1] == self.end_id else [*ids, self.end_id]
+        return ids[:-1] if ids[-1:] == [self.end_id] else ids
 
     @abstractmethod
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, with the special tokens that the tokenizer puts around it."""
 
-    @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens left out."""
+        return str(self.backend.decode([int(i) for i in ids], skip_special_tokens=True))
 
     @abstractmethod
     def save(self, folder: Path) -> None:
@@ -90,10 +89,10 @@ class FastTokenizer(Tokenizer):
         backend.no_padding()
         backend.no_truncation()
         found = {role: next((token for token in names if backend.token_to_id(token) is not None), None)
-                 for role, names in NAMES.items()}  # fmt: skip
+                 for role, names in NAMES.items()}
         if found["eos_token"] is None:
             raise DataError(f"tokenizer: {name} has none of the tokens {', '.join(NAMES['eos_token'])} to end a "
-                            "document with; name the folder that holds its tokenizer_config.json too")  # fmt: skip
+                            "document with; name the folder that holds its tokenizer_config.json too")
         self.backend = backend
         self._names = {role: token for role, token in found.items() if token is not None}
         ids = {role: backend.token_to_id(token) for role, token in self._names.items()}
@@ -105,9 +104,6 @@ class FastTokenizer(Tokenizer):
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         return [list(encoding.ids) for encoding in self.backend.encode_batch_fast(list(texts))]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return str(self.backend.decode([int(i) for i in ids], skip_special_tokens=True))
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -124,7 +120,7 @@ class PretrainedTokenizer(Tokenizer):
         end = backend.eos_token_id if backend.eos_token_id is not None else backend.sep_token_id
         if end is None:
             raise DataError(f"tokenizer: {name} has neither an eos_token nor a sep_token to end a document with; "
-                            "set one in its tokenizer_config.json")  # fmt: skip
+                            "set one in its tokenizer_config.json")
         self.backend = backend
         self.end_id, self.pad_id, self.mask_id = int(end), backend.pad_token_id, backend.mask_token_id
         self.vocab_size = 1 + max(backend.get_vocab().values())
@@ -138,9 +134,6 @@ class PretrainedTokenizer(Tokenizer):
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         encoded = self.backend(list(texts), return_attention_mask=False, return_token_type_ids=False, verbose=False)
         return [list(ids) for ids in encoded["input_ids"]]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return str(self.backend.decode([int(i) for i in ids], skip_special_tokens=True))
 
     def save(self, folder: Path) -> None:
         self.backend.save_pretrained(str(folder))
@@ -164,10 +157,7 @@ def own_threads() -> Iterator[None]:
 def in_threads(encode: Callable[[Sequence[str]], list[Array]], texts: Sequence[str]) -> list[Array]:
     """`encode` over `texts`, in order, a chunk of them in each of as many threads as this process has cores."""
     chunks = [texts[i : i + CHUNK] for i in range(0, len(texts), CHUNK)]
-    threads = min(cores(), len(chunks))
-    if threads < 2:
-        return [ids for chunk in chunks for ids in encode(chunk)]
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(cores()) as pool:
         return [ids for part in pool.map(encode, chunks) for ids in part]
 
 
@@ -189,7 +179,6 @@ def load_tokenizer(name: str, trust_remote_code: bool) -> Tokenizer:
     try:
         backend = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except Exception as error:  # the hub's client, its transport and remote code each raise their own
-        reason = " ".join(str(error).split())[:300]
-        raise DataError(f"tokenizer: {name!r} cannot be loaded: {reason}; write a folder with a tokenizer, or "
-                        "tokenizer=train to train one on the data") from None  # fmt: skip
+        raise DataError(f"tokenizer: {name!r} cannot be loaded: {one_line(error)}; write a folder with a tokenizer, or "
+                        "tokenizer=train to train one on the data") from None
     return PretrainedTokenizer(backend, name)

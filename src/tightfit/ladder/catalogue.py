@@ -15,7 +15,7 @@ from tightfit.errors import RecipeError, nearest
 from tightfit.ladder.rungs import PLAIN, Ladder, Rung, setting_alone, setting_name
 from tightfit.models import resolve_source
 from tightfit.recipe import CHOICES, Recipe
-from tightfit.recipe_text import technique_to_yaml
+from tightfit.recipe.yaml import technique_to_yaml
 from tightfit.techniques import SLOTS, Technique
 from tightfit.training.run_folder import folder_name
 

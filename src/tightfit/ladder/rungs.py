@@ -10,7 +10,7 @@ from tightfit.devices import MIB, find_device, says_memory
 from tightfit.errors import RecipeError
 from tightfit.planning.targets import Target, gpu_target
 from tightfit.recipe import CHOSEN_SLOTS, Recipe
-from tightfit.recipe_text import apply_overrides, technique_to_yaml
+from tightfit.recipe.yaml import apply_overrides, technique_to_yaml
 from tightfit.techniques import SLOTS, Backend, Technique
 
 Scale = Literal["full", "reduced", "smallest"]

@@ -263,7 +263,7 @@ class Plan:
     def training_arguments(self) -> dict[str, Any]:
         """The chosen recipe as arguments of transformers' `TrainingArguments`; on the processor where the plan is for
         it. Raises Refused as `recipe` does, and for a choice that the Hugging Face Trainer has no argument for."""
-        from tightfit.training_arguments import training_arguments
+        from tightfit.recipe.hf_arguments import training_arguments
 
         if self.asked.mode == "inference":
             raise Refused("mode: 'inference' has no training arguments; write mode=train")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tightfit.errors import CheckpointError
+from tightfit.errors import CheckpointError, one_line
 
 MANIFEST = "checkpoint.json"
 
@@ -53,7 +53,7 @@ def save(parent: Path, step: int, write: Callable[[Path], dict[str, Any]], loop:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, OSError) or "os error" in str(error) or "No space left" in str(error):
             raise CheckpointError(
-                f"the checkpoint of step {step} could not be written to {parent}: {' '.join(str(error).split())}; "
+                f"the checkpoint of step {step} could not be written to {parent}: {one_line(error)}; "
                 "older checkpoints are untouched. Free some space, or write output_dir=... and run again"
             ) from None
         raise
@@ -84,11 +84,9 @@ def read(folder: Path) -> Checkpoint:
             path = folder / name
             if path.stat().st_size != expected["bytes"] or _crc32(path) != expected["crc32"]:
                 raise CheckpointError(f"{path}: not as it was written")
-        return Checkpoint(
-            folder=folder, step=manifest["step"], meta=manifest["meta"], loop=manifest["loop"]
-        )
+        return Checkpoint(folder=folder, step=manifest["step"], meta=manifest["meta"], loop=manifest["loop"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{folder}: {' '.join(str(error).split()) or type(error).__name__}") from None
+        raise CheckpointError(f"{folder}: {one_line(error)}") from None
 
 
 def newest(parent: Path, warn: Callable[[str], None]) -> Checkpoint | None:

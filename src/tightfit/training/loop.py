@@ -56,16 +56,6 @@ class _Interval:
     tokens: int = 0
     seconds: float = 0.0
 
-    def learned(self, result: StepResult) -> None:
-        self.loss += result.loss.sum
-        self.count += result.loss.count
-        self.skipped += result.skipped
-
-    def took(self, window: Any, seconds: float) -> None:
-        self.samples += window.samples
-        self.tokens += window.tokens
-        self.seconds += seconds
-
 
 @dataclass(frozen=True)
 class _Taken:
@@ -78,6 +68,7 @@ class _Taken:
     profiled: bool
 
 
+@dataclass
 class Loop:
     """Runs a step over windows until `recipe.max_steps`, or until asked to stop.
 
@@ -85,33 +76,20 @@ class Loop:
     never waits for the host.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        step: Step,
-        source: WindowSource,
-        evaluation: Callable[[], Iterable[Window]] | None,
-        folder: RunFolder,
-        metrics: MetricsFile,
-        trackers: Trackers,
-        listener: Listener,
-        profile: RunProfile | None = None,
-    ) -> None:
-        self.recipe = recipe
-        self.step = step
-        self.source = source
-        self.evaluation = evaluation
-        self.folder = folder
-        self.metrics = metrics
-        self.trackers = trackers
-        self.listener = listener
-        self.profile = profile
-        self.progress = Progress()
-        self._interval = _Interval()
-        self._saved_at: int | None = None
-        self._evaluated_at: int | None = None
-        self._skips = 0
-        self._restart_clock()
+    recipe: Recipe
+    step: Step
+    source: WindowSource
+    evaluation: Callable[[], Iterable[Window]] | None
+    folder: RunFolder
+    metrics: MetricsFile
+    trackers: Trackers
+    listener: Listener
+    profile: RunProfile | None = None
+    progress: Progress = field(default_factory=Progress, init=False)
+    _interval: _Interval = field(default_factory=_Interval, init=False)
+    _saved_at: int | None = field(default=None, init=False)
+    _evaluated_at: int | None = field(default=None, init=False)
+    _skips: int = field(default=0, init=False)
 
     def resume(self, checkpoint: checkpoints.Checkpoint) -> None:
         """Go on from a checkpoint. Raises CheckpointError where the data is another."""
@@ -186,13 +164,17 @@ class Loop:
         self._mark, self._compiled = now, compiled
         progress = self.progress
         progress.losses.append(result.loss.mean)
-        self._interval.learned(result)
+        interval = self._interval
+        interval.loss += result.loss.sum
+        interval.count += result.loss.count
+        interval.skipped += result.skipped
         if not taken.profiled:
             progress.training_seconds += seconds
-            progress.samples += taken.window.samples
-            progress.tokens += taken.window.tokens
-            self._interval.took(taken.window, seconds)
-        self.listener.stepped(taken.number, result.loss.mean, self._interval.tokens / (self._interval.seconds or 1.0))
+            interval.seconds += seconds
+            for sums in (progress, interval):
+                sums.samples += taken.window.samples
+                sums.tokens += taken.window.tokens
+        self.listener.stepped(taken.number, result.loss.mean, interval.tokens / (interval.seconds or 1.0))
         if taken.number % self.recipe.logging_steps == 0 or taken.number == self.recipe.max_steps:
             self._write_line(taken, result)
 

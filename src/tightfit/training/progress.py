@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -58,9 +57,7 @@ class Terminal(Listener):
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._bar.stop()
 
     def message(self, text: str) -> None:

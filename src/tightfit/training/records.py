@@ -1,14 +1,15 @@
-"""Metrics of a run: metrics.jsonl, and the trackers a recipe names."""
+"""Records of a run: metrics.jsonl, the trackers that a recipe names, and the summary."""
 
 from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
-from tightfit.errors import MissingLibrary, RecipeError, nearest
+from tightfit.backends.base import Inspection
+from tightfit.errors import MissingLibrary, RecipeError, nearest, one_line
 from tightfit.files import write_atomically
 from tightfit.recipe import Recipe
 
@@ -36,9 +37,7 @@ class MetricsFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._file.close()
 
 
@@ -62,7 +61,7 @@ class Trackers:
         try:
             self._start(recipe, folder, known)
         except Exception:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
 
     def _start(self, recipe: Recipe, folder: Path, known: dict[str, Any]) -> None:
@@ -76,15 +75,13 @@ class Trackers:
             except ImportError:
                 raise MissingLibrary(name, f"report_to={name}", name) from None
             except Exception as error:  # each tracker has exceptions of its own
-                raise RecipeError(f"report_to: {name} cannot start: {' '.join(str(error).split())}") from None
+                raise RecipeError(f"report_to: {name} cannot start: {one_line(error)}") from None
             self._trackers.append(live)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         for tracker in self._trackers:
             tracker.finish()
 
@@ -99,3 +96,101 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
     """Values that every tracker can store."""
     plain = (int, float, str, bool)
     return {name: value if isinstance(value, plain) else str(value) for name, value in values.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """A run's figures. Seconds are this process's; loss is in nats a label; memory in bytes.
+
+    training_seconds: time in steps and waiting for data; evaluation, saving, compiling and a profiled step are apart.
+    data_wait_seconds: the part of it spent waiting for data.
+    peak_memory: allocated on a CUDA device, resident in the process on the CPU.
+    context_memory: on a CUDA device, what the process has there outside the allocator; None where that is not known.
+    first_step: the step that this process went on from; 0 for a run in one piece.
+    skipped_steps: steps in which loss scaling left the weights alone.
+    stopped_by: the signal that ended the run early; None where it ran to its last step.
+    """
+
+    steps: int
+    seconds: float
+    training_seconds: float
+    compile_seconds: float
+    data_wait_seconds: float
+    samples_per_second: float
+    tokens_per_second: float
+    peak_memory: int
+    device: str
+    context_memory: int | None = None
+    first_step: int = 0
+    skipped_steps: int = 0
+    parameters: int = 0
+    loss: float | None = None
+    eval_loss: float | None = None
+    unigram_loss: float | None = None
+    attention_kernels: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    sample: str | None = None
+    stopped_by: str | None = None
+    output_dir: str = ""
+    losses: tuple[float, ...] = field(default=(), repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        values = asdict(self)
+        values.pop("losses")
+        return values
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """The summary that `to_dict` gave. Raises TypeError for other fields."""
+        known: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
+        return cls(**known)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Name and value of each figure, as a person reads them."""
+        share = self.data_wait_seconds / self.training_seconds if self.training_seconds else 0.0
+        # A sample without tokens, such as a picture, counts as one.
+        tokens = f", {self.tokens_per_second:,.0f} tokens/s" if self.tokens_per_second > self.samples_per_second else ""
+        memory = "peak memory" if self.device != "CPU" else "peak memory of the process"
+        rows = [
+            ("steps", f"{self.training_seconds:.1f} s for {self.steps - self.first_step} steps on {self.device}"),
+            ("throughput", f"{self.samples_per_second:,.1f} samples/s{tokens} in those steps"),
+            ("whole run", f"{self.seconds:.1f} s, with start-up, evaluation and saving besides those steps"),
+            (memory, f"{self.peak_memory / 2**20:,.0f} MiB"),
+        ]
+        if self.context_memory is not None:
+            outside = f"{self.context_memory / 2**20:,.0f} MiB outside the allocator, besides the peak"
+            rows.append(("CUDA context", outside))
+        rows.append(("waiting for data", f"{self.data_wait_seconds:.2f} s ({share:.1%} of training)"))
+        if self.skipped_steps:
+            rows.append(("skipped by loss scaling", f"{self.skipped_steps} steps"))
+        if self.compile_seconds:
+            rows.append(("compiling", f"{self.compile_seconds:.1f} s, not counted in throughput"))
+        if self.attention_kernels:
+            rows.append(("attention kernel", ", ".join(self.attention_kernels)))
+        if self.loss is not None:
+            rows.append(("last step's loss", f"{self.loss:.4f}"))
+        if self.eval_loss is not None:
+            against = ""
+            if self.unigram_loss is not None:
+                perplexity = math.exp(min(self.eval_loss, 700))
+                against = f" (perplexity {perplexity:,.1f}), against {self.unigram_loss:.4f} for guessing by frequency"
+            rows.append(("held-out loss", f"{self.eval_loss:.4f}{against}"))
+        return rows
+
+WORTH_SAYING = 256 * 2**20
+"""Bytes of fp32 activations below which nobody needs a warning."""
+
+
+def precision_warning(precision: str, inspection: Inspection | None) -> str | None:
+    """A sentence where fp32 tensors dominate what a half-precision run keeps for its backward pass."""
+    if inspection is None or precision == "fp32":
+        return None
+    total = sum(inspection.saved_bytes.values())
+    wide = inspection.saved_bytes.get("float32", 0)
+    if wide < WORTH_SAYING or wide <= total / 2:
+        return None
+    return (
+        f"under {precision}, {wide / total:.0%} of the activations kept for the backward pass are fp32 "
+        f"({wide / 2**20:,.0f} MiB of {total / 2**20:,.0f} in a micro-batch): look for a softmax, a norm or a loss "
+        "(the logits of a large vocabulary) that runs in fp32; a smaller micro_batch_size keeps less of it at once"
+    )

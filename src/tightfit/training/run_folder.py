@@ -1,4 +1,4 @@
-"""A run's folder: who may write to it, which recipe it holds, and what may change when it goes on.
+"""A run's folder: who may write to it, and which recipe it holds.
 
     recipe.yaml, metrics.jsonl, summary.json, checkpoints/, model/
 """
@@ -15,21 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tightfit.errors import CheckpointError, RecipeError
+from tightfit.errors import RecipeError
 from tightfit.files import write_atomically
 from tightfit.profiling import is_profile_file
 from tightfit.recipe import Recipe
-from tightfit.recipe_text import read_yaml, to_yaml
-
-ROUNDING = ("micro_batch_size", "attention", "loss", "checkpointing", "accumulation", "compile", "backend")
-"""Those of them that change a step's rounding, or the random numbers that dropout draws."""
-
-MAY_CHANGE = frozenset({
-    "max_steps", "logging_steps", "eval_steps", "eval_samples", "save_steps", "save_total_limit", "output_dir",
-    "resume", "report_to", "profile_step", "sample_prompt", "cache_dir", "loading", "empty_cache_steps", "device",
-    "allow_numerics", "inference", "hugging_face", *ROUNDING,
-})  # fmt: skip
-"""Fields that the mathematics of a step does not depend on: a run may go on with others."""
+from tightfit.recipe.yaml import read_yaml, to_yaml
 
 RECIPE, METRICS, SUMMARY, CHECKPOINTS, MODEL = "recipe.yaml", "metrics.jsonl", "summary.json", "checkpoints", "model"
 PLAN = "plan.json"
@@ -100,12 +90,6 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / CHECKPOINTS
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Keep other processes from writing here."""
-        with locked(self.path):
-            yield
-
     def saved_recipe(self) -> Recipe | None:
         """The resolved recipe of the run that is here; None where there is none."""
         path = self.path / RECIPE
@@ -129,11 +113,8 @@ class RunFolder:
     def write_recipe(self, recipe: Recipe) -> None:
         write_atomically(self.path / RECIPE, to_yaml(recipe.to_dict()))
 
-    def write_plan(self, values: dict[str, Any]) -> None:
-        write_atomically(self.path / PLAN, json.dumps(values, indent=2) + "\n")
-
-    def write_summary(self, values: dict[str, Any]) -> None:
-        write_atomically(self.path / SUMMARY, json.dumps(values, indent=2) + "\n")
+    def write_json(self, name: str, values: dict[str, Any]) -> None:
+        write_atomically(self.path / name, json.dumps(values, indent=2) + "\n")
 
     def summary(self) -> dict[str, Any] | None:
         """The summary of a run that finished here; None where there is none that can be read."""
@@ -142,33 +123,3 @@ class RunFolder:
         except (OSError, ValueError):
             return None
         return values if isinstance(values, dict) else None
-
-
-def continued(wanted: Recipe, saved: Recipe) -> tuple[Recipe, list[str]]:
-    """`wanted` with what it leaves to `auto` taken from the run it continues, and which fields change its rounding.
-
-    Raises CheckpointError listing every difference that the mathematics depends on.
-    """
-    wanted = wanted.model_copy(update={"backend": wanted.backend.continuing(saved.backend)})
-    values, before = wanted.to_dict(), saved.to_dict()
-    filled = {name: before[name] if value == "auto" else value for name, value in values.items()}
-    lines = [
-        line
-        for name in filled
-        if name not in MAY_CHANGE
-        for line in _differences(name, before[name], filled[name])
-    ]
-    lines += _differences("backend", saved.backend.name, wanted.backend.name)
-    if lines:
-        raise CheckpointError(
-            f"this run was started with another recipe ({'; '.join(lines)}); write what it had, or another output_dir"
-        )
-    return Recipe.from_dict(filled), [name for name in ROUNDING if filled[name] != before[name]]
-
-
-def _differences(name: str, then: Any, now: Any) -> list[str]:
-    """Each value that differs, by its dotted name."""
-    if isinstance(then, dict) and isinstance(now, dict):
-        keys = dict.fromkeys([*then, *now])
-        return [line for key in keys for line in _differences(f"{name}.{key}", then.get(key), now.get(key))]
-    return [] if then == now else [f"{name}: {then!r} then, {now!r} now"]

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 from tightfit.backends import load_backend
 from tightfit.backends.base import Backend
 from tightfit.data import Prepared, WindowLoader, prepare
-from tightfit.data.tokenized import Progress
+from tightfit.data.splitting import Progress
 from tightfit.devices import Device
 from tightfit.models import ModelFacts, model_facts, module_facts, read_config
 from tightfit.planning.defaults import resolve
 from tightfit.planning.targets import own_target
 from tightfit.recipe import Recipe
-from tightfit.recipe_files import load_recipe
+from tightfit.recipe.lookup import load_recipe
 from tightfit.training.memory_check import check_memory
 
 if TYPE_CHECKING:
-    from tightfit.data.rows import Rows
+    from tightfit.data.sources import Rows
     from tightfit.planning.plan import Plan
 
 Log = Callable[[str], None]

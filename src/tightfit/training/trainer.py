@@ -12,17 +12,17 @@ from safetensors import SafetensorError
 from tightfit.backends import load_backend
 from tightfit.backends.base import Backend, Step
 from tightfit.data import Prepared, WindowLoader, evaluation_windows
-from tightfit.errors import CheckpointError, OutOfMemory, RecipeError
+from tightfit.errors import CheckpointError, OutOfMemory, RecipeError, one_line
 from tightfit.models import resolve_source
 from tightfit.recipe import Recipe
-from tightfit.recipe_files import as_recipe
+from tightfit.recipe.lookup import as_recipe
+from tightfit.recipe.resume import continued
 from tightfit.training import checkpoints
 from tightfit.training.loop import Loop, Progress
 from tightfit.training.progress import Listener
-from tightfit.training.records import MetricsFile, Trackers
-from tightfit.training.run_folder import METRICS, MODEL, RunFolder, continued, run_path
+from tightfit.training.records import MetricsFile, Summary, Trackers, precision_warning
+from tightfit.training.run_folder import METRICS, MODEL, PLAN, SUMMARY, RunFolder, locked, run_path
 from tightfit.training.session import Session, on_this_machine, open_session
-from tightfit.training.summary import Summary, precision_warning
 
 if TYPE_CHECKING:
     from tightfit.profiling.measure import RunProfile
@@ -72,7 +72,7 @@ class Trainer:
         """
         began = time.perf_counter()
         folder = RunFolder(self.path)
-        with folder.lock():
+        with locked(folder.path):
             session = self._open(folder)
             if isinstance(session, Summary):
                 return session
@@ -84,7 +84,7 @@ class Trainer:
                 ways = smaller(session.recipe, session.device)
                 raise OutOfMemory(f"{error}. Try: {'; or '.join(ways)}") from None
             except (OSError, SafetensorError) as error:
-                raise CheckpointError(f"{folder.path}: {' '.join(str(error).split())}") from error
+                raise CheckpointError(f"{folder.path}: {one_line(error)}") from error
 
     def _open(self, folder: RunFolder) -> Session | Summary:
         """The session to train in: `auto` stands for what it means here, or meant when the run in this folder began.
@@ -129,7 +129,7 @@ class Trainer:
         self.listener.message(_beginning(recipe, step, data, len(source), self.module is None))
         folder.write_recipe(recipe)
         if session.plan is not None:
-            folder.write_plan(session.plan.to_json())
+            folder.write_json(PLAN, session.plan.to_json())
         if profile is not None:
             profile.begin(step, first_step, tuple(build.notes))
         with (
@@ -152,9 +152,9 @@ class Trainer:
             step.export(folder.path / MODEL, data.classes)
             if data.tokenizer is not None:
                 data.tokenizer.save(folder.path / MODEL)
-            folder.write_summary(summary.to_dict())
+            folder.write_json(SUMMARY, summary.to_dict())
             summary = replace(summary, sample=self._sample(recipe, step, data))
-        folder.write_summary(summary.to_dict())
+        folder.write_json(SUMMARY, summary.to_dict())
         return summary
 
     def _profile(self, session: Session, folder: RunFolder, first_step: int) -> RunProfile | None:

@@ -10,7 +10,7 @@ import torch
 import tightfit
 from tightfit.backends.pytorch import gpu_memory as module
 from tightfit.errors import Refused
-from tightfit.training.summary import Summary
+from tightfit.training.records import Summary
 
 GIB = 1 << 30
 

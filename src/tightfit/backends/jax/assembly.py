@@ -20,8 +20,7 @@ from tightfit.backends.jax.forward import layout
 from tightfit.backends.jax.network import Network
 from tightfit.devices import Device
 from tightfit.errors import ModelError, RecipeError, Refused, one_line
-from tightfit.hub_errors import explain_hub_error
-from tightfit.models import model_facts, read_config, resolve_source
+from tightfit.models import explain_hub_error, model_facts, read_config, resolve_source
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
 from tightfit.techniques import SLOTS

@@ -22,10 +22,10 @@ from tightfit.backends.pytorch.errors import at_line, is_out_of_memory
 from tightfit.backends.pytorch.padding import unpadded
 from tightfit.backends.pytorch.transformer import Transformer
 from tightfit.errors import ModelError, TightfitError, nearest, one_line
-from tightfit.hub_errors import explain_hub_error
 from tightfit.models import (
     OUR_TRANSFORMER,
     TransformerConfig,
+    explain_hub_error,
     facts_of,
     read_config,
     resolve_source,

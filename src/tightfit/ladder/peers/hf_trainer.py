@@ -37,10 +37,10 @@ from tightfit.ladder.peers.plain import (
 )
 from tightfit.models import read_config
 from tightfit.recipe import Recipe
+from tightfit.recipe.hf_arguments.conversion import plain_arguments
 from tightfit.techniques.compile import PerBlock
 from tightfit.techniques.optimizer import Adafactor, AdamWAnyPrecision, Lion
 from tightfit.techniques.precision import Fp16
-from tightfit.training_arguments.conversion import plain_arguments
 
 ALONE = {
     "lr_scheduler_type": "constant", "warmup_steps": 0, "eval_strategy": "no", "save_strategy": "no",

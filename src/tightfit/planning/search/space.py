@@ -17,7 +17,7 @@ from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.planning.defaults import fill_rest, usual
 from tightfit.recipe import Recipe
-from tightfit.recipe_text import technique_to_yaml
+from tightfit.recipe.yaml import technique_to_yaml
 from tightfit.techniques import SLOTS, VARIANTS, Technique
 
 Choice = tuple[Any, ...]

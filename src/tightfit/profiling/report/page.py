@@ -41,7 +41,7 @@ from tightfit.profiling.report.compare import (
     uncalibrated,
 )
 from tightfit.profiling.report.memory import highest_by_phase
-from tightfit.recipe_text import to_yaml
+from tightfit.recipe.yaml import to_yaml
 from tightfit.trace import PHASES, Phase
 from tightfit.trace.file import sampling_notes
 

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tightfit.errors import RecipeError
+from tightfit.recipe.hf_arguments.reading import SAME, TECHNIQUES, complete, read, recipe_values
+from tightfit.recipe.hf_arguments.table import CARRIED, DEFAULTS, REFUSED, SPELLED, arguments_of
 from tightfit.techniques.loading import Loading
-from tightfit.training_arguments.reading import complete, read
-from tightfit.training_arguments.table import CARRIED, DEFAULTS, REFUSED, SPELLED, arguments_of
-from tightfit.training_arguments.values import SAME, TECHNIQUES, recipe_values
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-    from tightfit.recipe import Recipe
+    from tightfit.recipe.schema import Recipe
 
 R = TypeVar("R", bound="Recipe")
 Arguments = dict[str, Any]
@@ -66,7 +65,7 @@ def training_arguments(recipe: Recipe) -> Arguments:
     """Keyword arguments for transformers.TrainingArguments that say what the recipe says; no framework is imported.
 
     What no argument can say is in `left_to_you`. Raises RecipeError where a field is still `auto`, and for a global
-    batch that is not made of whole micro-batches, which the Trainer's accumulation takes.
+    batch that does not divide into whole micro-batches, which the Trainer's accumulation takes.
     """
     open_fields = [field for field in recipe.open_choices() if field != "loss"]  # the Trainer has its own
     open_fields += ["loading.workers"] if recipe.loading.workers == "auto" else []

@@ -10,34 +10,45 @@ from typing import Any
 
 from tightfit.bundled import BUNDLED
 from tightfit.errors import RecipeError, UnknownRecipe, closest, nearest
-from tightfit.models import FACTORY, model_facts
-from tightfit.recipe import Recipe
-from tightfit.recipe_text import apply_overrides, read_yaml
+from tightfit.models import FACTORY, HUB_ID, model_facts
+from tightfit.recipe.schema import Recipe
+from tightfit.recipe.yaml import apply_overrides, read_yaml
 
 IF_CUDA = "if_cuda"
 """A recipe file's mapping of fields that take another value on a CUDA device; what is written on the command line
 stands above it."""
-
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-"""A Hugging Face id with an owner."""
 
 RECIPES = ("a YAML file, a bundled recipe or model, a model's folder, its Hugging Face id or package.module:factory; "
            "tightfit recipes lists what is bundled")
 """The names that a recipe may have, for messages."""
 
 
-def load_recipe(name: str, overrides: Iterable[str] = (), *, cuda: bool = False) -> Recipe:
+def load_recipe(
+    name: str | None, overrides: Iterable[str] = (), *, cuda: bool = False, training_arguments: Path | None = None
+) -> Recipe:
     """The recipe of that name with `key=value` overrides. Raises RecipeError for an unknown one.
 
     cuda: whether it is to run on a CUDA device.
+    training_arguments: a JSON file of Hugging Face's TrainingArguments, with which no name is needed. What it says
+        stands above the recipe's file, and `overrides` above both.
     """
-    values = recipe_values(name)
+    if name is None and training_arguments is None:
+        raise RecipeError(f"RECIPE is missing: {RECIPES}")
+    values = {} if name is None else recipe_values(name)
     on_cuda = values.pop(IF_CUDA, {})
     if not isinstance(on_cuda, dict):
         raise RecipeError(f"{IF_CUDA}: {on_cuda!r} should be a mapping of fields to values")
     if cuda:
         values = {**values, **on_cuda}
-    return Recipe.from_dict(apply_overrides(values, overrides))
+    if training_arguments is None:
+        return Recipe.from_dict(apply_overrides(values, overrides))
+    from tightfit.recipe.hf_arguments.table import arguments_of
+
+    fields = apply_overrides({field: v for field, v in values.items() if not arguments_of(field)}, overrides)
+    if "model" not in fields:
+        raise RecipeError("model: training arguments do not say which; name it in front of --training-args, or write "
+                          "model=gpt2")
+    return Recipe.from_training_arguments(training_arguments, **fields)
 
 
 def as_recipe(

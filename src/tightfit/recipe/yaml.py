@@ -212,7 +212,7 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
         *parents, last = path = key.strip().split(".")
         if not all(path):
             hint = "write key=value, such as data.packing=false"
-            raise RecipeError(f"{_shown(text)}: a name is missing beside a dot; {hint}")
+            raise RecipeError(f"{_shown(text)}: a name is missing before or after a dot; {hint}")
         place = result
         for depth, parent in enumerate(parents):
             place[parent] = _as_mapping(parent, place.get(parent), text, path[depth + 1])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
 from tightfit.errors import RecipeError
-from tightfit.recipe_text import explain, parse_technique, technique_to_yaml
+from tightfit.recipe.yaml import explain, parse_technique, technique_to_yaml
 from tightfit.tasks import TASKS
 from tightfit.techniques import (
     SLOTS,
@@ -48,11 +48,6 @@ CHOSEN_SLOTS = tuple(field for field in CHOICES if field in SLOTS)
 Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial"]
 
 
-def _is_short(value: Any) -> bool:
-    """Whether a value stands for the first field of a nested mapping, by being none itself."""
-    return not isinstance(value, BaseModel | dict)
-
-
 def _slot(name: str) -> tuple[BeforeValidator, PlainSerializer]:
     return BeforeValidator(lambda value: parse_technique(name, value)), PlainSerializer(technique_to_yaml)
 
@@ -61,7 +56,7 @@ def _checked_arguments(values: Any) -> Any:
     """`hugging_face`, whose names are looked up where there are any."""
     if not values:
         return values
-    from tightfit.training_arguments import check_carried
+    from tightfit.recipe.hf_arguments import check_carried
 
     return check_carried(values)
 
@@ -123,7 +118,9 @@ class Recipe(BaseModel):
     """causal-lm, masked-lm, sequence-classification, seq2seq or image-classification."""
     mode: Literal["train", "inference"] = "train"
     """Purpose of a plan: training, or generating from `batch_size` prompts of `seq_len` tokens. Only `train` trains."""
-    inference: Annotated[Inference, BeforeValidator(lambda v: {"new_tokens": v} if _is_short(v) else v)] = Inference()
+    inference: Annotated[
+        Inference, BeforeValidator(lambda v: v if isinstance(v, BaseModel | dict) else {"new_tokens": v})
+    ] = Inference()
     """With `mode: inference`, what is generated."""
     data: Annotated[Data, BeforeValidator(lambda v: {"source": v} if isinstance(v, str) else v)] = Data()
     """Where the examples come from."""
@@ -245,7 +242,7 @@ class Recipe(BaseModel):
         Arguments without a counterpart that concern no step are kept in `hugging_face`. Raises RecipeError naming each
         other one, with the reason and what to write instead.
         """
-        from tightfit.training_arguments import from_training_arguments
+        from tightfit.recipe.hf_arguments import from_training_arguments
 
         return from_training_arguments(cls, arguments, fields)
 

@@ -13,7 +13,7 @@ embeddings; here it is torchao's with embeddings at 32 bits. `dataloader_prefetc
 
 from __future__ import annotations
 
-from tightfit.training_arguments.conversion import from_training_arguments, left_to_you, training_arguments
-from tightfit.training_arguments.table import check_carried
+from tightfit.recipe.hf_arguments.conversion import from_training_arguments, left_to_you, training_arguments
+from tightfit.recipe.hf_arguments.table import check_carried
 
 __all__ = ["check_carried", "from_training_arguments", "left_to_you", "training_arguments"]

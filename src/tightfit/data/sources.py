@@ -1,0 +1,206 @@
+"""Samples that are not made from text: rows of the caller's own, images in folders, random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from tightfit.data.corpora import missing_path
+from tightfit.data.samples import PADDED_WITH_ZERO, Example, Padded, generator, next_tokens, padded, shifted_right
+from tightfit.errors import DataError, MissingLibrary
+from tightfit.models import ModelFacts
+from tightfit.recipe import Recipe
+from tightfit.tasks import IGNORE, Array, ArraySpec, Task, get_task
+
+
+class Rows(Protocol):
+    """Any map-style data set: a list of dicts, a `datasets.Dataset`."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        """The row `index`."""
+
+
+def samples_from_rows(rows: Rows, recipe: Recipe, facts: ModelFacts) -> Padded:
+    """The rows as samples, one a row of the micro-batch.
+
+    Rows hold `input_ids` (or `pixel_values`), and may hold `attention_mask` (positions that it hides are dropped),
+    `token_type_ids` and `labels`: a class, or one label for each token in the Hugging Face convention (not shifted,
+    -100 where nothing counts). A causal-lm without labels predicts its own tokens. Raises DataError for a row that
+    lacks what the task needs.
+    """
+    examples = RowExamples(rows=rows, task=get_task(recipe.task), seq_len=recipe.seq_len, facts=facts)
+    if len(examples):
+        examples.example(0, 0)
+    return padded(examples, recipe, facts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowExamples:
+    """Rows as examples of a task."""
+
+    rows: Rows
+    task: Task
+    seq_len: int
+    facts: ModelFacts
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def example(self, index: int, epoch: int) -> Example:
+        row = self.rows[index]
+        for name in self.task.needs:
+            if row.get(name) is None:
+                raise DataError(f"dataset: row {index} has no {name!r}, which {self.task.name} needs; it has: "
+                                + ", ".join(row))
+        if self.task.reads == "images":
+            return Example({"pixel_values": np.asarray(row["pixel_values"], np.float32)}, self._class(row, index))
+        mask = row.get("attention_mask")
+        shown = slice(None) if mask is None else np.asarray(mask, dtype=bool)
+        ids = self._ids(row, "input_ids", index)[shown][: self.seq_len + 1]
+        inputs = {"input_ids": ids[: self.seq_len]}
+        for name in PADDED_WITH_ZERO & row.keys():
+            inputs[name] = self._ids(row, name, index)[shown][: self.seq_len]
+        if self.task.predicts == "class":
+            return Example(inputs, self._class(row, index))
+        if self.task.predicts == "target":
+            target = self._ids(row, "labels", index)[: self.seq_len]
+            start, pad = self.facts.decoder_start_token_id, self.facts.pad_token_id
+            return Example({**inputs, "decoder_input_ids": shifted_right(target, start, pad)}, target)
+        labels = ids
+        if row.get("labels") is not None:
+            labels = self._ids(row, "labels", index)
+            if len(labels) != len(row["input_ids"]):
+                raise DataError(f"dataset: row {index} has {len(labels)} labels for {len(row['input_ids'])} input_ids")
+            labels = labels[shown][: self.seq_len + 1]
+        if self.task.predicts == "next":
+            return Example(inputs, next_tokens(labels, self.seq_len).labels)
+        return Example(inputs, labels[: self.seq_len])
+
+    def _ids(self, row: Mapping[str, Any], name: str, index: int) -> Array:
+        ids = np.asarray(row[name], dtype=np.int64).reshape(-1)
+        self._check(ids, name, index, self.facts.vocab_size, "vocab_size")
+        return ids
+
+    def _class(self, row: Mapping[str, Any], index: int) -> Array:
+        label = np.asarray(row["labels"], dtype=np.int64).reshape(())
+        self._check(label, "labels", index, self.facts.num_labels, "num_labels")
+        return label
+
+    def _check(self, values: Array, name: str, index: int, high: int, field: str) -> None:
+        if values.size == 0 or (values.min() >= 0 and values.max() < high):
+            return
+        real = values[values != IGNORE]
+        if real.size and (real.min() < 0 or real.max() >= high):
+            worst = real.min() if real.min() < 0 else real.max()
+            raise DataError(f"dataset: row {index} has {worst} among its {name}, which should lie in 0 to {high - 1}; "
+                            f"write {field}={max(int(worst), 0) + 1} or change the data")
+
+
+ENDINGS = frozenset({".png", ".jpg", ".jpeg"})
+MEAN, DEVIATION = 0.5, 0.5
+"""Pixels, scaled to 0 to 1, are centred and divided by these."""
+MODES = {1: "L", 3: "RGB"}
+"""Pillow's names of images with so many channels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFolder:
+    """Image files and their classes; an image is read and resized when it is asked for."""
+
+    files: tuple[Path, ...]
+    classes: tuple[int, ...]
+    size: int
+    channels: int
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def example(self, index: int, epoch: int) -> Example:
+        pixels = read_image(self.files[index], self.size, self.channels)
+        return Example({"pixel_values": pixels}, np.asarray(self.classes[index], dtype=np.int64))
+
+
+def open_images(source: str, facts: ModelFacts, num_labels: int | None) -> tuple[ImageFolder, tuple[str, ...]]:
+    """The images in `source/<class>/`, and the names of the classes, sorted.
+
+    Raises DataError for other contents, and for fewer classes than the model's where no `num_labels` asks for those.
+    """
+    _pillow()
+    folder = Path(source).expanduser()
+    if not folder.exists():
+        raise missing_path("data", source, folder)
+    classes = sorted(p for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
+    found = {c.name: sorted(p for p in c.iterdir() if p.suffix.lower() in ENDINGS and p.is_file()) for c in classes}
+    names = tuple(name for name, files in found.items() if files)
+    if not names:
+        raise DataError(f"data: {source!r} holds no images; write a folder with one folder of png or jpg files a class")
+    needed = max(len(names), 2)
+    if needed > facts.num_labels or (num_labels is None and needed < facts.num_labels):
+        raise DataError(f"data: {source!r} has {len(names)} classes and the model {facts.num_labels}; "
+                        f"write num_labels={needed}")
+    if not facts.image_size or facts.num_channels not in MODES:
+        raise DataError(f"model: images of size {facts.image_size} with {facts.num_channels} channels cannot be made "
+                        "from image files; write a model that reads square images of 1 or 3 channels")
+    pairs = [(file, number) for number, name in enumerate(names) for file in found[name]]
+    files, numbers = zip(*pairs, strict=True)
+    return ImageFolder(files=files, classes=numbers, size=facts.image_size, channels=facts.num_channels), names
+
+
+def read_image(path: Path, size: int, channels: int) -> Array:
+    """An image as float32 (channels, size, size), its 0 to 1 centred on `MEAN`. Raises DataError for a broken file."""
+    image_module = _pillow()
+    try:
+        with image_module.open(path) as image:
+            small = image.convert(MODES[channels]).resize((size, size), image_module.Resampling.BILINEAR)
+            pixels = np.asarray(small, dtype=np.float32).reshape(size, size, channels)
+    except (OSError, SyntaxError) as error:  # Pillow raises SyntaxError for some broken PNG files
+        raise DataError(f"data: {path} is not a readable image: {error}") from None
+    return np.ascontiguousarray(((pixels / 255.0 - MEAN) / DEVIATION).transpose(2, 0, 1))
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise MissingLibrary("Pillow", "data: a folder of images", "pillow") from None
+    return Image
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dummy:
+    """`count` random examples of `seq_len` tokens, or images, each a pure function of the seed and its index.
+
+    part: 0 for training, 1 for evaluation; the two differ. Where a task predicts next tokens, labels are the row's.
+    """
+
+    task: Task
+    facts: ModelFacts
+    seq_len: int
+    count: int
+    seed: int
+    part: int = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def example(self, index: int, epoch: int) -> Example:
+        random = generator(self.seed, self.part, index)
+        if self.task.predicts == "next":
+            drawn = random.integers(0, self.facts.vocab_size, self.seq_len + 1)
+            return Example({"input_ids": drawn[:-1]}, drawn[1:])
+        spec = self.task.batch_spec(1, self.seq_len, self.facts)
+        return Example({name: _draw(random, array) for name, array in spec.inputs.items()}, _draw(random, spec.labels))
+
+
+def _draw(random: np.random.Generator, spec: ArraySpec) -> Array:
+    """Random values of a micro-batch of one, without its batch dimension."""
+    if spec.high:
+        return np.asarray(random.integers(spec.low, spec.high, spec.shape, dtype=spec.dtype)[0])
+    return np.asarray(random.standard_normal(spec.shape, dtype=np.dtype(spec.dtype).type)[0])

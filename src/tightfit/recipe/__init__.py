@@ -1,0 +1,5 @@
+"""A recipe: what to train and how; finding it, its YAML, going on from another, Hugging Face's TrainingArguments."""
+
+from tightfit.recipe.schema import CHOICES, CHOSEN_SLOTS, Data, Inference, Recipe
+
+__all__ = ["CHOICES", "CHOSEN_SLOTS", "Data", "Inference", "Recipe"]
