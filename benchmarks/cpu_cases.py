@@ -173,8 +173,8 @@ def cases() -> list[Case]:
 
 def cases_beside() -> list[Case]:
     """Cases recorded beside the others, and in no figure: models' own masks, and dropout inside attention over packed
-    documents, whose memory on a processor hangs on the documents' lengths. Planning takes the fullest window, of one
-    document a row, and over-predicts the others."""
+    documents, whose memory on a processor hangs on the documents' lengths. Planning takes the fullest global batch, of
+    one document a row, and over-predicts the others."""
     packed: dict[str, Any] = {"micro_batch_size": 2, "data": "stdlib"}
     masks: dict[str, dict[str, Any]] = {
         "squeezebert": {"precision": "bf16"},

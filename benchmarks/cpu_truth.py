@@ -12,7 +12,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from tightfit.backends.pytorch.assembly import assemble
-from tightfit.backends.pytorch.batch import TensorWindow
+from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.step import Step
 from tightfit.devices import Device
@@ -25,13 +25,13 @@ MARK = "tightfit:"
 
 
 def measured_peaks(
-    recipe: Recipe, device: Device, windows: Callable[[Build], Iterable[TensorWindow]],
+    recipe: Recipe, device: Device, global_batches: Callable[[Build], Iterable[TensorGlobalBatch]],
     model: Callable[[], nn.Module] | None = None,
 ) -> dict[str, int]:
     """The most bytes allocated at once in the forward, backward and optimizer phases of the first two steps.
 
-    Counted from the construction of the model on, so that weights are in them. windows: two windows, made outside of
-    the count: data shares numpy's memory.
+    Counted from the construction of the model on, so that weights are in them. global_batches: two global batches,
+    made outside of the count: data shares numpy's memory.
     """
     gc.collect()
     gc.disable()
@@ -40,10 +40,10 @@ def measured_peaks(
             build = assemble(recipe, device, torch.device("cpu"), None if model is None else model())
             phases = _Phases()
             step = Step(build, watch=phases.enter, inspect=False)
-            made = windows(build)
+            made = global_batches(build)
             with build.session():
-                for window in made:
-                    step(window, recipe.learning_rate)
+                for global_batch in made:
+                    step(global_batch, recipe.learning_rate)
                     phases.close()
     finally:
         gc.enable()

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from random_windows import random_window
+from random_global_batches import random_global_batch
 from tightfit.backends.pytorch.backend import PytorchBackend
-from tightfit.backends.pytorch.batch import TensorWindow
+from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.errors import is_out_of_memory
 from tightfit.backends.pytorch.step import Step
@@ -36,7 +36,7 @@ WARM_UP, SKIPPED, FEWEST, MOST = 3, 12, 3, 20
 """Steps before time is taken, in which memory is watched; how many more where loss scaling skips the first ones; and
 steps that time is taken of."""
 TIMED_SECONDS = 1.0
-WINDOWS = 2
+GLOBAL_BATCHES = 2
 NO_MEMORY = "out of memory"
 """What errors of CUDA itself say, when something outside of the allocator finds no room."""
 
@@ -102,15 +102,15 @@ def _has_expandable_segments() -> bool:
 def _run(recipe: Recipe, device: Device, meter: Meter) -> dict[str, Any]:
     backend = PytorchBackend()
     build = backend.build(recipe, device)
-    windows = [random_window(recipe, build.task, build.facts, seed) for seed in range(WINDOWS)]
+    global_batches = [random_global_batch(recipe, build.task, build.facts, seed) for seed in range(GLOBAL_BATCHES)]
     if device.kind == "cuda" and recipe.loading.pin_memory:
-        windows = [window.pin_memory() for window in windows]
+        global_batches = [global_batch.pin_memory() for global_batch in global_batches]
     step = Step(build, watch=meter.enter, inspect=False)
     meter.of(build, step)
-    feed = cycle(windows)
+    feed = cycle(global_batches)
     with build.session():
-        for number, window in enumerate(islice(feed, WARM_UP + SKIPPED), 2):
-            step(window, recipe.learning_rate).read()
+        for number, global_batch in enumerate(islice(feed, WARM_UP + SKIPPED), 2):
+            step(global_batch, recipe.learning_rate).read()
             meter.enter(None)
             if number >= WARM_UP and (not step.update.scaled or step.optimizer.state):
                 break
@@ -120,7 +120,7 @@ def _run(recipe: Recipe, device: Device, meter: Meter) -> dict[str, Any]:
         seconds = _timed(step, islice(feed, _count(first)), recipe)
         meter.on = True
         meter.enter(Phase.EVALUATION)
-        step.evaluate([_first_micro_batch(windows[0])])
+        step.evaluate([_first_micro_batch(global_batches[0])])
         meter.enter(Phase.SAVE)
         step.is_finite()
         meter.enter(None)
@@ -135,7 +135,7 @@ def _count(seconds: float) -> int:
     return min(max(int(TIMED_SECONDS / max(seconds, 1e-6)), FEWEST), MOST)
 
 
-def _timed(step: Step, windows: Iterable[TensorWindow], recipe: Recipe) -> list[float]:
+def _timed(step: Step, global_batches: Iterable[TensorGlobalBatch], recipe: Recipe) -> list[float]:
     """Seconds of each step, one right after the other, as a run has them: nobody waits for the device in between."""
     cuda = step.build.torch_device.type == "cuda"
     marks: list[Any] = []
@@ -148,8 +148,8 @@ def _timed(step: Step, windows: Iterable[TensorWindow], recipe: Recipe) -> list[
             marks.append(time.perf_counter())
 
     mark()
-    for window in windows:
-        step(window, recipe.learning_rate)
+    for global_batch in global_batches:
+        step(global_batch, recipe.learning_rate)
         mark()
     if cuda:
         torch.cuda.synchronize()
@@ -157,10 +157,10 @@ def _timed(step: Step, windows: Iterable[TensorWindow], recipe: Recipe) -> list[
     return [b - a for a, b in pairwise(marks)]
 
 
-def _first_micro_batch(window: TensorWindow) -> TensorWindow:
-    batch = window.micro_batches[0]
+def _first_micro_batch(global_batch: TensorGlobalBatch) -> TensorGlobalBatch:
+    batch = global_batch.micro_batches[0]
     rows = batch.labels.shape[0]
-    return TensorWindow(micro_batches=(batch,), count=rows, samples=rows, tokens=rows, origin=window.origin)
+    return TensorGlobalBatch(micro_batches=(batch,), count=rows, samples=rows, tokens=rows, origin=global_batch.origin)
 
 
 class Meter:

@@ -26,10 +26,10 @@ from accelerate.commands.estimate import calculate_maximum_sizes, estimate_train
 from torch import nn
 
 from cpu_truth import measured_peaks
-from random_windows import random_window
+from random_global_batches import random_global_batch
 from record import write
 from tightfit.backends.pytorch.backend import PytorchBackend
-from tightfit.backends.pytorch.batch import TensorWindow
+from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.models import build_model
 from tightfit.devices import Device
@@ -90,10 +90,10 @@ CASES = (
 def measured(recipe: Recipe) -> int:
     """The most that two real steps hold at once."""
 
-    def windows(build: Build) -> list[TensorWindow]:
-        return [random_window(build.recipe, build.task, build.facts, seed) for seed in range(2)]
+    def global_batches(build: Build) -> list[TensorGlobalBatch]:
+        return [random_global_batch(build.recipe, build.task, build.facts, seed) for seed in range(2)]
 
-    return max(measured_peaks(recipe, CPU, windows).values())
+    return max(measured_peaks(recipe, CPU, global_batches).values())
 
 
 def predicted(recipe: Recipe) -> int:

@@ -25,10 +25,10 @@ import torch
 import record
 from cpu_cases import Case, cases, cases_beside
 from cpu_truth import PHASES, measured_peaks
-from random_windows import random_window
-from tightfit.backends.pytorch.batch import TensorWindow
+from random_global_batches import random_global_batch
+from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.simulate.fake_windows import DOCUMENTS_A_ROW
+from tightfit.backends.pytorch.simulate.fake_global_batches import DOCUMENTS_A_ROW
 from tightfit.backends.pytorch.simulate.predict import predict
 from tightfit.devices import Device
 
@@ -43,12 +43,12 @@ def compare(case: Case) -> dict[str, Any]:
     """One case: bytes predicted and measured at each peak."""
     recipe, make = case.recipe(), case.model_factory()
 
-    def windows(build: Build) -> list[TensorWindow]:
+    def global_batches(build: Build) -> list[TensorGlobalBatch]:
         documents = case.documents or DOCUMENTS_A_ROW
-        return [random_window(build.recipe, build.task, build.facts, seed, documents) for seed in range(2)]
+        return [random_global_batch(build.recipe, build.task, build.facts, seed, documents) for seed in range(2)]
 
     torch.manual_seed(0)
-    measured = measured_peaks(recipe, CPU, windows, make)
+    measured = measured_peaks(recipe, CPU, global_batches, make)
     started = time.perf_counter()
     trace = predict(recipe, CPU, None if make is None else make())
     seconds = time.perf_counter() - started

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import record
-from random_windows import random_window
+from random_global_batches import random_global_batch
 from tightfit.backends.measuring import measure
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.planning.defaults import resolve
@@ -42,8 +42,8 @@ def measured(fields: dict[str, Any], steps: int) -> dict[str, Any]:
     recipe = Recipe.from_dict({**COMMON, **fields})
     device = backend.device(recipe)
     build = backend.build(resolve(recipe, device), device)
-    windows = (random_window(build.recipe, build.task, build.facts, seed) for seed in count())
-    found = measure(backend, backend.step(build), windows, steps)
+    global_batches = (random_global_batch(build.recipe, build.task, build.facts, seed) for seed in count())
+    found = measure(backend, backend.step(build), global_batches, steps)
     seconds = sum(op.seconds or 0.0 for op in found.trace.ops)
     return {"step_seconds": found.step_seconds, "overhead": found.overhead, "ops": len(found.trace.ops),
             "ops_seconds": seconds, "ops_share": seconds / found.step_seconds}

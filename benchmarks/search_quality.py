@@ -25,9 +25,9 @@ import numpy as np
 import torch
 
 import record
-from random_windows import random_window
+from random_global_batches import random_global_batch
 from tightfit.backends.pytorch.backend import PytorchBackend
-from tightfit.backends.pytorch.batch import TensorWindow
+from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.measure.calibration.measure import measure
 from tightfit.backends.pytorch.step import Step
 from tightfit.calibration import Ceilings
@@ -158,19 +158,19 @@ def _settings(recipe: Recipe) -> tuple[Any, ...]:
 
 def run(entries: Sequence[Entry], device: Device, until: float) -> None:
     """Rounds of one step of each, until that time of `time.monotonic`, and at least FEWEST_ROUNDS."""
-    backend, steps = PytorchBackend(), list[tuple[Step, TensorWindow]]()
+    backend, steps = PytorchBackend(), list[tuple[Step, TensorGlobalBatch]]()
     for entry in entries:
         build = backend.build(entry.recipe, device)
-        steps.append((Step(build, inspect=False), random_window(entry.recipe, build.task, build.facts, 0)))
+        steps.append((Step(build, inspect=False), random_global_batch(entry.recipe, build.task, build.facts, 0)))
     gc.collect()
     gc.disable()
     try:
         for number in range(10_000):
-            for entry, (step, window) in zip(entries, steps, strict=True):
+            for entry, (step, global_batch) in zip(entries, steps, strict=True):
                 with ExitStack() as stack:
                     stack.enter_context(step.build.session())
                     began = time.perf_counter()
-                    step(window, entry.recipe.learning_rate).read()
+                    step(global_batch, entry.recipe.learning_rate).read()
                     seconds = time.perf_counter() - began
                 if number:  # the first step makes the states
                     entry.measured.append(seconds)

@@ -1,7 +1,7 @@
 """tightfit's techniques in an Accelerate loop of your own: Accelerate does precision and accumulation, once.
 
-`windows` is any iterable of global batches; each is a list of (input_ids, labels) micro-batches, labels aligned with
-the logits and -100 where nothing counts.
+`global_batches` is any iterable of global batches; each is a list of (input_ids, labels) micro-batches, labels aligned
+with the logits and -100 where nothing counts.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ RECIPE = {
 }
 
 
-def train(model: nn.Module, recipe: dict[str, object], windows: Iterable[list[tuple[Tensor, Tensor]]]) -> list[float]:
-    """Train on every window; return each one's mean loss."""
+def train(
+    model: nn.Module, recipe: dict[str, object], global_batches: Iterable[list[tuple[Tensor, Tensor]]]
+) -> list[float]:
+    """Train on every global batch; return each one's mean loss."""
     applied = tightfit.apply(model, recipe)
     accelerator = Accelerator(**applied.accelerator_kwargs)
     model, optimizer = accelerator.prepare(applied.model, applied.optimizer)
     losses = []
     with applied.settings():
-        for window in windows:
-            count = sum((labels != -100).sum() for _, labels in window)
+        for global_batch in global_batches:
+            count = sum((labels != -100).sum() for _, labels in global_batch)
             total = 0.0
-            for input_ids, labels in window:
+            for input_ids, labels in global_batch:
                 with accelerator.accumulate(model):
                     logits = model(input_ids=input_ids).logits
                     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / count
@@ -53,8 +55,8 @@ def main() -> None:
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=4, n_embd=64, vocab_size=256, n_positions=64))
     ids = torch.randint(0, 256, (2, 65))
-    window = [(ids[:, :-1], ids[:, 1:])] * 4
-    print(train(model, RECIPE, [window] * 10))
+    global_batch = [(ids[:, :-1], ids[:, 1:])] * 4
+    print(train(model, RECIPE, [global_batch] * 10))
 
 
 if __name__ == "__main__":

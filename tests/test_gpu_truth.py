@@ -1,4 +1,4 @@
-"""What is measured on a GPU: the windows that are trained on, and what the meter reads."""
+"""What is measured on a GPU: the global batches that are trained on, and what the meter reads."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from tests.benchmark_modules import benchmark
-from tightfit.backends.pytorch.simulate.fake_windows import fake_window, micro_batch_sizes
+from tightfit.backends.pytorch.simulate.fake_global_batches import fake_global_batch, micro_batch_sizes
 from tightfit.models import model_facts
 from tightfit.tasks import TASKS
 
-cases, truth, windows = map(benchmark, ("gpu_cases", "gpu_truth", "random_windows"))
+cases, truth, global_batches = map(benchmark, ("gpu_cases", "gpu_truth", "random_global_batches"))
 
 
 @pytest.mark.parametrize(("line", "mask"), [
@@ -25,11 +25,11 @@ cases, truth, windows = map(benchmark, ("gpu_cases", "gpu_truth", "random_window
     ("bert-base 3x16 task=sequence-classification data=stdlib", "padded"),
     ("vit-base 3x1", "none"),
 ])
-def test_windows_have_the_shapes_that_planning_takes_them_to_have(line, mask, tmp_path):
+def test_global_batches_have_the_shapes_that_planning_takes_them_to_have(line, mask, tmp_path):
     recipe = cases.Case("any", line, cases.Aim("fill", 90)).recipe(tmp_path)
     task, facts = TASKS[recipe.task], model_facts(recipe)
-    real = windows.random_window(recipe, task, facts, seed=0)
-    fake = fake_window(recipe, task, facts, micro_batch_sizes(recipe), lambda tensor: None)
+    real = global_batches.random_global_batch(recipe, task, facts, seed=0)
+    fake = fake_global_batch(recipe, task, facts, micro_batch_sizes(recipe), lambda tensor: None)
     assert real.samples == recipe.batch_size
     assert len(real.micro_batches) == len(fake.micro_batches)
     for one, other in zip(real.micro_batches, fake.micro_batches, strict=True):
@@ -46,7 +46,7 @@ def shapes(batch):
 
 def test_packed_rows_hold_documents_whose_positions_restart(tmp_path):
     recipe = cases.Case("any", "gpt2 3x16 data=stdlib", cases.Aim("fill", 90)).recipe(tmp_path)
-    batch = windows.random_window(recipe, TASKS["causal-lm"], model_facts(recipe), seed=1).micro_batches[0]
+    batch = global_batches.random_global_batch(recipe, TASKS["causal-lm"], model_facts(recipe), seed=1).micro_batches[0]
     ids, positions = batch.document_ids.numpy(), batch.inputs["position_ids"].numpy()
     assert (np.diff(ids, axis=1) >= 0).all()
     assert [len(set(row)) for row in ids] == [4, 4, 4]

@@ -1,8 +1,8 @@
 """Tasks that a model is trained for: the arrays of a micro-batch, and which of its labels count.
 
 A task's loss is the sum of cross-entropy over the labels that count (those not `IGNORE`), computed from the logits.
-Labels never reach the model, because a model's own loss cannot be normalized over a window of micro-batches. Labels
-are aligned with logits: `labels[b, t]` is what `logits[b, t]` predicts, so nothing is shifted inside the step.
+Labels never reach the model, because a model's own loss cannot be normalized over a global batch of micro-batches.
+Labels are aligned with logits: `labels[b, t]` is what `logits[b, t]` predicts, so nothing is shifted inside the step.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class MicroBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window:
+class GlobalBatch:
     """The micro-batches of one global batch: what one optimizer step reads.
 
     count: number of labels that count, over all micro-batches; the loss is divided by it.
@@ -144,12 +144,12 @@ def get_task(name: str) -> Task:
     return TASKS[name]
 
 
-def window_of(micro_batches: tuple[MicroBatch, ...], origin: str = "") -> Window:
-    """Count what a window's micro-batches hold."""
+def global_batch_of(micro_batches: tuple[MicroBatch, ...], origin: str = "") -> GlobalBatch:
+    """Count what a global batch's micro-batches hold."""
     count = sum(int((m.labels != IGNORE).sum()) for m in micro_batches)
     tokens = 0
     for m in micro_batches:
         ids = m.inputs.get("input_ids")
         tokens += m.samples if ids is None else int(ids.size if m.padding is None else m.padding.sum())
     samples = sum(m.samples for m in micro_batches)
-    return Window(micro_batches=micro_batches, count=count, samples=samples, tokens=tokens, origin=origin)
+    return GlobalBatch(micro_batches=micro_batches, count=count, samples=samples, tokens=tokens, origin=origin)

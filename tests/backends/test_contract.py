@@ -10,7 +10,7 @@ import pytest
 
 from tightfit.backends.base import absences
 from tightfit.data import prepare
-from tightfit.data.loading import WindowLoader
+from tightfit.data.loading import GlobalBatchLoader
 from tightfit.errors import Refused
 from tightfit.models import model_facts
 from tightfit.planning.defaults import resolve
@@ -67,8 +67,8 @@ def test_a_rung_builds_steps_and_learns(slot, rung, kind, tiny, backend, name):
     data = prepare(recipe, model_facts(recipe))
     step = backend.step(build)
     with build.session():
-        (window,) = step.windows(WindowLoader(data.train, recipe), 0, 1)
-        losses = [step(window, recipe.learning_rate).read().loss.mean for _ in range(12)]
+        (global_batch,) = step.global_batches(GlobalBatchLoader(data.train, recipe), 0, 1)
+        losses = [step(global_batch, recipe.learning_rate).read().loss.mean for _ in range(12)]
     assert all(math.isfinite(loss) for loss in losses)
     assert losses[0] == pytest.approx(math.log(128), abs=0.4)
     assert losses[-1] < losses[0] - 0.25

@@ -20,15 +20,15 @@ from torch.overrides import TorchFunctionMode
 from tests.architectures import CAUSAL, IMAGES, MASKED, POSITIONS, SEQ2SEQ, TASK_OF, VOCAB, tiny_model
 from tests.backends.jax.cases import SCANNED, fast_options
 from tightfit.backends.jax.backend import JaxBackend
-from tightfit.backends.jax.loading import array_window
+from tightfit.backends.jax.loading import array_global_batch
 from tightfit.backends.jax.step import Step as JaxStep
-from tightfit.backends.jax.update import window_gradients
+from tightfit.backends.jax.update import global_batch_gradients
 from tightfit.backends.pytorch.backend import PytorchBackend
-from tightfit.backends.pytorch.batch import tensor_window
+from tightfit.backends.pytorch.batch import tensor_global_batch
 from tightfit.backends.pytorch.step import Step
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
-from tightfit.tasks import IGNORE, MicroBatch, window_of
+from tightfit.tasks import IGNORE, MicroBatch, global_batch_of
 
 ROWS = 6
 SPLITS = {"full": (6,), "twos": (2, 2, 2), "ones": (1,) * 6, "ragged": (4, 2), "uneven": (1, 3, 2)}
@@ -99,7 +99,7 @@ class Wide(TorchFunctionMode):
 
 @pytest.fixture
 def gradients(request, tmp_path_factory):
-    """Each parameter's gradient over one window, and the window's mean loss, by a backend."""
+    """Each parameter's gradient over one global batch, and the global batch's mean loss, by a backend."""
 
     def computed(
         backend: str, name: str, task: str, split: tuple[int, ...], bits: str
@@ -136,15 +136,15 @@ def in_jax(folder: Path, split: tuple[int, ...]) -> tuple[dict[str, Tensor], flo
     for size in split:
         part, made = made[:size], made[size:]
         parts.append(collate(part, "causal-lm"))
-    window = array_window(window_of(tuple(parts)), micro_batches=ROWS, rows=ROWS)
-    count = np.int32(window.count)
+    global_batch = array_global_batch(global_batch_of(tuple(parts)), micro_batches=ROWS, rows=ROWS)
+    count = np.int32(global_batch.count)
     if not programs:
-        compute = jax.jit(lambda params, arrays, count: window_gradients(step.build, params, arrays, count, None))
-        lowered = compute.lower(step.state["params"], window.arrays, count)
+        compute = jax.jit(lambda params, arrays, count: global_batch_gradients(step.build, params, arrays, count, None))
+        lowered = compute.lower(step.state["params"], global_batch.arrays, count)
         programs["one for every split"] = lowered.compile(compiler_options=fast_options())
-    total, found = programs["one for every split"](step.state["params"], window.arrays, count)
+    total, found = programs["one for every split"](step.state["params"], global_batch.arrays, count)
     arrays = step.build.network.unstacked(jax.device_get(found))
-    return {name: torch.tensor(array) for name, array in arrays.items()}, float(total) / window.count
+    return {name: torch.tensor(array) for name, array in arrays.items()}, float(total) / global_batch.count
 
 
 def in_pytorch(
@@ -165,11 +165,11 @@ def in_pytorch(
         if task == "image-classification":
             batch.inputs["pixel_values"] = batch.inputs["pixel_values"].astype(str(dtype).removeprefix("torch."))
         parts.append(batch)
-    window = window_of(tuple(parts))
+    global_batch = global_batch_of(tuple(parts))
     with Wide() if dtype == torch.float64 else nullcontext():
-        total = step.accumulate(tensor_window(window))
+        total = step.accumulate(tensor_global_batch(global_batch))
     found = {n: p.grad.clone() for n, p in build.model.named_parameters() if p.grad is not None}
-    return found, total.item() / window.count
+    return found, total.item() / global_batch.count
 
 
 def worst(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
@@ -218,7 +218,7 @@ def test_the_full_batch_equals_transformers_own_loss(backend, name, task, gradie
 @pytest.mark.parametrize("split", ["twos", "uneven"])
 @pytest.mark.parametrize("backend", ["pytorch", "jax"])
 def test_clipping_under_accumulation_is_exact(backend, split, request, tmp_path_factory):
-    """The clipped update of a window is that of the full batch."""
+    """The clipped update of a global batch is that of the full batch."""
     wanted = {
         "task": "causal-lm", "batch_size": ROWS, "max_grad_norm": 0.01, "device": "cpu", "seq_len": POSITIONS,
         "optimizer": {"name": "sgd", "momentum": 0.0, "weight_decay": 0.0}, "backend": backend,
@@ -233,17 +233,17 @@ def test_clipping_under_accumulation_is_exact(backend, split, request, tmp_path_
         for size in parts:
             part, made = made[:size], made[size:]
             batches.append(collate(part, "causal-lm"))
-        window = window_of(tuple(batches))
+        global_batch = global_batch_of(tuple(batches))
         if backend == "jax":
             device = JaxBackend().device(recipe)
             jax_step = JaxStep(JaxBackend().build(resolve(recipe, device), device))
-            result = jax_step(array_window(window, ROWS, ROWS), 1.0).read()
+            result = jax_step(array_global_batch(global_batch, ROWS, ROWS), 1.0).read()
             weights = jax_step.build.network.unstacked(jax.device_get(jax_step.state["params"]))
             after = {n: torch.tensor(array).double() for n, array in weights.items()}
         else:
             device = PytorchBackend().device(recipe)
             build = PytorchBackend().build(resolve(recipe, device), device, tiny_model("llama").double())
-            result = Step(build)(tensor_window(window), 1.0).read()
+            result = Step(build)(tensor_global_batch(global_batch), 1.0).read()
             after = {n: p.detach().clone() for n, p in build.model.named_parameters()}
         assert result.grad_norm is not None
         assert result.grad_norm > 0.01

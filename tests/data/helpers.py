@@ -10,7 +10,7 @@ import numpy as np
 
 from tightfit.models import ModelFacts
 from tightfit.recipe import Recipe
-from tightfit.tasks import Array, MicroBatch, Window
+from tightfit.tasks import Array, GlobalBatch, MicroBatch
 
 FACTS = ModelFacts(vocab_size=400, num_labels=3, max_positions=64)
 
@@ -44,8 +44,8 @@ def arrays(batch: MicroBatch) -> dict[str, Array]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def same(one: Window, other: Window) -> bool:
-    """Whether two windows are equal to the last bit."""
+def same(one: GlobalBatch, other: GlobalBatch) -> bool:
+    """Whether two global batches are equal to the last bit."""
     facts = [(w.count, w.samples, w.tokens, w.origin, len(w.micro_batches)) for w in (one, other)]
     if facts[0] != facts[1]:
         return False

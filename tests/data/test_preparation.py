@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.data.helpers import FACTS, arrays, recipe, texts, write_jsonl, write_texts
-from tightfit.data import Prepared, WindowLoader, prepare
+from tightfit.data import GlobalBatchLoader, Prepared, prepare
 from tightfit.data.samples import Packed, truncated
 from tightfit.data.sources import read_image
 from tightfit.data.tokenized import class_ids
@@ -101,8 +101,8 @@ def test_unpacked_causal_rows(tmp_path: Path) -> None:
         assert text in held if whole and len(counted) < 16 else any(t.startswith(text) for t in held)
         lengths.append(min(len(counted) + int(whole and len(counted) < 16), 16))
     assert tokens == sum(lengths)
-    window = WindowLoader(prepared.train, settings).window(0)
-    assert window.tokens < sum(m.inputs["input_ids"].size for m in window.micro_batches)
+    global_batch = GlobalBatchLoader(prepared.train, settings).global_batch(0)
+    assert global_batch.tokens < sum(m.inputs["input_ids"].size for m in global_batch.micro_batches)
 
 
 @pytest.mark.parametrize("packing", [True, False])
@@ -245,8 +245,8 @@ def test_images(tmp_path: Path) -> None:
     assert np.allclose(pixels[:, 0], expected[:, None, None], atol=0.02)
     assert np.allclose(pixels[:, 1], -1.0, atol=0.02)
     assert np.allclose(pixels[:, 2], 1.0, atol=0.02)
-    window = WindowLoader(prepared.train, settings).window(0)
-    assert (window.tokens, window.count) == (4, 4)
+    global_batch = GlobalBatchLoader(prepared.train, settings).global_batch(0)
+    assert (global_batch.tokens, global_batch.count) == (4, 4)
 
 
 def test_an_image_keeps_its_way_up(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_too_short_and_too_long(tmp_path: Path) -> None:
         prepare(recipe(tmp_path, data=str(write_jsonl(tmp_path / "b.jsonl", [{"text": " "}] * 3))), FACTS)
     short = prepare(recipe(tmp_path, data=str(write_texts(tmp_path / "c.jsonl", 4))), FACTS)
     with pytest.raises(DataError, match=r"batch_size: .* write batch_size=\d+ or less"):
-        WindowLoader(short.train, recipe(tmp_path, batch_size=64))
+        GlobalBatchLoader(short.train, recipe(tmp_path, batch_size=64))
 
 
 @pytest.mark.parametrize(("tokens", "kept"), [(10, [0, 1, 2, 9]), (4, [0, 1, 2, 3])])

@@ -10,7 +10,7 @@ import torch
 
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.data import prepare
-from tightfit.data.loading import WindowLoader
+from tightfit.data.loading import GlobalBatchLoader
 from tightfit.errors import Refused
 from tightfit.ladder import jobs, worker
 from tightfit.ladder.catalogue import find_ladder
@@ -38,8 +38,8 @@ def test_two_processes_do_the_work_of_one():
     backend = PytorchBackend()
     recipe = resolve(recipe, backend.device(recipe))
     step = backend.step(backend.build(recipe, backend.device(recipe)))
-    data = WindowLoader(prepare(recipe, model_facts(recipe)).train, recipe)
-    one = backend.time(step, step.windows(data, 0, 4), 1, 2)
+    data = GlobalBatchLoader(prepare(recipe, model_facts(recipe)).train, recipe)
+    one = backend.time(step, step.global_batches(data, 0, 4), 1, 2)
     assert found.losses == pytest.approx(one.losses, abs=1e-5)
     assert found.samples == 7
     assert len(found.seconds) == 2

@@ -18,7 +18,7 @@ from accelerate.state import AcceleratorState
 from tightfit.backends.base import Timings
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.data import prepare
-from tightfit.data.loading import WindowLoader
+from tightfit.data.loading import GlobalBatchLoader
 from tightfit.devices import Device, find_device
 from tightfit.errors import MissingLibrary, OutOfMemory, Refused
 from tightfit.ladder.peers import PEERS
@@ -92,8 +92,8 @@ def made(values: dict[str, Any], **more: Any) -> tuple[Recipe, Device]:
 def ours(recipe: Recipe, device: Device) -> Timings:
     backend = PytorchBackend()
     step = backend.step(backend.build(recipe, device))
-    data = WindowLoader(prepare(recipe, model_facts(recipe)).train, recipe)
-    return backend.time(step, step.windows(data, 0, WARM_UP + STEPS + 1), WARM_UP, STEPS)
+    data = GlobalBatchLoader(prepare(recipe, model_facts(recipe)).train, recipe)
+    return backend.time(step, step.global_batches(data, 0, WARM_UP + STEPS + 1), WARM_UP, STEPS)
 
 
 @lru_cache

@@ -58,7 +58,7 @@ def test_four_workers_cannot_hide_more_than_the_step():
 def test_workers_that_are_too_slow_are_doubled():
     waits = found(replace(profile(waiting=0.3), recipe=recipe(loading={"workers": 6})), "waits for data")
     assert waits.change == "loading.workers=12"
-    assert waits.seconds == pytest.approx(0.3)  # half of a step a window, hidden in the 70 % of computing
+    assert waits.seconds == pytest.approx(0.3)  # half of a step a global batch, hidden in the 70 % of computing
 
 
 def test_a_misaligned_vocabulary_with_the_time_models_gain():

@@ -33,7 +33,7 @@ class Told(Listener):
 
 @pytest.fixture
 def run(tiny):
-    """A run with dropout, ragged windows and warm-up: everything that a profile could disturb."""
+    """A run with dropout, ragged global batches and warm-up: everything that a profile could disturb."""
     overrides = {**tiny["model_overrides"], "resid_pdrop": 0.1, "attn_pdrop": 0.1, "embd_pdrop": 0.1}
     return {**tiny, "model_overrides": overrides, "data": {"source": "dummy", "samples": 21}, "max_steps": 7,
             "lr_scheduler_type": "cosine", "loading": {"workers": 0}, "compile": "off"}

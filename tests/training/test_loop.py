@@ -18,7 +18,7 @@ import pytest
 from tightfit.backends.base import StepResult, Total
 from tightfit.errors import CheckpointError, NonFiniteLoss
 from tightfit.recipe import Recipe
-from tightfit.tasks import MicroBatch, Window, window_of
+from tightfit.tasks import GlobalBatch, MicroBatch, global_batch_of
 from tightfit.training import checkpoints
 from tightfit.training.loop import SKIPS_IN_A_ROW, Loop
 from tightfit.training.progress import Listener
@@ -27,15 +27,15 @@ from tightfit.training.run_folder import RunFolder
 
 
 class Source:
-    def __init__(self, windows: int = 5) -> None:
-        self.windows = windows
+    def __init__(self, global_batches: int = 5) -> None:
+        self.global_batches = global_batches
 
     def __len__(self) -> int:
-        return self.windows
+        return self.global_batches
 
-    def window(self, index: int) -> Window:
+    def global_batch(self, index: int) -> GlobalBatch:
         batch = MicroBatch(inputs={"input_ids": np.zeros((2, 3), np.int64)}, labels=np.zeros((2, 3), np.int64))
-        return window_of((batch,), f"window {index}")
+        return global_batch_of((batch,), f"global batch {index}")
 
 
 class Pending:
@@ -62,15 +62,15 @@ class FakeStep:
         self.clock = 0.0
         self.asked: list[str] = []
 
-    def windows(self, source: Source, start: int, stop: int):
-        return (source.window(index) for index in range(start, stop))
+    def global_batches(self, source: Source, start: int, stop: int):
+        return (source.global_batch(index) for index in range(start, stop))
 
-    def __call__(self, window: Window, learning_rate: float) -> Pending:
+    def __call__(self, global_batch: GlobalBatch, learning_rate: float) -> Pending:
         self.taken += 1
         self.clock += 1
         return Pending(self.script(self.taken), ready=not self.lagging)
 
-    def evaluate(self, windows: Any) -> Total:
+    def evaluate(self, global_batches: Any) -> Total:
         self.asked.append("evaluate")
         return Total(3.0, 2)
 
@@ -97,9 +97,9 @@ class FakeProfile:
         self.timing.append(number)
         return nullcontext()
 
-    def take(self, window: Window, learning_rate: float) -> Pending:
+    def take(self, global_batch: GlobalBatch, learning_rate: float) -> Pending:
         self.step.clock += 100
-        return self.step(window, learning_rate)
+        return self.step(global_batch, learning_rate)
 
     def keep(self) -> None:
         self.step.clock += 1000
@@ -178,7 +178,7 @@ def test_an_interval_that_a_stop_cut_is_logged_whole(tmp_path):
 ])
 def test_what_is_not_finite_stops_the_run_unsaved(tmp_path, result):
     step = FakeStep(lambda number: result if number == 4 else StepResult(loss=Total(6.0, 6)))
-    with pytest.raises(NonFiniteLoss, match=r"step 4 .*window 3.*learning_rate=") as error:
+    with pytest.raises(NonFiniteLoss, match=r"step 4 .*global batch 3.*learning_rate=") as error:
         run(step, tmp_path, save_steps=2)
     assert "\n" not in str(error.value)
     assert [folder.name for folder in checkpoints.folders(tmp_path / "checkpoints")] == ["step-00000002"]

@@ -22,7 +22,7 @@ FORK = multiprocessing.get_context("fork")
 
 @pytest.fixture
 def run(tiny):
-    """A run with dropout, several epochs, ragged windows, warm-up and clipping: everything that could drift."""
+    """A run with dropout, several epochs, ragged global batches, warm-up and clipping: everything that could drift."""
     overrides = {**tiny["model_overrides"], "resid_pdrop": 0.1, "attn_pdrop": 0.1, "embd_pdrop": 0.1}
     return {**tiny, "model_overrides": overrides, "data": {"source": "dummy", "samples": 21}, "max_steps": 12,
             "save_steps": 1, "lr_scheduler_type": "cosine", "warmup_steps": 2, "loading": {"workers": 0}}

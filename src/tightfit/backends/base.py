@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from tightfit.devices import Device
 from tightfit.recipe import Recipe
-from tightfit.tasks import Window
+from tightfit.tasks import GlobalBatch
 from tightfit.techniques import SLOTS, Technique
 from tightfit.trace import Phase, Trace, UntracedMemory
 
@@ -107,18 +107,20 @@ class Timings:
     context: int | None = None
 
 
-class WindowSource(Protocol):
-    """Where windows come from: each is a pure function of its index. It must survive pickling to a worker process."""
+class GlobalBatchSource(Protocol):
+    """Where global batches come from: each is a pure function of its index. It must survive pickling to a worker
+    process."""
 
     def __len__(self) -> int:
-        """Windows in an epoch."""
+        """Global batches in an epoch."""
 
-    def window(self, index: int) -> Window:
-        """The window of that index, counted from the run's beginning."""
+    def global_batch(self, index: int) -> GlobalBatch:
+        """The global batch of that index, counted from the run's beginning."""
 
 
 class Step(Protocol):
-    """One optimizer step over a window: the function that training runs, planning traces and profiling measures."""
+    """One optimizer step over a global batch: the function that training runs, planning traces and profiling
+    measures."""
 
     @property
     def inspection(self) -> Inspection | None:
@@ -132,14 +134,14 @@ class Step(Protocol):
     def compile_seconds(self) -> float:
         """Seconds spent compiling so far."""
 
-    def windows(self, source: WindowSource, start: int, stop: int) -> Iterator[Any]:
-        """The windows from `start` up to, not including, `stop`, prepared ahead as the recipe's loading says."""
+    def global_batches(self, source: GlobalBatchSource, start: int, stop: int) -> Iterator[Any]:
+        """The global batches from `start` up to, not including, `stop`, prepared ahead as the recipe's loading says."""
 
-    def __call__(self, window: Any, learning_rate: float) -> PendingResult:
-        """Learn from one of `windows`' windows."""
+    def __call__(self, global_batch: Any, learning_rate: float) -> PendingResult:
+        """Learn from one of `global_batches`' global batches."""
 
-    def evaluate(self, windows: Iterable[Window]) -> Total:
-        """The summed loss over `windows`, with nothing learned."""
+    def evaluate(self, global_batches: Iterable[GlobalBatch]) -> Total:
+        """The summed loss over `global_batches`, with nothing learned."""
 
     def generate(self, prompt: Sequence[int], new_tokens: int, temperature: float, seed: int) -> list[int]:
         """Token ids that a causal-lm continues `prompt` with."""
@@ -179,9 +181,9 @@ class StepProfiler(Protocol):
         """The seconds of plain steps until now, in words."""
 
     def timed(self) -> AbstractContextManager[None]:
-        """Time the one step that is taken inside, the wait for its window included."""
+        """Time the one step that is taken inside, the wait for its global batch included."""
 
-    def profiled(self, window: Any, learning_rate: float) -> PendingResult:
+    def profiled(self, global_batch: Any, learning_rate: float) -> PendingResult:
         """Take a step, followed. Where following it fails, the step is taken all the same, and `measurement` says why.
         """
 
@@ -223,8 +225,9 @@ class Backend(Protocol):
     def step_profiler(self, step: Any) -> StepProfiler:
         """The profiler of `step`, for steps that a run takes; `measuring.measure` takes some by itself."""
 
-    def time(self, step: Any, windows: Iterator[Any], warm_up: int, steps: int) -> Timings:
-        """Take `warm_up` + `steps` + 1 steps of `step` on its own `windows`, and say what each of `steps` took."""
+    def time(self, step: Any, global_batches: Iterator[Any], warm_up: int, steps: int) -> Timings:
+        """Take `warm_up` + `steps` + 1 steps of `step` on its own `global_batches`, and say what each of `steps`
+        took."""
 
     def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemory]:
         """Memory of the recipe's step on a device that its trace, of this device or of one like it, does not hold."""

@@ -11,25 +11,25 @@ from tightfit.errors import DataError, ModelError, OutOfMemory, ReportError
 
 
 def measure(
-    backend: Backend, step: Any, windows: Iterator[Any], plain: int = PLAIN, chrome_trace: Path | None = None
+    backend: Backend, step: Any, global_batches: Iterator[Any], plain: int = PLAIN, chrome_trace: Path | None = None
 ) -> Measurement:
-    """Take WARM_UP + `plain` + 1 steps of `step` on its own `windows` and say what they took. The model learns from
-    them.
+    """Take WARM_UP + `plain` + 1 steps of `step` on its own `global_batches` and say what they took. The model learns
+    from them.
 
     chrome_trace: where the profiler's trace of the last one goes, gzipped.
-    Raises as the step does, StopIteration where there are fewer windows, ReportError where the last step could not be
-    followed, each with what was measured until then; and OSError where the trace cannot be written.
+    Raises as the step does, StopIteration where there are fewer global batches, ReportError where the last step could
+    not be followed, each with what was measured until then; and OSError where the trace cannot be written.
     """
     build, profiler = step.build, backend.step_profiler(step)
     rate = build.recipe.learning_rate
     try:
         with build.session():
             for _ in range(WARM_UP):
-                step(next(windows), rate).read()
+                step(next(global_batches), rate).read()
             for _ in range(plain):
                 with profiler.timed():
-                    step(next(windows), rate)
-            profiler.profiled(next(windows), rate)
+                    step(next(global_batches), rate)
+            profiler.profiled(next(global_batches), rate)
         return profiler.measurement(chrome_trace)
     except (DataError, ModelError, OutOfMemory, ReportError) as error:
         raise type(error)(f"{error}; {profiler.so_far}") from error

@@ -1,4 +1,4 @@
-"""From a window's index to its micro-batches: the order of the data, exactly resumable."""
+"""From a global batch's index to its micro-batches: the order of the data, exactly resumable."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import numpy as np
 from tightfit.data.samples import Samples, generator
 from tightfit.errors import DataError
 from tightfit.recipe import Recipe
-from tightfit.tasks import Array, MicroBatch, Window, window_of
+from tightfit.tasks import Array, GlobalBatch, MicroBatch, global_batch_of
 
 ORDER = 0x0D4E
 """Keeps the order's random numbers apart from those of a sample."""
 
 NAMED = 8
-"""A window's origin names so many of its samples."""
+"""A global batch's origin names so many of its samples."""
 
 
-class WindowLoader:
-    """Windows of a global batch each, endlessly: `window(k)` is a pure function of `k`, the samples and the recipe.
+class GlobalBatchLoader:
+    """Global batches, endlessly: `global_batch(k)` is a pure function of `k`, the samples and the recipe.
 
-    Each epoch shows every sample once, in an order that depends on the seed and the epoch alone; its last window is
-    smaller where the samples do not divide evenly. Pickles cheaply.
+    Each epoch shows every sample once, in an order that depends on the seed and the epoch alone; its last global batch
+    is smaller where the samples do not divide evenly. Pickles cheaply.
     """
 
     def __init__(self, samples: Samples, recipe: Recipe) -> None:
@@ -46,17 +46,17 @@ class WindowLoader:
         return {**self.__dict__, "_order": None}
 
     def __len__(self) -> int:
-        """Windows in an epoch."""
+        """Global batches in an epoch."""
         return (len(self.samples) + self.batch_size - 1) // self.batch_size
 
-    def window(self, index: int) -> Window:
-        """The window of that index, counted from the run's beginning."""
+    def global_batch(self, index: int) -> GlobalBatch:
+        """The global batch of that index, counted from the run's beginning."""
         chosen, epoch = self.chosen(index)
         origin = f"epoch {epoch}, samples {_numbers(self.samples, chosen)}"
-        return make_window(self.samples, chosen, self.micro_batch_size, epoch, origin)
+        return make_global_batch(self.samples, chosen, self.micro_batch_size, epoch, origin)
 
     def chosen(self, index: int) -> tuple[Array, int]:
-        """The samples of the window of that index, in order, and the epoch that shows them."""
+        """The samples of the global batch of that index, in order, and the epoch that shows them."""
         epoch, place = divmod(index, len(self))
         start = place * self.batch_size
         return self._epoch_order(epoch)[start : start + self.batch_size], epoch
@@ -68,26 +68,26 @@ class WindowLoader:
         return self._order[1]
 
 
-def evaluation_windows(samples: Samples, recipe: Recipe) -> Iterator[Window]:
-    """Windows over at most `eval_samples` samples, evenly spread and in order; the same each time."""
+def evaluation_global_batches(samples: Samples, recipe: Recipe) -> Iterator[GlobalBatch]:
+    """Global batches over at most `eval_samples` samples, evenly spread and in order; the same each time."""
     size, micro = recipe.batch_size, recipe.micro_batch_size
     assert micro != "auto"
     total = min(len(samples), recipe.eval_samples)
     spread = np.arange(total) * len(samples) // max(total, 1)
     for start in range(0, total, size):
         chosen = spread[start : start + size]
-        yield make_window(samples, chosen, micro, 0, f"held-out samples {_numbers(samples, chosen)}")
+        yield make_global_batch(samples, chosen, micro, 0, f"held-out samples {_numbers(samples, chosen)}")
 
 
-def make_window(samples: Samples, chosen: Array, micro_batch_size: int, epoch: int, origin: str) -> Window:
-    """The samples `chosen` as one window; its last micro-batch may be smaller."""
+def make_global_batch(samples: Samples, chosen: Array, micro_batch_size: int, epoch: int, origin: str) -> GlobalBatch:
+    """The samples `chosen` as one global batch; its last micro-batch may be smaller."""
     batches: list[MicroBatch] = []
     tokens = 0
     for start in range(0, len(chosen), micro_batch_size):
         batch, real = samples.batch(chosen[start : start + micro_batch_size], epoch)
         batches.append(batch)
         tokens += real
-    return replace(window_of(tuple(batches), origin), tokens=tokens)
+    return replace(global_batch_of(tuple(batches), origin), tokens=tokens)
 
 
 def _numbers(samples: Samples, chosen: Array) -> str:

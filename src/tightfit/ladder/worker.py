@@ -37,7 +37,7 @@ from tightfit.planning.targets import Target, own_target
 from tightfit.recipe import Recipe
 from tightfit.system import driver_version, installed
 from tightfit.tasks import TASKS
-from tightfit.training.session import Session, training_windows
+from tightfit.training.session import Session, training_global_batches
 
 LIBRARIES = ("torch", "transformers", "tightfit", "torchao", "torch-optimi", "triton", "flash-attn", "jax",
              *(library for peer in PEERS.values() for library in peer.libraries))  # fmt: skip
@@ -122,10 +122,10 @@ def measure(job: Job) -> Outcome:
 
 def _ours(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
     backend = load_backend(recipe.backend.name)
-    source = training_windows(recipe)
+    source = training_global_batches(recipe)
     step = backend.step(backend.build(recipe, device))
-    windows = step.windows(source, 0, warm_up + steps + 1)
-    return backend.time(step, windows, warm_up, steps)
+    global_batches = step.global_batches(source, 0, warm_up + steps + 1)
+    return backend.time(step, global_batches, warm_up, steps)
 
 
 def predict(job: Job) -> Outcome:

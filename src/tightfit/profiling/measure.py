@@ -14,7 +14,7 @@ from typing import Any
 from tightfit.backends import load_backend
 from tightfit.backends.base import PLAIN, WARM_UP, Backend, Measurement, PendingResult, Step, StepProfiler
 from tightfit.backends.measuring import measure
-from tightfit.data.loading import WindowLoader
+from tightfit.data.loading import GlobalBatchLoader
 from tightfit.devices import Device
 from tightfit.errors import OutOfMemory, RecipeError, TightfitError
 from tightfit.files import replacing
@@ -33,8 +33,8 @@ from tightfit.trace import Phase, Trace
 from tightfit.training.progress import Listener
 from tightfit.training.session import open_session
 
-WINDOWS = 16
-"""More windows than a measurement takes."""
+GLOBAL_BATCHES = 16
+"""More global batches than a measurement takes."""
 Readings = Mapping[str, Sequence[float | None]]
 """A card's, a series each."""
 
@@ -60,11 +60,11 @@ def profile_recipe(
     data = session.prepare(dataset, listener.preparing)
     build = session.build()
     step = backend.step(build)
-    windows = step.windows(WindowLoader(data.train, recipe), 0, WINDOWS)
+    global_batches = step.global_batches(GlobalBatchLoader(data.train, recipe), 0, GLOBAL_BATCHES)
     listener.message("measuring: a few steps as they are, then one with every op followed")
     try:
         with watch(device) as readings:
-            measured = measure(backend, step, windows, chrome_trace=chrome_trace)
+            measured = measure(backend, step, global_batches, chrome_trace=chrome_trace)
     except OutOfMemory as error:
         raise OutOfMemory(f"{error}. Try: {'; or '.join(smaller(recipe, device))}") from None
     listener.message("predicting the same step")
@@ -171,15 +171,15 @@ class RunProfile:
         self._notes = notes
 
     def timed(self, number: int) -> AbstractContextManager[None]:
-        """Around a step of the run, its wait for a window included."""
+        """Around a step of the run, its wait for a global batch included."""
         if self._profiler is None or number not in self._timed:
             return nullcontext()
         return self._profiler.timed()
 
-    def take(self, window: Any, learning_rate: float) -> PendingResult:
+    def take(self, global_batch: Any, learning_rate: float) -> PendingResult:
         """Take step `at`."""
         assert self._profiler is not None
-        return self._profiler.profiled(window, learning_rate)
+        return self._profiler.profiled(global_batch, learning_rate)
 
     def keep(self) -> None:
         """Write the profile into the run's folder, with a message; a warning where that fails."""

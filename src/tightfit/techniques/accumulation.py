@@ -1,4 +1,4 @@
-"""How the micro-batches of a window follow one another inside a step."""
+"""How the micro-batches of a global batch follow one another inside a step."""
 
 from __future__ import annotations
 

@@ -159,7 +159,8 @@ class Span:
     name: `step 1`, `step 2`, `evaluation`, `save`, `resume`; inside a step, `forward` and `backward` of each
         micro-batch, and `optimizer`; in inference `prefill` and `decode`.
     step: the optimizer step it lies in, counted from 1; 0 outside of all.
-    times: how often it is run where the trace holds it once: a window's micro-batches that are all alike, or decoding
+    times: how often it is run where the trace holds it once: a global batch's micro-batches that are all alike, or
+    decoding
         passes between the first and the last.
     seconds: wall seconds, where it was measured.
     """

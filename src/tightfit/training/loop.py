@@ -1,4 +1,4 @@
-"""The loop: windows in, steps taken, figures written down, checkpoints saved. It knows no framework."""
+"""The loop: global batches in, steps taken, figures written down, checkpoints saved. It knows no framework."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tightfit.backends.base import PendingResult, Step, StepResult, Total, WindowSource
+from tightfit.backends.base import GlobalBatchSource, PendingResult, Step, StepResult, Total
 from tightfit.errors import CheckpointError, NonFiniteLoss
 from tightfit.recipe import Recipe
-from tightfit.tasks import Window
+from tightfit.tasks import GlobalBatch
 from tightfit.training import checkpoints
 from tightfit.training.progress import Listener
 from tightfit.training.records import MetricsFile, Trackers
@@ -62,7 +62,7 @@ class _Taken:
     """A step that was dispatched and not yet read. profiled: whether its time is not the run's."""
 
     number: int
-    window: Any
+    global_batch: Any
     pending: PendingResult
     learning_rate: float
     profiled: bool
@@ -70,7 +70,7 @@ class _Taken:
 
 @dataclass
 class Loop:
-    """Runs a step over windows until `recipe.max_steps`, or until asked to stop.
+    """Runs a step over global batches until `recipe.max_steps`, or until asked to stop.
 
     Where a step's figures are still on their way, they are read after the next one was dispatched, so that a device
     never waits for the host.
@@ -78,8 +78,8 @@ class Loop:
 
     recipe: Recipe
     step: Step
-    source: WindowSource
-    evaluation: Callable[[], Iterable[Window]] | None
+    source: GlobalBatchSource
+    evaluation: Callable[[], Iterable[GlobalBatch]] | None
     folder: RunFolder
     metrics: MetricsFile
     trackers: Trackers
@@ -108,14 +108,14 @@ class Loop:
         recipe, progress, profile = self.recipe, self.progress, self.profile
         self.listener.started(progress.step, recipe.max_steps)
         with StopRequest() as stop:
-            windows = self.step.windows(self.source, progress.step, recipe.max_steps)
+            global_batches = self.step.global_batches(self.source, progress.step, recipe.max_steps)
             taken: _Taken | None = None
             self._restart_clock()
             while progress.step < recipe.max_steps and stop.signal is None:
                 if taken is not None and profile is not None and progress.step + 1 == profile.at:
                     self._account(taken)  # or the step that is profiled would wait for it
                     taken = None
-                previous, taken = taken, self._take(windows)
+                previous, taken = taken, self._take(global_batches)
                 if previous is not None:
                     self._account(previous)
                 if taken.pending.ready() or taken.profiled or self._pauses_at(progress.step):
@@ -136,21 +136,21 @@ class Loop:
         self.listener.finished()
         return progress
 
-    def _take(self, windows: Iterator[Any]) -> _Taken:
+    def _take(self, global_batches: Iterator[Any]) -> _Taken:
         """Dispatch the next step."""
         progress, profile = self.progress, self.profile
         rate, number = learning_rate(self.recipe, progress.step), progress.step + 1
         with nullcontext() if profile is None else profile.timed(number):
             before = time.perf_counter()
-            window = next(windows)
+            global_batch = next(global_batches)
             waited = time.perf_counter() - before
             if profile is not None and profile.at == number:
-                pending, profiled = profile.take(window, rate), True
+                pending, profiled = profile.take(global_batch, rate), True
             else:
-                pending, profiled = self.step(window, rate), False
+                pending, profiled = self.step(global_batch, rate), False
                 progress.data_wait_seconds += waited
         progress.step = number
-        return _Taken(number, window, pending, rate, profiled)
+        return _Taken(number, global_batch, pending, rate, profiled)
 
     def _restart_clock(self) -> None:
         self._mark, self._compiled = time.perf_counter(), self.step.compile_seconds
@@ -172,8 +172,8 @@ class Loop:
             progress.training_seconds += seconds
             interval.seconds += seconds
             for sums in (progress, interval):
-                sums.samples += taken.window.samples
-                sums.tokens += taken.window.tokens
+                sums.samples += taken.global_batch.samples
+                sums.tokens += taken.global_batch.tokens
         self.listener.stepped(taken.number, result.loss.mean, interval.tokens / (interval.seconds or 1.0))
         if taken.number % self.recipe.logging_steps == 0 or taken.number == self.recipe.max_steps:
             self._write_line(taken, result)
@@ -190,7 +190,7 @@ class Loop:
         if self._skips >= SKIPS_IN_A_ROW:
             what = f"loss scaling has skipped {self._skips} steps up to step {taken.number}: fp16 overflows"
         if what is not None:
-            raise NonFiniteLoss(f"{what} (batch: {taken.window.origin}); nothing was saved since. Try "
+            raise NonFiniteLoss(f"{what} (batch: {taken.global_batch.origin}); nothing was saved since. Try "
                                 f"{_steadier(self.recipe)}; or look at that batch")
 
     def _write_line(self, taken: _Taken, result: StepResult) -> None:
@@ -262,10 +262,10 @@ def _steadier(recipe: Recipe) -> str:
     return "; or ".join(steadier(recipe))
 
 
-def _signature(source: WindowSource) -> list[int]:
-    """Fingerprint of a run's data: windows in an epoch, and a checksum of the first one's arrays."""
+def _signature(source: GlobalBatchSource) -> list[int]:
+    """Fingerprint of a run's data: global batches in an epoch, and a checksum of the first one's arrays."""
     value = 0
-    for batch in source.window(0).micro_batches:
+    for batch in source.global_batch(0).micro_batches:
         for array in (*batch.inputs.values(), batch.labels):
             value = zlib.crc32(array.tobytes(), value)
     return [len(source), value]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tightfit.backends import load_backend
 from tightfit.backends.base import Backend
-from tightfit.data import Prepared, WindowLoader, prepare
+from tightfit.data import GlobalBatchLoader, Prepared, prepare
 from tightfit.data.splitting import Progress
 from tightfit.devices import Device
 from tightfit.models import ModelFacts, model_facts, module_facts, read_config
@@ -100,6 +100,6 @@ def recipe_for_machine(name: str, overrides: Iterable[str] = ()) -> Recipe:
     return on_this_machine(lambda cuda: load_recipe(name, overrides, cuda=cuda))
 
 
-def training_windows(recipe: Recipe) -> WindowLoader:
-    """The windows that a resolved recipe trains on."""
-    return WindowLoader(prepare(recipe, model_facts(recipe)).train, recipe)
+def training_global_batches(recipe: Recipe) -> GlobalBatchLoader:
+    """The global batches that a resolved recipe trains on."""
+    return GlobalBatchLoader(prepare(recipe, model_facts(recipe)).train, recipe)

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 
 from tightfit.backends import load_backend
 from tightfit.backends.base import Backend, Step
-from tightfit.data import Prepared, WindowLoader, evaluation_windows
+from tightfit.data import GlobalBatchLoader, Prepared, evaluation_global_batches
 from tightfit.errors import CheckpointError, OutOfMemory, RecipeError, one_line
 from tightfit.models import resolve_source
 from tightfit.recipe import Recipe
@@ -118,7 +118,7 @@ class Trainer:
     def _train(self, session: Session, folder: RunFolder, began: float) -> Summary:
         recipe = session.recipe
         data = session.prepare(self.dataset, self.listener.preparing)
-        source, evaluation = WindowLoader(data.train, recipe), data.evaluation
+        source, evaluation = GlobalBatchLoader(data.train, recipe), data.evaluation
         found = checkpoints.newest(folder.checkpoints, self.listener.message)
         first_step = found.step if found else 0
         profile = self._profile(session, folder, first_step)
@@ -139,7 +139,7 @@ class Trainer:
         ):
             loop = Loop(
                 recipe, step, source,
-                None if evaluation is None else lambda: evaluation_windows(evaluation, recipe),
+                None if evaluation is None else lambda: evaluation_global_batches(evaluation, recipe),
                 folder, metrics, trackers, self.listener, profile,
             )
             if found is not None:
@@ -233,11 +233,11 @@ def _finished(folder: RunFolder, recipe: Recipe) -> Summary | None:
     return summary if summary.steps >= recipe.max_steps else None
 
 
-def _beginning(recipe: Recipe, step: Step, data: Prepared, windows: int, named: bool) -> str:
+def _beginning(recipe: Recipe, step: Step, data: Prepared, global_batches: int, named: bool) -> str:
     """One line on what is about to be trained."""
     weights = ""
     if named and resolve_source(recipe).kind == "bundled":
         weights = " from random weights (a bundled shape; a Hugging Face id or folder brings its own)"
     model = recipe.model if named else "your model"
     return (f"{model}: {step.parameter_count:,} parameters{weights}; {len(data.train):,} training samples, "
-            f"{windows:,} steps an epoch; micro_batch_size {recipe.micro_batch_size}")
+            f"{global_batches:,} steps an epoch; micro_batch_size {recipe.micro_batch_size}")

@@ -1,4 +1,4 @@
-"""Tiny recipes of the JAX backend, and their builds, steps and windows."""
+"""Tiny recipes of the JAX backend, and their builds, steps and global batches."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.backends.jax.cases import SCANNED, UNROLLED, build, fast_options
-from tightfit.backends.jax.update import abstract_state, abstract_window, window_gradients
+from tightfit.backends.jax.update import abstract_global_batch, abstract_state, global_batch_gradients
 
 KINDS = {
     "none": "none", "every-block": "every-block", "every-nth": "every-nth", "segments": "segments", "mlp": "mlp",
@@ -29,11 +29,11 @@ def traced(kind: str, layout: str) -> Any:
     made = build(checkpointing=KINDS[kind], backend=LAYOUTS[layout], attention="eager",
                  model_overrides={"dropout_rate": 0.2, "num_layers": 3})
 
-    def gradients(params, window, key):
-        return window_gradients(made, params, window, jnp.int32(32), jax.random.wrap_key_data(key))
+    def gradients(params, global_batch, key):
+        return global_batch_gradients(made, params, global_batch, jnp.int32(32), jax.random.wrap_key_data(key))
 
     key = jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=made.replicated)
-    return jax.jit(gradients).trace(abstract_state(made)["params"], abstract_window(made), key)
+    return jax.jit(gradients).trace(abstract_state(made)["params"], abstract_global_batch(made), key)
 
 
 @cache
@@ -46,9 +46,9 @@ def computed(kind: str, layout: str) -> dict[str, np.ndarray]:
     made = build()
     params = made.network.draw(jax.random.key(0), jnp.float32)
     ids = np.random.default_rng(0).integers(0, 64, (2, 2, 8)).astype(np.int32)
-    window = {"input_ids": jax.device_put(ids, made.split), "labels": jax.device_put(ids, made.split)}
+    global_batch = {"input_ids": jax.device_put(ids, made.split), "labels": jax.device_put(ids, made.split)}
     run = lowered(kind, layout).compile(compiler_options=fast_options())
-    return jax.device_get(run(jax.device_put(params, made.replicated), window, np.zeros(2, np.uint32))[1])
+    return jax.device_get(run(jax.device_put(params, made.replicated), global_batch, np.zeros(2, np.uint32))[1])
 
 
 @pytest.mark.parametrize(("kind", "layout"), [

@@ -11,10 +11,10 @@ import pytest
 
 from tests.backends.jax.cases import build, quickly
 from tests.backends.jax.test_step import micro_batch
-from tightfit.backends.jax.loading import array_window
+from tightfit.backends.jax.loading import array_global_batch
 from tightfit.backends.jax.step import Step
-from tightfit.backends.jax.update import GROWTH_INTERVAL, next_scaler, unscaled, window_gradients
-from tightfit.tasks import window_of
+from tightfit.backends.jax.update import GROWTH_INTERVAL, global_batch_gradients, next_scaler, unscaled
+from tightfit.tasks import global_batch_of
 
 
 @pytest.fixture
@@ -22,14 +22,14 @@ def made():
     return build(precision="fp16", max_grad_norm=0.0, model_overrides={"num_layers": 1})
 
 
-def window(made):
-    return array_window(window_of((micro_batch(2), micro_batch(2))), 2, made.rows)
+def global_batch(made):
+    return array_global_batch(global_batch_of((micro_batch(2), micro_batch(2))), 2, made.rows)
 
 
 def test_scaled_gradients_are_those_of_the_loss(made):
-    step, given = Step(made), window(made)
+    step, given = Step(made), global_batch(made)
     arrays, count = step._placed(given), jnp.int32(given.count)
-    run = partial(window_gradients, made)
+    run = partial(global_batch_gradients, made)
     _, plain = quickly(lambda p, a: run(p, a, count, None), step.state["params"], arrays)
     _, scaled = quickly(lambda p, a: run(p, a, count, None, jnp.float32(1024)), step.state["params"], arrays)
     found, finite = unscaled(scaled, {"scale": jnp.float32(1024), "steps": jnp.int32(0)})
@@ -40,7 +40,7 @@ def test_scaled_gradients_are_those_of_the_loss(made):
 
 def test_a_step_that_overflows_changes_nothing_but_the_scale(made, tmp_path):
     step = Step(made)
-    given = window(made)
+    given = global_batch(made)
     assert not step(given, 1e-2).read().skipped
     step.state["scaler"]["scale"] = jax.device_put(jnp.float32(3e38), made.replicated)
     before = jax.device_get(step.state)

@@ -1,4 +1,4 @@
-"""The step: one compilation for windows of every size, padding that weighs nothing, documents apart."""
+"""The step: one compilation for global batches of every size, padding that weighs nothing, documents apart."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 
 from tests.backends.jax.cases import build, quickly, recipe
 from tightfit.backends.jax.forward import logits
-from tightfit.backends.jax.loading import array_window, loading
+from tightfit.backends.jax.loading import array_global_batch, loading
 from tightfit.backends.jax.step import Step
 from tightfit.backends.jax.update import evaluation_loss
 from tightfit.data import prepare
-from tightfit.data.loading import WindowLoader
+from tightfit.data.loading import GlobalBatchLoader
 from tightfit.errors import ModelError
 from tightfit.models import model_facts
-from tightfit.tasks import IGNORE, MicroBatch, window_of
+from tightfit.tasks import IGNORE, MicroBatch, global_batch_of
 from tightfit.techniques import Loading
 
 RANDOM = np.random.default_rng(0)
@@ -39,15 +39,15 @@ def step():
         yield Step(build())
 
 
-def loss(step: Step, window) -> float:
-    return float(quickly(partial(evaluation_loss, step.build), step.state["params"], window.arrays))
+def loss(step: Step, global_batch) -> float:
+    return float(quickly(partial(evaluation_loss, step.build), step.state["params"], global_batch.arrays))
 
 
-def test_a_smaller_window_runs_the_same_program(step):
-    whole = window_of((micro_batch(2), micro_batch(2)))
-    step(array_window(whole, 2, 2), 1e-3).read()
+def test_a_smaller_global_batch_runs_the_same_program(step):
+    whole = global_batch_of((micro_batch(2), micro_batch(2)))
+    step(array_global_batch(whole, 2, 2), 1e-3).read()
     programs, seconds = len(step._compiled), step.compile_seconds
-    part = array_window(window_of((micro_batch(1),)), 2, 2)
+    part = array_global_batch(global_batch_of((micro_batch(1),)), 2, 2)
     result = step(part, 1e-3).read()
     assert result.loss.count == 8
     assert (len(step._compiled), step.compile_seconds) == (programs, seconds)
@@ -55,10 +55,10 @@ def test_a_smaller_window_runs_the_same_program(step):
 
 def test_what_is_added_weighs_nothing(step):
     batch = micro_batch(2, length=5)
-    window = window_of((batch,))
-    alone, padded = array_window(window, 1, 2), array_window(window, 3, 4)
+    global_batch = global_batch_of((batch,))
+    alone, padded = array_global_batch(global_batch, 1, 2), array_global_batch(global_batch, 3, 4)
     assert padded.arrays["labels"].shape == (3, 4, 5)
-    assert (padded.arrays["labels"] != IGNORE).sum() == window.count == 10
+    assert (padded.arrays["labels"] != IGNORE).sum() == global_batch.count == 10
     assert loss(step, padded) == pytest.approx(loss(step, alone), rel=1e-6)
 
 
@@ -86,57 +86,57 @@ def test_padding_is_not_seen():
 
 @pytest.mark.parametrize(("name", "value"), [("labels", 64), ("input_ids", 64), ("input_ids", -1)])
 def test_a_token_that_the_model_has_no_row_for_is_an_error(step, name, value):
-    window = array_window(window_of((micro_batch(2),)), 2, 2)
-    window.arrays[name][0, 0, 0] = value
+    global_batch = array_global_batch(global_batch_of((micro_batch(2),)), 2, 2)
+    global_batch.arrays[name][0, 0, 0] = value
     with pytest.raises(ModelError, match="vocab_size"):
-        step(window, 1e-3)
+        step(global_batch, 1e-3)
 
 
 def test_other_inputs_are_an_error():
     batch = micro_batch(2)
     batch.inputs["token_type_ids"] = batch.inputs["input_ids"]
     with pytest.raises(ModelError, match=r"token_type_ids; .*backend=pytorch"):
-        array_window(window_of((batch,)), 1, 2)
+        array_global_batch(global_batch_of((batch,)), 1, 2)
 
 
 def test_the_state_gives_its_memory_to_the_next(step):
     before = jax.tree.leaves(step.state)
-    step(array_window(window_of((micro_batch(2), micro_batch(2))), 2, 2), 1e-3).read()
+    step(array_global_batch(global_batch_of((micro_batch(2), micro_batch(2))), 2, 2), 1e-3).read()
     given = [leaf for leaf in before if leaf.is_deleted()]
     assert sum(leaf.nbytes for leaf in given) > 0.99 * sum(leaf.nbytes for leaf in before)
 
 
 def test_dropout_differs_by_step_and_stays_out_of_evaluation():
     dropping = Step(build(model_overrides={"dropout_rate": 0.5}))
-    window = array_window(window_of((micro_batch(2), micro_batch(2))), 2, 2)
-    losses = [dropping(window, 1e-30).read().loss.sum for _ in range(2)]
+    global_batch = array_global_batch(global_batch_of((micro_batch(2), micro_batch(2))), 2, 2)
+    losses = [dropping(global_batch, 1e-30).read().loss.sum for _ in range(2)]
     assert losses[0] != losses[1]
-    first, second = dropping.evaluate([window]), dropping.evaluate([window])
+    first, second = dropping.evaluate([global_batch]), dropping.evaluate([global_batch])
     assert first == second
     assert first.count == 32
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_windows_come_in_order(workers):
+def test_global_batches_come_in_order(workers):
     chosen = recipe(data={"source": "dummy", "samples": 10})
-    loader = WindowLoader(prepare(chosen, model_facts(chosen)).train, chosen)
-    made = loading(Loading(workers=workers, prefetch=2), build()).windows(loader, 1, 8)
-    expected = [array_window(loader.window(index), 2, 2) for index in range(1, 8)]
-    for window, wanted in zip(made, expected, strict=True):
-        assert window.origin == wanted.origin
-        assert np.array_equal(window.arrays["input_ids"], wanted.arrays["input_ids"])
+    loader = GlobalBatchLoader(prepare(chosen, model_facts(chosen)).train, chosen)
+    made = loading(Loading(workers=workers, prefetch=2), build()).global_batches(loader, 1, 8)
+    expected = [array_global_batch(loader.global_batch(index), 2, 2) for index in range(1, 8)]
+    for global_batch, wanted in zip(made, expected, strict=True):
+        assert global_batch.origin == wanted.origin
+        assert np.array_equal(global_batch.arrays["input_ids"], wanted.arrays["input_ids"])
 
 
-def test_a_windows_error_reaches_the_loop():
+def test_a_global_batches_error_reaches_the_loop():
     class Broken:
         def __len__(self): return 1
-        def window(self, index): raise ModelError("no such window")
+        def global_batch(self, index): raise ModelError("no such global batch")
 
     globals()["Broken"] = Broken
     Broken.__qualname__, Broken.__module__ = "Broken", __name__
     for workers in (0, 1):
-        made = loading(Loading(workers=workers), build()).windows(Broken(), 0, 2)
-        with pytest.raises(ModelError, match="no such window"):
+        made = loading(Loading(workers=workers), build()).global_batches(Broken(), 0, 2)
+        with pytest.raises(ModelError, match="no such global batch"):
             next(made)
 
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def run(tmp_path, shared_cache):
-    """A run with dropout, several epochs, ragged windows, warm-up and clipping: everything that could drift."""
+    """A run with dropout, several epochs, ragged global batches, warm-up and clipping: everything that could drift."""
     return {**TINY, "model_overrides": {**TINY["model_overrides"], "num_layers": 2, "dropout_rate": 0.1},
             "data": {"source": "dummy", "samples": 10}, "max_steps": 8, "save_steps": 5, "warmup_steps": 2,
             "lr_scheduler_type": "cosine", "logging_steps": 1, "output_dir": str(tmp_path / "run"),
@@ -107,19 +107,19 @@ TWO = """
 import jax, numpy as np
 from tests.backends.jax.cases import build, fast_options
 from tightfit.backends.jax import assembly
-from tightfit.backends.jax.loading import array_window
+from tightfit.backends.jax.loading import array_global_batch
 from tightfit.backends.jax.step import Step
-from tightfit.tasks import MicroBatch, window_of
+from tightfit.tasks import MicroBatch, global_batch_of
 assembly.compiler_options = lambda flags, devices: fast_options()
 assert len(jax.devices()) == 2
 ids = np.random.default_rng(0).integers(0, 64, (3, 8))
-window = window_of((MicroBatch(inputs={"input_ids": ids}, labels=np.roll(ids, -1, 1)),))
+global batch = global_batch_of((MicroBatch(inputs={"input_ids": ids}, labels=np.roll(ids, -1, 1)),))
 found = []
 for parallel in ("none", "dp"):
     step = Step(build(batch_size=3, micro_batch_size=3, parallel=parallel, optimizer="sgd"))
     assert len(step.build.devices) == (2 if parallel == "dp" else 1)
-    losses = [step(array_window(window, 1, step.build.rows), 0.5).read() for _ in range(3)]
-    placed = jax.device_put(array_window(window, 1, step.build.rows).arrays["labels"], step.build.split)
+    losses = [step(array_global_batch(global batch, 1, step.build.rows), 0.5).read() for _ in range(3)]
+    placed = jax.device_put(array_global_batch(global batch, 1, step.build.rows).arrays["labels"], step.build.split)
     assert len({shard.device for shard in placed.addressable_shards}) == len(step.build.devices)
     assert parallel == "none" or placed.addressable_shards[0].data.shape[1] == 2
     found.append((losses, jax.device_get(step.state["params"])))

@@ -10,13 +10,13 @@ import torch
 from tests.backends.jax.cases import SCANNED, UNROLLED, build, quickly, recipe
 from tightfit.backends.jax.decoders import network_of
 from tightfit.backends.jax.forward import logits
-from tightfit.backends.jax.loading import array_window
+from tightfit.backends.jax.loading import array_global_batch
 from tightfit.backends.jax.step import Step
 from tightfit.backends.pytorch.backend import PytorchBackend
-from tightfit.backends.pytorch.batch import tensor_window
+from tightfit.backends.pytorch.batch import tensor_global_batch
 from tightfit.backends.pytorch.transformer import Transformer
 from tightfit.data import prepare
-from tightfit.data.loading import WindowLoader
+from tightfit.data.loading import GlobalBatchLoader
 from tightfit.models import TransformerConfig, model_facts
 
 
@@ -50,11 +50,11 @@ def test_fifty_steps_lose_what_they_lose_in_pytorch():
     chosen = recipe(batch_size=5, micro_batch_size=2, backend="pytorch", accumulation="loop")
     backend = PytorchBackend()
     theirs = backend.step(backend.build(chosen, backend.device(chosen), in_pytorch(ours)))
-    windows = WindowLoader(prepare(chosen, model_facts(chosen)).train, chosen)
+    global_batches = GlobalBatchLoader(prepare(chosen, model_facts(chosen)).train, chosen)
     for number in range(50):
-        window = windows.window(number)
-        mine = ours(array_window(window, 3, 2), 3e-3).read()
-        other = theirs(tensor_window(window), 3e-3).read()
+        global_batch = global_batches.global_batch(number)
+        mine = ours(array_global_batch(global_batch, 3, 2), 3e-3).read()
+        other = theirs(tensor_global_batch(global_batch), 3e-3).read()
         assert mine.loss.mean == pytest.approx(other.loss.mean, abs=1e-4), number
         assert mine.grad_norm == pytest.approx(other.grad_norm, rel=1e-3)
     assert mine.loss.mean < 3.5

@@ -9,9 +9,9 @@ import torch
 
 from tests.architectures import CAUSAL, MASKED, VOCAB, tiny_model
 from tightfit.backends.pytorch.backend import PytorchBackend
-from tightfit.backends.pytorch.batch import tensor_window
+from tightfit.backends.pytorch.batch import tensor_global_batch
 from tightfit.data import prepare
-from tightfit.data.loading import WindowLoader
+from tightfit.data.loading import GlobalBatchLoader
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 
@@ -22,8 +22,8 @@ def test_a_step_leaves_no_gradients(tiny):
     device = backend.device(recipe)
     recipe = resolve(recipe, device)
     build = backend.build(recipe, device)
-    window = tensor_window(WindowLoader(prepare(recipe, build.facts).train, recipe).window(0))
-    backend.step(build)(window, recipe.learning_rate).read()
+    global_batch = tensor_global_batch(GlobalBatchLoader(prepare(recipe, build.facts).train, recipe).global_batch(0))
+    backend.step(build)(global_batch, recipe.learning_rate).read()
     assert all(p.grad is None for p in build.model.parameters())
 
 
@@ -44,7 +44,7 @@ def test_checkpointing_with_accumulation_over_architectures(name, checkpointing)
         assert build.facts.vocab_size == VOCAB
         step = backend.step(build)
         data = prepare(recipe, build.facts)
-        step.accumulate(tensor_window(WindowLoader(data.train, recipe).window(0)))
+        step.accumulate(tensor_global_batch(GlobalBatchLoader(data.train, recipe).global_batch(0)))
         return [p.grad for p in build.model.parameters() if p.grad is not None]
 
     plain, recomputed = gradients("none"), gradients(checkpointing)
@@ -72,7 +72,7 @@ def test_full_half_evaluation_gives_the_weights_back(tiny):
     before = [p.clone() for p in build.model.parameters()]
     seen = []
     build.model.register_forward_pre_hook(lambda module, args: seen.append(next(module.parameters()).dtype))
-    total = step.evaluate([WindowLoader(data.train, recipe).window(0)])
+    total = step.evaluate([GlobalBatchLoader(data.train, recipe).global_batch(0)])
     assert seen[0] == torch.bfloat16
     assert total.mean == pytest.approx(math.log(128), abs=0.4)
     assert all(torch.equal(a, b) for a, b in zip(before, build.model.parameters(), strict=True))

@@ -22,7 +22,7 @@ from tightfit.devices import Device
 from tightfit.errors import ModelError
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
-from tightfit.tasks import window_of
+from tightfit.tasks import global_batch_of
 
 CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 40)
 FIELDS = {"data": "dummy", "vocab_size": 16, "seq_len": 8, "batch_size": 4, "micro_batch_size": 2, "device": "cpu"}
@@ -100,19 +100,19 @@ def test_in_a_step_and_in_its_evaluation(how: str) -> None:
     backend = PytorchBackend()
     build = backend.build(resolve(Recipe.from_dict(FIELDS), CPU), CPU, Outer(how))
     step = backend.step(build)
-    window = benchmark("random_windows").random_window(build.recipe, build.task, build.facts, 0)
+    global_batch = benchmark("random_global_batches").random_global_batch(build.recipe, build.task, build.facts, 0)
     doing = "backward" if how == "backward" else "forward"
     told = f"model: Outer failed in the {doing} pass of micro-batch 1 of 2: {RAISED[how]}{AT_LINE}$"
     with pytest.raises(ModelError, match=told):
-        step(window, 1e-3)
+        step(global_batch, 1e-3)
     if how != "backward":
         with pytest.raises(ModelError, match=f"model: Outer failed in evaluation: {RAISED[how]}"):
-            step.evaluate([window])
+            step.evaluate([global_batch])
 
 
 def test_our_own_errors_are_not_the_models() -> None:
     with pytest.raises(TypeError) as found:
-        window_of(None)
+        global_batch_of(None)
     assert not is_models_own(found.value, Outer(""))
 
 

@@ -15,10 +15,10 @@ from torch import nn
 from tests.architectures import tiny_model
 from tightfit import Recipe, apply
 from tightfit.backends.pytorch.backend import PytorchBackend
-from tightfit.backends.pytorch.batch import TensorWindow, tensor_window
+from tightfit.backends.pytorch.batch import TensorGlobalBatch, tensor_global_batch
 from tightfit.backends.pytorch.build import Build
 from tightfit.data import prepare
-from tightfit.data.loading import WindowLoader
+from tightfit.data.loading import GlobalBatchLoader
 from tightfit.errors import RecipeError, Refused
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -49,9 +49,9 @@ def make_model() -> nn.Module:
     return tiny_model("gpt2", n_embd=64, n_inner=512)
 
 
-def windows(recipe: Recipe, build: Build) -> list[TensorWindow]:
-    source = WindowLoader(prepare(recipe, build.facts).train, recipe)
-    return [tensor_window(source.window(index)) for index in range(4)]
+def global_batches(recipe: Recipe, build: Build) -> list[TensorGlobalBatch]:
+    source = GlobalBatchLoader(prepare(recipe, build.facts).train, recipe)
+    return [tensor_global_batch(source.global_batch(index)) for index in range(4)]
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
@@ -70,11 +70,11 @@ def peak_bytes(work: Callable[[], object]) -> int:
 def built_in(recipe: Recipe) -> tuple[list[float], int]:
     backend = PytorchBackend()
     build = backend.build(recipe, backend.device(recipe), make_model())
-    step, made = backend.step(build), windows(recipe, build)
+    step, made = backend.step(build), global_batches(recipe, build)
     losses: list[float] = []
 
     def work() -> None:
-        losses.extend(step(window, recipe.learning_rate).read().loss.mean for window in made)
+        losses.extend(step(global_batch, recipe.learning_rate).read().loss.mean for global_batch in made)
 
     with build.session():
         return losses, peak_bytes(work)
@@ -88,8 +88,8 @@ def test_an_example_gives_the_built_in_losses_and_peak(name, precision, checkpoi
     recipe = Recipe.from_dict({**CLOSED, "precision": precision, "checkpointing": checkpointing})
     expected, expected_peak = built_in(recipe)
     backend = PytorchBackend()
-    made = windows(recipe, backend.build(recipe, backend.device(recipe), make_model()))
-    pairs = [[(batch.inputs["input_ids"], batch.labels) for batch in window.micro_batches] for window in made]
+    made = global_batches(recipe, backend.build(recipe, backend.device(recipe), make_model()))
+    pairs = [[(batch.inputs["input_ids"], batch.labels) for batch in whole.micro_batches] for whole in made]
     model, losses, train = make_model(), [], example(name)
     peak = peak_bytes(lambda: losses.extend(train(model, recipe.to_dict(), pairs)))
     assert losses == pytest.approx(expected, rel=1e-5 if precision == "fp32" else 1e-2)

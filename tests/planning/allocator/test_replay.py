@@ -136,7 +136,7 @@ def test_unseen_memory_inside_the_allocator_is_the_default_extra():
     assert replay(trace, extra=()).peak_requested == MIB
 
 
-def window(seed: int, micro_batches: int, layers: int = 4) -> Trace:
+def global_batch(seed: int, micro_batches: int, layers: int = 4) -> Trace:
     """Two steps of a model whose layers keep activations and add up gradients, of random sizes."""
     random = np.random.default_rng(seed)
     weights = random.integers(1, 30 * MIB, 4).tolist()
@@ -189,7 +189,7 @@ def window(seed: int, micro_batches: int, layers: int = 4) -> Trace:
 @pytest.mark.parametrize("settings", [AllocatorSettings(), EXPANDABLE], ids=["segments", "expandable"])
 @pytest.mark.parametrize("seed", range(5))
 def test_one_middle_micro_batch_stands_for_many(seed: int, settings: AllocatorSettings):
-    once, often = (replay(window(seed, micro_batches), None, settings) for micro_batches in (3, 8))
+    once, often = (replay(global_batch(seed, micro_batches), None, settings) for micro_batches in (3, 8))
     assert once.peak_requested == often.peak_requested
     assert once.peak_allocated == often.peak_allocated
     assert once.peak_reserved == often.peak_reserved

@@ -92,7 +92,7 @@ def test_the_fastest_that_fits_is_chosen_and_its_figures_are_the_traces_own():
     plan, toy = found(asked(), gpu(4096 * MIB))
     assert chosen(plan) == ("bf16", True, "sdpa")
     time, memory = plan.chosen.estimate.time, plan.chosen.estimate.memory
-    assert time.step_seconds == pytest.approx(0.5 * 16)  # 15 passes after the prefill; no window is waited for
+    assert time.step_seconds == pytest.approx(0.5 * 16)  # 15 passes after the prefill; no global batch is waited for
     assert time.prefill_seconds == pytest.approx(0.5)
     assert time.tokens_per_second == pytest.approx(8 * 16 / (0.5 * 16))
     assert memory.peak_allocated == sum(used(plan.recipe))

@@ -52,7 +52,7 @@ def test_a_step_of_large_ops_takes_what_the_device_takes():
 def test_a_step_of_small_ops_takes_what_the_host_takes():
     ops = [add()] * 500 + [add(phase=Phase.BACKWARD)] * 300
     found = step_time(trace(ops), recipe(), GPU)
-    prepared = found.seconds - 500 * FORWARD - 300 * BACKWARD  # the window, which the host prepares or waits for
+    prepared = found.seconds - 500 * FORWARD - 300 * BACKWARD  # the global batch, which the host prepares or waits for
     assert -1e-9 < prepared < 3e-5
     assert found.launch_bound_seconds > 0.8 * found.seconds
     assert any("waits for the host" in note for note in found.notes)
@@ -139,7 +139,7 @@ def test_tf32_comes_from_the_recipes_precision():
 # Data
 
 
-def test_the_window_is_copied_over_the_link():
+def test_the_global_batch_is_copied_over_the_link():
     ops = trace([add(10**11)])
     size = 2 * 64 * 1000 * 8  # ids and labels, int64
     sizes = {"batch_size": 64, "seq_len": 1000, "data": {"source": "dummy", "packing": False}}
@@ -149,7 +149,7 @@ def test_the_window_is_copied_over_the_link():
     assert ordinary.data == pytest.approx(size / (GPU.pcie_bandwidth * PAGEABLE_SHARE))
 
 
-def test_preparing_the_window_shows_only_where_nothing_hides_it():
+def test_preparing_the_global_batch_shows_only_where_nothing_hides_it():
     sizes = {"batch_size": 1000, "seq_len": 1000}
     alone = 1000 * (timing.PREPARE_SECONDS[0] + 1000 * timing.PREPARE_SECONDS[1])
     short, long = trace([add(0)]), trace([add(10**12)])

@@ -1,4 +1,4 @@
-"""Gradient accumulation: the micro-batches of a window one after the other, or in a loop of the program."""
+"""Gradient accumulation: the micro-batches of a global batch one after the other, or in a loop of the program."""
 
 from __future__ import annotations
 

@@ -61,13 +61,13 @@ class JaxBackend:
 
         return StepProfiler(step)
 
-    def time(self, step: Step, windows: Iterator[Any], warm_up: int, steps: int) -> Timings:
+    def time(self, step: Step, global_batches: Iterator[Any], warm_up: int, steps: int) -> Timings:
         """Each step is timed from the end of the one before, with its wait for data; memory on a processor is XLA's
         plan."""
         seconds, losses = list[float](), list[float]()
         for _ in range(warm_up + steps + 1):
             begun = time.perf_counter()
-            losses.append(step(next(windows), step.build.recipe.learning_rate).read().loss.mean)
+            losses.append(step(next(global_batches), step.build.recipe.learning_rate).read().loss.mean)
             seconds.append(time.perf_counter() - begun)
         peak = step.peak_memory() if step.build.device.kind == "cuda" else step.planned_memory()
         return Timings(seconds=tuple(seconds[warm_up:-1]), losses=tuple(losses), peak_allocated=peak,

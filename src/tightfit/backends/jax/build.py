@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from tightfit.backends.base import WindowSource
+from tightfit.backends.base import GlobalBatchSource
 from tightfit.backends.jax.network import Attend, Network, Params
 from tightfit.devices import Device
 from tightfit.models import ModelFacts
@@ -28,10 +28,11 @@ Blocks = Callable[[bool], tuple[Block, ...]]
 """Whether recomputation must be kept from being merged with what it repeats -> the blocks that layers take in turn."""
 Stack = Callable[[Blocks, Layers, jax.Array], jax.Array]
 """(blocks, the stacked layers, the residual stream) -> the residual stream: how layers follow one another."""
-Windows = Callable[[WindowSource, int, int], Iterator[Any]]
-"""(source, first index, end) -> the windows as `loading.ArrayWindow`s."""
+GlobalBatches = Callable[[GlobalBatchSource, int, int], Iterator[Any]]
+"""(source, first index, end) -> the global batches as `loading.ArrayGlobalBatch`s."""
 SumGradients = Callable[[Callable[[Any, jax.Array], Any], Any, int], Any]
-"""(micro-batch, its number -> a tree of arrays), the window's micro-batches stacked, how many -> the trees' sum."""
+"""(micro-batch, its number -> a tree of arrays), the global batch's micro-batches stacked, how many -> the trees'
+sum."""
 
 BATCH_AXIS = "data"
 
@@ -66,7 +67,7 @@ class Build:
     stored: the folder of the model's weights; None where they are drawn.
     weight_dtype: what weights are kept in. compute_dtype: what products are computed in. matmul_precision: how fp32
     products are, in JAX's words; None leaves it to JAX. loss_scaling: whether the loss is scaled against underflow.
-    attend, recomputation, stack, sum_gradients, optimizer, windows: what the techniques chose.
+    attend, recomputation, stack, sum_gradients, optimizer, global batches: what the techniques chose.
     compiler_options: XLA's, by name.
     notes: sentences for the person running this.
     """
@@ -87,7 +88,7 @@ class Build:
     stack: Stack | None = None
     sum_gradients: SumGradients | None = None
     optimizer: Optimizer | None = None
-    windows: Windows | None = None
+    global_batches: GlobalBatches | None = None
     compiler_options: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -113,7 +114,7 @@ class Build:
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of a full window."""
+        """Micro-batches of a full global batch."""
         assert self.recipe.micro_batch_size != "auto", "resolve the recipe first"
         return -(-self.recipe.batch_size // self.recipe.micro_batch_size)
 

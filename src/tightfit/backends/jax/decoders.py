@@ -154,8 +154,8 @@ def gpt2(config: Any) -> Network:
 
 def llama(config: Any) -> Network:
     """The model of a configuration of Llama's shape. Raises ModelError for what is not here."""
-    window = config.model_type == "mistral" or getattr(config, "use_sliding_window", False)
-    if window and config.sliding_window is not None:
+    global_batch = config.model_type == "mistral" or getattr(config, "use_sliding_window", False)
+    if global_batch and config.sliding_window is not None:
         raise ModelError(f"model: a sliding window of {config.sliding_window} is not in backend: jax; write "
                          "model_overrides.sliding_window=null, or backend=pytorch")
     width, heads, tied = config.hidden_size, config.num_attention_heads, config.tie_word_embeddings

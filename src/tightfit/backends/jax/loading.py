@@ -1,8 +1,8 @@
-"""Windows as arrays, prepared ahead of the step in threads: a process that runs JAX cannot be forked.
+"""Global batches as arrays, prepared ahead of the step in threads: a process that runs JAX cannot be forked.
 
 Every micro-batch is padded to as many rows of as many tokens, one compilation for all; what is added carries ignored
-labels, so that it weighs nothing. A window is a pure function of its index, so resuming is starting at the next index,
-exact with any number of threads.
+labels, so that it weighs nothing. A global batch is a pure function of its index, so resuming is starting at the next
+index, exact with any number of threads.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tightfit.backends.base import WindowSource
+from tightfit.backends.base import GlobalBatchSource
 from tightfit.backends.jax.build import Build
 from tightfit.errors import ModelError
-from tightfit.tasks import IGNORE, Array, MicroBatch, Window
+from tightfit.tasks import IGNORE, Array, GlobalBatch, MicroBatch
 from tightfit.techniques.loading import Loading
 
 FILLINGS = {"input_ids": 0, "position_ids": 0, "labels": IGNORE, "document_ids": -1, "padding": 0}
@@ -27,9 +27,9 @@ FILLINGS = {"input_ids": 0, "position_ids": 0, "labels": IGNORE, "document_ids":
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArrayWindow:
-    """A window's micro-batches stacked: each array is (micro-batches, rows, tokens), int32 or, for padding, bool. The
-    other fields are those of `tasks.Window`."""
+class ArrayGlobalBatch:
+    """A global batch's micro-batches stacked: each array is (micro-batches, rows, tokens), int32 or, for padding,
+    bool. The other fields are those of `tasks.GlobalBatch`."""
 
     arrays: dict[str, Array]
     count: int
@@ -38,13 +38,13 @@ class ArrayWindow:
     origin: str
 
 
-def array_window(window: Window, micro_batches: int, rows: int) -> ArrayWindow:
-    """The window with at least as many micro-batches, of at least as many rows each. Its micro-batches need not be of
-    one length; the longest counts.
+def array_global_batch(global_batch: GlobalBatch, micro_batches: int, rows: int) -> ArrayGlobalBatch:
+    """The global batch with at least as many micro-batches, of at least as many rows each. Its micro-batches need not
+    be of one length; the longest counts.
 
     Raises ModelError for arrays that the models here do not read.
     """
-    parts = [_arrays(batch) for batch in window.micro_batches]
+    parts = [_arrays(batch) for batch in global_batch.micro_batches]
     count, rows = max(micro_batches, len(parts)), max(rows, *(part["labels"].shape[0] for part in parts))
     length = max(part["labels"].shape[1] for part in parts)
     arrays = {}
@@ -53,8 +53,9 @@ def array_window(window: Window, micro_batches: int, rows: int) -> ArrayWindow:
         for place, part in zip(whole, parts, strict=False):
             place[: part[name].shape[0], : part[name].shape[1]] = part[name]
         arrays[name] = whole
-    return ArrayWindow(
-        arrays=arrays, count=window.count, samples=window.samples, tokens=window.tokens, origin=window.origin
+    return ArrayGlobalBatch(
+        arrays=arrays, count=global_batch.count, samples=global_batch.samples, tokens=global_batch.tokens,
+        origin=global_batch.origin
     )
 
 
@@ -76,20 +77,21 @@ def loading(technique: Loading, build: Build) -> Build:
     workers, prefetch = technique.workers, technique.prefetch
     assert workers != "auto", "resolve the recipe first"
 
-    def windows(source: WindowSource, start: int, stop: int) -> Iterator[ArrayWindow]:
+    def global_batches(source: GlobalBatchSource, start: int, stop: int) -> Iterator[ArrayGlobalBatch]:
         if not workers:
-            yield from (array_window(source.window(n), build.micro_batches, build.rows) for n in range(start, stop))
+            for number in range(start, stop):
+                yield array_global_batch(source.global_batch(number), build.micro_batches, build.rows)
             return
         frozen, own = pickle.dumps(source), threading.local()
 
         def begin() -> None:  # a source keeps what it last ordered, so each thread has its own
             own.source = pickle.loads(frozen)
 
-        def make(index: int) -> ArrayWindow:
-            return array_window(own.source.window(index), build.micro_batches, build.rows)
+        def make(index: int) -> ArrayGlobalBatch:
+            return array_global_batch(own.source.global_batch(index), build.micro_batches, build.rows)
 
-        coming: deque[Future[ArrayWindow]] = deque()
-        threads = ThreadPoolExecutor(workers, thread_name_prefix="windows", initializer=begin)
+        coming: deque[Future[ArrayGlobalBatch]] = deque()
+        threads = ThreadPoolExecutor(workers, thread_name_prefix="global batches", initializer=begin)
         try:
             for index in range(start, stop):
                 coming.append(threads.submit(make, index))
@@ -100,4 +102,4 @@ def loading(technique: Loading, build: Build) -> Build:
         finally:
             threads.shutdown(cancel_futures=True)
 
-    return replace(build, windows=windows)
+    return replace(build, global_batches=global_batches)

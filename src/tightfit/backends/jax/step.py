@@ -1,4 +1,5 @@
-"""The training step as training runs it: the compiled update, and the state it takes from window to window."""
+"""The training step as training runs it: the compiled update, and the state it takes from global batch to global
+batch."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
-from tightfit.backends.base import Inspection, StepResult, Total, WindowSource
+from tightfit.backends.base import GlobalBatchSource, Inspection, StepResult, Total
 from tightfit.backends.jax.build import Build
 from tightfit.backends.jax.checkpoints import load_state, read_weights, save_state, write_model
 from tightfit.backends.jax.forward import logits
-from tightfit.backends.jax.loading import ArrayWindow, array_window
+from tightfit.backends.jax.loading import ArrayGlobalBatch, array_global_batch
 from tightfit.backends.jax.network import Params
 from tightfit.backends.jax.update import (
     Arrays,
@@ -34,7 +35,7 @@ from tightfit.backends.jax.update import (
     placed,
 )  # fmt: skip
 from tightfit.errors import ModelError, OutOfMemory
-from tightfit.tasks import IGNORE, Window
+from tightfit.tasks import IGNORE, GlobalBatch
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class PendingStep:
 
 
 class Step:
-    """The step of a build, with the state that it takes along. Each shape of window is compiled once.
+    """The step of a build, with the state that it takes along. Each shape of global batch is compiled once.
 
     called_at: when the last step was called, by time.perf_counter.
     """
@@ -78,40 +79,45 @@ class Step:
         return self.build.network.parameter_count
 
     def __call__(
-        self, window: ArrayWindow, learning_rate: float, program: jax.stages.Compiled | None = None
+        self, global_batch: ArrayGlobalBatch, learning_rate: float, program: jax.stages.Compiled | None = None
     ) -> PendingStep:
         """program: of `described`, to be run instead of the step's own."""
         self.called_at = time.perf_counter()
         self._taken += 1
         with jax.profiler.StepTraceAnnotation("step", step_num=self._taken):
-            arrays, count = self._placed(window), self._number(window.count, np.int32)
+            arrays, count = self._placed(global_batch), self._number(global_batch.count, np.int32)
             rate = self._number(learning_rate, np.float32)
             run = program or self._compiled_for("step", arrays, self._lower_step)
             with memory_guard("the step"):
                 self.state, metrics = run(self.state, arrays, count, rate)
         return PendingStep(metrics)
 
-    def described(self, window: ArrayWindow, folder: Path, options: Mapping[str, Any]) -> jax.stages.Compiled:
-        """The step's program for such a window, which XLA describes in `folder`. options: besides the recipe's."""
+    def described(
+        self, global_batch: ArrayGlobalBatch, folder: Path, options: Mapping[str, Any]
+    ) -> jax.stages.Compiled:
+        """The step's program for such a global batch, which XLA describes in `folder`. options: besides the
+        recipe's."""
         with _compiled_anew():
-            lowered = self._lower_step(self._placed(window))
+            lowered = self._lower_step(self._placed(global_batch))
             return self._compile("the described step", lowered, {**options, "xla_dump_to": str(folder)})
 
-    def evaluate(self, windows: Iterable[Window | ArrayWindow]) -> Total:
+    def evaluate(self, global_batches: Iterable[GlobalBatch | ArrayGlobalBatch]) -> Total:
         loss, count = 0.0, 0
-        for window in windows:
+        for global_batch in global_batches:
             build = self.build
-            whole = window if isinstance(window, ArrayWindow) else array_window(window, build.micro_batches, build.rows)
+            whole = global_batch
+            if not isinstance(whole, ArrayGlobalBatch):
+                whole = array_global_batch(whole, build.micro_batches, build.rows)
             arrays = self._placed(whole)
             run = self._compiled_for("evaluation", arrays, self._lower_evaluation)
             with memory_guard("evaluation"):
                 loss += float(run(self.state["params"], arrays))
-            count += window.count
+            count += global_batch.count
         return Total(loss, count)
 
-    def windows(self, source: WindowSource, start: int, stop: int) -> Iterator[ArrayWindow]:
-        assert self.build.windows is not None
-        return self.build.windows(source, start, stop)
+    def global_batches(self, source: GlobalBatchSource, start: int, stop: int) -> Iterator[ArrayGlobalBatch]:
+        assert self.build.global_batches is not None
+        return self.build.global_batches(source, start, stop)
 
     def generate(self, prompt: Sequence[int], new_tokens: int, temperature: float, seed: int) -> list[int]:
         """Without a cache, by one program for every length: each token is sampled from the last `seq_len`.
@@ -180,10 +186,10 @@ class Step:
                 given = (key, {name: jax.device_put(weights.pop(name), build.replicated) for name in list(weights)})
             return cast(State, begin.lower(*given).compile(compiler_options=build.compiler_options)(*given))
 
-    def _placed(self, window: ArrayWindow) -> Arrays:
-        """The window's arrays on the devices. Raises ModelError for ids that the model has no row for: a compiled
+    def _placed(self, global_batch: ArrayGlobalBatch) -> Arrays:
+        """The global batch's arrays on the devices. Raises ModelError for ids that the model has no row for: a compiled
         program would read another one."""
-        ids, labels = window.arrays["input_ids"], window.arrays["labels"]
+        ids, labels = global_batch.arrays["input_ids"], global_batch.arrays["labels"]
         vocabulary, outputs = self.build.facts.vocab_size, self.build.network.outputs
         if int(labels.max()) >= outputs:
             raise ModelError(f"model: it gives {outputs} logits, and the data has the label {int(labels.max())}; write "
@@ -191,7 +197,7 @@ class Step:
         if int(ids.max()) >= vocabulary or int(ids.min()) < 0 or int(labels.min()) < min(IGNORE, 0):
             raise ModelError(f"model: its vocabulary has {vocabulary} tokens, and the data has the token "
                              f"{int(ids.max())}; write vocab_size to match the data")
-        return {name: jax.device_put(array, self.build.split) for name, array in window.arrays.items()}
+        return {name: jax.device_put(array, self.build.split) for name, array in global_batch.arrays.items()}
 
     def _number(self, value: float, dtype: Any) -> jax.Array:
         return jax.device_put(np.asarray(value, dtype), self.build.replicated)

@@ -1,4 +1,5 @@
-"""The training step as a pure function of its state and a window, and the abstract arguments to compile it with."""
+"""The training step as a pure function of its state and a global batch, and the abstract arguments to compile it
+with."""
 
 from __future__ import annotations
 
@@ -29,18 +30,18 @@ GROWTH_INTERVAL = 2000
 """Steps in a row with finite gradients after which the scale grows."""
 
 
-def train_step(build: Build, state: State, window: Arrays, count: jax.Array, learning_rate: jax.Array) -> tuple[
+def train_step(build: Build, state: State, global_batch: Arrays, count: jax.Array, learning_rate: jax.Array) -> tuple[
     State, Metrics
 ]:
-    """One update from one window.
+    """One update from one global batch.
 
-    The loss of a window is the sum over all its labels that count, divided by their number `count`, whatever the sizes
-    of its micro-batches: each micro-batch adds its own sum over the window's count.
+    The loss of a global batch is the sum over all its labels that count, divided by their number `count`, whatever the
+    sizes of its micro-batches: each micro-batch adds its own sum over the global batch's count.
     """
     assert build.optimizer is not None
     params, scaler = state["params"], state.get("scaler")
     key = jax.random.fold_in(jax.random.wrap_key_data(state["key"]), state["step"])
-    total, gradients = window_gradients(build, params, window, count, key, scaler and scaler["scale"])
+    total, gradients = global_batch_gradients(build, params, global_batch, count, key, scaler and scaler["scale"])
     metrics: Metrics = {"loss": (total, count)}
     with jax.named_scope("optimizer"):
         if scaler is not None:
@@ -59,12 +60,12 @@ def train_step(build: Build, state: State, window: Arrays, count: jax.Array, lea
     return fresh, metrics
 
 
-def window_gradients(
-    build: Build, params: Params, window: Arrays, count: jax.Array, key: jax.Array | None,
+def global_batch_gradients(
+    build: Build, params: Params, global_batch: Arrays, count: jax.Array, key: jax.Array | None,
     scale: jax.Array | None = None,
 ) -> tuple[jax.Array, Params]:  # fmt: skip
-    """A window's summed loss, and the gradients of its mean over `count` labels, times `scale` where there is one.
-    key: of dropout."""
+    """A global batch's summed loss, and the gradients of its mean over `count` labels, times `scale` where there is
+    one. key: of dropout."""
     assert build.sum_gradients is not None
 
     def share(params: Params, batch: Arrays, number: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -76,13 +77,13 @@ def window_gradients(
         (_, total), gradients = jax.value_and_grad(share, has_aux=True)(params, batch, number)
         return total, gradients
 
-    found: tuple[jax.Array, Params] = build.sum_gradients(compute, window, window["labels"].shape[0])
+    found: tuple[jax.Array, Params] = build.sum_gradients(compute, global_batch, global_batch["labels"].shape[0])
     return found
 
 
-def evaluation_loss(build: Build, params: Params, window: Arrays) -> jax.Array:
-    """A window's summed loss, with nothing dropped."""
-    return jax.lax.map(lambda batch: loss_sum(build, params, batch), window).sum()
+def evaluation_loss(build: Build, params: Params, global_batch: Arrays) -> jax.Array:
+    """A global batch's summed loss, with nothing dropped."""
+    return jax.lax.map(lambda batch: loss_sum(build, params, batch), global_batch).sum()
 
 
 def clipped(gradients: Params, limit: float) -> tuple[Params, jax.Array]:
@@ -126,8 +127,9 @@ def abstract_state(build: Build) -> State:
     return cast(State, placed(found, build.replicated))
 
 
-def abstract_window(build: Build) -> Arrays:
-    """Shapes, formats and places of a full window's arrays: of text that shares rows, of text padded, or random."""
+def abstract_global_batch(build: Build) -> Arrays:
+    """Shapes, formats and places of a full global batch's arrays: of text that shares rows, of text padded, or
+    random."""
     data, task, names = build.recipe.data, build.task, ["input_ids", "labels"]
     if data.source != "dummy" and task.packs and data.packing:
         names += ["position_ids", "document_ids"]
@@ -142,18 +144,18 @@ def placed(tree: Any, sharding: Any) -> Any:
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), tree)
 
 
-def lower_step(build: Build, window: Arrays | None = None) -> jax.stages.Lowered:
+def lower_step(build: Build, global_batch: Arrays | None = None) -> jax.stages.Lowered:
     """The step, lowered for the build's devices, which need not be there; no array is made.
 
-    window: its arrays' shapes, as `abstract_window` gives them. Compile it with `build.compiler_options`.
+    global_batch: its arrays' shapes, as `abstract_global_batch` gives them. Compile it with `build.compiler_options`.
     """
 
-    def step(state: State, window: Arrays, count: jax.Array, learning_rate: jax.Array) -> tuple[State, Metrics]:
-        return train_step(build, state, window, count, learning_rate)
+    def step(state: State, global_batch: Arrays, count: jax.Array, learning_rate: jax.Array) -> tuple[State, Metrics]:
+        return train_step(build, state, global_batch, count, learning_rate)
 
     place = build.replicated
     whole = jax.ShapeDtypeStruct((), jnp.int32, sharding=place)
     rate = jax.ShapeDtypeStruct((), jnp.float32, sharding=place)
-    given = abstract_window(build) if window is None else window
+    given = abstract_global_batch(build) if global_batch is None else global_batch
     donating = jax.jit(step, donate_argnums=0, out_shardings=place)  # the new state takes the old one's memory
     return donating.lower(abstract_state(build), given, whole, rate)

@@ -14,7 +14,7 @@ from torch import nn
 
 from tightfit.backends.base import Timings
 from tightfit.backends.pytorch.assembly import assemble
-from tightfit.backends.pytorch.batch import TensorWindow
+from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.errors import memory_guard
 from tightfit.backends.pytorch.gpu_memory import gpu_memory, use_expandable_segments
@@ -81,7 +81,7 @@ class PytorchBackend:
 
         return StepProfiler(step)
 
-    def time(self, step: Step, windows: Iterator[TensorWindow], warm_up: int, steps: int) -> Timings:
+    def time(self, step: Step, global_batches: Iterator[TensorGlobalBatch], warm_up: int, steps: int) -> Timings:
         from tightfit.backends.pytorch.measure.meter import Meter
 
         build = step.build
@@ -89,7 +89,7 @@ class PytorchBackend:
         with build.session():
             meter.start()
             while not meter.done:
-                meter.end(step(next(windows), build.recipe.learning_rate).read().loss.mean)
+                meter.end(step(next(global_batches), build.recipe.learning_rate).read().loss.mean)
         return meter.read()
 
     def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemory]:

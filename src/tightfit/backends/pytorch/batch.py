@@ -1,4 +1,4 @@
-"""A window as tensors: from numpy, to pinned memory, to the device."""
+"""A global batch as tensors: from numpy, to pinned memory, to the device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tightfit.tasks import MaskKind, MicroBatch, Window
+from tightfit.tasks import GlobalBatch, MaskKind, MicroBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +53,9 @@ class TensorBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorWindow:
-    """A window whose micro-batches are tensors in host memory; the other fields are those of `tasks.Window`."""
+class TensorGlobalBatch:
+    """A global batch whose micro-batches are tensors in host memory; the other fields are those of
+    `tasks.GlobalBatch`."""
 
     micro_batches: tuple[TensorBatch, ...]
     count: int
@@ -62,7 +63,7 @@ class TensorWindow:
     tokens: int
     origin: str
 
-    def pin_memory(self) -> TensorWindow:
+    def pin_memory(self) -> TensorGlobalBatch:
         return replace(self, micro_batches=tuple(m.pin_memory() for m in self.micro_batches))
 
 
@@ -88,12 +89,12 @@ def tensor_batch(micro_batch: MicroBatch) -> TensorBatch:
     )
 
 
-def tensor_window(window: Window) -> TensorWindow:
-    """The window as tensors that share the arrays' memory."""
-    return TensorWindow(
-        micro_batches=tuple(tensor_batch(m) for m in window.micro_batches),
-        count=window.count,
-        samples=window.samples,
-        tokens=window.tokens,
-        origin=window.origin,
+def tensor_global_batch(global_batch: GlobalBatch) -> TensorGlobalBatch:
+    """The global batch as tensors that share the arrays' memory."""
+    return TensorGlobalBatch(
+        micro_batches=tuple(tensor_batch(m) for m in global_batch.micro_batches),
+        count=global_batch.count,
+        samples=global_batch.samples,
+        tokens=global_batch.tokens,
+        origin=global_batch.origin,
     )

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tightfit.backends.base import WindowSource
-from tightfit.backends.pytorch.batch import TensorBatch, TensorWindow
+from tightfit.backends.base import GlobalBatchSource
+from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
 from tightfit.backends.pytorch.models import logits_of
 from tightfit.backends.pytorch.techniques.loss.of_logits import LOSS_OF_LOGITS, Loss
 from tightfit.devices import Device
@@ -25,20 +25,20 @@ Context = Callable[[], AbstractContextManager[Any]]
 MaskArguments = Callable[[TensorBatch], dict[str, Any]]
 OptimizerFactory = Callable[[nn.Module], Optimizer]
 CompileBackend = Callable[[str, str], Any]
-Windows = Callable[[WindowSource, int, int], Iterator[TensorWindow]]
+GlobalBatches = Callable[[GlobalBatchSource, int, int], Iterator[TensorGlobalBatch]]
 LossSum = Callable[[TensorBatch], Tensor]
-LossDenominator = Callable[[TensorWindow], float]
+LossDenominator = Callable[[TensorGlobalBatch], float]
 GradientSync = Callable[[bool], AbstractContextManager[Any]]
 
 
 class Passes(Protocol):
     """A step's forward and backward pass over one micro-batch, which `accumulation` puts in order."""
 
-    def forward(self, window: TensorWindow, number: int) -> Tensor:
-        """The summed loss of a window's micro-batch, detached; the first is number 0."""
+    def forward(self, global_batch: TensorGlobalBatch, number: int) -> Tensor:
+        """The summed loss of a global batch's micro-batch, detached; the first is number 0."""
 
-    def backward(self, window: TensorWindow, number: int) -> None:
-        """Add the gradients of the loss made last, over the window's denominator."""
+    def backward(self, global_batch: TensorGlobalBatch, number: int) -> None:
+        """Add the gradients of the loss made last, over the global batch's denominator."""
 
 
 class Update(Protocol):
@@ -70,8 +70,8 @@ class Update(Protocol):
 
 
 Check = Callable[["Build", TensorBatch, Tensor], None]
-Accumulation = Callable[["Build", Passes, TensorWindow], Tensor]
-"""Runs every micro-batch's passes, in its order; returns the window's summed loss."""
+Accumulation = Callable[["Build", Passes, TensorGlobalBatch], Tensor]
+"""Runs every micro-batch's passes, in its order; returns the global batch's summed loss."""
 
 
 def no_mask(batch: TensorBatch) -> dict[str, Any]:
@@ -79,9 +79,9 @@ def no_mask(batch: TensorBatch) -> dict[str, Any]:
     return {}
 
 
-def local_labels(window: TensorWindow) -> float:
-    """The window's labels that count: the denominator of its loss where no other process has a part of it."""
-    return max(window.count, 1)
+def local_labels(global_batch: TensorGlobalBatch) -> float:
+    """The global batch's labels that count: the denominator of its loss where no other process has a part of it."""
+    return max(global_batch.count, 1)
 
 
 def no_sync(last: bool) -> AbstractContextManager[None]:
@@ -112,13 +112,14 @@ class Build:
     optimizer_factory: makes the optimizer from the finished model.
     accumulation: the order of a global batch's passes.
     update: makes the update of the weights, which owns the optimizer.
-    windows: prepares windows ahead of the step.
+    global_batches: prepares global batches ahead of the step.
     compile_backend: what torch.compile is given as its backend in the place of one it names, in a mode: planning's own,
         which generates no code.
     evaluation_dtype: cast the weights to this for evaluation; None keeps them.
     replicated_loss: a micro-batch's summed loss where copies of the model share its work; None where there is one.
-    loss_denominator: of a micro-batch's summed loss, so that gradients are those of the whole window's mean.
-    gradient_sync: entered around a micro-batch's passes, with whether it is the last of its window: processes average
+    loss_denominator: of a micro-batch's summed loss, so that gradients are those of the whole global batch's mean.
+    gradient_sync: entered around a micro-batch's passes, with whether it is the last of its global batch: processes
+    average
         their gradients then.
     notes: sentences for the person running this, such as a risky combination.
     """
@@ -138,7 +139,7 @@ class Build:
     optimizer_factory: OptimizerFactory | None = None
     accumulation: Accumulation | None = None
     update: Callable[[Build], Update] | None = None
-    windows: Windows | None = None
+    global_batches: GlobalBatches | None = None
     compile_backend: CompileBackend | None = None
     evaluation_dtype: torch.dtype | None = None
     replicated_loss: LossSum | None = None

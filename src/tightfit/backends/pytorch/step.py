@@ -1,4 +1,4 @@
-"""The training step: one optimizer update from one window of micro-batches."""
+"""The training step: one optimizer update from one global batch of micro-batches."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tightfit.backends.base import Inspection, StepResult, Total, WindowSource
-from tightfit.backends.pytorch.batch import TensorWindow, tensor_window
+from tightfit.backends.base import GlobalBatchSource, Inspection, StepResult, Total
+from tightfit.backends.pytorch.batch import TensorGlobalBatch, tensor_global_batch
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.errors import memory_guard, model_guard
 from tightfit.backends.pytorch.generation import generate
@@ -25,7 +25,7 @@ from tightfit.backends.pytorch.inspection import Inspector, check_outputs
 from tightfit.backends.pytorch.models import parameter_count, save_model
 from tightfit.backends.pytorch.state import load_state, save_state
 from tightfit.backends.pytorch.techniques.compile import compile_seconds
-from tightfit.tasks import Window
+from tightfit.tasks import GlobalBatch
 from tightfit.trace import Phase
 
 Watch = Callable[[Phase], None]
@@ -66,8 +66,8 @@ class PendingStep:
 class Step:
     """The one function that training runs, planning traces and profiling measures.
 
-    The loss of a window is the sum over all its labels that count, divided by their number, whatever the sizes of its
-    micro-batches: each micro-batch adds its own sum over the window's count.
+    The loss of a global batch is the sum over all its labels that count, divided by their number, whatever the sizes
+    of its micro-batches: each micro-batch adds its own sum over the global batch's count.
     """
 
     def __init__(self, build: Build, *, watch: Watch | None = None, inspect: bool = True) -> None:
@@ -106,27 +106,27 @@ class Step:
     def compile_seconds(self) -> float:
         return compile_seconds() - self._compiled_before
 
-    def __call__(self, window: TensorWindow, learning_rate: float) -> PendingStep:
+    def __call__(self, global_batch: TensorGlobalBatch, learning_rate: float) -> PendingStep:
         with self._running("the step"):
             self.update.set_learning_rate(learning_rate)
-            loss = self.accumulate(window)
+            loss = self.accumulate(global_batch)
             self._enter(Phase.OPTIMIZER, "the optimizer step")
             norm = self.update()
             self.steps += 1
             every = self.build.recipe.empty_cache_steps
             if every and self.steps % every == 0 and self.build.torch_device.type == "cuda":
                 torch.cuda.empty_cache()
-            return self._report(loss, norm, window.count)
+            return self._report(loss, norm, global_batch.count)
 
-    def accumulate(self, window: TensorWindow) -> Tensor:
-        """Add every micro-batch's gradients; return the window's summed loss."""
+    def accumulate(self, global_batch: TensorGlobalBatch) -> Tensor:
+        """Add every micro-batch's gradients; return the global batch's summed loss."""
         assert self.build.accumulation is not None
-        self._denominator = self.build.loss_denominator(window)  # once: processes agree on it
-        return self.build.accumulation(self.build, self, window)
+        self._denominator = self.build.loss_denominator(global_batch)  # once: processes agree on it
+        return self.build.accumulation(self.build, self, global_batch)
 
-    def forward(self, window: TensorWindow, number: int) -> Tensor:
-        self._enter(Phase.FORWARD, f"the forward pass of micro-batch {number + 1} of {len(window.micro_batches)}")
-        batch = window.micro_batches[number].to(self.build.torch_device)
+    def forward(self, global_batch: TensorGlobalBatch, number: int) -> Tensor:
+        self._enter(Phase.FORWARD, f"the forward pass of micro-batch {number + 1} of {len(global_batch.micro_batches)}")
+        batch = global_batch.micro_batches[number].to(self.build.torch_device)
         if self._inspector is None:
             self._loss = self.build.loss_sum(batch)
         else:
@@ -137,8 +137,9 @@ class Step:
             self._inspection = inspector.result()
         return self._loss.detach()
 
-    def backward(self, window: TensorWindow, number: int) -> None:
-        self._enter(Phase.BACKWARD, f"the backward pass of micro-batch {number + 1} of {len(window.micro_batches)}")
+    def backward(self, global_batch: TensorGlobalBatch, number: int) -> None:
+        of = len(global_batch.micro_batches)
+        self._enter(Phase.BACKWARD, f"the backward pass of micro-batch {number + 1} of {of}")
         assert self._loss is not None
         loss, self._loss = self._loss / self._denominator, None
         self.update.scale(loss).backward()
@@ -155,25 +156,27 @@ class Step:
         return PendingStep(host, count, self.update.scaled, arrived)
 
     @torch.no_grad()
-    def evaluate(self, windows: Iterable[Window | TensorWindow]) -> Total:
-        """The summed loss over `windows`, in the evaluation's format, with nothing learned."""
+    def evaluate(self, global_batches: Iterable[GlobalBatch | TensorGlobalBatch]) -> Total:
+        """The summed loss over `global_batches`, in the evaluation's format, with nothing learned."""
         build = self.build
         build.model.eval()
         loss, count = torch.zeros((), dtype=torch.float64, device=build.torch_device), 0
         try:
             with self._running("evaluation"), build.evaluation_weights():
-                for window in windows:
-                    made = window if isinstance(window, TensorWindow) else tensor_window(window)
+                for global_batch in global_batches:
+                    made = global_batch
+                    if not isinstance(made, TensorGlobalBatch):
+                        made = tensor_global_batch(made)
                     for host_batch in made.micro_batches:
                         loss += build.loss_sum(host_batch.to(build.torch_device))
-                    count += window.count
+                    count += global_batch.count
         finally:
             build.model.train()
         return Total(loss.item(), count)
 
-    def windows(self, source: WindowSource, start: int, stop: int) -> Iterator[TensorWindow]:
-        assert self.build.windows is not None
-        return self.build.windows(source, start, stop)
+    def global_batches(self, source: GlobalBatchSource, start: int, stop: int) -> Iterator[TensorGlobalBatch]:
+        assert self.build.global_batches is not None
+        return self.build.global_batches(source, start, stop)
 
     def generate(self, prompt: Sequence[int], new_tokens: int, temperature: float, seed: int) -> list[int]:
         with self._running("generating a sample"):

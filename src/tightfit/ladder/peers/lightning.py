@@ -17,7 +17,7 @@ from tightfit.backends.pytorch.errors import memory_guard
 from tightfit.backends.pytorch.measure.meter import Meter
 from tightfit.backends.pytorch.models import logits_of
 from tightfit.backends.pytorch.techniques.loading import loading
-from tightfit.data.loading import WindowLoader
+from tightfit.data.loading import GlobalBatchLoader
 from tightfit.devices import Device
 from tightfit.errors import MissingLibrary, Refused
 from tightfit.ladder.peers.plain import (
@@ -77,19 +77,19 @@ def _train(recipe: Recipe, device: Device, meter: Meter, folder: str) -> None:
 class _MicroBatches:
     """Each micro-batch of the first `steps` steps."""
 
-    def __init__(self, build: Build, data: WindowLoader, steps: int, each: int) -> None:
+    def __init__(self, build: Build, data: GlobalBatchLoader, steps: int, each: int) -> None:
         self._build, self._data, self._steps, self._each = build, data, steps, each
 
     def __len__(self) -> int:
         return self._steps * self._each
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        windows = loading(self._build.recipe.loading, self._build).windows
+        global_batches = loading(self._build.recipe.loading, self._build).global_batches
         weights = next(self._build.model.parameters()).dtype
-        assert windows is not None
-        for window in windows(self._data, 0, self._steps):
-            for batch in window.micro_batches:
-                yield model_arguments(batch, weights), batch.labels, window.count
+        assert global_batches is not None
+        for global_batch in global_batches(self._data, 0, self._steps):
+            for batch in global_batch.micro_batches:
+                yield model_arguments(batch, weights), batch.labels, global_batch.count
 
 
 def _module(pl: Any, build: Build, each: int, meter: Meter) -> tuple[Any, Any]:

@@ -31,7 +31,7 @@ from tightfit.backends.pytorch.techniques.loading import loading
 from tightfit.backends.pytorch.techniques.optimizer.apply import ADAFACTOR_EPS, IMPLEMENTATIONS, parameter_groups
 from tightfit.backends.pytorch.techniques.precision import fp32_products
 from tightfit.backends.pytorch.transformer import Transformer
-from tightfit.data.loading import WindowLoader
+from tightfit.data.loading import GlobalBatchLoader
 from tightfit.devices import Device
 from tightfit.errors import MissingLibrary, Refused
 from tightfit.ladder.peers import PACKED
@@ -40,7 +40,7 @@ from tightfit.tasks import IGNORE
 from tightfit.techniques.attention import Attention, Sdpa
 from tightfit.techniques.compile import PerBlock, WholeModel
 from tightfit.techniques.optimizer import Adafactor, AdamW, AdamW4bit, AdamW8bit, Sgd
-from tightfit.training.session import training_windows
+from tightfit.training.session import training_global_batches
 
 TRANSFORMER_ATTENTION = {"eager": EAGER, "sdpa": SDPA, "flex": FLEX}
 """The bundled transformer's functions."""
@@ -64,14 +64,14 @@ def _train(recipe: Recipe, device: Device, meter: Meter) -> Timings:
     assert recipe.precision != "auto"
     dtype = AUTOCAST.get(recipe.precision.name)
     scaler = torch.amp.GradScaler(device.kind, enabled=dtype == torch.float16)
-    windows = loading(recipe.loading, build).windows
-    assert windows is not None
+    global_batches = loading(recipe.loading, build).global_batches
+    assert global_batches is not None
     meter.start()
-    for step, window in enumerate(windows(data, 0, meter.total), 1):
+    for step, global_batch in enumerate(global_batches(data, 0, meter.total), 1):
         total = torch.zeros((), device=build.torch_device)
-        for batch in window.micro_batches:
+        for batch in global_batch.micro_batches:
             with torch.autocast(device.kind, dtype, enabled=dtype is not None):
-                loss = _loss_sum(model, batch.to(build.torch_device)) / window.count
+                loss = _loss_sum(model, batch.to(build.torch_device)) / global_batch.count
             scaler.scale(loss).backward()
             total += loss.detach()
         scaler.unscale_(optimizer)
@@ -114,15 +114,15 @@ def bare(recipe: Recipe, device: Device) -> Build:
     return build
 
 
-def training_data(recipe: Recipe) -> WindowLoader:
+def training_data(recipe: Recipe) -> GlobalBatchLoader:
     """The recipe's samples in its order. Raises Refused where documents share a row."""
-    data = training_windows(recipe)
-    if data.window(0).micro_batches[0].mask == "packed":
+    data = training_global_batches(recipe)
+    if data.global_batch(0).micro_batches[0].mask == "packed":
         raise Refused(PACKED)
     return data
 
 
-def whole_steps(data: WindowLoader, recipe: Recipe, steps: int, peer: str) -> Sequence[tuple[np.ndarray, int]]:
+def whole_steps(data: GlobalBatchLoader, recipe: Recipe, steps: int, peer: str) -> Sequence[tuple[np.ndarray, int]]:
     """The samples of the first steps, each with its epoch. Raises Refused where one has fewer than the others, for a
     peer that counts micro-batches."""
     chosen = [data.chosen(step) for step in range(steps)]

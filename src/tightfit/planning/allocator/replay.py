@@ -67,9 +67,9 @@ def replay(
     Events of one tick: first releases, then births, both in the order of the trace's list; what dies in the tick of
     its birth is released before the next birth. Allocations of no bytes never reach the allocator.
 
-    A trace holds the middle micro-batches of a window once, and they are not repeated here: all begin and end with the
-    same memory in use and ask for the same in between, so that none asks for more at once. What is reserved changes
-    only where one leaves the cached blocks cut in another way than it found them.
+    A trace holds the middle micro-batches of a global batch once, and they are not repeated here: all begin and end
+    with the same memory in use and ask for the same in between, so that none asks for more at once. What is reserved
+    changes only where one leaves the cached blocks cut in another way than it found them.
     """
     events = _events(trace, _kept(trace) if extra is None else extra)
     free = _run(CachingAllocator(None, settings, device_memory=capacity), events)

@@ -39,7 +39,7 @@ def inference_time(
 ) -> InferenceTime:
     """The time of a trace of inference. timed: what a trace's last step takes, such as `timing.step_time`."""
     prefill, decode = (timed(stage(trace, name), recipe, device) for name in (PREFILL, DECODE))
-    first, rest = prefill.seconds - prefill.data, decode.seconds - decode.data  # a training window's data
+    first, rest = prefill.seconds - prefill.data, decode.seconds - decode.data  # a training global batch's data
     tokens = recipe.batch_size * sum(span.times for span in trace.spans if span.name == DECODE)
     return InferenceTime(
         prefill_seconds=first,

@@ -13,8 +13,8 @@ device. On the CPU all runs on the host. See `streams` for the simulation.
 | `COMPILED_CPU_SECONDS` | 2 microseconds | the same on the CPU, which launches nothing: assumed, not yet measured |
 | `GRAPH_SECONDS` | 0.5 microseconds | a kernel inside a CUDA graph: assumed, not yet measured |
 | `QUEUE` | 1,024 kernels | how far CUDA lets the host run ahead: commonly observed, not documented |
-| `PREPARE_SECONDS` | 19 microseconds a sequence, 4 nanoseconds a token | reading and packing a window of text in one process: measured on one core of an AMD EPYC (Zen 4) at 2.6 GHz |
-"""  # noqa: E501 - a table's row is one line
+| `PREPARE_SECONDS` | 19 microseconds a sequence, 4 nanoseconds a token | reading and packing a global batch of text in
+one process: measured on one core of an AMD EPYC (Zen 4) at 2.6 GHz | """  # noqa: E501 - a table's row is one line
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class StepTime:
     """Predicted seconds of one optimizer step, and what they go to.
 
     forward, recompute, backward, optimizer: the device's time in each, waiting for the host included. data: copying
-        the window to the device, and preparing it where nothing hides that. They sum to `seconds`.
+        the global batch to the device, and preparing it where nothing hides that. They sum to `seconds`.
     by_class: the same but for `data`, by the class of the op that ran or was waited for.
     launch_bound_seconds: the device's idle time, waiting for the host; on the CPU what comes on top of the ops.
     copy_seconds: what copies between the host's memory and the device take on their streams.
@@ -166,7 +166,7 @@ def _host_seconds(recipe: Recipe, device: Device, ceilings: Ceilings | None) -> 
 
 
 def _data_piece(recipe: Recipe, device: Device, ceilings: Ceilings | None) -> Piece:
-    """The window's way to the device: the host prepares it where no worker does, the device copies it."""
+    """The global batch's way to the device: the host prepares it where no worker does, the device copies it."""
     task = TASKS[recipe.task]
     preparing = 0.0
     if recipe.loading.workers in (0, "auto") and task.reads == "tokens":

@@ -8,7 +8,7 @@ are given back as epochs until `max_steps` is changed; shares of all steps are t
 Some pairs are close, not the same. Hugging Face's `adafactor` takes the learning rate as the step itself, torch's as
 relative to each matrix. `adamw_bnb_8bit` is bitsandbytes' and `adamw_torch_8bit` torchao's with no exception for
 embeddings; here it is torchao's with embeddings at 32 bits. `dataloader_prefetch_factor` counts micro-batches,
-`loading.prefetch` windows. `every_n_layers` counts layers over the whole model, every-nth within each stack.
+`loading.prefetch` global batches. `every_n_layers` counts layers over the whole model, every-nth within each stack.
 """
 
 from __future__ import annotations

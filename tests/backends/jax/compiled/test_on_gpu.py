@@ -11,7 +11,7 @@ from tightfit.backends.jax.backend import JaxBackend
 from tightfit.backends.jax.step import Step
 from tightfit.backends.measuring import measure
 from tightfit.data import prepare
-from tightfit.data.loading import WindowLoader
+from tightfit.data.loading import GlobalBatchLoader
 from tightfit.models import model_facts
 from tightfit.trace import OpClass, Phase
 
@@ -25,7 +25,7 @@ def test_kernels_belong_to_instructions_and_memory_is_what_was_planned(monkeypat
     made = build(device="cuda", checkpointing="every-block", attention="eager", precision="bf16")
     step = Step(made)
     data = prepare(made.recipe, model_facts(made.recipe))
-    measured = measure(JaxBackend(), step, step.windows(WindowLoader(data.train, made.recipe), 0, 12))
+    measured = measure(JaxBackend(), step, step.global_batches(GlobalBatchLoader(data.train, made.recipe), 0, 12))
     seconds = {}
     for op in measured.trace.ops:
         seconds[op.phase, op.op_class] = seconds.get((op.phase, op.op_class), 0.0) + op.seconds

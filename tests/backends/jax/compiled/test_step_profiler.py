@@ -11,7 +11,7 @@ from tightfit.backends.jax import assembly
 from tightfit.backends.jax.compiled.step_profiler import StepProfiler
 from tightfit.backends.jax.step import Step
 from tightfit.data import prepare
-from tightfit.data.loading import WindowLoader
+from tightfit.data.loading import GlobalBatchLoader
 from tightfit.errors import ReportError
 from tightfit.models import model_facts
 from tightfit.trace import PHASES, Category, OpClass, Phase
@@ -27,17 +27,17 @@ def made(compiled_programs):
         yield build(checkpointing="every-block", attention="eager", model_overrides={"dropout_rate": 0.1})
 
 
-def windows(step, first=0, last=12):
+def global_batches(step, first=0, last=12):
     recipe = step.build.recipe
     data = prepare(recipe, model_facts(recipe))
-    return step.windows(WindowLoader(data.train, recipe), first, last)
+    return step.global_batches(GlobalBatchLoader(data.train, recipe), first, last)
 
 
 @pytest.fixture(scope="module")
 def plain(made):
     """A step that is not measured, which leaves its program in JAX's cache, and its losses."""
     step = Step(made)
-    return step, [step(window, 1e-3).read().loss.mean for window in windows(step, 0, 9)]
+    return step, [step(global_batch, 1e-3).read().loss.mean for global_batch in global_batches(step, 0, 9)]
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +45,12 @@ def followed(made, plain):
     """A step's measurement, and the losses of the steps around it."""
     step = Step(made)
     profiler, losses = StepProfiler(step), []
-    for number, window in enumerate(windows(step, 0, 9), start=1):
+    for number, global_batch in enumerate(global_batches(step, 0, 9), start=1):
         if number == FOLLOWED:
-            losses.append(profiler.profiled(window, 1e-3).read().loss.mean)
+            losses.append(profiler.profiled(global_batch, 1e-3).read().loss.mean)
         else:
             with profiler.timed():
-                losses.append(step(window, 1e-3).read().loss.mean)
+                losses.append(step(global_batch, 1e-3).read().loss.mean)
     return profiler.measurement(), losses
 
 
@@ -128,10 +128,10 @@ def test_on_a_card_the_followed_step_is_compiled_by_itself(made, plain, monkeypa
     profiler = StepProfiler(step)
     monkeypatch.setattr(profiler, "_platform", "gpu")
     losses = []
-    for number, window in enumerate(windows(step, 0, 3)):
+    for number, global_batch in enumerate(global_batches(step, 0, 3)):
         with profiler.timed():
             run = profiler.profiled if number == 1 else step
-            losses.append(run(window, 1e-3).read().loss.mean)
+            losses.append(run(global_batch, 1e-3).read().loss.mean)
     assert losses == plain[1][:3]
     assert len(step._compiled) == 1
     with pytest.raises(ReportError, match=r"could not be followed: XLA wrote no \*.jit_step.\*gpu_after"):
@@ -142,7 +142,7 @@ def test_where_the_followed_step_cannot_be_compiled_the_plain_one_is_taken(plain
     step = plain[0]
     profiler = StepProfiler(step)
     monkeypatch.setattr(step, "described", lambda *given: (_ for _ in ()).throw(RuntimeError("no such option")))
-    assert profiler.profiled(next(windows(step)), 1e-3).read().loss.count == 32
+    assert profiler.profiled(next(global_batches(step)), 1e-3).read().loss.count == 32
     with pytest.raises(ReportError, match="could not be followed: no such option"):
         profiler.measurement()
 
@@ -154,7 +154,7 @@ def test_where_another_profile_is_under_way_the_step_is_taken_all_the_same(plain
     quiet.python_tracer_level = 0
     jax.profiler.start_trace(tmp_path, profiler_options=quiet)
     try:
-        assert profiler.profiled(next(windows(step)), 1e-3).read().loss.count == 32
+        assert profiler.profiled(next(global_batches(step)), 1e-3).read().loss.count == 32
     finally:
         jax.profiler.stop_trace()
     with pytest.raises(ReportError, match=r"could not be followed: .*one profile"):

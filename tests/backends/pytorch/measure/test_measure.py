@@ -34,14 +34,14 @@ BACKEND = PytorchBackend()
 
 
 def prepared(name, **fields):
-    """The step of a tiny model, and its windows without end."""
+    """The step of a tiny model, and its global batches without end."""
     recipe = Recipe.from_dict({
         "model": "gpt2", "task": TASK_OF[name], "data": "dummy", "seq_len": 16, "batch_size": 6, "micro_batch_size": 3,
         "device": "cpu", **fields,
     })
     build = BACKEND.build(resolve(recipe, CPU), CPU, tiny_model(name))
-    random_window = benchmark("random_windows").random_window
-    return BACKEND.step(build), (random_window(build.recipe, build.task, build.facts, seed) for seed in count())
+    random_global_batch = benchmark("random_global_batches").random_global_batch
+    return BACKEND.step(build), (random_global_batch(build.recipe, build.task, build.facts, seed) for seed in count())
 
 
 def held(step):
@@ -51,14 +51,14 @@ def held(step):
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
-def allocators_peak(step, window):
+def allocators_peak(step, global_batch):
     """The most that a plain step has allocated at once, by the running sum of the profiler's events."""
     before = held(step)
     gc.collect()
     gc.disable()
     try:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler, step.build.session():
-            step(window, 1e-4).read()
+            step(global_batch, 1e-4).read()
     finally:
         gc.enable()
     events = sorted((e.start_ns(), e.nbytes()) for e in profiler.profiler.kineto_results.events()
@@ -68,12 +68,13 @@ def allocators_peak(step, window):
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen3", "bert", "t5", "vit"])
 def test_peak_flops_and_phases_are_those_got_otherwise(name):
-    step, windows = prepared(name, attention="eager")  # torch does not count the CPU's own attention kernel
-    measured = measure(BACKEND, step, windows)
+    step, global_batches = prepared(name, attention="eager")  # torch does not count the CPU's own attention kernel
+    measured = measure(BACKEND, step, global_batches)
     trace = measured.trace
-    assert measured.peak_bytes == trace.peak()[1] == pytest.approx(allocators_peak(step, next(windows)), rel=0.002)
+    own = allocators_peak(step, next(global_batches))
+    assert measured.peak_bytes == trace.peak()[1] == pytest.approx(own, rel=0.002)
     with FlopCounterMode(display=False) as counter, step.build.session():
-        step(next(windows), 1e-4).read()
+        step(next(global_batches), 1e-4).read()
     assert sum(op.flops for op in trace.ops) == counter.get_total_flops() > 0
     assert sum(measured.phase_seconds.values()) == pytest.approx(measured.step_seconds, rel=0.02, abs=1e-3)
     assert sum(span.seconds for span in trace.spans[1:]) <= trace.spans[0].seconds
@@ -81,8 +82,8 @@ def test_peak_flops_and_phases_are_those_got_otherwise(name):
 
 
 def test_every_op_has_its_seconds_phase_and_module():
-    step, windows = prepared("gpt2", checkpointing="every-block")
-    ops = measure(BACKEND, step, windows).trace.ops
+    step, global_batches = prepared("gpt2", checkpointing="every-block")
+    ops = measure(BACKEND, step, global_batches).trace.ops
     assert all(op.seconds is not None and op.seconds > 0 for op in ops)
     assert {op.phase for op in ops} >= {Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.OPTIMIZER}
     products = [op for op in ops if op.op_class is OpClass.CONTRACTION and op.phase is Phase.BACKWARD]
@@ -96,8 +97,8 @@ def test_every_op_has_its_seconds_phase_and_module():
     {"optimizer": {"name": "adamw", "implementation": "foreach"}},
 ], ids=str)  # fmt: skip
 def test_memory_is_told_apart_as_in_the_prediction(fields):
-    step, windows = prepared("gpt2", **fields)
-    found = measure(BACKEND, step, windows).trace
+    step, global_batches = prepared("gpt2", **fields)
+    found = measure(BACKEND, step, global_batches).trace
     predicted = BACKEND.predict(step.build.recipe, CPU, tiny_model("gpt2"))
     second = predicted.span("step 2")
     tick, peak = found.peak()
@@ -110,8 +111,8 @@ def test_memory_is_told_apart_as_in_the_prediction(fields):
 
 
 def test_compiled_code_is_measured_with_its_memory_and_gradients():
-    step, windows = prepared("gpt2", compile="per-block")
-    found = measure(BACKEND, step, windows).trace
+    step, global_batches = prepared("gpt2", compile="per-block")
+    found = measure(BACKEND, step, global_batches).trace
     compiled = [op for op in found.ops if op.name == COMPILED]
     assert {op.phase for op in compiled} == {Phase.FORWARD, Phase.BACKWARD}
     assert len(compiled) == 2 * 2 * 2  # passes, micro-batches, blocks
@@ -122,8 +123,8 @@ def test_compiled_code_is_measured_with_its_memory_and_gradients():
 
 
 def test_measuring_leaves_the_step_as_it_was_and_goes_on_training():
-    step, windows = prepared("gpt2")
-    measured = measure(BACKEND, step, windows)
+    step, global_batches = prepared("gpt2")
+    measured = measure(BACKEND, step, global_batches)
     assert step.watch is None
     assert step.steps == 8
     assert measured.overhead > 0
@@ -248,7 +249,7 @@ def test_the_cuda_allocators_record_is_told_apart_by_op_and_address():
     (1, "nothing was measured"), (WARM_UP + 2, r"measured until then: 2 plain steps, \S+ s at the median"),
 ])
 def test_a_model_that_fails_leaves_what_was_measured(steps, told):
-    step, windows = prepared("gpt2", micro_batch_size=6)
+    step, global_batches = prepared("gpt2", micro_batch_size=6)
     left = count(steps, -1)
 
     def fail_in_the_end(module, args):
@@ -257,4 +258,4 @@ def test_a_model_that_fails_leaves_what_was_measured(steps, told):
 
     step.build.model.register_forward_pre_hook(fail_in_the_end)
     with pytest.raises(ModelError, match=rf"GPT2LMHeadModel failed in .*: it raised KeyError: 'late' .*; {told}$"):
-        measure(BACKEND, step, windows)
+        measure(BACKEND, step, global_batches)

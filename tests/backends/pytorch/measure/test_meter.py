@@ -12,7 +12,7 @@ from tightfit.backends import load_backend
 from tightfit.backends.measuring import measure
 from tightfit.backends.pytorch.measure.meter import Meter, live_bytes
 from tightfit.data import prepare
-from tightfit.data.loading import WindowLoader
+from tightfit.data.loading import GlobalBatchLoader
 from tightfit.models import model_facts
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
@@ -72,12 +72,13 @@ def test_a_steps_peak_is_the_profiles(changes: dict[str, str]) -> None:
         gc.collect()
         others = live_bytes()  # of tests that ran before in this process
         step = backend.step(backend.build(recipe, device))
-        windows = step.windows(WindowLoader(prepare(recipe, model_facts(recipe)).train, recipe), 0, 16)
+        global_batches = step.global_batches(
+            GlobalBatchLoader(prepare(recipe, model_facts(recipe)).train, recipe), 0, 16)
         if way == "time":
-            timed = backend.time(step, windows, 1, 2)
+            timed = backend.time(step, global_batches, 1, 2)
             peaks.append(timed.peak_allocated - others)
             assert len(timed.losses) == 4
             assert len(timed.seconds) == 2
         else:
-            peaks.append(measure(backend, step, windows).peak_bytes)
+            peaks.append(measure(backend, step, global_batches).peak_bytes)
     assert peaks[0] == pytest.approx(peaks[1], rel=0.002)

@@ -1,4 +1,5 @@
-"""Predictions against real steps on the CPU, and what they promise: whole windows, nothing allocated, clear errors."""
+"""Predictions against real steps on the CPU, and what they promise: whole global batches, nothing allocated, clear
+errors."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from cpu_truth import PHASES
 from plan_vs_cpu import BOUND, compare
 from tightfit import Recipe
 from tightfit.backends.pytorch.simulate import predict as prediction
-from tightfit.backends.pytorch.simulate.fake_windows import micro_batch_sizes
+from tightfit.backends.pytorch.simulate.fake_global_batches import micro_batch_sizes
 from tightfit.devices import Device, find_device
 from tightfit.errors import ModelError
 from tightfit.trace import Category, Trace
@@ -46,7 +47,7 @@ def peaks(trace: Trace) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("batch", [10, 9])
-def test_a_window_from_few_micro_batches_is_the_whole_window(batch, monkeypatch):
+def test_a_global_batch_from_few_micro_batches_is_the_whole_global_batch(batch, monkeypatch):
     recipe = tiny_gpt2(batch_size=batch, micro_batch_size=2)
     spliced = prediction.predict(recipe, CPU)
     apart = [(size, 1) for size in micro_batch_sizes(recipe)]
@@ -59,7 +60,7 @@ def test_a_window_from_few_micro_batches_is_the_whole_window(batch, monkeypatch)
         assert totals[0] == totals[1]
 
 
-def test_a_window_of_a_billion_micro_batches_is_never_listed():
+def test_a_global_batch_of_a_billion_micro_batches_is_never_listed():
     trace = prediction.predict(tiny_gpt2(batch_size=10**9, micro_batch_size=1), CPU)
     backward = [span for span in trace.spans if span.name == "backward" and span.step == 2]
     assert [span.times for span in backward] == [1, 10**9 - 1]

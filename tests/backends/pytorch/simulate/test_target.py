@@ -167,7 +167,7 @@ def test_packed_documents_choose_as_on_the_target():
     assert way(A100, FP32) == way(T4, FP16) == way(A100, FP16, 0.1) == "dense"
     assert way(CPU, FP32) == "slices"
     assert way(CPU, FP32, documents=2) == way(A100, FP32, documents=2) == "rows"
-    assert way(CPU, FP32, 0.1) == "rows", "the fullest window a run can meet"
+    assert way(CPU, FP32, 0.1) == "rows", "the fullest global batch a run can meet"
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
         assert way(A100, FP16) == "dense"
 

@@ -128,7 +128,7 @@ def test_a_predicted_step_carries_what_it_does_not_show():
     assert found["cuBLAS workspace of the main thread"].bytes == SMALL
     assert found["cuBLAS workspace of autograd's thread"].bytes == SMALL
     tensor = 2 * 64 * 8  # ids and labels of a micro-batch, 64-bit integers
-    assert found["windows waiting for the step"].bytes == (2 * 3 + 1) * 2 * (2 * tensor)
+    assert found["global batches waiting for the step"].bytes == (2 * 3 + 1) * 2 * (2 * tensor)
     block = 2 * 64 + 64 * 192 + 192 + 64 * 64 + 64 + 2 * 64 + 64 * 256 + 256 + 256 * 64 + 64
     weights = (512 * 64 + 64 * 64 + 2 * block + 2 * 64) * 4
     steps = 2 + 2 * 12 + 2  # AdamW counts the steps of each of the model's parameters
@@ -136,8 +136,8 @@ def test_a_predicted_step_carries_what_it_does_not_show():
     assert f"{2 * weights // 2**20:,} MiB" in found["checkpoint"].source
 
 
-def test_windows_that_are_not_page_locked_are_not_rounded():
+def test_global_batches_that_are_not_page_locked_are_not_rounded():
     values = {**TINY, "seq_len": 60, "loading": {"workers": 0, "pin_memory": False}}
     trace = predict(resolve(Recipe.from_dict(values), A100), A100)
-    (windows,) = [u for u in trace.unseen if u.name.startswith("windows")]
-    assert windows.bytes == 2 * (2 * 2 * 60 * 8)
+    (global_batches,) = [u for u in trace.unseen if u.name.startswith("global batches")]
+    assert global_batches.bytes == 2 * (2 * 2 * 60 * 8)

@@ -1,4 +1,4 @@
-"""Windows made in workers: their errors, their file descriptors, and signals."""
+"""Global batches made in workers: their errors, their file descriptors, and signals."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ import numpy as np
 import pytest
 
 from tightfit.backends.pytorch.backend import PytorchBackend
-from tightfit.backends.pytorch.batch import TensorWindow
+from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques.loading import loading
 from tightfit.errors import DataError, MissingLibrary
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
-from tightfit.tasks import MicroBatch, Window, window_of
+from tightfit.tasks import GlobalBatch, MicroBatch, global_batch_of
 from tightfit.techniques.loading import Loading
 from tightfit.training.stopping import StopRequest
 
 
 @dataclass(frozen=True)
 class Source:
-    """Windows of `micro_batches` packed rows of their index; their origin is the process that made them."""
+    """Global batches of `micro_batches` packed rows of their index; their origin is the process that made them."""
 
     micro_batches: int = 1
     fails_at: int = -1
 
-    def window(self, index: int) -> Window:
+    def global_batch(self, index: int) -> GlobalBatch:
         if index == self.fails_at:
-            raise DataError(f"data: window {index} cannot be read")
+            raise DataError(f"data: global batch {index} cannot be read")
         row = np.full((1, 8), index, dtype=np.int64)
         made = partial(MicroBatch, labels=row, mask="packed", document_ids=row.astype(np.int32))
         batches = [made(inputs={"input_ids": row + 0, "position_ids": row + 0}) for _ in range(self.micro_batches)]
-        return window_of(tuple(batches), origin=str(os.getpid()))
+        return global_batch_of(tuple(batches), origin=str(os.getpid()))
 
 
 @pytest.fixture
@@ -49,19 +49,19 @@ def build(tiny) -> Build:
     return backend.build(resolve(recipe, device), device)
 
 
-def windows(build: Build, source: Source, workers: int, stop: int = 12) -> Iterator[TensorWindow]:
-    made = loading(Loading(workers=workers, prefetch=1), build).windows
+def global_batches(build: Build, source: Source, workers: int, stop: int = 12) -> Iterator[TensorGlobalBatch]:
+    made = loading(Loading(workers=workers, prefetch=1), build).global_batches
     assert made is not None
     return made(source, 0, stop)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_arrives_as_it_was_raised_in_its_place(build, workers):
-    made = windows(build, Source(fails_at=2), workers)
+    made = global_batches(build, Source(fails_at=2), workers)
     assert [int(next(made).micro_batches[0].labels[0, 0]) for _ in range(2)] == [0, 1]
     with pytest.raises(DataError) as caught:
         next(made)
-    assert str(caught.value) == "data: window 2 cannot be read"
+    assert str(caught.value) == "data: global batch 2 cannot be read"
     assert multiprocessing.active_children() == []
 
 
@@ -74,17 +74,17 @@ def test_a_missing_library_survives_the_way_from_a_worker():
     assert str(error).endswith("run: pip install pillow")
 
 
-def test_a_window_of_many_micro_batches_needs_few_file_descriptors(build):
+def test_a_global_batch_of_many_micro_batches_needs_few_file_descriptors(build):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
-        made = list(windows(build, Source(micro_batches=64), workers=2))
+        made = list(global_batches(build, Source(micro_batches=64), workers=2))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert len(made) == 12
-    for index, window in enumerate(made):
-        assert window.count == 64 * 8
-        for batch in window.micro_batches:
+    for index, global_batch in enumerate(made):
+        assert global_batch.count == 64 * 8
+        for batch in global_batch.micro_batches:
             assert batch.labels.tolist() == batch.inputs["input_ids"].tolist() == [[index] * 8]
             assert batch.document_starts is not None
             assert batch.document_starts.tolist() == [0, 8]
@@ -92,7 +92,7 @@ def test_a_window_of_many_micro_batches_needs_few_file_descriptors(build):
 
 def test_signals_to_stop_are_the_training_process_own(build):
     with StopRequest():
-        made = windows(build, Source(), workers=1)
+        made = global_batches(build, Source(), workers=1)
         worker = int(next(made).origin)
         assert worker != os.getpid()
         assert os.getpgid(worker) == worker  # what a terminal or `timeout` sends to the group passes it by
@@ -105,12 +105,12 @@ def test_signals_to_stop_are_the_training_process_own(build):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("workers", [0, 2])
-def test_windows_arrive_in_pinned_memory(tiny, workers):
+def test_global_batches_arrive_in_pinned_memory(tiny, workers):
     backend, recipe = PytorchBackend(), Recipe.from_dict({**tiny, "device": "cuda"})
     device = backend.device(recipe)
     source = Source(micro_batches=3, fails_at=2)
-    made = windows(backend.build(resolve(recipe, device), device), source, workers)
+    made = global_batches(backend.build(resolve(recipe, device), device), source, workers)
     batches = [batch for _ in range(2) for batch in next(made).micro_batches]
     assert all(batch.labels.is_pinned() and batch.inputs["input_ids"].is_pinned() for batch in batches)
-    with pytest.raises(DataError, match=r"^data: window 2 cannot be read$"):
+    with pytest.raises(DataError, match=r"^data: global batch 2 cannot be read$"):
         next(made)

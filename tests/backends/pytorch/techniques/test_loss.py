@@ -17,7 +17,7 @@ from tests.backends.test_exactness import DTYPES, ROWS, Wide, collate, rows, wor
 from tightfit import apply, plan
 from tightfit.backends.measuring import measure
 from tightfit.backends.pytorch.backend import PytorchBackend
-from tightfit.backends.pytorch.batch import tensor_window
+from tightfit.backends.pytorch.batch import tensor_global_batch
 from tightfit.backends.pytorch.simulate.predict import predict
 from tightfit.backends.pytorch.step import Step
 from tightfit.backends.pytorch.techniques.loss.chunked_cross_entropy import chunked_cross_entropy
@@ -25,7 +25,7 @@ from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
-from tightfit.tasks import IGNORE, MicroBatch, window_of
+from tightfit.tasks import IGNORE, MicroBatch, global_batch_of
 from tightfit.techniques.loss import CHUNK_BYTES, Chunked, Plain
 
 SMALL = {"name": "chunked", "tokens": 7}
@@ -69,15 +69,15 @@ def step_of(model: nn.Module, task: str, loss: object, **changes: object) -> Ste
 
 
 def learned(step: Step, task: str, packed: bool = False) -> tuple[dict[str, torch.Tensor], float]:
-    """The gradients of a window of three micro-batches, and its mean loss."""
+    """The gradients of a global batch of three micro-batches, and its mean loss."""
     made = rows(task)
     parts = (packed_rows(),) if packed else tuple(collate(made[at : at + 2], task) for at in range(0, ROWS, 2))
-    window = window_of(parts)
+    global_batch = global_batch_of(parts)
     wide = next(step.build.model.parameters()).dtype == torch.float64
     with Wide() if wide else torch.enable_grad():
-        total = step.accumulate(tensor_window(window))
+        total = step.accumulate(tensor_global_batch(global_batch))
     found = {n: p.grad.clone() for n, p in step.build.model.named_parameters() if p.grad is not None}
-    return found, total.item() / window.count
+    return found, total.item() / global_batch.count
 
 
 def assert_alike(model: object, task: str, bits: str, packed: bool = False, **changes: object) -> None:
@@ -163,8 +163,8 @@ def test_an_automatic_chunk_is_a_power_of_two_within_its_bytes():
 
 def test_evaluation_generation_and_what_is_saved_are_the_models_own(tmp_path):
     plain, chunked = (step_of(tiny_model("bart"), "seq2seq", loss) for loss in ("plain", SMALL))
-    window = tensor_window(window_of((collate(rows("seq2seq"), "seq2seq"),)))
-    assert chunked.evaluate([window]).mean == pytest.approx(plain.evaluate([window]).mean, rel=1e-6)
+    global_batch = tensor_global_batch(global_batch_of((collate(rows("seq2seq"), "seq2seq"),)))
+    assert chunked.evaluate([global_batch]).mean == pytest.approx(plain.evaluate([global_batch]).mean, rel=1e-6)
     assert chunked.build.model.state_dict().keys() == plain.build.model.state_dict().keys()
     plain, chunked = (step_of(tiny_model("llama"), "causal-lm", loss, seq_len=16) for loss in ("plain", SMALL))
     assert chunked.generate([1, 2, 3], 5, 0.0, 0) == plain.generate([1, 2, 3], 5, 0.0, 0)
@@ -275,8 +275,8 @@ def test_a_plan_puts_its_work_in_the_head():
 
 def test_a_profile_puts_its_work_in_the_head():
     step = step_of(tiny_model("gpt2"), "causal-lm", SMALL)
-    window = tensor_window(window_of((collate(rows("causal-lm"), "causal-lm"),)))
-    trace = measure(PytorchBackend(), step, iter([window] * 9)).trace
+    global_batch = tensor_global_batch(global_batch_of((collate(rows("causal-lm"), "causal-lm"),)))
+    trace = measure(PytorchBackend(), step, iter([global_batch] * 9)).trace
     work = [op for op in trace.ops if "log_softmax" in op.name or op.name == "aten.mul_.Tensor"]
     places = {(op.module, op.phase.value) for op in work}
     assert {("lm_head", "forward"), ("lm_head", "backward")} <= places

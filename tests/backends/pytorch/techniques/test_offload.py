@@ -276,6 +276,6 @@ def profiled_step() -> Trace:
                                "micro_batch_size": 2, "device": "cpu"})
     backend = PytorchBackend()
     build = backend.build(resolve(recipe, PROCESSOR), PROCESSOR, model)
-    window = benchmark("random_windows").random_window
-    windows = (window(build.recipe, build.task, build.facts, seed) for seed in count())
-    return measure(backend, backend.step(build), windows).trace
+    global_batch = benchmark("random_global_batches").random_global_batch
+    global_batches = (global_batch(build.recipe, build.task, build.facts, seed) for seed in count())
+    return measure(backend, backend.step(build), global_batches).trace

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from tightfit.backends.pytorch.backend import PytorchBackend
-from tightfit.backends.pytorch.batch import tensor_window
+from tightfit.backends.pytorch.batch import tensor_global_batch
 from tightfit.backends.pytorch.techniques.parallel import LossModule
 from tightfit.data import prepare
-from tightfit.data.loading import WindowLoader
+from tightfit.data.loading import GlobalBatchLoader
 from tightfit.models import model_facts
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
@@ -37,8 +37,8 @@ def test_a_copy_of_the_model_has_the_models_loss_and_gradients(tiny, changes):
     recipe, backend = Recipe.from_dict({**tiny, **changes}), PytorchBackend()
     recipe = resolve(recipe, backend.device(recipe))
     build = backend.build(recipe, backend.device(recipe))
-    data = WindowLoader(prepare(recipe, model_facts(recipe)).train, recipe)
-    batch = vars(tensor_window(data.window(0)).micro_batches[0])
+    data = GlobalBatchLoader(prepare(recipe, model_facts(recipe)).train, recipe)
+    batch = vars(tensor_global_batch(data.global_batch(0)).micro_batches[0])
     losses, gradients = [], []
     for module in (LossModule(build), copied(LossModule(build))):
         loss = module(**batch).sum()

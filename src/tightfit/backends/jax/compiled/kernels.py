@@ -87,7 +87,7 @@ def _class(instruction: Instruction, stacking: bool, matmul: bool) -> OpClass:
     if matmul:
         return OpClass.CONTRACTION
     codes = {instruction.code, *(each.code for each in instruction.body.values())}
-    if codes & {"reduce", "reduce-window"} and not stacking:
+    if codes & {"reduce", "reduce-global batch"} and not stacking:
         return OpClass.NORMALIZATION
     return OpClass.ELEMENTWISE if codes & ARITHMETIC and not stacking else OpClass.MOVEMENT
 

@@ -26,7 +26,7 @@ from jax.profiler import ProfileData
 from tightfit.backends.base import Measurement
 from tightfit.backends.jax.compiled.kernels import CALLS, FREE
 from tightfit.backends.jax.compiled.trace import measured_trace, read_description
-from tightfit.backends.jax.loading import ArrayWindow
+from tightfit.backends.jax.loading import ArrayGlobalBatch
 from tightfit.backends.jax.step import PendingStep, Step
 from tightfit.backends.measuring import plain_steps
 from tightfit.errors import ReportError, one_line
@@ -70,19 +70,19 @@ class StepProfiler:
         self._wait()
         self._timed.append((time.perf_counter() - began, self._step.called_at - began))
 
-    def profiled(self, window: ArrayWindow, learning_rate: float) -> PendingStep:
+    def profiled(self, global_batch: ArrayGlobalBatch, learning_rate: float) -> PendingStep:
         step, options = self._step, jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # Python's own calls would be most of the profile
         try:
-            program = step.described(window, self._dump, {} if self._platform == "cpu" else WITHOUT_GRAPHS)
+            program = step.described(global_batch, self._dump, {} if self._platform == "cpu" else WITHOUT_GRAPHS)
             self._wait()
             jax.profiler.start_trace(self._written, profiler_options=options)
         except Exception as error:  # another profile may be under way; nothing was learned yet
             self._failure = one_line(error)
-            return step(window, learning_rate)
+            return step(global_batch, learning_rate)
         began = time.perf_counter()
         try:
-            pending = step(window, learning_rate, program)
+            pending = step(global_batch, learning_rate, program)
             pending.read()
             self._wait()
             self._seconds = time.perf_counter() - began

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from tightfit.backends.base import Timings, Total, WindowSource
+from tightfit.backends.base import GlobalBatchSource, Timings, Total
 from tightfit.backends.pytorch.assembly import assemble
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.errors import memory_guard
@@ -25,7 +25,7 @@ def cards(device: Device) -> int:
     return torch.cuda.device_count() if device.kind == "cuda" else 0
 
 
-def time_in_one_process(recipe: Recipe, device: Device, source: WindowSource, warm_up: int, steps: int) -> Timings:
+def time_in_one_process(recipe: Recipe, device: Device, source: GlobalBatchSource, warm_up: int, steps: int) -> Timings:
     """Steps of one process on all of its GPUs; the memory is that of the fullest.
 
     recipe: resolved, with `parallel` named.
@@ -41,11 +41,11 @@ def time_in_one_process(recipe: Recipe, device: Device, source: WindowSource, wa
     )
 
 
-def time_distributed(recipe: Recipe, device: Device, source: WindowSource, warm_up: int, steps: int) -> Timings:
+def time_distributed(recipe: Recipe, device: Device, source: GlobalBatchSource, warm_up: int, steps: int) -> Timings:
     """Steps of this process, one of several that torchrun started, over NCCL on a GPU each, else over gloo; the memory
     is that of the fullest.
 
-    recipe: resolved, with `parallel` named. source: this process's own part of every window.
+    recipe: resolved, with `parallel` named. source: this process's own part of every global batch.
     """
     rank = int(os.environ["RANK"])
     if device.kind == "cuda":
@@ -62,13 +62,13 @@ def time_distributed(recipe: Recipe, device: Device, source: WindowSource, warm_
     return found
 
 
-def _take_steps(build: Build, source: WindowSource, meter: Meter) -> None:
+def _take_steps(build: Build, source: GlobalBatchSource, meter: Meter) -> None:
     step = Step(build, inspect=False)  # looking into the model would pass by what wraps it
-    windows = step.windows(source, 0, meter.total)
+    global_batches = step.global_batches(source, 0, meter.total)
     with build.session():
         meter.start()
-        for window in windows:
-            loss = step(window, build.recipe.learning_rate).read().loss
+        for global_batch in global_batches:
+            loss = step(global_batch, build.recipe.learning_rate).read().loss
             meter.end(_over_processes(loss, build).mean)
 
 

@@ -28,7 +28,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from tightfit.backends.base import Measurement
 from tightfit.backends.measuring import plain_steps
-from tightfit.backends.pytorch.batch import TensorWindow
+from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.measure import memory_history
 from tightfit.backends.pytorch.measure.events import measured_trace
 from tightfit.backends.pytorch.measure.marks import Marks, said
@@ -74,7 +74,7 @@ class StepProfiler:
         self._clock.end()
         self._timed.append((time.perf_counter() - began, self._clock.read()))
 
-    def profiled(self, window: TensorWindow, learning_rate: float) -> PendingStep:
+    def profiled(self, global_batch: TensorGlobalBatch, learning_rate: float) -> PendingStep:
         step, again = self._step, self._as_it_stands()
         found: _Followed | None = None
         pending: PendingStep | None = None
@@ -82,7 +82,7 @@ class StepProfiler:
             recorded = self._cuda and memory_history.available()
             found = _Followed(Marks(step.build, step.optimizer, memory_history.word if recorded else None))
             with self._following(found, recorded):
-                pending = step(window, learning_rate)
+                pending = step(global_batch, learning_rate)
                 pending.read()
         except Exception as error:
             self._failure = said(error)
@@ -90,7 +90,7 @@ class StepProfiler:
                 raise  # weights may have changed: there is no way back
         if pending is None:  # here, where no traceback holds the first attempt's tensors any more
             again()
-            pending = step(window, learning_rate)
+            pending = step(global_batch, learning_rate)
         self._found = found
         return pending
 
@@ -189,7 +189,7 @@ class _Clock:
         self._marks: list[tuple[Phase | None, Any]] = []
 
     def begin(self) -> None:
-        """A step begins with its wait for a window."""
+        """A step begins with its wait for a global batch."""
         self._wait()
         self._marks = []
         self._began = time.perf_counter()
@@ -206,7 +206,7 @@ class _Clock:
         self._wait()
 
     def read(self) -> dict[Phase, float]:
-        """Seconds of each phase, a window's micro-batches together."""
+        """Seconds of each phase, a global batch's micro-batches together."""
         found = dict.fromkeys(PHASES, 0.0)
         found[Phase.DATA] = self._got - self._began
         for (phase, start), (_, stop) in zip(self._marks, self._marks[1:], strict=False):

@@ -21,7 +21,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from tightfit.backends.pytorch.batch import TensorBatch
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.follow.tracker import Tracker
-from tightfit.backends.pytorch.simulate.fake_windows import fake_window
+from tightfit.backends.pytorch.simulate.fake_global_batches import fake_global_batch
 from tightfit.trace import Category, Phase
 
 CACHES = ("past_key_values", "cache_params")
@@ -160,8 +160,8 @@ def one_pass(build: Build, tracker: Tracker) -> None:
     def placed(tensor: Tensor) -> None:
         tracker.mark(tensor, Category.OTHER, from_birth=True)
 
-    window = fake_window(build.recipe, build.task, build.facts, [build.recipe.batch_size], placed)
-    batch = window.micro_batches[0].to(build.torch_device)
+    global_batch = fake_global_batch(build.recipe, build.task, build.facts, [build.recipe.batch_size], placed)
+    batch = global_batch.micro_batches[0].to(build.torch_device)
     with _passes(tracker, Phase.PREFILL, 1):
         build.logits(batch)
 

@@ -19,13 +19,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tightfit.backends.pytorch.assembly import assemble
-from tightfit.backends.pytorch.batch import TensorWindow
+from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.backends.pytorch.simulate.compiled.regions import Regions, compiling_for
 from tightfit.backends.pytorch.simulate.data_dependent import answer
 from tightfit.backends.pytorch.simulate.depth import Shorten
-from tightfit.backends.pytorch.simulate.fake_windows import fake_window, is_padded, micro_batch_groups
+from tightfit.backends.pytorch.simulate.fake_global_batches import fake_global_batch, is_padded, micro_batch_groups
 from tightfit.backends.pytorch.simulate.target import PlanningMode, fake_tensors, scratch_of
 from tightfit.backends.pytorch.simulate.trace_failure import explain_trace_failure
 from tightfit.backends.pytorch.simulate.unseen import unseen
@@ -180,7 +180,7 @@ def _run(build: Build, tracker: Tracker) -> None:
     if build.recipe.data.eval_fraction:
         with tracker.span("evaluation"):
             tracker.phase = Phase.EVALUATION
-            step.step.evaluate([step.window([groups[0][0]])])
+            step.step.evaluate([step.global_batch([groups[0][0]])])
     with tracker.span("save"):
         tracker.phase = Phase.SAVE
         step.step.is_finite()
@@ -190,7 +190,7 @@ def _run(build: Build, tracker: Tracker) -> None:
 
 
 class _Watched:
-    """A step that reports its phases, window and optimizer states to the tracker."""
+    """A step that reports its phases, global batch and optimizer states to the tracker."""
 
     def __init__(self, build: Build, tracker: Tracker) -> None:
         self.build = build
@@ -200,14 +200,14 @@ class _Watched:
         self._number = 0
         self._times: list[int] = []
 
-    def window(self, sizes: list[int]) -> TensorWindow:
+    def global_batch(self, sizes: list[int]) -> TensorGlobalBatch:
         build = self.build
-        return fake_window(build.recipe, build.task, build.facts, sizes, self._placed)
+        return fake_global_batch(build.recipe, build.task, build.facts, sizes, self._placed)
 
     def take(self, number: int, groups: list[tuple[int, int]]) -> None:
         """One step over micro-batches given as their sizes, each with how often it runs in a row."""
         self._number, self._times = number, [times for _, times in groups]
-        self.step(self.window([size for size, _ in groups]), self.build.recipe.learning_rate)
+        self.step(self.global_batch([size for size, _ in groups]), self.build.recipe.learning_rate)
         self._close()
         self._mark_states()
 
@@ -235,7 +235,7 @@ class _Watched:
                     self.tracker.mark(value, Category.OPTIMIZER, module=owner, from_birth=True)
 
     def _placed(self, tensor: torch.Tensor) -> None:
-        """A tensor of the window: the device's own on CUDA, the data's on the CPU, which shares its memory."""
+        """A tensor of the global batch: the device's own on CUDA, the data's on the CPU, which shares its memory."""
         if self.build.device.kind == "cpu":
             self.tracker.ignore(tensor)
         else:

@@ -1,8 +1,8 @@
 """Memory that tracing cannot see, each piece with its size and where that comes from.
 
 Outside the allocator lies the CUDA context with the kernels that were loaded; inside it the workspaces of cuBLAS, which
-no tensor holds; in the host's memory the windows that wait for the step, and a checkpoint on its way. A figure measured
-on the GPU (`benchmarks/context_bytes.py`) takes the place of an assumed one. One device has no NCCL buffers.
+no tensor holds; in the host's memory the global batches that wait for the step, and a checkpoint on its way. A figure
+measured on the GPU (`benchmarks/context_bytes.py`) takes the place of an assumed one. One device has no NCCL buffers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def unseen(recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemory]
         return []
     found = [*_context(recipe, device), *_workspaces(device, trace)]
     if recipe.mode == "train":
-        found += [*_windows(recipe, trace), *_checkpoint(trace)]
+        found += [*_global_batches(recipe, trace), *_checkpoint(trace)]
     return found
 
 
@@ -145,8 +145,8 @@ def lt_workspace_bytes() -> tuple[int, str]:
 # The host's memory
 
 
-def _windows(recipe: Recipe, trace: Trace) -> Iterator[UntracedMemory]:
-    """The windows on their way to the device: each worker's, and the one in use."""
+def _global_batches(recipe: Recipe, trace: Trace) -> Iterator[UntracedMemory]:
+    """The global batches on their way to the device: each worker's, and the one in use."""
     loading, micro = recipe.loading, recipe.micro_batch_size
     first = trace.span("step 1")
     inputs = [a for a in trace.allocations if a.category is Category.OTHER and first.start <= a.born < first.stop]
@@ -155,10 +155,10 @@ def _windows(recipe: Recipe, trace: Trace) -> Iterator[UntracedMemory]:
         return
     waiting = loading.workers * loading.prefetch + 1
     held = [pinned_size(size) for size in tensors] if loading.pin_memory else tensors
-    window = sum(held) * -(-recipe.batch_size // min(micro, recipe.batch_size))
+    global_batch = sum(held) * -(-recipe.batch_size // min(micro, recipe.batch_size))
     kind = "page-locked, each tensor rounded up to a power of two" if loading.pin_memory else "not page-locked"
-    yield UntracedMemory(name="windows waiting for the step", bytes=window * waiting, where="host",
-                 source=f"{waiting} windows of a whole batch, {kind}; the data itself is not counted")
+    yield UntracedMemory(name="global batches waiting for the step", bytes=global_batch * waiting, where="host",
+                 source=f"{waiting} global batches, {kind}; the data itself is not counted")
 
 
 def _checkpoint(trace: Trace) -> Iterator[UntracedMemory]:

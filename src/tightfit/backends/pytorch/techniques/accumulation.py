@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from tightfit.backends.pytorch.batch import TensorWindow
+from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build, Passes
 from tightfit.techniques.accumulation import Loop
 
@@ -15,14 +15,14 @@ def loop(technique: Loop, build: Build) -> Build:
     return replace(build, accumulation=one_after_the_other)
 
 
-def one_after_the_other(build: Build, passes: Passes, window: TensorWindow) -> Tensor:
+def one_after_the_other(build: Build, passes: Passes, global_batch: TensorGlobalBatch) -> Tensor:
     """Each micro-batch forward and backward, before the next one."""
     total: Tensor | None = None
-    for number in range(len(window.micro_batches)):
-        with build.gradient_sync(number == len(window.micro_batches) - 1):
-            loss = passes.forward(window, number)
+    for number in range(len(global_batch.micro_batches)):
+        with build.gradient_sync(number == len(global_batch.micro_batches) - 1):
+            loss = passes.forward(global_batch, number)
             total = loss if total is None else total + loss
             del loss
-            passes.backward(window, number)
+            passes.backward(global_batch, number)
     assert total is not None
     return total

@@ -1,8 +1,8 @@
-"""Windows prepared ahead of the step: torch's DataLoader over window indices.
+"""Global batches prepared ahead of the step: torch's DataLoader over global batch indices.
 
-A window is a pure function of its index, so resuming is starting at the next index, exact with any number of workers.
-Workers send it as arrays, through a pipe: a tensor would take a file descriptor each, of which a window of many
-micro-batches needs hundreds.
+A global batch is a pure function of its index, so resuming is starting at the next index, exact with any number of
+workers. Workers send it as arrays, through a pipe: a tensor would take a file descriptor each, of which a global batch
+of many micro-batches needs hundreds.
 """
 
 from __future__ import annotations
@@ -15,47 +15,47 @@ from dataclasses import dataclass, replace
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from tightfit.backends.base import WindowSource
-from tightfit.backends.pytorch.batch import TensorWindow, tensor_window
+from tightfit.backends.base import GlobalBatchSource
+from tightfit.backends.pytorch.batch import TensorGlobalBatch, tensor_global_batch
 from tightfit.backends.pytorch.build import Build
 from tightfit.errors import TightfitError
-from tightfit.tasks import Window
+from tightfit.tasks import GlobalBatch
 from tightfit.techniques.loading import Loading
 
 
 @dataclass(frozen=True)
 class _Made:
-    """A window, or why there is none: DataLoader would bury a worker's error in a traceback of its own."""
+    """A global batch, or why there is none: DataLoader would bury a worker's error in a traceback of its own."""
 
-    window: Window | TightfitError
+    global_batch: GlobalBatch | TightfitError
 
-    def tensors(self) -> TensorWindow:
-        if isinstance(self.window, TightfitError):
-            raise self.window
-        return tensor_window(self.window)
+    def tensors(self) -> TensorGlobalBatch:
+        if isinstance(self.global_batch, TightfitError):
+            raise self.global_batch
+        return tensor_global_batch(self.global_batch)
 
     def pin_memory(self) -> _Made | _Pinned:
         """Called by DataLoader, in a thread of its own where there are workers."""
-        return self if isinstance(self.window, TightfitError) else _Pinned(self.tensors().pin_memory())
+        return self if isinstance(self.global_batch, TightfitError) else _Pinned(self.tensors().pin_memory())
 
 
 @dataclass(frozen=True)
 class _Pinned:
-    """A window in pinned memory."""
+    """A global batch in pinned memory."""
 
-    window: TensorWindow
+    global_batch: TensorGlobalBatch
 
-    def tensors(self) -> TensorWindow:
-        return self.window
+    def tensors(self) -> TensorGlobalBatch:
+        return self.global_batch
 
 
-class _Windows(Dataset[_Made]):
-    def __init__(self, source: WindowSource) -> None:
+class _GlobalBatches(Dataset[_Made]):
+    def __init__(self, source: GlobalBatchSource) -> None:
         self.source = source
 
     def __getitem__(self, index: int) -> _Made:
         try:
-            return _Made(self.source.window(index))
+            return _Made(self.source.global_batch(index))
         except TightfitError as error:
             return _Made(error)
 
@@ -69,11 +69,11 @@ def _start_worker(number: int) -> None:
 
 
 def loading(technique: Loading, build: Build) -> Build:
-    def windows(source: WindowSource, start: int, stop: int) -> Iterator[TensorWindow]:
+    def global_batches(source: GlobalBatchSource, start: int, stop: int) -> Iterator[TensorGlobalBatch]:
         workers = technique.workers
         assert workers != "auto", "resolve the recipe first"
         loader: DataLoader[_Made | _Pinned] = DataLoader(
-            _Windows(source),
+            _GlobalBatches(source),
             batch_size=None,
             sampler=range(start, stop),
             num_workers=workers,
@@ -85,4 +85,4 @@ def loading(technique: Loading, build: Build) -> Build:
         for made in loader:  # nothing else refers to its iterator, so that an error, too, ends the workers at once
             yield made.tensors()
 
-    return replace(build, windows=windows)
+    return replace(build, global_batches=global_batches)

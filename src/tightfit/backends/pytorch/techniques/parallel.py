@@ -1,6 +1,6 @@
 """Data parallelism by torch's own means: DataParallel and DistributedDataParallel around the loss of the same build.
 
-However a window is split, the loss of a step is the sum over all of its labels, divided by their number.
+However a global batch is split, the loss of a step is the sum over all of its labels, divided by their number.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from tightfit.backends.pytorch.batch import TensorBatch, TensorWindow
+from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build, LossSum
 from tightfit.techniques.parallel import Ddp, Dp
 
@@ -25,13 +25,14 @@ def dp(technique: Dp, build: Build) -> Build:
 
 
 def ddp(technique: Ddp, build: Build) -> Build:
-    """This process has a part of each window. Its process group has been joined, and its GPU is the current one."""
+    """This process has a part of each global batch. Its process group has been joined, and its GPU is the current
+    one."""
     own = [torch.cuda.current_device()] if build.torch_device.type == "cuda" else None
     wrapped = DistributedDataParallel(LossModule(build), device_ids=own)
 
-    def denominator(window: TensorWindow) -> float:
+    def denominator(global_batch: TensorGlobalBatch) -> float:
         # gradients are averaged over the processes, and belong to the sum over them
-        return max(process_sums([window.count], build.torch_device)[0], 1) / dist.get_world_size()
+        return max(process_sums([global_batch.count], build.torch_device)[0], 1) / dist.get_world_size()
 
     def sync(last: bool) -> AbstractContextManager[Any]:
         return nullcontext() if last else wrapped.no_sync()

@@ -68,7 +68,7 @@ def packed_way(query: Tensor, value: Tensor, starts: Tensor, dropout: float, pos
     rows: nothing to do: no document crosses rows, and here each fills its own.
     varlen: the variable-length flash kernel, on CUDA in half precision without dropout.
     slices: each document by itself, on the CPU outside compiled regions. With dropout each costs memory by the square
-        of its length, which planning does not know: there it takes a run's fullest window, of a document a row.
+        of its length, which planning does not know: there it takes a run's fullest global batch, of a document a row.
     dense: a T x T mask, the fallback for the rest. `attention.sdpa` notes it at the build where it can be known, and
         `functions.kernel_names` names it where it ran.
     """

@@ -1,4 +1,4 @@
-"""Windows of the right shapes and no values: all that a step on fake tensors reads."""
+"""Global batches of the right shapes and no values: all that a step on fake tensors reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tightfit.backends.pytorch.batch import TensorBatch, TensorWindow
+from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
 from tightfit.models import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import Task
@@ -69,12 +69,12 @@ def padded_length(recipe: Recipe) -> int:
 
 
 def micro_batch_sizes(recipe: Recipe) -> list[int]:
-    """Samples in each micro-batch of a full window."""
+    """Samples in each micro-batch of a full global batch."""
     return [size for size, times in micro_batch_groups(recipe) for _ in range(times)]
 
 
 def micro_batch_groups(recipe: Recipe) -> list[tuple[int, int]]:
-    """A full window's micro-batches by size, each with how often it runs in a row.
+    """A full global batch's micro-batches by size, each with how often it runs in a row.
 
     The first one finds no gradients; those behind it add to some, all alike but for the last one's size.
     """
@@ -84,9 +84,11 @@ def micro_batch_groups(recipe: Recipe) -> list[tuple[int, int]]:
     return [(size, times) for size, times in ((micro, 1), (micro, full - 1), (rest, 1)) if size and times]
 
 
-def fake_window(recipe: Recipe, task: Task, facts: ModelFacts, sizes: list[int], placed: Placed) -> TensorWindow:
-    """A window whose micro-batches hold `sizes` samples."""
+def fake_global_batch(
+    recipe: Recipe, task: Task, facts: ModelFacts, sizes: list[int], placed: Placed
+) -> TensorGlobalBatch:
+    """A global batch whose micro-batches hold `sizes` samples."""
     samples = sum(sizes)
     batches = tuple(FakeBatch(recipe, task, facts, size, placed) for size in sizes)
     tokens = samples * recipe.seq_len
-    return TensorWindow(micro_batches=batches, count=tokens, samples=samples, tokens=tokens, origin="planned")  # type: ignore[arg-type]
+    return TensorGlobalBatch(micro_batches=batches, count=tokens, samples=samples, tokens=tokens, origin="planned")  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""Windows of random tokens or images, in the form that a recipe's data has: plain, padded, or packed with documents."""
+"""Global batches of random tokens or images, in the form that a recipe's data has: plain, padded, or packed with
+documents."""
 
 from __future__ import annotations
 
@@ -6,21 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from tightfit.backends.pytorch.batch import TensorWindow, tensor_window
-from tightfit.backends.pytorch.simulate.fake_windows import DOCUMENTS_A_ROW, micro_batch_sizes, padded_length
+from tightfit.backends.pytorch.batch import TensorGlobalBatch, tensor_global_batch
+from tightfit.backends.pytorch.simulate.fake_global_batches import DOCUMENTS_A_ROW, micro_batch_sizes, padded_length
 from tightfit.models import ModelFacts
 from tightfit.recipe import Recipe
-from tightfit.tasks import ArraySpec, MicroBatch, Task, window_of
+from tightfit.tasks import ArraySpec, MicroBatch, Task, global_batch_of
 
 
-def random_window(
+def random_global_batch(
     recipe: Recipe, task: Task, facts: ModelFacts, seed: int, documents: int = DOCUMENTS_A_ROW
-) -> TensorWindow:
-    """A full window, all its labels counting but those of padding. recipe: resolved. documents: in a packed row."""
+) -> TensorGlobalBatch:
+    """A full global batch, all its labels counting but those of padding. recipe: resolved. documents: in a packed
+    row."""
     random = np.random.default_rng(seed)
     batches = tuple(
         random_micro_batch(recipe, task, facts, rows, random, documents) for rows in micro_batch_sizes(recipe))
-    return tensor_window(window_of(batches, f"random, seed {seed}"))
+    return tensor_global_batch(global_batch_of(batches, f"random, seed {seed}"))
 
 
 def random_micro_batch(
