@@ -17,7 +17,7 @@ from typing import Any
 import record
 from tightfit.planner import plan_on
 from tightfit.planning.plan import Plan
-from tightfit.planning.search.choose import CLOCK_ERROR
+from tightfit.planning.search.findings import CLOCK_ERROR
 from tightfit.recipe.lookup import load_recipe
 from tightfit.techniques import SLOTS
 

@@ -113,13 +113,13 @@ from tightfit.tasks import MicroBatch, global_batch_of
 assembly.compiler_options = lambda flags, devices: fast_options()
 assert len(jax.devices()) == 2
 ids = np.random.default_rng(0).integers(0, 64, (3, 8))
-global batch = global_batch_of((MicroBatch(inputs={"input_ids": ids}, labels=np.roll(ids, -1, 1)),))
+global_batch = global_batch_of((MicroBatch(inputs={"input_ids": ids}, labels=np.roll(ids, -1, 1)),))
 found = []
 for parallel in ("none", "dp"):
     step = Step(build(batch_size=3, micro_batch_size=3, parallel=parallel, optimizer="sgd"))
     assert len(step.build.devices) == (2 if parallel == "dp" else 1)
-    losses = [step(array_global_batch(global batch, 1, step.build.rows), 0.5).read() for _ in range(3)]
-    placed = jax.device_put(array_global_batch(global batch, 1, step.build.rows).arrays["labels"], step.build.split)
+    losses = [step(array_global_batch(global_batch, 1, step.build.rows), 0.5).read() for _ in range(3)]
+    placed = jax.device_put(array_global_batch(global_batch, 1, step.build.rows).arrays["labels"], step.build.split)
     assert len({shard.device for shard in placed.addressable_shards}) == len(step.build.devices)
     assert parallel == "none" or placed.addressable_shards[0].data.shape[1] == 2
     found.append((losses, jax.device_get(step.state["params"])))

@@ -10,8 +10,9 @@ from tests.planning.toy import Toy
 from tightfit.devices import MIB, Device
 from tightfit.errors import ModelError, Refused
 from tightfit.planning.estimate import Margin, Timed, estimate
-from tightfit.planning.search.choose import CLOCK_ERROR, Exploration
+from tightfit.planning.search.choose import Exploration
 from tightfit.planning.search.evaluate import InProcess
+from tightfit.planning.search.findings import CLOCK_ERROR
 from tightfit.planning.search.search import TRACES, search
 from tightfit.planning.search.space import Space
 from tightfit.recipe import Recipe

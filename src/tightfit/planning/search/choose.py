@@ -11,25 +11,17 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tightfit.devices import Device
-from tightfit.errors import ModelError, Refused
+from tightfit.errors import Refused
 from tightfit.planning.defaults import default_micro_batch
-from tightfit.planning.search.evaluate import Evaluated, Evaluator, Progress
-from tightfit.planning.search.outlook import Outlooks, Unknown
-from tightfit.planning.search.space import ALLOCATOR, LAST_RESORT, Choice, Level, Space, named
-from tightfit.recipe import Recipe
-from tightfit.techniques import SLOTS, Technique
+from tightfit.planning.search.findings import CLOCK_ERROR, Findings, Pair, Spent
+from tightfit.planning.search.outlook import Unknown
+from tightfit.planning.search.space import LAST_RESORT, Choice, Level
+from tightfit.techniques import Technique
 
-CLOCK_ERROR = 0.05
-"""The share by which predicted times of two recipes of one model have to differ for one to be called faster. Of pairs
-that differ in one field, predicted and measured ratios are 4 to 5 % apart at the median (results/search_quality.json);
-single times are off by 19 to 26 %."""
 ROOTS = 4
 """Combinations that are tried until one can be built."""
 LONGER = 50_000
 """Ops and allocations by which a trace may outgrow the first ones, as those of packed documents on a processor do."""
-
-Pair = tuple[Choice, int]
 
 
 class Promise(NamedTuple):
@@ -41,39 +33,8 @@ class Promise(NamedTuple):
     unknown: tuple[Unknown, ...]
 
 
-class Spent(Exception):
-    """No more may be traced."""
-
-
-class Exploration:
-    """A search under way.
-
-    found: what was evaluated, by combination and micro-batch. refused: what could not be built, and why. limit: traces
-    at most, a compiled one counted as several; `kept_back` of them are left for what `explain` asks. for_run: whether
-    the choice is for a run of `max_steps`, which pays for what comes before its first step. mildest: never take harsher
-    numerics for speed.
-    """
-
-    def __init__(
-        self, space: Space, evaluator: Evaluator, *, limit: int, kept_back: int, progress: Progress | None = None,
-        for_run: bool = False, mildest: bool = False,
-    ) -> None:  # fmt: skip
-        self.space, self.evaluator, self.progress, self.for_run = space, evaluator, progress, for_run
-        self.device = space.device
-        self.limit, self.kept_back, self.mildest = limit, kept_back, mildest
-        self.found: dict[Pair, Evaluated] = {}
-        self.beside: list[tuple[Device, Evaluated]] = []
-        """What was evaluated for answers alone, and where."""
-        self.refused: dict[Choice, str] = {}
-        self.failure: ModelError | None = None
-        self.sizes = list(space.sizes)
-        self.weighed: list[Choice] = []
-        self.notes: list[str] = []
-        self.spent = self.made = 0
-        self._broken: set[Unknown] = set()
-        self._outlooks: Outlooks | None = None
-
-    # Running
+class Exploration(Findings):
+    """A search under way. See `Findings` for what it is made with."""
 
     def run(self) -> None:
         """Evaluate until the choice stands. Raises Refused or ModelError where nothing can be built."""
@@ -245,121 +206,9 @@ class Exploration:
                 return
             self.evaluate([least])
 
-    # What is known
-
-    @property
-    def outlooks(self) -> Outlooks:
-        """Of what was evaluated so far."""
-        if self._outlooks is None:
-            points: dict[Choice, dict[int, Evaluated]] = {}
-            for (choice, micro), found in self.found.items():
-                points.setdefault(choice, {})[micro] = found
-            self._outlooks = Outlooks(self.space, points)
-        return self._outlooks
-
-    def room(self, spare: bool) -> int:
-        """Bytes for the allocator, less the margin where `spare` is to stay."""
-        memory = next(iter(self.found.values())).estimate.memory
-        return memory.capacity - (memory.margin if spare else 0)
-
-    def rounding(self, choice: Choice) -> float:
-        """The least that the allocator was seen to reserve at a peak, over what was asked of it there."""
-        asked = self.space.on(choice, 1).expandable_segments
-        alike = [found for found in self.found.values() if found.recipe.expandable_segments == asked]
-        return max(min((f.estimate.memory.peak_reserved / max(f.passes, f.elsewhere, 1) for f in alike), default=1.0),
-                   1.0)
-
-    def speed(self, pair: Pair) -> float:
-        """Samples a second; of a run, with what comes before its first step spread over its steps."""
-        found = self.found[pair]
-        return self.space.recipe.batch_size / max(self._in_run(found.seconds, found.recipe), 1e-12)
-
-    def _in_run(self, seconds: float, recipe: Recipe) -> float:
-        return seconds + (startup(recipe) / recipe.max_steps if self.for_run else 0.0)
-
-    def best(self, worst: int = 2) -> Pair | None:
-        """The choice among what was evaluated and fits so well: of the mildest numerics, unless a harsher level gains
-        more than the clock's error."""
-        ranks = [rank for rank in ((0, 1), (2,)) if rank[0] <= worst]
-        for group in ranks:
-            fitting = [pair for pair, found in self.found.items() if found.fit_rank in group]
-            winner: Pair | None = None
-            for level in sorted({self.space.level(choice) for choice, _ in fitting}):
-                local = self._pick([pair for pair in fitting if self.space.level(pair[0]) == level])
-                if winner is None or (level[0] < LAST_RESORT and not self.mildest
-                                      and self.speed(local) > (1 + CLOCK_ERROR) * self.speed(winner)):
-                    winner = local
-            if winner is not None:
-                return winner
-        return None
-
-    def _pick(self, pairs: Sequence[Pair]) -> Pair:
-        """Of one level the plainest of what is as fast as the fastest; what needs no retries first."""
-        rank = min(self.found[pair].fit_rank for pair in pairs)
-        pairs = [pair for pair in pairs if self.found[pair].fit_rank == rank]
-        enough = max(map(self.speed, pairs)) / (1 + CLOCK_ERROR)
-        as_fast = [pair for pair in pairs if self.speed(pair) >= enough]
-        return min(as_fast, key=lambda pair: (self.space.departures(pair[0]), -self.speed(pair),
-                                              self.found[pair].estimate.memory.used))
-
     def _left(self) -> list[Choice]:
         """What might still be better."""
         best = self.best()
         least = 0.0 if best is None else (1 + CLOCK_ERROR) * self.speed(best)
         promises = ((choice, self._promise(choice, best is None)) for choice in self.weighed)
         return [choice for choice, promise in promises if promise is not None and promise.speed > least]
-
-    # Evaluating
-
-    def evaluate(self, pairs: Iterable[Pair], needed: bool = True) -> None:
-        """Evaluate what was not. Raises Spent where that is too much."""
-        wanted = [pair for pair in pairs if pair not in self.found and pair[0] not in self.refused]
-        recipes = [self.space.on(choice, micro) for choice, micro in wanted]
-        for recipe in recipes:
-            if not self._traced(recipe):
-                self.count(recipe, named(recipe, None, self.shown))
-        for pair, outcome in zip(wanted, self.evaluator([(r, self.space.device) for r in recipes]), strict=True):
-            if isinstance(outcome, Evaluated):
-                self.found[pair] = outcome
-                continue
-            if not isinstance(outcome, Refused | ModelError):
-                raise outcome
-            self.refused[pair[0]] = str(outcome)
-            if isinstance(outcome, ModelError):
-                self.failure = self.failure or outcome
-            self._blame(pair[0])
-        self._outlooks = None
-
-    def count(self, recipe: Recipe, text: str) -> None:
-        """Count a recipe that is to be traced, and report it as `text`. Raises Spent where that is too much."""
-        if self.spent >= self.limit - self.kept_back and self.found:
-            raise Spent
-        if self.progress is not None:
-            self.progress(self.made, max(self.limit, self.made + 1), text)
-        self.made += 1
-        self.spent += max(getattr(recipe, slot).trace_cost for slot in SLOTS)
-
-    def _traced(self, recipe: Recipe) -> bool:
-        """Whether it was traced already, for an allocator set otherwise."""
-        passes = recipe.model_copy(update={ALLOCATOR: False})
-        return any(found.recipe.model_copy(update={ALLOCATOR: False}) == passes for found in self.found.values())
-
-    @property
-    def shown(self) -> tuple[str, ...]:
-        """The fields that the search decides, for reading."""
-        return ("micro_batch_size", *(field for field in self.space.fields if field != ALLOCATOR))
-
-    def _blame(self, choice: Choice) -> None:
-        """Hold the one value against it in which a combination that cannot be built differs from one that can."""
-        working = {c for c, _ in self.found}
-        for other in working:
-            fields = self.space.differing(choice, other)
-            if len(fields) == 1:
-                at = self.space.fields.index(fields[0])
-                if all(c[at] != choice[at] for c in working):
-                    self._broken.add((fields[0], choice[at]))
-
-
-def startup(recipe: Recipe) -> float:
-    """Seconds before the first step of a resolved recipe, such as a compiler's."""
-    return max(float(getattr(recipe, slot).startup_seconds) for slot in SLOTS)

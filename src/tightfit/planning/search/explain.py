@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from tightfit.errors import ModelError
 from tightfit.planning.plan import Candidate, Memory
-from tightfit.planning.search.choose import CLOCK_ERROR, Exploration, Pair, Spent, startup
+from tightfit.planning.search.choose import Exploration
 from tightfit.planning.search.evaluate import Evaluated
+from tightfit.planning.search.findings import CLOCK_ERROR, Pair, Spent, startup
 from tightfit.planning.search.space import ALLOCATOR, Choice, named
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS

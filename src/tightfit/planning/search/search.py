@@ -11,7 +11,7 @@ from tightfit.models import model_facts
 from tightfit.planning.estimate import Margin, Tools
 from tightfit.planning.plan import Answers, Plan
 from tightfit.planning.search import ways_out
-from tightfit.planning.search.choose import Exploration, Pair
+from tightfit.planning.search.choose import Exploration
 from tightfit.planning.search.evaluate import Evaluated, Evaluator, InProcess, Progress
 from tightfit.planning.search.explain import (
     SHOWN,
@@ -25,6 +25,7 @@ from tightfit.planning.search.explain import (
     too_short,
     why,
 )
+from tightfit.planning.search.findings import Pair
 from tightfit.planning.search.smallest_gpu import smallest_gpu
 from tightfit.planning.search.space import Space, named, written
 from tightfit.recipe import Recipe

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from tightfit.devices import Device
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Margin
-from tightfit.planning.search.choose import Exploration, Pair, Spent
+from tightfit.planning.search.choose import Exploration
 from tightfit.planning.search.explain import changing
+from tightfit.planning.search.findings import Pair, Spent
 from tightfit.planning.search.space import Level, named
 from tightfit.planning.search.ways_out import MICRO, Asking
 from tightfit.recipe import Recipe

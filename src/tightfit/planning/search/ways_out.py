@@ -13,8 +13,9 @@ from tightfit.planning.defaults import default_micro_batch, resolve
 from tightfit.planning.largest import largest_that_fits
 from tightfit.planning.offload import OffloadAdvice, offload_branch
 from tightfit.planning.plan import Change
-from tightfit.planning.search.choose import CLOCK_ERROR, Exploration, Spent
+from tightfit.planning.search.choose import Exploration
 from tightfit.planning.search.evaluate import Evaluated
+from tightfit.planning.search.findings import CLOCK_ERROR, Spent
 from tightfit.planning.search.space import Space, micro_batch_sizes, named
 from tightfit.planning.suggestions import savings
 from tightfit.recipe import Recipe

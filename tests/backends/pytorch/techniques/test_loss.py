@@ -193,6 +193,9 @@ class Reshaping(transformers.LlamaForCausalLM):  # type: ignore[misc]
         return logits.reshape(*input_ids.shape, VOCAB)
 
 
+CLOSED = {"checkpointing": "none", "compile": "off", "attention": "sdpa", "precision": "fp32", "optimizer": "adamw"}
+
+
 class Twice(transformers.LlamaForCausalLM):  # type: ignore[misc]
     """Calls its head twice."""
 
@@ -232,10 +235,16 @@ def test_what_it_cannot_serve_is_refused_by_name_by_plans_too(make, said):
 
 
 def test_a_plan_of_an_open_loss_takes_the_plain_one_where_a_head_cannot_have_another():
-    pinned = {"data": "dummy", "seq_len": 16, "batch_size": 4, "micro_batch_size": 4, "vocab_size": VOCAB,
-              "checkpointing": "none", "compile": "off", "attention": "sdpa", "precision": "fp32", "optimizer": "adamw"}
-    chosen = [plan(model, pinned, gpu="rtx-4090").recipe.loss for model in (Headless(), tiny_model("gpt2"))]
-    assert chosen == [Plain(), Chunked()]
+    pinned = {"data": "dummy", "seq_len": 16, "batch_size": 4, "micro_batch_size": 4, "vocab_size": VOCAB, **CLOSED}
+    assert plan(Headless(), pinned, gpu="rtx-4090").recipe.loss == Plain()
+
+
+def test_a_plan_of_an_open_loss_takes_chunks_where_whole_logits_do_not_fit():
+    pinned = {"seq_len": 1024, "batch_size": 32, "micro_batch_size": 32, "model_overrides": {"attn_pdrop": 0},
+              **CLOSED, "precision": "bf16"}
+    planned = plan("gpt2", pinned, gpu="rtx-5090")
+    assert planned.recipe.loss == Chunked()
+    assert any("loss=plain does not fit" in sentence for sentence in planned.answers.would_not_fit)
 
 
 def test_a_task_of_classes_is_refused_before_a_model_is_built():
