@@ -68,7 +68,10 @@ def test_what_a_process_started_ends_with_it(worker: Callable[[str], None], tmp_
 def test_interrupted_nothing_is_left_running(worker: Callable[[str], None], tmp_path: Path) -> None:
     path = tmp_path / "pid"
     worker(CHILD.format(path=str(path)))
-    ladder = subprocess.Popen([sys.executable, "-c", "from tightfit.ladder import jobs; jobs.WORKER = 'small_worker'; "
+    # a shell's background processes ignore the signal, and so do theirs
+    ladder = subprocess.Popen([sys.executable, "-c", "import signal; from tightfit.ladder import jobs; "
+                               "signal.signal(signal.SIGINT, signal.default_int_handler); "
+                               "jobs.WORKER = 'small_worker'; "
                                "list(jobs.run_jobs([jobs.Job(kind='machine', recipe={})], 60.0))"],
                               stderr=subprocess.DEVNULL)
     until(lambda: path.exists() and path.read_text() != "")
