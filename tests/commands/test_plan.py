@@ -234,8 +234,9 @@ def test_every_gpu_is_compared(recipe, run, monkeypatch):
     lines = [line for line in out.splitlines() if line.startswith(("RTX 4090", "L4"))]
     assert lines[0].startswith("L4")
     assert lines[0].rstrip().endswith("2 x 3 a")
-    assert "a precision=bf16 loss=plain checkpointing=none optimizer=adamw attention=sdpa compile=off" in " ".join(out.split())
-    assert "refused on V100 16GB: precision=bf16" in " ".join(out.split())
+    text = " ".join(out.split())
+    assert "a precision=bf16 loss=plain checkpointing=none optimizer=adamw attention=sdpa compile=off" in text
+    assert "refused on V100 16GB: precision=bf16" in text
     status, out, _ = run(*words, "--json")
     rows = json.loads(out)["gpus"]
     assert [row["device"]["name"] for row in rows] == ["L4", "RTX 4090", "V100 16GB"]
