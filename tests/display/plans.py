@@ -37,15 +37,15 @@ def estimate(scale=1.0, *, fits="yes", safe=True, tokens=10_000.0, notes=(), cal
     return Estimate(fits=fits, safe=safe, memory=memory(scale, **changes), time=time, unseen=unseen, notes=notes)
 
 
-def candidate(cost, *, verified=True, changes_numerics=(), reasons=(), **fields):
-    return Candidate(recipe=Recipe.from_dict({**RESOLVED, **fields}), estimate=cost, verified=verified,
+def candidate(cost, *, changes_numerics=(), reasons=(), **fields):
+    return Candidate(recipe=Recipe.from_dict({**RESOLVED, **fields}), estimate=cost,
                      changes_numerics=changes_numerics, reasons=reasons)
 
 
 def fitting():
     """Three candidates: one that is chosen, one that changes numerics, one too large."""
     chosen = candidate(estimate(notes=("not calibrated: from the sheet", "mind the gap"), unseen=UNSEEN))
-    eight = candidate(estimate(0.5, tokens=9_000.0, fits="with-retries"), verified=False, optimizer="adamw-8bit",
+    eight = candidate(estimate(0.5, tokens=9_000.0, fits="with-retries"), optimizer="adamw-8bit",
                       changes_numerics=("optimizer=adamw-8bit",), micro_batch_size=24)
     large = candidate(estimate(2.0, fits="no", safe=False, tokens=11_000.0, missing=3 * GIB), micro_batch_size=32)
     misaligned = Misalignment(field="vocab_size", value=50257, multiple=8, padded=50264, gain=0.05,

@@ -95,7 +95,7 @@ def columns(plan: Plan) -> tuple[list[Column], list[Column]]:
     choices += [Column(field, partial(_choice, field)) for field in fields if field != "micro_batch_size"]
     unit = next((candidate.estimate.time.unit for candidate in plan.candidates), "samples/s")
     costs = [
-        Column("reserved", lambda c: ("" if c.verified else "~") + size(c.estimate.memory.peak_reserved), True),
+        Column("reserved", lambda c: size(c.estimate.memory.peak_reserved), True),
         Column("fits", lambda c: fits(c.estimate)),
         Column(unit, lambda c: f"{c.estimate.time.throughput:,.0f}", True),
     ]
@@ -112,8 +112,6 @@ def marks(candidates: Sequence[Candidate]) -> str:
     found = []
     if any(candidate.changes_numerics for candidate in candidates):
         found.append("* changes numerics")
-    if not all(candidate.verified for candidate in candidates):
-        found.append("~ interpolated between traces")
     if any(c.recipe.mode == "inference" and getattr(c.recipe.precision, "full_eval", False) for c in candidates):
         found.append("full_eval: weights of 16 bits, as model.half() makes them")
     return "  ".join(found)

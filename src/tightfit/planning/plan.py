@@ -129,14 +129,12 @@ class Estimate:
 class Candidate:
     """A resolved recipe and its cost.
 
-    verified: whether the very recipe was traced; else its figures are interpolated between traces of others.
     changes_numerics: what was picked for it that changes numerics, as `field=value`; empty where nothing was.
     reasons: sentences: why it is chosen, or what speaks against it.
     """
 
     recipe: Recipe
     estimate: Estimate
-    verified: bool = True
     changes_numerics: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
 

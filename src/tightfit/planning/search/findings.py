@@ -107,7 +107,7 @@ class Findings:
         return min(as_fast, key=lambda pair: (self.space.departures(pair[0]), -self.speed(pair),
                                               self.found[pair].estimate.memory.used))
 
-    def evaluate(self, pairs: Iterable[Pair], needed: bool = True) -> None:
+    def evaluate(self, pairs: Iterable[Pair]) -> None:
         """Evaluate what was not. Raises Spent where that is too much."""
         wanted = [pair for pair in pairs if pair not in self.found and pair[0] not in self.refused]
         recipes = [self.space.on(choice, micro) for choice, micro in wanted]
