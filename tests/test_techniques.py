@@ -9,6 +9,7 @@ import pytest
 
 from refusals import knobs
 from tightfit.devices import Device
+from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 from tightfit.techniques import VARIANTS, Technique
 from tightfit.techniques.base import Exactness
@@ -92,8 +93,7 @@ def test_refusals_say_what_to_write_or_install(rung: Technique, device: Device) 
 
 @each_variant
 def test_facts_that_the_search_reads(variant: type[Technique]) -> None:
-    """Offered settings are the variant's own, and what a step is declared slower than stands in the same slot."""
-    names = {other.name for other in VARIANTS[variant.slot]}
+    """Offered settings are the variant's own, and its rules of thumb are shares."""
     for backend in ("pytorch", "jax"):
         recipe = Recipe.from_dict({"backend": backend})
         for device in DEVICES:
@@ -101,9 +101,10 @@ def test_facts_that_the_search_reads(variant: type[Technique]) -> None:
             assert all(type(setting) is variant for setting in offered)
             assert len(set(map(repr, offered))) == len(offered)
             assert variant.usual(recipe, device) is None or isinstance(variant.usual(recipe, device), variant)
-            slower_than = variant().slower_than(device)
-            assert slower_than == "" or (slower_than in names and slower_than != variant.name)
-    assert 0 <= variant.slowdown < 1
+            assert -1 < variant().slowdown(device) < 1
+            assert variant().outdone_by(device) in {"", *(v.name for v in VARIANTS[variant.slot])} - {variant.name}
+            assert 0 <= variant().bytes_per_parameter(resolve(recipe, device)) <= 16
+    assert 0 < variant.keeps <= 1
     assert variant.harshness in range(5)
     assert variant.exact == "changes" or variant.harshness == 0
     assert variant.trace_cost >= 1

@@ -35,7 +35,7 @@ def resolve(recipe: Recipe, device: Device) -> Recipe:
 def fill_rest(recipe: Recipe, device: Device) -> Recipe:
     """The recipe with what no search decides replaced."""
     changes: dict[str, object] = {}
-    if (backend := recipe.backend.alternatives()[0]) != recipe.backend:
+    if (backend := recipe.backend.resolved()) != recipe.backend:
         changes["backend"] = backend
     if recipe.loading.workers == "auto":
         changes["loading"] = replace(recipe.loading, workers=WORKERS[device.kind])

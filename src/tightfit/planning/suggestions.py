@@ -8,7 +8,7 @@ from typing import Any
 
 from tightfit.devices import Device
 from tightfit.recipe import Recipe
-from tightfit.techniques import SLOTS, Technique
+from tightfit.techniques import SLOTS
 
 MOST = 3
 """As many ways out are named at once."""
@@ -34,7 +34,7 @@ def savings(recipe: Recipe, device: Device) -> Iterator[Saving]:
         yield Saving("micro_batch_size", micro // 2, "the same global batch, more accumulation")
     offered = [setting for slot in SLOTS if getattr(recipe, slot) != "auto" for kind in SLOTS[slot]
                for setting in kind.offered(recipe, device)[:1] if setting.saving(recipe)]
-    for setting in sorted(offered, key=_cost):
+    for setting in sorted(offered, key=lambda s: (s.harshness, s.changes_states, s.slowdown(device))):
         changed = recipe.override(**{setting.slot: setting.name})
         if changed != recipe and not changed.refusals(device):
             changes = "; changes numerics" * (setting.harshness > 0)
@@ -59,7 +59,3 @@ def steadier(recipe: Recipe) -> list[str]:
         changes.append("precision=fp32")
     return changes
 
-
-def _cost(setting: Technique) -> tuple[int, bool, float]:
-    """What a change costs: numerics, then time; changes of number formats after the others."""
-    return setting.harshness, setting.changes_states, setting.slowdown

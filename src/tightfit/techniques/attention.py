@@ -36,7 +36,10 @@ class Eager(Attention):
     memory: ClassVar[str] = "most: batch x heads x sequence x sequence for each layer"
     keeps_scores: ClassVar[bool] = True
 
-    def slower_than(self, device: Device) -> str:
+    def slowdown(self, device: Device) -> float:
+        return 0.4 if device.kind == "cuda" else -0.1
+
+    def outdone_by(self, device: Device) -> str:
         return "sdpa" if device.kind == "cuda" else ""  # a processor has no fused kernel for some, as with dropout
 
 
@@ -49,11 +52,14 @@ class Sdpa(Attention):
     hf_name: ClassVar[str] = "sdpa"
     speed: ClassVar[str] = "faster, most with long sequences"
     memory: ClassVar[str] = "linear in the sequence (flash, efficient and cuDNN kernels)"
-    thrift: ClassVar[int] = 1
+    keeps: ClassVar[float] = 0.5
 
     kernel: SdpaKernel = "auto"
     """The kernel to allow: auto lets the framework choose; flash and cudnn need half precision; math is the unfused
     one."""
+
+    def slowdown(self, device: Device) -> float:
+        return -0.1 if self.kernel == "cudnn" else 0.0
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = []
@@ -97,7 +103,7 @@ class Flex(Attention):
     hf_name: ClassVar[str] = "flex_attention"
     speed: ClassVar[str] = "fast with packed documents"
     memory: ClassVar[str] = "linear in the sequence"
-    thrift: ClassVar[int] = 1
+    keeps: ClassVar[float] = 0.5
     generates: ClassVar[bool] = False
 
     @classmethod
@@ -105,7 +111,7 @@ class Flex(Attention):
         served = device.kind == "cuda" and recipe.backend.runs_torch and recipe.mode == "train"
         return [cls()] if served else []
 
-    def slower_than(self, device: Device) -> str:
+    def outdone_by(self, device: Device) -> str:
         return "sdpa"  # not measured side by side: taken where a model has no sdpa
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
@@ -122,7 +128,7 @@ class FlashAttn(Attention):
     hf_name: ClassVar[str] = "flash_attention_2"
     speed: ClassVar[str] = "as the flash kernel, or faster on the newest GPUs"
     memory: ClassVar[str] = "linear in the sequence"
-    thrift: ClassVar[int] = 1
+    keeps: ClassVar[float] = 0.5
     generates: ClassVar[bool] = False
 
     @classmethod

@@ -25,9 +25,9 @@ class Backend(Technique):
     libraries: ClassVar[tuple[str, ...]]
     """The packages whose versions a record of a run names."""
 
-    def alternatives(self) -> list[Self]:
-        """This backend with no knob left `auto`, in each way that a search weighs, the default first."""
-        return [self]
+    def resolved(self) -> Self:
+        """This backend with no knob left `auto`."""
+        return self
 
     def continuing(self, saved: Backend) -> Backend:
         """This backend as a run goes on that was started with `saved`: what is `auto` stays as it was."""
@@ -61,16 +61,14 @@ class Jax(Backend):
 
     layers: Literal["auto", "unrolled", "scanned"] = "auto"
     """unrolled: every layer stands in the program, and XLA plans the memory of each; scanned: one stands there, in a
-    loop over all. A plan chooses; elsewhere auto is unrolled."""
+    loop over all. auto is unrolled, which was faster and took no more memory in every case measured."""
     unroll: Positive = 1
     """Layers side by side in one turn of the loop over scanned layers."""
     xla_flags: Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)] = ()
     """Flags for XLA besides its own defaults, such as `--xla_gpu_enable_triton_gemm=false`; each is tried first."""
 
-    def alternatives(self) -> list[Self]:
-        if self.layers != "auto":
-            return [self]
-        return [replace(self, layers="unrolled"), replace(self, layers="scanned")]
+    def resolved(self) -> Self:
+        return replace(self, layers="unrolled") if self.layers == "auto" else self
 
     def continuing(self, saved: Backend) -> Backend:
         if isinstance(saved, Jax) and self.layers == "auto":

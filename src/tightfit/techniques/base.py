@@ -67,11 +67,8 @@ class Technique:
     """Whether its slot means nothing where nothing is learned."""
     changes_states: ClassVar[bool] = False
     """Whether it decides what weights, gradients and optimizer states hold."""
-    thrift: ClassVar[int] = 0
-    """Order of a slot's variants by memory: what a step holds besides weights, gradients and states is no less with a
-    variant of less thrift."""
-    slowdown: ClassVar[float] = 0.0
-    """Share of a step's time that it adds to that of the variant named by `slower_than`, as a rule of thumb."""
+    keeps: ClassVar[float] = 1.0
+    """Share of a slot's heaviest variant's bytes that a sample adds to the peak, as a rule of thumb."""
     trace_cost: ClassVar[int] = 1
     """How many times as long a prediction takes with it."""
     startup_seconds: ClassVar[float] = 0.0
@@ -115,9 +112,18 @@ class Technique:
         it."""
         return cls.rungs()
 
-    def slower_than(self, device: Device) -> str:
-        """The variant of its slot, by name, whose step takes no longer on a device; empty where none is known to."""
+    def slowdown(self, device: Device) -> float:
+        """Share of a step's time that it adds to that of its slot's plainest variant, as a rule of thumb."""
+        return 0.0
+
+    def outdone_by(self, device: Device) -> str:
+        """The variant of its slot, by name, that takes no more memory and is no slower; empty where none is known."""
         return ""
+
+    def bytes_per_parameter(self, recipe: Recipe) -> float:
+        """Bytes of weights, gradients and optimizer states that it makes a step of a resolved recipe hold for each
+        parameter, as a rule of thumb."""
+        return 0.0
 
     def redundant(self, recipe: Recipe) -> bool:
         """Whether it changes nothing beside the other techniques of a resolved recipe."""

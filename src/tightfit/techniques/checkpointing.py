@@ -26,8 +26,11 @@ class Checkpointing(Technique):
         """Blocks after which the same is done again; None where that depends on the depth."""
         return 1
 
-    def slower_than(self, device: Device) -> str:
-        return NoCheckpointing.name if self.recomputes else ""
+    recomputing: ClassVar[float] = 0.0
+    """Share of a step's time that goes into it, as a rule of thumb."""
+
+    def slowdown(self, device: Device) -> float:
+        return self.recomputing
 
 
 def _hf_every(a: Mapping[str, Any]) -> Any:
@@ -59,8 +62,8 @@ class EveryBlock(Checkpointing):
     name: ClassVar[str] = "every-block"
     speed: ClassVar[str] = "20 to 30 % slower"
     memory: ClassVar[str] = "activations fall to one block's, plus one input for each block"
-    thrift: ClassVar[int] = 2
-    slowdown: ClassVar[float] = 0.25
+    keeps: ClassVar[float] = 0.1
+    recomputing: ClassVar[float] = 0.25
 
     apart: bool = False
     """Recompute a block's feed-forward part and its attention part each alone: one more input is kept for each block,
@@ -71,7 +74,7 @@ class EveryBlock(Checkpointing):
         return [cls(), cls(apart=True)] if recipe.backend.compiles_whole_steps else [cls()]
 
     def saving(self, recipe: Recipe) -> str:
-        kept = recipe.checkpointing != "auto" and recipe.checkpointing.thrift < self.thrift
+        kept = recipe.checkpointing != "auto" and recipe.checkpointing.keeps > self.keeps
         return "activations are computed again, 20 to 30 % slower" if kept else ""
 
     def hf_arguments(self, on_cpu: bool) -> dict[str, Any] | None:
@@ -89,7 +92,8 @@ class EveryNth(Checkpointing):
     name: ClassVar[str] = "every-nth"
     speed: ClassVar[str] = "one n-th of every-block's cost"
     memory: ClassVar[str] = "about one n-th of every-block's saving"
-    slowdown: ClassVar[float] = 0.08
+    keeps: ClassVar[float] = 0.6
+    recomputing: ClassVar[float] = 0.1
 
     n: Positive = 2
     """Checkpoint one block in n."""
@@ -123,8 +127,8 @@ class Segments(Checkpointing):
     name: ClassVar[str] = "segments"
     speed: ClassVar[str] = "as every-block"
     memory: ClassVar[str] = "one input for each segment, plus one segment's activations"
-    thrift: ClassVar[int] = 1
-    slowdown: ClassVar[float] = 0.25
+    keeps: ClassVar[float] = 0.2
+    recomputing: ClassVar[float] = 0.25
 
     count: Positive | Literal["auto"] = "auto"
     """Number of segments; auto is the square root of the number of blocks, rounded."""
@@ -132,6 +136,9 @@ class Segments(Checkpointing):
     @property
     def period(self) -> None:
         return None
+
+    def outdone_by(self, device: Device) -> str:
+        return EveryBlock.name
 
     @classmethod
     def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
@@ -151,7 +158,8 @@ class MlpOnly(Checkpointing):
     name: ClassVar[str] = "mlp"
     speed: ClassVar[str] = "slower by about the feed-forward part's forward time"
     memory: ClassVar[str] = "saves the wide hidden activations, the largest of a block at short sequences"
-    slowdown: ClassVar[float] = 0.1
+    keeps: ClassVar[float] = 0.5
+    recomputing: ClassVar[float] = 0.13
 
 
 @technique
@@ -161,7 +169,8 @@ class AttentionOnly(Checkpointing):
     name: ClassVar[str] = "attention"
     speed: ClassVar[str] = "slower by about attention's forward time"
     memory: ClassVar[str] = "saves queries, keys and values, and under eager attention the score matrices"
-    slowdown: ClassVar[float] = 0.06
+    keeps: ClassVar[float] = 0.85
+    recomputing: ClassVar[float] = 0.06
 
 
 @technique
@@ -171,7 +180,8 @@ class Selective(Checkpointing):
     name: ClassVar[str] = "selective"
     speed: ClassVar[str] = "a few percent slower"
     memory: ClassVar[str] = "saves the element-wise and normalization results"
-    slowdown: ClassVar[float] = 0.03
+    keeps: ClassVar[float] = 0.3
+    recomputing: ClassVar[float] = 0.1
 
     keep: Literal["matmul-and-attention", "attention", "every-other-matmul"] = "matmul-and-attention"
     """Which results to keep: every matrix product's and attention's, attention's alone, or attention's and every
@@ -193,7 +203,7 @@ class Selective(Checkpointing):
         return [cls()] if recipe.backend.compiles_whole_steps else cls.rungs()
 
     def saving(self, recipe: Recipe) -> str:
-        kept = recipe.checkpointing != "auto" and recipe.checkpointing.thrift < EveryBlock.thrift
+        kept = recipe.checkpointing != "auto" and recipe.checkpointing.keeps > Segments.keeps
         return "cheap results are computed again" if kept else ""
 
 
@@ -205,7 +215,8 @@ class MemoryBudget(Checkpointing):
     exact: ClassVar = "rounding"
     speed: ClassVar[str] = "a few percent slower; less at larger budgets"
     memory: ClassVar[str] = "saved activations at most the budget's share"
-    slowdown: ClassVar[float] = 0.02
+    keeps: ClassVar[float] = 0.7
+    recomputing: ClassVar[float] = 0.02
     needs: ClassVar = {"compile": "per-block"}
 
     budget: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False), NUMBER] = 0.5

@@ -71,6 +71,7 @@ class NoCompile(Compile):
 class _Compiled(Compile):
     exact: ClassVar = "rounding"
     memory: ClassVar[str] = "often less: fused element-wise chains keep fewer results"
+    keeps: ClassVar[float] = 0.65
     trace_cost: ClassVar[int] = 3
     startup_seconds: ClassVar[float] = 60.0
 
@@ -78,6 +79,9 @@ class _Compiled(Compile):
     """Who generates the code; see the table of backends."""
     mode: CompileMode = "default"
     """How long the compiler may search."""
+
+    def slowdown(self, device: Device) -> float:
+        return -0.2
 
     @property
     def partitions(self) -> bool:

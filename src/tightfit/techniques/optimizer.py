@@ -60,6 +60,9 @@ class Optimizer(Technique):
         states = self.state_bytes if self.own_formats else self.state_bytes / 2
         return states + (2 if rounding == "kahan" else 0)
 
+    def bytes_per_parameter(self, recipe: Recipe) -> float:
+        return self.bytes_beside(None if recipe.precision == "auto" else recipe.precision.weight_rounding)
+
     @classmethod
     def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
         return [cls()]

@@ -57,6 +57,9 @@ class Precision(Technique):
         """Bytes of a weight, and of its gradient."""
         return 4 if self.weight_rounding is None else 2
 
+    def bytes_per_parameter(self, recipe: Recipe) -> float:
+        return 2.0 * self.weight_bytes + (2 if self.autocast else 0)  # a weight, its gradient, and autocast's copy
+
 
 @technique
 class _Fp32Weights(Precision):
@@ -74,6 +77,7 @@ class _Fp32Weights(Precision):
 class _Mixed(_Fp32Weights):
     exact: ClassVar = "changes"
     autocast: ClassVar[bool] = True
+    keeps: ClassVar[float] = 0.65
     tolerance: ClassVar[float] = 0.05
     speed: ClassVar[str] = "2 to 5 times faster on tensor cores"
     memory: ClassVar[str] = "activations halve; weights stay fp32, with a half copy while a step runs"
@@ -113,14 +117,13 @@ class Fp32(_Fp32Weights):
     exact: ClassVar = "bitwise"
     speed: ClassVar[str] = "the baseline; with tf32 up to 3 times faster on Ampere and later"
     memory: ClassVar[str] = "the baseline: 4 bytes a weight, 4 a gradient"
-    slowdown: ClassVar[float] = 0.5
 
     @classmethod
     def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
         return [cls(tf32=device.at_least(8))]
 
-    def slower_than(self, device: Device) -> str:
-        return half_precision(device).name if device.kind == "cuda" else ""
+    def slowdown(self, device: Device) -> float:
+        return 0.4 if device.kind == "cuda" else 0.0
 
 
 @technique
@@ -154,6 +157,7 @@ class Bf16Pure(Precision):
     computes_in: ClassVar[str] = "bfloat16"
     exact: ClassVar = "changes"
     harshness: ClassVar[int] = 2
+    keeps: ClassVar[float] = 0.5
     tolerance: ClassVar[float] = 0.15
     speed: ClassVar[str] = "as bf16, with no casts of weights"
     memory: ClassVar[str] = "2 bytes a weight, 2 a gradient, 4 for AdamW's states (6 with Kahan)"
@@ -161,6 +165,9 @@ class Bf16Pure(Precision):
     rounding: Rounding = "kahan"
     """How a weight takes an update smaller than its last bit: kahan keeps the lost part in one more bf16 tensor,
     stochastic rounds up or down at random in proportion, nearest loses it."""
+
+    def slowdown(self, device: Device) -> float:
+        return -0.1 if device.kind == "cuda" else 0.0
 
     @property
     def weight_rounding(self) -> Rounding:

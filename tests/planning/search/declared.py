@@ -33,8 +33,9 @@ class Declared:
         held = [(Category.WEIGHTS, precision.weight_bytes + copies), (Category.GRADIENTS, precision.weight_bytes),
                 (Category.OPTIMIZER, optimizer.bytes_beside(precision.weight_rounding))]
         alone = recipe.micro_batch_size == recipe.batch_size  # whose passes find no gradients
+        count = round(self.parameters)
         made = [Allocation(born=5 if alone and category is Category.GRADIENTS else 0, died=None, category=category,
-                           bytes=round(self.parameters * each), shape=(1,)) for category, each in held]
+                           bytes=round(count * each), shape=(count,)) for category, each in held]
         made.append(Allocation(born=3, died=5, bytes=round(self.sample * kept * recipe.micro_batch_size)))
         spans = [Span(name="step 1", start=1, stop=9, step=1), Span(name="forward", start=2, stop=4, step=1),
                  Span(name="backward", start=4, stop=6, step=1), Span(name="optimizer", start=6, stop=8, step=1)]

@@ -105,10 +105,9 @@ def test_where_nothing_fits_the_plan_says_by_how_much():
 def test_a_kernel_that_cannot_be_compiled_is_left_out_and_named():
     compiler = Compiler(failing=("cudnn",))
     plan = search(recipe(), GPU, compiler.tools())
-    assert {each.backend.layers for each in compiler.compiled} == {"unrolled", "scanned"}
+    assert {each.backend.layers for each in compiler.compiled} == {"unrolled"}
     assert plan.recipe.attention.kernel == "auto"
     assert any("left out: attention: no cudnn here" in note for note in plan.notes)
-    assert "every-block" in {candidate.recipe.checkpointing.name for candidate in plan.candidates}
 
 
 def test_where_nothing_can_be_compiled_the_reason_is_raised():

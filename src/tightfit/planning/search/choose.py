@@ -1,22 +1,21 @@
 """Choosing: best first among the combinations of a space, until none left can win by more than the clock's own error.
 
 The mildest level of numerics is looked at first, a harsher one where the recipe allows it or nothing milder fits. What
-is evaluated next is what can be fastest, by what was evaluated before and what techniques declare (see `outlook`); so
+is evaluated next is what can be fastest, by what was evaluated before and what techniques declare (see `forecast`); so
 much is traced as it is, at a real micro-batch, and nothing that is shown is interpolated.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tightfit.errors import Refused
 from tightfit.planning.defaults import default_micro_batch
 from tightfit.planning.search.findings import CLOCK_ERROR, Findings, Pair, Spent
-from tightfit.planning.search.outlook import Unknown
+from tightfit.planning.search.forecast import Unknown
 from tightfit.planning.search.space import LAST_RESORT, Choice, Level
-from tightfit.techniques import Technique
 
 ROOTS = 4
 """Combinations that are tried until one can be built."""
@@ -25,11 +24,13 @@ LONGER = 50_000
 
 
 class Promise(NamedTuple):
-    """speed: the most samples a second that a combination can reach. micro: where to evaluate it. unknown: what no
-    evaluated combination tells of it."""
+    """speed: the most samples a second that a combination can reach. micro: where to evaluate it. fits: whether it is
+    expected to fit there. unknown: values that no evaluated combination tells of."""
 
-    speed: float
+    choice: Choice
     micro: int
+    speed: float
+    fits: bool
     unknown: tuple[Unknown, ...]
 
 
@@ -74,13 +75,16 @@ class Exploration(Findings):
         high = max((size for size in self.sizes if size <= at), default=self.sizes[0])
         low = max((size for size in self.sizes if size <= high // 4), default=high)
         probes = [high] if self.limit < 20 else list(dict.fromkeys((low, high)))
-        roots = [choice for choice in space.choices if space.departures(choice) <= 1 and space.level(choice) == (0, 0)]
-        roots.sort(key=lambda root: [space.fields.index(field) for field in space.differing(root, space.plain)])
+        first = space.first
+        roots = [choice for choice in space.choices
+                 if len(space.differing(choice, first)) <= 1 and space.level(choice) == (0, 0)]
+        roots.sort(key=lambda root: (root != first, root != space.plain,
+                                     [space.fields.index(field) for field in space.differing(root, first)]))
         for root in (roots or space.choices)[:ROOTS]:
             self.evaluate([(root, micro) for micro in probes])
             if any(choice == root for choice, _ in self.found):
-                self._broken |= {(field, space.plain[space.fields.index(field)])
-                                 for field in space.differing(root, space.plain) if space.plain in self.refused}
+                self._broken |= {(field, first[space.fields.index(field)])
+                                 for field in space.differing(root, first) if first in self.refused}
                 self._shorten(probes)
                 return
         if self.failure is not None:
@@ -107,78 +111,63 @@ class Exploration(Findings):
         while not (first and self.best(1 if spare else 2) is not None) and (wanted := self._next(choices, spare)):
             self.evaluate(wanted)
 
-    def _next(self, choices: Iterable[Choice], spare: bool) -> list[Pair]:
+    def _next(self, choices: Sequence[Choice], spare: bool) -> list[Pair]:
         """What to evaluate next, as many as go side by side; each teaches something of its own."""
         worst = 1 if spare else 2
         best = self.best(worst)
-        promising = []
-        for choice in choices:
-            promise = self._promise(choice, spare)
-            if promise is not None and (best is None or promise.speed > self._to_beat(choice, best, worst)):
-                order = promise.speed if best is not None else self.space.thrift(choice)  # first something that fits
-                promising.append((order, -self.space.departures(choice), choice, promise))
-        promising.sort(key=lambda p: p[:2], reverse=True)
+        to_beat = {level: self._to_beat(level, best, worst) for level in set(map(self.space.level, choices))}
+        promising = [promise for choice in choices if (promise := self._promise(choice, spare)) is not None
+                     and promise.speed > to_beat[self.space.level(choice)]]
+        promising.sort(key=lambda p: (p.fits, p.speed, -self.space.departures(p.choice)), reverse=True)
         wanted: list[Pair] = []
         taught: set[Unknown] = set()
-        for _, _, choice, promise in promising:
+        for promise in promising:
             if len(wanted) < self.evaluator.side_by_side and taught.isdisjoint(promise.unknown):
-                wanted.append(self._quicker(choice, promise))
-                taught.update(promise.unknown or {("", choice)})
+                wanted.append((promise.choice, promise.micro))
+                taught.update(promise.unknown or {("", promise.choice)})
         return wanted
 
-    def _to_beat(self, choice: Choice, best: Pair, worst: int) -> float:
-        """Samples a second above which a combination would be chosen: milder than the best one nearly its speed, else
-        more than the clock's error above the fastest as mild."""
-        level, of_best = self.space.level(choice), self.space.level(best[0])
+    def _to_beat(self, level: Level, best: Pair | None, worst: int) -> float:
+        """Samples a second above which a combination of such numerics would be chosen: milder than the best one nearly
+        its speed, else more than the clock's error above the fastest as mild."""
+        if best is None:
+            return 0.0
+        of_best = self.space.level(best[0])
         if level < of_best:
             return self.speed(best) / (1 + CLOCK_ERROR)
         alike = [pair for pair, found in self.found.items()
                  if found.fit_rank <= worst and self.space.level(pair[0]) == of_best]
         return (1 + CLOCK_ERROR) * max(map(self.speed, alike))
 
-    def _quicker(self, choice: Choice, promise: Promise) -> Pair:
-        """What teaches as much of a combination of which something is not known, and takes less time to trace; else the
-        combination itself."""
-        plain = tuple(usual if getattr(value, "trace_cost", 1) > 1 else value
-                      for value, usual in zip(choice, self.space.plain, strict=True))
-        served = plain in self.space.choices and plain not in self.refused and not self._dominated(plain)
-        if promise.unknown and served and set(self.outlooks.of(plain).unknown) & set(promise.unknown):
-            return plain, promise.micro
-        return choice, promise.micro
-
     def _promise(self, choice: Choice, spare: bool) -> Promise | None:
-        """What a combination can reach beyond what was evaluated of it; None where it fits nowhere or is dominated."""
-        if choice in self.refused or self._dominated(choice):
+        """What a combination can reach beyond what was evaluated of it; None where it fits nowhere or is outdone."""
+        if choice in self.refused or self._outdone(choice):
             return None
         worst = 0 if spare else 2
         known = {micro: found.fit_rank <= worst for (other, micro), found in self.found.items() if other == choice}
         above = max((micro for micro, fits in known.items() if fits), default=0)
         below = min((micro for micro, fits in known.items() if not fits and micro > above), default=1 << 62)
-        outlook, batch = self.outlooks.of(choice), self.space.recipe.batch_size
+        forecast, batch = self.forecasts.of(choice), self.space.recipe.batch_size
         open_sizes = [micro for micro in self.sizes  # a step's only micro-batch finds no gradients
                       if above < micro and micro not in known and (micro < below or micro == batch)]
         room, rounding = self.room(spare), self.rounding(choice)
-        fitting = [micro for micro in open_sizes if outlook.best.peak(micro, batch) * rounding <= room]
+        fitting = [micro for micro in open_sizes if forecast.best.peak(micro, batch) * rounding <= room]
         if not fitting:
             return None
-        seconds = self._in_run(outlook.best.step_seconds(fitting[-1], batch), self.space.on(choice, fitting[-1]))
-        likely = [micro for micro in fitting if outlook.likely.peak(micro, batch) * rounding <= room]
-        speed = batch / seconds if seconds > 0 else float("inf")
-        return Promise(speed, likely[-1] if likely else fitting[0], outlook.unknown)
+        seconds = self._in_run(forecast.best.step_seconds(fitting[-1], batch), self.space.on(choice, fitting[-1]))
+        likely = [micro for micro in fitting if forecast.likely.peak(micro, batch) * rounding <= room]
+        micro = likely[-1] if likely else fitting[0]
+        return Promise(choice, micro, batch / max(seconds, 1e-12), bool(likely), forecast.unknown)
 
-    def _dominated(self, choice: Choice) -> bool:
-        """Whether it holds a value that cannot be built, or one that another beats in time and memory both."""
+    def _outdone(self, choice: Choice) -> bool:
+        """Whether it holds a value that cannot be built, or one that another is declared to beat in memory and time."""
         for at, (field, value) in enumerate(zip(self.space.fields, choice, strict=True)):
             if (field, value) in self._broken:
                 return True
-            if not isinstance(value, Technique) or value.changes_states:
-                continue
-            faster = value.slower_than(self.space.device)
-            for other in self.space.values[field]:
-                if other.name == faster and other.thrift >= max(value.thrift, 1) and not value.slowdown:
-                    counterpart = (*choice[:at], other, *choice[at + 1 :])
-                    if (field, other) not in self._broken and counterpart not in self.refused:
-                        return True
+            better = self.space.outdoing(field, value)
+            unbuilt = (field, better) in self._broken or (*choice[:at], better, *choice[at + 1 :]) in self.refused
+            if better is not None and not unbuilt:
+                return True
         return False
 
     def _plainer(self) -> None:
@@ -186,12 +175,15 @@ class Exploration(Findings):
         best = self.best()
         if best is None:
             return
+        batch, room = self.space.recipe.batch_size, self.room(self.found[best].fit_rank < 2)
         for other in self.space.undone(best[0]):
-            if other not in self.space.choices or any(choice == other for choice, _ in self.found):
+            known = other in self.refused or any(choice == other for choice, _ in self.found)
+            if known or other not in self.space.choices:
                 continue
-            promise = self._promise(other, self.found[best].fit_rank < 2)
-            if promise is not None and promise.speed * (1 + CLOCK_ERROR) >= self.speed(best):
-                self.evaluate([(other, promise.micro)])
+            forecast = self.forecasts.of(other).best
+            as_fast = batch / forecast.step_seconds(best[1], batch) * (1 + CLOCK_ERROR) >= self.speed(best)
+            if as_fast and forecast.peak(best[1], batch) * self.rounding(other) <= room:
+                self.evaluate([(other, best[1])])
 
     def _thriftiest(self, levels: Sequence[Level]) -> None:
         """Where nothing is known to fit: evaluate what is likeliest to need least, until it is known."""
@@ -199,9 +191,9 @@ class Exploration(Findings):
         ends = sorted({self.sizes[0], self.sizes[-1]} if self.sizes[-1] == batch else {self.sizes[0]})
         self.weighed = [choice for choice in self.space.choices if self.space.level(choice) <= levels[-1]]
         for _ in range(3):
-            outlooks = self.outlooks
-            pairs = [(c, m) for c in self.weighed if c not in self.refused and not self._dominated(c) for m in ends]
-            least = min(pairs, key=lambda p: outlooks.of(p[0]).likely.peak(p[1], batch), default=None)
+            forecasts = self.forecasts
+            pairs = [(c, m) for c in self.weighed if c not in self.refused for m in ends]
+            least = min(pairs, key=lambda p: forecasts.of(p[0]).likely.peak(p[1], batch), default=None)
             if least is None or least in self.found:
                 return
             self.evaluate([least])

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.planning.search.evaluate import Evaluated, Evaluator, Progress
-from tightfit.planning.search.outlook import Outlooks, Unknown
-from tightfit.planning.search.space import ALLOCATOR, LAST_RESORT, Choice, Space, named
+from tightfit.planning.search.forecast import Forecasts, Unknown
+from tightfit.planning.search.space import ALLOCATOR, LAST_RESORT, Choice, Level, Space, named
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS
 
@@ -50,17 +50,17 @@ class Findings:
         self.notes: list[str] = []
         self.spent = self.made = 0
         self._broken: set[Unknown] = set()
-        self._outlooks: Outlooks | None = None
+        self._forecasts: Forecasts | None = None
 
     @property
-    def outlooks(self) -> Outlooks:
-        """Of what was evaluated so far."""
-        if self._outlooks is None:
+    def forecasts(self) -> Forecasts:
+        """From what was evaluated so far."""
+        if self._forecasts is None:
             points: dict[Choice, dict[int, Evaluated]] = {}
             for (choice, micro), found in self.found.items():
                 points.setdefault(choice, {})[micro] = found
-            self._outlooks = Outlooks(self.space, points)
-        return self._outlooks
+            self._forecasts = Forecasts(self.space, points)
+        return self._forecasts
 
     def room(self, spare: bool) -> int:
         """Bytes for the allocator, less the margin where `spare` is to stay."""
@@ -83,26 +83,29 @@ class Findings:
         return seconds + (startup(recipe) / recipe.max_steps if self.for_run else 0.0)
 
     def best(self, worst: int = 2) -> Pair | None:
-        """The choice among what was evaluated and fits so well: of the mildest numerics, unless a harsher level gains
+        """The choice among what was evaluated and fits so well: of the mildest numerics that no harsher ones beat by
         more than the clock's error."""
-        ranks = [rank for rank in ((0, 1), (2,)) if rank[0] <= worst]
-        for group in ranks:
-            fitting = [pair for pair, found in self.found.items() if found.fit_rank in group]
-            winner: Pair | None = None
-            for level in sorted({self.space.level(choice) for choice, _ in fitting}):
-                local = self._pick([pair for pair in fitting if self.space.level(pair[0]) == level])
-                if winner is None or (level[0] < LAST_RESORT and not self.mildest
-                                      and self.speed(local) > (1 + CLOCK_ERROR) * self.speed(winner)):
-                    winner = local
-            if winner is not None:
-                return winner
+        for ranks in ((0, 1), (2,)):
+            fitting = [pair for pair, found in self.found.items() if found.fit_rank in ranks and ranks[0] <= worst]
+            levels: dict[Level, list[Pair]] = {}
+            for pair in fitting:
+                levels.setdefault(self.space.level(pair[0]), []).append(pair)
+            weighed = [level for level in sorted(levels) if level[0] < LAST_RESORT] or sorted(levels)
+            weighed = weighed[:1] if self.mildest else weighed
+            fastest = max((self._fastest(levels[level]) for level in weighed), default=0.0)
+            for level in weighed:
+                if self._fastest(levels[level]) * (1 + CLOCK_ERROR) >= fastest:
+                    return self._pick(levels[level])
         return None
+
+    def _fastest(self, pairs: Sequence[Pair]) -> float:
+        return max(map(self.speed, pairs))
 
     def _pick(self, pairs: Sequence[Pair]) -> Pair:
         """Of one level the plainest of what is as fast as the fastest; what needs no retries first."""
         rank = min(self.found[pair].fit_rank for pair in pairs)
         pairs = [pair for pair in pairs if self.found[pair].fit_rank == rank]
-        enough = max(map(self.speed, pairs)) / (1 + CLOCK_ERROR)
+        enough = self._fastest(pairs) / (1 + CLOCK_ERROR)
         as_fast = [pair for pair in pairs if self.speed(pair) >= enough]
         return min(as_fast, key=lambda pair: (self.space.departures(pair[0]), -self.speed(pair),
                                               self.found[pair].estimate.memory.used))
@@ -124,7 +127,7 @@ class Findings:
             if isinstance(outcome, ModelError):
                 self.failure = self.failure or outcome
             self._blame(pair[0])
-        self._outlooks = None
+        self._forecasts = None
 
     def count(self, recipe: Recipe, text: str) -> None:
         """Count a recipe that is to be traced, and report it as `text`. Raises Spent where that is too much."""

@@ -8,6 +8,7 @@ them.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -57,7 +58,6 @@ class Space:
                 continue
             offered = [setting for kind in variants for setting in kind.offered(self.recipe, self.device)]
             found[slot] = [first, *(setting for setting in offered if setting != first)]
-        found["backend"] = self.recipe.backend.alternatives()
         caching = self.device.kind == "cuda" and self.recipe.backend.runs_torch and self.recipe.mode == "train"
         weighed = caching and self.recipe.expandable_segments == "auto"
         found[ALLOCATOR] = [False, True] if weighed else [self.base.expandable_segments]
@@ -72,6 +72,17 @@ class Space:
     def plain(self) -> Choice:
         """The usual value of every field."""
         return tuple(self.values[field][0] for field in self.fields)
+
+    @cached_property
+    def first(self) -> Choice:
+        """The combination that a search begins with: the usual value of every field, or the one that outdoes it."""
+        return tuple(self.outdoing(field, value) or value
+                     for field, value in zip(self.fields, self.plain, strict=True))
+
+    def outdoing(self, field: str, value: Any) -> Technique | None:
+        """The value of a field that is declared to outdo this one, if there is one."""
+        name = value.outdone_by(self.device) if isinstance(value, Technique) else ""
+        return next((other for other in self.values[field] if name and other.name == name), None)
 
     @cached_property
     def choices(self) -> list[Choice]:
@@ -128,11 +139,22 @@ class Space:
         """Of combinations the one that is likeliest to need least memory; with `states`, of those with its weights,
         gradients and optimizer states, where there are any."""
         alike = [choice for choice in choices if states is not None and self.states(choice) == self.states(states)]
-        return max(alike or choices, key=lambda c: (self.thrift(c), -self.departures(c)))
+        return min(alike or choices, key=lambda c: (self.bytes_per_parameter(c), self.keeps(c), self.departures(c)))
 
-    def thrift(self, choice: Choice) -> int:
-        """How much memory a combination is declared to save."""
-        return sum(technique.thrift for technique in self.techniques(choice))
+    def keeps(self, choice: Choice) -> float:
+        """The share of what the heaviest techniques keep for the backward pass, as declared."""
+        return math.prod(technique.keeps for technique in self.techniques(choice))
+
+    def bytes_per_parameter(self, choice: Choice) -> float:
+        """Bytes of weights, gradients and optimizer states, as declared."""
+        if choice not in self._bytes:
+            recipe = self.on(choice, 1)
+            self._bytes[choice] = sum(getattr(recipe, slot).bytes_per_parameter(recipe) for slot in SLOTS)
+        return self._bytes[choice]
+
+    @cached_property
+    def _bytes(self) -> dict[Choice, float]:
+        return {}
 
     def states(self, choice: Choice) -> Choice:
         """The part of a combination that decides what weights, gradients and optimizer states hold."""

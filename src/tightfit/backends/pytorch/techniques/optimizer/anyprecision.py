@@ -116,7 +116,8 @@ class AnyPrecisionAdamW(Optimizer):
 
 
 def _chunks(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
-    """Runs of pieces of about `CHUNK` values each, at least one piece."""
+    """Runs of at least one piece and about `CHUNK` values at most. A piece of a quarter of that ends its run, so that
+    runs begin at the same parameters in each of a model's alike blocks."""
     run: list[_Piece] = []
     values = 0
     for piece in pieces:
@@ -125,6 +126,9 @@ def _chunks(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
             run, values = [], 0
         run.append(piece)
         values += piece.weight.numel()
+        if piece.weight.numel() >= CHUNK // 4:
+            yield run
+            run, values = [], 0
     if run:
         yield run
 
@@ -189,8 +193,9 @@ def _add_to_nearest(weights: list[Tensor], wide: list[Tensor], updates: list[Ten
 def _round_at_random(values: list[Tensor]) -> None:
     """Round fp32 values up or down to bf16 ones at random, in proportion, in place."""
     for value in values:
-        noise = torch.randint(_FRACTIONS, value.shape, dtype=torch.int32, device=value.device)
+        noise = torch.randint_like(value, _FRACTIONS, dtype=torch.int32)
         _cut(value.view(torch.int32).add_(noise))
+        del noise  # before the next one is made
 
 
 def _keep(kept: list[Tensor], values: list[Tensor], steps: list[int]) -> None:

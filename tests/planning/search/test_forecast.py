@@ -10,7 +10,7 @@ from tightfit.devices import Device
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Margin
 from tightfit.planning.search.evaluate import evaluate
-from tightfit.planning.search.micro_batch_fit import Effect, Line, MicroBatchFit
+from tightfit.planning.search.forecast import Fit, Line
 from tightfit.recipe import Recipe
 
 BATCH = 32
@@ -27,7 +27,7 @@ def costs(toy, *micros, **fields):
 @pytest.mark.parametrize("kind", ["none", "every-block"])
 def test_two_points_tell_the_others(seed, kind):
     toy = Toy.drawn(seed)
-    fit = MicroBatchFit.of(costs(toy, 2, 8, checkpointing=kind), BATCH, None)
+    fit = Fit.of(costs(toy, 2, 8, checkpointing=kind), BATCH, None)
     for micro, found in costs(toy, 1, 4, 16, checkpointing=kind).items():
         assert fit.peak(micro, BATCH) == pytest.approx(max(found.passes, found.elsewhere), rel=0.01)
         assert fit.step_seconds(micro, BATCH) == pytest.approx(found.seconds, rel=0.01)
@@ -35,15 +35,15 @@ def test_two_points_tell_the_others(seed, kind):
 
 def test_the_only_micro_batch_of_a_step_finds_no_gradients():
     toy = Toy.drawn(12)
-    fit = MicroBatchFit.of(costs(toy, 2, 8), BATCH, None)
+    fit = Fit.of(costs(toy, 2, 8), BATCH, None)
     alone = costs(toy, BATCH)[BATCH]
     assert fit.peak(BATCH, BATCH) <= max(alone.passes, alone.elsewhere) < fit.passes(BATCH)
 
 
 def test_one_point_is_completed_by_a_relative():
     toy = Toy.drawn(22)
-    like = MicroBatchFit.of(costs(toy, 2, 8), BATCH, None)
-    fit = MicroBatchFit.of(costs(toy, 8, checkpointing="selective"), BATCH, like)
+    like = Fit.of(costs(toy, 2, 8), BATCH, None)
+    fit = Fit.of(costs(toy, 8, checkpointing="selective"), BATCH, like)
     for micro, found in costs(toy, 4, 16, checkpointing="selective").items():
         assert fit.peak(micro, BATCH) == pytest.approx(max(found.passes, found.elsewhere), rel=0.05)
         assert fit.step_seconds(micro, BATCH) == pytest.approx(found.seconds, rel=0.03)
@@ -51,13 +51,13 @@ def test_one_point_is_completed_by_a_relative():
 
 def test_what_checkpointing_does_in_one_precision_it_does_in_another():
     toy = Toy.drawn(22)
-    fits = {(kind, precision): MicroBatchFit.of(costs(toy, 2, 8, checkpointing=kind, precision=precision), BATCH, None)
+    fits = {(kind, precision): Fit.of(costs(toy, 2, 8, checkpointing=kind, precision=precision), BATCH, None)
             for kind in ("none", "every-block") for precision in ("bf16", "fp32")}
-    effect = Effect.between(fits["none", "bf16"], fits["every-block", "bf16"], 8, BATCH)
+    effect = fits["none", "bf16"].effect(fits["every-block", "bf16"], 8, BATCH)
     carried, truth = fits["none", "fp32"].changed(effect), fits["every-block", "fp32"]
     assert carried.peak(8, BATCH) == pytest.approx(truth.peak(8, BATCH), rel=0.15)
     assert carried.step_seconds(8, BATCH) == pytest.approx(truth.step_seconds(8, BATCH), rel=0.15)
-    assert effect.then(Effect.between(fits["every-block", "bf16"], fits["none", "bf16"], 8, BATCH)).slope == (
+    assert effect.then(fits["every-block", "bf16"].effect(fits["none", "bf16"], 8, BATCH)).kept == (
         pytest.approx(1.0))
 
 

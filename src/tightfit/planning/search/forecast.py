@@ -1,0 +1,201 @@
+"""Forecasts of a combination's peak and step time at any micro-batch, from the combinations that were evaluated.
+
+A change of one field does to one combination about what it did to another: so many times the bytes that a sample keeps,
+so many times the time. Where no two evaluated combinations say, the rules of thumb that techniques declare stand in
+(`Technique.keeps`, `Technique.slowdown`); bytes of weights, gradients and optimizer states are always as declared
+(`Technique.bytes_per_parameter`), from the nearest combination that was evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from tightfit.planning.search.evaluate import Evaluated
+from tightfit.planning.search.space import Choice, Space
+from tightfit.techniques import Technique
+
+DOUBT = 0.3
+"""Share by which memory and the change of time may be better than a rule of thumb says."""
+NEAREST = 4
+"""Evaluated combinations that are asked for one that was not."""
+
+Unknown = tuple[str, Any]
+"""A field, and a value of which only rules of thumb are known."""
+
+
+class Line(NamedTuple):
+    """An affine function."""
+
+    base: float
+    slope: float
+
+    def __call__(self, at: float) -> float:
+        return self.base + self.slope * at
+
+    @classmethod
+    def through(cls, x: float, y: float, u: float, v: float) -> Line:
+        """The line through two points, with neither part below zero."""
+        slope = max((v - y) / (u - x), 0.0)
+        return cls(base=max(y - slope * x, 0.0), slope=slope)
+
+
+class Effect(NamedTuple):
+    """Factors by which another value of one field changes what a sample keeps, and the time of a step."""
+
+    kept: float = 1.0
+    time: float = 1.0
+
+    def then(self, other: Effect) -> Effect:
+        """This change and then another."""
+        return Effect(self.kept * other.kept, self.time * other.time)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """Bytes of the peaks, affine in the micro-batch, and seconds of a step, affine in the number of micro-batches.
+
+    passes, elsewhere: as of `Evaluated`. held: bytes of weights, gradients and states. gradients: of these; the passes
+    of a step's only micro-batch hold none yet.
+    """
+
+    passes: Line
+    elsewhere: Line
+    seconds: Line
+    held: float
+    gradients: float
+
+    def peak(self, micro: int, batch: int) -> float:
+        """Bytes allocated at the peak."""
+        alone = self.gradients if micro >= batch else 0.0
+        return max(self.passes(micro) - alone, self.elsewhere(micro), 0.0)
+
+    def step_seconds(self, micro: int, batch: int) -> float:
+        """Seconds of a step; a smaller last micro-batch counts for its share."""
+        return self.seconds(batch / micro)
+
+    def changed(self, effect: Effect, held: float = 0.0) -> Fit:
+        """The same with another value of one field, and so many bytes more held."""
+        return replace(
+            self, passes=Line(max(self.passes.base + held, 0.0), self.passes.slope * effect.kept),
+            elsewhere=Line(max(self.elsewhere.base + held, 0.0), self.elsewhere.slope),
+            seconds=Line(self.seconds.base * effect.time, self.seconds.slope * effect.time),
+            held=max(self.held + held, 0.0),
+        )  # fmt: skip
+
+    def effect(self, other: Fit, micro: int, batch: int) -> Effect:
+        """The change from this combination to another that differs in one field."""
+        seconds, kept = self.step_seconds(micro, batch), self.passes.slope
+        return Effect(other.passes.slope / kept if kept else 1.0,
+                      other.step_seconds(micro, batch) / seconds if seconds else 1.0)
+
+    @classmethod
+    def of(cls, points: Mapping[int, Evaluated], batch: int, like: Fit | None) -> Fit:
+        """Of what was evaluated, by micro-batch. like: a relative's, whose shares of what grows are taken where there
+        is but one point."""
+        low, high = min(points), max(points)
+        one, two = points[low], points[high]
+        first = _passes(one, low, batch)
+        if low != high:
+            return cls(
+                passes=Line.through(low, first, high, _passes(two, high, batch)),
+                elsewhere=Line.through(low, one.elsewhere, high, two.elsewhere),
+                seconds=Line.through(batch / high, two.seconds, batch / low, one.seconds),
+                held=one.held, gradients=one.gradients,
+            )  # fmt: skip
+        growing = max(first - one.held, 0.0)
+        each = 0.0
+        if like is not None:
+            growing *= min(like.passes.slope * low / max(like.passes(low) - like.held, 1.0), 1.0)
+            each = like.seconds.slope * one.seconds / max(like.step_seconds(low, batch), 1e-12)
+        return cls(
+            passes=Line(first - growing, growing / low), elsewhere=Line(one.elsewhere, 0.0),
+            seconds=Line(max(one.seconds - each * batch / low, 0.0), each), held=one.held, gradients=one.gradients,
+        )  # fmt: skip
+
+
+def _passes(found: Evaluated, micro: int, batch: int) -> float:
+    return found.passes + (found.gradients if micro >= batch else 0)
+
+
+class Forecast(NamedTuple):
+    """likely: expected cost. best: the least it can be. unknown: values of which only rules of thumb are known."""
+
+    likely: Fit
+    best: Fit
+    unknown: tuple[Unknown, ...] = ()
+
+
+class Forecasts:
+    """Of every combination of a space, from `points`: what was evaluated, by combination and micro-batch."""
+
+    def __init__(self, space: Space, points: Mapping[Choice, Mapping[int, Evaluated]]) -> None:
+        self.space, self.batch = space, space.recipe.batch_size
+        self.parameters = next((found.parameters for known in points.values() for found in known.values()), 0)
+        self.fits: dict[Choice, Fit] = {}
+        for choice in sorted(points, key=lambda c: (-min(len(points[c]), 2), space.departures(c))):
+            self.fits[choice] = Fit.of(points[choice], self.batch, self._like(choice, points))
+        self._pairs: dict[tuple[str, Any, Any], list[tuple[Choice, Effect]]] = {}
+        self._forecasts: dict[Choice, Forecast] = {}
+        for one, mine in self.fits.items():
+            for other, its in self.fits.items():
+                fields = space.differing(one, other)
+                if len(fields) == 1:
+                    at = space.fields.index(fields[0])
+                    effect = mine.effect(its, max(points[other]), self.batch)
+                    self._pairs.setdefault((fields[0], one[at], other[at]), []).append((one, effect))
+
+    def of(self, choice: Choice) -> Forecast:
+        """The forecast of a combination; something must have been evaluated."""
+        if choice in self.fits:
+            return Forecast(self.fits[choice], self.fits[choice])
+        if choice not in self._forecasts:
+            nearest = sorted(self.fits, key=lambda other: len(self.space.differing(choice, other)))[:NEAREST]
+            self._forecasts[choice] = min((self._from(relative, choice) for relative in nearest),
+                                          key=lambda forecast: len(forecast.unknown))
+        return self._forecasts[choice]
+
+    def _from(self, relative: Choice, choice: Choice) -> Forecast:
+        """By one combination that was evaluated."""
+        likely = best = self.fits[relative]
+        held = self.parameters * (self.space.bytes_per_parameter(choice) - self.space.bytes_per_parameter(relative))
+        likely, best = likely.changed(Effect(), held), best.changed(Effect(), held)
+        unknown: list[Unknown] = []
+        for field in self.space.differing(choice, relative):
+            at = self.space.fields.index(field)
+            effect = self._effect(field, relative[at], choice[at], relative)
+            if effect is not None:
+                likely, best = likely.changed(effect), best.changed(effect)
+            elif isinstance(choice[at], Technique):
+                unknown.append((field, choice[at]))
+                likely, best = (fit.changed(self._declared(relative[at], choice[at], doubt))
+                                for fit, doubt in ((likely, 0.0), (best, DOUBT)))
+        return Forecast(likely, best, tuple(unknown))
+
+    def _declared(self, old: Technique, new: Technique, doubt: float) -> Effect:
+        """The change by rules of thumb, which may be better by a share."""
+        device = self.space.device
+        time = (1 + new.slowdown(device)) / (1 + old.slowdown(device))
+        return Effect(new.keeps / old.keeps * (1 - doubt), time - doubt * abs(time - 1))
+
+    def _effect(self, field: str, old: Any, new: Any, near: Choice) -> Effect | None:
+        """The change of one field, by the evaluated pair nearest to `near` that differs in it alone; by way of a third
+        value where no pair holds both; None where neither is known."""
+        direct = self._pair(field, old, new, near)
+        if direct is not None:
+            return direct
+        ways = ((self._pair(field, old, value, near), self._pair(field, value, new, near))
+                for value in self.space.values[field])
+        return next((one.then(other) for one, other in ways if one is not None and other is not None), None)
+
+    def _pair(self, field: str, old: Any, new: Any, near: Choice) -> Effect | None:
+        pairs = self._pairs.get((field, old, new), ())
+        nearest = min(pairs, key=lambda pair: len(self.space.differing(near, pair[0])), default=None)
+        return None if nearest is None else nearest[1]
+
+    def _like(self, choice: Choice, points: Mapping[Choice, Mapping[int, Evaluated]]) -> Fit | None:
+        """The fit of the nearest combination that was evaluated at two micro-batches."""
+        whole = [c for c in self.fits if len(points[c]) > 1 and c != choice]
+        nearest = min(whole, key=lambda other: len(self.space.differing(choice, other)), default=None)
+        return None if nearest is None else self.fits[nearest]
