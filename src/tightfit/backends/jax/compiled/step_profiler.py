@@ -25,7 +25,7 @@ from jax.profiler import ProfileData
 
 from tightfit.backends.base import Measurement
 from tightfit.backends.jax.compiled.kernels import CALLS, FREE
-from tightfit.backends.jax.compiled.trace import measured_trace, read_description
+from tightfit.backends.jax.compiled.trace import read_step, trace_of
 from tightfit.backends.jax.loading import ArrayGlobalBatch
 from tightfit.backends.jax.step import PendingStep, Step
 from tightfit.backends.measuring import plain_steps
@@ -107,13 +107,13 @@ class StepProfiler:
 
     def _trace(self, profile: bytes) -> Trace:
         try:
-            described = read_description(self._dump, self._platform)
+            described = read_step(self._dump, self._platform)
         except FileNotFoundError as error:
             raise ReportError(f"the step could not be followed: {error}") from None
         timed, others = read_events(profile, described.program.name, self._platform)
         if not any(name in described.ops for name in timed):
             raise ReportError("the step could not be followed: JAX's profile names none of its instructions")
-        trace = measured_trace(described, timed)
+        trace = trace_of(described, timed)
         busy = sum(op.seconds or 0.0 for op in trace.ops)
         # On a processor the event of an instruction that runs others lies around theirs.
         around = {name for lines in described.program.computations.values() for name, each in lines.items()

@@ -22,7 +22,7 @@ from jax.experimental import topologies
 
 from tightfit.backends.jax.assembly import assemble
 from tightfit.backends.jax.compiled.predict import DNN, target_description
-from tightfit.backends.jax.compiled.trace import memory_is_planned, predicted_trace, read_description
+from tightfit.backends.jax.compiled.trace import memory_is_planned, read_step, trace_of
 from tightfit.backends.jax.update import lower_step
 from tightfit.devices import Device
 from tightfit.errors import ModelError, TightfitError, one_line
@@ -42,7 +42,7 @@ def main(dump: Path, trace: Path) -> None:
     failed: TightfitError | None = None
     try:
         _plan_memory(*lowered_for(Recipe.from_dict(job["recipe"]), device), dump)
-        save_trace(predicted_trace(read_description(dump, "gpu")), trace)
+        save_trace(trace_of(read_step(dump, "gpu")), trace)
     except TightfitError as error:
         failed = error
     except Exception as error:  # JAX and XLA raise what they like for what they cannot do
