@@ -16,7 +16,6 @@ from tightfit.backends.base import absences
 from tightfit.backends.jax.apply import ABSENT, APPLY
 from tightfit.backends.jax.build import Build
 from tightfit.backends.jax.decoders import FAMILIES, network_of
-from tightfit.backends.jax.forward import layout
 from tightfit.backends.jax.network import Network
 from tightfit.devices import Device
 from tightfit.errors import ModelError, RecipeError, Refused, one_line
@@ -49,7 +48,7 @@ def assemble(
     network, stored, notes = _find_network(recipe, config)
     build = Build(
         recipe=recipe, device=device, devices=devices, task=get_task(recipe.task), facts=model_facts(recipe, config),
-        network=network, stored=stored, notes=notes, stack=layout(recipe.backend),
+        network=network, stored=stored, notes=notes,
         compiler_options=compiler_options(recipe.backend.xla_flags, devices),
     )
     techniques = [getattr(recipe, slot) for slot in SLOTS]

@@ -139,7 +139,7 @@ class Step:
 
     def load(self, folder: Path, meta: dict[str, Any]) -> None:
         with memory_guard("restoring a checkpoint"):
-            self.state = load_state(self.build.network, abstract_state(self.build), folder, meta)
+            self.state = load_state(self.build.network, abstract_state(self.build), folder)
         self._taken = int(self.state["step"])
 
     def export(self, folder: Path, classes: dict[int, str] | None) -> None:
