@@ -17,7 +17,7 @@ from tests.training.runs import logged_losses, same_weights
 from tightfit.backends.jax.assembly import compiler_options
 from tightfit.errors import CheckpointError, RecipeError, Refused
 from tightfit.profiling import profile as profiles
-from tightfit.training.progress import Listener
+from tightfit.training.listeners import Listener
 from tightfit.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[3]

@@ -147,8 +147,8 @@ def key_of(key: jax.Array, name: str) -> jax.Array:
 
 
 def linear(params: Params, name: str, x: jax.Array, dtype: Any, *, in_out: bool = False) -> jax.Array:
-    """`x` (..., in) times the matrix `name.weight`, plus `name.bias` where there is one, under its name for checkpointing
-    that chooses what to keep. in_out: whether the matrix lies as (in, out), not (out, in)."""
+    """`x` (..., in) times the matrix `name.weight`, plus `name.bias` where there is one, under its name for
+    checkpointing that chooses what to keep. in_out: whether the matrix lies as (in, out), not (out, in)."""
     contracted = (((x.ndim - 1,), (0 if in_out else 1,)), ((), ()))
     product = jax.lax.dot_general(x.astype(dtype), params[f"{name}.weight"].astype(dtype), contracted)
     bias = params.get(f"{name}.bias")

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from tightfit.backends.jax.build import Build
 from tightfit.techniques.precision import Bf16, Bf16Pure, Fp16, Fp32, Precision
 
-
 CHOICES: dict[type[Precision], dict[str, Any]] = {
     Fp32: {},
     Fp16: {"compute_dtype": jnp.float16, "loss_scaling": True},

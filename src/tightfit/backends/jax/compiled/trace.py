@@ -47,8 +47,8 @@ Makers = Mapping[str, tuple[str, str]]
 
 
 class Value(NamedTuple):
-    """A value's place in a piece of memory, and its lifetime as ticks, its end included. key: the instruction that makes
-    it, and which of its results."""
+    """A value's place in a piece of memory, and its lifetime as ticks, both ends included. key: the instruction that
+    makes it, and which of its results."""
 
     key: str
     offset: int
