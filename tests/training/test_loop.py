@@ -22,7 +22,7 @@ from tightfit.tasks import GlobalBatch, MicroBatch, global_batch_of
 from tightfit.training import checkpoints
 from tightfit.training.listeners import Listener
 from tightfit.training.loop import SKIPS_IN_A_ROW, TrainingLoop
-from tightfit.training.records import MetricsFile, Trackers
+from tightfit.training.records import MetricsLog
 from tightfit.training.run_folder import RunFolder
 
 
@@ -111,8 +111,8 @@ def run(step: FakeStep, folder: Path, listener: Any = None, source: Source | Non
     recipe = Recipe.from_dict({"max_steps": 6, "logging_steps": 2, **values})
     place = RunFolder(folder)
     found = checkpoints.newest(place.checkpoints, lambda text: None)
-    with MetricsFile(folder / "metrics.jsonl", found.step if found else 0) as metrics, Trackers(recipe, folder) as none:
-        loop = TrainingLoop(recipe, step, source or Source(), list, place, metrics, none, listener or Listener(),
+    with MetricsLog(recipe, folder, found.step if found else 0) as log:
+        loop = TrainingLoop(recipe, step, source or Source(), list, place, log, listener or Listener(),
                     profile)
         if found is not None:
             loop.resume(found)

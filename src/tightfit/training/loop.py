@@ -16,7 +16,7 @@ from tightfit.recipe import Recipe
 from tightfit.tasks import GlobalBatch
 from tightfit.training import checkpoints
 from tightfit.training.listeners import Listener
-from tightfit.training.records import MetricsFile, Trackers
+from tightfit.training.records import MetricsLog
 from tightfit.training.run_folder import RunFolder
 from tightfit.training.schedule import learning_rate
 from tightfit.training.stopping import StopRequest
@@ -81,8 +81,7 @@ class TrainingLoop:
     source: GlobalBatchSource
     evaluation: Callable[[], Iterable[GlobalBatch]] | None
     folder: RunFolder
-    metrics: MetricsFile
-    trackers: Trackers
+    log: MetricsLog
     listener: Listener
     profile: RunProfile | None = None
     state: TrainerState = field(default_factory=TrainerState, init=False)
@@ -207,11 +206,7 @@ class TrainingLoop:
             line["grad_norm"] = result.grad_norm
         if seen.skipped:
             line["skipped_steps"] = seen.skipped
-        self._write(line)
-
-    def _write(self, line: dict[str, Any]) -> None:
-        self.metrics.write(line)
-        self.trackers.write(line)
+        self.log.write(line)
 
     def _pauses_at(self, step: int) -> bool:
         every = (self.recipe.eval_steps, self.recipe.save_steps)
@@ -234,7 +229,7 @@ class TrainingLoop:
             return
         self._evaluated_at = self.state.step
         self.state.eval_loss = total.mean
-        self._write({"step": self.state.step, "eval_loss": total.mean})
+        self.log.write({"step": self.state.step, "eval_loss": total.mean})
         self.listener.message(f"step {self.state.step}: held-out loss {total.mean:.4f}")
 
     def save(self) -> None:

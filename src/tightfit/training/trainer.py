@@ -20,8 +20,8 @@ from tightfit.recipe.resume import continued
 from tightfit.training import checkpoints
 from tightfit.training.listeners import Listener
 from tightfit.training.loop import TrainerState, TrainingLoop
-from tightfit.training.records import MetricsFile, Summary, Trackers, precision_warning
-from tightfit.training.run_folder import METRICS, MODEL, PLAN, SUMMARY, RunFolder, locked, run_path
+from tightfit.training.records import MetricsLog, Summary, precision_warning
+from tightfit.training.run_folder import MODEL, PLAN, SUMMARY, RunFolder, locked, run_path
 from tightfit.training.session import Session, open_session, recipe_for_machine
 
 if TYPE_CHECKING:
@@ -133,15 +133,11 @@ class Trainer:
             folder.write_json(PLAN, session.plan.to_json())
         if profile is not None:
             profile.begin(step, first_step, tuple(build.notes))
-        with (
-            build.session(),
-            MetricsFile(folder.path / METRICS, first_step) as metrics,
-            Trackers(recipe, folder.path) as trackers,
-        ):
+        with build.session(), MetricsLog(recipe, folder.path, first_step) as log:
             loop = TrainingLoop(
                 recipe, step, source,
                 None if evaluation is None else lambda: evaluation_global_batches(evaluation, recipe),
-                folder, metrics, trackers, self.listener, profile,
+                folder, log, self.listener, profile,
             )
             if found is not None:
                 loop.resume(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tightfit.backends.jax import accumulation, attention, checkpointing, loading, optimizer, precision
+from tightfit.backends.jax import accumulation, attention, checkpointing, optimizer, precision
 from tightfit.backends.jax.build import Build
 from tightfit.techniques import Technique
 from tightfit.techniques import accumulation as accumulations
@@ -22,7 +22,7 @@ from tightfit.techniques import update as updates
 
 
 def unchanged(technique: Technique, build: Build) -> Build:
-    """The build as it is: every step does so, or the devices of the build decide it."""
+    """The build as it is: every step does so, or reads it from the recipe."""
     return build
 
 
@@ -53,7 +53,7 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     updates.AfterBackward: unchanged,
     parallels.NoParallel: unchanged,
     parallels.Dp: unchanged,
-    loadings.Loading: loading.loading,
+    loadings.Loading: unchanged,
 }
 """Every technique of `SLOTS` that this backend has, and the function that applies it."""
 

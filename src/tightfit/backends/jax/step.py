@@ -22,7 +22,7 @@ from tightfit.backends.base import GlobalBatchSource, Inspection, StepResult, To
 from tightfit.backends.jax.build import Build
 from tightfit.backends.jax.checkpoints import load_state, read_weights, save_state, write_model
 from tightfit.backends.jax.forward import logits
-from tightfit.backends.jax.loading import ArrayGlobalBatch, array_global_batch
+from tightfit.backends.jax.loading import ArrayGlobalBatch, array_global_batch, global_batches
 from tightfit.backends.jax.network import Params
 from tightfit.backends.jax.update import (
     Arrays,
@@ -112,8 +112,7 @@ class Step:
         return Total(loss, count)
 
     def global_batches(self, source: GlobalBatchSource, start: int, stop: int) -> Iterator[ArrayGlobalBatch]:
-        assert self.build.global_batches is not None
-        return self.build.global_batches(source, start, stop)
+        return global_batches(self.build, source, start, stop)
 
     def generate(self, prompt: Sequence[int], new_tokens: int, temperature: float, seed: int) -> list[int]:
         """Without a cache, by one program for every length: each token is sampled from the last `seq_len`.

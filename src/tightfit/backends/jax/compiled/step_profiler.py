@@ -27,7 +27,6 @@ from tightfit.backends.base import Measurement
 from tightfit.backends.jax.compiled.trace import read_step, trace_of
 from tightfit.backends.jax.loading import ArrayGlobalBatch
 from tightfit.backends.jax.step import PendingStep, Step
-from tightfit.backends.measuring import plain_steps
 from tightfit.errors import ReportError, one_line
 from tightfit.files import replacing
 from tightfit.trace import PHASES, Op, OpClass, Phase, Trace
@@ -55,10 +54,6 @@ class StepProfiler:
         self._timed: list[tuple[float, float]] = []
         self._seconds = 0.0
         self._failure: str | None = "none was taken"
-
-    @property
-    def so_far(self) -> str:
-        return plain_steps([seconds for seconds, _ in self._timed])
 
     @contextmanager
     def timed(self) -> Iterator[None]:
