@@ -18,9 +18,9 @@ import json
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from tightfit.errors import ReportError
 from tightfit.files import replacing
@@ -60,21 +60,15 @@ def save_trace(trace: Trace, path: Path) -> None:
     """Write a trace, whole or not at all. Raises OSError, and ValueError for seconds that are no finite number."""
     header = _Header(format="tightfit-trace", version=VERSION, origin=trace.origin, unseen=trace.unseen,
                      notes=trace.notes, laid_out=trace.laid_out)
-    blocks: dict[str, tuple[list[Any], TypeAdapter[Any]]] = {
-        "spans": (trace.spans, TypeAdapter(list[Span])), "ops": (trace.ops, TypeAdapter(list[Op])),
-        "allocations": (trace.allocations, TypeAdapter(list[Allocation]))}
+    records: dict[str, list[Any]] = {"spans": trace.spans, "ops": trace.ops, "allocations": trace.allocations}
+    blocks = [{kind: all_of[start : start + BLOCK]} for kind, all_of in records.items()
+              for start in range(0, len(all_of), BLOCK)]
+    ending = {"end": {kind: len(all_of) for kind, all_of in records.items()}}
+    lines = (_Line.model_construct(None, **block) for block in (*blocks, ending))
     with replacing(path) as temporary, gzip.open(temporary, "wt", encoding="utf-8", compresslevel=5) as file:
-        _write(file, header.model_dump(mode="json"))
-        for kind, (records, adapter) in blocks.items():
-            for start in range(0, len(records), BLOCK):
-                block = records[start : start + BLOCK]
-                _write(file, {kind: adapter.dump_python(block, mode="json", exclude_defaults=True)})
-        _write(file, {"end": {kind: len(records) for kind, (records, _) in blocks.items()}})
-
-
-def _write(file: IO[str], values: dict[str, Any]) -> None:
-    json.dump(values, file, separators=(",", ":"), allow_nan=False)
-    file.write("\n")
+        for line in (header, *lines):
+            values = line.model_dump(mode="json", exclude_defaults=True)
+            file.write(json.dumps(values, separators=(",", ":"), allow_nan=False) + "\n")
 
 
 def load_trace(path: Path, limit: int | None = None) -> Trace:
