@@ -61,10 +61,10 @@ def save_trace(trace: Trace, path: Path) -> None:
     header = _Header(format="tightfit-trace", version=VERSION, origin=trace.origin, unseen=trace.unseen,
                      notes=trace.notes, laid_out=trace.laid_out)
     records: dict[str, list[Any]] = {"spans": trace.spans, "ops": trace.ops, "allocations": trace.allocations}
-    blocks = [{kind: all_of[start : start + BLOCK]} for kind, all_of in records.items()
-              for start in range(0, len(all_of), BLOCK)]
-    ending = {"end": {kind: len(all_of) for kind, all_of in records.items()}}
-    lines = (_Line.model_construct(None, **block) for block in (*blocks, ending))
+    blocks: list[dict[str, Any]] = [{kind: all_of[start : start + BLOCK]} for kind, all_of in records.items()
+                                    for start in range(0, len(all_of), BLOCK)]
+    blocks.append({"end": {kind: len(all_of) for kind, all_of in records.items()}})
+    lines = (_Line.model_construct(None, **block) for block in blocks)
     with replacing(path) as temporary, gzip.open(temporary, "wt", encoding="utf-8", compresslevel=5) as file:
         for line in (header, *lines):
             values = line.model_dump(mode="json", exclude_defaults=True)

@@ -150,22 +150,17 @@ def read_events(profile: bytes, program: str, platform: str) -> tuple[dict[str, 
     profile: as JAX's profiler serializes it. platform: `cpu` or `gpu`.
     """
     read = ProfileData.from_serialized_xspace(profile)  # its planes end with it
-    wanted = HOST if platform == "cpu" else CARD
-    events = [(line.name, event, dict(event.stats)) for plane in read.planes if plane.name == wanted
-              for line in plane.lines for event in line.events]  # fmt: skip
-    seconds, others = defaultdict[str, float](float), defaultdict[str, float](float)
-    if platform != "cpu":
-        for line, event, said in events:
-            if line.startswith(STREAM):
-                ours = said.get(PROGRAM, program) == program and INSTRUCTION in said
-                into, name = (seconds, said[INSTRUCTION]) if ours else (others, event.name)
-                into[name] += event.duration_ns / 1e9
-        return seconds, others
-    ends = {tuple(map(said.get, ENDED)): event.start_ns + event.duration_ns for _, event, said in events
+    wanted, lines = (HOST, "") if platform == "cpu" else (CARD, STREAM)
+    events = [(event, dict(event.stats)) for plane in read.planes if plane.name == wanted for line in plane.lines
+              if line.name.startswith(lines) for event in line.events]  # fmt: skip
+    ends = {tuple(map(said.get, ENDED)): event.start_ns + event.duration_ns for event, said in events
             if ENDED[1] in said}  # fmt: skip
-    for _, event, said in events:
-        if said.get(PROGRAM) == program and INSTRUCTION in said and not said.get(ORDINAL):
+    seconds, others = defaultdict[str, float](float), defaultdict[str, float](float)
+    for event, said in events:
+        if INSTRUCTION in said and said.get(PROGRAM, program) == program and not said.get(ORDINAL):
             stop = event.start_ns + event.duration_ns
             stop = max(stop, ends.get(tuple(map(said.get, STARTED)), stop))
             seconds[said[INSTRUCTION]] += (stop - event.start_ns) / 1e9
+        elif platform != "cpu":
+            others[event.name] += event.duration_ns / 1e9
     return seconds, others
