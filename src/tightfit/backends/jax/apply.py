@@ -53,7 +53,8 @@ QUANTIZED = "optax has no states of so few bits; write optimizer=adafactor or op
 
 ABSENT: Mapping[type[Technique], str] = {
     techniques.attention.Flex: "FlexAttention is PyTorch's; write attention=sdpa",
-    techniques.attention.FlashAttn: "the flash-attn library serves PyTorch; write attention=sdpa with attention.kernel=cudnn",
+    techniques.attention.FlashAttn: "the flash-attn library serves PyTorch; write attention=sdpa with "
+                                    "attention.kernel=cudnn",
     techniques.loss.Chunked: WHOLE_LOGITS,
     techniques.loss.Liger: "Liger's kernels are PyTorch's; write loss=plain",
     techniques.checkpointing.MemoryBudget: "the budget is kept by PyTorch's compiler; write checkpointing=selective",
