@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 import record
 import tightfit
-from tightfit.training.progress import Listener
+from tightfit.training.listeners import Listener
 
 WARM_UP = 5
 SHAPES = {

@@ -17,7 +17,7 @@ from rich.console import Console
 import record
 import tightfit
 from tightfit.recipe.lookup import load_recipe
-from tightfit.training.progress import Terminal
+from tightfit.training.listeners import Terminal
 
 
 def plot(lines: list[dict[str, Any]], unigram: float, path: Path) -> None:

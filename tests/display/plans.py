@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tightfit.devices import Device
 from tightfit.planning.alignment import Misalignment
-from tightfit.planning.offload import OffloadAdvice
 from tightfit.planning.plan import Answers, Candidate, Change, Estimate, Memory, Plan, Time
 from tightfit.recipe import Recipe
 from tightfit.trace import UntracedMemory
@@ -68,6 +67,6 @@ def nothing_fits():
         smallest_change=Change(text="checkpointing=every-block", why="recompute", estimate=estimate()),
         smallest_change_text="The smallest that makes it fit: checkpointing=every-block (recompute).",
         smallest_gpu_text="The smallest GPU is Big Card.",
-        offload=OffloadAdvice(branch="cpu", host_bytes=7, sentences=("It does not fit: ZeRO-2.", "Device: 3 GiB.")),
+        offload="It does not fit: ZeRO-2.",
     )
     return Plan(device=CARD, asked=large.recipe, candidates=(large,), chosen=None, answers=answers)

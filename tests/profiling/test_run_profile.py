@@ -17,7 +17,7 @@ from tightfit.profiling import profile as profiles
 from tightfit.profiling.measure import profiled_step
 from tightfit.recipe import Recipe
 from tightfit.trace import PHASES, Phase
-from tightfit.training.progress import Listener
+from tightfit.training.listeners import Listener
 from tightfit.training.trainer import Trainer
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.training.runs import final_weights, logged_losses, train
 from tightfit.profiling import profile as profiles
-from tightfit.training.progress import Listener
+from tightfit.training.listeners import Listener
 from tightfit.training.trainer import Trainer
 
 pytestmark = pytest.mark.gpu

@@ -20,9 +20,9 @@ from tightfit.errors import CheckpointError, NonFiniteLoss
 from tightfit.recipe import Recipe
 from tightfit.tasks import GlobalBatch, MicroBatch, global_batch_of
 from tightfit.training import checkpoints
-from tightfit.training.loop import SKIPS_IN_A_ROW, Loop
-from tightfit.training.progress import Listener
-from tightfit.training.records import MetricsFile, Trackers
+from tightfit.training.listeners import Listener
+from tightfit.training.loop import SKIPS_IN_A_ROW, TrainingLoop
+from tightfit.training.records import MetricsLog
 from tightfit.training.run_folder import RunFolder
 
 
@@ -107,12 +107,12 @@ class FakeProfile:
 
 
 def run(step: FakeStep, folder: Path, listener: Any = None, source: Source | None = None, profile: Any = None,
-        **values: Any) -> Loop:
+        **values: Any) -> TrainingLoop:
     recipe = Recipe.from_dict({"max_steps": 6, "logging_steps": 2, **values})
     place = RunFolder(folder)
     found = checkpoints.newest(place.checkpoints, lambda text: None)
-    with MetricsFile(folder / "metrics.jsonl", found.step if found else 0) as metrics, Trackers(recipe, folder) as none:
-        loop = Loop(recipe, step, source or Source(), list, place, metrics, none, listener or Listener(),
+    with MetricsLog(recipe, folder, found.step if found else 0) as log:
+        loop = TrainingLoop(recipe, step, source or Source(), list, place, log, listener or Listener(),
                     profile)
         if found is not None:
             loop.resume(found)
@@ -128,10 +128,10 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 def test_every_step_is_counted_once_however_late_its_figures_come(tmp_path, lagging):
     step = FakeStep(lambda number: StepResult(loss=Total(6.0 * number, 6)), lagging)
     loop = run(step, tmp_path)
-    assert loop.progress.losses == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert loop.state.losses == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     assert [line["loss"] for line in lines(tmp_path) if "loss" in line] == [1.5, 3.5, 5.5]
-    assert (loop.progress.samples, loop.progress.tokens) == (12, 36)
-    assert loop.progress.eval_loss == 1.5
+    assert (loop.state.samples, loop.state.tokens) == (12, 36)
+    assert loop.state.eval_loss == 1.5
 
 
 @pytest.mark.parametrize("lagging", [False, True])
@@ -140,10 +140,10 @@ def test_a_profiled_step_is_learned_from_and_not_timed(tmp_path, monkeypatch, la
     profile = FakeProfile(step, 4)
     monkeypatch.setattr("tightfit.training.loop.time", SimpleNamespace(perf_counter=lambda: step.clock))
     loop = run(step, tmp_path, profile=profile, save_steps=4)
-    assert loop.progress.losses == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert loop.state.losses == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     assert [line["loss"] for line in lines(tmp_path) if "loss" in line] == [1.5, 3.5, 5.5]
-    assert (loop.progress.samples, loop.progress.tokens) == (10, 30)
-    assert loop.progress.training_seconds == pytest.approx(5)
+    assert (loop.state.samples, loop.state.tokens) == (10, 30)
+    assert loop.state.training_seconds == pytest.approx(5)
     if not lagging:  # which shifts a step's seconds to the one before
         assert [line["tokens_per_second"] for line in lines(tmp_path) if "loss" in line] == pytest.approx([6, 6, 6])
     assert profile.timing == [1, 2, 3, 4, 5, 6]
@@ -166,9 +166,9 @@ def test_an_interval_that_a_stop_cut_is_logged_whole(tmp_path):
         return StepResult(loss=Total(6.0 * number, 6))
 
     stopped = run(FakeStep(script), tmp_path, StopAtThree())
-    assert (stopped.progress.stopped_by, stopped.progress.step) == ("SIGTERM", 3)
+    assert (stopped.state.stopped_by, stopped.state.step) == ("SIGTERM", 3)
     resumed = run(FakeStep(script), tmp_path)
-    assert resumed.progress.first_step == 3
+    assert resumed.state.first_step == 3
     assert [line["loss"] for line in lines(tmp_path) if "loss" in line] == [1.5, 3.5, 5.5]
 
 
@@ -195,7 +195,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
 def test_skipped_steps_are_counted_and_too_many_stop_the_run(tmp_path):
     skipped = StepResult(loss=Total(6.0, 6), grad_norm=math.inf, skipped=True)
     loop = run(FakeStep(lambda number: skipped if number < 4 else StepResult(loss=Total(6.0, 6))), tmp_path)
-    assert loop.progress.skipped_steps == 3
+    assert loop.state.skipped_steps == 3
     assert [line.get("skipped_steps") for line in lines(tmp_path) if "loss" in line] == [2, 1, None]
     assert lines(tmp_path)[0]["grad_norm"] is None
     with pytest.raises(NonFiniteLoss, match="fp16 overflows"):

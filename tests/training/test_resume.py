@@ -78,7 +78,7 @@ def test_stopped_half_way(run, tmp_path, change):
 
 
 def _train_and_stop(values) -> None:
-    from tightfit.training.progress import Listener
+    from tightfit.training.listeners import Listener
 
     class StopAtFive(Listener):
         def stepped(self, step, loss, tokens_per_second):

@@ -14,7 +14,7 @@ from torch import nn
 
 from tightfit import Trainer, models
 from tightfit.errors import CheckpointError, ModelError, RecipeError
-from tightfit.training.progress import LastingConsole, Listener, Terminal
+from tightfit.training.listeners import LastingConsole, Listener, Terminal
 from tightfit.training.run_folder import LOCK
 
 ROWS = [{"input_ids": list(range(i, i + 16))} for i in range(40)]

@@ -176,10 +176,6 @@ class StepProfiler(Protocol):
     None learns anything else for being measured.
     """
 
-    @property
-    def so_far(self) -> str:
-        """The seconds of plain steps until now, in words."""
-
     def timed(self) -> AbstractContextManager[None]:
         """Time the one step that is taken inside, the wait for its global batch included."""
 

@@ -18,7 +18,7 @@ from tightfit.planning.plan import Plan
 from tightfit.profiling import CHROME_TRACE, FOLDER, XPLANE
 from tightfit.profiling.measure import keep_profile, predicted_profile, profile_recipe
 from tightfit.recipe.lookup import load_recipe, name_and_overrides
-from tightfit.training.progress import Terminal
+from tightfit.training.listeners import Terminal
 from tightfit.training.run_folder import PLAN, folder_name, run_path
 from tightfit.training.session import recipe_for_machine
 
@@ -47,7 +47,7 @@ def run_profile(name: str, overrides: Sequence[str] = (), output: Path | None = 
 
 def _measured(name: str, overrides: Sequence[str], console: Console) -> Path:
     """A profile of real steps; the run's folder, which it was written to."""
-    recipe = recipe_for_machine(name, overrides)
+    recipe = recipe_for_machine(name, overrides=overrides)
     folder = run_path(recipe, name)
     folder.mkdir(parents=True, exist_ok=True)
     with Terminal(console) as terminal:

@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tightfit.recipe.lookup import name_and_overrides
-from tightfit.training.progress import LastingConsole, Terminal
+from tightfit.training.listeners import LastingConsole, Terminal
 from tightfit.training.records import Summary
-from tightfit.training.session import recipe_for_machine
 from tightfit.training.trainer import Trainer
 
 
@@ -21,7 +20,7 @@ def run_train(name: str, overrides: Sequence[str] = ()) -> int:
     console = LastingConsole(soft_wrap=True)
     with Terminal(console) as terminal:
         name, overrides = name_and_overrides([name, *overrides])
-        summary = Trainer(recipe=recipe_for_machine(name, overrides), listener=terminal, name=name).train()
+        summary = Trainer(recipe=name, overrides=overrides, listener=terminal).train()
     _show(console, summary)
     if summary.stopped_by is None:
         return 0

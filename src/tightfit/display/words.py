@@ -137,8 +137,7 @@ def answers(plan: Plan) -> list[tuple[str, str]]:
     say("change", given.smallest_change_text)
     say("smallest GPU", given.smallest_gpu_text, given.smallest_gpu_changed_text)
     say("open fields", given.open_fields)
-    if given.offload is not None:
-        say("offload", *given.offload.sentences)
+    say("offload", given.offload)
     say("alignment", *(misaligned.sentence for misaligned in given.misaligned))
     say("numerics", *_numerics(plan.candidates))
     if best is not None:

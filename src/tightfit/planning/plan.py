@@ -13,7 +13,6 @@ from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.planning.alignment import Misalignment
 from tightfit.planning.allocator.replay import Fits
-from tightfit.planning.offload import OffloadAdvice
 from tightfit.recipe import CHOICES, Recipe
 from tightfit.text import size
 from tightfit.trace import UntracedMemory
@@ -198,7 +197,7 @@ class Answers:
     smallest_gpu_text: the same as a sentence.
     smallest_gpu_changed_text: the same of the choice, where it changes numerics; else empty.
     open_fields: what leaving fields open would gain a recipe that pins them all; empty where that is nothing.
-    offload: which branch of the offload tree applies; None where something fits.
+    offload: what ZeRO would move off the device; empty where something fits.
     misaligned: dimensions that leave tensor cores idle, with the gain from padding.
     """
 
@@ -211,7 +210,7 @@ class Answers:
     smallest_gpu_text: str = ""
     smallest_gpu_changed_text: str = ""
     open_fields: str = ""
-    offload: OffloadAdvice | None = None
+    offload: str = ""
     misaligned: tuple[Misalignment, ...] = ()
 
 
@@ -255,8 +254,7 @@ class Plan:
             parts.append(answers.smallest_change_text[0].lower() + answers.smallest_change_text[1:].rstrip("."))
         if answers.smallest_gpu is not None:
             parts.append(f"it fits on {answers.smallest_gpu.name}")
-        offload = "" if answers.offload is None else f". {answers.offload.sentences[0].rstrip('.')}"
-        return "; ".join(parts) + offload
+        return ". ".join(text for text in ("; ".join(parts), answers.offload.rstrip(".")) if text)
 
     def training_arguments(self) -> dict[str, Any]:
         """The chosen recipe as arguments of transformers' `TrainingArguments`; on the processor where the plan is for

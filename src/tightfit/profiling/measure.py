@@ -30,7 +30,7 @@ from tightfit.profiling.profile import Profile, save
 from tightfit.recipe import Recipe
 from tightfit.system import installed
 from tightfit.trace import Phase, Trace
-from tightfit.training.progress import Listener
+from tightfit.training.listeners import Listener
 from tightfit.training.session import open_session
 
 GLOBAL_BATCHES = 16

@@ -52,11 +52,13 @@ def load_recipe(
 
 
 def as_recipe(
-    recipe: Recipe | Mapping[str, Any] | str | Path | None, model: Any = None, *, cuda: bool = False
+    recipe: Recipe | Mapping[str, Any] | str | Path | None, model: Any = None, overrides: Iterable[str] = (), *,
+    cuda: bool = False,
 ) -> Recipe:
     """The recipe that a caller means: one, its fields, or its name; a model given by name replaces the recipe's.
 
-    cuda: whether it is to run on a CUDA device, where a named recipe may differ. Raises RecipeError.
+    overrides: `key=value` words on top of a recipe that is given by name. cuda: whether it is to run on a CUDA device,
+    where a named recipe may differ. Raises RecipeError.
     """
     named = {"model": model} if isinstance(model, str) else {}
     if isinstance(recipe, Recipe):
@@ -66,7 +68,8 @@ def as_recipe(
     if isinstance(recipe, Mapping):
         return Recipe.from_dict({**recipe, **named})
     if isinstance(recipe, str | Path):
-        return load_recipe(str(recipe), [f"{field}={value}" for field, value in named.items()], cuda=cuda)
+        words = [*overrides, *(f"{field}={value}" for field, value in named.items())]
+        return load_recipe(str(recipe), words, cuda=cuda)
     raise RecipeError(f"recipe: {type(recipe).__name__} is not a Recipe, a mapping, or a recipe file's name")
 
 

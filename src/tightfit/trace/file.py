@@ -13,14 +13,14 @@ file from a truncated one.
 from __future__ import annotations
 
 import gzip
+import heapq
 import json
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
-import numpy as np
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from tightfit.errors import ReportError
 from tightfit.files import replacing
@@ -28,8 +28,7 @@ from tightfit.trace import Allocation, Op, Span, Trace, UntracedMemory
 
 T = TypeVar("T", Op, Allocation)
 
-FORMAT = "tightfit-trace"
-VERSION = 3
+VERSION: Literal[3] = 3
 BLOCK = 4096
 LONGEST_LINE = 64 << 20
 """Bytes of a line that is still read: a block has about a megabyte."""
@@ -38,9 +37,10 @@ SAMPLED = "the trace is sampled"
 
 
 class _Header(BaseModel):
-    """A file's first line, without its format."""
+    """A file's first line."""
 
-    version: int = VERSION
+    format: Literal["tightfit-trace"]
+    version: Literal[3]
     origin: Literal["predicted", "measured"]
     unseen: list[UntracedMemory]
     notes: list[str]
@@ -58,22 +58,17 @@ class _Line(BaseModel, extra="forbid"):
 
 def save_trace(trace: Trace, path: Path) -> None:
     """Write a trace, whole or not at all. Raises OSError, and ValueError for seconds that are no finite number."""
-    header = _Header(origin=trace.origin, unseen=trace.unseen, notes=trace.notes, laid_out=trace.laid_out)
-    blocks: dict[str, tuple[list[Any], TypeAdapter[Any]]] = {
-        "spans": (trace.spans, TypeAdapter(list[Span])), "ops": (trace.ops, TypeAdapter(list[Op])),
-        "allocations": (trace.allocations, TypeAdapter(list[Allocation]))}
+    header = _Header(format="tightfit-trace", version=VERSION, origin=trace.origin, unseen=trace.unseen,
+                     notes=trace.notes, laid_out=trace.laid_out)
+    records: dict[str, list[Any]] = {"spans": trace.spans, "ops": trace.ops, "allocations": trace.allocations}
+    blocks: list[dict[str, Any]] = [{kind: all_of[start : start + BLOCK]} for kind, all_of in records.items()
+                                    for start in range(0, len(all_of), BLOCK)]
+    blocks.append({"end": {kind: len(all_of) for kind, all_of in records.items()}})
+    lines = (_Line.model_construct(None, **block) for block in blocks)
     with replacing(path) as temporary, gzip.open(temporary, "wt", encoding="utf-8", compresslevel=5) as file:
-        _write(file, {"format": FORMAT, **header.model_dump(mode="json")})
-        for kind, (records, adapter) in blocks.items():
-            for start in range(0, len(records), BLOCK):
-                block = records[start : start + BLOCK]
-                _write(file, {kind: adapter.dump_python(block, mode="json", exclude_defaults=True)})
-        _write(file, {"end": {kind: len(records) for kind, (records, _) in blocks.items()}})
-
-
-def _write(file: IO[str], values: dict[str, Any]) -> None:
-    json.dump(values, file, separators=(",", ":"), allow_nan=False)
-    file.write("\n")
+        for line in (header, *lines):
+            values = line.model_dump(mode="json", exclude_defaults=True)
+            file.write(json.dumps(values, separators=(",", ":"), allow_nan=False) + "\n")
 
 
 def load_trace(path: Path, limit: int | None = None) -> Trace:
@@ -84,18 +79,18 @@ def load_trace(path: Path, limit: int | None = None) -> Trace:
     try:
         with gzip.open(path, "rb") as file:
             return _read(file, path, limit)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        if isinstance(error, gzip.BadGzipFile) and "Not a gzipped file" in str(error):
-            raise _foreign(path) from None
-        raise _damaged(path, "it ends too early" if isinstance(error, EOFError) else str(error)) from None
+    except EOFError:
+        raise _damaged(path, "it ends too early") from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise (_foreign(path) if "Not a gzipped file" in str(error) else _damaged(path, str(error))) from None
     except OSError as error:
         raise ReportError(f"{path}: the trace cannot be read ({error.strerror or error})") from None
 
 
 def _read(file: gzip.GzipFile, path: Path, limit: int | None) -> Trace:
     trace, number, end = _header(file.readline(LONGEST_LINE), path), 1, None
-    ops: _Largest[Op] = _Largest(limit, _op_size)
-    allocations: _Largest[Allocation] = _Largest(limit, lambda allocation: allocation.bytes)
+    ops = _Largest[Op](limit, _op_size)
+    allocations = _Largest[Allocation](limit, lambda allocation: allocation.bytes)
     while raw := file.readline(LONGEST_LINE):
         number += 1
         if end is not None or not raw.endswith(b"\n"):
@@ -114,7 +109,7 @@ def _read(file: gzip.GzipFile, path: Path, limit: int | None) -> Trace:
         raise _damaged(path, "it ends too early")
     if end != {"spans": len(trace.spans), "ops": ops.seen, "allocations": allocations.seen}:
         raise _damaged(path, "it holds other numbers of records than it says")
-    trace.ops, trace.allocations = ops.records, allocations.records
+    trace.ops, trace.allocations = ops.largest(), allocations.largest()
     trace.notes += [*ops.notes("ops", "time", "longest"), *allocations.notes("allocations", "bytes", "largest")]
     return trace
 
@@ -122,17 +117,14 @@ def _read(file: gzip.GzipFile, path: Path, limit: int | None) -> Trace:
 def _header(raw: bytes, path: Path) -> Trace:
     """The trace without its records."""
     try:
-        values = json.loads(raw) if raw.endswith(b"\n") else None
-    except (ValueError, RecursionError):
-        values = None
-    if not isinstance(values, dict) or values.get("format") != FORMAT:
-        raise _foreign(path)
-    if values.get("version") != VERSION:
-        raise ReportError(f"{path}: the trace is of version {values.get('version')!r}, and this tightfit reads version "
-                          f"{VERSION}; update tightfit, or read it with the one that wrote it")
-    try:
-        header = _Header.model_validate(values)
+        header = _Header.model_validate_json(raw)
     except ValidationError as error:
+        wrong = {each["loc"]: each["input"] for each in error.errors()}
+        if () in wrong or ("format",) in wrong:
+            raise _foreign(path) from None
+        if ("version",) in wrong:
+            raise ReportError(f"{path}: the trace is of version {wrong['version',]!r}, and this tightfit reads version "
+                              f"{VERSION}; update tightfit, or read it with the one that wrote it") from None
         raise _damaged(path, f"line 1: {wrong_fields(error)}") from None
     return Trace(origin=header.origin, unseen=header.unseen, notes=header.notes, laid_out=header.laid_out)
 
@@ -157,31 +149,32 @@ class _Largest(Generic[T]):
     all."""
 
     def __init__(self, limit: int | None, size_of: Callable[[T], float]) -> None:
-        if limit is not None and limit < 2:
-            raise ValueError(f"limit: {limit} should be at least 2")
         self._limit = limit
         self._size_of: Callable[[T], float] = size_of
-        self._sizes = np.zeros(0)
-        self.records: list[T] = []
+        self._kept: list[tuple[int, T]] = []
         self.seen, self.total = 0, 0.0
 
     def add(self, block: list[T]) -> None:
+        self._kept += enumerate(block, self.seen)
         self.seen += len(block)
-        self.records += block
-        if self._limit is None or not block:
-            return
-        self._sizes = np.concatenate([self._sizes, [self._size_of(record) for record in block]])
-        self.total += float(self._sizes[-len(block) :].sum())
-        if len(self._sizes) > self._limit:
-            kept = np.sort(np.argsort(-self._sizes, kind="stable")[: self._limit])
-            self.records, self._sizes = [self.records[i] for i in kept.tolist()], self._sizes[kept]
+        if self._limit is not None:
+            self.total += sum(map(self._size_of, block))
+            if len(self._kept) > 2 * self._limit:
+                self.largest()
+
+    def largest(self) -> list[T]:
+        """The records that stay, in their order."""
+        if self._limit is not None and len(self._kept) > self._limit:
+            self._kept = sorted(heapq.nlargest(self._limit, self._kept, key=lambda pair: self._size_of(pair[1])))
+        return [record for _, record in self._kept]
 
     def notes(self, of: str, unit: str, longest: str) -> list[str]:
         """A sentence on what was left out, or none."""
-        gone = self.seen - len(self.records)
+        records = self.largest()
+        gone = self.seen - len(records)
         if not gone:
             return []
-        share = max(1 - float(self._sizes.sum()) / self.total, 0.0) if self.total else 0.0
+        share = max(1 - sum(map(self._size_of, records)) / self.total, 0.0) if self.total else 0.0
         return [f"{SAMPLED}: {gone:,} of {self.seen:,} {of} were left out ({100 * gone / self.seen:.1f} %), with "
                 f"{100 * share:.2g} % of their {unit}; the {longest} are all here"]
 

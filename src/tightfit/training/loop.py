@@ -15,8 +15,8 @@ from tightfit.errors import CheckpointError, NonFiniteLoss
 from tightfit.recipe import Recipe
 from tightfit.tasks import GlobalBatch
 from tightfit.training import checkpoints
-from tightfit.training.progress import Listener
-from tightfit.training.records import MetricsFile, Trackers
+from tightfit.training.listeners import Listener
+from tightfit.training.records import MetricsLog
 from tightfit.training.run_folder import RunFolder
 from tightfit.training.schedule import learning_rate
 from tightfit.training.stopping import StopRequest
@@ -29,7 +29,7 @@ SKIPS_IN_A_ROW = 50
 
 
 @dataclass
-class Progress:
+class TrainerState:
     """How far a run has come. All but `step` is this process's; seconds count steps and waiting for data, while
     evaluation, saving, compiling and a profiled step are left out; so are that step's samples and tokens."""
 
@@ -69,7 +69,7 @@ class _Taken:
 
 
 @dataclass
-class Loop:
+class TrainingLoop:
     """Runs a step over global batches until `recipe.max_steps`, or until asked to stop.
 
     Where a step's figures are still on their way, they are read after the next one was dispatched, so that a device
@@ -81,11 +81,10 @@ class Loop:
     source: GlobalBatchSource
     evaluation: Callable[[], Iterable[GlobalBatch]] | None
     folder: RunFolder
-    metrics: MetricsFile
-    trackers: Trackers
+    log: MetricsLog
     listener: Listener
     profile: RunProfile | None = None
-    progress: Progress = field(default_factory=Progress, init=False)
+    state: TrainerState = field(default_factory=TrainerState, init=False)
     _interval: _Interval = field(default_factory=_Interval, init=False)
     _saved_at: int | None = field(default=None, init=False)
     _evaluated_at: int | None = field(default=None, init=False)
@@ -100,46 +99,46 @@ class Loop:
             raise CheckpointError("data: it is not what it was when this run began (its first global batch or its "
                                   "number of batches differs); bring it back, or write another output_dir")
         self.step.load(checkpoint.folder, checkpoint.meta)
-        self.progress.step = self.progress.first_step = self._saved_at = checkpoint.step
+        self.state.step = self.state.first_step = self._saved_at = checkpoint.step
         self._interval = _Interval(**checkpoint.loop["interval"])
 
-    def run(self) -> Progress:
+    def run(self) -> TrainerState:
         """Train to the last step. Raises NonFiniteLoss; a request to stop saves and returns."""
-        recipe, progress, profile = self.recipe, self.progress, self.profile
-        self.listener.started(progress.step, recipe.max_steps)
+        recipe, state, profile = self.recipe, self.state, self.profile
+        self.listener.started(state.step, recipe.max_steps)
         with StopRequest() as stop:
-            global_batches = self.step.global_batches(self.source, progress.step, recipe.max_steps)
+            global_batches = self.step.global_batches(self.source, state.step, recipe.max_steps)
             taken: _Taken | None = None
             self._restart_clock()
-            while progress.step < recipe.max_steps and stop.signal is None:
-                if taken is not None and profile is not None and progress.step + 1 == profile.at:
+            while state.step < recipe.max_steps and stop.signal is None:
+                if taken is not None and profile is not None and state.step + 1 == profile.at:
                     self._account(taken)  # or the step that is profiled would wait for it
                     taken = None
                 previous, taken = taken, self._take(global_batches)
                 if previous is not None:
                     self._account(previous)
-                if taken.pending.ready() or taken.profiled or self._pauses_at(progress.step):
+                if taken.pending.ready() or taken.profiled or self._pauses_at(state.step):
                     self._account(taken)
                     taken = None
-                if self._pauses_at(progress.step):
-                    self._pause(progress.step)
-                if profile is not None and progress.step == profile.at:
+                if self._pauses_at(state.step):
+                    self._pause(state.step)
+                if profile is not None and state.step == profile.at:
                     profile.keep()
                     self._restart_clock()
             if taken is not None:
                 self._account(taken)
             if stop.signal is not None:
-                progress.stopped_by = stop.signal.name
+                state.stopped_by = stop.signal.name
             self.save()
-            if progress.stopped_by is None and self._evaluated_at != progress.step:
+            if state.stopped_by is None and self._evaluated_at != state.step:
                 self.evaluate()
         self.listener.finished()
-        return progress
+        return state
 
     def _take(self, global_batches: Iterator[Any]) -> _Taken:
         """Dispatch the next step."""
-        progress, profile = self.progress, self.profile
-        rate, number = learning_rate(self.recipe, progress.step), progress.step + 1
+        state, profile = self.state, self.profile
+        rate, number = learning_rate(self.recipe, state.step), state.step + 1
         with nullcontext() if profile is None else profile.timed(number):
             before = time.perf_counter()
             global_batch = next(global_batches)
@@ -148,8 +147,8 @@ class Loop:
                 pending, profiled = profile.take(global_batch, rate), True
             else:
                 pending, profiled = self.step(global_batch, rate), False
-                progress.data_wait_seconds += waited
-        progress.step = number
+                state.data_wait_seconds += waited
+        state.step = number
         return _Taken(number, global_batch, pending, rate, profiled)
 
     def _restart_clock(self) -> None:
@@ -162,16 +161,16 @@ class Loop:
         now, compiled = time.perf_counter(), self.step.compile_seconds
         seconds = max(now - self._mark - (compiled - self._compiled), 1e-9)
         self._mark, self._compiled = now, compiled
-        progress = self.progress
-        progress.losses.append(result.loss.mean)
+        state = self.state
+        state.losses.append(result.loss.mean)
         interval = self._interval
         interval.loss += result.loss.sum
         interval.count += result.loss.count
         interval.skipped += result.skipped
         if not taken.profiled:
-            progress.training_seconds += seconds
+            state.training_seconds += seconds
             interval.seconds += seconds
-            for sums in (progress, interval):
+            for sums in (state, interval):
                 sums.samples += taken.global_batch.samples
                 sums.tokens += taken.global_batch.tokens
         self.listener.stepped(taken.number, result.loss.mean, interval.tokens / (interval.seconds or 1.0))
@@ -186,7 +185,7 @@ class Loop:
         elif result.grad_norm is not None and not math.isfinite(result.grad_norm) and not result.skipped:
             what = f"the gradients of step {taken.number} are not finite (norm {result.grad_norm})"
         self._skips = self._skips + 1 if result.skipped else 0
-        self.progress.skipped_steps += result.skipped
+        self.state.skipped_steps += result.skipped
         if self._skips >= SKIPS_IN_A_ROW:
             what = f"loss scaling has skipped {self._skips} steps up to step {taken.number}: fp16 overflows"
         if what is not None:
@@ -207,11 +206,7 @@ class Loop:
             line["grad_norm"] = result.grad_norm
         if seen.skipped:
             line["skipped_steps"] = seen.skipped
-        self._write(line)
-
-    def _write(self, line: dict[str, Any]) -> None:
-        self.metrics.write(line)
-        self.trackers.write(line)
+        self.log.write(line)
 
     def _pauses_at(self, step: int) -> bool:
         every = (self.recipe.eval_steps, self.recipe.save_steps)
@@ -232,17 +227,17 @@ class Loop:
         total = self.step.evaluate(self.evaluation())
         if total.count == 0:
             return
-        self._evaluated_at = self.progress.step
-        self.progress.eval_loss = total.mean
-        self._write({"step": self.progress.step, "eval_loss": total.mean})
-        self.listener.message(f"step {self.progress.step}: held-out loss {total.mean:.4f}")
+        self._evaluated_at = self.state.step
+        self.state.eval_loss = total.mean
+        self.log.write({"step": self.state.step, "eval_loss": total.mean})
+        self.listener.message(f"step {self.state.step}: held-out loss {total.mean:.4f}")
 
     def save(self) -> None:
         """A checkpoint of the step at hand, if it has none; older ones beyond the limit go.
 
         Raises NonFiniteLoss rather than save weights that are no numbers.
         """
-        step = self.progress.step
+        step = self.state.step
         if self._saved_at == step:
             return
         if not self.step.is_finite():

@@ -42,8 +42,11 @@ def check_memory(recipe: Recipe, device: Device, backend: Backend, config: Any, 
         peak = peak_of(micro)
         if peak <= free:
             return
+        from tightfit.planning.largest import largest_that_fits
+
+        halves = [micro >> shift for shift in range(micro.bit_length() - 1, 0, -1)]
         rooms = [free, every] if peak > every else [free]
-        fits = next((fits for room in rooms if (fits := largest_that_fits(peak_of, micro, room))), None)
+        fits = next((fits for room in rooms if (fits := largest_that_fits(halves, peak_of, room))), None)
         advice = _advice(recipe, device, fits, peak_of(1))
     except ModelError:
         return
@@ -52,17 +55,6 @@ def check_memory(recipe: Recipe, device: Device, backend: Backend, config: Any, 
                       f"system would end the run. {advice}")
     log(f"warning: a step is predicted to take {size(peak)}, and {size(free)} are free: the system may end the run. "
         f"{advice}")
-
-
-def largest_that_fits(peak_of: Callable[[int], int], micro: int, room: int) -> int | None:
-    """The largest half, quarter and so on of a micro-batch whose predicted peak fits `room` bytes; None where not even
-    one sample does. Memory shrinks no faster than the micro-batch: what cannot fit by that is not predicted."""
-    if peak_of(1) > room:
-        return None
-    peak, fits = peak_of(micro), micro // 2
-    while fits > 1 and (peak * fits / micro > room or peak_of(fits) > room):
-        fits //= 2
-    return fits
 
 
 def _peak(recipe: Recipe, device: Device, backend: Backend) -> int:

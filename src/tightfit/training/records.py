@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -12,14 +14,19 @@ from tightfit.backends.base import Inspection
 from tightfit.errors import MissingLibrary, RecipeError, nearest, one_line
 from tightfit.files import write_atomically
 from tightfit.recipe import Recipe
+from tightfit.training.run_folder import METRICS
 
 
-class MetricsFile:
-    """One JSON object a line: `step`, and what was measured there; null for what is not a finite number. Lines after
-    `resume_step` are dropped first."""
+class MetricsLog:
+    """metrics.jsonl in a run's folder, and the trackers that a recipe names: TensorBoard, Weights & Biases and others,
+    through Accelerate.
 
-    def __init__(self, path: Path, resume_step: int) -> None:
-        kept = []
+    The file holds one JSON object a line: `step`, and what was measured there; null for what is not a finite number.
+    Lines after `resume_step` are dropped first.
+    """
+
+    def __init__(self, recipe: Recipe, folder: Path, resume_step: int) -> None:
+        path, kept = folder / METRICS, []
         if path.exists() and resume_step:
             for line in path.read_text(errors="replace").splitlines():
                 try:
@@ -28,24 +35,14 @@ class MetricsFile:
                 except (ValueError, TypeError, KeyError):  # such as the last line of a run that was cut off
                     continue
         write_atomically(path, "".join(f"{line}\n" for line in kept))
+        self._trackers = ExitStack()
+        self._logs: list[Callable[..., None]] = []
+        with self._trackers:
+            self._start_trackers(recipe, folder)
+            self._trackers = self._trackers.pop_all()  # none goes on where one cannot start
         self._file = path.open("a", buffering=1)
 
-    def write(self, values: dict[str, Any]) -> None:
-        finite = {n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in values.items()}
-        self._file.write(json.dumps(finite, allow_nan=False) + "\n")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._file.close()
-
-
-class Trackers:
-    """TensorBoard, Weights & Biases and others, through Accelerate's trackers. Empty where none is named."""
-
-    def __init__(self, recipe: Recipe, folder: Path) -> None:
-        self._trackers: list[Any] = []
+    def _start_trackers(self, recipe: Recipe, folder: Path) -> None:
         if not recipe.report_to:
             return
         try:
@@ -54,48 +51,37 @@ class Trackers:
         except ImportError:
             raise MissingLibrary("accelerate", "report_to", "accelerate tensorboard") from None
         known = {str(getattr(name, "value", name)): tracker for name, tracker in LOGGER_TYPE_TO_CLASS.items()}
-        for name in recipe.report_to:
-            if name not in known:
-                raise RecipeError(f"report_to: {name!r} is not known; {nearest(name, known)}")
+        if unknown := [name for name in recipe.report_to if name not in known]:
+            raise RecipeError(f"report_to: {unknown[0]!r} is not known; {nearest(unknown[0], known)}")
         PartialState(cpu=recipe.device == "cpu")
-        try:
-            self._start(recipe, folder, known)
-        except Exception:
-            self.__exit__()
-            raise
-
-    def _start(self, recipe: Recipe, folder: Path, known: dict[str, Any]) -> None:
+        values = {name: value if isinstance(value, int | float | str) else str(value)
+                  for name, value in recipe.to_dict().items()}
         for name in recipe.report_to:
-            tracker = known[name]
-            arguments = {"logging_dir": str(folder / "trackers")} if tracker.requires_logging_directory else {}
+            arguments = {"logging_dir": str(folder / "trackers")} if known[name].requires_logging_directory else {}
             try:
-                live = tracker(folder.name, **arguments)
-                live.start()
-                live.store_init_configuration(_flat(recipe.to_dict()))
+                tracker = known[name](folder.name, **arguments)
+                tracker.start()
+                tracker.store_init_configuration(values)
             except ImportError:
                 raise MissingLibrary(name, f"report_to={name}", name) from None
             except Exception as error:  # each tracker has exceptions of its own
                 raise RecipeError(f"report_to: {name} cannot start: {one_line(error)}") from None
-            self._trackers.append(live)
+            self._trackers.callback(tracker.finish)
+            self._logs.append(tracker.log)
+
+    def write(self, values: dict[str, Any]) -> None:
+        """Write down what was measured at `values["step"]`."""
+        finite = {n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in values.items()}
+        self._file.write(json.dumps(finite, allow_nan=False) + "\n")
+        for log in self._logs:
+            log({name: value for name, value in values.items() if name != "step"}, step=values["step"])
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        for tracker in self._trackers:
-            tracker.finish()
-
-    def write(self, values: dict[str, Any]) -> None:
-        if self._trackers:
-            numbers = {name: value for name, value in values.items() if name != "step"}
-            for tracker in self._trackers:
-                tracker.log(numbers, step=values["step"])
-
-
-def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    """Values that every tracker can store."""
-    plain = (int, float, str, bool)
-    return {name: value if isinstance(value, plain) else str(value) for name, value in values.items()}
+        self._file.close()
+        self._trackers.close()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tightfit.backends import load_backend
@@ -16,7 +17,7 @@ from tightfit.models import ModelFacts, model_facts, module_facts, read_config
 from tightfit.planning.defaults import resolve
 from tightfit.planning.targets import own_target
 from tightfit.recipe import Recipe
-from tightfit.recipe.lookup import load_recipe
+from tightfit.recipe.lookup import as_recipe
 from tightfit.training.memory_check import check_memory
 
 if TYPE_CHECKING:
@@ -84,20 +85,15 @@ def open_session(recipe: Recipe, log: Log, *, module: Any = None, device: Device
     return Session(recipe=resolved, device=device, backend=backend, module=module, plan=plan)
 
 
-def on_this_machine(recipe_on: Callable[[bool], Recipe]) -> Recipe:
-    """A recipe as this machine runs it: on CUDA where there is such a device and it may be used.
-
-    recipe_on: the recipe as it is on a CUDA device, or on the processor.
-    """
-    plain = recipe_on(False)
+def recipe_for_machine(
+    recipe: Recipe | Mapping[str, Any] | str | Path | None, model: Any = None, overrides: Iterable[str] = ()
+) -> Recipe:
+    """The recipe that a caller means, as this machine runs it: on CUDA where there is such a device and it may be used.
+    The arguments are those of `recipe.lookup.as_recipe`."""
+    words = list(overrides)
+    plain = as_recipe(recipe, model, words)
     on_cuda = load_backend(plain.backend.name).device(plain).kind == "cuda"
-    return recipe_on(True) if on_cuda else plain
-
-
-def recipe_for_machine(name: str, overrides: Iterable[str] = ()) -> Recipe:
-    """The recipe of that name as this machine runs it."""
-    overrides = list(overrides)
-    return on_this_machine(lambda cuda: load_recipe(name, overrides, cuda=cuda))
+    return as_recipe(recipe, model, words, cuda=True) if on_cuda else plain
 
 
 def training_global_batches(recipe: Recipe) -> GlobalBatchLoader:

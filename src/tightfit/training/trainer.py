@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,14 +16,13 @@ from tightfit.data import GlobalBatchLoader, Prepared, evaluation_global_batches
 from tightfit.errors import CheckpointError, OutOfMemory, RecipeError, one_line
 from tightfit.models import resolve_source
 from tightfit.recipe import Recipe
-from tightfit.recipe.lookup import as_recipe
 from tightfit.recipe.resume import continued
 from tightfit.training import checkpoints
-from tightfit.training.loop import Loop, Progress
-from tightfit.training.progress import Listener
-from tightfit.training.records import MetricsFile, Summary, Trackers, precision_warning
-from tightfit.training.run_folder import METRICS, MODEL, PLAN, SUMMARY, RunFolder, locked, run_path
-from tightfit.training.session import Session, on_this_machine, open_session
+from tightfit.training.listeners import Listener
+from tightfit.training.loop import TrainerState, TrainingLoop
+from tightfit.training.records import MetricsLog, Summary, precision_warning
+from tightfit.training.run_folder import MODEL, PLAN, SUMMARY, RunFolder, locked, run_path
+from tightfit.training.session import Session, open_session, recipe_for_machine
 
 if TYPE_CHECKING:
     from tightfit.profiling.measure import RunProfile
@@ -38,6 +38,7 @@ class Trainer:
     recipe: a Recipe, a mapping of its fields, or the name or path of a recipe file.
     dataset: any object with `len` and `[i]` giving mappings with `input_ids` and, if need be, `labels`; None reads
         what `recipe.data` names.
+    overrides: `field=value` words, as on the command line, on top of a recipe that is given by name.
     listener: called as the run goes on; by default nothing is shown.
 
     >>> summary = Trainer("gpt2", {"data": "notes.txt", "max_steps": 100}).train()  # doctest: +SKIP
@@ -49,10 +50,10 @@ class Trainer:
         recipe: Recipe | dict[str, Any] | str | Path | None = None,
         dataset: Any = None,
         *,
+        overrides: Iterable[str] = (),
         listener: Listener | None = None,
-        name: str | None = None,
     ) -> None:
-        self.recipe = on_this_machine(lambda cuda: as_recipe(recipe, model, cuda=cuda))
+        self.recipe = recipe_for_machine(recipe, model, overrides)
         if self.recipe.mode != "train":
             raise RecipeError("mode: 'inference' is for planning, and trains nothing; write mode=train, or run "
                               "tightfit plan with this recipe")
@@ -60,7 +61,7 @@ class Trainer:
         self.dataset = dataset
         self.listener: Listener = listener or Listener()
         given = str(recipe) if isinstance(recipe, str | Path) else None
-        label = name or given or (type(model).__name__ if self.module is not None else self.recipe.model)
+        label = given or (type(model).__name__ if self.module is not None else self.recipe.model)
         self.path = run_path(self.recipe, label)
         self.backend: Backend = load_backend(self.recipe.backend.name)
 
@@ -132,21 +133,17 @@ class Trainer:
             folder.write_json(PLAN, session.plan.to_json())
         if profile is not None:
             profile.begin(step, first_step, tuple(build.notes))
-        with (
-            build.session(),
-            MetricsFile(folder.path / METRICS, first_step) as metrics,
-            Trackers(recipe, folder.path) as trackers,
-        ):
-            loop = Loop(
+        with build.session(), MetricsLog(recipe, folder.path, first_step) as log:
+            loop = TrainingLoop(
                 recipe, step, source,
                 None if evaluation is None else lambda: evaluation_global_batches(evaluation, recipe),
-                folder, metrics, trackers, self.listener, profile,
+                folder, log, self.listener, profile,
             )
             if found is not None:
                 loop.resume(found)
                 self.listener.message(f"going on from step {found.step} of {recipe.max_steps}")
-            progress = loop.run()
-            summary = self._summary(session, step, data, progress, began)
+            state = loop.run()
+            summary = self._summary(session, step, data, state, began)
             if summary.stopped_by is not None:
                 return summary
             step.export(folder.path / MODEL, data.classes)
@@ -193,34 +190,34 @@ class Trainer:
         return recipe.sample_prompt + data.tokenizer.decode(tokens)
 
     def _summary(
-        self, session: Session, step: Step, data: Prepared, progress: Progress, began: float
+        self, session: Session, step: Step, data: Prepared, state: TrainerState, began: float
     ) -> Summary:
-        seconds = progress.training_seconds or 1e-9
+        seconds = state.training_seconds or 1e-9
         inspection = step.inspection
         assert session.recipe.precision != "auto"
         warning = precision_warning(session.recipe.precision.name, inspection)
         return Summary(
-            steps=progress.step,
-            first_step=progress.first_step,
-            skipped_steps=progress.skipped_steps,
+            steps=state.step,
+            first_step=state.first_step,
+            skipped_steps=state.skipped_steps,
             parameters=step.parameter_count,
             output_dir=str(self.path),
             seconds=time.perf_counter() - began,
-            training_seconds=progress.training_seconds,
+            training_seconds=state.training_seconds,
             compile_seconds=step.compile_seconds,
-            data_wait_seconds=progress.data_wait_seconds,
-            samples_per_second=progress.samples / seconds,
-            tokens_per_second=progress.tokens / seconds,
+            data_wait_seconds=state.data_wait_seconds,
+            samples_per_second=state.samples / seconds,
+            tokens_per_second=state.tokens / seconds,
             peak_memory=step.peak_memory(),
             context_memory=step.context_memory(),
             device=session.device.name,
-            loss=progress.losses[-1] if progress.losses else None,
-            eval_loss=progress.eval_loss,
+            loss=state.losses[-1] if state.losses else None,
+            eval_loss=state.eval_loss,
             unigram_loss=data.unigram_loss,
             attention_kernels=inspection.attention_kernels if inspection else (),
             warnings=(warning,) if warning else (),
-            stopped_by=progress.stopped_by,
-            losses=tuple(progress.losses),
+            stopped_by=state.stopped_by,
+            losses=tuple(state.losses),
         )
 
 

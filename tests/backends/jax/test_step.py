@@ -11,7 +11,7 @@ import pytest
 
 from tests.backends.jax.cases import build, quickly, recipe
 from tightfit.backends.jax.forward import logits
-from tightfit.backends.jax.loading import array_global_batch, loading
+from tightfit.backends.jax.loading import array_global_batch, global_batches
 from tightfit.backends.jax.step import Step
 from tightfit.backends.jax.update import evaluation_loss
 from tightfit.data import prepare
@@ -19,7 +19,6 @@ from tightfit.data.loading import GlobalBatchLoader
 from tightfit.errors import ModelError
 from tightfit.models import model_facts
 from tightfit.tasks import IGNORE, MicroBatch, global_batch_of
-from tightfit.techniques import Loading
 
 RANDOM = np.random.default_rng(0)
 
@@ -120,7 +119,7 @@ def test_dropout_differs_by_step_and_stays_out_of_evaluation():
 def test_global_batches_come_in_order(workers):
     chosen = recipe(data={"source": "dummy", "samples": 10})
     loader = GlobalBatchLoader(prepare(chosen, model_facts(chosen)).train, chosen)
-    made = loading(Loading(workers=workers, prefetch=2), build()).global_batches(loader, 1, 8)
+    made = global_batches(build(loading={"workers": workers, "prefetch": 2}), loader, 1, 8)
     expected = [array_global_batch(loader.global_batch(index), 2, 2) for index in range(1, 8)]
     for global_batch, wanted in zip(made, expected, strict=True):
         assert global_batch.origin == wanted.origin
@@ -135,7 +134,7 @@ def test_a_global_batches_error_reaches_the_loop():
     globals()["Broken"] = Broken
     Broken.__qualname__, Broken.__module__ = "Broken", __name__
     for workers in (0, 1):
-        made = loading(Loading(workers=workers), build()).global_batches(Broken(), 0, 2)
+        made = global_batches(build(loading={"workers": workers}), Broken(), 0, 2)
         with pytest.raises(ModelError, match="no such global batch"):
             next(made)
 

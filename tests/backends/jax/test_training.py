@@ -17,7 +17,7 @@ from tests.training.runs import logged_losses, same_weights
 from tightfit.backends.jax.assembly import compiler_options
 from tightfit.errors import CheckpointError, RecipeError, Refused
 from tightfit.profiling import profile as profiles
-from tightfit.training.progress import Listener
+from tightfit.training.listeners import Listener
 from tightfit.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[3]
@@ -146,4 +146,4 @@ def test_an_unknown_flag_of_xla_is_named_and_ends_nothing():
         compiler_options(["fast=true"], devices)
     assert compiler_options([], devices) == {}
     known = compiler_options(["--xla_backend_optimization_level=1", "--xla_cpu_enable_fast_math=false"], devices)
-    assert known == {"xla_backend_optimization_level": 1, "xla_cpu_enable_fast_math": False}
+    assert known == {"xla_backend_optimization_level": "1", "xla_cpu_enable_fast_math": "False"}

@@ -5,55 +5,45 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tightfit.backends.jax import accumulation, attention, checkpointing, loading, optimizer, precision
+from tightfit import techniques
+from tightfit.backends.jax import accumulation, attention, checkpointing, optimizer, precision
 from tightfit.backends.jax.build import Build
 from tightfit.techniques import Technique
-from tightfit.techniques import accumulation as accumulations
-from tightfit.techniques import attention as attentions
-from tightfit.techniques import checkpointing as checkpointings
-from tightfit.techniques import compile as compiles
-from tightfit.techniques import loading as loadings
-from tightfit.techniques import loss as losses
-from tightfit.techniques import offload as offloads
-from tightfit.techniques import optimizer as optimizers
-from tightfit.techniques import parallel as parallels
-from tightfit.techniques import precision as precisions
-from tightfit.techniques import update as updates
 
 
 def unchanged(technique: Technique, build: Build) -> Build:
-    """The build as it is: every step does so, or the devices of the build decide it."""
+    """The build as it is: every step does so, or reads it from the recipe."""
     return build
 
 
 APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
-    attentions.Eager: attention.eager,
-    attentions.Sdpa: attention.sdpa,
-    precisions.Fp32: precision.fp32,
-    precisions.Fp16: precision.fp16,
-    precisions.Bf16: precision.bf16,
-    precisions.Bf16Pure: precision.bf16_pure,
-    losses.Plain: unchanged,
-    checkpointings.NoCheckpointing: unchanged,
-    checkpointings.EveryBlock: checkpointing.every_block,
-    checkpointings.EveryNth: checkpointing.every_nth,
-    checkpointings.Segments: checkpointing.segments,
-    checkpointings.MlpOnly: checkpointing.mlp_only,
-    checkpointings.AttentionOnly: checkpointing.attention_only,
-    checkpointings.Selective: checkpointing.selective,
-    offloads.NoOffload: unchanged,
-    accumulations.Loop: accumulation.loop,
-    accumulations.Scan: accumulation.scan,
-    compiles.NoCompile: unchanged,
-    optimizers.AdamW: optimizer.adamw,
-    optimizers.AdamWAnyPrecision: optimizer.adamw_anyprecision,
-    optimizers.Sgd: optimizer.sgd,
-    optimizers.Adafactor: optimizer.adafactor,
-    optimizers.Lion: optimizer.lion,
-    updates.AfterBackward: unchanged,
-    parallels.NoParallel: unchanged,
-    parallels.Dp: unchanged,
-    loadings.Loading: loading.loading,
+    techniques.attention.Eager: attention.eager,
+    techniques.attention.Sdpa: attention.sdpa,
+    techniques.precision.Fp32: precision.precision,
+    techniques.precision.Fp16: precision.precision,
+    techniques.precision.Bf16: precision.precision,
+    techniques.precision.Bf16Pure: precision.precision,
+    techniques.loss.Plain: unchanged,
+    techniques.checkpointing.NoCheckpointing: unchanged,
+    techniques.checkpointing.EveryBlock: checkpointing.checkpointing,
+    techniques.checkpointing.EveryNth: checkpointing.checkpointing,
+    techniques.checkpointing.Segments: checkpointing.checkpointing,
+    techniques.checkpointing.MlpOnly: checkpointing.checkpointing,
+    techniques.checkpointing.AttentionOnly: checkpointing.checkpointing,
+    techniques.checkpointing.Selective: checkpointing.checkpointing,
+    techniques.offload.NoOffload: unchanged,
+    techniques.accumulation.Loop: accumulation.loop,
+    techniques.accumulation.Scan: accumulation.scan,
+    techniques.compile.NoCompile: unchanged,
+    techniques.optimizer.AdamW: optimizer.adamw,
+    techniques.optimizer.AdamWAnyPrecision: optimizer.adamw_anyprecision,
+    techniques.optimizer.Sgd: optimizer.sgd,
+    techniques.optimizer.Adafactor: optimizer.adafactor,
+    techniques.optimizer.Lion: optimizer.lion,
+    techniques.update.AfterBackward: unchanged,
+    techniques.parallel.NoParallel: unchanged,
+    techniques.parallel.Dp: unchanged,
+    techniques.loading.Loading: unchanged,
 }
 """Every technique of `SLOTS` that this backend has, and the function that applies it."""
 
@@ -62,15 +52,16 @@ XLA_COMPILES = "XLA compiles every step whole, and torch.compile has no part in 
 QUANTIZED = "optax has no states of so few bits; write optimizer=adafactor or optimizer=lion, or backend=pytorch"
 
 ABSENT: Mapping[type[Technique], str] = {
-    attentions.Flex: "FlexAttention is PyTorch's; write attention=sdpa",
-    attentions.FlashAttn: "the flash-attn library serves PyTorch; write attention=sdpa with attention.kernel=cudnn",
-    losses.Chunked: WHOLE_LOGITS,
-    losses.Liger: "Liger's kernels are PyTorch's; write loss=plain",
-    checkpointings.MemoryBudget: "the budget is kept by PyTorch's compiler; write checkpointing=selective",
-    compiles.PerBlock: XLA_COMPILES,
-    compiles.WholeModel: XLA_COMPILES,
-    optimizers.AdamW8bit: QUANTIZED,
-    optimizers.AdamW4bit: QUANTIZED,
-    parallels.Ddp: "one process serves all of a machine's devices; write parallel=dp",
+    techniques.attention.Flex: "FlexAttention is PyTorch's; write attention=sdpa",
+    techniques.attention.FlashAttn: "the flash-attn library serves PyTorch; write attention=sdpa with "
+                                    "attention.kernel=cudnn",
+    techniques.loss.Chunked: WHOLE_LOGITS,
+    techniques.loss.Liger: "Liger's kernels are PyTorch's; write loss=plain",
+    techniques.checkpointing.MemoryBudget: "the budget is kept by PyTorch's compiler; write checkpointing=selective",
+    techniques.compile.PerBlock: XLA_COMPILES,
+    techniques.compile.WholeModel: XLA_COMPILES,
+    techniques.optimizer.AdamW8bit: QUANTIZED,
+    techniques.optimizer.AdamW4bit: QUANTIZED,
+    techniques.parallel.Ddp: "one process serves all of a machine's devices; write parallel=dp",
 }
 """Techniques that this backend does not have, with the reason."""

@@ -3,7 +3,6 @@ slots."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
@@ -16,7 +15,6 @@ from tightfit.backends.base import absences
 from tightfit.backends.jax.apply import ABSENT, APPLY
 from tightfit.backends.jax.build import Build
 from tightfit.backends.jax.decoders import FAMILIES, network_of
-from tightfit.backends.jax.forward import layout
 from tightfit.backends.jax.network import Network
 from tightfit.devices import Device
 from tightfit.errors import ModelError, RecipeError, Refused, one_line
@@ -49,7 +47,7 @@ def assemble(
     network, stored, notes = _find_network(recipe, config)
     build = Build(
         recipe=recipe, device=device, devices=devices, task=get_task(recipe.task), facts=model_facts(recipe, config),
-        network=network, stored=stored, notes=notes, stack=layout(recipe.backend),
+        network=network, stored=stored, notes=notes,
         compiler_options=compiler_options(recipe.backend.xla_flags, devices),
     )
     techniques = [getattr(recipe, slot) for slot in SLOTS]
@@ -93,28 +91,19 @@ def _downloaded(name: str) -> Path:
         raise ModelError(explain_hub_error(name, error)) from error
 
 
-def compiler_options(flags: Sequence[str], devices: Sequence[Any]) -> dict[str, Any]:
-    """Flags for XLA as options of a compilation for `devices`, each tried first: one that XLA does not know must not
-    end a run. Raises RecipeError naming one that cannot be used."""
-    options = dict(map(_parsed, flags))
-    for name, value in options.items():
+def compiler_options(flags: Sequence[str], devices: Sequence[Any]) -> dict[str, str]:
+    """Flags for XLA, `--xla_name=value`, as options of a compilation for `devices`, each tried first: one that XLA does
+    not know must not end a run. Raises RecipeError naming one that cannot be used."""
+    options = {}
+    for flag in flags:
+        name, _, value = flag.removeprefix("--").partition("=")
+        if not name.startswith("xla_"):
+            raise RecipeError(f"{FLAGS}: {flag!r} should read --xla_NAME=VALUE")
+        options[name] = value.title() if value.lower() in ("true", "false") else value or "True"
         small = jax.ShapeDtypeStruct((8,), "float32", sharding=SingleDeviceSharding(devices[0]))
         try:
-            jax.jit(lambda x: x + x).lower(small).compile(compiler_options={name: value})
+            jax.jit(lambda x: x + x).lower(small).compile(compiler_options={name: options[name]})
         except jax.errors.JaxRuntimeError as error:
             raise RecipeError(f"{FLAGS}: {name} cannot be used ({one_line(error)}); leave it out, or write one that "
                               "this version of XLA knows") from None
     return options
-
-
-def _parsed(flag: str) -> tuple[str, Any]:
-    """`--xla_name=value` as a name and a plain value."""
-    name, equals, text = flag.removeprefix("--").partition("=")
-    if not name.startswith("xla_"):
-        raise RecipeError(f"{FLAGS}: {flag!r} should read --xla_NAME=VALUE")
-    if not equals or text.lower() in ("true", "false"):
-        return name, text.lower() != "false"
-    try:
-        return name, json.loads(text)
-    except ValueError:
-        return name, text

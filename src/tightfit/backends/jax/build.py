@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,23 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from tightfit.backends.base import GlobalBatchSource
 from tightfit.backends.jax.network import Attend, Network, Params
 from tightfit.devices import Device
 from tightfit.models import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import Task
 
-Layers = tuple[Params, jax.Array]
-"""The stacked parameters of layers, and the layers' numbers; or one layer's."""
-Block = Callable[[jax.Array, Layers], jax.Array]
-"""(the residual stream, one layer) -> the residual stream."""
-Blocks = Callable[[bool], tuple[Block, ...]]
-"""Whether recomputation must be kept from being merged with what it repeats -> the blocks that layers take in turn."""
-Stack = Callable[[Blocks, Layers, jax.Array], jax.Array]
-"""(blocks, the stacked layers, the residual stream) -> the residual stream: how layers follow one another."""
-GlobalBatches = Callable[[GlobalBatchSource, int, int], Iterator[Any]]
-"""(source, first index, end) -> the global batches as `loading.ArrayGlobalBatch`s."""
 SumGradients = Callable[[Callable[[Any, jax.Array], Any], Any, int], Any]
 """(micro-batch, its number -> a tree of arrays), the global batch's micro-batches stacked, how many -> the trees'
 sum."""
@@ -67,7 +56,7 @@ class Build:
     stored: the folder of the model's weights; None where they are drawn.
     weight_dtype: what weights are kept in. compute_dtype: what products are computed in. matmul_precision: how fp32
     products are, in JAX's words; None leaves it to JAX. loss_scaling: whether the loss is scaled against underflow.
-    attend, recomputation, stack, sum_gradients, optimizer, global batches: what the techniques chose.
+    attend, recomputation, sum_gradients, optimizer: what the techniques chose.
     compiler_options: XLA's, by name.
     notes: sentences for the person running this.
     """
@@ -85,10 +74,8 @@ class Build:
     loss_scaling: bool = False
     attend: Attend | None = None
     recomputation: Recomputation = field(default_factory=Recomputation)
-    stack: Stack | None = None
     sum_gradients: SumGradients | None = None
     optimizer: Optimizer | None = None
-    global_batches: GlobalBatches | None = None
     compiler_options: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import jax
 
@@ -15,6 +14,7 @@ from tightfit.backends.jax.build import Build, Recomputation
 from tightfit.backends.jax.network import ATTENTION
 from tightfit.techniques.checkpointing import (
     AttentionOnly,
+    Checkpointing,
     EveryBlock,
     EveryNth,
     MlpOnly,
@@ -23,43 +23,33 @@ from tightfit.techniques.checkpointing import (
 )
 
 
-def every_block(technique: EveryBlock, build: Build) -> Build:
-    if technique.apart:
-        return replace(build, recomputation=Recomputation(parts=frozenset(part.name for part in build.network.parts)))
-    return replace(build, recomputation=Recomputation(every=1))
+def checkpointing(technique: Checkpointing, build: Build) -> Build:
+    return replace(build, recomputation=_recomputation(technique, build))
 
 
-def every_nth(technique: EveryNth, build: Build) -> Build:
-    return replace(build, recomputation=Recomputation(every=technique.n))
-
-
-def segments(technique: Segments, build: Build) -> Build:
-    depth = build.network.depth
-    count = round(math.sqrt(depth)) if technique.count == "auto" else min(technique.count, depth)
-    return replace(build, recomputation=Recomputation(segments=count))
-
-
-def mlp_only(technique: MlpOnly, build: Build) -> Build:
-    return replace(build, recomputation=Recomputation(parts=frozenset({"mlp"})))
-
-
-def attention_only(technique: AttentionOnly, build: Build) -> Build:
-    return replace(build, recomputation=Recomputation(parts=frozenset({"attention"})))
-
-
-def selective(technique: Selective, build: Build) -> Build:
-    names = {
-        "matmul-and-attention": [*build.network.products, ATTENTION],
-        "attention": [ATTENTION],
-        "every-other-matmul": [*build.network.products[::2], ATTENTION],
-    }[technique.keep]
-    return replace(build, recomputation=Recomputation(every=1, policy=_kept(names, technique.offload)))
-
-
-def _kept(names: list[str], offload: bool) -> Any:
-    if not offload:
-        return jax.checkpoint_policies.save_only_these_names(*names)
-    return jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=[], names_which_can_be_offloaded=names,
-        offload_src="device", offload_dst="pinned_host",
-    )  # fmt: skip
+def _recomputation(technique: Checkpointing, build: Build) -> Recomputation:
+    network = build.network
+    match technique:
+        case EveryBlock(apart=True):
+            return Recomputation(parts=frozenset(part.name for part in network.parts))
+        case EveryBlock():
+            return Recomputation(every=1)
+        case EveryNth(n=n):
+            return Recomputation(every=n)
+        case Segments(count="auto"):
+            return Recomputation(segments=round(math.sqrt(network.depth)))
+        case Segments(count=int(count)):
+            return Recomputation(segments=min(count, network.depth))
+        case MlpOnly() | AttentionOnly():
+            return Recomputation(parts=frozenset({technique.name}))
+        case Selective(keep=keep, offload=offload):
+            products = {"matmul-and-attention": network.products, "attention": (),
+                        "every-other-matmul": network.products[::2]}[keep]
+            names, policies = [*products, ATTENTION], jax.checkpoint_policies
+            policy = policies.save_and_offload_only_these_names(
+                names_which_can_be_saved=[], names_which_can_be_offloaded=names, offload_src="device",
+                offload_dst="pinned_host",
+            ) if offload else policies.save_only_these_names(*names)  # fmt: skip
+            return Recomputation(every=1, policy=policy)
+        case _:
+            return Recomputation()

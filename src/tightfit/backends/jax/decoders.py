@@ -21,7 +21,6 @@ from tightfit.backends.jax.network import (
     dropout,
     layer_norm,
     linear,
-    linear_in_out,
     rms_norm,
 )
 from tightfit.errors import ModelError
@@ -114,14 +113,14 @@ def gpt2(config: Any) -> Network:
     width, heads, tied = config.n_embd, config.n_head, config.tie_word_embeddings
     head_dim, hidden = width // heads, config.n_inner or 4 * width
     act, norm = _activation(config.activation_function), partial(layer_norm, eps=config.layer_norm_epsilon)
-    products = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    products, conv1d = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"), partial(linear, in_out=True)
 
     def project(params: Params, x: jax.Array, forward: Forward) -> list[jax.Array]:
-        qkv = linear_in_out(params, products[0], x, forward.dtype)
+        qkv = conv1d(params, products[0], x, forward.dtype)
         return [part.reshape(*x.shape[:2], heads, head_dim) for part in jnp.split(qkv, 3, axis=-1)]
 
     def expand(params: Params, x: jax.Array, forward: Forward) -> jax.Array:
-        return act(linear_in_out(params, products[2], x, forward.dtype))
+        return act(conv1d(params, products[2], x, forward.dtype))
 
     std = config.initializer_range
     last = std / math.sqrt(2 * config.n_layer)
@@ -140,9 +139,9 @@ def gpt2(config: Any) -> Network:
             **_normed("transformer.ln_f", width), **({} if tied else {"lm_head.weight": table}),
         },
         parts=(
-            _attention(partial(norm, name="ln_1"), project, partial(linear_in_out, name=products[1]),
+            _attention(partial(norm, name="ln_1"), project, partial(conv1d, name=products[1]),
                        head_dim**-0.5 if config.scale_attn_weights else 1.0, (config.attn_pdrop, config.resid_pdrop)),
-            _feed_forward(partial(norm, name="ln_2"), expand, partial(linear_in_out, name=products[3]),
+            _feed_forward(partial(norm, name="ln_2"), expand, partial(conv1d, name=products[3]),
                           config.resid_pdrop),
         ),
         embed=_embedding("transformer.wte.weight", "transformer.wpe.weight", config.embd_pdrop),

@@ -12,11 +12,15 @@ import jax
 import jax.numpy as jnp
 
 from tightfit.backends.jax.attention import allowed_positions
-from tightfit.backends.jax.build import Block, Blocks, Build, Layers, Stack
+from tightfit.backends.jax.build import Build
 from tightfit.backends.jax.network import Forward, Params, Part, layers_of
 from tightfit.tasks import IGNORE
 from tightfit.techniques.backend import Jax
 
+Layers = tuple[Params, jax.Array]
+"""The stacked parameters of layers, and the layers' numbers; or one layer's."""
+Block = Callable[[jax.Array, Layers], jax.Array]
+"""(the residual stream, one layer) -> the residual stream."""
 LAYERS = 1
 """The place in the model of the layers' random numbers; 0 is the embedding's."""
 
@@ -65,8 +69,9 @@ def logits(build: Build, params: Params, batch: Params, key: jax.Array | None = 
 
 def _through_layers(build: Build, stacked: Params, x: jax.Array, forward: Forward) -> jax.Array:
     """The residual stream (B, T, width) behind the last layer."""
-    assert build.stack is not None
-    depth, again = build.network.depth, build.recomputation
+    depth, again, backend = build.network.depth, build.recomputation, build.recipe.backend
+    assert isinstance(backend, Jax)
+    assert backend.layers != "auto", "resolve the recipe first"
     layers = (stacked, jnp.arange(depth, dtype=jnp.int32))
 
     def blocks(keep_apart: bool) -> tuple[Block, ...]:
@@ -76,7 +81,7 @@ def _through_layers(build: Build, stacked: Params, x: jax.Array, forward: Forwar
         recomputed: Block = jax.checkpoint(plain, prevent_cse=keep_apart, policy=again.policy)
         return (recomputed, *[plain] * (min(again.every, depth) - 1))
 
-    run = partial(build.stack, blocks)
+    run = partial(_in_turn, blocks, backend.unroll if backend.layers == "scanned" else depth)
     if not again.segments:
         return run(layers, x)
     for number in range(again.segments):
@@ -107,24 +112,19 @@ def _block(build: Build, forward: Forward, keep_apart: bool) -> Block:
     return block
 
 
-def layout(backend: Jax) -> Stack:
-    """The layout of the layers in the program, as a resolved recipe's backend says."""
-    assert backend.layers != "auto", "resolve the recipe first"
-    return _unrolled if backend.layers == "unrolled" else partial(_scanned, backend.unroll)
+def _in_turn(
+    blocks: Callable[[bool], tuple[Block, ...]], unroll: int, layers: Layers, x: jax.Array
+) -> jax.Array:
+    """Layers in a loop, in turns of as many as there are different blocks; what is left over comes one by one.
 
-
-def _unrolled(blocks: Blocks, layers: Layers, x: jax.Array) -> jax.Array:
-    # Forward pass and recomputation stand in one program, where equal expressions are merged unless kept apart.
-    return _one_by_one(blocks(True), layers, x)
-
-
-def _scanned(unroll: int, blocks: Blocks, layers: Layers, x: jax.Array) -> jax.Array:
-    """Layers in turns of as many as there are different blocks; what is left over comes one by one."""
-    depth, cycle = len(layers[1]), len(blocks(False))
+    blocks: takes whether recomputation must be kept from being merged with what it repeats, as it is where both stand
+    in one program, outside of a loop. unroll: turns in one pass of the loop; there is none for fewer turns.
+    """
+    depth, inside = len(layers[1]), blocks(False)
+    cycle = len(inside)
     turns = depth // cycle
-    if turns <= unroll:  # no loop would be left
-        return _unrolled(blocks, layers, x)
-    inside = blocks(False)
+    if turns <= unroll:
+        return _one_by_one(blocks(True), layers, x)
 
     def turn(x: jax.Array, some: Layers) -> tuple[jax.Array, None]:
         return _one_by_one(inside, some, x) if cycle > 1 else inside[0](x, some), None

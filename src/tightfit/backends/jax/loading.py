@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from tightfit.backends.base import GlobalBatchSource
 from tightfit.backends.jax.build import Build
 from tightfit.errors import ModelError
 from tightfit.tasks import IGNORE, Array, GlobalBatch, MicroBatch
-from tightfit.techniques.loading import Loading
 
 FILLINGS = {"input_ids": 0, "position_ids": 0, "labels": IGNORE, "document_ids": -1, "padding": 0}
 """Fill values of the rows and columns that are added, by array."""
@@ -73,33 +72,30 @@ def _arrays(batch: MicroBatch) -> dict[str, Array]:
     return {name: array.astype(array_dtype(name)) for name, array in found.items()}
 
 
-def loading(technique: Loading, build: Build) -> Build:
-    workers, prefetch = technique.workers, technique.prefetch
+def global_batches(build: Build, source: GlobalBatchSource, start: int, stop: int) -> Iterator[ArrayGlobalBatch]:
+    """The global batches from `start` up to, not including, `stop`, prepared ahead as the recipe's loading says."""
+    workers, prefetch = build.recipe.loading.workers, build.recipe.loading.prefetch
     assert workers != "auto", "resolve the recipe first"
+    if not workers:
+        for number in range(start, stop):
+            yield array_global_batch(source.global_batch(number), build.micro_batches, build.rows)
+        return
+    frozen, own = pickle.dumps(source), threading.local()
 
-    def global_batches(source: GlobalBatchSource, start: int, stop: int) -> Iterator[ArrayGlobalBatch]:
-        if not workers:
-            for number in range(start, stop):
-                yield array_global_batch(source.global_batch(number), build.micro_batches, build.rows)
-            return
-        frozen, own = pickle.dumps(source), threading.local()
+    def begin() -> None:  # a source keeps what it last ordered, so each thread has its own
+        own.source = pickle.loads(frozen)
 
-        def begin() -> None:  # a source keeps what it last ordered, so each thread has its own
-            own.source = pickle.loads(frozen)
+    def make(index: int) -> ArrayGlobalBatch:
+        return array_global_batch(own.source.global_batch(index), build.micro_batches, build.rows)
 
-        def make(index: int) -> ArrayGlobalBatch:
-            return array_global_batch(own.source.global_batch(index), build.micro_batches, build.rows)
-
-        coming: deque[Future[ArrayGlobalBatch]] = deque()
-        threads = ThreadPoolExecutor(workers, thread_name_prefix="global batches", initializer=begin)
-        try:
-            for index in range(start, stop):
-                coming.append(threads.submit(make, index))
-                if len(coming) > workers * prefetch:
-                    yield coming.popleft().result()
-            while coming:
+    coming: deque[Future[ArrayGlobalBatch]] = deque()
+    threads = ThreadPoolExecutor(workers, thread_name_prefix="global batches", initializer=begin)
+    try:
+        for index in range(start, stop):
+            coming.append(threads.submit(make, index))
+            if len(coming) > workers * prefetch:
                 yield coming.popleft().result()
-        finally:
-            threads.shutdown(cancel_futures=True)
-
-    return replace(build, global_batches=global_batches)
+        while coming:
+            yield coming.popleft().result()
+    finally:
+        threads.shutdown(cancel_futures=True)

@@ -146,21 +146,11 @@ def key_of(key: jax.Array, name: str) -> jax.Array:
     return jax.random.fold_in(key, crc32(name.encode()) & 0x7FFFFFFF)
 
 
-def linear(params: Params, name: str, x: jax.Array, dtype: Any) -> jax.Array:
-    """`x` (..., in) times the transposed matrix `name.weight` (out, in), plus `name.bias` where there is one."""
-    product = jax.lax.dot_general(
-        x.astype(dtype), params[f"{name}.weight"].astype(dtype), (((x.ndim - 1,), (1,)), ((), ()))
-    )
-    return _biased(params, name, product, dtype)
-
-
-def linear_in_out(params: Params, name: str, x: jax.Array, dtype: Any) -> jax.Array:
-    """As `linear`, over a matrix that lies as (in, out)."""
-    return _biased(params, name, x.astype(dtype) @ params[f"{name}.weight"].astype(dtype), dtype)
-
-
-def _biased(params: Params, name: str, product: jax.Array, dtype: Any) -> jax.Array:
-    """The product with its bias, under its name for checkpointing that chooses what to keep."""
+def linear(params: Params, name: str, x: jax.Array, dtype: Any, *, in_out: bool = False) -> jax.Array:
+    """`x` (..., in) times the matrix `name.weight`, plus `name.bias` where there is one, under its name for
+    checkpointing that chooses what to keep. in_out: whether the matrix lies as (in, out), not (out, in)."""
+    contracted = (((x.ndim - 1,), (0 if in_out else 1,)), ((), ()))
+    product = jax.lax.dot_general(x.astype(dtype), params[f"{name}.weight"].astype(dtype), contracted)
     bias = params.get(f"{name}.bias")
     return checkpoint_name(product if bias is None else product + bias.astype(dtype), name)
 

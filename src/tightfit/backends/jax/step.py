@@ -6,12 +6,12 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from tightfit.backends.base import GlobalBatchSource, Inspection, StepResult, To
 from tightfit.backends.jax.build import Build
 from tightfit.backends.jax.checkpoints import load_state, read_weights, save_state, write_model
 from tightfit.backends.jax.forward import logits
-from tightfit.backends.jax.loading import ArrayGlobalBatch, array_global_batch
+from tightfit.backends.jax.loading import ArrayGlobalBatch, array_global_batch, global_batches
 from tightfit.backends.jax.network import Params
 from tightfit.backends.jax.update import (
     Arrays,
@@ -31,9 +31,8 @@ from tightfit.backends.jax.update import (
     abstract_state,
     evaluation_loss,
     initial_state,
-    lower_step,
-    placed,
-)  # fmt: skip
+    jitted_step,
+)
 from tightfit.errors import ModelError, OutOfMemory
 from tightfit.tasks import IGNORE, GlobalBatch
 
@@ -66,8 +65,15 @@ class Step:
     """Always None: what a compiled step keeps and calls is the compiler's."""
 
     def __init__(self, build: Build) -> None:
+        def next_logits(params: Params, given: Arrays) -> jax.Array:
+            return logits(build, params, {"input_ids": given["ids"]})[0, given["place"]]
+
         self.build = build
-        self.abstract = abstract_state(build)
+        self._functions = {
+            "step": jitted_step(build),
+            "evaluation": jax.jit(partial(evaluation_loss, build), out_shardings=build.replicated),
+            "sample": jax.jit(next_logits, out_shardings=build.replicated),
+        }
         self._compiled: dict[tuple[Any, ...], jax.stages.Compiled] = {}
         self.compile_seconds = 0.0
         self.state = self._initial()
@@ -85,11 +91,7 @@ class Step:
         self.called_at = time.perf_counter()
         self._taken += 1
         with jax.profiler.StepTraceAnnotation("step", step_num=self._taken):
-            arrays, count = self._placed(global_batch), self._number(global_batch.count, np.int32)
-            rate = self._number(learning_rate, np.float32)
-            run = program or self._compiled_for("step", arrays, self._lower_step)
-            with memory_guard("the step"):
-                self.state, metrics = run(self.state, arrays, count, rate)
+            self.state, metrics = self._run("step", program, *self._given(global_batch, learning_rate))
         return PendingStep(metrics)
 
     def described(
@@ -98,26 +100,19 @@ class Step:
         """The step's program for such a global batch, which XLA describes in `folder`. options: besides the
         recipe's."""
         with _compiled_anew():
-            lowered = self._lower_step(self._placed(global_batch))
-            return self._compile("the described step", lowered, {**options, "xla_dump_to": str(folder)})
+            return self._compile("step", self._given(global_batch, 0.0), {**options, "xla_dump_to": str(folder)})
 
     def evaluate(self, global_batches: Iterable[GlobalBatch | ArrayGlobalBatch]) -> Total:
-        loss, count = 0.0, 0
-        for global_batch in global_batches:
-            build = self.build
-            whole = global_batch
+        loss, count, build = 0.0, 0, self.build
+        for whole in global_batches:
             if not isinstance(whole, ArrayGlobalBatch):
                 whole = array_global_batch(whole, build.micro_batches, build.rows)
-            arrays = self._placed(whole)
-            run = self._compiled_for("evaluation", arrays, self._lower_evaluation)
-            with memory_guard("evaluation"):
-                loss += float(run(self.state["params"], arrays))
-            count += global_batch.count
+            loss += float(self._run("evaluation", None, self.state["params"], self._placed(whole)))
+            count += whole.count
         return Total(loss, count)
 
     def global_batches(self, source: GlobalBatchSource, start: int, stop: int) -> Iterator[ArrayGlobalBatch]:
-        assert self.build.global_batches is not None
-        return self.build.global_batches(source, start, stop)
+        return global_batches(self.build, source, start, stop)
 
     def generate(self, prompt: Sequence[int], new_tokens: int, temperature: float, seed: int) -> list[int]:
         """Without a cache, by one program for every length: each token is sampled from the last `seq_len`.
@@ -130,9 +125,7 @@ class Step:
             ids = np.zeros((1, context), np.int32)  # the last real token does not see what follows it
             ids[0, : len(seen)] = seen
             given = jax.device_put({"ids": ids, "place": np.int32(len(seen) - 1)}, self.build.replicated)
-            run = self._compiled_for("sample", given, self._lower_sample)
-            with memory_guard("generating a sample"):
-                scores = np.asarray(run(self.state["params"], given), np.float64)
+            scores = np.asarray(self._run("sample", None, self.state["params"], given), np.float64)
             if temperature:
                 likely = np.exp((scores - scores.max()) / temperature)
                 tokens.append(int(random.choice(len(likely), p=likely / likely.sum())))
@@ -145,7 +138,7 @@ class Step:
 
     def load(self, folder: Path, meta: dict[str, Any]) -> None:
         with memory_guard("restoring a checkpoint"):
-            self.state = load_state(self.build.network, self.abstract, folder, meta)
+            self.state = load_state(self.build.network, abstract_state(self.build), folder)
         self._taken = int(self.state["step"])
 
     def export(self, folder: Path, classes: dict[int, str] | None) -> None:
@@ -173,18 +166,21 @@ class Step:
 
     def _initial(self) -> State:
         """The state before the first step, drawn on the device or read from the model's folder."""
-        given: tuple[Any, ...]
         build, seed = self.build, self.build.recipe.seed
-        key = jax.device_put(np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32), build.replicated)
-        places = jax.tree.map(lambda a: a.sharding, self.abstract)
+        given: list[Any] = [jax.device_put(np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32), build.replicated)]
         with memory_guard("building the model"):
-            begin = jax.jit(partial(initial_state, build), out_shardings=places, donate_argnums=1)
-            if build.stored is None:
-                given = (key,)
-            else:
+            if build.stored is not None:
                 weights = read_weights(build.network, build.stored, build.weight_dtype)
-                given = (key, {name: jax.device_put(weights.pop(name), build.replicated) for name in list(weights)})
-            return cast(State, begin.lower(*given).compile(compiler_options=build.compiler_options)(*given))
+                given.append({name: jax.device_put(weights.pop(name), build.replicated) for name in list(weights)})
+            begin = jax.jit(partial(initial_state, build), out_shardings=build.replicated, donate_argnums=1,
+                            compiler_options=build.compiler_options)
+            state: State = begin(*given)
+            return state
+
+    def _given(self, global_batch: ArrayGlobalBatch, learning_rate: float) -> tuple[Any, ...]:
+        """A step's arguments, on the devices."""
+        numbers = (np.int32(global_batch.count), np.float32(learning_rate))
+        return self.state, self._placed(global_batch), *jax.device_put(numbers, self.build.replicated)
 
     def _placed(self, global_batch: ArrayGlobalBatch) -> Arrays:
         """The global batch's arrays on the devices. Raises ModelError for ids that the model has no row for: a compiled
@@ -199,40 +195,22 @@ class Step:
                              f"{int(ids.max())}; write vocab_size to match the data")
         return {name: jax.device_put(array, self.build.split) for name, array in global_batch.arrays.items()}
 
-    def _number(self, value: float, dtype: Any) -> jax.Array:
-        return jax.device_put(np.asarray(value, dtype), self.build.replicated)
-
-    def _compiled_for(
-        self, kind: str, arrays: Arrays, lower: Callable[[Arrays], jax.stages.Lowered]
-    ) -> jax.stages.Compiled:
-        """The program of that kind for arrays of these shapes, compiled now where it is the first time."""
+    def _run(self, kind: str, program: jax.stages.Compiled | None, state: Any, arrays: Arrays, *numbers: Any) -> Any:
+        """The result of a program, by default that of its kind for arrays of these shapes, compiled now where it is the
+        first time."""
         key = (kind, *((name, array.shape) for name, array in sorted(arrays.items())))
-        if key not in self._compiled:
-            self._compiled[key] = self._compile(f"the {kind}", lower(arrays), {})
-        return self._compiled[key]
+        if program is None and key not in self._compiled:
+            self._compiled[key] = self._compile(kind, (state, arrays, *numbers), {})
+        run = program or self._compiled[key]
+        with memory_guard(f"the {kind}"):
+            return run(state, arrays, *numbers)
 
-    def _compile(
-        self, kind: str, lowered: jax.stages.Lowered, options: Mapping[str, Any]
-    ) -> jax.stages.Compiled:
-        began = time.perf_counter()
-        with memory_guard(f"compiling {kind}"):
+    def _compile(self, kind: str, given: tuple[Any, ...], options: Mapping[str, Any]) -> jax.stages.Compiled:
+        lowered, began = self._functions[kind].lower(*given), time.perf_counter()
+        with memory_guard(f"compiling the {kind}"):
             compiled = lowered.compile(compiler_options={**self.build.compiler_options, **options})
         self.compile_seconds += time.perf_counter() - began
         return compiled
-
-    def _lower_step(self, arrays: Arrays) -> jax.stages.Lowered:
-        return lower_step(self.build, placed(arrays, self.build.split))
-
-    def _lower_evaluation(self, arrays: Arrays) -> jax.stages.Lowered:
-        evaluation = jax.jit(partial(evaluation_loss, self.build), out_shardings=self.build.replicated)
-        return evaluation.lower(self.abstract["params"], placed(arrays, self.build.split))
-
-    def _lower_sample(self, given: Arrays) -> jax.stages.Lowered:
-        def next_logits(params: Params, given: Arrays) -> jax.Array:
-            return logits(self.build, params, {"input_ids": given["ids"]})[0, given["place"]]
-
-        place = self.build.replicated
-        return jax.jit(next_logits, out_shardings=place).lower(self.abstract["params"], placed(given, place))
 
 
 @contextmanager

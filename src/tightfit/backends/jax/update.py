@@ -144,18 +144,20 @@ def placed(tree: Any, sharding: Any) -> Any:
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), tree)
 
 
-def lower_step(build: Build, global_batch: Arrays | None = None) -> jax.stages.Lowered:
-    """The step, lowered for the build's devices, which need not be there; no array is made.
-
-    global_batch: its arrays' shapes, as `abstract_global_batch` gives them. Compile it with `build.compiler_options`.
-    """
+def jitted_step(build: Build) -> Any:
+    """The step as a function to compile for the build's devices: (state, global batch, count, learning rate)."""
 
     def step(state: State, global_batch: Arrays, count: jax.Array, learning_rate: jax.Array) -> tuple[State, Metrics]:
         return train_step(build, state, global_batch, count, learning_rate)
 
-    place = build.replicated
-    whole = jax.ShapeDtypeStruct((), jnp.int32, sharding=place)
-    rate = jax.ShapeDtypeStruct((), jnp.float32, sharding=place)
-    given = abstract_global_batch(build) if global_batch is None else global_batch
-    donating = jax.jit(step, donate_argnums=0, out_shardings=place)  # the new state takes the old one's memory
-    return donating.lower(abstract_state(build), given, whole, rate)
+    return jax.jit(step, donate_argnums=0, out_shardings=build.replicated)  # the new state takes the old one's memory
+
+
+def lower_step(build: Build) -> jax.stages.Lowered:
+    """The step, lowered for the build's devices, which need not be there; no array is made. Compile it with
+    `build.compiler_options`."""
+    numbers = placed((jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.float32)), build.replicated)
+    lowered: jax.stages.Lowered = jitted_step(build).lower(
+        abstract_state(build), abstract_global_batch(build), *numbers
+    )
+    return lowered

@@ -118,7 +118,7 @@ def _plan(
                 answers.open_fields, *(m.sentence for m in answers.misaligned), *unread]
     else:
         said = [missed[0], answers.smallest_change_text, answers.smallest_gpu_text, answers.smallest_gpu_changed_text,
-                *(() if answers.offload is None else answers.offload.sentences), *unread]
+                answers.offload, *unread]
     rows = [(found, [compared(found, head)]) for found in shown]
     rows += [(found, [sentence]) for found, sentence in zip(large, missed, strict=True)]
     candidates = tuple(
@@ -159,7 +159,7 @@ def _answers(
         smallest_gpu_text="".join(gpu_texts[:1]),
         smallest_gpu_changed_text="".join(gpu_texts[1:]),
         open_fields="" if compiles else ways_out.gain_of_opening(exploration),
-        offload=ways_out.offload(exploration, host) if best is None and trains and not compiles else None,
+        offload=ways_out.offload(exploration, host) if best is None and trains and not compiles else "",
         misaligned=() if aligned or best is None else ways_out.misalignments(exploration, exploration.found[best]),
     )
 

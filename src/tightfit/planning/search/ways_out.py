@@ -11,7 +11,7 @@ from tightfit.errors import ModelError, Refused
 from tightfit.planning.alignment import Misalignment, dimensions, misaligned
 from tightfit.planning.defaults import default_micro_batch, resolve
 from tightfit.planning.largest import largest_that_fits
-from tightfit.planning.offload import OffloadAdvice, offload_branch
+from tightfit.planning.offload import offload_advice
 from tightfit.planning.plan import Change
 from tightfit.planning.search.choose import Exploration
 from tightfit.planning.search.evaluate import Evaluated
@@ -232,14 +232,11 @@ def gain_of_opening(exploration: Exploration) -> str:
             f"{found.estimate.time.throughput:,.0f}, with {named(best.recipe, found.recipe)}.")
 
 
-def offload(exploration: Exploration, host_bytes: int) -> OffloadAdvice | None:
-    """The branch of the offload tree for a recipe of which nothing fits, from the thriftiest trace there is."""
+def offload(exploration: Exploration, host_bytes: int) -> str:
+    """What ZeRO would move off the device, for a recipe of which nothing fits, from the thriftiest trace there is."""
     least = min(exploration.found.values(), key=lambda found: found.passing)
     outside = sum(figure.bytes for figure in least.estimate.unseen if figure.where in ("context", "allocator"))
-    return offload_branch(
-        fits=False, parameters=least.parameters, largest_block=least.largest_block,
-        other_bytes=least.passing + outside, device_bytes=exploration.device.memory_bytes, host_bytes=host_bytes,
-    )
+    return offload_advice(least.parameters, least.passing + outside, exploration.device.memory_bytes, host_bytes)
 
 
 def misalignments(exploration: Exploration, best: Evaluated) -> tuple[Misalignment, ...]:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tightfit.backends.jax.compiled.trace import UNUSED, read_memory, temporary_allocations
+from tightfit.backends.jax.compiled.trace import UNUSED, read_memory
 from tightfit.trace import live_bytes
 
 ASSIGNMENT = """BufferAssignment:
@@ -46,22 +46,27 @@ LIVE = """HloLiveRange (max 9):
 """
 
 
-@pytest.fixture(scope="module", params=["", "page 0, "], ids=["0.10", "0.11"])
-def memory(request):
+@pytest.fixture(params=["", "page 0, "], ids=["0.10", "0.11"])
+def assignment(request):
     """As JAX 0.10 and 0.11 have XLA write it."""
-    return read_memory(re.sub(r"(allocation \d+: size \d+, )", rf"\1{request.param}", ASSIGNMENT), LIVE)
+    return re.sub(r"(allocation \d+: size \d+, )", rf"\1{request.param}", ASSIGNMENT)
 
 
-def test_the_peak_is_inputs_results_of_their_own_and_the_piece_for_all_else(memory):
-    assert sum(buffer.bytes for buffer in (*memory.inputs.values(), *memory.outputs)) == 400 + 40
-    assert memory.temporary == 250
-    assert memory.host == 80
-    assert memory.length == 10
-    assert memory.inputs["weight.1"].shape == (100,)
+def temporary(assignment, makers):
+    return read_memory(assignment, LIVE, makers, {})[0][2:]
 
 
-def test_one_array_under_two_names_is_one_and_what_is_written_over_it_another(memory):
-    found = temporary_allocations(memory, {"wide": ("fused exp", "layer.mlp")})
+def test_the_peak_is_inputs_results_of_their_own_and_the_piece_for_all_else(assignment):
+    found, stop, host = read_memory(assignment, LIVE, {}, {})
+    given, results, *rest = found
+    assert (given.op, given.bytes, given.shape) == ("weight.1", 400, (100,))
+    assert (results.op, results.bytes) == ("results", 40)
+    assert live_bytes(rest)[1].max() == 250
+    assert (stop, host) == (11, 80)
+
+
+def test_one_array_under_two_names_is_one_and_what_is_written_over_it_another(assignment):
+    found = temporary(assignment, {"wide": ("fused exp", "layer.mlp")})
     first, second, beside, free = sorted(found, key=lambda a: (a.op == UNUSED, a.op != "fused exp", a.op != "next"))
     assert (first.born, first.died, first.bytes, first.module) == (2, 6, 100, "layer.mlp")
     assert (first.dtype, first.shape) == ("bfloat16", (5, 10))
@@ -72,9 +77,5 @@ def test_one_array_under_two_names_is_one_and_what_is_written_over_it_another(me
 
 def test_an_array_that_a_loop_takes_along_is_known_by_what_writes_it_anew():
     taken = ASSIGNMENT.replace("f32[25]{0}", "bf16[5,10]{1,0}")
-    found = temporary_allocations(read_memory(taken, LIVE), {"next": ("fused add", "accumulation")})
+    found = temporary(taken, {"next": ("fused add", "accumulation")})
     assert [(a.op, a.module) for a in found if a.bytes == 100] == [("fused add", "accumulation")] * 2
-
-
-def test_what_lies_in_the_piece_adds_up_to_it(memory):
-    assert live_bytes(temporary_allocations(memory, {}))[1].max() == memory.temporary

@@ -16,7 +16,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.architectures import TASK_OF, tiny_model
 from tests.benchmark_modules import benchmark
-from tightfit.backends.base import WARM_UP
 from tightfit.backends.measuring import measure
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.measure.events import COMPILED, measured_trace
@@ -24,7 +23,6 @@ from tightfit.backends.pytorch.measure.marks import Call
 from tightfit.backends.pytorch.measure.memory_history import changes
 from tightfit.backends.pytorch.measure.step_profiler import _export
 from tightfit.devices import Device
-from tightfit.errors import ModelError
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place
@@ -243,19 +241,3 @@ def test_the_cuda_allocators_record_is_told_apart_by_op_and_address():
     ]
     assert trace.peak()[1] == 160
     assert trace.peak(place=Place.HOST)[1] == 24
-
-
-@pytest.mark.parametrize(("steps", "told"), [
-    (1, "nothing was measured"), (WARM_UP + 2, r"measured until then: 2 plain steps, \S+ s at the median"),
-])
-def test_a_model_that_fails_leaves_what_was_measured(steps, told):
-    step, global_batches = prepared("gpt2", micro_batch_size=6)
-    left = count(steps, -1)
-
-    def fail_in_the_end(module, args):
-        if next(left) == 0:
-            raise KeyError("late")
-
-    step.build.model.register_forward_pre_hook(fail_in_the_end)
-    with pytest.raises(ModelError, match=rf"GPT2LMHeadModel failed in .*: it raised KeyError: 'late' .*; {told}$"):
-        measure(BACKEND, step, global_batches)

@@ -11,16 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from tightfit.backends.jax.compiled.program import (
-    INSIDE,
-    PASSES_ON,
-    STACKING,
-    Array,
-    Instruction,
-    Program,
-    phase_of,
-    scope,
-)
+from tightfit.backends.jax.compiled.program import INSIDE, STACKING, Instruction, Program, phase_of, scope
 from tightfit.trace import Op, OpClass
 
 TARGET = re.compile(r'custom_call_target="([^"]*)"')
@@ -33,6 +24,8 @@ WAITING = ("-done", "-update")
 """Endings of the second halves of asynchronous instructions."""
 SLICES = {"dynamic-slice", "slice", "gather"}
 """Instructions that read no more of their first operand than they give."""
+PASSES_ON = {"bitcast", "convert", "copy", "reshape", "transpose"}
+"""Instructions that hand on as many elements as they are given."""
 ARITHMETIC = {"add", "multiply", "subtract", "divide", "exponential", "tanh", "select", "compare", "rsqrt"}
 
 Matmul = tuple[str, tuple[int, int, int, int]]
@@ -64,32 +57,27 @@ def _running(program: Program, computation: str, runs: int = 1, loop: str = "") 
 
 
 def _op(instruction: Instruction, runs: int, named: str, tick: int) -> Op:
-    matmul = _matmul(instruction)
+    matmul, target = _matmul(instruction), _target(instruction)
     read, written = _moved(instruction)
-    stacking = matmul is None and instruction.stacks
-    name, shapes = STACKING if stacking else instruction.name.split(".")[0], tuple[tuple[int, ...], ...]()
+    name, flops, shapes = instruction.name.split(".")[0], 0, tuple[tuple[int, ...], ...]()
     dtype = instruction.results[0][0] if instruction.results else ""
+    codes = {each.code for each in (instruction, *instruction.body.values())}
+    op_class = OpClass.ELEMENTWISE if codes & ARITHMETIC else OpClass.MOVEMENT
     if matmul:
         dtype, (batch, m, n, k) = matmul
+        op_class, flops = OpClass.CONTRACTION, 2 * batch * m * n * k
         shapes = ((runs * batch, m, k), (runs * batch, k, n))
-        if "fmha" in (target := _target(instruction)):
+        if "fmha" in target:
             name = f"cudnn attention{' backward' * ('Backward' in target)}"
             shapes = ((runs * batch, 1, m, k),)
+    elif instruction.stacks:
+        name, op_class = STACKING, OpClass.MOVEMENT
+    elif codes & {"reduce", "reduce-window"}:
+        op_class = OpClass.NORMALIZATION
     return Op(
         name=f"fused {name}", tick=tick, phase=phase_of(named), module=scope(named), shapes=shapes, dtype=dtype,
-        op_class=_class(instruction, stacking, matmul is not None),
-        flops=2 * runs * math.prod(matmul[1]) if matmul else 0,
-        bytes_read=runs * read, bytes_written=runs * written, kernels=runs,
+        op_class=op_class, flops=runs * flops, bytes_read=runs * read, bytes_written=runs * written, kernels=runs,
     )  # fmt: skip
-
-
-def _class(instruction: Instruction, stacking: bool, matmul: bool) -> OpClass:
-    if matmul:
-        return OpClass.CONTRACTION
-    codes = {instruction.code, *(each.code for each in instruction.body.values())}
-    if codes & {"reduce", "reduce-global batch"} and not stacking:
-        return OpClass.NORMALIZATION
-    return OpClass.ELEMENTWISE if codes & ARITHMETIC and not stacking else OpClass.MOVEMENT
 
 
 def _target(instruction: Instruction) -> str:
@@ -100,11 +88,10 @@ def _target(instruction: Instruction) -> str:
 
 def _matmul(instruction: Instruction) -> Matmul | None:
     """A kernel's matrix product; None where it has none."""
-    target, dot = _target(instruction), next((each for each in instruction.body.values() if each.code == "dot"), None)
-    if dot is not None:
-        return _product(dot)
-    if instruction.code == "dot" or "gemm" in target or "matmul" in target:
-        return _product(instruction)
+    target = _target(instruction)
+    for each in (instruction, *instruction.body.values()):
+        if each.code == "dot" or "gemm" in target or "matmul" in target:
+            return _product(each)
     operands = [operand.results[0] for operand in instruction.operands]
     if "fmha" in target and len(operands) >= 2:  # scores and mixing; the gradients are five more such products
         times = 5 if "Backward" in target else 2
@@ -117,7 +104,7 @@ def _matmul(instruction: Instruction) -> Matmul | None:
 
 def _product(instruction: Instruction) -> Matmul | None:
     """The matrix product of a `dot` or of a library's call; both write down the axes of their left operand."""
-    result: Array | None = next((each for each in instruction.results if each[1]), None)
+    result = next((shape for _, shape in instruction.results if shape), None)
     if not instruction.operands or result is None:
         return None
     dtype, shape = instruction.operands[0].results[0]
@@ -128,28 +115,20 @@ def _product(instruction: Instruction) -> Matmul | None:
 
     depth, batch = size("contracting"), size("batch")
     rows = math.prod(shape) // max(depth * batch, 1)
-    return dtype, (batch, rows, math.prod(result[1]) // max(rows * batch, 1), depth)
+    return dtype, (batch, rows, math.prod(result) // max(rows * batch, 1), depth)
 
 
-def _moved(instruction: Instruction) -> tuple[int, int]:
+def _moved(kernel: Instruction) -> tuple[int, int]:
     """Bytes read and written by one run."""
-    if instruction.code in SLICES:
-        return instruction.bytes, instruction.bytes
-    operands = [operand.bytes for operand in instruction.operands]
-    if instruction.code == STACKING:
-        return operands[1], operands[1]
-    if not instruction.body:
-        return sum(operands), instruction.bytes
-    users: dict[str, list[Instruction]] = defaultdict(list)
-    for each in instruction.body.values():
+    inside = [*kernel.body.values()] or [kernel]
+    users = defaultdict[str, list[Instruction]](list)
+    for each in inside:
         for operand in each.operands:
             users[operand.name].append(each)
-    read = sum(_read(each, users) for each in instruction.body.values() if each.code == "parameter")
-    written = instruction.bytes
-    for each in instruction.body.values():
-        if each.code == STACKING:  # written in place: no more than the slice
-            written -= min(each.bytes - each.operands[1].bytes, written)
-    return read, written
+    inputs = [each for each in inside if each.code == "parameter"] if kernel.body else kernel.operands
+    # Slices are written in place.
+    spared = sum(each.bytes - each.operands[1].bytes for each in inside if each.code == STACKING)
+    return sum(_read(each, users) for each in inputs), max(kernel.bytes - spared, 0)
 
 
 def _read(value: Instruction, users: Mapping[str, list[Instruction]]) -> int:
@@ -159,8 +138,8 @@ def _read(value: Instruction, users: Mapping[str, list[Instruction]]) -> int:
         first = user.operands[0] is value
         if first and user.code in SLICES:
             total += user.bytes
-        elif user.code in PASSES_ON:
-            total += min(value.bytes, _read(user, users) * value.bytes // max(user.bytes, 1))
+        elif user.code in PASSES_ON and user.name in users:
+            total += _read(user, users) * value.bytes // max(user.bytes, 1)
         elif not (first and user.code == STACKING):
             return value.bytes
     return min(total, value.bytes)

@@ -24,18 +24,15 @@ import jax
 from jax.profiler import ProfileData
 
 from tightfit.backends.base import Measurement
-from tightfit.backends.jax.compiled.kernels import CALLS, FREE
-from tightfit.backends.jax.compiled.trace import measured_trace, read_description
+from tightfit.backends.jax.compiled.trace import read_step, trace_of
 from tightfit.backends.jax.loading import ArrayGlobalBatch
 from tightfit.backends.jax.step import PendingStep, Step
-from tightfit.backends.measuring import plain_steps
 from tightfit.errors import ReportError, one_line
 from tightfit.files import replacing
 from tightfit.trace import PHASES, Op, OpClass, Phase, Trace
 
 WRITTEN = "plugins/profile/*/*"
 """The files of JAX's profiler, where TensorBoard and xprof look for them."""
-WITHOUT_GRAPHS = {"xla_gpu_enable_command_buffer": ""}
 HOST, CARD, STREAM = "/host:CPU", "/device:GPU:0", "Stream"
 """The profiler's names of the host's threads, of the first card, and of that card's streams."""
 INSTRUCTION, PROGRAM, ORDINAL = "hlo_op", "hlo_module", "device_ordinal"
@@ -58,10 +55,6 @@ class StepProfiler:
         self._seconds = 0.0
         self._failure: str | None = "none was taken"
 
-    @property
-    def so_far(self) -> str:
-        return plain_steps([seconds for seconds, _ in self._timed])
-
     @contextmanager
     def timed(self) -> Iterator[None]:
         self._wait()
@@ -73,8 +66,9 @@ class StepProfiler:
     def profiled(self, global_batch: ArrayGlobalBatch, learning_rate: float) -> PendingStep:
         step, options = self._step, jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # Python's own calls would be most of the profile
+        without_graphs = {} if self._platform == "cpu" else {"xla_gpu_enable_command_buffer": ""}
         try:
-            program = step.described(global_batch, self._dump, {} if self._platform == "cpu" else WITHOUT_GRAPHS)
+            program = step.described(global_batch, self._dump, without_graphs)
             self._wait()
             jax.profiler.start_trace(self._written, profiler_options=options)
         except Exception as error:  # another profile may be under way; nothing was learned yet
@@ -87,7 +81,11 @@ class StepProfiler:
             self._wait()
             self._seconds = time.perf_counter() - began
         finally:
-            self._failure = _stopped()
+            try:
+                jax.profiler.stop_trace()
+                self._failure = None
+            except Exception as error:  # the step is taken all the same
+                self._failure = one_line(error)
         return pending
 
     def measurement(self, chrome_trace: Path | None = None) -> Measurement:
@@ -107,19 +105,17 @@ class StepProfiler:
 
     def _trace(self, profile: bytes) -> Trace:
         try:
-            described = read_description(self._dump, self._platform)
+            compiled = read_step(self._dump, self._platform)
         except FileNotFoundError as error:
             raise ReportError(f"the step could not be followed: {error}") from None
-        timed, others = read_events(profile, described.program.name, self._platform)
-        if not any(name in described.ops for name in timed):
+        timed, others = read_events(profile, compiled.program.name, self._platform)
+        if not any(name in compiled.ops for name in timed):
             raise ReportError("the step could not be followed: JAX's profile names none of its instructions")
-        trace = measured_trace(described, timed)
+        trace = trace_of(compiled, timed)
         busy = sum(op.seconds or 0.0 for op in trace.ops)
-        # On a processor the event of an instruction that runs others lies around theirs.
-        around = {name for lines in described.program.computations.values() for name, each in lines.items()
-                  if each.code in CALLS | FREE and self._platform == "cpu"}
-        unknown = {**others, **{name: seconds for name, seconds in timed.items()
-                                if name not in around | described.ops.keys()}}
+        # Not those that run others: on a processor their events lie around the others'.
+        known = {name for lines in compiled.program.computations.values() for name in lines}
+        unknown = {**others, **{name: seconds for name, seconds in timed.items() if name not in known}}
         trace.ops += [Op(name=name, tick=trace.span("step 1").start, phase=Phase.SETUP, op_class=OpClass.OTHER,
                          seconds=seconds) for name, seconds in unknown.items()]
         if lost := sum(unknown.values()):
@@ -135,15 +131,6 @@ class StepProfiler:
 
     def _file(self, ending: str) -> Path:
         return next(path for path in sorted(self._written.glob(WRITTEN)) if path.name.endswith(ending))
-
-
-def _stopped() -> str | None:
-    """The end of the profile: the reason why there is none, or None where it was written."""
-    try:
-        jax.profiler.stop_trace()
-    except Exception as error:  # the step is taken all the same
-        return one_line(error)
-    return None
 
 
 def _phases(trace: Trace, wall: float, waited: float) -> dict[Phase, float]:
@@ -163,22 +150,17 @@ def read_events(profile: bytes, program: str, platform: str) -> tuple[dict[str, 
     profile: as JAX's profiler serializes it. platform: `cpu` or `gpu`.
     """
     read = ProfileData.from_serialized_xspace(profile)  # its planes end with it
-    wanted = HOST if platform == "cpu" else CARD
-    events = [(line.name, event, dict(event.stats)) for plane in read.planes if plane.name == wanted
-              for line in plane.lines for event in line.events]  # fmt: skip
-    seconds, others = defaultdict[str, float](float), defaultdict[str, float](float)
-    if platform != "cpu":
-        for line, event, said in events:
-            if line.startswith(STREAM):
-                ours = said.get(PROGRAM, program) == program and INSTRUCTION in said
-                into, name = (seconds, said[INSTRUCTION]) if ours else (others, event.name)
-                into[name] += event.duration_ns / 1e9
-        return seconds, others
-    ends = {tuple(map(said.get, ENDED)): event.start_ns + event.duration_ns for _, event, said in events
+    wanted, lines = (HOST, "") if platform == "cpu" else (CARD, STREAM)
+    events = [(event, dict(event.stats)) for plane in read.planes if plane.name == wanted for line in plane.lines
+              if line.name.startswith(lines) for event in line.events]  # fmt: skip
+    ends = {tuple(map(said.get, ENDED)): event.start_ns + event.duration_ns for event, said in events
             if ENDED[1] in said}  # fmt: skip
-    for _, event, said in events:
-        if said.get(PROGRAM) == program and INSTRUCTION in said and not said.get(ORDINAL):
+    seconds, others = defaultdict[str, float](float), defaultdict[str, float](float)
+    for event, said in events:
+        if INSTRUCTION in said and said.get(PROGRAM, program) == program and not said.get(ORDINAL):
             stop = event.start_ns + event.duration_ns
             stop = max(stop, ends.get(tuple(map(said.get, STARTED)), stop))
             seconds[said[INSTRUCTION]] += (stop - event.start_ns) / 1e9
+        elif platform != "cpu":
+            others[event.name] += event.duration_ns / 1e9
     return seconds, others

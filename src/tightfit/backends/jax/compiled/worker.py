@@ -11,8 +11,9 @@ import importlib
 import json
 import os
 import sys
-import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,10 @@ from jax.experimental import topologies
 
 from tightfit.backends.jax.assembly import assemble
 from tightfit.backends.jax.compiled.predict import DNN, target_description
-from tightfit.backends.jax.compiled.trace import memory_is_planned, predicted_trace, read_description
+from tightfit.backends.jax.compiled.trace import memory_is_planned, read_step, trace_of
 from tightfit.backends.jax.update import lower_step
 from tightfit.devices import Device
-from tightfit.errors import ModelError, TightfitError, one_line
+from tightfit.errors import TightfitError, one_line
 from tightfit.recipe import Recipe
 from tightfit.trace.file import save_trace
 
@@ -39,16 +40,13 @@ def main(dump: Path, trace: Path) -> None:
     """Compile the step, and write its trace; or print why there is none. XLA_FLAGS say that it dumps into `dump`."""
     job = json.load(sys.stdin)
     device = Device(**{**job["device"], "capability": tuple(job["device"]["capability"])})
-    failed: TightfitError | None = None
     try:
         _plan_memory(*lowered_for(Recipe.from_dict(job["recipe"]), device), dump)
-        save_trace(predicted_trace(read_description(dump, "gpu")), trace)
-    except TightfitError as error:
-        failed = error
+        save_trace(trace_of(read_step(dump, "gpu")), trace)
     except Exception as error:  # JAX and XLA raise what they like for what they cannot do
-        failed = ModelError(f"model: XLA cannot compile this step for {device.name}: {one_line(error)}")
-    if failed is not None:
-        print(json.dumps({"kind": type(failed).__name__, "text": str(failed)}))
+        ours = isinstance(error, TightfitError)
+        text = str(error) if ours else f"model: XLA cannot compile this step for {device.name}: {one_line(error)}"
+        print(json.dumps({"kind": type(error).__name__ if ours else "ModelError", "text": text}))
 
 
 def lowered_for(recipe: Recipe, device: Device) -> tuple[jax.stages.Lowered, dict[str, Any]]:
@@ -62,20 +60,12 @@ def lowered_for(recipe: Recipe, device: Device) -> tuple[jax.stages.Lowered, dic
 
 def _plan_memory(lowered: jax.stages.Lowered, options: dict[str, Any], dump: Path) -> None:
     """Compile until the step's memory is planned. Raises what the compiler raises."""
-    failures: list[BaseException] = []
-
-    def compile_step() -> None:
-        try:
-            lowered.compile(compiler_options=options)
-        except BaseException as error:  # it is raised again in the main thread
-            failures.append(error)
-
-    thread = threading.Thread(target=compile_step, daemon=True)
-    thread.start()
-    while thread.is_alive() and not memory_is_planned(dump):
-        thread.join(LOOK_EVERY)
-    if failures and not memory_is_planned(dump):
-        raise failures[0]
+    compiling = ThreadPoolExecutor(1).submit(lowered.compile, compiler_options=options)
+    while not memory_is_planned(dump):
+        if compiling.done():
+            compiling.result()
+            return
+        time.sleep(LOOK_EVERY)
 
 
 def _simulate_cudnn(device: Device) -> None:

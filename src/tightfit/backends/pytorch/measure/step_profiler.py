@@ -27,7 +27,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tightfit.backends.base import Measurement
-from tightfit.backends.measuring import plain_steps
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.measure import memory_history
 from tightfit.backends.pytorch.measure.events import measured_trace
@@ -60,10 +59,6 @@ class StepProfiler:
         self._timed: list[tuple[float, dict[Phase, float]]] = []
         self._found: _Followed | None = None
         self._failure: str | None = None
-
-    @property
-    def so_far(self) -> str:
-        return plain_steps([seconds for seconds, _ in self._timed])
 
     @contextmanager
     def timed(self) -> Iterator[None]:
