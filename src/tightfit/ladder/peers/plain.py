@@ -5,11 +5,10 @@ The model and the data are as ours has them, before any technique is applied.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
@@ -120,16 +119,6 @@ def training_data(recipe: Recipe) -> GlobalBatchLoader:
     if data.global_batch(0).micro_batches[0].mask == "packed":
         raise Refused(PACKED)
     return data
-
-
-def whole_steps(data: GlobalBatchLoader, recipe: Recipe, steps: int, peer: str) -> Sequence[tuple[np.ndarray, int]]:
-    """The samples of the first steps, each with its epoch. Raises Refused where one has fewer than the others, for a
-    peer that counts micro-batches."""
-    chosen = [data.chosen(step) for step in range(steps)]
-    if any(len(samples) < recipe.batch_size for samples, _ in chosen):
-        raise Refused(f"batch_size: an epoch's last step has fewer samples, and {peer} counts micro-batches; write a "
-                      "batch_size that divides the samples, or take fewer steps")
-    return chosen
 
 
 def model_arguments(batch: TensorBatch, weights: torch.dtype) -> dict[str, Tensor]:
