@@ -15,7 +15,7 @@ from tightfit.calibration import Ceilings
 from tightfit.cli import app
 from tightfit.commands import doctor as command
 from tightfit.doctor.checks import checks
-from tightfit.doctor.readings import readings_from_json
+from tightfit.doctor.readings import Readings
 from tightfit.doctor.report import show
 from tightfit.errors import RecipeError
 
@@ -39,7 +39,7 @@ def test_a_machine_without_a_gpu_is_no_failure(tmp_path, monkeypatch):
     assert values["healthy"] is True
     assert values["readings"]["gpus"] == []
     assert values["readings"]["disk"]["write"] is None
-    assert readings_from_json(json.dumps(values["readings"])).software.torch
+    assert Readings.model_validate_json(json.dumps(values["readings"])).software.torch
     assert {"topic", "severity", "sentence", "field", "value", "action"} == values["findings"][0].keys()
 
 

@@ -15,7 +15,6 @@ from tightfit.doctor.software_checks import (
     check_cuda,
     check_driver,
     check_environment,
-    check_kernels,
     check_libraries,
     check_presence,
     check_torch,
@@ -27,11 +26,9 @@ Judge = Callable[[Any, Say, Readings], Iterator[Finding]]
 def checks(readings: Readings) -> list[Finding]:
     """All findings, heading by heading: cards first."""
     driver, software, host = readings.driver, readings.software, readings.host
-    cards = [(f"GPU {gpu.index}", f"gpus[{place}]", gpu, judge) for place, gpu in enumerate(readings.gpus)
-             for judge in (check_card, check_kernels)]
     table: list[tuple[str, str, Any, Judge]] = [
         ("GPU", "driver", driver, check_presence),
-        *cards,
+        *((f"GPU {gpu.index}", f"gpus[{place}]", gpu, check_card) for place, gpu in enumerate(readings.gpus)),
         ("power", "gpus[*]", readings.gpus, check_supply),
         ("links", "links", readings.links, check_links),
         ("driver", "driver", driver, check_driver),

@@ -25,12 +25,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 from tightfit import calibration
 from tightfit.doctor.cards import read_cards
 from tightfit.doctor.readings import Conflict, Disk, Gpu, Host, Readings, Software
-from tightfit.system import cores, host_memory, installed, read_text, version_of
+from tightfit.system import cores, host_memory, installed, version_of
 
 TOOLS = ("nvidia-smi", "nvcc", "docker", "podman", "nvidia-ctk")
-FLAGS = {"avx2": "avx2", "avx512f": "avx512", "avx512_bf16": "avx512-bf16", "amx_bf16": "amx-bf16"}
-"""Linux's names for instructions that PyTorch's own kernels use."""
-
 BYTES, CHUNK = 256 << 20, 8 << 20
 """Written to and read from the disk, at most; and at a time."""
 LIBRARIES = (
@@ -67,8 +64,6 @@ def read_host() -> Host:
     toolkit = Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda") / "bin/nvcc"
     compiler = shutil.which("nvcc") or (str(toolkit) if toolkit.exists() else None)
     shared = Path("/dev/shm")
-    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", read_text(Path("/proc/cpuinfo")), re.MULTILINE)
-    known = flags[1].split() if flags else []
     return Host(
         system=f"{platform.system()} {platform.release()}",
         processor=calibration.processor().rpartition(",")[0],
@@ -77,7 +72,6 @@ def read_host() -> Host:
         memory_total=memory.total,
         memory_available=memory.available,
         shared_memory=shutil.disk_usage(shared).total if shared.exists() else None,
-        number_formats=tuple(name for flag, name in FLAGS.items() if flag in known),
         container=_container(),
         tools=tuple(name for name in TOOLS if shutil.which(name)),
         nvcc=None if compiler is None else _nvcc(compiler),
@@ -177,7 +171,6 @@ def read_software() -> tuple[Software, tuple[Gpu, ...]]:
         torch=str(torch.__version__),
         torch_cuda=torch.version.cuda,
         cudnn=torch.backends.cudnn.version(),
-        architectures=tuple(torch.cuda.get_arch_list()) if torch.version.cuda else (),
         cuda_devices=torch.cuda.device_count() if usable else 0,
         cuda_uuids=tuple(gpu.uuid for gpu in gpus if gpu.uuid is not None),
         cuda_error=problem,

@@ -97,9 +97,8 @@ class Host(Reading):
     """The machine around the cards.
 
     cores: that this process may use, a container's limit included, as it is in memory_total. shared_memory: size of
-    /dev/shm, through which data workers hand over batches. number_formats: of the processor's own instructions, such as
-    avx2, avx512-bf16. container: docker, podman, kubernetes, wsl, or other; None outside of one. tools: those of
-    `machine.TOOLS` that are on the path. nvcc: CUDA version of the toolkit's compiler.
+    /dev/shm, through which data workers hand over batches. container: docker, podman, kubernetes, wsl, or other; None
+    outside of one. tools: those of `machine.TOOLS` that are on the path. nvcc: CUDA version of the toolkit's compiler.
     """
 
     system: str
@@ -109,7 +108,6 @@ class Host(Reading):
     memory_total: int
     memory_available: int
     shared_memory: int | None = None
-    number_formats: tuple[str, ...] = ()
     container: str | None = None
     tools: tuple[str, ...] = ()
     nvcc: str | None = None
@@ -140,9 +138,9 @@ class Software(Reading):
     """Versions, and what PyTorch says of the cards.
 
     torch_cuda: CUDA version that PyTorch was built for; None for a build without CUDA. cudnn: as PyTorch numbers it:
-    91002 is 9.10.2, 8902 is 8.9.2. architectures: that PyTorch has kernels for: sm_90, compute_120. cuda_devices: that
-    PyTorch can use; cuda_uuids: of those, in PyTorch's order, which is not always the driver's; a run takes the first.
-    cuda_error: PyTorch's message where it can use no card, or where its first kernel failed.
+    91002 is 9.10.2. cuda_devices: that PyTorch can use; cuda_uuids: of those, in PyTorch's order, which is not always
+    the driver's; a run takes the first. cuda_error: PyTorch's message where it can use no card, or where its first
+    kernel failed.
     libraries: versions of what is installed, by the name on PyPI. broken: libraries that are installed and do not load,
     or load in part, with what they said. environment: variables that change how training runs, where they are set.
     calibrated: the date of the calibration that plans for this machine use.
@@ -153,7 +151,6 @@ class Software(Reading):
     torch: str | None = None
     torch_cuda: str | None = None
     cudnn: int | None = None
-    architectures: tuple[str, ...] = ()
     cuda_devices: int = 0
     cuda_uuids: tuple[str, ...] = ()
     cuda_error: str | None = None
