@@ -133,9 +133,11 @@ def ladder(
     scale: Annotated[str | None, typer.Option(
         metavar="SCALE", help="`full`, `reduced` (minutes on a processor) or `smallest`; by default as the machine "
         "is.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="Timed steps of each rung.")] = None,
+    steps: Annotated[int | None, typer.Option(
+        min=1, max=1_000_000, metavar="N", help="Timed steps of each rung.")] = None,
     limit: Annotated[float, typer.Option(
-        min=1, metavar="SECONDS", help="The most that one rung may take, and also the most that its prediction may.",
+        min=1, max=604_800, metavar="SECONDS",
+        help="The most that one rung may take, and also the most that its prediction may.",
     )] = LIMIT,
     picture: Annotated[Path | None, typer.Option(
         metavar="FILE", help="Where a PNG of it goes; Chromium or Chrome draws it.")] = None,
