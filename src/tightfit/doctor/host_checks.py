@@ -69,25 +69,22 @@ def matrix(readings: Readings) -> list[list[str]]:
 
 def check_links(links: tuple[Link, ...], say: Say, readings: Readings) -> Iterator[Finding]:
     """The paths between each two cards; pairs that are alike are said once."""
-
-    def of(chosen: list[int], severity: Severity, field: str, sentence: str, action: str, value: object) -> Finding:
-        every = len(chosen) == len(links) > 1
-        pairs = "every two GPUs" if every else ", ".join(f"GPU {links[n].first} and {links[n].second}" for n in chosen)
-        one = Say(say.topic, f"links[{chosen[0]}]", links[chosen[0]])
-        return one(severity, field, sentence.format(pairs=pairs), action, value=value)
-
-    groups: dict[str, list[int]] = {}
+    groups: dict[tuple[str | None, bool | None], list[int]] = {}
     for place, link in enumerate(links):
-        if (name := label(link)) is not None:
-            groups.setdefault(name, []).append(place)
-    for name, places in groups.items():
-        path = PATHS[label(links[places[0]], "#") or "SYS"]
-        yield of(places, path.severity, "nvlinks" if links[places[0]].nvlinks else "path",
-                 f"{name} between {{pairs}}: {path.meaning}", path.action, name)
-    if apart := [place for place, link in enumerate(links) if link.peer is False]:
-        yield of(apart, "advice", "peer", "no peer access between {pairs}: what they exchange is copied through the "
-                 "host's memory", "GeForce cards have none over PCIe; with others, look at the IOMMU and ACS in the "
-                 "firmware", False)
+        groups.setdefault((label(link), link.peer), []).append(place)
+    for (name, peer), places in groups.items():
+        first = links[places[0]]
+        one = Say(say.topic, f"links[{places[0]}]", first)
+        pairs = ("every two GPUs" if len(places) == len(links) > 1 else
+                 ", ".join(f"GPU {links[n].first} and {links[n].second}" for n in places))
+        if name is not None:
+            path = PATHS[label(first, "#") or "SYS"]
+            yield one(path.severity, "nvlinks" if first.nvlinks else "path", f"{name} between {pairs}: {path.meaning}",
+                      path.action, value=name)
+        if peer is False:
+            yield one("advice", "peer", f"no peer access between {pairs}: what they exchange is copied through the "
+                      "host's memory", "GeForce cards have none over PCIe; with others, look at the IOMMU and ACS in "
+                      "the firmware")
 
 
 def check_host(host: Host, say: Say, readings: Readings) -> Iterator[Finding]:
