@@ -73,12 +73,11 @@ def test_the_matrix_is_printed(doctor):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_terminal_gets_a_table_that_fits(name):
+def test_a_terminal_gets_lines_that_fit(name):
     stream = io.StringIO()
     readings = recorded(name)
     show(Console(file=stream, force_terminal=True, width=100, color_system=None), readings, checks(readings))
-    table = stream.getvalue().partition("interconnect")[0].rpartition("\n\n")[0]
-    assert max(len(line.rstrip()) for line in table.splitlines()) <= 100
+    assert max(len(line.rstrip()) for line in stream.getvalue().splitlines()) <= 100
     for finding in checks(readings):
         assert " ".join(finding.sentence.split()[:3]) in " ".join(stream.getvalue().split())
 
