@@ -160,9 +160,11 @@ def ladder(
 @app.command()
 def gpus() -> None:
     """List the GPUs that a plan can be made for."""
-    from tightfit.commands.lists import list_gpus
+    from rich.console import Console
 
-    list_gpus()
+    from tightfit.display.gpu_tables import gpu_table
+
+    Console().print(gpu_table())
 
 
 @app.command()
@@ -195,9 +197,13 @@ def doctor(
 @app.command()
 def recipes() -> None:
     """List the bundled recipes and models."""
-    from tightfit.commands.lists import list_recipes
+    from tightfit.bundled import BUNDLED
+    from tightfit.recipe.lookup import bundled_recipes
 
-    list_recipes()
+    typer.echo("\n".join([
+        "recipes", *(f"  {name}" for name in bundled_recipes()), "models, each of which is also a recipe of that name",
+        *(f"  {name:<18} {BUNDLED[name].task}" for name in sorted(BUNDLED)),
+    ]))
 
 
 def _quiet_libraries() -> None:

@@ -46,12 +46,8 @@ def read_cards() -> tuple[Driver, tuple[Gpu, ...], tuple[Link, ...]]:
             there = [(index, handle) for index, handle in enumerate(handles) if not isinstance(handle, Lost)]
             links = tuple(_link(nvml, *first, *second) for first, second in combinations(there, 2))
             number = nvml.ask("nvmlSystemGetCudaDriverVersion")
-            return Driver(
-                nvml="ok",
-                version=nvml.driver(),
-                cuda=None if number is None else f"{number // 1000}.{number % 1000 // 10}",
-                **_without_nvml(),
-            ), gpus, links
+            cuda = None if number is None else f"{number // 1000}.{number % 1000 // 10}"
+            return Driver(nvml="ok", version=nvml.driver(), cuda=cuda, **_without_nvml()), gpus, links
     except NoNvml as missing:
         return Driver(nvml=missing.reason, said=missing.said, **_without_nvml()), (), ()
 
@@ -99,7 +95,8 @@ def _processes(nvml: Nvml, handle: Any) -> tuple[Process, ...] | None:
     found = nvml.processes(handle)
     if found is None:
         return None
-    names = {pid: str(nvml.ask("nvmlSystemGetProcessName", pid) or "").split("/")[-1] for pid in found}
+    # some drivers name the whole command line
+    names = {pid: str(nvml.ask("nvmlSystemGetProcessName", pid) or "").split(" ")[0].split("/")[-1] for pid in found}
     return tuple(Process(pid=pid, name=names[pid] or None, memory=used) for pid, used in found.items()
                  if pid != os.getpid())
 

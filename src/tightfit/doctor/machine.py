@@ -27,7 +27,7 @@ from tightfit.doctor.cards import read_cards
 from tightfit.doctor.readings import Conflict, Disk, Gpu, Host, Readings, Software
 from tightfit.system import cores, host_memory, installed, version_of
 
-TOOLS = ("nvidia-smi", "nvcc", "docker", "podman", "nvidia-ctk")
+TOOLS = ("docker", "nvidia-ctk")
 BYTES, CHUNK = 256 << 20, 8 << 20
 """Written to and read from the disk, at most; and at a time."""
 LIBRARIES = (
