@@ -50,8 +50,7 @@ READING = """\
   `smallest` is for trying. At a smaller scale the full size is predicted for the card of the published figures.
 - **Peers** run the same model, weights, data, seed and number of steps by their own loop; the bare loop is
   `--peer plain`. Rows that documents share are no peer's: a recipe with text needs `data.packing=false`. Where the
-  losses of a step lie apart, a row is marked as not the same work, and its ratio counts for nothing. A wide terminal
-  shows the quartiles of a peer's speed in brackets, over every two of the timed steps, one of each loop.
+  losses of a step lie apart, a row is marked as not the same work, and its ratio counts for nothing.
 - **results.jsonl** is only ever added to, by one ladder at a time. A ladder that is stopped by Ctrl-C shows and draws
   what it has, and goes on at the first rung without a row; what failed or was killed is tried again. A rung is
   measured and predicted anew where the recipe, the machine or the version of a library that it uses is another.

@@ -127,15 +127,17 @@ def ladder(
     gpu_memory: Annotated[str | None, typer.Option(
         metavar="SIZE", help="Memory such as `24GB` that this machine's GPU is cut down to.")] = None,
     peer: Annotated[list[str] | None, typer.Option(
-        metavar="PEER", help="Run the same rungs by `plain` (a bare loop), `hf-trainer`, `lightning` or `liger` too; "
+        metavar="PEER", help="Run the same rungs by `plain` (a bare loop), `hf-trainer` or `liger` too; "
         "once for each.",
     )] = None,
     scale: Annotated[str | None, typer.Option(
         metavar="SCALE", help="`full`, `reduced` (minutes on a processor) or `smallest`; by default as the machine "
         "is.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="Timed steps of each rung.")] = None,
+    steps: Annotated[int | None, typer.Option(
+        min=1, max=1_000_000, metavar="N", help="Timed steps of each rung.")] = None,
     limit: Annotated[float, typer.Option(
-        min=1, metavar="SECONDS", help="The most that one rung may take, and also the most that its prediction may.",
+        min=1, max=604_800, metavar="SECONDS",
+        help="The most that one rung may take, and also the most that its prediction may.",
     )] = LIMIT,
     picture: Annotated[Path | None, typer.Option(
         metavar="FILE", help="Where a PNG of it goes; Chromium or Chrome draws it.")] = None,
@@ -158,9 +160,11 @@ def ladder(
 @app.command()
 def gpus() -> None:
     """List the GPUs that a plan can be made for."""
-    from tightfit.commands.lists import list_gpus
+    from rich.console import Console
 
-    list_gpus()
+    from tightfit.display.gpu_tables import gpu_table
+
+    Console().print(gpu_table())
 
 
 @app.command()
@@ -193,9 +197,13 @@ def doctor(
 @app.command()
 def recipes() -> None:
     """List the bundled recipes and models."""
-    from tightfit.commands.lists import list_recipes
+    from tightfit.bundled import BUNDLED
+    from tightfit.recipe.lookup import bundled_recipes
 
-    list_recipes()
+    typer.echo("\n".join([
+        "recipes", *(f"  {name}" for name in bundled_recipes()), "models, each of which is also a recipe of that name",
+        *(f"  {name:<18} {BUNDLED[name].task}" for name in sorted(BUNDLED)),
+    ]))
 
 
 def _quiet_libraries() -> None:

@@ -15,7 +15,7 @@ from tightfit.calibration import Ceilings
 from tightfit.cli import app
 from tightfit.commands import doctor as command
 from tightfit.doctor.checks import checks
-from tightfit.doctor.readings import readings_from_json
+from tightfit.doctor.readings import Readings
 from tightfit.doctor.report import show
 from tightfit.errors import RecipeError
 
@@ -39,7 +39,7 @@ def test_a_machine_without_a_gpu_is_no_failure(tmp_path, monkeypatch):
     assert values["healthy"] is True
     assert values["readings"]["gpus"] == []
     assert values["readings"]["disk"]["write"] is None
-    assert readings_from_json(json.dumps(values["readings"])).software.torch
+    assert Readings.model_validate_json(json.dumps(values["readings"])).software.torch
     assert {"topic", "severity", "sentence", "field", "value", "action"} == values["findings"][0].keys()
 
 
@@ -73,12 +73,11 @@ def test_the_matrix_is_printed(doctor):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_terminal_gets_a_table_that_fits(name):
+def test_a_terminal_gets_lines_that_fit(name):
     stream = io.StringIO()
     readings = recorded(name)
     show(Console(file=stream, force_terminal=True, width=100, color_system=None), readings, checks(readings))
-    table = stream.getvalue().partition("interconnect")[0].rpartition("\n\n")[0]
-    assert max(len(line.rstrip()) for line in table.splitlines()) <= 100
+    assert max(len(line.rstrip()) for line in stream.getvalue().splitlines()) <= 100
     for finding in checks(readings):
         assert " ".join(finding.sentence.split()[:3]) in " ".join(stream.getvalue().split())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
@@ -38,8 +37,8 @@ from tightfit.ladder.rows import Status
     (["bert-large", "--gpu-memory", "lots"], "gpu-memory: 'lots'"),
     (["bert-large", "seq_length=8"], "seq_length"),
     (["fp16-batch", "precision=bf16"], "precision: the rungs of fp16-batch set it themselves"),
-    (["bert-large", "--limit", "inf"], "limit: inf should be more than 0"),
-    (["bert-large", "--steps", "10000000"], "steps: 10000000 should be 1 or more"),
+    (["bert-large", "--limit", "inf"], "less than or equal to 604800"),
+    (["bert-large", "--steps", "10000000"], "less than or equal to 1000000"),
     (["bert-large", "--picture", "ladder.jpg"], "picture: ladder.jpg ends in '.jpg'; write a name that ends in .png"),
     (["gpt2", "mode=inference"], "a ladder is of training"),
     (["gpt2", "--peer", "plain"], "data.packing: no peer keeps documents apart that share a row; write data.packing="),
@@ -172,11 +171,10 @@ def test_what_lies_where_the_results_belong_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
 ) -> None:
     use(monkeypatch, Processes(lambda job: DONE))
-    os.mkfifo(tmp_path / "results.jsonl")
+    (tmp_path / "results.jsonl").mkdir()
     status, _, said = run("ladder", "bert-large", f"output_dir={tmp_path}")
     assert status == 2
-    assert said.endswith("results.jsonl: cannot be read (it is no regular file); remove it, or write another "
-                         "output_dir=...\n")
+    assert said.endswith("results.jsonl: cannot be read (Is a directory)\n")
 
 
 def test_a_limit_on_memory_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

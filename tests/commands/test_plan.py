@@ -272,7 +272,7 @@ def test_from_python(recipe):
     assert plan.recipe.micro_batch_size == 2
     assert plan.recipe.optimizer.name == "adamw"
     assert "2 x 2" in str(plan)
-    assert "<table>" in plan._repr_html_()
+    assert "<pre" in plan._repr_html_()
     assert plan.training_arguments()["gradient_accumulation_steps"] == 2
     named = tightfit.plan(recipe=recipe, gpu="l4")
     assert named.recipe.batch_size == 6

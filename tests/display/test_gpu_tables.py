@@ -66,17 +66,6 @@ def test_long_choices_do_not_break_a_row():
     assert "budget=0.25" in text
 
 
-def test_unlike_gpus_that_are_equally_fast_are_explained():
-    slow, fast = find_device("rtx-4090"), find_device("h100-sxm")
-    tied = text_of([Compared(device=device, plan=fitting()) for device in (slow, fast)])
-    told = " ".join(tied.split())
-    assert "equal tokens/s of unlike GPUs (RTX 4090, H100 SXM): they wait for the host" in told
-    alike = [Compared(device=replace(slow, name=name), plan=fitting()) for name in ("One", "Two")]
-    assert "unlike" not in text_of(alike)
-    as_fast = [Compared(device=find_device(name), plan=fitting()) for name in ("v100-32gb-sxm", "a10")]
-    assert "unlike" not in text_of(as_fast)  # their peaks are equal
-
-
 def test_changed_numerics_have_a_column():
     eight = fitting().candidates[1]
     text = text_of([row("One", replace(fitting(), chosen=eight, candidates=(eight,))), row("Two", fitting())])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
-from tests.display.plans import GIB, candidate, estimate, fitting, nothing_fits
+from tests.display.plans import fitting, nothing_fits
 from tightfit.display.plan import ReadablePlan
 
 
@@ -40,22 +39,7 @@ def test_a_notebook_shows_a_table(make):
     assert "script" not in checker.seen
     assert "<script>x</script>&" in checker.text
     assert "Not calibrated" in checker.text
-    assert checker.seen.count("tr") > len(plan.candidates)
-
-
-def test_a_notebooks_bar_marks_the_devices_end_and_what_lies_beyond_it():
-    """24 GiB of 36 are 160 pixels; what a plan that fits needs ends before them, and what is too large is cut off."""
-    huge = candidate(estimate(20.0, fits="no", safe=False, missing=218 * GIB), micro_batch_size=32)
-    plan = replace(fitting(), candidates=(fitting().chosen, huge))
-    fit, large = re.findall(r"<td[^>]*>(<span.*?)</td>", ReadablePlan.of(plan)._repr_html_())
-    end = '<span title="end of the device&#39;s memory: 24.0 GiB"'
-    widths = [[float(width) for width in re.findall(r"width:([\d.]+)px", part)] for part in large.split(end)]
-    assert sum(widths[0]) == pytest.approx(160, abs=0.5)
-    assert sum(widths[1][1:]) == pytest.approx(80, abs=0.5)  # after the mark's own 2 pixels
-    assert "opacity" not in large.split(end)[0]
-    assert large.endswith("&gt;")
-    assert fit.index("free: 10.0 GiB") < fit.index(end)
-    assert "opacity" not in fit
+    assert "WWW" in checker.text
 
 
 def test_a_readable_plan_prints_and_stays_a_plan():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from tightfit.doctor.checks import checks
 from tightfit.doctor.findings import Finding
-from tightfit.doctor.readings import Readings, readings_from_json
+from tightfit.doctor.readings import Reading, Readings
+
+T = TypeVar("T", bound=Reading)
 
 FOLDER = Path(__file__).parent / "readings"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
@@ -15,13 +17,17 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 
 def recorded(name: str, /, **changes) -> Readings:
     """A recording; `changes` are to its first card's fields, or to `driver`, `host`, `software`, `disk` as dicts."""
-    found = readings_from_json((FOLDER / f"{name}.json").read_text())
+    found = Readings.model_validate_json((FOLDER / f"{name}.json").read_text())
     for part in ("driver", "host", "software", "disk"):
         if part in changes:
-            found = replace(found, **{part: replace(getattr(found, part), **changes.pop(part))})
+            found = changed(found, **{part: changed(getattr(found, part), **changes.pop(part))})
     if changes:
-        found = replace(found, gpus=(replace(found.gpus[0], **changes), *found.gpus[1:]))
+        found = changed(found, gpus=(changed(found.gpus[0], **changes), *found.gpus[1:]))
     return found
+
+
+def changed(reading: T, **changes) -> T:
+    return reading.model_copy(update=changes)
 
 
 def said(readings: Readings, field: str, severity: str | None = None) -> list[Finding]:

@@ -115,14 +115,12 @@ def test_a_lost_card_leaves_the_others(driver):
     assert links == ()
 
 
-def test_processes_but_this_one(driver, tmp_path):
+def test_processes_but_this_one(driver):
     cards(driver, "one")
-    (tmp_path / "proc/7").mkdir(parents=True)
-    (tmp_path / "proc/7/comm").write_text("python\n")
     listed = [SimpleNamespace(pid=os.getpid(), usedGpuMemory=5), SimpleNamespace(pid=7, usedGpuMemory=GIB)]
     screen = [SimpleNamespace(pid=8, usedGpuMemory=(1 << 64) - 1)]
     driver(DeviceGetComputeRunningProcesses=listed, DeviceGetGraphicsRunningProcesses=screen,
-           SystemGetProcessName="/usr/lib/xorg/Xorg")
+           SystemGetProcessName={7: "/usr/bin/python", 8: "/usr/lib/xorg/Xorg"}.get)
     _, (gpu,), _ = reading.read_cards()
     assert gpu.processes == (Process(pid=7, name="python", memory=GIB), Process(pid=8, name="Xorg", memory=None))
 

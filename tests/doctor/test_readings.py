@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 
 from tests.doctor.recordings import FOLDER, NAMES, recorded
 from tightfit.doctor.checks import checks, problems
-from tightfit.doctor.readings import readings_from_json
+from tightfit.doctor.readings import Readings
 
 STOPPED_BY = {
     "container-without-card": ["driver.pci_cards"],
     "driver-too-old": ["driver.version"],
     "no-driver": ["driver.nouveau"],
-    "old-card": ["gpus[0].capability"],
+    "old-card": ["software.cuda_error"],
 }
 """What stops training, by recording; nothing in the others."""
 
@@ -22,14 +23,14 @@ STOPPED_BY = {
 @pytest.mark.parametrize("name", NAMES)
 def test_readings_survive_json(name):
     readings = recorded(name)
-    assert readings_from_json(json.dumps(readings.to_dict())) == readings
+    assert Readings.model_validate_json(json.dumps(readings.model_dump(mode="json"))) == readings
 
 
 def test_a_misspelled_field_is_an_error():
-    values = recorded("healthy").to_dict()
+    values = recorded("healthy").model_dump(mode="json")
     values["gpus"][0]["temprature"] = 40
     with pytest.raises(ValueError, match="temprature"):
-        readings_from_json(json.dumps(values))
+        Readings.model_validate_json(json.dumps(values))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -41,7 +42,7 @@ def test_the_verdict(name):
 def test_every_finding_names_its_field_and_what_to_do(name):
     readings = recorded(name)
     for finding in checks(readings):
-        json.dumps(finding.to_dict())
+        json.dumps(asdict(finding))
         assert finding.sentence
         assert not finding.sentence.endswith(".")
         assert finding.action or finding.severity in ("ok", "info")

@@ -60,23 +60,17 @@ def test_two_gpus_are_asked_for(monkeypatch):
         run_parallel("ddp", rung("batch_size=1", "micro_batch_size=1"), device, 1, 1)
 
 
-@pytest.mark.parametrize(("rank", "status", "written"), [("0", "done", True), ("1", "done", False),
-                                                         ("1", "out-of-memory", True)])  # fmt: skip
-def test_the_first_process_says_what_came_of_a_job_and_others_what_went_wrong(rank, status, written, monkeypatch,
-                                                                              tmp_path):
+@pytest.mark.parametrize(("rank", "status", "written", "ended"), [
+    ("0", "done", True, []), ("1", "done", False, []), ("1", "out-of-memory", True, [1]),
+])
+def test_the_first_process_says_what_came_of_a_job_and_one_that_fails_ends_the_others(rank, status, written, ended,
+                                                                                      monkeypatch, tmp_path):
+    seen: list[int] = []
     monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(worker.os, "_exit", seen.append)
     monkeypatch.setitem(worker.KINDS, "machine", lambda job: Outcome(status=status))
     asked, outcomes = tmp_path / "jobs.json", tmp_path / "outcomes"
     asked.write_bytes(jobs.JOBS.dump_json([Job(kind="machine", recipe={})]))
     worker.main(asked, outcomes, psutil.Process().ppid())
     assert outcomes.exists() == written
-
-
-@pytest.mark.parametrize(("joined", "failed", "ended"), [(True, True, [1]), (True, False, []), (False, True, [])])
-def test_a_process_that_fails_ends_those_that_wait_for_it(joined, failed, ended, monkeypatch):
-    seen: list[int] = []
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: joined)
-    monkeypatch.setattr(worker.os, "_exit", seen.append)
-    worker.end_others(failed=failed)
     assert seen == ended

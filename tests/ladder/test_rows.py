@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.ladder.made import CPU
-from tightfit.errors import ReportError
 from tightfit.ladder import rows
 from tightfit.ladder.rows import Measured, Predicted
 
@@ -65,7 +63,7 @@ def test_a_line_that_is_no_result_is_named_and_left_out(tmp_path: Path, line: st
 
 
 @pytest.mark.parametrize("wrong", [
-    {"samples": 0}, {"seconds": []}, {"seconds": [0.0, 0.1]}, {"samples": 10**400}, {"notes": None}, {"notes": 7},
+    {"samples": 10**400}, {"notes": None}, {"notes": 7},
     {"context": "much"}, {"recipe": [1]}, {"status": 4}, {"runner": {}}, {"machine": None}, {"peak_reserved": 10**400},
     {"machine": {**measured().machine.model_dump(), "device": None}},
 ])  # fmt: skip
@@ -93,14 +91,6 @@ def test_fields_of_a_newer_version_are_left_out(tmp_path: Path) -> None:
     values = json.loads(path.read_text())
     path.write_text(json.dumps({**values, "watts": 300}) + "\n")
     assert rows.read(path).measured == [measured()]
-
-
-@pytest.mark.parametrize("kind", ["folder", "pipe"])
-def test_what_is_no_file_is_one_sentence_and_not_waited_for(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "results.jsonl"
-    path.mkdir() if kind == "folder" else os.mkfifo(path)
-    with pytest.raises(ReportError, match="it is no regular file"):
-        rows.read(path)
 
 
 def test_bytes_that_are_no_text_are_left_out(tmp_path: Path) -> None:

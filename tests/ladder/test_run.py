@@ -105,14 +105,14 @@ def test_another_machines_rows_are_not_taken_for_this_ones(go: Go) -> None:
 
 
 def test_a_library_that_is_installed_since_is_tried_again_by_whom_it_serves(go: Go) -> None:
-    missing = MissingLibrary("lightning", "the peer lightning", "lightning")
-    runners = ("tightfit", "lightning")
+    missing = MissingLibrary("accelerate", "the Hugging Face Trainer", "accelerate")
+    runners = ("tightfit", "hf-trainer")
     go(lambda job: DONE if job.runner == "tightfit" else Outcome(status="refused", reason=str(missing)),
        runners=runners)
-    machine = CPU.model_copy(update={"versions": {**CPU.versions, "lightning": "2.6"}})
+    machine = CPU.model_copy(update={"versions": {**CPU.versions, "accelerate": "1.15"}})
     run, made, _ = go(machine=machine, runners=runners)
-    assert all(result.speed == 1.0 for result in rung_results(run) if result.runner == "lightning")
-    assert [job.runner for job in made.jobs] == ["lightning"] * len(RUNGS)
+    assert all(result.speed == 1.0 for result in rung_results(run) if result.runner == "hf-trainer")
+    assert [job.runner for job in made.jobs] == ["hf-trainer"] * len(RUNGS)
     assert go(machine=CPU.model_copy(update={"versions": {**CPU.versions, "flash-attn": "2.8"}}))[1].ran() == len(RUNGS)
 
 

@@ -37,16 +37,6 @@ def test_a_narrow_terminal_shows_every_name_and_figure(capsys):
         assert shown in printed
 
 
-def test_a_wide_terminal_shows_the_quartiles_of_peers_ratios(capsys):
-    run = bert_large()
-    for width, shown in ((220, True), (150, False)):
-        show(run, Console(width=width))
-        printed = capsys.readouterr().out
-        assert ("0.50x (0.45 to 0.55)" in printed) is shown  # of steps of 0.18 s, 0.2 s and 0.22 s
-        assert ("in brackets the quartiles over every two of their steps" in printed) is shown
-    assert "(" not in rows_of(run)["+ checkpointing"]["speed"]
-
-
 def test_what_did_not_run_says_so():
     rows = rows_of(bert_large())
     assert rows[REFUSED]["s/step"] == "refused"

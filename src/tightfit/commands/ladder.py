@@ -20,8 +20,6 @@ from tightfit.ladder.table import show
 from tightfit.recipe.lookup import load_recipe, recipe_hint
 
 FOLDER, OUTPUT, PAGE = "ladders", "output_dir", "ladder.html"
-LONGEST, MOST_STEPS = 7 * 24 * 3600.0, 1_000_000
-"""Seconds and steps that a rung may be given at most."""
 
 
 def run_ladder(
@@ -49,10 +47,6 @@ def run_ladder(
     if peers:
         check_rows(ladder.recipe(ladder.rungs[0], overrides=fields))  # said before the minutes that rungs take
     memory = None if gpu_memory is None else parse_memory(gpu_memory)
-    if not 0 < limit <= LONGEST:
-        raise RecipeError(f"limit: {limit} should be more than 0 and at most {LONGEST:.0f} seconds")
-    if steps is not None and not 0 < steps <= MOST_STEPS:
-        raise RecipeError(f"steps: {steps} should be 1 or more and at most {MOST_STEPS}")
     if picture is not None:
         from tightfit.ladder.page import check_picture
 

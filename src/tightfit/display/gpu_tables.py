@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tightfit.devices import Device, catalogue
+from tightfit.devices import catalogue
 from tightfit.display.words import batches, fits, techniques, work
 from tightfit.planning.search.every_gpu import Compared, Comparison
 from tightfit.text import size
@@ -95,23 +95,6 @@ def _remarks(rows: Sequence[Compared], priced: bool, throughput: str) -> list[st
     remarks = [f"refused on {', '.join(names)}: {reason}" for reason, names in refused.items()]
     if priced:
         remarks.append(f"per price: {throughput} for one unit of the price")
-    if tied := _tied(rows):
-        remarks.append(f"equal {throughput} of unlike GPUs ({', '.join(tied)}): they wait for the host, which issues "
-                       "kernels as fast for each")
     if any(row.chosen is not None for row in rows):
         remarks.append("Not calibrated: times come from the data sheets' figures.")
     return remarks
-
-
-def _tied(rows: Sequence[Compared]) -> list[str]:
-    """GPUs that are predicted to be as fast as another of other figures, which the host alone can make them."""
-    groups: dict[str, list[Device]] = {}
-    for row in rows:
-        if row.chosen is not None:
-            groups.setdefault(f"{row.speed:,.0f}", []).append(row.device)
-    return [device.name for group in groups.values() for device in group
-            if any(other.bandwidth != device.bandwidth and _peak(other) != _peak(device) for other in group)]
-
-
-def _peak(device: Device) -> float:
-    return max(device.flops.values(), default=0.0)

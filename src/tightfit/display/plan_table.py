@@ -39,6 +39,13 @@ def plan_text(plan: Plan, width: int = 100) -> str:
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
+def plan_html(plan: Plan, width: int = 140) -> str:
+    """The same in colour, as an HTML fragment for a notebook."""
+    console = Console(file=io.StringIO(), width=width, record=True, force_terminal=True, color_system="truecolor")
+    console.print(*_blocks(plan, width), highlight=False, sep="\n")
+    return console.export_html(inline_styles=True, code_format='<pre style="line-height:1.2">{code}</pre>')
+
+
 def _blocks(plan: Plan, width: int) -> list[RenderableType]:
     """The parts of the plan, one under the other."""
     blocks: list[RenderableType] = [Text(heading(plan), style="bold")]
@@ -57,8 +64,7 @@ def _blocks(plan: Plan, width: int) -> list[RenderableType]:
 def _tables(plan: Plan, width: int) -> list[Table]:
     """One table where the width allows, else the choices and the costs apart."""
     choices, costs = columns(plan)
-    whole = _table(plan, [*choices, *costs], BAR[0])
-    wanted = _width(whole)
+    wanted = _width(_table(plan, [*choices, *costs], BAR[0]))
     if wanted <= width:
         return [_table(plan, [*choices, *costs], min(BAR[0] + width - wanted, BAR[1]))]
     spare = width - _width(_table(plan, costs, BAR[0]))

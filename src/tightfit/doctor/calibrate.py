@@ -42,23 +42,24 @@ def ceiling_rows(ceilings: Ceilings) -> list[tuple[str, str]]:
     rows = [("device", ceilings.device), ("processor", ceilings.processor), ("PyTorch", ceilings.torch)]
     rows += [("threads", str(ceilings.threads))] if ceilings.threads else [("driver", ceilings.driver or "unknown")]
     sheet = _data_sheet(ceilings.device)
+
+    def beside(name: str, rate: float, unit: float) -> str:
+        known = sheet.get(name, 0.0)
+        return f", {rate / known:.0%} of the data sheet's {known / unit:,.0f}" if known else ""
+
     for number_format, grid in ceilings.products.items():
         best = max(rate for plane in grid.rates for row in plane for rate in row)
-        peak = sheet.get(number_format, 0.0)
-        share = f", {best / peak:.0%} of the data sheet's {peak / 1e12:,.0f}" if peak else ""
-        rows.append((f"products in {number_format}", f"{best / 1e12:,.2f} TFLOP/s at best{share}"))
+        rows.append((f"products in {number_format}",
+                     f"{best / 1e12:,.2f} TFLOP/s at best{beside(number_format, best, 1e12)}"))
     for direction in ("forward", "backward"):
         rates = [(max(curve.values), name) for key, curves in ceilings.attention.items()
                  if key.startswith(direction) for name, curve in curves.items()]
         if rates:
             rate, number_format = max(rates)
             rows.append((f"attention {direction}", f"{rate / 1e12:,.2f} TFLOP/s at best, in {number_format}"))
-    add = ceilings.memory.get("add", {}).get("float32")
-    if add is not None:
+    if (add := ceilings.memory.get("add", {}).get("float32")) is not None:
         bandwidth = add.sizes[-1] / add.values[-1]
-        known = sheet.get("bandwidth", 0.0)
-        share = f", {bandwidth / known:.0%} of the data sheet's {known / 1e9:,.0f}" if known else ""
-        rows.append(("memory", f"{bandwidth / 1e9:,.1f} GB/s in additions{share}"))
+        rows.append(("memory", f"{bandwidth / 1e9:,.1f} GB/s in additions{beside('bandwidth', bandwidth, 1e9)}"))
     if ceilings.host:
         phases = ", ".join(f"{phase} {seconds * 1e6:,.1f}" for phase, seconds in ceilings.host.items())
         rows.append(("host", f"microseconds an op: {phases}"))
@@ -67,14 +68,11 @@ def ceiling_rows(ceilings: Ceilings) -> list[tuple[str, str]]:
     return rows
 
 
-SHEET_NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "tf32": "tf32"}
-
-
 def _data_sheet(device: str) -> dict[str, float]:
     """The catalogue's peaks, by the names that ceilings have, and the bandwidth; empty for a device it lacks."""
     try:
         card = find_device(device)
     except RecipeError:
         return {}
-    peaks = {name: card.flops[short] for name, short in SHEET_NAMES.items() if short in card.flops}
-    return {**peaks, "bandwidth": card.bandwidth}
+    names = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "tf32": "tf32"}
+    return {"bandwidth": card.bandwidth, **{name: card.flops.get(short, 0.0) for name, short in names.items()}}

@@ -6,6 +6,7 @@ Plugs as PCI-SIG rates them and the single-GPU guides quote them: the slot gives
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -15,37 +16,31 @@ from tightfit.doctor.findings import Finding, Say
 from tightfit.doctor.readings import Gpu, Readings
 from tightfit.text import size
 
-NO_ROOM = 600 << 20
-"""Bytes free below which not even a CUDA context with its kernels has room."""
-WORTH_SAYING = 256 << 20
-
+NO_ROOM, WORTH_SAYING = 600 << 20, 256 << 20
+"""Bytes free below which not even a CUDA context has room; bytes in use above which they are worth a word."""
 BEST, GOOD, THROTTLING = (70, 75), 80, 84
 """Degrees Celsius under load: the best range, good below, throttling likely from (to 90), as the guides give them."""
-RANGE = f"good is below {GOOD} C, best {BEST[0]} to {BEST[1]} C under load"
-FROM = f"from about {THROTTLING} to 90 C"
+RANGE = f"good is below {GOOD} C, best {BEST[0]} to {BEST[1]} C under load, throttling starts at {THROTTLING} to 90 C"
 BUSY = 20
 """Percent of utilization from which a card is at work."""
 
 FORMATS = {"fp16": (7, 0), "bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9)}
 """The compute capability from which tensor cores have a format (CUDA C++ programming guide, compute capabilities)."""
-
 LANE = {1: 0.25, 2: 0.5, 3: PCIE_3, 4: PCIE_4, 5: PCIE_5, 6: 7.56}
 """GB/s of one lane in one direction, by PCIe generation (PCI-SIG; the sixth after its flit encoding)."""
 
+COOLING = "better airflow, more fan, dust out, or a lower limit with nvidia-smi -pl"
 THROTTLES = {
     "power-cap": ("the power limit holds the clocks down", "the usual state of a full load; a higher limit (nvidia-smi "
                   "-pl, where the card allows it) gives a little speed for much heat"),
     "hardware-slowdown": ("the card halves its clocks or worse to protect itself", "look at its temperature, its power "
                           "leads and the supply"),
-    "software-thermal": ("the driver lowers the clocks because the card is too warm", "better airflow, more fan, dust "
-                         "out, or a lower limit with nvidia-smi -pl"),
-    "hardware-thermal": ("the card lowers its clocks because it is too hot", "stop the load and see to its cooling: "
-                         "fans, dust, airflow, heat sink"),
+    "software-thermal": ("the driver lowers the clocks because the card is too warm", COOLING),
+    "hardware-thermal": ("the card lowers its clocks because it is too hot", f"stop the load; {COOLING}"),
     "power-brake": ("the power supply signals the card to slow down", "look at the power leads and whether the supply "
                     "has enough watts to spare"),
 }  # fmt: skip
-"""Of `cards.REASONS` those that cost speed: what happens, and what to do. Idle clocks and clocks that someone set are
-none."""
+"""Of `cards.REASONS` those that cost speed: what happens, and what to do."""
 
 SLOT = 75
 LEADS = (
@@ -57,13 +52,12 @@ LEADS = (
     (450, "three 8-pin (150 W each), or one 12V-2x6 (12-pin, 500 to 600 W)"),
     (600, "one 12V-2x6 (12-pin) marked for 600 W, or its adapter with four 8-pin (150 W each)"),
 )
-"""Watts on top of the slot's, and the least leads that carry them, by the sockets that a card may have."""
+"""Watts on top of the slot's, and the least leads that carry them."""
 MODULES = re.compile(r"SXM|HBM3|\bH20\b|\bH200$|\bB[23]00\b|\bG[BH]\d{2,3}\b|Laptop|Max-Q|Orin|Thor", re.IGNORECASE)
 """Names of cards that sit on a board of their own, or in a laptop, and have no leads. `NVIDIA H100 80GB HBM3` and
 `NVIDIA H200` are the SXM modules; the ones with leads are called PCIe or NVL."""
 REST_OF_MACHINE, RESERVE = 250, 1.25
-"""Watts for processor, disks and fans, and supply over load, for cards draw more than their limit for milliseconds:
-rules of thumb, not measurements."""
+"""Watts for processor, disks and fans, and supply over load: rules of thumb, not measurements."""
 
 
 def check_card(gpu: Gpu, say: Say, readings: Readings) -> Iterator[Finding]:
@@ -72,14 +66,14 @@ def check_card(gpu: Gpu, say: Say, readings: Readings) -> Iterator[Finding]:
         yield say("problem", "error", f"does not answer: {gpu.error}", "restart the machine; if it comes back, look at "
                   "its power leads and temperature, and for Xid errors in `dmesg`")
         return
-    words = [gpu.name]
-    words += [size(gpu.memory_total)] if gpu.memory_total else []
-    words += [f"compute capability {gpu.capability[0]}.{gpu.capability[1]}"] if gpu.capability else []
-    yield say("ok", "name", ", ".join(words))
+    memory = f", {size(gpu.memory_total)}" if gpu.memory_total else ""
+    capability = ", compute capability {}.{}".format(*gpu.capability) if gpu.capability else ""
+    yield say("ok", "name", f"{gpu.name}{memory}{capability}")
     yield from _memory(gpu, say)
     if gpu.capability is not None:
         yield _formats(gpu.capability, say)
-    yield from _power(gpu, say)
+    if gpu.power_limit is not None:
+        yield from _power(gpu, gpu.power_limit, say)
     if gpu.temperature is not None:
         yield _temperature(gpu, gpu.temperature, say)
     for reason in (reason for reason in gpu.throttling or () if reason in THROTTLES):
@@ -87,11 +81,9 @@ def check_card(gpu: Gpu, say: Say, readings: Readings) -> Iterator[Finding]:
         calm = reason == "power-cap" and gpu.power_limit == gpu.power_limit_default
         yield say("info" if calm else "advice", "throttling", f"{reason}: {what}", action)
     if gpu.compute_mode == "prohibited" or (gpu.compute_mode == "exclusive" and gpu.processes):
-        why = "prohibited: no CUDA program may start" if gpu.compute_mode == "prohibited" else (
-            "exclusive and a process has the card")
-        end = "end that process, or " if gpu.compute_mode == "exclusive" else ""
-        yield say("problem", "compute_mode", f"compute mode is {why}",
-                  f"{end}sudo nvidia-smi -i {gpu.index} -c DEFAULT")
+        yield say("problem", "compute_mode", f"compute mode is {gpu.compute_mode}, so that no CUDA program may start"
+                  + (" while a process has the card" if gpu.compute_mode == "exclusive" else ""),
+                  f"sudo nvidia-smi -i {gpu.index} -c DEFAULT")
     if gpu.mig:
         yield say("info", "mig", "is divided into instances (MIG): a run gets one of them, with its share of the "
                   "memory", "plan with --gpu-memory and that instance's size")
@@ -99,23 +91,24 @@ def check_card(gpu: Gpu, say: Say, readings: Readings) -> Iterator[Finding]:
         yield say("advice", "memory_errors", f"{gpu.memory_errors} uncorrected memory errors since the driver was "
                   "loaded", "restart the machine so that the bad rows are replaced; if they come back, have the card "
                   "replaced")
-    yield from _pcie(gpu, say)
+    if gpu.pcie_generation and gpu.pcie_width:
+        yield from _pcie(gpu, gpu.pcie_generation, gpu.pcie_width, say)
 
 
 def check_supply(gpus: tuple[Gpu, ...], say: Say, readings: Readings) -> Iterator[Finding]:
     """The power supply that all cards together ask for."""
     limits = [gpu.power_limit for gpu in gpus if gpu.power_limit and has_leads(gpu.name)]
     if limits and readings.host.container != "wsl":
-        yield say("info", "power_limit",
-                  f"the cards' limits sum to {sum(limits):.0f} W; with processor, disks and fans that asks for "
-                  f"a supply of about {supply(limits)} W (a rule of thumb: {REST_OF_MACHINE} W for the rest, a quarter "
-                  "in reserve)", "in a machine of your own, compare with the label on the supply",
-                  value=sum(limits))
+        watts = math.ceil((sum(limits) + REST_OF_MACHINE) * RESERVE / 50) * 50
+        yield say("info", "power_limit", f"the cards' limits sum to {sum(limits):.0f} W; with processor, disks and "
+                  f"fans that asks for a supply of about {watts} W (a rule of thumb: "
+                  f"{REST_OF_MACHINE} W for the rest, a quarter in reserve)",
+                  "in a machine of your own, compare with the label on the supply", value=sum(limits))
 
 
-def busy(gpu: Gpu) -> bool | None:
-    """Whether the card is at work; None where it does not say."""
-    return None if gpu.utilization is None else gpu.utilization >= BUSY
+def busy(gpu: Gpu) -> bool:
+    """Whether the card is known to be at work."""
+    return gpu.utilization is not None and gpu.utilization >= BUSY
 
 
 def has_leads(name: str) -> bool:
@@ -128,31 +121,25 @@ def leads(watts: float) -> str | None:
     return next((plugs for most, plugs in LEADS if watts - SLOT <= most), None)
 
 
-def supply(limits: list[float]) -> int:
-    """Watts that a power supply should be rated at for cards of those limits, in steps of 50 W."""
-    load = (sum(limits) + REST_OF_MACHINE) * RESERVE
-    return int(-(-load // 50) * 50)
-
-
 def _memory(gpu: Gpu, say: Say) -> Iterator[Finding]:
     others = gpu.processes or ()
     names = ", ".join(f"{p.name or 'a process'} ({p.pid}{f', {size(p.memory)}' if p.memory else ''})" for p in others)
     if gpu.memory_total is not None and gpu.memory_used is not None:
         free = gpu.memory_total - gpu.memory_used - (gpu.memory_reserved or 0)
-        kept = f", {size(gpu.memory_reserved)} kept by the driver" if gpu.memory_reserved else ""
-        used = (f"{size(gpu.memory_used)} of {size(gpu.memory_total)} in use"
-                f"{f', by {names}' if names else ''}{kept}")
+        used = (f"{size(gpu.memory_used)} of {size(gpu.memory_total)} in use{f', by {names}' if names else ''}"
+                f"{f', {size(gpu.memory_reserved)} kept by the driver' if gpu.memory_reserved else ''}")
         if free < NO_ROOM:
             yield say("problem", "memory_used", f"{used}: no room for a CUDA context, so that nothing can start",
                       "end what holds it (nvidia-smi lists it, `kill` ends it)")
         elif gpu.memory_used > WORTH_SAYING:
-            left = f"plan for what is left: --gpu-memory {free / GIB:.1f}GiB" if free > GIB else "there is little left"
-            yield say("info" if gpu.display and gpu.memory_used < GIB else "advice", "memory_used", used,
-                      f"{'end what need not run, or ' if others and free > GIB else ''}{left}")
+            desktop = gpu.display and gpu.memory_used < GIB
+            yield say("info" if desktop else "advice", "memory_used", used,
+                      f"end what need not run, or plan for what is left: --gpu-memory {free / GIB:.1f}GiB")
         else:
             yield say("ok", "memory_used", used)
     elif others:
-        yield say("advice", "processes", f"other processes are on the card: {names}", "end them before training")
+        yield say("advice", "processes", f"other processes are on the card: {names}", "end them before training",
+                  value=len(others))
     if others and busy(gpu):
         yield say("advice", "utilization", f"busy {gpu.utilization} % of the time: a run that starts now shares the "
                   "card's speed", "wait for what runs there, or end it")
@@ -164,17 +151,15 @@ def _formats(capability: tuple[int, int], say: Say) -> Finding:
     if not served:
         return say("advice", "capability", "no tensor cores: half precision saves memory and hardly time",
                    "write precision=fp32 or precision=fp16")
-    sentence = "; not ".join(", ".join(formats) for formats in (served, missing) if formats)
+    sentence = "tensor cores for " + "; not ".join(", ".join(formats) for formats in (served, missing) if formats)
     if "bf16" in missing:
-        return say("advice", "capability", f"tensor cores for {sentence}",
+        return say("advice", "capability", sentence,
                    "write precision=fp16, which scales the loss; a model pretrained in bf16 may overflow in it")
-    return say("ok", "capability", f"tensor cores for {sentence}")
+    return say("ok", "capability", sentence)
 
 
-def _power(gpu: Gpu, say: Say) -> Iterator[Finding]:
-    limit, default, most = gpu.power_limit, gpu.power_limit_default, gpu.power_limit_max
-    if limit is None:
-        return
+def _power(gpu: Gpu, limit: float, say: Say) -> Iterator[Finding]:
+    default, most = gpu.power_limit_default, gpu.power_limit_max
     drawn = "" if gpu.power_draw is None else f", {gpu.power_draw:.0f} W drawn now"
     if default is not None and limit < default - 1:
         yield say("advice", "power_limit", f"power is limited to {limit:.0f} W of {default:.0f} W{drawn}: slower under "
@@ -184,31 +169,22 @@ def _power(gpu: Gpu, say: Say) -> Iterator[Finding]:
         yield say("ok", "power_limit", f"power limit {limit:.0f} W{room}{drawn}")
     watts = max(limit, default or 0)
     if has_leads(gpu.name) and (plugs := leads(watts)):
-        cables = "" if plugs.startswith("none") else (
-            "; each plug on a cable of its own from the supply, no pigtail (two plugs on one cable); the slot gives "
-            "75 W besides")
-        yield say("info", "power_limit", f"power leads for {watts:.0f} W: {plugs}{cables}")
+        yield say("info", "power_limit", f"power leads for {watts:.0f} W: {plugs}; each plug on a cable of its own "
+                  "from the supply, no pigtail (two plugs on one cable); the slot gives 75 W besides")
 
 
 def _temperature(gpu: Gpu, now: int, say: Say) -> Finding:
-    own = f"; this card's own limit is {gpu.temperature_slowdown} C" if gpu.temperature_slowdown else ""
     if gpu.temperature_shutdown is not None and now >= gpu.temperature_shutdown - 2:
         return say("problem", "temperature", f"{now} C: the card shuts itself off at {gpu.temperature_shutdown} C",
                    "stop the load and see to its cooling")
     if now >= GOOD:
-        hot = f"cards throttle {FROM}, and age faster" if now >= THROTTLING else RANGE
-        return say("advice", "temperature", f"{now} C: {hot}{own}",
-                   "more fan, better airflow, dust out, or a lower limit with nvidia-smi -pl")
-    if busy(gpu) is False:
-        return say("ok", "temperature", f"{now} C, idle: look again while it trains; {RANGE}, throttling starts {FROM}")
-    band = f"in the best range, {BEST[0]} to {BEST[1]} C" if BEST[0] <= now <= BEST[1] else f"good: below {GOOD} C"
-    return say("ok", "temperature", f"{now} C, {band}")
+        own = f"; this card's own limit is {gpu.temperature_slowdown} C" if gpu.temperature_slowdown else ""
+        return say("advice", "temperature", f"{now} C: {RANGE}{own}", COOLING)
+    again = "" if busy(gpu) else "; look again while it trains"
+    return say("ok", "temperature", f"{now} C: {RANGE}{again}")
 
 
-def _pcie(gpu: Gpu, say: Say) -> Iterator[Finding]:
-    generation, width = gpu.pcie_generation, gpu.pcie_width
-    if not generation or not width:
-        return
+def _pcie(gpu: Gpu, generation: int, width: int, say: Say) -> Iterator[Finding]:
     most_generation = gpu.pcie_generation_max or generation
     most_width = max(gpu.pcie_width_card or 0, gpu.pcie_width_max or 0, width)
     lane, best = (LANE.get(number, LANE[max(LANE)]) for number in (generation, most_generation))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -43,17 +43,11 @@ def read_cards() -> tuple[Driver, tuple[Gpu, ...], tuple[Link, ...]]:
         with nvml_session() as nvml:
             handles = nvml.cards()
             gpus = tuple(_gpu(nvml, index, handle) for index, handle in enumerate(handles))
-            links = tuple(
-                _link(nvml, (a, handles[a]), (b, handles[b])) for a, b in combinations(range(len(handles)), 2)
-                if not isinstance(handles[a], Lost) and not isinstance(handles[b], Lost)
-            )  # fmt: skip
+            there = [(index, handle) for index, handle in enumerate(handles) if not isinstance(handle, Lost)]
+            links = tuple(_link(nvml, *first, *second) for first, second in combinations(there, 2))
             number = nvml.ask("nvmlSystemGetCudaDriverVersion")
-            return Driver(
-                nvml="ok",
-                version=nvml.driver(),
-                cuda=None if number is None else f"{number // 1000}.{number % 1000 // 10}",
-                **_without_nvml(),
-            ), gpus, links
+            cuda = None if number is None else f"{number // 1000}.{number % 1000 // 10}"
+            return Driver(nvml="ok", version=nvml.driver(), cuda=cuda, **_without_nvml()), gpus, links
     except NoNvml as missing:
         return Driver(nvml=missing.reason, said=missing.said, **_without_nvml()), (), ()
 
@@ -101,22 +95,16 @@ def _processes(nvml: Nvml, handle: Any) -> tuple[Process, ...] | None:
     found = nvml.processes(handle)
     if found is None:
         return None
-    others = [(pid, used) for pid, used in found.items() if pid != os.getpid()]
-    return tuple(Process(pid=pid, name=_process_name(nvml, pid), memory=used) for pid, used in others)
+    # some drivers name the whole command line
+    names = {pid: str(nvml.ask("nvmlSystemGetProcessName", pid) or "").split(" ")[0].split("/")[-1] for pid in found}
+    return tuple(Process(pid=pid, name=names[pid] or None, memory=used) for pid, used in found.items()
+                 if pid != os.getpid())
 
 
-def _process_name(nvml: Nvml, pid: int) -> str | None:
-    if name := read_text(PROC / str(pid) / "comm").strip():
-        return name
-    name = nvml.ask("nvmlSystemGetProcessName", pid)  # another system's
-    return str(name).split("/")[-1] if name else None
-
-
-def _link(nvml: Nvml, first: tuple[int, Any], second: tuple[int, Any]) -> Link:
-    (a, one), (b, other) = first, second
-    level = nvml.ask("nvmlDeviceGetTopologyCommonAncestor", one, other)
+def _link(nvml: Nvml, first: int, one: Any, second: int, other: Any) -> Link:
     peer = nvml.ask("nvmlDeviceGetP2PStatus", one, other, 0)  # 0: reading
-    return Link(first=a, second=b, path=PATHS.get(level), nvlinks=_nvlinks(nvml, one, other),
+    return Link(first=first, second=second, nvlinks=_nvlinks(nvml, one, other),
+                path=PATHS.get(nvml.ask("nvmlDeviceGetTopologyCommonAncestor", one, other)),
                 peer=None if peer is None else peer == nvml.constant("NVML_P2P_STATUS_OK", 0))
 
 
@@ -148,19 +136,17 @@ def _link_ends(nvml: Nvml, handle: Any) -> list[str]:
 
 def _without_nvml() -> dict[str, Any]:
     """NVIDIA's cards as Linux itself knows them; nothing elsewhere."""
-    nouveau = any(line.startswith("nouveau ") for line in read_text(PROC / "modules").splitlines())
+    modules = read_text(PROC / "modules").splitlines()
     cards = [device.name for device in sorted(PCI.glob("*"))
              if read_text(device / "vendor").strip() == NVIDIA and read_text(device / "class").startswith("0x03")]
-    module = read_text(Path("/sys/module/nvidia/version")).strip() or None
-    return {"module": module, "nouveau": nouveau, "pci_cards": tuple(cards)}
+    return {"module": read_text(Path("/sys/module/nvidia/version")).strip() or None, "pci_cards": tuple(cards),
+            "nouveau": any(line.startswith("nouveau ") for line in modules)}
 
 
 def _own_width(bus: str | None) -> int | None:
     """Lanes that the card's own connector has, whatever slot it is in, as Linux reads them off the card."""
-    if bus is None:
-        return None
     # NVML writes a domain of eight digits, Linux one of four.
-    width = read_text(PCI / bus[-12:] / "max_link_width").strip()
+    width = read_text(PCI / (bus or "")[-12:] / "max_link_width").strip()
     return int(width) if width.isdecimal() and 0 < int(width) <= 32 else None
 
 
@@ -190,27 +176,21 @@ def watched(uuid: str) -> Iterator[Series]:
 
 
 def _watch(uuid: str, series: Series, done: threading.Event) -> None:
-    try:
-        with nvml_session() as nvml:
-            card = nvml.ask("nvmlDeviceGetHandleByUUID", uuid) if uuid else None
-            if card is None:
+    with suppress(NoNvml), nvml_session() as nvml:
+        card = nvml.ask("nvmlDeviceGetHandleByUUID", uuid) if uuid else None
+        while card is not None:
+            for name, value in _look(nvml, card):
+                series.setdefault(name, []).append(value)
+            if done.wait(INTERVAL):
                 return
-            while True:
-                for name, value in _look(nvml, card):
-                    series.setdefault(name, []).append(value)
-                if done.wait(INTERVAL):
-                    return
-    except NoNvml:
-        return
 
 
 def _look(nvml: Nvml, handle: Any) -> Iterator[tuple[str, float | None]]:
-    rates = nvml.ask("nvmlDeviceGetUtilizationRates", handle)
-    memory = nvml.memory(handle)
+    rates, memory = nvml.ask("nvmlDeviceGetUtilizationRates", handle), nvml.memory(handle)
+    temperature = nvml.ask("nvmlDeviceGetTemperature", handle, CORE_TEMPERATURE)
+    clock = nvml.ask("nvmlDeviceGetClockInfo", handle, GRAPHICS_CLOCK)
     yield "utilization %", None if rates is None else float(rates.gpu)
     yield "memory GiB", None if memory is None else memory[1] / (1 << 30)
     yield "power W", _watts(nvml.ask("nvmlDeviceGetPowerUsage", handle))
-    temperature = nvml.ask("nvmlDeviceGetTemperature", handle, CORE_TEMPERATURE)
-    clock = nvml.ask("nvmlDeviceGetClockInfo", handle, GRAPHICS_CLOCK)
     yield "temperature C", None if temperature is None else float(temperature)
     yield "clock MHz", None if clock is None else float(clock)

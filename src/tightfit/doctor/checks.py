@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from tightfit.doctor.card_checks import check_card, check_supply
 from tightfit.doctor.findings import Finding, Say
@@ -15,59 +15,39 @@ from tightfit.doctor.software_checks import (
     check_cuda,
     check_driver,
     check_environment,
-    check_kernels,
     check_libraries,
+    check_presence,
     check_torch,
 )
 
-
-class Check(NamedTuple):
-    """A judgement of one part of the readings. place: that part's field in `Readings`; with `[]` each of its items,
-    whose number the heading ends in; with `[*]` all of them together."""
-
-    topic: str
-    place: str
-    judge: Callable[[Any, Say, Readings], Iterator[Finding]]
-
-
-CHECKS = (
-    Check("GPU", "gpus[]", check_card),
-    Check("GPU", "gpus[]", check_kernels),
-    Check("power", "gpus[*]", check_supply),
-    Check("links", "links[*]", check_links),
-    Check("driver", "driver", check_driver),
-    Check("PyTorch", "software", check_cuda),
-    Check("PyTorch", "software", check_torch),
-    Check("libraries", "software", check_libraries),
-    Check("environment", "software", check_environment),
-    Check("plans", "software", check_calibration),
-    Check("host", "host", check_host),
-    Check("disk", "disk", check_disk),
-    Check("container", "host", check_container),
-)
-"""In the order of the headings."""
+Judge = Callable[[Any, Say, Readings], Iterator[Finding]]
 
 
 def checks(readings: Readings) -> list[Finding]:
     """All findings, heading by heading: cards first."""
-    found = [_weighed(finding, readings) for check in CHECKS for finding in _judged(check, readings)]
-    first = {finding.topic: place for place, finding in reversed(list(enumerate(found)))}
-    return sorted(found, key=lambda finding: (not finding.topic.startswith("GPU"), first[finding.topic]))
+    driver, software, host = readings.driver, readings.software, readings.host
+    table: list[tuple[str, str, Any, Judge]] = [
+        ("GPU", "driver", driver, check_presence),
+        *((f"GPU {gpu.index}", f"gpus[{place}]", gpu, check_card) for place, gpu in enumerate(readings.gpus)),
+        ("power", "gpus[*]", readings.gpus, check_supply),
+        ("links", "links", readings.links, check_links),
+        ("driver", "driver", driver, check_driver),
+        ("PyTorch", "software", software, check_cuda),
+        ("PyTorch", "software", software, check_torch),
+        ("libraries", "software", software, check_libraries),
+        ("environment", "software", software, check_environment),
+        ("plans", "software", software, check_calibration),
+        ("host", "host", host, check_host),
+        ("disk", "disk", readings.disk, check_disk),
+        ("container", "host", host, check_container),
+    ]
+    return [_weighed(finding, readings) for topic, place, part, judge in table if part is not None
+            for finding in judge(part, Say(topic, place, part), readings)]
 
 
 def problems(findings: list[Finding]) -> list[Finding]:
     """Those that stop training."""
     return [finding for finding in findings if finding.severity == "problem"]
-
-
-def _judged(check: Check, readings: Readings) -> Iterator[Finding]:
-    name, each, _ = check.place.partition("[]")
-    part = getattr(readings, name.removesuffix("[*]"))
-    if each:
-        for place, item in enumerate(part):
-            yield from check.judge(item, Say(f"{check.topic} {item.index}", f"{name}[{place}]", item), readings)
-    elif part is not None:
-        yield from check.judge(part, Say(check.topic, check.place, part), readings)
 
 
 def _weighed(finding: Finding, readings: Readings) -> Finding:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 Severity = Literal["ok", "info", "advice", "problem"]
@@ -25,10 +25,6 @@ class Finding:
     value: Any = None
     action: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Values that JSON knows."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Say:
@@ -38,10 +34,7 @@ class Say:
     place: str
     part: Any
 
-    def __call__(self, severity: Severity, field: str, sentence: str, action: str = "", value: Any = ...) -> Finding:
+    def __call__(self, severity: Severity, field: str, sentence: str, action: str = "", value: Any = None) -> Finding:
         """field: of the part. value: where it is not the field's own, of several things by their number."""
-        if value is ...:
-            value = getattr(self.part, field)
-            value = len(value) if isinstance(value, tuple) and value and hasattr(value[0], "pid") else value
         return Finding(topic=self.topic, severity=severity, sentence=sentence, field=f"{self.place}.{field}",
-                       value=list(value) if isinstance(value, tuple) else value, action=action)
+                       value=getattr(self.part, field) if value is None else value, action=action)

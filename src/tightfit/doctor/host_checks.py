@@ -1,4 +1,4 @@
-"""Judging the machine around the cards: the paths between them, with the interconnect matrix and its legend; processor,
+"""Judging the machine around the cards: the paths between them, with the interconnect matrix; processor,
 memory, disk, container."""
 
 from __future__ import annotations
@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tightfit.devices import GIB, find_device
+from tightfit.devices import GIB
 from tightfit.doctor.findings import Finding, Say, Severity
 from tightfit.doctor.readings import Disk, Host, Link, Readings
-from tightfit.errors import RecipeError
 from tightfit.planning.offload import HOST_BUFFERS, STATES
 from tightfit.text import size
 
@@ -23,7 +22,8 @@ FULL_DISK, TIGHT_DISK = 256 << 20, 10 * GIB
 SHARED_MEMORY = 1 * GIB
 """Docker gives 64 MiB, which a few prefetched batches overflow; a worker then dies of a bus error."""
 IMAGE = "docker run --gpus all --ipc=host -it --rm -v \"$PWD\":/work -w /work nvcr.io/nvidia/pytorch:YY.MM-py3"
-"""NVIDIA's image with PyTorch, compiler and the libraries that want building, one a month."""
+"""NVIDIA's image with PyTorch, compiler and the libraries that want building; YY.MM: the newest month whose release
+notes serve the driver."""
 
 
 class Path(NamedTuple):
@@ -36,22 +36,19 @@ class Path(NamedTuple):
     action: str = ""
 
 
-PAST = "the cards talk past the processor at PCIe's speed: data parallelism suits; sharding waits at large layers"
+NEAR = "data parallelism suits; sharding (FSDP, ZeRO), which exchanges at every layer, waits at large layers"
+FAR = "every exchange passes the processor: data parallelism suits, with gradient accumulation; sharding is slowed down"
+ONE_CARD = "prefer data parallelism where the model fits one card"
 PATHS = {
-    "NV#": Path("that many NVLinks, bonded", "ok", "data parallelism hides its gradient exchange; sharding (FSDP, "
-                "ZeRO), which fetches weights at every layer, runs well too"),
-    "PIX": Path("at most one PCIe bridge", "ok", PAST),
-    "PXB": Path("several PCIe bridges, without the processor's", "ok", PAST),
-    "PHB": Path("through the processor's PCIe host bridge", "info", "every exchange passes the processor: data "
-                "parallelism exchanges once a step and suits, more so with gradient accumulation; sharding exchanges "
-                "at every layer and is slowed down", "prefer data parallelism where the model fits one card"),
-    "NODE": Path("between host bridges of one processor's memory (NUMA node)", "info", "every exchange passes two host "
-                 "bridges: data parallelism suits with gradient accumulation; sharding is slowed down",
-                 "prefer data parallelism where the model fits one card"),
-    "SYS": Path("between processors, over their own link", "advice", "every exchange crosses between the processors, "
-                "the slowest way: data parallelism wants much gradient accumulation; sharding is slow", "use cards of "
-                "one processor where that is enough (CUDA_VISIBLE_DEVICES), or raise gradient accumulation"),
-}  # fmt: skip
+    "NV#": Path("that many NVLinks, bonded", "ok", "data parallelism hides its exchange; sharding runs well too"),
+    "PIX": Path("at most one PCIe bridge", "ok", NEAR),
+    "PXB": Path("several PCIe bridges, without the processor's", "ok", NEAR),
+    "PHB": Path("through the processor's PCIe host bridge", "info", FAR, ONE_CARD),
+    "NODE": Path("between host bridges of one processor's memory (NUMA node)", "info", FAR, ONE_CARD),
+    "SYS": Path("between processors, over their own link", "advice", "the slowest way: data parallelism wants much "
+                "gradient accumulation; sharding is slow", "use cards of one processor where that is enough "
+                "(CUDA_VISIBLE_DEVICES), or raise gradient accumulation"),
+}
 """Nearest first."""
 
 
@@ -70,60 +67,36 @@ def matrix(readings: Readings) -> list[list[str]]:
     return [["", *(f"GPU{index}" for index in indices)], *rows]
 
 
-def legend(readings: Readings) -> list[str]:
-    """The words for the matrix's entries, of those that are in it."""
-    kinds = {label(link, "#") for link in readings.links}
-    return [f"{name} {path.legend}" for name, path in PATHS.items() if name in kinds]
-
-
 def check_links(links: tuple[Link, ...], say: Say, readings: Readings) -> Iterator[Finding]:
     """The paths between each two cards; pairs that are alike are said once."""
-
-    def of(chosen: list[int], severity: Severity, field: str, sentence: str, action: str, value: object) -> Finding:
-        every = len(chosen) == len(links) > 1
-        pairs = "every two GPUs" if every else ", ".join(f"GPU {links[n].first} and {links[n].second}" for n in chosen)
-        one = Say(say.topic, f"links[{chosen[0]}]", links[chosen[0]])
-        return one(severity, field, sentence.format(pairs=pairs), action, value=value)
-
-    groups: dict[str, list[int]] = {}
+    groups: dict[tuple[str | None, bool | None], list[int]] = {}
     for place, link in enumerate(links):
-        if (name := label(link)) is not None:
-            groups.setdefault(name, []).append(place)
-    for name, places in groups.items():
-        path = PATHS[label(links[places[0]], "#") or "SYS"]
-        yield of(places, path.severity, "nvlinks" if links[places[0]].nvlinks else "path",
-                 f"{name} between {{pairs}}: {path.meaning}", path.action, name)
-    if apart := [place for place, link in enumerate(links) if link.peer is False]:
-        yield of(apart, "advice", "peer", "no peer access between {pairs}: what they exchange is copied through the "
-                 "host's memory", "GeForce cards have none over PCIe; with others, look at the IOMMU and ACS in the "
-                 "firmware", False)
-    for place, link in enumerate(links):
-        pair = {gpu.name for gpu in readings.gpus if gpu.index in (link.first, link.second)}
-        if not link.nvlinks and len(pair) == 1 and _catalogued_link(pair.pop()):
-            yield of([place], "advice", "nvlinks", "no NVLink is active between {pairs}, which are made for one",
-                     "an NVLink bridge speeds up every exchange; where there is one, reseat it", 0)
-
-
-def _catalogued_link(name: str) -> float:
-    try:
-        return find_device(name).link_bandwidth
-    except RecipeError:
-        return 0.0
+        groups.setdefault((label(link), link.peer), []).append(place)
+    for (name, peer), places in groups.items():
+        first = links[places[0]]
+        one = Say(say.topic, f"links[{places[0]}]", first)
+        pairs = ("every two GPUs" if len(places) == len(links) > 1 else
+                 ", ".join(f"GPU {links[n].first} and {links[n].second}" for n in places))
+        if name is not None:
+            path = PATHS[label(first, "#") or "SYS"]
+            yield one(path.severity, "nvlinks" if first.nvlinks else "path", f"{name} between {pairs}: {path.meaning}",
+                      path.action, value=name)
+        if peer is False:
+            yield one("advice", "peer", f"no peer access between {pairs}: what they exchange is copied through the "
+                      "host's memory", "GeForce cards have none over PCIe; with others, look at the IOMMU and ACS in "
+                      "the firmware")
 
 
 def check_host(host: Host, say: Say, readings: Readings) -> Iterator[Finding]:
     """Processor and memory."""
-    formats = f", {', '.join(host.number_formats)}" if host.number_formats else ""
     cores = f"{host.cores} cores" if host.cores == host.cores_all else f"{host.cores} of {host.cores_all} cores"
-    yield say("ok", "cores", f"{host.system}, {host.processor}, {cores}{formats}")
+    yield say("ok", "cores", f"{host.system}, {host.processor}, {cores}")
     gpus = sum(gpu.error is None for gpu in readings.gpus)
     if gpus and host.cores < 2 * gpus:
         yield say("advice", "cores", f"{host.cores} cores for {gpus} GPUs: data workers, and Python that issues "
                   "kernels, want two a card at least", "give the machine or the container more cores")
-    parameters = host.memory_available / (STATES * HOST_BUFFERS)
     sentence = (f"{size(host.memory_available)} of {size(host.memory_total)} memory free: room to offload the "
-                f"optimizer of {_count(parameters)} parameters (ZeRO, {STATES} bytes each and half as much for "
-                "buffers)")
+                f"optimizer of {_count(host.memory_available / (STATES * HOST_BUFFERS))} parameters")
     card = max((gpu.memory_total or 0 for gpu in readings.gpus), default=0)
     if host.memory_available < 2 * GIB:
         yield say("advice", "memory_available", sentence,
@@ -141,16 +114,11 @@ def check_disk(disk: Disk, say: Say, readings: Readings) -> Iterator[Finding]:
         yield say("problem", "error", f"{disk.folder} cannot be written: {disk.error}",
                   "runs write checkpoints here: start tightfit in another folder, or set output_dir")
         return
-    room = f"{size(disk.free)} free in {disk.folder}"
-    holds = f"checkpoints of {_count(disk.free / CHECKPOINT)} parameters in all, {CHECKPOINT} bytes each with AdamW"
-    if disk.free < FULL_DISK:
-        yield say("problem", "free", f"{room}: no checkpoint can be written",
-                  "make room, or set output_dir to another disk")
-    elif disk.free < TIGHT_DISK:
-        yield say("advice", "free", f"{room}: {holds}",
-                  "make room, set output_dir to another disk, or keep fewer with save_total_limit")
-    else:
-        yield say("ok", "free", f"{room}: {holds}")
+    severity: Severity = "problem" if disk.free < FULL_DISK else "advice" if disk.free < TIGHT_DISK else "ok"
+    yield say(severity, "free", f"{size(disk.free)} free in {disk.folder}: checkpoints of "
+              f"{_count(disk.free / CHECKPOINT)} parameters in all, {CHECKPOINT} bytes each with AdamW",
+              "" if severity == "ok" else
+              "make room, set output_dir to another disk, or keep fewer with save_total_limit")
     if disk.write is None or disk.measured is None:
         return
     read = "" if disk.read is None else f", reads {disk.read / 1e6:,.0f}"
@@ -159,8 +127,7 @@ def check_disk(disk: Disk, say: Say, readings: Readings) -> Iterator[Finding]:
     yield say("advice" if slow else "ok", "write", f"writes {disk.write / 1e6:,.0f} MB/s{read} (measured with "
               f"{size(disk.measured)}): a checkpoint of a billion parameters takes "
               f"{CHECKPOINT * 1e9 / disk.write:,.0f} s; {offload} to offload optimizer states to",
-              "set output_dir to a faster disk, or save less often with save_steps" if slow else "",
-              value=round(disk.write))
+              "set output_dir to a faster disk, or save less often with save_steps" if slow else "")
 
 
 def check_container(host: Host, say: Say, readings: Readings) -> Iterator[Finding]:
@@ -177,20 +144,17 @@ def check_container(host: Host, say: Say, readings: Readings) -> Iterator[Findin
     if not readings.gpus:
         return
     wanted = readings.software.torch_cuda
+    built = "flash-attn, Apex or DeepSpeed's kernels"
     if host.nvcc is None:
         yield say("info", "nvcc", "the CUDA toolkit (nvcc) is not here: training and torch.compile need none of it; "
-                  "building flash-attn, Apex or DeepSpeed's kernels does",
-                  f"install the toolkit{f' {wanted}' if wanted else ''}, or take NVIDIA's image, which has all of "
-                  f"them built: {IMAGE} (YY.MM: the newest month whose release notes serve driver "
-                  f"{readings.driver.version or 'this machine has'})")
+                  f"building {built} does", f"install the toolkit, or take NVIDIA's image, which has them: {IMAGE}")
     elif wanted and host.nvcc.split(".")[0] != wanted.split(".")[0]:
-        yield say("advice", "nvcc", f"nvcc is of CUDA {host.nvcc} and PyTorch is built for {wanted}: building "
-                  "flash-attn, Apex or DeepSpeed's kernels fails",
-                  f"set CUDA_HOME to a toolkit of CUDA {wanted}, or take NVIDIA's image: {IMAGE}")
+        yield say("advice", "nvcc", f"nvcc is of CUDA {host.nvcc} and PyTorch is built for {wanted}: building {built} "
+                  "fails", f"set CUDA_HOME to a toolkit of CUDA {wanted}, or take NVIDIA's image: {IMAGE}")
     if host.container is None and "docker" in host.tools and "nvidia-ctk" not in host.tools:
         yield say("info", "tools", "docker is here without the NVIDIA Container Toolkit: containers get no GPU",
                   "install nvidia-container-toolkit, then sudo nvidia-ctk runtime configure --runtime=docker and "
-                  "restart docker", value=",".join(host.tools))
+                  "restart docker")
 
 
 def _count(parameters: float) -> str:

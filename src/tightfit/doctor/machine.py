@@ -13,22 +13,21 @@ import subprocess
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
 
 from tightfit import calibration
 from tightfit.doctor.cards import read_cards
 from tightfit.doctor.readings import Conflict, Disk, Gpu, Host, Readings, Software
-from tightfit.system import cores, host_memory, installed, read_text, version_of
+from tightfit.system import cores, host_memory, installed, version_of
 
-TOOLS = ("nvidia-smi", "nvcc", "docker", "podman", "nvidia-ctk")
-FLAGS = {"avx2": "avx2", "avx512f": "avx512", "avx512_bf16": "avx512-bf16", "amx_bf16": "amx-bf16"}
-"""Linux's names for instructions that PyTorch's own kernels use."""
-
+TOOLS = ("docker", "nvidia-ctk")
 BYTES, CHUNK = 256 << 20, 8 << 20
 """Written to and read from the disk, at most; and at a time."""
 LIBRARIES = (
@@ -65,8 +64,6 @@ def read_host() -> Host:
     toolkit = Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda") / "bin/nvcc"
     compiler = shutil.which("nvcc") or (str(toolkit) if toolkit.exists() else None)
     shared = Path("/dev/shm")
-    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", read_text(Path("/proc/cpuinfo")), re.MULTILINE)
-    known = flags[1].split() if flags else []
     return Host(
         system=f"{platform.system()} {platform.release()}",
         processor=calibration.processor().rpartition(",")[0],
@@ -75,7 +72,6 @@ def read_host() -> Host:
         memory_total=memory.total,
         memory_available=memory.available,
         shared_memory=shutil.disk_usage(shared).total if shared.exists() else None,
-        number_formats=tuple(name for flag, name in FLAGS.items() if flag in known),
         container=_container(),
         tools=tuple(name for name in TOOLS if shutil.which(name)),
         nvcc=None if compiler is None else _nvcc(compiler),
@@ -94,12 +90,11 @@ def _container() -> str | None:
 
 
 def _nvcc(path: str) -> str | None:
-    try:
+    with suppress(OSError, subprocess.TimeoutExpired):
         said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    found = re.search(r"release (\d+\.\d+)", said)
-    return found[1] if found else None
+        if found := re.search(r"release (\d+\.\d+)", said):
+            return found[1]
+    return None
 
 
 def read_disk(folder: Path, measure: bool = True, most: int = BYTES) -> Disk:
@@ -109,16 +104,18 @@ def read_disk(folder: Path, measure: bool = True, most: int = BYTES) -> Disk:
     The write counts until the disk says that it has the data. For the read the system is asked to forget the file
     first; where it cannot be asked, no reading speed is given.
     """
-    total = free = None
+    found = Disk(folder=str(folder))
     try:
         total, _, free = shutil.disk_usage(folder)
+        found = Disk(folder=str(folder), total=total, free=free)
         size = min(most, free // 16) // CHUNK * CHUNK if measure else 0
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:  # nameless on Linux: gone even after a kill
-            write = _write_speed(file.fileno(), size) if size else None
-            read = _read_speed(file.fileno(), size) if size else None
+            if not size:
+                return found
+            return found.model_copy(update={"measured": size, "write": _write_speed(file.fileno(), size),
+                                            "read": _read_speed(file.fileno(), size)})
     except OSError as error:
-        return Disk(folder=str(folder), total=total, free=free, error=error.strerror or str(error))
-    return Disk(folder=str(folder), total=total, free=free, measured=size or None, write=write, read=read)
+        return found.model_copy(update={"error": error.strerror or str(error)})
 
 
 def _write_speed(descriptor: int, size: int) -> float:
@@ -158,8 +155,7 @@ def read_software() -> tuple[Software, tuple[Gpu, ...]]:
         import torch
     except (ImportError, OSError) as error:  # OSError: one of its shared libraries is missing
         return Software(**common, broken={"torch": _one_line(error)}), ()
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as said:
         usable = torch.cuda.is_available()
     problem = None if usable else " ".join(_one_line(w.message) for w in said if "CUDA" in str(w.message)) or None
     gpus: tuple[Gpu, ...] = ()
@@ -175,7 +171,6 @@ def read_software() -> tuple[Software, tuple[Gpu, ...]]:
         torch=str(torch.__version__),
         torch_cuda=torch.version.cuda,
         cudnn=torch.backends.cudnn.version(),
-        architectures=tuple(torch.cuda.get_arch_list()) if torch.version.cuda else (),
         cuda_devices=torch.cuda.device_count() if usable else 0,
         cuda_uuids=tuple(gpu.uuid for gpu in gpus if gpu.uuid is not None),
         cuda_error=problem,
@@ -198,17 +193,9 @@ def read_conflicts(names: list[str]) -> tuple[Conflict, ...]:
 
     A library that is asked for and absent is left out: extras and other systems ask for many.
     """
-    try:
-        from packaging.requirements import InvalidRequirement, Requirement
-    except ImportError:  # comes with transformers
-        return ()
     found = []
     for name in names:
-        try:
-            asked = metadata.requires(name) or []
-        except metadata.PackageNotFoundError:
-            continue
-        for line in asked:
+        for line in (metadata.requires(name) or []) if version_of(name) else []:
             try:
                 wants = Requirement(line)
             except InvalidRequirement:
@@ -221,42 +208,28 @@ def read_conflicts(names: list[str]) -> tuple[Conflict, ...]:
 
 
 def _broken(libraries: dict[str, str]) -> dict[str, str]:
-    """Errors, or warnings in the log, of libraries with kernels of their own as they load."""
+    """Errors, or warnings in the log, of libraries with kernels of their own as they load; kept from the screen."""
     found = {}
     for name, module in COMPILED.items():
         if name not in libraries:
             continue
-        with _heard(module) as lines, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
+        logger, heard = logging.getLogger(module), BufferingHandler(100)
+        before = logger.level, logger.propagate
+        logger.addHandler(heard)
+        logger.setLevel(logging.WARNING)
+        logger.propagate = False
+        try:
+            with warnings.catch_warnings(action="ignore"):
                 importlib.import_module(module)
-            except Exception as error:  # whatever a library raises on loading, it is not usable
-                lines.insert(0, f"{type(error).__name__}: {_one_line(error)}")
-        if lines:
-            found[name] = lines[0]
+        except Exception as error:  # whatever a library raises on loading, it is not usable
+            found[name] = f"{type(error).__name__}: {_one_line(error)}"
+        finally:
+            logger.removeHandler(heard)
+            logger.setLevel(before[0])
+            logger.propagate = before[1]
+        if heard.buffer:
+            found.setdefault(name, _one_line(heard.buffer[0].getMessage()))
     return found
-
-
-@contextmanager
-def _heard(name: str) -> Iterator[list[str]]:
-    """Warnings and errors that a library logs, kept from the screen."""
-    lines: list[str] = []
-
-    class Listener(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            lines.append(_one_line(record.getMessage()))
-
-    logger, listener = logging.getLogger(name), Listener(logging.WARNING)
-    before = logger.level, logger.propagate
-    logger.addHandler(listener)
-    logger.setLevel(logging.WARNING)
-    logger.propagate = False
-    try:
-        yield lines
-    finally:
-        logger.removeHandler(listener)
-        logger.setLevel(before[0])
-        logger.propagate = before[1]
 
 
 def _one_line(value: object) -> str:

@@ -7,21 +7,14 @@ in degrees Celsius, bandwidth in bytes a second.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, ClassVar
-
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import BaseModel
 
 
-class _Strict:
-    """A field that is not known is an error, so that a misspelled recording is not read as a missing value."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+class Reading(BaseModel, frozen=True, extra="forbid"):
+    """A part of the readings. An unknown field is an error: a misspelled recording is not read as a missing value."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Process(_Strict):
+class Process(Reading):
     """A process on a card other than the check-up's own."""
 
     pid: int
@@ -29,8 +22,7 @@ class Process(_Strict):
     memory: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gpu(_Strict):
+class Gpu(Reading):
     """A card, as the driver describes it; as PyTorch does where the driver cannot be asked.
 
     error: the driver's message on a card that does not answer. memory_reserved: kept by the driver, not in
@@ -70,8 +62,7 @@ class Gpu(_Strict):
     processes: tuple[Process, ...] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Link(_Strict):
+class Link(Reading):
     """The path between two cards, by their indices.
 
     path: PIX, PXB, PHB, NODE or SYS, as `nvidia-smi topo -m` names them; beneath an NVLink, too. peer: whether one card
@@ -85,8 +76,7 @@ class Link(_Strict):
     peer: bool | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Driver(_Strict):
+class Driver(Reading):
     """The driver and its library.
 
     nvml: `ok`, or why the driver could not be asked (`tightfit.system.Missing`); said: its message. module: version of
@@ -103,14 +93,12 @@ class Driver(_Strict):
     pci_cards: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Host(_Strict):
+class Host(Reading):
     """The machine around the cards.
 
     cores: that this process may use, a container's limit included, as it is in memory_total. shared_memory: size of
-    /dev/shm, through which data workers hand over batches. number_formats: of the processor's own instructions, such as
-    avx2, avx512-bf16. container: docker, podman, kubernetes, wsl, or other; None outside of one. tools: those of
-    `machine.TOOLS` that are on the path. nvcc: CUDA version of the toolkit's compiler.
+    /dev/shm, through which data workers hand over batches. container: docker, podman, kubernetes, wsl, or other; None
+    outside of one. tools: those of `machine.TOOLS` that are on the path. nvcc: CUDA version of the toolkit's compiler.
     """
 
     system: str
@@ -120,14 +108,12 @@ class Host(_Strict):
     memory_total: int
     memory_available: int
     shared_memory: int | None = None
-    number_formats: tuple[str, ...] = ()
     container: str | None = None
     tools: tuple[str, ...] = ()
     nvcc: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Disk(_Strict):
+class Disk(Reading):
     """The disk that runs are written to. measured: bytes written and read for the speeds, which are None where they
     were not measured."""
 
@@ -140,8 +126,7 @@ class Disk(_Strict):
     error: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Conflict(_Strict):
+class Conflict(Reading):
     """One library's own requirement that the installed version of another does not meet."""
 
     library: str
@@ -149,14 +134,13 @@ class Conflict(_Strict):
     installed: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Software(_Strict):
+class Software(Reading):
     """Versions, and what PyTorch says of the cards.
 
     torch_cuda: CUDA version that PyTorch was built for; None for a build without CUDA. cudnn: as PyTorch numbers it:
-    91002 is 9.10.2, 8902 is 8.9.2. architectures: that PyTorch has kernels for: sm_90, compute_120. cuda_devices: that
-    PyTorch can use; cuda_uuids: of those, in PyTorch's order, which is not always the driver's; a run takes the first.
-    cuda_error: PyTorch's message where it can use no card, or where its first kernel failed.
+    91002 is 9.10.2. cuda_devices: that PyTorch can use; cuda_uuids: of those, in PyTorch's order, which is not always
+    the driver's; a run takes the first. cuda_error: PyTorch's message where it can use no card, or where its first
+    kernel failed.
     libraries: versions of what is installed, by the name on PyPI. broken: libraries that are installed and do not load,
     or load in part, with what they said. environment: variables that change how training runs, where they are set.
     calibrated: the date of the calibration that plans for this machine use.
@@ -167,19 +151,17 @@ class Software(_Strict):
     torch: str | None = None
     torch_cuda: str | None = None
     cudnn: int | None = None
-    architectures: tuple[str, ...] = ()
     cuda_devices: int = 0
     cuda_uuids: tuple[str, ...] = ()
     cuda_error: str | None = None
-    libraries: dict[str, str] = field(default_factory=dict)
+    libraries: dict[str, str] = {}
     conflicts: tuple[Conflict, ...] = ()
-    broken: dict[str, str] = field(default_factory=dict)
-    environment: dict[str, str] = field(default_factory=dict)
+    broken: dict[str, str] = {}
+    environment: dict[str, str] = {}
     calibrated: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Readings(_Strict):
+class Readings(Reading):
     """All that was read of a machine."""
 
     date: str
@@ -189,18 +171,3 @@ class Readings(_Strict):
     disk: Disk | None = None
     gpus: tuple[Gpu, ...] = ()
     links: tuple[Link, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Values that JSON knows."""
-        values: dict[str, Any] = _adapter().dump_python(self, mode="json")
-        return values
-
-
-def readings_from_json(text: str) -> Readings:
-    """The readings that `to_dict` gave, from JSON. Raises ValueError for anything else."""
-    return _adapter().validate_json(text)
-
-
-@cache
-def _adapter() -> TypeAdapter[Readings]:
-    return TypeAdapter(Readings)

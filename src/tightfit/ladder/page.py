@@ -25,7 +25,6 @@ from tightfit.ladder.results import (
     figures_of,
     front,
     heading,
-    inverse,
     own,
     quantiles,
     rung_results,
@@ -53,9 +52,9 @@ def page(run: LadderRun) -> str:
     heads, rows = cells(results, ladder)
     ours, best = own(results), front(results, ladder)
     peers = [(result.rung.name, title_of(result.runner), result.other_work, _steps(result.baseline),
-              _steps(result.measured), times(inverse(result.speed)) or "-", times(inverse(result.memory)) or "-")
+              _steps(result.measured), times(result.speed and 1 / result.speed) or "-",
+              times(result.memory and 1 / result.memory) or "-")
              for result in results if result.runner != OURS]
-    missing = [reason for result in results for reason in _missing(result)]
     figures = [{"name": "rungs that ran", "text": f"{sum(result.ran for result in ours)} of {len(ours)}", "remark": ""}]
     if best and (fastest := best[-1].measured) is not None:
         least = (figures_of(best[0].measured, ladder).memory or 0) / MIB
@@ -64,7 +63,7 @@ def page(run: LadderRun) -> str:
                     {"name": "least memory", "text": f"{least:,.0f} MiB", "remark": best[0].rung.name}]
     sections = {"ladder": "Ladder", **{chart.name: chart.title for chart in charts},
                 "features": "What each technique gives", **({"peers": "Ours against peers'"} if peers else {}),
-                **({"missing": "What did not run, and why"} if missing else {}), "about": "About this ladder"}
+                "about": "About this ladder"}
     return render(
         __package__ or "", "page.html.jinja", title=ladder.title, run=run, heading=heading(run)[1:], heads=heads,
         rows=rows, charts=charts, figures=figures, sections=sections,
@@ -73,9 +72,7 @@ def page(run: LadderRun) -> str:
         guides=guides().guides, techniques=[_technique(effect) for effect in effects(results)], peers=peers,
         quantiles=QUANTILES, ratios=[(f"{spread.ratio}, {spread.peer}", spread.rungs, *map(times, spread.values))
                                      for spread in spreads(results)],
-        missing=missing, facts=_facts(run, results), notes=[*notes(results), *dict.fromkeys(
-            f"predicted: {note}" for result in results for row in (result.predicted, result.full)
-            if row is not None for note in row.notes)],
+        facts=_facts(run, results), notes=notes(results),
     )  # fmt: skip
 
 
@@ -97,18 +94,6 @@ def _technique(effect: Effect) -> tuple[str, ...]:
              f"{times(result.memory) or '-'}" for result in effect.shown]
     return (effect.feature, ", ".join(effect.words.speed), effect.speed, ", ".join(effect.words.memory), effect.memory,
             "; ".join(shown) or "no rung here", effect.words.also)
-
-
-def _missing(result: RungResult) -> list[tuple[str, str, str]]:
-    """Rows on what did not run or was not predicted: name, state, reason."""
-    rows, ran = list[tuple[str, str, str]](), result.measured
-    if ran is None or ran.status != "done":
-        rows.append((result.name, "not run yet", "") if ran is None else (result.name, ran.status, ran.reason))
-    words = {"": "not predicted", "no": "predicted not to fit"}
-    for where, row in (("", result.predicted), (" at full size", result.full)):
-        if row is not None and row.fits in words:
-            rows.append((result.name, words[row.fits] + where, row.reason))
-    return rows
 
 
 def _steps(row: Measured | None) -> str:

@@ -13,7 +13,7 @@ from tightfit.ladder.catalogue import Words, guides
 from tightfit.ladder.peers import title_of
 from tightfit.ladder.rows import OURS, Measured, Predicted, Row, input_fingerprint
 from tightfit.ladder.run import LadderRun
-from tightfit.ladder.rungs import Figures, Ladder, Rung, Scale, card_name
+from tightfit.ladder.rungs import Figures, Ladder, Rung, card_name
 
 TOLERANCES = {"fp32": 0.01, "fp16": 0.05, "bf16": 0.05, "bf16-pure": 0.1}
 """How far the losses of two loops may lie apart, in nats, step by step, and still be the same work."""
@@ -61,16 +61,6 @@ class RungResult:
     def _factor(self, figure: str) -> float | None:
         base = getattr(self.baseline, figure, 0)
         return getattr(self.measured, figure) / base if base and self.ran else None
-
-    @property
-    def speed_quartiles(self) -> tuple[float, float] | None:
-        """The quartiles of `speed` over every pair of their timed steps; None where either did not run."""
-        if self.measured is None or self.baseline is None or self.speed is None:
-            return None
-        mine, base = self.measured, self.baseline
-        _, low, _, high, _ = quantiles([mine.samples * theirs / (base.samples * ours)
-                                        for ours, theirs in product(mine.seconds, base.seconds)])
-        return low, high
 
 
 def rung_results(run: LadderRun) -> list[RungResult]:
@@ -133,8 +123,11 @@ def heading(run: LadderRun) -> list[str]:
             + "".join(f", {library} {machine.versions[library]}" for library in libraries)
             + ("; pred. is for it too" if any(row.device == machine.device for row in run.rows.predicted) else "")]
     if options.scale != "full":
-        said.append(f"{options.scale} shape: {smaller(ladder, options.scale)}; memory is the allocator's peak of a "
-                    "step, and published figures are of the full size")
+        shrunk = ladder.shrunk.get(options.scale, {})
+        fields = [*shrunk.get("model_overrides", {}).items(), *shrunk.items()]
+        smaller = ", ".join(f"{name}={value}" for name, value in fields if name != "model_overrides")
+        said.append(f"{options.scale} shape: {smaller}; memory is the allocator's peak of a step, and published "
+                    "figures are of the full size")
     if options.gpu is not None:
         other = ladder.published_on and ladder.card_named and card_name(options.gpu) != ladder.published_card
         said.append(f"full size (full) predicted for {card_name(options.gpu)}"
@@ -148,14 +141,6 @@ def heading(run: LadderRun) -> list[str]:
     if others := sorted({row.machine.device for row in run.rows.measured} - {machine.device}):
         said.append(f"the results also hold rows of {', '.join(others)}, which are left out here")
     return said
-
-
-def smaller(ladder: Ladder, scale: Scale) -> str:
-    """The fields that a scale replaces, as `key=value` words."""
-    words = []
-    for name, value in ladder.shrunk.get(scale, {}).items():
-        words += [f"{key}={v}" for key, v in value.items()] if isinstance(value, dict) else [f"{name}={value}"]
-    return ", ".join(words)
 
 
 def remarks(result: RungResult) -> list[str]:
@@ -212,11 +197,6 @@ class Spread(NamedTuple):
     ratio: str
     rungs: int
     values: list[float]
-
-
-def inverse(factor: float | None) -> float | None:
-    """Ours in a peer's, from the peer's factor of ours."""
-    return 1 / factor if factor else None
 
 
 def spreads(results: Iterable[RungResult]) -> list[Spread]:

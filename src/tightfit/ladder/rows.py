@@ -9,14 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, TypeAdapter, model_validator
+from pydantic import BaseModel, Field, TypeAdapter
 
 from tightfit.errors import ReportError
 
@@ -101,12 +100,6 @@ class Measured(Row, frozen=True):
     def median_seconds(self) -> float:
         return statistics.median(self.seconds) if self.seconds else 0.0
 
-    @model_validator(mode="after")
-    def _has_figures(self) -> Measured:
-        if self.status == "done" and not (self.seconds and min(self.seconds) > 0 < self.samples):
-            raise ValueError("a rung that is done has seconds and samples")
-        return self
-
 
 class Predicted(Row, frozen=True):
     """A rung as the planner predicts it for a device.
@@ -168,12 +161,7 @@ def read(path: Path) -> Rows:
     """The rows of a file; none where there is no such file. Raises ReportError where it cannot be read."""
     rows = Rows()
     try:
-        if not path.exists():
-            return rows
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for who writes into it
-            raise ReportError(f"{path}: cannot be read (it is no regular file); remove it, or write another "
-                              "output_dir=...")
-        content = path.read_bytes()
+        content = path.read_bytes() if path.exists() else b""
     except OSError as error:
         raise ReportError(f"{path}: cannot be read ({error.strerror or error})") from None
     for number, line in enumerate(content.split(b"\n"), start=1):

@@ -28,22 +28,17 @@ def show(run: LadderRun, console: Console) -> None:
     for sentence in heading(run):
         console.print(sentence, markup=False, highlight=False)
     heads, rows = cells(results, ladder)
-    peers = any(result.runner != OURS for result in results)
-    wider = table(*cells(results, ladder, quartiles=True), results)
-    quartiles = _has_room(wider, console)
-    whole = wider if quartiles else table(heads, rows, results)
-    if quartiles or _has_room(whole, console):
+    whole = table(heads, rows, results)
+    if console.measure(whole, options=console.options.update(max_width=WIDE)).maximum <= console.width:
         console.print(whole)
     else:
-        console.print(table(heads[:MEASURED], [row[:MEASURED] for row in rows], results))
+        console.print(table(heads[:MEASURED], [row[:MEASURED] for row in rows], results), "")
+        ours = [(result, row) for result, row in zip(results, rows, strict=True) if result.runner == OURS]
+        others = [[row[0], *row[MEASURED:]] for _, row in ours]  # nothing is predicted of a peer's loop
         if len(heads) > MEASURED:
-            console.print()
-            ours = [(result, row) for result, row in zip(results, rows, strict=True) if result.runner == OURS]
-            others = [[row[0], *row[MEASURED:]] for _, row in ours]  # nothing is predicted of a peer's loop
             console.print(table([heads[0], *heads[MEASURED:]], others, [result for result, _ in ours]))
-    if peers:
-        console.print("speed and memory: a rung's against the one that it changes, a peer's against ours of the same"
-                      + ("; in brackets the quartiles over every two of their steps" if quartiles else ""),
+    if any(result.runner != OURS for result in results):
+        console.print("speed and memory: a rung's against the one that it changes, a peer's against ours of the same",
                       highlight=False)
     for text in notes(results):
         console.print(f"- {text}", markup=False, highlight=False)
@@ -65,15 +60,8 @@ def table(heads: list[str], rows: list[list[str]], results: list[RungResult]) ->
     return made
 
 
-def _has_room(made: Table, console: Console) -> bool:
-    return console.measure(made, options=console.options.update(max_width=WIDE)).maximum <= console.width
-
-
-def cells(results: list[RungResult], ladder: Ladder, *, quartiles: bool = False) -> tuple[list[str], list[list[str]]]:
-    """The table's headings and rows: a column stands where any result has something to say in it.
-
-    quartiles: whether a peer's speed has its own behind it.
-    """
+def cells(results: list[RungResult], ladder: Ladder) -> tuple[list[str], list[list[str]]]:
+    """The table's headings and rows: a column stands where any result has something to say in it."""
     predicted = any(result.predicted is not None for result in results)
     full = any(result.full is not None for result in results)
     published = any(result.rung.published is not None for result in results)
@@ -83,8 +71,7 @@ def cells(results: list[RungResult], ladder: Ladder, *, quartiles: bool = False)
     heads += ["publ. s", "publ. MiB"] if published else []
     rows = []
     for result in results:
-        row = [result.name, *_measured(result.measured, ladder),
-               times(result.speed) + (_quartiles(result) if quartiles else ""), times(result.memory)]
+        row = [result.name, *_measured(result.measured, ladder), times(result.speed), times(result.memory)]
         row += _figures(figures_of(result.predicted, ladder), "-") if predicted else []
         row += _figures(figures_of(result.full, ladder), "-") if full else []
         if published:
@@ -105,9 +92,3 @@ def _figures(figures: Figures, missing: str) -> list[str]:
     """Seconds and MiB."""
     return [missing if figures.seconds is None else f"{figures.seconds:.3g}",
             missing if figures.memory is None else f"{figures.memory / MIB:,.0f}"]
-
-
-def _quartiles(result: RungResult) -> str:
-    """Those of a peer's speed in ours, in brackets; nothing for our own."""
-    found = None if result.runner == OURS else result.speed_quartiles
-    return "" if found is None else f" ({found[0]:.2f} to {found[1]:.2f})"

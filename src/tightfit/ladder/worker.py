@@ -60,18 +60,8 @@ def main(asked: Path, outcomes: Path, parent: int) -> None:
         if failed or os.environ.get("RANK", "0") == "0":  # of several processes the first writes, and any that failed
             with outcomes.open("ab") as file:
                 file.write(OUTCOME.dump_json(found) + b"\n")
-        end_others(failed=failed)
-
-
-def end_others(*, failed: bool) -> None:
-    """Where something went wrong in one of several processes, end it so that torchrun ends the others, which wait for
-    it; where nothing did, or they were not joined yet and each ends without the others, return."""
-    if "RANK" not in os.environ or not failed:
-        return
-    from torch import distributed
-
-    if distributed.is_initialized():
-        os._exit(1)
+        if failed and "RANK" in os.environ:
+            os._exit(1)  # torchrun then ends the other processes, which may wait for this one
 
 
 def status_of(error: TightfitError) -> Status:

@@ -37,7 +37,6 @@ class Peer:
 PEERS = {
     "plain": Peer(function="plain:run", title="bare loop"),
     "hf-trainer": Peer(function="hf_trainer:run", title="hf-trainer", libraries=("accelerate", "bitsandbytes")),
-    "lightning": Peer(function="lightning:run", title="lightning", libraries=("lightning",)),
     "liger": Peer(function="hf_trainer:run_with_liger", title="liger",
                   libraries=("accelerate", "bitsandbytes", "liger-kernel")),
 }  # fmt: skip

@@ -33,7 +33,6 @@ from tightfit.ladder.peers.plain import (
     named_kernel,
     rounding_refused,
     training_data,
-    whole_steps,
 )
 from tightfit.models import read_config
 from tightfit.recipe import Recipe
@@ -123,7 +122,10 @@ def _arguments(recipe: Recipe, device: Device) -> dict[str, Any]:
 
 def _train(recipe: Recipe, device: Device, meter: Meter, arguments: dict[str, Any]) -> None:
     data, build = training_data(recipe), bare(recipe, device)
-    steps = whole_steps(data, recipe, meter.total, "the Trainer")
+    steps = [data.chosen(step) for step in range(meter.total)]
+    if any(len(samples) < recipe.batch_size for samples, _ in steps):
+        raise Refused("batch_size: an epoch's last step has fewer samples, and the Trainer counts micro-batches; write "
+                      "a batch_size that divides the samples, or take fewer steps")
     model = build.model
     if not isinstance(model, transformers.PreTrainedModel) and arguments.pop("gradient_checkpointing", False):
         arguments.pop("gradient_checkpointing_kwargs", None)

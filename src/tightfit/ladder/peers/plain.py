@@ -5,11 +5,9 @@ The model and the data are as ours has them, before any technique is applied.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
@@ -44,15 +42,17 @@ from tightfit.training.session import training_global_batches
 
 TRANSFORMER_ATTENTION = {"eager": EAGER, "sdpa": SDPA, "flex": FLEX}
 """The bundled transformer's functions."""
-ONE_BLOCK_IN = {"none": 0, "every-block": 1, "every-nth": None}
-"""How many blocks there are to each that a peer recomputes; None: the technique's own n."""
 AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def run(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
     """Take the recipe's steps in a loop of its own. Raises Refused, MissingLibrary, OutOfMemory."""
     meter = Meter(torch.device(device.kind), warm_up=warm_up, steps=steps, seed=recipe.seed)
-    with memory_guard(lambda: "the plain loop"), settings(recipe, device):
+    on_cuda = device.kind == "cuda"
+    with (
+        memory_guard(lambda: "the plain loop"), named_kernel(recipe),
+        fp32_products(getattr(recipe.precision, "tf32", False)) if on_cuda else nullcontext(),
+    ):  # fmt: skip
         return _train(recipe, device, meter)
 
 
@@ -102,7 +102,7 @@ def bare(recipe: Recipe, device: Device) -> Build:
         reasons.append("pad_vocab_to: no peer cuts the added logits off again; write pad_vocab_to=null")
     assert recipe.checkpointing != "auto"
     assert recipe.attention != "auto"
-    if recipe.checkpointing.name not in ONE_BLOCK_IN:
+    if recipe.checkpointing.name not in ("none", "every-block", "every-nth"):
         reasons.append(f"checkpointing: no peer has {recipe.checkpointing.name}, they recompute whole blocks; write "
                        "every-block or every-nth")
     if reasons:
@@ -122,16 +122,6 @@ def training_data(recipe: Recipe) -> GlobalBatchLoader:
     return data
 
 
-def whole_steps(data: GlobalBatchLoader, recipe: Recipe, steps: int, peer: str) -> Sequence[tuple[np.ndarray, int]]:
-    """The samples of the first steps, each with its epoch. Raises Refused where one has fewer than the others, for a
-    peer that counts micro-batches."""
-    chosen = [data.chosen(step) for step in range(steps)]
-    if any(len(samples) < recipe.batch_size for samples, _ in chosen):
-        raise Refused(f"batch_size: an epoch's last step has fewer samples, and {peer} counts micro-batches; write a "
-                      "batch_size that divides the samples, or take fewer steps")
-    return chosen
-
-
 def model_arguments(batch: TensorBatch, weights: torch.dtype) -> dict[str, Tensor]:
     """A micro-batch as models take it, without its labels; images in the format of the weights."""
     arguments = {name: t.to(weights) if t.is_floating_point() else t for name, t in batch.inputs.items()}
@@ -142,20 +132,18 @@ def model_arguments(batch: TensorBatch, weights: torch.dtype) -> dict[str, Tenso
 
 def checkpointed_blocks(recipe: Recipe) -> int:
     """One block in how many is recomputed; 0 for none of them."""
-    every = ONE_BLOCK_IN[getattr(recipe.checkpointing, "name", "none")]
-    return getattr(recipe.checkpointing, "n", 0) if every is None else every
+    assert recipe.checkpointing != "auto"
+    return {"none": 0, "every-block": 1}.get(recipe.checkpointing.name, getattr(recipe.checkpointing, "n", 0))
 
 
 def checkpoint_blocks(build: Build) -> None:
     """Recompute whole blocks where the recipe says so: as transformers' models offer to, or one by one."""
     model, every = build.model, checkpointed_blocks(build.recipe)
-    if not every:
-        return
-    if not isinstance(model, transformers.PreTrainedModel):
+    if every and isinstance(model, transformers.PreTrainedModel):
+        model.gradient_checkpointing_enable({"use_reentrant": False}, every_n_layers=every)
+    elif every:
         chosen = {block for stack in build.stacks for block in stack[::every]}
         apply_activation_checkpointing(model, check_fn=lambda module: module in chosen)
-        return
-    model.gradient_checkpointing_enable({"use_reentrant": False}, every_n_layers=every)
 
 
 def compile_model(build: Build) -> nn.Module:
@@ -181,16 +169,6 @@ def named_kernel(recipe: Recipe) -> AbstractContextManager[None]:
     """Holds the SDPA kernel that the recipe names."""
     kernel = getattr(recipe.attention, "kernel", "auto")
     return nullcontext() if kernel == "auto" else sdpa_kernel([KERNELS[kernel]])
-
-
-@contextmanager
-def settings(recipe: Recipe, device: Device) -> Iterator[None]:
-    """Hold the named kernel and, on CUDA, the format of fp32 products, around a loop of one's own."""
-    with ExitStack() as held:
-        if device.kind == "cuda":
-            held.enter_context(fp32_products(getattr(recipe.precision, "tf32", False)))
-        held.enter_context(named_kernel(recipe))
-        yield
 
 
 def _attend(model: nn.Module, attention: Attention) -> None:
