@@ -94,7 +94,7 @@ def misaligned(
     precision = recipe.precision
     assert precision != "auto", "resolve the recipe first"
     full = not precision.is_half
-    if full and not getattr(precision, "tf32", False):
+    if full and not precision.tf32:
         return ()
     least, best = wanted_multiples(device, 4 if full else 2)
     found = []

@@ -56,7 +56,7 @@ def model_flops_utilization(flops: float, recipe: Recipe, device: Device, second
     recipe that takes so many seconds; 0 where the peak is not known."""
     precision = recipe.precision
     assert precision != "auto", "resolve the recipe first"
-    peak = device.peak(precision.computes_in, bool(getattr(precision, "tf32", False)))
+    peak = device.peak(precision.computes_in, precision.tf32)
     return flops / seconds / peak if seconds > 0 and peak else 0.0
 
 

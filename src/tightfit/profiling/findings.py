@@ -18,7 +18,7 @@ from tightfit.planning.defaults import WORKERS
 from tightfit.planning.timing.op_times import op_seconds
 from tightfit.profiling.finding import Evidence, Finding
 from tightfit.profiling.profile import Profile
-from tightfit.profiling.report.breakdown import block_name, busy_seconds, step_ops, uses_tf32
+from tightfit.profiling.report.breakdown import block_name, busy_seconds, step_ops
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.trace import Allocation, Category, Op, Phase, Trace
@@ -121,7 +121,7 @@ def _padding_gain(evidence: Evidence, rows: int) -> tuple[Callable[[Recipe], flo
     """The share of the step that a padded vocabulary saves, and how it is derived: of the seconds of each op with that
     dimension, the share that the time model takes off once it is larger. The measured ops', or where none of them
     shows its shapes, as compiled ones do not, the predicted ones'."""
-    profile, device, tf32 = evidence.profile, evidence.profile.device, uses_tf32(evidence.profile.recipe)
+    profile, device, tf32 = evidence.profile, evidence.profile.device, evidence.profile.recipe.tf32
 
     def with_rows(op: Op) -> bool:
         return any(rows in shape for shape in op.shapes)

@@ -204,9 +204,8 @@ def _sentence(error: Exception) -> str:
 
 def _predicted(trace: Trace, recipe: Recipe, target: Target) -> dict[str, Any]:
     timed = step_time(trace, recipe, target.device, target.ceilings)
-    tf32 = bool(getattr(recipe.precision, "tf32", False))
     for op in trace.ops:
-        op.seconds = op_seconds(op, target.device, target.ceilings, tf32=tf32)
+        op.seconds = op_seconds(op, target.device, target.ceilings, tf32=recipe.tf32)
     last = trace.last_step()
     assert last is not None, "a training step was predicted"
     return {

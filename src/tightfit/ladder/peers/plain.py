@@ -188,7 +188,7 @@ def settings(recipe: Recipe, device: Device) -> Iterator[None]:
     """Hold the named kernel and, on CUDA, the format of fp32 products, around a loop of one's own."""
     with ExitStack() as held:
         if device.kind == "cuda":
-            held.enter_context(fp32_products(getattr(recipe.precision, "tf32", False)))
+            held.enter_context(fp32_products(recipe.tf32))
         held.enter_context(named_kernel(recipe))
         yield
 

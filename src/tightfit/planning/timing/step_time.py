@@ -120,7 +120,6 @@ def step_time(trace: Trace, recipe: Recipe, device: Device, ceilings: Ceilings |
 
 def _blocks(trace: Trace, recipe: Recipe, device: Device, ceilings: Ceilings | None) -> list[Block]:
     """The step's ops as pieces, in stretches that run so many times each."""
-    tf32 = bool(getattr(recipe.precision, "tf32", False))
     host = _host_seconds(recipe, device, ceilings)
     ops = list(trace.step_ops())
     fused = any("_fused_" in op.name for op, _ in ops if op.phase is Phase.OPTIMIZER)
@@ -135,7 +134,7 @@ def _blocks(trace: Trace, recipe: Recipe, device: Device, ceilings: Ceilings | N
         issues += host["launch"] * max(op.kernels - 1, 0)
         slot = PHASES.index(phase) * len(CLASSES) + CLASSES.index(op.op_class)
         stream = Stream.HOST if device.kind == "cpu" else op.stream
-        return Piece(issues, op_seconds(op, device, ceilings, tf32=tf32), slot, waits, stream)
+        return Piece(issues, op_seconds(op, device, ceilings, tf32=recipe.tf32), slot, waits, stream)
 
     known: dict[tuple[object, ...], Piece] = {}
     blocks: list[Block] = []

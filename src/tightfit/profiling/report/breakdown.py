@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from tightfit.devices import Device
 from tightfit.planning.timing.step_time import PHASES
-from tightfit.recipe import Recipe
 from tightfit.trace import Op, OpClass, Phase, Trace
 
 Ops = list[tuple[Op, int]]
@@ -70,11 +69,6 @@ def seconds_by(ops: Ops, key: Callable[[Op], str]) -> dict[str, ByPhase]:
     for op, times in ops:
         found[key(op)][phase_of(op)] += times * (op.seconds or 0.0)
     return dict(sorted(found.items(), key=lambda item: -sum(item[1].values())))
-
-
-def uses_tf32(recipe: Recipe) -> bool:
-    """Whether products of float32 run on the tensor cores."""
-    return bool(getattr(recipe.precision, "tf32", False))
 
 
 def phase_of(op: Op) -> Phase:

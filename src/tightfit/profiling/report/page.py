@@ -25,7 +25,6 @@ from tightfit.profiling.report.breakdown import (
     op_class,
     op_groups,
     seconds_by,
-    uses_tf32,
 )
 from tightfit.profiling.report.compare import (
     Side,
@@ -80,10 +79,6 @@ class View:
         return findings(self.profile)
 
     @property
-    def tf32(self) -> bool:
-        return uses_tf32(self.profile.recipe)
-
-    @property
     def warnings(self) -> list[str]:
         """The share of the traces that sampling left out."""
         return [f"{name}: {note}" for name, side in self.sides.items() for note in sampling_notes(side.trace)]
@@ -121,7 +116,7 @@ class View:
 
     @cached_property
     def groups(self) -> list[OpGroup]:
-        return op_groups(self.ops, self.profile.device, self.tf32)
+        return op_groups(self.ops, self.profile.device, self.profile.recipe.tf32)
 
     def phases_of(self, rows: dict[str, ByPhase]) -> list[Phase]:
         """The phases that any of the rows has seconds in."""
