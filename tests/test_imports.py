@@ -56,7 +56,6 @@ LAYERS = (
     ("tightfit.calibration",),
     ("tightfit.devices",),
     ("tightfit.catalogue",),
-    ("tightfit.model_limits",),
     ("tightfit.trace.extension",),
     ("tightfit.trace.events",),
     ("tightfit.trace.file",),
