@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tightfit.backends import load_backend
-from tightfit.calibration import FOLDER, Ceilings, check_writable, save
+from tightfit.calibration import FOLDER, Ceilings, save
 from tightfit.devices import find_device
 from tightfit.errors import RecipeError, Refused
 from tightfit.recipe import Recipe
@@ -27,7 +27,6 @@ def calibrate(device: str, progress: Progress | None = None, folder: Path = FOLD
     from tightfit.backends.pytorch.measure.calibration.measure import measure
 
     own = load_backend("pytorch").device(Recipe.from_dict({"device": device}))
-    check_writable(folder)
     try:
         ceilings = measure(torch.device(own.kind), progress)
     except torch.OutOfMemoryError:
@@ -40,7 +39,7 @@ def calibrate(device: str, progress: Progress | None = None, folder: Path = FOLD
 def ceiling_rows(ceilings: Ceilings) -> list[tuple[str, str]]:
     """The measurements as a table: name and figure, next to the data sheet's where there is one."""
     rows = [("device", ceilings.device), ("processor", ceilings.processor), ("PyTorch", ceilings.torch)]
-    rows += [("threads", str(ceilings.threads))] if ceilings.threads else [("driver", ceilings.driver or "unknown")]
+    rows += [("threads", str(ceilings.threads))] if ceilings.threads else []
     sheet = _data_sheet(ceilings.device)
     for number_format, grid in ceilings.products.items():
         best = max(rate for plane in grid.rates for row in plane for rate in row)

@@ -13,18 +13,17 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import cycle, product
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tightfit.backends.pytorch.measure.calibration.timing import Call, costs, host_seconds, seconds
+from tightfit.backends.pytorch.measure.calibration.timing import Call, host_seconds, ops_of, seconds
 from tightfit.calibration import BATCH, Ceilings, Curve, Grid, processor, torch_version
 
 Progress = Callable[[str, float], None]
@@ -129,8 +128,8 @@ def measure(device: torch.device, progress: Progress | None = None) -> Ceilings:
         ceilings = Ceilings(
             device="CPU" if cpu else torch.cuda.get_device_name(device), kind="cpu" if cpu else "cuda",
             processor=processor(), torch=torch_version(), threads=torch.get_num_threads() if cpu else 0,
-            driver="" if cpu else _driver(), date=datetime.now(UTC).date().isoformat(),
-            **_arithmetic(device, report), memory=_families(device, report), host_to_device=_copying(device),
+            date=datetime.now(UTC).date().isoformat(), **_arithmetic(device, report),
+            memory=_families(device, report), host_to_device=_copying(device),
         )
         report("the host", 0.9)
         ceilings = replace(ceilings, host=host_seconds(device, ceilings))
@@ -212,7 +211,7 @@ def _attention(device: torch.device, dtype: torch.dtype) -> dict[str, Curve]:
         rates: dict[str, dict[int, float]] = {"forward": {}, "backward": {}}
         for length in LENGTHS[device.type]:
             for direction, call in _attention_calls(device, dtype, length, head).items():
-                flops, known = sum(c.flops for c in costs(call)), rates[direction]
+                flops, known = sum(found.flops for _, found in ops_of(call)), rates[direction]
                 if known and flops / min(known.values()) > LONGEST[device.type]:
                     break
                 known[length] = flops / seconds(call, device, graph=direction == "forward")
@@ -243,26 +242,22 @@ def _families(device: torch.device, report: Progress) -> dict[str, dict[str, Cur
     found: dict[str, dict[str, Curve]] = {}
     for number, (family, case) in enumerate(CASES.items()):
         report(f"ops like {family}", 0.3 + 0.6 * number / len(CASES))
-        curves = {name: _memory(device, case, *pools[name]) for name in formats}
-        found[family] = {name: curve for name, curve in curves.items() if curve is not None}
+        found[family] = {name: _memory(device, case, *pools[name]) for name in formats}
     return found
 
 
 @torch.no_grad()
-def _memory(device: torch.device, case: Case, x: Tensor, y: Tensor) -> Curve | None:
-    """Seconds of an op by the bytes it moves; None where the format has no such kernel."""
+def _memory(device: torch.device, case: Case, x: Tensor, y: Tensor) -> Curve:
+    """Seconds of an op by the bytes it moves."""
     points: dict[float, float] = {}
     for size in RESULT_BYTES[device.type]:
         if points and max(points.values()) / max(points) * size > LONGEST[device.type]:
             break
         count = size // x.element_size()
         copies = min(COPIES, x.numel() // count)
-        try:
-            calls = [case(x[i * count : (i + 1) * count], y[i * count : (i + 1) * count]) for i in range(copies)]
-            moved = sum(c.bytes_read + c.bytes_written for c in costs(calls[0]))
-            taken = seconds(_in_turn(calls), device)
-        except (NotImplementedError, RuntimeError):
-            return None
+        calls = [case(x[i * count : (i + 1) * count], y[i * count : (i + 1) * count]) for i in range(copies)]
+        moved = sum(found.bytes_read + found.bytes_written for _, found in ops_of(calls[0]))
+        taken = seconds(_in_turn(calls), device)
         points[float(moved)] = max(taken, *points.values()) if points else taken  # noise never makes more faster
     return Curve(tuple(points), tuple(points.values()))
 
@@ -289,9 +284,3 @@ def _random(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
 def _positive(device: torch.device, dtype: torch.dtype, count: int) -> Tensor:
     """Values from 0.5 to 1.5."""
     return torch.rand(count, device=device).add_(0.5).to(dtype)
-
-
-def _driver() -> str:
-    with suppress(OSError):
-        return Path("/sys/module/nvidia/version").read_text().strip()
-    return ""
