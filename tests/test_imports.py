@@ -24,7 +24,7 @@ LAYERS = (
     ("tightfit.ladder",),
     ("tightfit.ladder.peers",),
     ("tightfit.doctor",),
-    ("tightfit.profiling.report", "tightfit.profiling.findings", "tightfit.profiling.finding"),
+    ("tightfit.profiling.report", "tightfit.profiling.findings", "tightfit.profiling.step"),
     ("tightfit.display",),
     ("tightfit.training", "tightfit.profiling.measure"),
     ("tightfit.data",),

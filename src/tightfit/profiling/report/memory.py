@@ -14,12 +14,10 @@ from itertools import groupby
 import numpy as np
 
 from tightfit.profiling.profile import Profile
-from tightfit.trace import PHASES, Allocation, Category, Phase, Span, Trace
+from tightfit.profiling.step import CATEGORIES, step_of
+from tightfit.trace import PHASES, Allocation, Category, Phase, Trace
 
 PARTS = tuple(phase for phase in PHASES if phase is not Phase.DATA)
-CATEGORIES = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER, Category.ACTIVATIONS, Category.KV_CACHE,
-              Category.TEMPORARY, Category.OTHER)  # fmt: skip
-"""From the bottom of the stack up: what stays comes first."""
 BUCKETS = 900
 """Points that a curve is drawn with at most, but for its ends."""
 MANY = 256
@@ -40,26 +38,17 @@ class Stretch:
 @dataclass(frozen=True, kw_only=True)
 class MemoryCurve:
     """Memory along a step. seconds: float (N,), never falling. held: bytes by category, int (N,) each, from that point
-    to the next. peak_bytes, peak_tick, peak_seconds: where it is highest. stretches: the parts it is drawn over."""
+    to the next. peak_bytes, peak_seconds: where it is highest. stretches: the parts it is drawn over."""
 
     seconds: np.ndarray
     held: Mapping[Category, np.ndarray]
     peak_bytes: int
-    peak_tick: int
     peak_seconds: float
     stretches: tuple[Stretch, ...]
 
     @property
     def total(self) -> np.ndarray:
         return np.asarray(np.sum(np.stack(list(self.held.values())), axis=0))
-
-
-def step_of(trace: Trace) -> Span:
-    """The last step that the trace holds; all of it where it has no spans."""
-    if (last := trace.last_step()) is not None:
-        return last
-    ticks = [op.tick for op in trace.ops] + [a.born for a in trace.allocations]
-    return Span(name="step", start=min(ticks, default=0), stop=max(ticks, default=0) + 1)
 
 
 def parts_of(trace: Trace) -> list[tuple[Phase, int, int]]:
@@ -122,7 +111,7 @@ def curve(trace: Trace, stretches: Sequence[Stretch]) -> MemoryCurve:
     at = np.concatenate(places) if places else np.zeros(0, np.int64)
     x = np.concatenate(seconds) if seconds else np.zeros(0)
     if not at.size:
-        return MemoryCurve(seconds=x, held={}, peak_bytes=0, peak_tick=step.start, peak_seconds=0.0, stretches=())
+        return MemoryCurve(seconds=x, held={}, peak_bytes=0, peak_seconds=0.0, stretches=())
     total = held[at].sum(axis=1)
     highest = int(np.argmax(total))
     kept = downsample(x, total)
@@ -131,8 +120,7 @@ def curve(trace: Trace, stretches: Sequence[Stretch]) -> MemoryCurve:
     return MemoryCurve(
         seconds=np.concatenate([[0.0], x[kept], [end]]),
         held={category: held[points, i] for i, category in enumerate(CATEGORIES)},
-        peak_bytes=int(total[highest]), peak_tick=max(int(ticks[at[highest]]), step.start),
-        peak_seconds=float(x[highest]), stretches=tuple(stretches),
+        peak_bytes=int(total[highest]), peak_seconds=float(x[highest]), stretches=tuple(stretches),
     )
 
 
@@ -170,9 +158,6 @@ def by_category(allocations: Sequence[Allocation]) -> tuple[np.ndarray, np.ndarr
 def highest_by_phase(trace: Trace) -> dict[Phase, int]:
     """The most bytes alive in each phase of the last step."""
     highest: dict[Phase, int] = {}
-    ticks, live = trace.curve()
     for phase, start, stop in dict.fromkeys(parts_of(trace)):
-        first = max(int(np.searchsorted(ticks, start, side="right")) - 1, 0)
-        inside = live[first : int(np.searchsorted(ticks, stop, side="left"))]
-        highest[phase] = max(highest.get(phase, 0), int(inside.max()) if inside.size else 0)
+        highest[phase] = max(highest.get(phase, 0), trace.peak(start, stop)[1])
     return highest
