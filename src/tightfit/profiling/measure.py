@@ -51,8 +51,7 @@ def profile_recipe(
     watch: entered while steps run; gives the card's readings.
     Raises the errors of `tightfit.errors`, as training does, and OSError where the trace cannot be written.
     """
-    if recipe.mode != "train":
-        raise RecipeError("mode: 'inference' is for planning, and a profile is of training; write mode=train")
+    _check_trains(recipe)
     listener = listener or Listener()
     session = open_session(recipe, listener.message, module=module)
     session.check_memory(listener.message)
@@ -103,8 +102,7 @@ def predicted_profile(recipe: Recipe, target: Target, log: Callable[[str], None]
 
     Raises the errors of `tightfit.errors`, as planning does.
     """
-    if recipe.mode != "train":
-        raise RecipeError("mode: 'inference' is for planning, and a profile is of training; write mode=train")
+    _check_trains(recipe)
     backend = load_backend(recipe.backend.name)
     recipe, plan = resolve_auto(recipe, target, backend.predict, log)
     log(f"predicting a step on {target.device.name}")
@@ -218,6 +216,11 @@ def _predicted(trace: Trace, recipe: Recipe, target: Target) -> dict[str, Any]:
         "capacity_bytes": capacity(trace, target.device),
         "notes": tuple(trace.notes),
     }  # fmt: skip
+
+
+def _check_trains(recipe: Recipe) -> None:
+    if recipe.mode != "train":
+        raise RecipeError("mode: 'inference' is for planning, and a profile is of training; write mode=train")
 
 
 def _versions(recipe: Recipe) -> dict[str, str]:

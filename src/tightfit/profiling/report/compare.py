@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tightfit import text
 from tightfit.bundled import BUNDLED
@@ -12,6 +12,7 @@ from tightfit.errors import TightfitError
 from tightfit.planning.standard_tools import model_flops, model_flops_utilization
 from tightfit.profiling.profile import Profile
 from tightfit.profiling.step import ProfiledStep, module_of, op_class
+from tightfit.recipe.resume import differences
 from tightfit.tasks import TASKS
 from tightfit.trace import PHASES, Op, Phase
 
@@ -160,16 +161,9 @@ def side_by_side(ours: Profile, theirs: Profile, names: tuple[str, str]) -> str:
 
 def recipe_changes(ours: Profile, theirs: Profile) -> Iterator[tuple[str, str, str]]:
     """Each field that two recipes and devices differ in, by its dotted name."""
-    yield from _differing("", ours.recipe.to_dict(), theirs.recipe.to_dict())
-    if ours.device.name != theirs.device.name:
-        yield "(device)", ours.device.name, theirs.device.name
-    for name in sorted({*ours.versions, *theirs.versions}):
-        yield from _differing(f"(version of {name})", ours.versions.get(name, "-"), theirs.versions.get(name, "-"))
-
-
-def _differing(name: str, a: Any, b: Any) -> Iterator[tuple[str, str, str]]:
-    if isinstance(a, dict) and isinstance(b, dict):
-        for key in dict.fromkeys([*a, *b]):
-            yield from _differing(f"{name}.{key}".lstrip("."), a.get(key), b.get(key))
-    elif a != b:
-        yield name, "-" if a is None else str(a), "-" if b is None else str(b)
+    values = [{**each.recipe.to_dict(), "(device)": each.device.name,
+               **{f"(version of {name})": version for name, version in each.versions.items()}}
+              for each in (ours, theirs)]  # fmt: skip
+    for name, *pair in differences(values[0], values[1]):
+        first, second = ("-" if value is None else str(value) for value in pair)
+        yield name, first, second

@@ -55,8 +55,6 @@ def from_training_arguments(
     recipe = recipe_type.from_dict({**values, **fields})
     said = complete(plain_arguments(recipe))
     kept = {name: value for name, value in given.items() if name not in replaced and value != said[name]}
-    if lost := [name for name in kept if name not in CARRIED and name not in SPELLED]:
-        raise RecipeError("; ".join(f"{name}: {given[name]!r} has no place in a recipe; leave it out" for name in lost))
     return recipe_type.from_dict({**values, **fields, "hugging_face": {**kept, **recipe.hugging_face}})
 
 
