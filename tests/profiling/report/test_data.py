@@ -17,7 +17,6 @@ from tightfit.profiling.report.memory import (
     by_category,
     curves,
     downsample,
-    highest_by_phase,
     layout,
     parts_of,
 )
@@ -99,13 +98,6 @@ def test_very_many_micro_batches_are_drawn_once():
     spans = [Span(name="step 1", start=0, stop=9, step=1), Span(name="forward", start=0, stop=4, step=1, times=10**9),
              Span(name="backward", start=4, stop=8, step=1, times=10**9)]
     assert len(parts_of(Trace(origin="predicted", spans=spans))) == 2
-
-
-def test_highest_by_phase():
-    trace = predicted()
-    highest = highest_by_phase(trace)
-    assert max(highest.values()) == max(
-        trace.peak(s.start, s.stop)[1] for s in trace.spans if s.step == 2 and not s.name.startswith("step"))
 
 
 def test_seconds_add_up():

@@ -153,11 +153,3 @@ def by_category(allocations: Sequence[Allocation]) -> tuple[np.ndarray, np.ndarr
     moved = np.zeros((len(ticks), len(CATEGORIES)), np.int64)
     np.add.at(moved, (rows, table[:, 1]), table[:, 2])
     return ticks, np.cumsum(moved, axis=0)
-
-
-def highest_by_phase(trace: Trace) -> dict[Phase, int]:
-    """The most bytes alive in each phase of the last step."""
-    highest: dict[Phase, int] = {}
-    for phase, start, stop in dict.fromkeys(parts_of(trace)):
-        highest[phase] = max(highest.get(phase, 0), trace.peak(start, stop)[1])
-    return highest

@@ -26,7 +26,7 @@ from tightfit.profiling.report.compare import (
     title,
     uncalibrated,
 )
-from tightfit.profiling.report.memory import MemoryCurve, curves, highest_by_phase
+from tightfit.profiling.report.memory import MemoryCurve, curves
 from tightfit.profiling.step import ByPhase, OpGroup, ProfiledStep, module_of, op_class, op_groups, seconds_by, steps_of
 from tightfit.recipe.yaml import to_yaml
 from tightfit.trace import PHASES, Phase
@@ -111,13 +111,6 @@ class View:
                  for name, curve in self.curves.items()]
         rows.append(("capacity", profile.capacity_bytes, ""))
         return [(name, text.size(count), where) for name, count, where in rows if count]
-
-    @property
-    def highest(self) -> list[tuple[str, list[int]]]:
-        """The most bytes in each phase, of each step that has a curve."""
-        found = [highest_by_phase(self.steps[name].trace) for name in self.curves]
-        every: dict[Phase, None] = dict.fromkeys(phase for values in found for phase in values)
-        return [(phase.value, [values.get(phase, 0) for values in found]) for phase in every]
 
     def largest(self, name: str) -> list[tuple[str, ...]]:
         """The largest tensors alive at a step's peak."""
