@@ -7,14 +7,15 @@ one. A predicted trace is stretched to the measured phases, so that the two curv
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 
 from tightfit.profiling.profile import Profile
-from tightfit.profiling.step import CATEGORIES, step_of
+from tightfit.profiling.step import CATEGORIES, step_of, steps_of
 from tightfit.trace import PHASES, Allocation, Category, Phase, Trace
 
 PARTS = tuple(phase for phase in PHASES if phase is not Phase.DATA)
@@ -66,16 +67,13 @@ def parts_of(trace: Trace) -> list[tuple[Phase, int, int]]:
 
 
 def layout(parts: Sequence[tuple[Phase, int, int]], seconds: Mapping[Phase, float]) -> list[Stretch]:
-    """Where each part of a step is drawn, so that each phase has its seconds in all. Without them a tick is a
+    """Where each part of a step is drawn: each phase has its seconds, in equal shares. Without them a tick is a
     nanosecond."""
-    ticks = dict.fromkeys(Phase, 0)
-    for phase, start, stop in parts:
-        ticks[phase] += max(stop - start, 1)
-    known = sum(seconds.get(phase, 0.0) for phase in PARTS) > 0
+    counts = Counter(phase for phase, _, _ in parts)
+    known = any(seconds.get(phase) for phase in PARTS)
     at, found = seconds.get(Phase.DATA, 0.0), []
     for phase, start, stop in parts:
-        share = max(stop - start, 1) / ticks[phase]
-        width = share * seconds.get(phase, 0.0) if known else (stop - start) / 1e9
+        width = seconds.get(phase, 0.0) / counts[phase] if known else (stop - start) / 1e9
         found.append(Stretch(phase, start, stop, at, at + width))
         at += width
     return found
@@ -83,15 +81,8 @@ def layout(parts: Sequence[tuple[Phase, int, int]], seconds: Mapping[Phase, floa
 
 def curves(profile: Profile) -> dict[str, MemoryCurve]:
     """The memory of the measured and of the predicted step, as far as they are there, by `measured` and `predicted`."""
-    found, shown = {}, None
-    if profile.measured is not None:
-        shown = layout(parts_of(profile.measured), profile.phase_seconds)
-        found["measured"] = curve(profile.measured, shown)
-    if profile.predicted is not None:
-        drawn = layout(parts_of(profile.predicted), profile.predicted_seconds or profile.phase_seconds)
-        if shown is not None and [part.phase for part in drawn] == [part.phase for part in shown]:
-            drawn = [replace(part, begin=seen.begin, end=seen.end) for part, seen in zip(drawn, shown, strict=True)]
-        found["predicted"] = curve(profile.predicted, drawn)
+    seconds = profile.phase_seconds or profile.predicted_seconds
+    found = {name: curve(step.trace, layout(parts_of(step.trace), seconds)) for name, step in steps_of(profile).items()}
     return {name: each for name, each in found.items() if each.seconds.size}
 
 
