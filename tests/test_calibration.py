@@ -1,4 +1,4 @@
-"""The record of measured ceilings: interpolation by hand, and what a file may be used for."""
+"""The record of a calibration: interpolation by hand, and what a file may be used for."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import replace
 import pytest
 
 from tightfit import calibration, files
-from tightfit.calibration import FAMILIES, Ceilings, Curve, Grid, family_of, load, save
+from tightfit.calibration import FAMILIES, Calibration, Curve, Grid, family_of, load, save
 from tightfit.errors import TightfitError
 
 RATES = tuple(tuple(tuple(10.0 ** (i + 2 * j + 3 * h) for h in range(2)) for j in range(2)) for i in range(2))
 
 
-def ceilings(**changes):
+def made(**changes):
     values = {
         "device": "CPU", "kind": "cpu", "processor": calibration.processor(), "torch": calibration.torch_version(),
-        "threads": 2, "date": "2026-01-01", "products": {"float32": Grid((10, 1000), RATES)},
+        "threads": 2, "date": "2026-01-01", "matmuls": {"float32": Grid((10, 1000), RATES)},
         "attention": {"forward 64": {"float32": Curve((64, 256), (1e9, 2e9))},
                       "forward 256": {"float32": Curve((64, 256), (4e9, 8e9))}},
         "memory": {"add": {"float32": Curve((100.0, 10000.0), (1e-6, 1e-4)), "bfloat16": Curve((100.0,), (5e-6,))},
                    "tanh": {"float32": Curve((100.0,), (3e-6,))}},
         "host": {"forward": 1e-5, "backward": 5e-6}, "host_to_device": 0.0,
     }
-    return Ceilings(**{**values, **changes})
+    return Calibration(**{**values, **changes})
 
 
 def test_a_curve_is_straight_on_a_log_log_scale():
@@ -48,7 +48,7 @@ def test_a_grid_meets_its_points_and_takes_the_geometric_mean_between_them():
 
 
 def test_what_was_not_measured_is_taken_as_its_nearest():
-    found = ceilings()
+    found = made()
     assert found.memory_seconds("add", "float32", 1000) == pytest.approx(1e-5)
     assert found.memory_seconds("add", "float32", 20000) == pytest.approx(2e-4)
     assert found.memory_seconds("add", "float16", 100) == pytest.approx(5e-6)  # the other 16-bit format
@@ -71,49 +71,57 @@ def test_families_share_no_op():
 
 
 def test_a_record_comes_back_as_it_was(tmp_path):
-    path = save(ceilings(), tmp_path / "new" / "folder")
-    assert load("CPU", tmp_path / "new" / "folder", threads=2) == ceilings()
+    path = save(made(), tmp_path / "new" / "folder")
+    assert load("CPU", tmp_path / "new" / "folder", threads=2) == made()
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
+def test_a_record_of_a_former_version_is_read(tmp_path):
+    path = save(made(), tmp_path)
+    text = path.read_text().replace('"calibration"', '"ceilings"').replace('"batched_matmuls"', '"batches"')
+    path.write_text(text.replace('"matmuls"', '"products"').replace('"date"', '"driver":"580.65","date"'))
+    assert load("CPU", tmp_path, threads=2) == made()
+
+
 def test_records_of_other_devices_and_threads_lie_beside_it(tmp_path):
-    card = ceilings(device="NVIDIA H100 80GB HBM3", kind="cuda", threads=0, host_to_device=5e10)
-    for record in (ceilings(), ceilings(threads=1), card):
+    card = made(device="NVIDIA H100 80GB HBM3", kind="cuda", threads=0, host_to_device=5e10)
+    for record in (made(), made(threads=1), card):
         save(record, tmp_path)
     assert len(list(tmp_path.iterdir())) == 3
     assert load("NVIDIA H100 80GB HBM3", tmp_path) == card
-    assert load("CPU", tmp_path, threads=1) == ceilings(threads=1)
+    assert load("CPU", tmp_path, threads=1) == made(threads=1)
     assert load("CPU", tmp_path, threads=4) is None
     assert load("NVIDIA A100", tmp_path) is None
 
 
 @pytest.mark.parametrize("changes", [{"processor": "another, 2 cores"}, {"torch": "0.4.1"}])
 def test_a_record_of_another_machine_does_not_count(tmp_path, changes):
-    save(ceilings(**changes), tmp_path)
+    save(made(**changes), tmp_path)
     assert load("CPU", tmp_path, threads=2) is None
 
 
 def test_a_damaged_record_counts_as_none(tmp_path):
-    path = save(ceilings(), tmp_path)
+    path = save(made(), tmp_path)
     whole = path.read_text()
     values = json.loads(whole)
+    broken = {**values["calibration"], "matmuls": {"float32": {"sizes": [1]}}}
     for text in ("", "{", whole[:-20], "[]", "null", json.dumps({**values, "format": 99}),
-                 json.dumps({**values, "ceilings": {**values["ceilings"], "products": {"float32": {"sizes": [1]}}}})):
+                 json.dumps({**values, "calibration": broken})):
         path.write_text(text)
         assert load("CPU", tmp_path, threads=2) is None, text[:40]
 
 
 def test_a_record_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
-    save(ceilings(), tmp_path)
+    save(made(), tmp_path)
 
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(TightfitError, match="No space left"):
-        save(ceilings(date="2030-01-01"), tmp_path)
+        save(made(date="2030-01-01"), tmp_path)
     monkeypatch.undo()
-    assert load("CPU", tmp_path, threads=2) == ceilings()
+    assert load("CPU", tmp_path, threads=2) == made()
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -121,5 +129,5 @@ def test_a_folder_that_is_a_file_is_named(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(TightfitError, match="file"):
-        save(ceilings(), blocked)
+        save(made(), blocked)
     assert load("CPU", blocked, threads=2) is None

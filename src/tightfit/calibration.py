@@ -1,4 +1,4 @@
-"""The ceilings of the machine at hand: how fast its device really runs, measured once and kept.
+"""The calibration of the machine at hand: how fast its device really runs, measured once and kept.
 
 A record holds what was measured, by whom it may be used (device, processor, threads, versions), and answers how long a
 piece of work takes by interpolating between its points. Measuring is a backend's work.
@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import TypeAdapter
+from pydantic import AliasChoices, Field, TypeAdapter
 
 from tightfit.errors import TightfitError
 from tightfit.files import write_atomically
@@ -29,9 +29,9 @@ FOLDER = Path("~/.cache/tightfit/ceilings")
 FORMAT: Literal[1] = 1
 """Version of the file's layout; a file of another one is measured anew."""
 
-SLUMP = 10  # times slower than a product with a side less: no device runs one so by itself
+SLUMP = 10  # times slower than a matmul with a side less: no device runs one so by itself
 BATCH = 16
-"""Products in an op, where they are measured many at a time."""
+"""Matmuls in an op, where they are measured many at a time."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,22 @@ def _neighbours(sizes: Sequence[int], size: float) -> list[tuple[int, float]]:
     return [(low, 1 - share), (low + 1, share)] if share else [(low, 1.0)]
 
 
+Grids = Mapping[str, Grid]
+
+
+def read_from(name: str, former: str) -> Any:
+    """A field of a file that was called otherwise in former versions, which are still read."""
+    return Field(validation_alias=AliasChoices(name, former))
+
+
 @dataclass(frozen=True, kw_only=True)
-class Ceilings:
+class Calibration:
     """Measured speeds of one device in one machine.
 
     device: the name that `devices.Device` has. processor: the host's. torch: PyTorch's version. threads: how many the
         CPU computed with; 0 for another device.
-    products: matrix products, by number format, such as `bfloat16`; `tf32` is float32 on the tensor cores. `batches`
-        has the same for many small products in one op.
+    matmuls: matrix products, by number format, such as `bfloat16`; `tf32` is float32 on the tensor cores.
+        batched_matmuls: the same for many small ones in one op.
     attention: operations a second of fused attention against the sequence's length, by `forward` or `backward`, a
         space and the features of a head, then by number format; pairs that a causal kernel skips do not count.
     memory: seconds of ops that memory binds against the bytes they read and write, by family (`FAMILIES`), then by
@@ -99,8 +107,8 @@ class Ceilings:
     torch: str
     threads: int = 0
     date: str = ""
-    products: Mapping[str, Grid] = field(default_factory=dict)
-    batches: Mapping[str, Grid] = field(default_factory=dict)
+    matmuls: Annotated[Grids, read_from("matmuls", "products")] = field(default_factory=dict)
+    batched_matmuls: Annotated[Grids, read_from("batched_matmuls", "batches")] = field(default_factory=dict)
     attention: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)
     memory: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)
     host: Mapping[str, float] = field(default_factory=dict)
@@ -126,12 +134,12 @@ class Ceilings:
 
     @property
     def disturbed(self) -> str:
-        """A sentence where something else seems to have kept the device busy: a product ran at less than a SLUMP-th of
+        """A sentence where something else seems to have kept the device busy: a matmul ran at less than a SLUMP-th of
         the rate of one with a side less. Empty otherwise."""
-        for name, grid in self.products.items():
+        for name, grid in self.matmuls.items():
             rates = np.log(grid.rates)
             if min(np.diff(rates, axis=side).min(initial=0.0) for side in range(3)) < -math.log(SLUMP):
-                return (f"a {name} product ran at less than a {SLUMP}th of the speed of a smaller one: something else "
+                return (f"a {name} matmul ran at less than a {SLUMP}th of the speed of a smaller one: something else "
                         "keeps the device busy")
         return ""
 
@@ -179,7 +187,7 @@ class _Record:
     """The file's content."""
 
     format: Literal[1]
-    ceilings: Ceilings
+    calibration: Annotated[Calibration, read_from("calibration", "ceilings")]
 
 
 @cache
@@ -187,26 +195,26 @@ def _record() -> TypeAdapter[_Record]:
     return TypeAdapter(_Record)
 
 
-def save(ceilings: Ceilings, folder: Path = FOLDER) -> Path:
+def save(calibration: Calibration, folder: Path = FOLDER) -> Path:
     """Write the record into `folder`, whole or not at all. Raises TightfitError where it cannot be written."""
-    path = folder.expanduser() / _file_name(ceilings.device, ceilings.threads)
+    path = folder.expanduser() / _file_name(calibration.device, calibration.threads)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, _record().dump_json(_Record(format=FORMAT, ceilings=ceilings)).decode())
+        write_atomically(path, _record().dump_json(_Record(format=FORMAT, calibration=calibration)).decode())
     except OSError as error:
-        raise TightfitError(f"the measured ceilings cannot be written to {path.parent} ({error.strerror or error}); "
+        raise TightfitError(f"the calibration cannot be written to {path.parent} ({error.strerror or error}); "
                             "make it writable, or set HOME to another folder") from None
     return path
 
 
-def load(device: str, folder: Path = FOLDER, *, threads: int = 0) -> Ceilings | None:
+def load(device: str, folder: Path = FOLDER, *, threads: int = 0) -> Calibration | None:
     """The record of that device on this machine; None where there is none, or it was measured with another processor,
     another PyTorch, or another number of threads, or its file is damaged.
 
     threads: how many the CPU computes with; 0 for another device.
     """
     try:
-        found = _record().validate_json((folder.expanduser() / _file_name(device, threads)).read_bytes()).ceilings
+        found = _record().validate_json((folder.expanduser() / _file_name(device, threads)).read_bytes()).calibration
     except (OSError, ValueError):  # ValueError: no record, or one of another layout
         return None
     here = (device, processor(), torch_version(), threads)

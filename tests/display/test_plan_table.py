@@ -114,7 +114,7 @@ def test_the_answers_are_there():
 def test_calibrated_times_say_so():
     chosen = candidate(estimate(calibrated=True))
     text = plan_text(replace(fitting(), candidates=(chosen,), chosen=chosen))
-    assert "Calibrated: by the ceilings measured on this machine." in text
+    assert "Calibrated: by measurements of this machine." in text
     assert "doctor --calibrate" not in text
 
 

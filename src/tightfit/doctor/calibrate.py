@@ -1,4 +1,4 @@
-"""Measuring this machine's ceilings, for plans to be calibrated by."""
+"""Measuring this machine, for plans to be calibrated by."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tightfit.backends import load_backend
-from tightfit.calibration import FOLDER, Ceilings, save
+from tightfit.calibration import FOLDER, Calibration, save
 from tightfit.devices import find_device
 from tightfit.errors import RecipeError, Refused
 from tightfit.recipe import Recipe
@@ -15,7 +15,7 @@ Progress = Callable[[str, float], None]
 """Called with the name of the next measurement, and the share of the work that is done, 0 to 1."""
 
 
-def calibrate(device: str, progress: Progress | None = None, folder: Path = FOLDER) -> tuple[Ceilings, Path]:
+def calibrate(device: str, progress: Progress | None = None, folder: Path = FOLDER) -> tuple[Calibration, Path]:
     """Measure this machine's device and keep the result in `folder`, for plans to find.
 
     device: `auto` for the CUDA device where there is one and the processor elsewhere, `cpu` or `cuda`.
@@ -28,41 +28,41 @@ def calibrate(device: str, progress: Progress | None = None, folder: Path = FOLD
 
     own = load_backend("pytorch").device(Recipe.from_dict({"device": device}))
     try:
-        ceilings = measure(torch.device(own.kind), progress)
+        calibration = measure(torch.device(own.kind), progress)
     except torch.OutOfMemoryError:
         raise Refused(f"device: {own.name} has too little free memory to measure; end what else runs on it") from None
-    if ceilings.disturbed:
-        raise Refused(f"device: {ceilings.disturbed}; nothing was kept. End what else runs, and calibrate again")
-    return ceilings, save(ceilings, folder)
+    if calibration.disturbed:
+        raise Refused(f"device: {calibration.disturbed}; nothing was kept. End what else runs, and calibrate again")
+    return calibration, save(calibration, folder)
 
 
-def ceiling_rows(ceilings: Ceilings) -> list[tuple[str, str]]:
+def calibration_rows(calibration: Calibration) -> list[tuple[str, str]]:
     """The measurements as a table: name and figure, next to the data sheet's where there is one."""
-    rows = [("device", ceilings.device), ("processor", ceilings.processor), ("PyTorch", ceilings.torch)]
-    rows += [("threads", str(ceilings.threads))] if ceilings.threads else []
-    sheet = _data_sheet(ceilings.device)
-    for number_format, grid in ceilings.products.items():
+    rows = [("device", calibration.device), ("processor", calibration.processor), ("PyTorch", calibration.torch)]
+    rows += [("threads", str(calibration.threads))] if calibration.threads else []
+    sheet = _data_sheet(calibration.device)
+    for number_format, grid in calibration.matmuls.items():
         best = max(rate for plane in grid.rates for row in plane for rate in row)
         peak = sheet.get(number_format, 0.0)
         share = f", {best / peak:.0%} of the data sheet's {peak / 1e12:,.0f}" if peak else ""
-        rows.append((f"products in {number_format}", f"{best / 1e12:,.2f} TFLOP/s at best{share}"))
+        rows.append((f"matmuls in {number_format}", f"{best / 1e12:,.2f} TFLOP/s at best{share}"))
     for direction in ("forward", "backward"):
-        rates = [(max(curve.values), name) for key, curves in ceilings.attention.items()
+        rates = [(max(curve.values), name) for key, curves in calibration.attention.items()
                  if key.startswith(direction) for name, curve in curves.items()]
         if rates:
             rate, number_format = max(rates)
             rows.append((f"attention {direction}", f"{rate / 1e12:,.2f} TFLOP/s at best, in {number_format}"))
-    add = ceilings.memory.get("add", {}).get("float32")
+    add = calibration.memory.get("add", {}).get("float32")
     if add is not None:
         bandwidth = add.sizes[-1] / add.values[-1]
         known = sheet.get("bandwidth", 0.0)
         share = f", {bandwidth / known:.0%} of the data sheet's {known / 1e9:,.0f}" if known else ""
         rows.append(("memory", f"{bandwidth / 1e9:,.1f} GB/s in additions{share}"))
-    if ceilings.host:
-        phases = ", ".join(f"{phase} {seconds * 1e6:,.1f}" for phase, seconds in ceilings.host.items())
+    if calibration.host:
+        phases = ", ".join(f"{phase} {seconds * 1e6:,.1f}" for phase, seconds in calibration.host.items())
         rows.append(("host", f"microseconds an op: {phases}"))
-    if ceilings.host_to_device:
-        rows.append(("host to device", f"{ceilings.host_to_device / 1e9:,.1f} GB/s"))
+    if calibration.host_to_device:
+        rows.append(("host to device", f"{calibration.host_to_device / 1e9:,.1f} GB/s"))
     return rows
 
 
@@ -70,7 +70,7 @@ SHEET_NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "tf32":
 
 
 def _data_sheet(device: str) -> dict[str, float]:
-    """The catalogue's peaks, by the names that ceilings have, and the bandwidth; empty for a device it lacks."""
+    """The catalogue's peaks, by the names that a calibration has, and the bandwidth; empty for a device it lacks."""
     try:
         card = find_device(device)
     except RecipeError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tightfit.calibration import Ceilings
+from tightfit.calibration import Calibration
 from tightfit.devices import Device
 from tightfit.errors import ModelError
 from tightfit.models import resolve_source
@@ -23,12 +23,12 @@ from tightfit.trace import Trace, UntracedMemory
 
 def standard_tools(
     predict: Callable[[Recipe, Device], Trace],
-    ceilings: Ceilings | None = None,
+    calibration: Calibration | None = None,
     settings: AllocatorSettings | None = None,
     unseen: Callable[[Recipe, Device, Trace], list[UntracedMemory]] | None = None,
     host: HostMemory | None = None,
 ) -> Tools:
-    """The tools. ceilings: measured on this machine, where the device is its own. settings: the allocator's. unseen,
+    """The tools. calibration: measured on this machine, where the device is its own. settings: the allocator's. unseen,
     host: see `Tools`."""
     flops: dict[tuple[str, str, str, int, int], int] = {}
 
@@ -39,7 +39,7 @@ def standard_tools(
         return replay(trace, capacity, replace(settings or AllocatorSettings(), expandable_segments=True))
 
     def timed(trace: Trace, recipe: Recipe, device: Device) -> StepTime:
-        return step_time(trace, recipe, device, ceilings)
+        return step_time(trace, recipe, device, calibration)
 
     def utilization(recipe: Recipe, device: Device, seconds: float) -> float:
         key = (recipe.model, repr(recipe.model_overrides), recipe.task, recipe.batch_size, recipe.seq_len)

@@ -90,7 +90,7 @@ def profile_of(
     return Profile(
         recipe=recipe, device=target.device, measured=measured.trace, step_seconds=measured.step_seconds,
         phase_seconds=measured.phase_seconds, peak_bytes=measured.peak_bytes, overhead=measured.overhead,
-        calibrated=target.ceilings is not None, versions=_versions(recipe),
+        calibrated=target.calibration is not None, versions=_versions(recipe),
         readings={name: tuple(series) for name, series in (readings or {}).items()},
         **{**predicted, "notes": tuple(dict.fromkeys([*notes, *predicted["notes"]]))},
     )  # fmt: skip
@@ -107,7 +107,7 @@ def predicted_profile(recipe: Recipe, target: Target, log: Callable[[str], None]
     recipe, plan = resolve_auto(recipe, target, backend.predict, log)
     log(f"predicting a step on {target.device.name}")
     fields = _predicted(backend.predict(recipe, target.device), recipe, target)
-    return Profile(recipe=recipe, device=target.device, step_seconds=0.0, calibrated=target.ceilings is not None,
+    return Profile(recipe=recipe, device=target.device, step_seconds=0.0, calibrated=target.calibration is not None,
                    versions=_versions(recipe), **fields), plan
 
 
@@ -201,9 +201,9 @@ def _sentence(error: Exception) -> str:
 
 
 def _predicted(trace: Trace, recipe: Recipe, target: Target) -> dict[str, Any]:
-    timed = step_time(trace, recipe, target.device, target.ceilings)
+    timed = step_time(trace, recipe, target.device, target.calibration)
     for op in trace.ops:
-        op.seconds = op_seconds(op, target.device, target.ceilings, tf32=recipe.tf32)
+        op.seconds = op_seconds(op, target.device, target.calibration, tf32=recipe.tf32)
     last = trace.last_step()
     assert last is not None, "a training step was predicted"
     return {

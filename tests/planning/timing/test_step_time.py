@@ -157,7 +157,7 @@ def test_preparing_the_global_batch_shows_only_where_nothing_hides_it():
     assert step_time(short, recipe(CPU, **sizes), CPU).data == pytest.approx(alone)
 
 
-# The CPU, and measured ceilings
+# The CPU, and a calibration
 
 def test_the_cpu_takes_one_op_after_another():
     ops = [add(10**6), mm(100, 100, 100, "float32", Phase.BACKWARD), add(2 * 10**6, Phase.OPTIMIZER)]
@@ -177,7 +177,7 @@ def test_without_measurements_the_cpu_is_guessed_by_its_cores():
     assert "not calibrated" in found.notes[0]
 
 
-def test_ceilings_of_another_kind_of_device_do_not_count():
+def test_a_calibration_of_another_kind_of_device_does_not_count():
     assert not step_time(trace([add()]), recipe(), GPU, MEASURED).calibrated
 
 

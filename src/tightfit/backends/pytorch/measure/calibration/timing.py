@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from tightfit.backends.pytorch.follow.op_costs import Cost, cost
-from tightfit.calibration import Ceilings, family_of
+from tightfit.calibration import Calibration, family_of
 
 Call = Callable[[], Any]
 
@@ -135,18 +135,18 @@ class TinyStep:
         self.optimizer.step()
 
 
-def host_seconds(device: torch.device, ceilings: Ceilings) -> dict[str, float]:
+def host_seconds(device: torch.device, calibration: Calibration) -> dict[str, float]:
     """Seconds of the host for an op in each phase of a tiny model's step; on the CPU, less those of the op itself."""
     step = TinyStep(device)
     phases: dict[str, Call] = {"forward": step.forward, "backward": step.backward, "optimizer": step.update}
     taken = _phase_seconds(step, phases, device)
-    found = {name: _share(taken[name], ops_of(run), device, ceilings) for name, run in phases.items()}
+    found = {name: _share(taken[name], ops_of(run), device, calibration) for name, run in phases.items()}
     step.recompute()
     del phases["optimizer"]
     again = _phase_seconds(step, phases, device)
     more = sum(again.values()) - taken["forward"] - taken["backward"]
     step.forward()
-    found["recompute"] = _share(more, ops_of(step.backward, recomputed=True), device, ceilings)
+    found["recompute"] = _share(more, ops_of(step.backward, recomputed=True), device, calibration)
     return found
 
 
@@ -166,17 +166,17 @@ def _phase_seconds(step: TinyStep, phases: dict[str, Call], device: torch.device
     return {name: statistics.median(rounds[WARM_UP:]) for name, rounds in taken.items()}
 
 
-def _share(total: float, ops: Sequence[tuple[str, Cost]], device: torch.device, ceilings: Ceilings) -> float:
+def _share(total: float, ops: Sequence[tuple[str, Cost]], device: torch.device, calibration: Calibration) -> float:
     if device.type == "cpu":
-        total -= sum(_alone(name, found, ceilings) for name, found in ops)
+        total -= sum(_alone(name, found, calibration) for name, found in ops)
     return max(total / len(ops), 0.0)
 
 
-def _alone(name: str, found: Cost, ceilings: Ceilings) -> float:
+def _alone(name: str, found: Cost, calibration: Calibration) -> float:
     """The measured seconds of an op of a few elements."""
     if "attention" in name:
         direction = "backward" if "backward" in name else "forward"
-        return found.flops / (ceilings.attention_rate(direction, found.dtype, 1, 1) or math.inf)
+        return found.flops / (calibration.attention_rate(direction, found.dtype, 1, 1) or math.inf)
     if found.flops:
-        return found.flops / ceilings.products[found.dtype].rate(*(3 * [(found.flops / 2) ** (1 / 3)]))
-    return ceilings.memory_seconds(family_of(name), found.dtype, found.bytes_read + found.bytes_written) or 0.0
+        return found.flops / calibration.matmuls[found.dtype].rate(*(3 * [(found.flops / 2) ** (1 / 3)]))
+    return calibration.memory_seconds(family_of(name), found.dtype, found.bytes_read + found.bytes_written) or 0.0
