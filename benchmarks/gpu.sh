@@ -29,7 +29,7 @@ measure() {  # NAME [ARGUMENT ...]: run benchmarks/NAME.py, and note how that we
 
 part() {  # NAME [PART]
   case $1 in
-    context_bytes | ceilings | cuda_op_tables | quickstart) measure "$1" ;;
+    context_bytes | calibration | cuda_op_tables | quickstart) measure "$1" ;;
     plan_vs_gpu) measure plan_vs_gpu --part "${2:-1/1}" --minutes 7.5 ;;
     allocator_snapshots) measure allocator_snapshots --output results/allocator_snapshots ;;
     convergence) measure convergence --steps 300 --name convergence_gpu ;;
@@ -41,7 +41,7 @@ part() {  # NAME [PART]
       ;;
     frontier) measure frontier --budget "${2:-24GB}" --minutes 7.5 ;;
     *)
-      echo "gpu.sh: '$1' is not one of context_bytes, ceilings, cuda_op_tables, plan_vs_gpu, record_ladders, frontier," \
+      echo "gpu.sh: '$1' is not one of context_bytes, calibration, cuda_op_tables, plan_vs_gpu, record_ladders, frontier," \
         "allocator_snapshots, quickstart, convergence" >&2
       exit 2
       ;;
@@ -52,7 +52,7 @@ if [ $# -gt 0 ]; then
   part "$@"
 else
   part context_bytes
-  part ceilings
+  part calibration
   part cuda_op_tables
   for number in 1 2 3; do part plan_vs_gpu "$number/3"; done
   for name in bert-large transformer-156m transformer-156m-jax fp16-batch; do part record_ladders "$name"; done

@@ -14,7 +14,7 @@ import torch
 
 from gpu_cases import Aim, Case
 from tightfit.backends.pytorch.backend import PytorchBackend
-from tightfit.calibration import Ceilings
+from tightfit.calibration import Calibration
 from tightfit.devices import MIB, Device
 from tightfit.errors import TightfitError
 from tightfit.planning.allocator.replay import Replay, replay
@@ -32,7 +32,7 @@ class NoSuchLimit(Exception):
 
 
 def predict_case(
-    case: Case, recipe: Recipe, device: Device, ceilings: Ceilings | None, limit: int | None = None
+    case: Case, recipe: Recipe, device: Device, calibration: Calibration | None, limit: int | None = None
 ) -> dict[str, Any]:
     """The prediction, or why there is none: `refused` where the case cannot run here, `failure` for a miss of ours.
 
@@ -47,7 +47,7 @@ def predict_case(
         values = predicted(trace, case, device, limit)
         values["step_seconds"] = {
             "uncalibrated": step_time(trace, recipe, device).seconds,
-            "calibrated": None if ceilings is None else step_time(trace, recipe, device, ceilings).seconds,
+            "calibrated": None if calibration is None else step_time(trace, recipe, device, calibration).seconds,
         }
     except NoSuchLimit as reason:
         return {"refused": str(reason)}

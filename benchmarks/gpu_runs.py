@@ -20,7 +20,7 @@ from forking import Job, Outcome, run_forked
 from gpu_cases import Case, all_cases, smoke_cases, write_configurations
 from gpu_predictions import device_of, predict_case
 from gpu_summary import lines, plot, summarize
-from tightfit.calibration import Ceilings, load
+from tightfit.calibration import Calibration, load
 from tightfit.devices import Device
 from tightfit.errors import Refused
 
@@ -82,8 +82,8 @@ def plan_all(
 ) -> dict[Case, Row]:
     """Predictions of the cases that can run here, for as many as there is time; the others' reasons become rows."""
     named = {case.name: case for case in cases}
-    ceilings = ceilings_of(device)
-    jobs = (Job(name, partial(predict_case, case, case.recipe(folder), device, ceilings), PLANNING_SECONDS)
+    calibration = calibration_of(device)
+    jobs = (Job(name, partial(predict_case, case, case.recipe(folder), device, calibration), PLANNING_SECONDS)
             for name, case in named.items())
     found: dict[Case, Row] = {}
     for outcome in run_forked(jobs, at_once, deadline):
@@ -97,12 +97,12 @@ def plan_all(
     return {case: found[case] for case in named.values() if case in found}
 
 
-def ceilings_of(device: Device) -> Ceilings | None:
+def calibration_of(device: Device) -> Calibration | None:
     """This device's, as measured and kept on this machine, or as recorded in results/."""
     kept = load(device.name, threads=device.units if device.kind == "cpu" else 0)
-    path = record.RESULTS / "ceilings_gpu.json"
+    path = record.RESULTS / "calibration_gpu.json"
     if kept is None and device.kind == "cuda" and path.exists():
-        recorded = TypeAdapter(Ceilings).validate_python(json.loads(path.read_text())["ceilings"])
+        recorded = TypeAdapter(Calibration).validate_python(json.loads(path.read_text())["calibration"])
         kept = recorded if recorded.device == device.name else None
     return kept
 
@@ -155,9 +155,9 @@ def said(case: Case, plan: Row, outcome: Outcome) -> str:
 
 def plan_again(cases: Iterable[Case], device: Device, folder: Path, rows: Rows, at_once: int) -> list[Row]:
     """The measured rows with what is planned now, with the memory that they were measured with."""
-    ceilings = ceilings_of(device)
+    calibration = calibration_of(device)
     named = {case.name: case for case in cases if rows.measured(case)}
-    jobs = (Job(name, partial(predict_case, case, case.recipe(folder), device, ceilings,
+    jobs = (Job(name, partial(predict_case, case, case.recipe(folder), device, calibration,
                               rows.newest[case.key]["predicted"]["limit"]), PLANNING_SECONDS)
             for name, case in named.items())
     found = []

@@ -1,6 +1,6 @@
 """Is what the planner chooses the fastest? Three small models on this machine's CPU, every setting run for real.
 
-First the machine's ceilings are measured. Then, for each model, every combination of a small grid is planned with them
+First the machine is calibrated. Then, for each model, every combination of a small grid is planned with them
 and run: micro-batch, checkpointing, attention, the optimizer's implementation, and precision, the global batch fixed.
 All combinations take turns, one step each a round, and the least of a combination's times counts. The search chooses
 for the same recipe with those fields left `auto`; what it chooses takes part in the rounds too. Compiling is left out.
@@ -30,7 +30,7 @@ from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.measure.calibration.measure import measure
 from tightfit.backends.pytorch.step import Step
-from tightfit.calibration import Ceilings
+from tightfit.calibration import Calibration
 from tightfit.devices import Device
 from tightfit.planning.search.search import search
 from tightfit.planning.standard_tools import standard_tools
@@ -131,15 +131,15 @@ def judge(entries: Sequence[Entry], chosen: Entry) -> dict[str, Any]:
     }
 
 
-def plan(values: Mapping[str, Any], device: Device, ceilings: Ceilings) -> tuple[list[Entry], Entry]:
+def plan(values: Mapping[str, Any], device: Device, calibration: Calibration) -> tuple[list[Entry], Entry]:
     """The grid's combinations with their predictions, and the search's choice, which is one of them or one more."""
     backend = PytorchBackend()
 
     def entry(recipe: Recipe) -> Entry:
-        return Entry(recipe, step_time(backend.predict(recipe, device), recipe, device, ceilings).seconds)
+        return Entry(recipe, step_time(backend.predict(recipe, device), recipe, device, calibration).seconds)
 
     entries = [entry(recipe) for recipe in grid(values)]
-    tools = standard_tools(backend.predict, ceilings)
+    tools = standard_tools(backend.predict, calibration)
     found = search(Recipe.from_dict({**COMMON, **values}), device, tools)
     same = [e for e in entries if _settings(e.recipe) == _settings(found.recipe)]
     chosen = same[0] if same else entry(found.recipe)
@@ -187,10 +187,10 @@ def main() -> int:
     asked = parser.parse_args()
     began = time.monotonic()
     torch.manual_seed(0)
-    ceilings = measure(torch.device("cpu"))
+    calibration = measure(torch.device("cpu"))
     device = PytorchBackend().device(Recipe.from_dict({"device": "cpu"}))
-    if ceilings.disturbed:
-        sys.exit(ceilings.disturbed)
+    if calibration.disturbed:
+        sys.exit(calibration.disturbed)
     calibrating = time.monotonic() - began
     print(f"calibrated in {calibrating:.0f} s", flush=True)
     names = [asked.only] if asked.only else list(MODELS)
@@ -198,7 +198,7 @@ def main() -> int:
     for number, name in enumerate(names):
         start = time.monotonic()
         until = start + (asked.seconds - (start - began)) / (len(names) - number)
-        entries, chosen = plan(MODELS[name], device, ceilings)
+        entries, chosen = plan(MODELS[name], device, calibration)
         planned = time.monotonic() - start
         run(entries, device, until)
         row = found[name] = {**judge(entries, chosen), "planning_seconds": planned}

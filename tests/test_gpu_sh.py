@@ -17,7 +17,7 @@ STAND_IN = """#!/bin/sh
 echo "$@" >> "$TOLD"
 case $1 in
   */cuda_op_tables.py) exit 3 ;;
-  */ceilings.py) sleep 30 ;;
+  */calibration.py) sleep 30 ;;
 esac
 """
 
@@ -38,7 +38,7 @@ def gpu_sh(folder, *arguments):
 def test_every_part_runs_whatever_becomes_of_the_others(tmp_path):
     status, output, ran = gpu_sh(tmp_path)
     assert ran == [
-        "benchmarks/context_bytes.py", "benchmarks/ceilings.py", "benchmarks/cuda_op_tables.py",
+        "benchmarks/context_bytes.py", "benchmarks/calibration.py", "benchmarks/cuda_op_tables.py",
         *(f"benchmarks/plan_vs_gpu.py --part {number}/3 --minutes 7.5" for number in (1, 2, 3)),
         *(f"benchmarks/record_ladders.py {name} {peers}--minutes 7.5" for name, peers in (
             ("bert-large", PEERS), ("transformer-156m", PEERS), ("transformer-156m-jax", ""), ("fp16-batch", PEERS))),
@@ -50,7 +50,7 @@ def test_every_part_runs_whatever_becomes_of_the_others(tmp_path):
     table = output.splitlines()[-len(ran):]
     assert [line.split()[0] for line in table] == [line.split("/")[1].split(".py")[0] for line in ran]
     verdicts = {line.split()[0]: line.partition(" s  ")[2] for line in table}
-    assert verdicts["ceilings"] == "took longer than 1 seconds"
+    assert verdicts["calibration"] == "took longer than 1 seconds"
     assert verdicts["cuda_op_tables"] == "ended with status 3"
     assert verdicts["plan_vs_gpu"] == verdicts["convergence"] == "went well"
 
@@ -68,6 +68,6 @@ def test_an_unknown_part_is_named(tmp_path):
 
 
 def test_every_part_has_a_file():
-    for name in ("context_bytes", "ceilings", "cuda_op_tables", "plan_vs_gpu", "allocator_snapshots", "quickstart",
+    for name in ("context_bytes", "calibration", "cuda_op_tables", "plan_vs_gpu", "allocator_snapshots", "quickstart",
                  "convergence"):  # fmt: skip
         assert (BENCHMARKS / f"{name}.py").is_file()

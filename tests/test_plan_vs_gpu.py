@@ -222,7 +222,7 @@ def test_planning_again_takes_the_memory_that_was_measured_with(tmp_path, monkey
         rows.add(case, measured={"outcome": "ran"}, predicted={"limit": 7, "fits": "yes"})
     rows.add(third, failure="ended by SIGKILL")
 
-    def planned(case, recipe, device, ceilings, limit):
+    def planned(case, recipe, device, calibration, limit):
         return {"fits": "no", "limit": limit + 1} if case == first else {"failure": "ModelError: no"}
 
     monkeypatch.setattr(runs, "predict_case", planned)

@@ -48,7 +48,7 @@ def test_every_rung_survives_yaml(slot, technique, tmp_path):
     ({"compile": {"name": "off", "mode": "default"}}, ["compile.mode", "no knobs"]),
     ({"per_device_train_batch_size": 8}, ["per_device_train_batch_size", "micro_batch_size"]),
     ({"gradient_checkpointing": True}, ["gradient_checkpointing", "checkpointing=every-block"]),
-    ({"precision": True}, ["precision", "true", "choose from"]),
+    ({"precision": True}, ["precision", "True", "choose from"]),
     ({"backend": "tensorflow"}, ["backend", "'tensorflow'", "pytorch"]),
     ({"backend": "auto"}, ["backend", "'auto'", "pytorch"]),
     ({"backend": {"name": "pytorch", "layers": "scanned"}}, ["backend.layers", "pytorch", "no knobs"]),

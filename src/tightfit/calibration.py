@@ -1,4 +1,4 @@
-"""The ceilings of the machine at hand: how fast its device really runs, measured once and kept.
+"""The calibration of the machine at hand: how fast its device really runs, measured once and kept.
 
 A record holds what was measured, by whom it may be used (device, processor, threads, versions), and answers how long a
 piece of work takes by interpolating between its points. Measuring is a backend's work.
@@ -6,33 +6,32 @@ piece of work takes by interpolating between its points. Measuring is a backend'
 
 from __future__ import annotations
 
-import bisect
 import contextlib
-import itertools
 import math
 import os
 import platform
 import re
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import product
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, TypeAdapter
+import numpy as np
+from pydantic import AliasChoices, Field, TypeAdapter
 
 from tightfit.errors import TightfitError
-from tightfit.files import replacing
+from tightfit.files import write_atomically
 from tightfit.system import version_of
 
 FOLDER = Path("~/.cache/tightfit/ceilings")
 FORMAT: Literal[1] = 1
 """Version of the file's layout; a file of another one is measured anew."""
 
-SLUMP = 10  # times slower than a product with a side less: no device runs one so by itself
+SLUMP = 10  # times slower than a matmul with a side less: no device runs one so by itself
 BATCH = 16
-"""Products in an op, where they are measured many at a time."""
+"""Matmuls in an op, where they are measured many at a time."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +41,9 @@ class Curve:
     sizes: tuple[float, ...]
     values: tuple[float, ...]
 
-    def __post_init__(self) -> None:
-        if not self.sizes or len(self.sizes) != len(self.values) or min(*self.sizes, *self.values) <= 0:
-            raise ValueError(f"a curve needs sizes and as many values, all above 0, not {self}")
-        if list(self.sizes) != sorted(set(self.sizes)):
-            raise ValueError(f"a curve's sizes must grow, not {self.sizes}")
-
     def at(self, size: float) -> float:
         """The value at a size; the nearest point's outside the measured range."""
-        low, share = _place(self.sizes, size)
-        high = min(low + 1, len(self.sizes) - 1)
-        return float(self.values[low] ** (1 - share) * self.values[high] ** share)
+        return float(np.exp(np.interp(math.log(max(size, 1.0)), np.log(self.sizes), np.log(self.values))))
 
     def beyond(self, size: float) -> float:
         """As `at`, but growing in proportion to the size past the last point: for times."""
@@ -66,13 +57,6 @@ class Grid:
     sizes: tuple[int, ...]
     rates: tuple[tuple[tuple[float, ...], ...], ...]
 
-    def __post_init__(self) -> None:
-        count = len(self.sizes)
-        planes = [len(self.rates) == count, *(len(p) == count for p in self.rates)]
-        rows = [len(row) == count and min(row) > 0 for plane in self.rates for row in plane]
-        if not count or list(self.sizes) != sorted(set(self.sizes)) or not all(planes + rows):
-            raise ValueError("a grid needs growing sizes, and a rate above 0 for each three of them")
-
     def rate(self, m: float, n: float, k: float) -> float:
         """Operations a second at that shape, linear between the logarithms of the eight points around it."""
         corners = self.corners(m, n, k)
@@ -81,31 +65,33 @@ class Grid:
     def corners(self, m: float, n: float, k: float) -> list[tuple[tuple[int, int, int], float]]:
         """The points around a shape, by their places in `sizes` for M, N and K, and the share of each; they sum to 1.
         """
-        sides = []
-        for size in (m, n, k):
-            low, share = _place(self.sizes, size)
-            sides.append([(low, 1 - share), (low + 1, share)])
-        return [
-            ((i, j, h), u * v * w)
-            for i, u in sides[0] for j, v in sides[1] for h, w in sides[2] if u * v * w > 0
-        ]  # fmt: skip
+        around = product(*(_neighbours(self.sizes, size) for size in (m, n, k)))
+        return [((i, j, h), u * v * w) for (i, u), (j, v), (h, w) in around]
 
-    def slumps(self) -> Iterator[tuple[tuple[int, int, int], float, float]]:
-        """Shapes that ran at less than a SLUMP-th of the rate of one with a side less, with both rates."""
-        for i, j, h in itertools.product(range(len(self.sizes)), repeat=3):
-            smaller = [self.rates[i - (at == 0)][j - (at == 1)][h - (at == 2)] for at in range(3) if (i, j, h)[at]]
-            if smaller and self.rates[i][j][h] < max(smaller) / SLUMP:
-                yield (self.sizes[i], self.sizes[j], self.sizes[h]), self.rates[i][j][h], max(smaller)
+
+def _neighbours(sizes: Sequence[int], size: float) -> list[tuple[int, float]]:
+    """The indices of the points below and above a size, and the share of each, on a log scale."""
+    place = float(np.interp(math.log(max(size, 1.0)), np.log(sizes), range(len(sizes))))
+    low, share = int(place), place % 1
+    return [(low, 1 - share), (low + 1, share)] if share else [(low, 1.0)]
+
+
+Grids = Mapping[str, Grid]
+
+
+def read_from(name: str, former: str) -> Any:
+    """A field of a file that was called otherwise in former versions, which are still read."""
+    return Field(validation_alias=AliasChoices(name, former))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ceilings:
+class Calibration:
     """Measured speeds of one device in one machine.
 
     device: the name that `devices.Device` has. processor: the host's. torch: PyTorch's version. threads: how many the
-        CPU computed with; 0 for another device. driver: of the device; empty for the CPU.
-    products: matrix products, by number format, such as `bfloat16`; `tf32` is float32 on the tensor cores. `batches`
-        has the same for many small products in one op.
+        CPU computed with; 0 for another device.
+    matmuls: matrix products, by number format, such as `bfloat16`; `tf32` is float32 on the tensor cores.
+        batched_matmuls: the same for many small ones in one op.
     attention: operations a second of fused attention against the sequence's length, by `forward` or `backward`, a
         space and the features of a head, then by number format; pairs that a causal kernel skips do not count.
     memory: seconds of ops that memory binds against the bytes they read and write, by family (`FAMILIES`), then by
@@ -115,16 +101,14 @@ class Ceilings:
     host_to_device: bytes a second from pinned host memory; 0 where there is nothing to copy.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
     device: str
     kind: Literal["cpu", "cuda"]
     processor: str
     torch: str
     threads: int = 0
-    driver: str = ""
     date: str = ""
-    products: Mapping[str, Grid] = field(default_factory=dict)
-    batches: Mapping[str, Grid] = field(default_factory=dict)
+    matmuls: Annotated[Grids, read_from("matmuls", "products")] = field(default_factory=dict)
+    batched_matmuls: Annotated[Grids, read_from("batched_matmuls", "batches")] = field(default_factory=dict)
     attention: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)
     memory: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)
     host: Mapping[str, float] = field(default_factory=dict)
@@ -150,11 +134,13 @@ class Ceilings:
 
     @property
     def disturbed(self) -> str:
-        """A sentence where something else seems to have kept the device busy; empty otherwise."""
-        for name, grid in self.products.items():
-            for sides, rate, smaller in grid.slumps():
-                return (f"a {name} product of {' x '.join(map(str, sides))} ran at {rate / 1e9:.3g} GFLOP/s, and a "
-                        f"smaller one at {smaller / 1e9:.3g}: something else keeps the device busy")
+        """A sentence where something else seems to have kept the device busy: a matmul ran at less than a SLUMP-th of
+        the rate of one with a side less. Empty otherwise."""
+        for name, grid in self.matmuls.items():
+            rates = np.log(grid.rates)
+            if min(np.diff(rates, axis=side).min(initial=0.0) for side in range(3)) < -math.log(SLUMP):
+                return (f"a {name} matmul ran at less than a {SLUMP}th of the speed of a smaller one: something else "
+                        "keeps the device busy")
         return ""
 
 
@@ -201,7 +187,7 @@ class _Record:
     """The file's content."""
 
     format: Literal[1]
-    ceilings: Ceilings
+    calibration: Annotated[Calibration, read_from("calibration", "ceilings")]
 
 
 @cache
@@ -209,41 +195,26 @@ def _record() -> TypeAdapter[_Record]:
     return TypeAdapter(_Record)
 
 
-def save(ceilings: Ceilings, folder: Path = FOLDER) -> Path:
+def save(calibration: Calibration, folder: Path = FOLDER) -> Path:
     """Write the record into `folder`, whole or not at all. Raises TightfitError where it cannot be written."""
-    with _written_to(folder) as home:
-        path = home / _file_name(ceilings.device, ceilings.threads)
-        with replacing(path) as temporary:
-            temporary.write_bytes(_record().dump_json(_Record(format=FORMAT, ceilings=ceilings)))
+    path = folder.expanduser() / _file_name(calibration.device, calibration.threads)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, _record().dump_json(_Record(format=FORMAT, calibration=calibration)).decode())
+    except OSError as error:
+        raise TightfitError(f"the calibration cannot be written to {path.parent} ({error.strerror or error}); "
+                            "make it writable, or set HOME to another folder") from None
     return path
 
 
-def check_writable(folder: Path = FOLDER) -> None:
-    """Raises TightfitError where `save` could not write: to be asked before the minutes that measuring takes."""
-    with _written_to(folder) as home, tempfile.TemporaryFile(dir=home) as file:
-        file.write(b"0")
-
-
-@contextlib.contextmanager
-def _written_to(folder: Path) -> Iterator[Path]:
-    """The folder, made if need be. Raises TightfitError for whatever cannot be written inside."""
-    folder = folder.expanduser()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield folder
-    except OSError as error:
-        raise TightfitError(f"the measured ceilings cannot be written to {folder} ({error.strerror or error}); make "
-                            "it writable, or set HOME to another folder") from None
-
-
-def load(device: str, folder: Path = FOLDER, *, threads: int = 0) -> Ceilings | None:
+def load(device: str, folder: Path = FOLDER, *, threads: int = 0) -> Calibration | None:
     """The record of that device on this machine; None where there is none, or it was measured with another processor,
     another PyTorch, or another number of threads, or its file is damaged.
 
     threads: how many the CPU computes with; 0 for another device.
     """
     try:
-        found = _record().validate_json((folder.expanduser() / _file_name(device, threads)).read_bytes()).ceilings
+        found = _record().validate_json((folder.expanduser() / _file_name(device, threads)).read_bytes()).calibration
     except (OSError, ValueError):  # ValueError: no record, or one of another layout
         return None
     here = (device, processor(), torch_version(), threads)
@@ -267,13 +238,3 @@ def torch_version() -> str:
 def _file_name(device: str, threads: int) -> str:
     name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
     return f"{name}-{threads}-threads.json" if threads else f"{name}.json"
-
-
-def _place(sizes: tuple[float, ...] | tuple[int, ...], size: float) -> tuple[int, float]:
-    """The index of the point below a size, and how far towards the next it lies, on a log scale, from 0 to 1."""
-    if size <= sizes[0]:
-        return 0, 0.0
-    if size >= sizes[-1]:
-        return len(sizes) - 1, 0.0
-    low = bisect.bisect_right(sizes, size) - 1
-    return low, math.log(size / sizes[low]) / math.log(sizes[low + 1] / sizes[low])

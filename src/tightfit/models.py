@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tightfit.bundled import BUNDLED, HUB_NAMES
 from tightfit.errors import MissingLibrary, ModelError, nearest, one_line
-from tightfit.model_limits import check_overrides
 from tightfit.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -175,8 +174,8 @@ def facts_of(config: Any, recipe: Recipe) -> ModelFacts:
 OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "data2vec-text", "longformer"})
 """Model types whose position embedding begins behind the padding token's index."""
 
-CAUSAL_FLAG = "is_decoder"
-"""The configuration field that makes an encoder such as BERT causal."""
+SIZES = re.compile(r"(size|dim|heads?|(?<!window_)layers?|embd|inner|positions|embeddings|d_model|d_ff|d_kv)$")
+"""Names of fields that count something of which a model has at least one."""
 
 
 def _our_config(values: dict[str, Any], changes: dict[str, Any], recipe: Recipe) -> TransformerConfig:
@@ -194,10 +193,9 @@ def _our_config(values: dict[str, Any], changes: dict[str, Any], recipe: Recipe)
     merged = {**values, **changes}
     for name, value in merged.items():
         default = fields[name].default
-        number = isinstance(default, float) and type(value) is int
-        if type(value) is not type(default) and not number:
+        if type(value) is not type(default) and (type(value), type(default)) != (int, float):
             raise ModelError(f"model_overrides.{name}: {value!r} should be a {type(default).__name__}")
-        if type(value) is int and not number and value < 1:
+        if type(default) is int and value < 1:
             raise ModelError(f"model_overrides.{name}: {value} should be 1 or more")
     config = TransformerConfig(**merged)
     if not 0 <= config.dropout_rate < 1:  # nor is nan
@@ -230,7 +228,9 @@ def _make_config(config: Any, values: dict[str, Any], changes: dict[str, Any], r
     config_class, known = type(config), config.to_dict()
     aliases: dict[str, str] = config_class.attribute_map
     _check_fields(config_class.__name__, changes, {**known, **aliases, "num_labels": None, "vocab_size": None})
-    check_overrides(config, values, changes)
+    for name, value in changes.items():
+        if type(value) is int and value < 1 and SIZES.search(aliases.get(name, name)):
+            raise ModelError(f"model_overrides.{name}: {value} should be 1 or more")
     changes = {aliases.get(name, name): value for name, value in changes.items()}
     num_labels = changes.pop("num_labels", None)
     vocab_size = changes.get("vocab_size")
@@ -241,8 +241,8 @@ def _make_config(config: Any, values: dict[str, Any], changes: dict[str, Any], r
         for name, value in known.items():
             if name.endswith("_token_id") and isinstance(value, int) and value >= vocab_size:
                 changes.setdefault(name, None)
-    if recipe.task == "causal-lm" and CAUSAL_FLAG in known and not known.get("is_encoder_decoder"):
-        changes.setdefault(CAUSAL_FLAG, True)
+    if recipe.task == "causal-lm" and "is_decoder" in known and not known.get("is_encoder_decoder"):
+        changes.setdefault("is_decoder", True)  # which makes an encoder such as BERT causal
     if changes:
         try:
             config = config_class.from_dict({**values, **changes})

@@ -71,9 +71,9 @@ def plan_on(
     else:
         recipe = recipe.model_copy(update={"model": _own_name(module)})
     backend = load_backend(recipe.backend.name)
-    tools = standard_tools(partial(backend.predict, model=module), target.ceilings, unseen=backend.unseen)
+    tools = standard_tools(partial(backend.predict, model=module), target.calibration, unseen=backend.unseen)
     others = catalogue() if target.device.kind == "cuda" else ()
-    alone = nullcontext(None) if module is not None else Pool(tools, recipe.backend.name, target.ceilings)
+    alone = nullcontext(None) if module is not None else Pool(tools, recipe.backend.name, target.calibration)
     with alone as evaluator:
         return ReadablePlan.of(search(recipe, target.device, tools, catalogue=others, progress=progress,
                                       evaluator=evaluator))

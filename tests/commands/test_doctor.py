@@ -11,7 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.doctor.recordings import NAMES, recorded
-from tightfit.calibration import Ceilings
+from tightfit.calibration import Calibration
 from tightfit.cli import app
 from tightfit.commands import doctor as command
 from tightfit.doctor.checks import checks
@@ -91,7 +91,7 @@ def test_a_device_without_calibration_is_bad_input():
 def test_calibration_can_be_json(tmp_path, monkeypatch):
     path = tmp_path / "cpu.json"
     path.write_text('{"device": "CPU"}')
-    ceilings = Ceilings(device="CPU", kind="cpu", processor="p", torch="2.13.0", threads=1)
-    monkeypatch.setattr(command, "calibrate", lambda device, progress: (ceilings, path))
+    calibration = Calibration(device="CPU", kind="cpu", processor="p", torch="2.13.0", threads=1)
+    monkeypatch.setattr(command, "calibrate", lambda device, progress: (calibration, path))
     assert json.loads(CliRunner().invoke(app, ["doctor", "--calibrate", "--json"]).stdout) == {"device": "CPU"}
     assert "kept in" in CliRunner().invoke(app, ["doctor", "--calibrate"]).stdout

@@ -14,7 +14,7 @@ import tightfit
 from tests.display.plans import fitting, nothing_fits
 from tightfit.backends import load_backend
 from tightfit.backends.pytorch.measure.calibration import measure as measuring
-from tightfit.calibration import Ceilings, Curve, processor, torch_version
+from tightfit.calibration import Calibration, Curve, processor, torch_version
 from tightfit.commands import plan as plan_command
 from tightfit.devices import find_device
 from tightfit.display.plan import ReadablePlan
@@ -42,7 +42,7 @@ COLUMNS = {"rank", "recipe", "fits", "memory", "time", "calibrated", "unseen", "
 
 @pytest.fixture
 def recipe(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))  # no ceilings measured here come in
+    monkeypatch.setenv("HOME", str(tmp_path))  # no calibration made here comes in
     monkeypatch.setenv("COLUMNS", "80")
     path = tmp_path / "tiny.yaml"
     path.write_text(RECIPE)
@@ -254,7 +254,7 @@ def test_gpus_are_listed(run):
 def test_what_calibration_measures_is_used_by_the_next_plan(recipe, run, monkeypatch):
     def measure(device, progress):
         curve = Curve((1.0, 1e9), (1e-7, 1.0))
-        return Ceilings(device="CPU", kind="cpu", processor=processor(), torch=torch_version(),
+        return Calibration(device="CPU", kind="cpu", processor=processor(), torch=torch_version(),
                         threads=torch.get_num_threads(), memory={"add": {"float32": curve}}, host={"forward": 1e-5})
 
     monkeypatch.setattr(measuring, "measure", measure)
@@ -263,7 +263,7 @@ def test_what_calibration_measures_is_used_by_the_next_plan(recipe, run, monkeyp
     assert "1.0 GB/s" in out
     assert "plans for this device are calibrated by it" in " ".join(out.split())
     _, out, _ = run("plan", recipe, "precision=fp32", "--gpu", "cpu")
-    assert "Calibrated: by the ceilings measured on this machine." in out
+    assert "Calibrated: by measurements of this machine." in out
 
 
 def test_from_python(recipe):

@@ -48,7 +48,7 @@ def fitting():
                       changes_numerics=("optimizer=adamw-8bit",), micro_batch_size=24)
     large = candidate(estimate(2.0, fits="no", safe=False, tokens=11_000.0, missing=3 * GIB), micro_batch_size=32)
     misaligned = Misalignment(field="vocab_size", value=50257, multiple=8, padded=50264, gain=0.05,
-                              sentence="vocab_size 50,257 is not a multiple of 8; write pad_vocab_to=8.")
+                              change="pad_vocab_to=8")
     answers = Answers(
         why="The fastest that fits.", next_best="optimizer=adamw-8bit: 10 % slower.",
         would_not_fit=("micro_batch_size=32 does not fit: it misses 3.0 GiB.",), smallest_gpu=CARD,

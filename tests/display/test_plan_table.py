@@ -102,7 +102,7 @@ def test_the_answers_are_there():
     for sentence in (
         "micro_batch_size=16 precision=bf16 loss=plain checkpointing=none optimizer=adamw attention=sdpa compile=off",
         "The fastest that fits.", "optimizer=adamw-8bit: 10 % slower.", "micro_batch_size=32 does not fit",
-        "No smaller GPU would do.", "write pad_vocab_to=8.", "optimizer=adamw-8bit changes numerics: #2.",
+        "No smaller GPU would do.", "write pad_vocab_to=8 (50,264)", "optimizer=adamw-8bit changes numerics: #2.",
         "CUDA context, 1.0 GiB outside the allocator: measured on a card", "cuBLAS workspaces, 32.0 MiB: its handbook",
         "Not calibrated: from the sheet; run `tightfit doctor --calibrate` on the card.", "mind the gap",
         "left out: flex cannot serve", "1,234 combinations weighed, 7 traces made.",
@@ -114,7 +114,7 @@ def test_the_answers_are_there():
 def test_calibrated_times_say_so():
     chosen = candidate(estimate(calibrated=True))
     text = plan_text(replace(fitting(), candidates=(chosen,), chosen=chosen))
-    assert "Calibrated: by the ceilings measured on this machine." in text
+    assert "Calibrated: by measurements of this machine." in text
     assert "doctor --calibrate" not in text
 
 

@@ -1,8 +1,8 @@
-"""Devices, ops and measured ceilings made up for the tests of the time model."""
+"""Devices, ops and a calibration made up for the tests of the time model."""
 
 from __future__ import annotations
 
-from tightfit.calibration import Ceilings, Curve, Grid
+from tightfit.calibration import Calibration, Curve, Grid
 from tightfit.devices import Device
 from tightfit.trace import Op, OpClass, Phase
 
@@ -36,9 +36,9 @@ def attention(length, head=128, name="flash_attention", flops=None, direction=""
 
 RATE = 1e10
 GRID = Grid((16, 1024), (((RATE,) * 2,) * 2,) * 2)
-MEASURED = Ceilings(
-    device="CPU", kind="cpu", processor="", torch="", threads=1, products={"float32": GRID, "bfloat16": GRID},
-    batches={"float32": Grid((16, 1024), (((2 * RATE,) * 2,) * 2,) * 2)},
+MEASURED = Calibration(
+    device="CPU", kind="cpu", processor="", torch="", threads=1, matmuls={"float32": GRID, "bfloat16": GRID},
+    batched_matmuls={"float32": Grid((16, 1024), (((2 * RATE,) * 2,) * 2,) * 2)},
     attention={"forward 128": {"float32": Curve((64,), (3e9,))}, "backward 128": {"float32": Curve((64,), (2e9,))}},
     memory={"add": {"float32": Curve((1e3, 1e6), (1e-6, 1e-4))}, "tanh": {"float32": Curve((1e3, 1e6), (1e-5, 1e-3))}},
     host={"forward": 1e-5, "recompute": 1e-4, "backward": 5e-6, "optimizer": 1e-6},

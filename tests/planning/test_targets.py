@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tightfit.calibration import Ceilings, processor, save, torch_version
+from tightfit.calibration import Calibration, processor, save, torch_version
 from tightfit.devices import Device, find_device, parse_memory
 from tightfit.errors import RecipeError, Refused
 from tightfit.planning.targets import cpu_target, gpu_target, with_figures
@@ -26,7 +26,7 @@ def home(tmp_path, monkeypatch):
 
 def measured(device, threads=0):
     kind = "cpu" if threads else "cuda"
-    found = Ceilings(device=device, kind=kind, processor=processor(), torch=torch_version(), threads=threads)
+    found = Calibration(device=device, kind=kind, processor=processor(), torch=torch_version(), threads=threads)
     save(found)
     return found
 
@@ -34,7 +34,7 @@ def measured(device, threads=0):
 def test_a_named_gpu_needs_none_in_the_machine():
     target = gpu_target("rtx-4090", None, nobody)
     assert target.device == find_device("rtx-4090")
-    assert target.ceilings is None
+    assert target.calibration is None
 
 
 def test_memory_alone_is_any_card_of_that_size():
@@ -72,7 +72,7 @@ def test_the_machines_own_gpu_has_the_catalogues_figures_and_its_own_memory(home
     target = gpu_target(None, None, lambda: OWN)
     card = find_device("rtx-4090")
     assert target.device == replace(card, name=OWN.name, memory_bytes=OWN.memory_bytes, units=127)
-    assert target.ceilings is None
+    assert target.calibration is None
 
 
 def test_a_gpu_that_is_not_in_the_catalogue_is_like_one_of_its_size():
@@ -86,15 +86,15 @@ def test_a_gpu_that_is_not_in_the_catalogue_is_like_one_of_its_size():
 
 def test_what_was_measured_is_used_for_that_card_alone(home):
     kept = measured(OWN.name)
-    assert gpu_target(None, None, lambda: OWN).ceilings == kept
-    assert gpu_target("4090", None, lambda: OWN).ceilings == kept
-    assert gpu_target("4090", "12GB", lambda: OWN).ceilings == kept
-    assert gpu_target("l4", None, lambda: OWN).ceilings is None
-    assert gpu_target("4090", None, nobody).ceilings is None
+    assert gpu_target(None, None, lambda: OWN).calibration == kept
+    assert gpu_target("4090", None, lambda: OWN).calibration == kept
+    assert gpu_target("4090", "12GB", lambda: OWN).calibration == kept
+    assert gpu_target("l4", None, lambda: OWN).calibration is None
+    assert gpu_target("4090", None, nobody).calibration is None
 
 
-def test_the_processors_ceilings_belong_to_a_number_of_threads(home):
+def test_the_processors_calibration_belongs_to_a_number_of_threads(home):
     kept = measured("CPU", threads=2)
     cpu = Device(kind="cpu", name="CPU", memory_bytes=1 << 33, units=2)
-    assert cpu_target(cpu).ceilings == kept
-    assert cpu_target(replace(cpu, units=1)).ceilings is None
+    assert cpu_target(cpu).calibration == kept
+    assert cpu_target(replace(cpu, units=1)).calibration is None

@@ -8,9 +8,10 @@ import pytest
 
 from tests.profiling.profiled import empty, hostile, predicted, profile, recipe
 from tightfit.devices import find_device
-from tightfit.profiling.findings import findings, source_of, vocabulary
+from tightfit.planning.alignment import vocabulary
+from tightfit.profiling.findings import findings, source_of
 from tightfit.profiling.profile import Profile
-from tightfit.profiling.report.breakdown import busy_seconds, step_ops
+from tightfit.profiling.step import steps_of
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Trace
 from tightfit.trace.file import SAMPLED
 
@@ -64,33 +65,33 @@ def test_workers_that_are_too_slow_are_doubled():
 def test_a_misaligned_vocabulary_with_the_time_models_gain():
     made = replace(profile(vocab_size=50257), recipe=recipe(vocab_size=50257))
     assert vocabulary(made.predicted) == 50257
-    pad = found(made, "vocabulary")
-    assert pad.sentence == "vocabulary 50,257 is not a multiple of 8, which tensor cores want: pad to 50,264"
+    pad = found(made, "vocab_size")
+    assert pad.sentence == "vocab_size 50,257 is not a multiple of 8, which tensor cores want: pad to 50,264"
     assert pad.change == "pad_vocab_to=8"
     assert 0.001 < pad.seconds < 0.5
-    assert found(profile(vocab_size=50264), "vocabulary") is None
-    unknown = found(replace(made, device=replace(CARD, bandwidth=0.0)), "vocabulary")
+    assert found(profile(vocab_size=50264), "vocab_size") is None
+    unknown = found(replace(made, device=replace(CARD, bandwidth=0.0)), "vocab_size")
     assert unknown.gain == "not predicted"
     assert unknown.rank == 0
 
 
 def test_a_padded_vocabularys_gain_is_a_share_of_the_measured_step():
     made = replace(profile(vocab_size=50257), recipe=recipe(vocab_size=50257))
-    gain = found(made, "vocabulary").seconds
-    alone = found(replace(made, predicted=None), "vocabulary")
+    gain = found(made, "vocab_size").seconds
+    alone = found(replace(made, predicted=None), "vocab_size")
     assert alone.seconds == gain
     assert alone.derived.startswith("the measured seconds of the ops with that dimension")
     waiting = replace(made, step_seconds=2 * made.step_seconds)
-    assert found(waiting, "vocabulary").seconds == pytest.approx(gain / 2)
+    assert found(waiting, "vocab_size").seconds == pytest.approx(gain / 2)
     slower = replace(made.measured, ops=[replace(op, seconds=3 * op.seconds) for op in made.measured.ops])
-    assert gain < found(replace(made, measured=slower), "vocabulary").seconds <= 3 * gain
+    assert gain < found(replace(made, measured=slower), "vocab_size").seconds <= 3 * gain
     compiled = replace(made.measured, ops=[replace(op, shapes=()) for op in made.measured.ops])
-    assert found(replace(made, measured=compiled), "vocabulary").derived.startswith("the predicted seconds")
+    assert found(replace(made, measured=compiled), "vocab_size").derived.startswith("the predicted seconds")
 
 
 def test_gains_that_rest_on_the_time_model_say_that_it_is_not_calibrated():
     made = replace(profile(vocab_size=50257), recipe=recipe(vocab_size=50257))
-    assert "the time model, not calibrated, saves" in found(made, "vocabulary").derived
+    assert "the time model, not calibrated, saves" in found(made, "vocab_size").derived
     assert "not calibrated" not in found(made, "waits for data").derived
 
 
@@ -98,7 +99,7 @@ def test_a_step_bound_by_launches():
     made = profile()
     bound = found(made, "launch-bound")
     idle = 1 - made.phase_seconds[Phase.DATA] / made.step_seconds - (
-        busy_seconds(step_ops(made.measured)) / made.step_seconds)
+        steps_of(made)["measured"].busy / made.step_seconds)
     assert f"{100 * idle:.0f} % of the step" in bound.sentence
     assert bound.change == "compile=per-block"
     assert bound.seconds == pytest.approx(idle)

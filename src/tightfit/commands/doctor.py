@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tightfit.display.progress import SearchProgress
-from tightfit.doctor.calibrate import calibrate, ceiling_rows
+from tightfit.doctor.calibrate import calibrate, calibration_rows
 from tightfit.doctor.checks import checks, problems
 from tightfit.doctor.machine import gather
 from tightfit.doctor.report import as_dict, show
@@ -37,13 +37,13 @@ def run_calibration(device: str, as_json: bool = False) -> None:
     as_json: print the record that is kept instead of the table.
     """
     with SearchProgress(Console(stderr=True), "measuring", "percent") as progress:
-        ceilings, path = calibrate(device, lambda what, share: progress(round(100 * share), 100, what))
+        calibration, path = calibrate(device, lambda what, share: progress(round(100 * share), 100, what))
     if as_json:
         print(path.read_text("utf-8"))
         return
     console = Console()
     table = Table.grid(padding=(0, 2))
-    for name, figure in ceiling_rows(ceilings):
+    for name, figure in calibration_rows(calibration):
         table.add_row(Text(name), Text(figure))
     console.print(table)
     console.print(Text(f"kept in {path}; plans for this device are calibrated by it from now on"))

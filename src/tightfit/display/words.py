@@ -152,7 +152,7 @@ def answers(plan: Plan) -> list[tuple[str, str]]:
 def calibration(estimate: Estimate, device: Device) -> str:
     """Where the times come from."""
     if estimate.time.calibrated:
-        return "Calibrated: by the ceilings measured on this machine."
+        return "Calibrated: by measurements of this machine."
     reason = next((note for note in estimate.notes if note.startswith(UNCALIBRATED)), UNCALIBRATED)
     return f"{reason[0].upper()}{reason[1:]}; {CALIBRATE[device.kind]}."
 

@@ -1,4 +1,4 @@
-"""Measuring this machine's ceilings, for plans to be calibrated by."""
+"""Measuring this machine, for plans to be calibrated by."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tightfit.backends import load_backend
-from tightfit.calibration import FOLDER, Ceilings, check_writable, save
+from tightfit.calibration import FOLDER, Calibration, save
 from tightfit.devices import find_device
 from tightfit.errors import RecipeError, Refused
 from tightfit.recipe import Recipe
@@ -15,7 +15,7 @@ Progress = Callable[[str, float], None]
 """Called with the name of the next measurement, and the share of the work that is done, 0 to 1."""
 
 
-def calibrate(device: str, progress: Progress | None = None, folder: Path = FOLDER) -> tuple[Ceilings, Path]:
+def calibrate(device: str, progress: Progress | None = None, folder: Path = FOLDER) -> tuple[Calibration, Path]:
     """Measure this machine's device and keep the result in `folder`, for plans to find.
 
     device: `auto` for the CUDA device where there is one and the processor elsewhere, `cpu` or `cuda`.
@@ -27,49 +27,48 @@ def calibrate(device: str, progress: Progress | None = None, folder: Path = FOLD
     from tightfit.backends.pytorch.measure.calibration.measure import measure
 
     own = load_backend("pytorch").device(Recipe.from_dict({"device": device}))
-    check_writable(folder)
     try:
-        ceilings = measure(torch.device(own.kind), progress)
+        calibration = measure(torch.device(own.kind), progress)
     except torch.OutOfMemoryError:
         raise Refused(f"device: {own.name} has too little free memory to measure; end what else runs on it") from None
-    if ceilings.disturbed:
-        raise Refused(f"device: {ceilings.disturbed}; nothing was kept. End what else runs, and calibrate again")
-    return ceilings, save(ceilings, folder)
+    if calibration.disturbed:
+        raise Refused(f"device: {calibration.disturbed}; nothing was kept. End what else runs, and calibrate again")
+    return calibration, save(calibration, folder)
 
 
-def ceiling_rows(ceilings: Ceilings) -> list[tuple[str, str]]:
+def calibration_rows(calibration: Calibration) -> list[tuple[str, str]]:
     """The measurements as a table: name and figure, next to the data sheet's where there is one."""
-    rows = [("device", ceilings.device), ("processor", ceilings.processor), ("PyTorch", ceilings.torch)]
-    rows += [("threads", str(ceilings.threads))] if ceilings.threads else [("driver", ceilings.driver or "unknown")]
-    sheet = _data_sheet(ceilings.device)
+    rows = [("device", calibration.device), ("processor", calibration.processor), ("PyTorch", calibration.torch)]
+    rows += [("threads", str(calibration.threads))] if calibration.threads else []
+    sheet = _data_sheet(calibration.device)
 
     def beside(name: str, rate: float, unit: float) -> str:
         known = sheet.get(name, 0.0)
         return f", {rate / known:.0%} of the data sheet's {known / unit:,.0f}" if known else ""
 
-    for number_format, grid in ceilings.products.items():
+    for number_format, grid in calibration.matmuls.items():
         best = max(rate for plane in grid.rates for row in plane for rate in row)
-        rows.append((f"products in {number_format}",
+        rows.append((f"matmuls in {number_format}",
                      f"{best / 1e12:,.2f} TFLOP/s at best{beside(number_format, best, 1e12)}"))
     for direction in ("forward", "backward"):
-        rates = [(max(curve.values), name) for key, curves in ceilings.attention.items()
+        rates = [(max(curve.values), name) for key, curves in calibration.attention.items()
                  if key.startswith(direction) for name, curve in curves.items()]
         if rates:
             rate, number_format = max(rates)
             rows.append((f"attention {direction}", f"{rate / 1e12:,.2f} TFLOP/s at best, in {number_format}"))
-    if (add := ceilings.memory.get("add", {}).get("float32")) is not None:
+    if (add := calibration.memory.get("add", {}).get("float32")) is not None:
         bandwidth = add.sizes[-1] / add.values[-1]
         rows.append(("memory", f"{bandwidth / 1e9:,.1f} GB/s in additions{beside('bandwidth', bandwidth, 1e9)}"))
-    if ceilings.host:
-        phases = ", ".join(f"{phase} {seconds * 1e6:,.1f}" for phase, seconds in ceilings.host.items())
+    if calibration.host:
+        phases = ", ".join(f"{phase} {seconds * 1e6:,.1f}" for phase, seconds in calibration.host.items())
         rows.append(("host", f"microseconds an op: {phases}"))
-    if ceilings.host_to_device:
-        rows.append(("host to device", f"{ceilings.host_to_device / 1e9:,.1f} GB/s"))
+    if calibration.host_to_device:
+        rows.append(("host to device", f"{calibration.host_to_device / 1e9:,.1f} GB/s"))
     return rows
 
 
 def _data_sheet(device: str) -> dict[str, float]:
-    """The catalogue's peaks, by the names that ceilings have, and the bandwidth; empty for a device it lacks."""
+    """The catalogue's peaks, by the names that a calibration has, and the bandwidth; empty for a device it lacks."""
     try:
         card = find_device(device)
     except RecipeError:

@@ -7,15 +7,17 @@ of the recipe can pad, for it is a matter of a few percent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from tightfit.devices import Device
+from tightfit.errors import TightfitError
 from tightfit.models import read_config
+from tightfit.planning.timing.op_times import op_seconds
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.text import percent
+from tightfit.trace import Op, Trace
 
 NAMES: dict[str, tuple[str, ...]] = {
     "vocab_size": ("vocab_size",),
@@ -38,16 +40,31 @@ class Misalignment:
 
     field: what it is called, such as `vocab_size`.
     value, multiple, padded: what it is, what it should be a multiple of, the next such size.
+    change: what to write in the recipe, `key=value`; empty where the model's shape would have to be another.
     gain: predicted share of a step's time that padding saves, 0 to 1; None where it was not predicted.
-    sentence: the finding, and what to write where a recipe field pads it.
     """
 
     field: str
     value: int
     multiple: int
     padded: int
+    change: str
     gain: float | None
-    sentence: str
+
+    @property
+    def finding(self) -> str:
+        """What is not aligned."""
+        return f"{self.field} {self.value:,} is not a multiple of {self.multiple}, which tensor cores want"
+
+    @property
+    def sentence(self) -> str:
+        """The finding, and what to write where a recipe field pads it."""
+        if not self.change:
+            return f"{self.finding}; it is part of the model's shape: {self.padded:,} would be, in a model of your own."
+        if self.field == "seq_len":
+            return f"{self.finding}; write {self.change}."
+        saves = "" if self.gain is None else f", which is predicted to save {percent(self.gain)} of a step"
+        return f"{self.finding}; write {self.change} ({self.padded:,}){saves}."
 
 
 def dimensions(recipe: Recipe) -> dict[str, int]:
@@ -93,48 +110,61 @@ def misaligned(
     """
     precision = recipe.precision
     assert precision != "auto", "resolve the recipe first"
-    full = not precision.is_half
-    if full and not getattr(precision, "tf32", False):
+    if not precision.is_half and not precision.tf32:
         return ()
-    least, best = wanted_multiples(device, 4 if full else 2)
+    least, best = wanted_multiples(device, 2 if precision.is_half else 4)
     found = []
     for field, value in dims.items():
-        if field == "vocab_size":
-            change = _pads(recipe, "pad_vocab_to", best)
-            multiple = best
-        elif field == "seq_len":
-            multiple, change = least, None
-        else:
-            multiple, change = least, None
-        if value % multiple == 0:
+        multiple = best if field == "vocab_size" else least
+        over = value % multiple
+        if not over:
             continue
-        saved = gain(recipe.override(**change)) if gain is not None and change else None
-        if saved is not None and saved < WORTH_SAYING:
-            continue
-        padded = _padded(value, multiple)
-        found.append(Misalignment(
-            field=field, value=value, multiple=multiple, padded=padded, gain=saved,
-            sentence=_sentence(field, value, multiple, padded, change, saved),
-        ))
+        padded, saved, change = _padded(value, multiple), None, ""
+        if field == "seq_len":
+            change = f"seq_len={padded if padded - value <= over else value - over}"
+        elif field == "vocab_size" and recipe.pad_vocab_to != multiple:
+            change = f"pad_vocab_to={multiple}"
+            saved = None if gain is None else gain(recipe.override(pad_vocab_to=multiple))
+        if saved is None or saved >= WORTH_SAYING:
+            found.append(Misalignment(field=field, value=value, multiple=multiple, padded=padded, change=change,
+                                      gain=saved))
     return tuple(sorted(found, key=lambda m: -(m.gain or 0.0)))
 
 
-def _pads(recipe: Recipe, field: str, multiple: int) -> dict[str, Any] | None:
-    return None if getattr(recipe, field) == multiple else {field: multiple}
+def vocabulary(trace: Trace) -> int:
+    """Rows of the largest embedding that the trace looks anything up in; 0 where it has none."""
+    return max((op.shapes[0][0] for op in trace.ops
+                if "embedding" in op.name and "backward" not in op.name and op.shapes and len(op.shapes[0]) == 2),
+               default=0)
+
+
+def has_side(op: Op, rows: int) -> bool:
+    """Whether any of an op's arguments is so long in a dimension."""
+    return any(rows in shape for shape in op.shapes)
+
+
+def padding_gain(
+    ops: Iterable[tuple[Op, int]], whole: float, device: Device, rows: int, padded: Recipe
+) -> float | None:
+    """The share of a step that a padded vocabulary saves: of the seconds of each op with that dimension, the share
+    that the time model takes off once it is larger. None where the model knows no figures of the device.
+
+    ops: the step's, each with how often it runs. whole: seconds that the share is of. rows: the vocabulary's."""
+    side = _padded(rows, padded.pad_vocab_to or 1)
+
+    def saved(op: Op) -> float:
+        """The share of an op's seconds."""
+        more = {name: getattr(op, name) * side // rows for name in ("flops", "bytes_read", "bytes_written")}
+        shapes = tuple(tuple(side if each == rows else each for each in shape) for shape in op.shapes)
+        now = op_seconds(op, device, tf32=padded.tf32)
+        return 1 - op_seconds(replace(op, shapes=shapes, **more), device, tf32=padded.tf32) / now if now else 0.0
+
+    try:
+        gained = sum(times * (op.seconds or 0.0) * saved(op) for op, times in ops if has_side(op, rows))
+    except TightfitError:
+        return None
+    return gained / whole if whole else None
 
 
 def _padded(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
-
-
-def _sentence(
-    field: str, value: int, multiple: int, padded: int, change: dict[str, Any] | None, gain: float | None
-) -> str:
-    text = f"{field} {value:,} is not a multiple of {multiple}, which tensor cores want"
-    if change:
-        written = " ".join(f"{name}={new}" for name, new in change.items())
-        saves = "" if gain is None else f", which is predicted to save {percent(gain)} of a step"
-        return f"{text}; write {written} ({padded:,}){saves}."
-    if field == "seq_len":
-        return f"{text}; write seq_len={padded if padded - value <= value % multiple else value - value % multiple}."
-    return f"{text}; it is part of the model's shape: {padded:,} would be, in a model of your own."

@@ -46,8 +46,8 @@ class StepTimed(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """What a step takes. data: what of it waits for the global batch. calibrated: by ceilings measured on the machine
-    at hand."""
+    """What a step takes. data: what of it waits for the global batch. calibrated: by measurements of the machine at
+    hand."""
 
     seconds: float
     data: float = 0.0

@@ -79,7 +79,7 @@ class Time:
     tokens_per_second: of the sequences read; of those generated where something is; 0 for images.
     mfu: model FLOPs utilization, FLOPs of forward and backward without recomputation over the device's dense peak, 0
         to 1; 0 where the peak is not known.
-    calibrated: whether the device's ceilings were measured on the machine at hand; else they come from its data sheet.
+    calibrated: whether times come from measurements of the machine at hand; else from the device's data sheet.
     prefill_seconds: of `step_seconds`, how long until the first token; 0 for training.
     """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tightfit.calibration import Ceilings
+from tightfit.calibration import Calibration
 from tightfit.devices import Device
 from tightfit.errors import ModelError
 from tightfit.models import resolve_source
@@ -23,12 +23,12 @@ from tightfit.trace import Trace, UntracedMemory
 
 def standard_tools(
     predict: Callable[[Recipe, Device], Trace],
-    ceilings: Ceilings | None = None,
+    calibration: Calibration | None = None,
     settings: AllocatorSettings | None = None,
     unseen: Callable[[Recipe, Device, Trace], list[UntracedMemory]] | None = None,
     host: HostMemory | None = None,
 ) -> Tools:
-    """The tools. ceilings: measured on this machine, where the device is its own. settings: the allocator's. unseen,
+    """The tools. calibration: measured on this machine, where the device is its own. settings: the allocator's. unseen,
     host: see `Tools`."""
     flops: dict[tuple[str, str, str, int, int], int] = {}
 
@@ -39,7 +39,7 @@ def standard_tools(
         return replay(trace, capacity, replace(settings or AllocatorSettings(), expandable_segments=True))
 
     def timed(trace: Trace, recipe: Recipe, device: Device) -> StepTime:
-        return step_time(trace, recipe, device, ceilings)
+        return step_time(trace, recipe, device, calibration)
 
     def utilization(recipe: Recipe, device: Device, seconds: float) -> float:
         key = (recipe.model, repr(recipe.model_overrides), recipe.task, recipe.batch_size, recipe.seq_len)
@@ -56,7 +56,7 @@ def model_flops_utilization(flops: float, recipe: Recipe, device: Device, second
     recipe that takes so many seconds; 0 where the peak is not known."""
     precision = recipe.precision
     assert precision != "auto", "resolve the recipe first"
-    peak = device.peak(precision.computes_in, bool(getattr(precision, "tf32", False)))
+    peak = device.peak(precision.computes_in, precision.tf32)
     return flops / seconds / peak if seconds > 0 and peak else 0.0
 
 

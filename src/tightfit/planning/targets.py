@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tightfit.calibration import Ceilings, load
+from tightfit.calibration import Calibration, load
 from tightfit.devices import Device, device_of_memory, find_device, parse_memory, with_memory
 from tightfit.errors import RecipeError, Refused
 from tightfit.text import size
@@ -16,15 +16,15 @@ Own = Callable[[], Device | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What is planned for. ceilings: as measured on the device, where it is this machine's own; None elsewhere."""
+    """What is planned for. calibration: as measured on the device, where it is this machine's own; None elsewhere."""
 
     device: Device
-    ceilings: Ceilings | None = None
+    calibration: Calibration | None = None
 
     @property
     def is_guessed_processor(self) -> bool:
         """Whether it is a processor that was not measured: its choice between formats may cost more than it gains."""
-        return self.device.kind == "cpu" and self.ceilings is None
+        return self.device.kind == "cpu" and self.calibration is None
 
 
 def gpu_target(gpu: str | None, gpu_memory: str | None, own: Own) -> Target:
@@ -45,10 +45,10 @@ def gpu_target(gpu: str | None, gpu_memory: str | None, own: Own) -> Target:
                       "l40s or h100-sxm (tightfit gpus lists them), --gpu all, --gpu cpu, or --gpu-memory 24GB")
     if named is None or (mine is not None and _same_card(mine, named)):
         assert mine is not None
-        device, ceilings = named or with_figures(mine), load(mine.name)
+        device, calibration = named or with_figures(mine), load(mine.name)
     else:
-        device, ceilings = named, None
-    return Target(device=device if memory is None else with_memory(device, memory), ceilings=ceilings)
+        device, calibration = named, None
+    return Target(device=device if memory is None else with_memory(device, memory), calibration=calibration)
 
 
 def _as_sold(device: Device, gpu_memory: str) -> Device:
@@ -61,14 +61,14 @@ def _as_sold(device: Device, gpu_memory: str) -> Device:
 
 def cpu_target(own: Device) -> Target:
     """This machine's processor."""
-    return Target(device=own, ceilings=load(own.name, threads=own.units))
+    return Target(device=own, calibration=load(own.name, threads=own.units))
 
 
 def own_target(own: Device) -> Target:
-    """This machine's own device, with the ceilings that were measured on it."""
+    """This machine's own device, with its calibration."""
     if own.kind == "cpu":
         return cpu_target(own)
-    return Target(device=with_figures(own), ceilings=load(own.name))
+    return Target(device=with_figures(own), calibration=load(own.name))
 
 
 def with_figures(own: Device) -> Device:

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from tightfit import text
-from tightfit.errors import TightfitError
-from tightfit.planning.alignment import misaligned
+from tightfit.planning.alignment import has_side, misaligned, padding_gain, vocabulary
 from tightfit.planning.defaults import WORKERS
-from tightfit.planning.timing.op_times import op_seconds
-from tightfit.profiling.finding import Evidence, Finding
 from tightfit.profiling.profile import Profile
-from tightfit.profiling.report.breakdown import block_name, busy_seconds, step_ops, uses_tf32
+from tightfit.profiling.step import ProfiledStep, block_name, steps_of
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
-from tightfit.trace import Allocation, Category, Op, Phase, Trace
+from tightfit.trace import Allocation, Category, Phase
 from tightfit.trace.file import sampling_notes
 
 WORTH_SAYING = 0.01
@@ -43,6 +41,36 @@ BLOCKS = "layers"
 """The scope of what every block of a compiled step makes: recomputing blocks frees nothing else."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """share: of the step, or of the memory at its peak, that it is about. sentence: what was found, with its figure.
+    change: what to write in the recipe, `key=value`; empty where no field helps. seconds: predicted gain as a share of
+    the step. bytes: predicted gain of peak memory. derived: how the gain was predicted, as a sentence. rank: what
+    findings are sorted by."""
+
+    share: float
+    sentence: str
+    derived: str
+    change: str = ""
+    seconds: float | None = None
+    bytes: int | None = None
+    rank: float = 0.0
+
+    @property
+    def gain(self) -> str:
+        """The predicted gain for reading."""
+        if self.seconds is not None:
+            return f"up to {text.percent(self.seconds)} of the step"
+        return "not predicted" if self.bytes is None else f"up to {text.size(self.bytes)} at the peak"
+
+
+class Evidence(NamedTuple):
+    """A profile, and its step as rules read it: the measured one, or the predicted one where nothing was measured."""
+
+    profile: Profile
+    step: ProfiledStep
+
+
 class Rule(NamedTuple):
     """look: yields what it finds. least: the share below which that is left out. compiled: whether it is for steps that
     a compiler laid out as a whole, or for others; None for both. sums: whether it needs every op."""
@@ -55,14 +83,15 @@ class Rule(NamedTuple):
 
 def findings(profile: Profile) -> list[Finding]:
     """All findings, the one that matters most first."""
-    trace = profile.measured or profile.predicted
-    if trace is None:
+    steps = steps_of(profile)
+    if not steps:
         return []
-    evidence = Evidence(profile, trace)
+    step = next(iter(steps.values()))
+    trace, evidence = step.trace, Evidence(profile, step)
     rules = [rule for rule in RULES if rule.compiled in (None, trace.laid_out)]
     if sampling_notes(trace):  # of ops that were left out the sums say nothing
         rules = [rule for rule in rules if not rule.sums]
-    room = profile.capacity_bytes or evidence.peak[1]
+    room = profile.capacity_bytes or step.peak[1]
     found = [each for rule in rules for each in rule.look(evidence) if each.share >= rule.least]
     return sorted((replace(each, rank=_rank(each, room)) for each in found), key=lambda each: -each.rank)
 
@@ -98,62 +127,21 @@ def _padding(evidence: Evidence) -> Iterator[Finding]:
     profile, recipe = evidence.profile, evidence.profile.recipe
     if TASKS[recipe.task].reads != "tokens":
         return
-    rows = vocabulary(profile.predicted or evidence.trace)
-    dims = {} if recipe.pad_sequence_to else {"seq_len": recipe.seq_len}
-    gain, derived = _padding_gain(evidence, rows) if rows else (None, "")
-    for each in misaligned(recipe, profile.device, {**dims, **({"vocab_size": rows} if rows else {})}, gain):
-        padded = each.field == "vocab_size"
+    rows = vocabulary(profile.predicted or evidence.step.trace)
+    steps = [step for step in steps_of(profile).values() if any(has_side(op, rows) for op, _ in step.ops)]
+    dims = {**({} if recipe.pad_sequence_to else {"seq_len": recipe.seq_len}), **({"vocab_size": rows} if rows else {})}
+    gain = partial(padding_gain, steps[0].ops, steps[0].whole, profile.device, rows) if steps else None
+    for each in misaligned(recipe, profile.device, dims, gain):
         yield Finding(
-            share=each.gain or 0.0, sentence=f"{'vocabulary' if padded else each.field} {each.value:,} is not a "
-            f"multiple of {each.multiple}, which tensor cores want: pad to {each.padded:,}",
-            change=f"pad_vocab_to={each.multiple}" if padded else f"seq_len={each.padded}", seconds=each.gain,
-            derived="the gain could not be predicted" if each.gain is None else derived)
-
-
-def vocabulary(trace: Trace) -> int | None:
-    """Rows of the largest embedding that the trace looks anything up in."""
-    rows = [op.shapes[0][0] for op in trace.ops
-            if "embedding" in op.name and "backward" not in op.name and op.shapes and len(op.shapes[0]) == 2]
-    return max(rows, default=None)
-
-
-def _padding_gain(evidence: Evidence, rows: int) -> tuple[Callable[[Recipe], float | None], str]:
-    """The share of the step that a padded vocabulary saves, and how it is derived: of the seconds of each op with that
-    dimension, the share that the time model takes off once it is larger. The measured ops', or where none of them
-    shows its shapes, as compiled ones do not, the predicted ones'."""
-    profile, device, tf32 = evidence.profile, evidence.profile.device, uses_tf32(evidence.profile.recipe)
-
-    def with_rows(op: Op) -> bool:
-        return any(rows in shape for shape in op.shapes)
-
-    known = profile.measured is not None and any(with_rows(op) for op, _ in evidence.ops)
-    ops = evidence.ops if known else step_ops(profile.predicted)
-    step = evidence.step if known else max(busy_seconds(ops), profile.predicted_step_seconds)
-
-    def saved(op: Op, multiple: int) -> float:
-        """The share of an op's seconds."""
-        side = -(-rows // multiple) * multiple
-        more = {name: getattr(op, name) * side // rows for name in ("flops", "bytes_read", "bytes_written")}
-        shapes = tuple(tuple(side if each == rows else each for each in shape) for shape in op.shapes)
-        now = op_seconds(op, device, tf32=tf32)
-        return 1 - op_seconds(replace(op, shapes=shapes, **more), device, tf32=tf32) / now if now else 0.0
-
-    def gain(changed: Recipe) -> float | None:
-        multiple = changed.pad_vocab_to
-        if not multiple or not step:
-            return None
-        try:
-            return sum(times * (op.seconds or 0.0) * saved(op, multiple) for op, times in ops if with_rows(op)) / step
-        except TightfitError:
-            return None
-
-    return gain, (f"the {'measured' if known else 'predicted'} seconds of the ops with that dimension, times the share "
-                  "that the time model, not calibrated, saves where it is padded")
+            share=each.gain or 0.0, sentence=f"{each.finding}: pad to {each.padded:,}", change=each.change,
+            seconds=each.gain, derived="the gain could not be predicted" if each.gain is None else
+            f"the {steps[0].name} seconds of the ops with that dimension, times the share that the time model, not "
+            "calibrated, saves where it is padded")
 
 
 def _launches(evidence: Evidence) -> Iterator[Finding]:
     """The device waits for the host to issue kernels: the step's seconds without its kernels and its data."""
-    profile, step, working = evidence.profile, evidence.profile.step_seconds, busy_seconds(evidence.ops)
+    profile, step, working = evidence.profile, evidence.profile.step_seconds, evidence.step.busy
     if profile.device.kind != "cuda" or not step or not working:
         return
     share = max(step - profile.phase_seconds.get(Phase.DATA, 0.0) - working, 0.0) / step
@@ -169,9 +157,9 @@ def _launches(evidence: Evidence) -> Iterator[Finding]:
 def _copies(evidence: Evidence) -> Iterator[Finding]:
     """Ops that copy memory as it is, or cast it to another number format; fills, random draws and lookups do not."""
     shares: dict[str, float] = defaultdict(float)
-    for op, times in evidence.ops:
+    for op, times in evidence.step.ops:
         if bare_name(op.name) in COPIES or op.name.startswith(COPY_KERNEL):
-            shares[bare_name(op.name)] += times * (op.seconds or 0.0) / (evidence.step or 1.0)
+            shares[bare_name(op.name)] += times * (op.seconds or 0.0) / (evidence.step.whole or 1.0)
     if not shares:
         return
     worst = max(shares, key=lambda name: shares[name])
@@ -188,9 +176,9 @@ def _copies(evidence: Evidence) -> Iterator[Finding]:
 
 def _full_precision(evidence: Evidence) -> Iterator[Finding]:
     """Activations and temporary memory at the peak that are float32 though the recipe computes in 16 bits."""
-    recipe, (_, peak) = evidence.profile.recipe, evidence.peak
+    recipe, (_, peak) = evidence.profile.recipe, evidence.step.peak
     sizes: dict[str, int] = defaultdict(int)
-    for a in evidence.alive:
+    for a in evidence.step.alive:
         if a.dtype == "float32":
             sizes[source_of(a)] += a.bytes
     if recipe.precision == "auto" or not recipe.precision.is_half or not sizes or not peak:
@@ -207,10 +195,10 @@ def _full_precision(evidence: Evidence) -> Iterator[Finding]:
 
 def _largest(evidence: Evidence) -> Iterator[Finding]:
     """The largest arrays at the peak; gradients, which have a weight's shape, are none."""
-    recipe, (_, peak) = evidence.profile.recipe, evidence.peak
-    state = {a.shape for a in evidence.trace.allocations if a.category is Category.WEIGHTS}
+    recipe, (_, peak) = evidence.profile.recipe, evidence.step.peak
+    state = {a.shape for a in evidence.step.trace.allocations if a.category is Category.WEIGHTS}
     alike: dict[tuple[object, ...], list[Allocation]] = defaultdict(list)
-    for a in evidence.alive:
+    for a in evidence.step.alive:
         if a.shape and a.shape not in state:
             alike[a.shape, a.dtype].append(a)
     if not alike:
@@ -258,7 +246,7 @@ def _stacked(evidence: Evidence) -> Iterator[Finding]:
     """A loop over layers copies each one's activations into arrays that hold every layer's."""
     if getattr(evidence.profile.recipe.backend, "layers", "") != "scanned":
         return
-    share = evidence.share(lambda op: STACKING in op.name)
+    share = evidence.step.share(lambda op: STACKING in op.name)
     yield Finding(
         share=share, sentence=f"{text.percent(share)} of the step stacks the activations of a loop over layers "
         f"({STACKING})", change="backend.layers=unrolled", seconds=share,
@@ -268,8 +256,8 @@ def _stacked(evidence: Evidence) -> Iterator[Finding]:
 
 def _recomputed(evidence: Evidence) -> Iterator[Finding]:
     """Activations that the backward pass computes a second time."""
-    share, room = evidence.share(lambda op: op.phase is Phase.RECOMPUTE), evidence.profile.capacity_bytes
-    peak = evidence.trace.peak()[1]
+    share, room = evidence.step.share(lambda op: op.phase is Phase.RECOMPUTE), evidence.profile.capacity_bytes
+    peak = evidence.step.trace.peak()[1]
     found = Finding(share=share, derived="it is the price of the memory that checkpointing saves", sentence=(
         f"{text.percent(share)} of the step computes activations again in the backward pass (rematted_computation)"))
     if room and peak <= ROOM * room:

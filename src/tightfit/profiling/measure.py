@@ -51,8 +51,7 @@ def profile_recipe(
     watch: entered while steps run; gives the card's readings.
     Raises the errors of `tightfit.errors`, as training does, and OSError where the trace cannot be written.
     """
-    if recipe.mode != "train":
-        raise RecipeError("mode: 'inference' is for planning, and a profile is of training; write mode=train")
+    _check_trains(recipe)
     listener = listener or Listener()
     session = open_session(recipe, listener.message, module=module)
     session.check_memory(listener.message)
@@ -91,7 +90,7 @@ def profile_of(
     return Profile(
         recipe=recipe, device=target.device, measured=measured.trace, step_seconds=measured.step_seconds,
         phase_seconds=measured.phase_seconds, peak_bytes=measured.peak_bytes, overhead=measured.overhead,
-        calibrated=target.ceilings is not None, versions=_versions(recipe),
+        calibrated=target.calibration is not None, versions=_versions(recipe),
         readings={name: tuple(series) for name, series in (readings or {}).items()},
         **{**predicted, "notes": tuple(dict.fromkeys([*notes, *predicted["notes"]]))},
     )  # fmt: skip
@@ -103,13 +102,12 @@ def predicted_profile(recipe: Recipe, target: Target, log: Callable[[str], None]
 
     Raises the errors of `tightfit.errors`, as planning does.
     """
-    if recipe.mode != "train":
-        raise RecipeError("mode: 'inference' is for planning, and a profile is of training; write mode=train")
+    _check_trains(recipe)
     backend = load_backend(recipe.backend.name)
     recipe, plan = resolve_auto(recipe, target, backend.predict, log)
     log(f"predicting a step on {target.device.name}")
     fields = _predicted(backend.predict(recipe, target.device), recipe, target)
-    return Profile(recipe=recipe, device=target.device, step_seconds=0.0, calibrated=target.ceilings is not None,
+    return Profile(recipe=recipe, device=target.device, step_seconds=0.0, calibrated=target.calibration is not None,
                    versions=_versions(recipe), **fields), plan
 
 
@@ -203,10 +201,9 @@ def _sentence(error: Exception) -> str:
 
 
 def _predicted(trace: Trace, recipe: Recipe, target: Target) -> dict[str, Any]:
-    timed = step_time(trace, recipe, target.device, target.ceilings)
-    tf32 = bool(getattr(recipe.precision, "tf32", False))
+    timed = step_time(trace, recipe, target.device, target.calibration)
     for op in trace.ops:
-        op.seconds = op_seconds(op, target.device, target.ceilings, tf32=tf32)
+        op.seconds = op_seconds(op, target.device, target.calibration, tf32=recipe.tf32)
     last = trace.last_step()
     assert last is not None, "a training step was predicted"
     return {
@@ -219,6 +216,11 @@ def _predicted(trace: Trace, recipe: Recipe, target: Target) -> dict[str, Any]:
         "capacity_bytes": capacity(trace, target.device),
         "notes": tuple(trace.notes),
     }  # fmt: skip
+
+
+def _check_trains(recipe: Recipe) -> None:
+    if recipe.mode != "train":
+        raise RecipeError("mode: 'inference' is for planning, and a profile is of training; write mode=train")
 
 
 def _versions(recipe: Recipe) -> dict[str, str]:

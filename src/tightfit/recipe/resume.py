@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from tightfit.errors import CheckpointError
@@ -26,13 +27,9 @@ def continued(wanted: Recipe, saved: Recipe) -> tuple[Recipe, list[str]]:
     wanted = wanted.model_copy(update={"backend": wanted.backend.continuing(saved.backend)})
     values, before = wanted.to_dict(), saved.to_dict()
     filled = {name: before[name] if value == "auto" else value for name, value in values.items()}
-    lines = [
-        line
-        for name in filled
-        if name not in MAY_CHANGE
-        for line in _differences(name, before[name], filled[name])
-    ]
-    lines += _differences("backend", saved.backend.name, wanted.backend.name)
+    fixed = [{**{name: value for name, value in values.items() if name not in MAY_CHANGE}, "backend": backend.name}
+             for values, backend in ((before, saved.backend), (filled, wanted.backend))]  # fmt: skip
+    lines = [f"{name}: {then!r} then, {now!r} now" for name, then, now in differences(fixed[0], fixed[1])]
     if lines:
         raise CheckpointError(
             f"this run was started with another recipe ({'; '.join(lines)}); write what it had, or another output_dir"
@@ -40,9 +37,10 @@ def continued(wanted: Recipe, saved: Recipe) -> tuple[Recipe, list[str]]:
     return Recipe.from_dict(filled), [name for name in ROUNDING if filled[name] != before[name]]
 
 
-def _differences(name: str, then: Any, now: Any) -> list[str]:
-    """Each value that differs, by its dotted name."""
+def differences(then: Any, now: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Each value that differs between plain values, by its dotted name; None where one side has none."""
     if isinstance(then, dict) and isinstance(now, dict):
-        keys = dict.fromkeys([*then, *now])
-        return [line for key in keys for line in _differences(f"{name}.{key}", then.get(key), now.get(key))]
-    return [] if then == now else [f"{name}: {then!r} then, {now!r} now"]
+        for key in dict.fromkeys([*then, *now]):
+            yield from differences(then.get(key), now.get(key), f"{name}.{key}".lstrip("."))
+    elif then != now:
+        yield name, then, now

@@ -264,6 +264,11 @@ class Recipe(BaseModel):
         return tuple(field for field in CHOICES if getattr(self, field) == "auto")
 
     @property
+    def tf32(self) -> bool:
+        """Whether its matrix products of fp32 tensors may use the tensor cores."""
+        return self.precision != "auto" and self.precision.tf32
+
+    @property
     def compiled(self) -> bool:
         """Whether it names a compiler."""
         return self.compile != "auto" and self.compile.compiles

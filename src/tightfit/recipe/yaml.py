@@ -45,22 +45,20 @@ def parse_technique(slot: str, value: Any) -> Technique | str:
     variants = {variant.name: variant for variant in VARIANTS[slot]}
     if isinstance(value, Technique):
         return value
-    if isinstance(value, bool) or value is None:  # YAML reads `off` and `null` so
-        value = next((name for name in ("off", "none") if not value and name in variants), str(value).lower())
     if value == "auto" and VARIANTS[slot][0].may_be_auto:
         return "auto"
-    if isinstance(value, str):
-        value = SHORT_FORMS.get((slot, value), {"name": value})
+    if isinstance(value, str | bool) or value is None:
+        value = {"name": value}
     if not isinstance(value, Mapping):
         raise RecipeError(f"{slot}: {value!r} is not a name or a mapping; {nearest(str(value), variants)}")
     knobs = dict(value)
     for knob in knobs:
         if not isinstance(knob, str):
             raise RecipeError(f"{slot}: {knob!r} is not the name of a knob")
-    name = knobs.pop("name", slot if slot in variants else None)
-    if name is False:  # YAML reads `off` so
-        name = next((off for off in ("off", "none") if off in variants), name)
-    if name is None:
+    name = knobs.pop("name", slot if slot in variants else "")
+    if name is None or name is False:  # YAML reads `null` and `off` so
+        name = next((off for off in ("off", "none") if off in variants), str(name).lower())
+    if name == "":
         raise RecipeError(f"{slot}: {value!r} has no `name`; choose from: {', '.join(sorted(variants))}")
     if not isinstance(name, str):
         raise RecipeError(f"{slot}: {_shown(name)} is not a name; choose from: {', '.join(sorted(variants))}")

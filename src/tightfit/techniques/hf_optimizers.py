@@ -18,14 +18,6 @@ ADAM = {"adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8}
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
-WITHOUT_EFFECT = {
-    "dampening": ("0", "0.0"),
-    "nesterov": ("false", "0", "no"),
-    "use_kahan_summation": ("n", "no", "f", "false", "off", "0"),
-    "bf16_stochastic_round": ("n", "no", "f", "false", "off", "0"),
-}
-"""optim_args that say what is so without them."""
-
 
 def write(optimizer: Optimizer, on_cpu: bool) -> dict[str, Any] | None:
     """The arguments that say an optimizer; None where the Trainer has none for it."""
@@ -63,7 +55,7 @@ def read(variant: type[Optimizer], a: Mapping[str, Any]) -> dict[str, Any] | Non
     for option, (knob, absent) in variant.hf_options.items():
         knobs[knob] = _value(option, options.pop(option)) if option in options else absent
     for option, text in options.items():
-        if option not in variant.hf_ignored and text.lower() not in WITHOUT_EFFECT.get(option, ()):
+        if option not in variant.hf_ignored:
             raise RecipeError(f"optim_args: {option}={text} is no knob of a recipe's {variant.name}; leave it out")
     return {**{knob: values[0] for knob, values in names[a["optim"]].items()}, **knobs}
 

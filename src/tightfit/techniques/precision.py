@@ -43,6 +43,11 @@ class Precision(Technique):
         return {"tf32": bool(a["tf32"]), **({"full_eval": a[f"{on}_full_eval"]} if on else {})}
 
     @property
+    def tf32(self) -> bool:
+        """Whether matrix products of fp32 tensors may use the tensor cores."""
+        return False
+
+    @property
     def is_half(self) -> bool:
         """Whether matrix products take 16-bit numbers."""
         return self.computes_in != "float32"

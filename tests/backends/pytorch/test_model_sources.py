@@ -157,7 +157,7 @@ def test_a_task_the_model_has_no_class_for(tmp_path: Path) -> None:
 
 
 def test_a_shape_that_cannot_be_built() -> None:
-    with pytest.raises(ModelError, match=r"model_overrides.n_head: 3 does not divide n_embd="):
+    with pytest.raises(ModelError, match=r"model: 'gpt2' cannot be built with .*divisible by num_heads"):
         build("gpt2", model_overrides={**SMALL_GPT2, "n_head": 3})
     with pytest.raises(ModelError, match=r"model: 'gpt2' cannot be built with model_overrides .*'foo'}: .*foo"):
         build("gpt2", model_overrides={**SMALL_GPT2, "activation_function": "foo"})

@@ -60,7 +60,7 @@ def test_what_compiles_whole_steps_takes_the_defaults_on_a_measured_processor_to
         raise AssertionError("no step is compiled for a processor")
 
     recipe = Recipe.from_dict({**tiny, "backend": "jax", "micro_batch_size": "auto"})
-    measured = Target(device=CPU, ceilings=object())
+    measured = Target(device=CPU, calibration=object())
     assert resolve_auto(recipe, measured, predict, told.append) == (resolve(recipe, CPU), None)
 
 

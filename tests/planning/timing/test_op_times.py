@@ -1,4 +1,4 @@
-"""How long single ops take: by hand, by what may never happen, and from measured ceilings."""
+"""How long single ops take: by hand, by what may never happen, and from a calibration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tightfit.calibration import BATCH, Grid
 from tightfit.devices import Device, find_device
 from tightfit.errors import TightfitError
 from tightfit.planning.timing import contractions
-from tightfit.planning.timing.contractions import Product, product_of
+from tightfit.planning.timing.contractions import Matmul, matmul_of
 from tightfit.planning.timing.op_times import KERNEL_START, MEMORY_SHARE, op_seconds
 from tightfit.trace import OpClass
 
@@ -29,23 +29,23 @@ def test_an_op_that_memory_binds():
 def test_one_tile_on_one_multiprocessor():
     rows, columns, speed = contractions.TILES[0]
     assert speed == 1.0
-    seconds = contractions.product_seconds(Product(1, rows, columns, 4096), 1e12, 1)
+    seconds = contractions.matmul_seconds(Matmul(1, rows, columns, 4096), 1e12, 1)
     assert seconds == pytest.approx(2 * rows * columns * (4096 + contractions.PROLOGUE) / 1e12)
-    ragged = contractions.product_seconds(Product(1, rows, columns + 1, 65536), 1e12, 1)
-    assert ragged > 1.3 * contractions.product_seconds(Product(1, rows, columns, 65536), 1e12, 1)  # tile quantization
+    ragged = contractions.matmul_seconds(Matmul(1, rows, columns + 1, 65536), 1e12, 1)
+    assert ragged > 1.3 * contractions.matmul_seconds(Matmul(1, rows, columns, 65536), 1e12, 1)  # tile quantization
 
 
 def test_one_tile_too_many_costs_a_wave():
-    full = contractions.product_seconds(Product(1, 256 * 100, 128, 8192), 1e14, 100)
-    over = contractions.product_seconds(Product(1, 256 * 101, 128, 8192), 1e14, 100)
+    full = contractions.matmul_seconds(Matmul(1, 256 * 100, 128, 8192), 1e14, 100)
+    over = contractions.matmul_seconds(Matmul(1, 256 * 101, 128, 8192), 1e14, 100)
     assert over > 1.15 * full
-    assert contractions.product_seconds(Product(100, 256, 128, 8192), 1e14, 100) == pytest.approx(full)
+    assert contractions.matmul_seconds(Matmul(100, 256, 128, 8192), 1e14, 100) == pytest.approx(full)
 
 
 @pytest.mark.parametrize("side", ["m", "n", "k", "batch"])
 def test_more_of_a_product_never_takes_less(side):
     sizes = {"m": 512, "n": 768, "k": 1024, "batch": 2}
-    seconds = [contractions.product_seconds(Product(**{**sizes, side: size}), 1e14, 108)
+    seconds = [contractions.matmul_seconds(Matmul(**{**sizes, side: size}), 1e14, 108)
                for size in range(1 if side == "batch" else 64, 4096, 64)]
     assert seconds == sorted(seconds)
 
@@ -65,11 +65,11 @@ def test_a_misaligned_vocabulary_is_slower_although_it_is_smaller(device):
 
 
 def test_multiples_of_8_are_enough_but_on_the_a100():
-    close = Product(1, 4096, 4104, 4096)
+    close = Matmul(1, 4096, 4104, 4096)
     assert contractions.alignment(close, 2, wide=False) == 1.0
     assert contractions.alignment(close, 2, wide=True) < 1.0
-    assert contractions.alignment(Product(1, 4096, 4160, 4096), 2, wide=True) == 1.0
-    assert contractions.alignment(Product(1, 4096, 4100, 4096), 4, wide=False) == 1.0  # 16 bytes of float32
+    assert contractions.alignment(Matmul(1, 4096, 4160, 4096), 2, wide=True) == 1.0
+    assert contractions.alignment(Matmul(1, 4096, 4100, 4096), 4, wide=False) == 1.0  # 16 bytes of float32
     values = list(contractions.ALIGNMENT.values())
     assert values == sorted(values, reverse=True)
 
@@ -89,17 +89,17 @@ def test_attention_kernels_and_lengths():
 
 
 @pytest.mark.parametrize(("shapes", "flops", "found"), [
-    (((5, 7), (7, 3)), 2 * 5 * 7 * 3, Product(1, 5, 3, 7)),
-    (((3,), (5, 7), (7, 3)), 2 * 5 * 7 * 3, Product(1, 5, 3, 7)),  # addmm, its bias first
-    (((4, 5, 7), (4, 7, 3)), 2 * 4 * 5 * 7 * 3, Product(4, 5, 3, 7)),
-    (((2, 5, 7), (3, 7)), 2 * 10 * 7 * 3, Product(1, 10, 3, 7)),  # a linear layer
-    (((12, 7), (4, 7, 3)), 2 * 12 * 7 * 3, Product(4, 3, 3, 7)),  # grouped
-    (((2, 3, 16, 16), (8, 3, 4, 4)), 2 * (2 * 16) * 8 * 48, Product(1, 32, 8, 48)),  # a convolution
+    (((5, 7), (7, 3)), 2 * 5 * 7 * 3, Matmul(1, 5, 3, 7)),
+    (((3,), (5, 7), (7, 3)), 2 * 5 * 7 * 3, Matmul(1, 5, 3, 7)),  # addmm, its bias first
+    (((4, 5, 7), (4, 7, 3)), 2 * 4 * 5 * 7 * 3, Matmul(4, 5, 3, 7)),
+    (((2, 5, 7), (3, 7)), 2 * 10 * 7 * 3, Matmul(1, 10, 3, 7)),  # a linear layer
+    (((12, 7), (4, 7, 3)), 2 * 12 * 7 * 3, Matmul(4, 3, 3, 7)),  # grouped
+    (((2, 3, 16, 16), (8, 3, 4, 4)), 2 * (2 * 16) * 8 * 48, Matmul(1, 32, 8, 48)),  # a convolution
     (((5, 7),), 70, None),
     (((5, 7), (7, 3)), 0, None),
 ])
-def test_products_are_found_in_shapes(shapes, flops, found):
-    assert product_of(replace(add(), name="aten.x", shapes=shapes, flops=flops)) == found
+def test_matmuls_are_found_in_shapes(shapes, flops, found):
+    assert matmul_of(replace(add(), name="aten.x", shapes=shapes, flops=flops)) == found
 
 
 def test_a_device_without_figures_is_refused():
@@ -116,10 +116,10 @@ def test_measured_ops_stand_for_others_of_their_family():
     assert op_seconds(attention(64, flops=6 * 10**9, direction="_backward"), CPU, MEASURED) == pytest.approx(3.0)
 
 
-def test_measured_products_of_a_gpu_are_met_and_keep_the_shapes_own_tiles_in_between():
+def test_measured_matmuls_of_a_gpu_are_met_and_keep_the_shapes_own_tiles_in_between():
     sizes = (256, 4096)
     rates = tuple(tuple(tuple(1e13 * (1 + i + j + h) for h in range(2)) for j in range(2)) for i in range(2))
-    measured = replace(MEASURED, device="card", kind="cuda", products={"bfloat16": Grid(sizes, rates)}, batches={
+    measured = replace(MEASURED, device="card", kind="cuda", matmuls={"bfloat16": Grid(sizes, rates)}, batched_matmuls={
         "bfloat16": Grid(sizes, rates)})
     for i, m in enumerate(sizes):
         for j, n in enumerate(sizes):

@@ -44,7 +44,6 @@ def test_a_step_of_large_ops_takes_what_the_device_takes():
     ops = [add(10**10), mm(8192, 8192, 8192, phase=Phase.BACKWARD), add(10**10, Phase.OPTIMIZER)]
     found = step_time(trace(ops), recipe(), GPU)
     assert found.seconds - found.data == pytest.approx(sum(map(device_seconds, ops)))
-    assert found.launch_bound_seconds == 0.0
     assert (found.forward, found.backward) == pytest.approx(tuple(map(device_seconds, ops[:2])))
     assert not found.calibrated
 
@@ -54,7 +53,6 @@ def test_a_step_of_small_ops_takes_what_the_host_takes():
     found = step_time(trace(ops), recipe(), GPU)
     prepared = found.seconds - 500 * FORWARD - 300 * BACKWARD  # the global batch, which the host prepares or waits for
     assert -1e-9 < prepared < 3e-5
-    assert found.launch_bound_seconds > 0.8 * found.seconds
     assert any("waits for the host" in note for note in found.notes)
 
 
@@ -71,10 +69,11 @@ def test_the_host_runs_no_further_ahead_than_the_queue_is_long():
     large, small = add(850_000_000_000), add(0)  # 1 s
     short = step_time(trace([large] + [small] * (QUEUE - 1)), recipe(), GPU)
     long = step_time(trace([large] + [small] * 4 * QUEUE), recipe(), GPU)
-    assert short.launch_bound_seconds == 0.0
     issued_late, in_store = 3 * QUEUE + 1, (QUEUE - 1) * KERNEL_START
     idle = issued_late * (FORWARD - KERNEL_START) - in_store
-    assert long.launch_bound_seconds == pytest.approx(idle, rel=0.01)
+    busy = device_seconds(large) + 4 * QUEUE * device_seconds(small)
+    assert short.seconds - short.data == pytest.approx(device_seconds(large) + (QUEUE - 1) * device_seconds(small))
+    assert long.seconds - long.data == pytest.approx(busy + idle, rel=0.001)
 
 
 def test_reading_a_value_makes_the_host_wait():
@@ -101,19 +100,16 @@ def test_repeated_micro_batches_take_as_long_as_written_out(size):
     long = step_time(trace([*batch * 7, *update]), recipe(), GPU)
     assert short.seconds == pytest.approx(long.seconds)
     assert short.backward == pytest.approx(long.backward)
-    assert short.launch_bound_seconds == pytest.approx(long.launch_bound_seconds)
 
 
 @pytest.mark.parametrize("device", [GPU, CPU])
-def test_phases_and_classes_sum_to_the_step(device):
+def test_phases_sum_to_the_step(device):
     ops = [add(10**7), mm(512, 512, 512), add(10**6, Phase.RECOMPUTE), mm(512, 512, 512, phase=Phase.BACKWARD),
            add(10**5, Phase.OPTIMIZER, op_class=OpClass.OTHER), add(3, Phase.EVALUATION)]
     found = step_time(trace(ops, repeated=(4, 3)), recipe(device), device)
     phases = found.forward + found.recompute + found.backward + found.optimizer
     assert phases + found.data == pytest.approx(found.seconds)
     assert min(found.forward, found.recompute, found.backward, found.optimizer, found.data) > 0
-    assert sum(found.by_class.values()) + found.data == pytest.approx(found.seconds)
-    assert set(found.by_class) == {OpClass.ELEMENTWISE, OpClass.CONTRACTION, OpClass.OTHER}
 
 
 def test_compiled_kernels_are_cheaper_to_issue_and_those_in_a_graph_cheaper_still():
@@ -161,7 +157,7 @@ def test_preparing_the_global_batch_shows_only_where_nothing_hides_it():
     assert step_time(short, recipe(CPU, **sizes), CPU).data == pytest.approx(alone)
 
 
-# The CPU, and measured ceilings
+# The CPU, and a calibration
 
 def test_the_cpu_takes_one_op_after_another():
     ops = [add(10**6), mm(100, 100, 100, "float32", Phase.BACKWARD), add(2 * 10**6, Phase.OPTIMIZER)]
@@ -169,7 +165,6 @@ def test_the_cpu_takes_one_op_after_another():
     assert found.forward == pytest.approx(1e-4 + 1e-5)
     assert found.backward == pytest.approx(2e6 / RATE + 5e-6)
     assert found.optimizer == pytest.approx(2e-4 + 1e-6)
-    assert found.launch_bound_seconds == pytest.approx(1.6e-5)
     assert found.calibrated
     assert found.notes == ()
 
@@ -182,7 +177,7 @@ def test_without_measurements_the_cpu_is_guessed_by_its_cores():
     assert "not calibrated" in found.notes[0]
 
 
-def test_ceilings_of_another_kind_of_device_do_not_count():
+def test_a_calibration_of_another_kind_of_device_does_not_count():
     assert not step_time(trace([add()]), recipe(), GPU, MEASURED).calibrated
 
 

@@ -11,28 +11,27 @@ from tests.profiling.profiled import empty, hostile, predicted, profile
 from tightfit.devices import find_device
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.timing.op_times import op_seconds
-from tightfit.profiling.report.breakdown import (
+from tightfit.profiling.report.compare import compared, figures, headline, pairs, side_by_side, utilization
+from tightfit.profiling.report.memory import (
+    BUCKETS,
+    by_category,
+    curves,
+    downsample,
+    layout,
+    parts_of,
+)
+from tightfit.profiling.report.page import report
+from tightfit.profiling.step import (
+    CATEGORIES,
     block_name,
     busy_seconds,
     module_of,
     op_class,
     op_groups,
     seconds_by,
-    step_ops,
-)
-from tightfit.profiling.report.compare import compared, figures, headline, pairs, side_by_side, sides, utilization
-from tightfit.profiling.report.memory import (
-    BUCKETS,
-    CATEGORIES,
-    by_category,
-    curves,
-    downsample,
-    highest_by_phase,
-    layout,
-    parts_of,
     step_of,
+    steps_of,
 )
-from tightfit.profiling.report.page import report
 from tightfit.text import size
 from tightfit.trace import Allocation, Category, Phase, Span, Trace
 
@@ -101,16 +100,9 @@ def test_very_many_micro_batches_are_drawn_once():
     assert len(parts_of(Trace(origin="predicted", spans=spans))) == 2
 
 
-def test_highest_by_phase():
-    trace = predicted()
-    highest = highest_by_phase(trace)
-    assert max(highest.values()) == max(
-        trace.peak(s.start, s.stop)[1] for s in trace.spans if s.step == 2 and not s.name.startswith("step"))
-
-
 def test_seconds_add_up():
     made = profile()
-    ops = step_ops(made.measured)
+    ops = steps_of(made)["measured"].ops
     busy = busy_seconds(ops)
     assert busy == pytest.approx(sum(op.seconds for op in made.measured.ops))
     for key in (op_class, module_of):
@@ -124,7 +116,7 @@ def test_seconds_add_up():
 
 def test_predicted_ops_count_as_often_as_they_run():
     made = profile()
-    ops = step_ops(made.predicted)
+    ops = steps_of(made)["predicted"].ops
     runs = sum(group.runs for group in op_groups(ops, CARD, tf32=False))
     assert sum(times for _, times in ops) == runs == len(made.measured.ops)
     assert max(times for _, times in ops) == 3
@@ -139,12 +131,12 @@ def test_module_names_without_block_numbers():
 
 def test_pairs_sum_up():
     made = profile()
-    measured, guess = sides(made).values()
+    measured, guess = steps_of(made).values()
     found = compared(measured, guess, ("all", "all"))
     memory, classes = found["memory"], found["classes"]
     assert memory[-1].first == sum(pair.first for pair in memory[:-1]) == curves(made)["measured"].peak_bytes
     assert memory[-1].difference == memory[-1].second - memory[-1].first
-    assert classes[-1].second == pytest.approx(busy_seconds(step_ops(made.predicted)))
+    assert classes[-1].second == pytest.approx(busy_seconds(steps_of(made)["predicted"].ops))
     wall = pairs(measured.by_phase(), guess.by_phase(), "step")
     assert wall[-1].first == pytest.approx(made.step_seconds)
     assert [pair.name for pair in wall] == ["data", "forward", "backward", "optimizer", "step"]

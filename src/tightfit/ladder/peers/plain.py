@@ -51,7 +51,7 @@ def run(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
     on_cuda = device.kind == "cuda"
     with (
         memory_guard(lambda: "the plain loop"), named_kernel(recipe),
-        fp32_products(getattr(recipe.precision, "tf32", False)) if on_cuda else nullcontext(),
+        fp32_products(recipe.tf32) if on_cuda else nullcontext(),
     ):  # fmt: skip
         return _train(recipe, device, meter)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -30,7 +30,7 @@ class Evaluated:
     passes, elsewhere: the most bytes allocated in forward and backward passes, and outside of them.
     held: bytes of weights, gradients and optimizer states as the optimizer begins. gradients: of these.
     passing: the most that the passes hold besides weights, their half-precision copies, gradients and states.
-    parameters, largest_block: numbers in the weights, and in those of the largest repeated block.
+    parameters: numbers in the weights.
     events: ops and allocations in the trace.
     """
 
@@ -42,7 +42,6 @@ class Evaluated:
     gradients: int
     passing: int
     parameters: int
-    largest_block: int
     events: int
 
     @property
@@ -128,7 +127,6 @@ def evaluate(recipe: Recipe, device: Device, tools: Tools, margin: Margin) -> Ev
         recipe=recipe, estimate=cost(trace, recipe, device, tools, margin), passes=passes, elsewhere=elsewhere,
         held=sum(held.values()), gradients=held[Category.GRADIENTS], passing=_passing(trace),
         parameters=sum(int(np.prod(a.shape, dtype=np.int64)) for a in weights),
-        largest_block=_largest_block([(a.module, a.shape) for a in weights]),
         events=len(trace.ops) + len(trace.allocations),
     )  # fmt: skip
 
@@ -178,18 +176,3 @@ def _passing(trace: Trace) -> int:
     ends = [span for span in trace.spans if span.name in PASSES]
     start, stop = min((s.start for s in ends), default=0), max((s.stop for s in ends), default=None)
     return replace(trace, allocations=passing).peak(start, stop)[1]
-
-
-def _largest_block(weights: Sequence[tuple[str, tuple[int, ...]]]) -> int:
-    """Numbers in the weights of the repeated block with the most; of the whole model where none is found."""
-    blocks: dict[str, int] = {}
-    for module, shape in weights:
-        parts = module.split(".")
-        number = next((i for i, part in enumerate(parts) if part.isdigit()), len(parts))
-        name = ".".join(parts[: number + 1])
-        blocks[name] = blocks.get(name, 0) + int(np.prod(shape, dtype=np.int64))
-    return max(blocks.values(), default=0)
-
-
-Progress = Callable[[int, int, str], None]
-"""Called with how many traces are done, how many there are at most, and what comes next."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import IO, Any
 
-from tightfit.calibration import Ceilings
+from tightfit.calibration import Calibration
 from tightfit.planning.estimate import Margin, Tools
 from tightfit.planning.search.evaluate import InProcess, Job, Outcome
 from tightfit.planning.search.space import ALLOCATOR
@@ -34,11 +34,11 @@ class Pool:
     """
 
     def __init__(
-        self, tools: Tools, backend: str, ceilings: Ceilings | None = None, margin: Margin | None = None
+        self, tools: Tools, backend: str, calibration: Calibration | None = None, margin: Margin | None = None
     ) -> None:
         self.side_by_side = max(min(cores(), MOST), 1)
         self._own = InProcess(tools, margin)
-        self._greeting = (list(sys.path), backend, ceilings, margin)
+        self._greeting = (list(sys.path), backend, calibration, margin)
         self._workers: list[Worker] = []
         self._homes: dict[str, Worker | None] = {}
 
@@ -73,7 +73,7 @@ class Pool:
 
 
 class Worker:
-    """A process that evaluates recipes, one after the other. greeting: import paths, backend, ceilings, margin."""
+    """A process that evaluates recipes, one after the other. greeting: import paths, backend, calibration, margin."""
 
     def __init__(self, greeting: tuple[Any, ...]) -> None:
         self._process = subprocess.Popen(

@@ -30,11 +30,11 @@ def resolve_auto(
     """
     device = target.device
     slowly = recipe.backend.compiles_whole_steps  # seconds for each trace, which is worth a line
-    guessed = device.kind == "cpu" and (target.ceilings is None or slowly)
+    guessed = device.kind == "cpu" and (target.calibration is None or slowly)
     if guessed or not recipe.open_choices():
         return resolve(recipe, device), None
     try:
-        plan = search(recipe, device, standard_tools(predict, target.ceilings), for_run=True,
+        plan = search(recipe, device, standard_tools(predict, target.calibration), for_run=True,
                       progress=partial(_say, log) if slowly else None)
     except ModelError as error:
         log(f"not planned: {error}")

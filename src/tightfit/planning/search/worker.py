@@ -13,14 +13,14 @@ def main() -> None:
     """Evaluate until the input ends. Anything that a model prints goes to standard error."""
     jobs, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    paths, name, ceilings, margin = read(jobs)
+    paths, name, calibration, margin = read(jobs)
     sys.path[:] = paths
 
     from tightfit.backends import load_backend
     from tightfit.planning.standard_tools import standard_tools
 
     backend = load_backend(name)
-    evaluate = InProcess(standard_tools(backend.predict, ceilings, unseen=backend.unseen), margin)
+    evaluate = InProcess(standard_tools(backend.predict, calibration, unseen=backend.unseen), margin)
     write(answers, "ready")
     while True:
         try:

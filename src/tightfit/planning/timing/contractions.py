@@ -24,15 +24,15 @@ measured on a GPU."""
 
 SPLITS = (1, 2, 4, 8, 16)
 SPLIT_COST = 1.1
-"""Parts that a product with few tiles is cut into along K, and what adding them up costs: assumed, not yet measured."""
+"""Parts that a matmul with few tiles is cut into along K, and what adding them up costs: assumed, not yet measured."""
 
 PROLOGUE = 64
 """What filling a tile's pipeline and storing its result cost, as so many more steps of K: assumed, not yet measured."""
 
 ALIGNMENT = {128: 1.0, 64: 0.98, 32: 0.96, 16: 0.93, 8: 0.75, 4: 0.6, 2: 0.45, 1: 0.4}
-"""Speed by the bytes that every dimension of a product is a multiple of. That 16 matter everywhere and 128 on the A100
+"""Speed by the bytes that every dimension of a matmul is a multiple of. That 16 matter everywhere and 128 on the A100
 is the guide's. An odd dimension in 16 bits: from nanoGPT, where padding the vocabulary from 50,257 to 50,304 made a
-step about 25 % faster (A. Karpathy, 2023), a third of its products being the head. The rest is assumed."""
+step about 25 % faster (A. Karpathy, 2023), a third of its matmuls being the head. The rest is assumed."""
 
 LENGTHS = 256
 """Attention over this many positions reaches half of what it does over long sequences: assumed, not yet measured."""
@@ -41,7 +41,7 @@ SMALL_HEADS = 0.85
 """Attention's speed with heads of fewer than 128 features: assumed, after FlashAttention-2's figures for 64 and 128."""
 
 
-class Product(NamedTuple):
+class Matmul(NamedTuple):
     """Matrix products (M, K) by (K, N), `batch` of them alike."""
 
     batch: int
@@ -54,30 +54,30 @@ class Product(NamedTuple):
         return 2 * self.batch * self.m * self.n * self.k
 
 
-def product_of(op: Op) -> Product | None:
+def matmul_of(op: Op) -> Matmul | None:
     """The matrix product that an op's shapes and FLOPs agree on; None for attention and shapes that tell nothing."""
     if not op.flops or attention_length(op):
         return None
     shapes = [shape for shape in op.shapes if len(shape) >= 2]
     for a, b in pairwise(shapes):
-        found = _product(a, b)
+        found = _matmul(a, b)
         if found is not None and found.flops == op.flops:
             return found
     if len(shapes) >= 2 and len(shapes[-1]) >= 3:  # a convolution: its weight is (channels out, channels in, ...)
         n, k = shapes[-1][0], math.prod(shapes[-1][1:])
-        return Product(1, max(op.flops // (2 * n * k), 1), n, k)
+        return Matmul(1, max(op.flops // (2 * n * k), 1), n, k)
     return None
 
 
-def _product(a: Sequence[int], b: Sequence[int]) -> Product | None:
+def _matmul(a: Sequence[int], b: Sequence[int]) -> Matmul | None:
     if len(a) == len(b) and a[-1] == b[-2]:
-        return Product(math.prod(a[:-2]), a[-2], b[-1], a[-1])
+        return Matmul(math.prod(a[:-2]), a[-2], b[-1], a[-1])
     if len(a) == 2 and len(b) == 3 and a[-1] == b[-2]:  # groups of rows, each by its own matrix
-        return Product(b[0], max(a[0] // b[0], 1), b[-1], a[-1]) if a[0] % b[0] == 0 else Product(1, a[0], b[-1], a[-1])
+        return Matmul(b[0], max(a[0] // b[0], 1), b[-1], a[-1]) if a[0] % b[0] == 0 else Matmul(1, a[0], b[-1], a[-1])
     if len(b) == 2 and a[-1] == b[-1]:  # a linear layer's weight is (N, K)
-        return Product(1, math.prod(a[:-1]), b[0], a[-1])
+        return Matmul(1, math.prod(a[:-1]), b[0], a[-1])
     if len(b) == 2 and a[-1] == b[-2]:
-        return Product(1, math.prod(a[:-1]), b[-1], a[-1])
+        return Matmul(1, math.prod(a[:-1]), b[-1], a[-1])
     return None
 
 
@@ -99,25 +99,25 @@ def head_size(op: Op) -> int:
     return next((shape[-1] for shape in op.shapes if len(shape) in (3, 4)), 0)
 
 
-def alignment(product: Product, item_bytes: int, wide: bool) -> float:
+def alignment(matmul: Matmul, item_bytes: int, wide: bool) -> float:
     """Speed, up to 1, that the dimensions' multiples allow on tensor cores.
 
     wide: whether 128 bytes are better than 16, as on the A100, H100 and B200.
     """
-    common = math.gcd(product.m, product.n, product.k) * item_bytes
+    common = math.gcd(matmul.m, matmul.n, matmul.k) * item_bytes
     multiple = min(common & -common, 128)
     return ALIGNMENT[multiple] if wide or multiple < 16 else 1.0
 
 
-def product_seconds(product: Product, rate: float, units: int) -> float:
-    """Seconds for a product on `units` multiprocessors that together do `rate` operations a second: the best way of
+def matmul_seconds(matmul: Matmul, rate: float, units: int) -> float:
+    """Seconds for a matmul on `units` multiprocessors that together do `rate` operations a second: the best way of
     cutting it into tiles."""
     best = math.inf
     for rows, columns, speed in TILES:
-        tiles = product.batch * -(-product.m // rows) * -(-product.n // columns)
+        tiles = matmul.batch * -(-matmul.m // rows) * -(-matmul.n // columns)
         for parts in SPLITS:
             waves = -(-tiles * parts // units)
-            depth = product.k / parts + PROLOGUE
+            depth = matmul.k / parts + PROLOGUE
             seconds = waves * 2 * rows * columns * depth * units / (rate * speed) * (SPLIT_COST if parts > 1 else 1.0)
             best = min(best, seconds)
             if tiles * parts >= units:

@@ -23,7 +23,7 @@ class InferenceTime:
     tokens_per_second: tokens of all sequences that decoding gives a second, one for each sequence however many its
         beams; 0 where there is no decoding.
     samples_per_second: prompts a second, from prefill to the last token.
-    calibrated: by ceilings measured on the machine at hand.
+    calibrated: by measurements of the machine at hand.
     """
 
     prefill_seconds: float

@@ -5,16 +5,16 @@ bandwidth, each times the share that such ops reach:
 
 | constant | figure | where it comes from |
 |---|---|---|
-| `PRODUCT_SHARE` 8.0, 9.0, 10.0 | 0.87, 0.80, 0.78 | best bf16 product over the peak, A100 SXM, H100 SXM and B200: S. Bekman, ML Engineering, table of maximum achievable matmul FLOPS (2025) |
-| `PRODUCT_SHARE`, others | 0.75 to 0.85 | assumed from their neighbours; not yet measured |
-| `SIMPLE_SHARE` | 0.90 | products without tensor cores: assumed, not yet measured |
+| `MATMUL_SHARE` 8.0, 9.0, 10.0 | 0.87, 0.80, 0.78 | best bf16 matmul over the peak, A100 SXM, H100 SXM and B200: S. Bekman, ML Engineering, table of maximum achievable matmul FLOPS (2025) |
+| `MATMUL_SHARE`, others | 0.75 to 0.85 | assumed from their neighbours; not yet measured |
+| `SIMPLE_SHARE` | 0.90 | matmuls without tensor cores: assumed, not yet measured |
 | `FLASH_SHARE` 8.0 | 0.73 forward, 0.63 backward | Dao 2023, FlashAttention-2, A100, long sequences |
 | `FLASH_SHARE` 9.0 | 0.35 | Shah et al. 2024, FlashAttention-3, of FlashAttention-2 on the H100 |
 | `CUDNN_SHARE` | 0.60 forward, 0.45 backward | assumed from the same paper's figures; not yet measured |
 | `EFFICIENT_SHARE` | 0.40 forward, 0.30 backward | the FlashAttention-2 paper's range for the first FlashAttention; assumed for the memory-efficient kernel |
 | `MEMORY_SHARE` | 0.50 to 0.85 | assumed, not yet measured |
 | `KERNEL_START` | 2 microseconds | a kernel's start and end on the device: assumed, not yet measured |
-| `CPU_PRODUCT_RATE`, `CPU_BANDWIDTH` | 50 GFLOP/s a core, 8 GB/s a core up to 4 | a rough default; one core of an AMD EPYC (Zen 4) measured 97 GFLOP/s and 13 to 30 GB/s (PyTorch 2.13) |
+| `CPU_MATMUL_RATE`, `CPU_BANDWIDTH` | 50 GFLOP/s a core, 8 GB/s a core up to 4 | a rough default; one core of an AMD EPYC (Zen 4) measured 97 GFLOP/s and 13 to 30 GB/s (PyTorch 2.13) |
 | `LINK_SHARE`, `PAGEABLE_SHARE` | 0.8, 0.4 | of PCIe's bandwidth, from pinned and from ordinary memory: assumed, not yet measured |
 | `CPU_SLOW` | 16-bit floats 0.02 | half precision that the processor cannot multiply: 1 to 20 GFLOP/s on the same machine |
 """  # noqa: E501 - a table's row is one line
@@ -24,19 +24,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from tightfit.calibration import BATCH, Ceilings, family_of
+from tightfit.calibration import BATCH, Calibration, family_of
 from tightfit.devices import Device
 from tightfit.errors import TightfitError
 from tightfit.planning.timing import contractions
-from tightfit.planning.timing.contractions import Product
+from tightfit.planning.timing.contractions import Matmul
 from tightfit.trace import COPIES, Op, OpClass, Stream
 
 T = TypeVar("T")
 
-PRODUCT_SHARE = {
+MATMUL_SHARE = {
     (7, 0): 0.80, (7, 5): 0.75, (8, 0): 0.87, (8, 6): 0.85, (8, 9): 0.85, (9, 0): 0.80, (10, 0): 0.78, (12, 0): 0.80,
 }  # fmt: skip
-"""Share of the tensor cores' peak that large products reach, by compute capability, from that one on."""
+"""Share of the tensor cores' peak that large matmuls reach, by compute capability, from that one on."""
 
 SIMPLE_SHARE = 0.90
 FLASH_SHARE = {(8, 0): (0.73, 0.63), (9, 0): (0.35, 0.35), (12, 0): (0.73, 0.63)}
@@ -47,7 +47,7 @@ MEMORY_SHARE = {
     OpClass.COMMUNICATION: 0.75, OpClass.OTHER: 0.50,
 }  # fmt: skip
 KERNEL_START = 2e-6
-CPU_PRODUCT_RATE, CPU_BANDWIDTH, CPU_BANDWIDTH_CORES = 50e9, 8e9, 4
+CPU_MATMUL_RATE, CPU_BANDWIDTH, CPU_BANDWIDTH_CORES = 50e9, 8e9, 4
 CPU_SLOW = {"float16": 0.02}
 LINK_SHARE, PAGEABLE_SHARE = 0.8, 0.4
 UNKNOWN_LINK = 16e9
@@ -63,19 +63,19 @@ FRESH_BYTES = 32 << 20
 matrix product's measured rate does not show: its largest result is smaller."""
 
 
-def op_seconds(op: Op, device: Device, ceilings: Ceilings | None = None, *, tf32: bool = False) -> float:
+def op_seconds(op: Op, device: Device, calibration: Calibration | None = None, *, tf32: bool = False) -> float:
     """Seconds that the op keeps the device busy, the host's part left out. Raises TightfitError for a CUDA device
     without figures and without measurements.
 
-    tf32: whether products of float32 may run on the tensor cores.
+    tf32: whether matmuls of float32 may run on the tensor cores.
     """
     if not op.kernels:
         return 0.0
     if device.kind == "cuda" and op.stream in COPIES:
-        return op.bytes_written / link_bandwidth(device, ceilings, pinned=not op.name.endswith(PAGEABLE))
+        return op.bytes_written / link_bandwidth(device, calibration, pinned=not op.name.endswith(PAGEABLE))
     if device.kind == "cuda" and op.stream is Stream.HOST:
         return _on_cpu(op, CPU_BANDWIDTH_CORES)
-    measured = None if ceilings is None else _measured(op, device, ceilings, tf32)
+    measured = None if calibration is None else _measured(op, device, calibration, tf32)
     if measured is not None:
         return measured
     if device.kind == "cpu":
@@ -87,10 +87,10 @@ def op_seconds(op: Op, device: Device, ceilings: Ceilings | None = None, *, tf32
     return max(_compute_seconds(op, device, tf32), memory) + KERNEL_START * op.kernels
 
 
-def link_bandwidth(device: Device, ceilings: Ceilings | None, *, pinned: bool) -> float:
+def link_bandwidth(device: Device, calibration: Calibration | None, *, pinned: bool) -> float:
     """Bytes a second between the host's memory and a GPU's, the same in both directions, each by itself."""
-    if ceilings is not None and ceilings.host_to_device:
-        return ceilings.host_to_device * (1.0 if pinned else PAGEABLE_SHARE / LINK_SHARE)
+    if calibration is not None and calibration.host_to_device:
+        return calibration.host_to_device * (1.0 if pinned else PAGEABLE_SHARE / LINK_SHARE)
     return (device.pcie_bandwidth or UNKNOWN_LINK) * (LINK_SHARE if pinned else PAGEABLE_SHARE)
 
 
@@ -101,25 +101,25 @@ def _compute_seconds(op: Op, device: Device, tf32: bool) -> float:
     peak = device.peak(op.dtype, tf32)
     if contractions.attention_length(op):
         return op.flops / (peak * _attention_share(op, device) * contractions.attention_speed(op))
-    product = contractions.product_of(op)
-    if product is None:
-        return op.flops / (peak * _product_share(op.dtype, device, tf32))
-    return _product_seconds(product, op.dtype, device, tf32)
+    matmul = contractions.matmul_of(op)
+    if matmul is None:
+        return op.flops / (peak * _matmul_share(op.dtype, device, tf32))
+    return _matmul_seconds(matmul, op.dtype, device, tf32)
 
 
-def _product_seconds(product: Product, dtype: str, device: Device, tf32: bool) -> float:
-    rate = device.peak(dtype, tf32) * _product_share(dtype, device, tf32)
+def _matmul_seconds(matmul: Matmul, dtype: str, device: Device, tf32: bool) -> float:
+    rate = device.peak(dtype, tf32) * _matmul_share(dtype, device, tf32)
     if _on_tensor_cores(dtype, device, tf32):
-        rate *= contractions.alignment(product, ITEM_BYTES.get(dtype, 4), device.wants_wide_rows)
-    return contractions.product_seconds(product, rate, device.units)
+        rate *= contractions.alignment(matmul, ITEM_BYTES.get(dtype, 4), device.wants_wide_rows)
+    return contractions.matmul_seconds(matmul, rate, device.units)
 
 
 def _on_tensor_cores(dtype: str, device: Device, tf32: bool) -> bool:
     return device.peak(dtype, tf32) > device.flops.get("fp32", 0.0)
 
 
-def _product_share(dtype: str, device: Device, tf32: bool) -> float:
-    return _of_generation(PRODUCT_SHARE, device) if _on_tensor_cores(dtype, device, tf32) else SIMPLE_SHARE
+def _matmul_share(dtype: str, device: Device, tf32: bool) -> float:
+    return _of_generation(MATMUL_SHARE, device) if _on_tensor_cores(dtype, device, tf32) else SIMPLE_SHARE
 
 
 def _attention_share(op: Op, device: Device) -> float:
@@ -140,41 +140,41 @@ def _of_generation(table: Mapping[tuple[int, int], T], device: Device) -> T:
 
 def _on_cpu(op: Op, cores: int) -> float:
     """A rough guess for a processor of which nothing was measured but its number of cores."""
-    rate = cores * CPU_PRODUCT_RATE * CPU_SLOW.get(op.dtype, 1.0)
+    rate = cores * CPU_MATMUL_RATE * CPU_SLOW.get(op.dtype, 1.0)
     bandwidth = min(cores, CPU_BANDWIDTH_CORES) * CPU_BANDWIDTH
     return max(op.flops / rate, (op.bytes_read + op.bytes_written) / bandwidth)
 
 
-def _measured(op: Op, device: Device, ceilings: Ceilings, tf32: bool) -> float | None:
+def _measured(op: Op, device: Device, calibration: Calibration, tf32: bool) -> float | None:
     """Seconds from the machine's own measurements; None where they say nothing of such an op."""
     dtype = "tf32" if tf32 and op.dtype == "float32" else op.dtype
     length = contractions.attention_length(op)
     if op.flops and length:
         direction = "backward" if contractions.is_backward(op) else "forward"
-        rate = ceilings.attention_rate(direction, op.dtype, length, contractions.head_size(op))
+        rate = calibration.attention_rate(direction, op.dtype, length, contractions.head_size(op))
         return None if rate is None else op.flops / rate
     if op.flops:
-        return _measured_product(op, device, ceilings, dtype)
-    return ceilings.memory_seconds(family_of(op.name), op.dtype, op.bytes_read + op.bytes_written)
+        return _measured_matmul(op, device, calibration, dtype)
+    return calibration.memory_seconds(family_of(op.name), op.dtype, op.bytes_read + op.bytes_written)
 
 
-def _measured_product(op: Op, device: Device, ceilings: Ceilings, dtype: str) -> float | None:
+def _measured_matmul(op: Op, device: Device, calibration: Calibration, dtype: str) -> float | None:
     side = max(round((op.flops / 2) ** (1 / 3)), 1)
-    product = contractions.product_of(op) or Product(1, side, side, side)
-    grid = ceilings.products.get(dtype)
-    if product.batch > 1:
-        grid = ceilings.batches.get(dtype, grid)
+    matmul = contractions.matmul_of(op) or Matmul(1, side, side, side)
+    grid = calibration.matmuls.get(dtype)
+    if matmul.batch > 1:
+        grid = calibration.batched_matmuls.get(dtype, grid)
     if grid is None:
         return None
     if device.kind == "cpu" or not device.units or not device.flops:
-        seconds = op.flops / grid.rate(product.m, product.n, product.k)
+        seconds = op.flops / grid.rate(matmul.m, matmul.n, matmul.k)
         if op.bytes_written > FRESH_BYTES and device.kind == "cpu":
-            seconds += ceilings.memory_seconds("zeros", op.dtype, op.bytes_written) or 0.0
+            seconds += calibration.memory_seconds("zeros", op.dtype, op.bytes_written) or 0.0
         return seconds
     # The shape's own tiles and waves from the model, its level from the measured shapes around it.
     tf32 = dtype == "tf32"
-    ratio, batch = 0.0, BATCH if grid is ceilings.batches.get(dtype) else 1
-    for (i, j, h), share in grid.corners(product.m, product.n, product.k):
-        near = Product(batch, grid.sizes[i], grid.sizes[j], grid.sizes[h])
-        ratio += share * near.flops / grid.rates[i][j][h] / _product_seconds(near, op.dtype, device, tf32)
-    return ratio * _product_seconds(product, op.dtype, device, tf32)
+    ratio, batch = 0.0, BATCH if grid is calibration.batched_matmuls.get(dtype) else 1
+    for (i, j, h), share in grid.corners(matmul.m, matmul.n, matmul.k):
+        near = Matmul(batch, grid.sizes[i], grid.sizes[j], grid.sizes[h])
+        ratio += share * near.flops / grid.rates[i][j][h] / _matmul_seconds(near, op.dtype, device, tf32)
+    return ratio * _matmul_seconds(matmul, op.dtype, device, tf32)

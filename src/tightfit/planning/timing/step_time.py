@@ -6,7 +6,7 @@ device. On the CPU all runs on the host. See `streams` for the simulation.
 
 | constant | figure | where it comes from |
 |---|---|---|
-| `CPU_SECONDS` | 15 / 60 / 8 / 2 microseconds | Python, modules, views and autograd around an op, forward, recompute (checkpointing's hooks), backward, optimizer: measured as `Ceilings.host` on one core of an AMD EPYC (Zen 4) at 2.6 GHz, PyTorch 2.13 |
+| `CPU_SECONDS` | 15 / 60 / 8 / 2 microseconds | Python, modules, views and autograd around an op, forward, recompute (checkpointing's hooks), backward, optimizer: measured as `Calibration.host` on one core of an AMD EPYC (Zen 4) at 2.6 GHz, PyTorch 2.13 |
 | `HOST_SECONDS` | 20 / 60 / 13 / 7 microseconds | the same and one launch: not yet measured on a GPU's host |
 | `LAUNCH_SECONDS` | 5 microseconds | a kernel's launch: assumed, not yet measured |
 | `COMPILED_SECONDS` | 5 microseconds | a compiled kernel's launch from generated code: assumed, not yet measured |
@@ -19,13 +19,13 @@ one process: measured on one core of an AMD EPYC (Zen 4) at 2.6 GHz | """  # noq
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 
-from tightfit.calibration import Ceilings
+from tightfit.calibration import Calibration
 from tightfit.devices import Device
 from tightfit.models import ModelFacts
 from tightfit.planning.timing.op_times import PAGEABLE, link_bandwidth, op_seconds
@@ -44,9 +44,6 @@ IMAGE_SIZE = 224
 """Pixels a side of images, for the bytes of a batch."""
 
 PHASES = (Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.OPTIMIZER)
-CLASSES = tuple(OpClass)
-DATA = len(PHASES) * len(CLASSES)
-"""The slot that a step's data is counted in; before it, every phase and in it every class."""
 COMPILED = "fused "
 """How the names of a compiled region's kernels begin."""
 
@@ -61,13 +58,9 @@ UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
 class StepTime:
     """Predicted seconds of one optimizer step, and what they go to.
 
-    forward, recompute, backward, optimizer: the device's time in each, waiting for the host included. data: copying
-        the global batch to the device, and preparing it where nothing hides that. They sum to `seconds`.
-    by_class: the same but for `data`, by the class of the op that ran or was waited for.
-    launch_bound_seconds: the device's idle time, waiting for the host; on the CPU what comes on top of the ops.
-    copy_seconds: what copies between the host's memory and the device take on their streams.
-    exposed_copy_seconds: the device's idle time, waiting for them; its work hides the rest of `copy_seconds`.
-    calibrated: whether this machine's own ceilings were used.
+    forward, recompute, backward, optimizer: the device's time in each, waiting for the host and for copies included.
+    data: copying the global batch to the device, and preparing it where nothing hides that. They sum to `seconds`.
+    calibrated: whether this machine's own calibration was used.
     notes: sentences about how sure it is, and what binds it.
     """
 
@@ -77,51 +70,30 @@ class StepTime:
     backward: float
     optimizer: float
     data: float
-    by_class: Mapping[OpClass, float]
-    launch_bound_seconds: float
     calibrated: bool
-    notes: tuple[str, ...] = field(default=())
-    copy_seconds: float = 0.0
-    exposed_copy_seconds: float = 0.0
-
-    @property
-    def hidden_copies(self) -> float:
-        """The share of the copies' seconds that the step does not wait for, 0 to 1; 1 where nothing is copied."""
-        return 1 - min(self.exposed_copy_seconds / self.copy_seconds, 1.0) if self.copy_seconds else 1.0
+    notes: tuple[str, ...] = ()
 
 
-def step_time(trace: Trace, recipe: Recipe, device: Device, ceilings: Ceilings | None = None) -> StepTime:
+def step_time(trace: Trace, recipe: Recipe, device: Device, calibration: Calibration | None = None) -> StepTime:
     """The time of the last step that the trace holds.
 
-    recipe: resolved. ceilings: measured on this machine, or None. Raises TightfitError where nothing is known of the
+    recipe: resolved. calibration: measured on this machine, or None. Raises TightfitError where nothing is known of the
     device, see `op_times.op_seconds`.
     """
-    if ceilings is not None and ceilings.kind != device.kind:
-        ceilings = None
+    if calibration is not None and calibration.kind != device.kind:
+        calibration = None
     main = Stream.HOST if device.kind == "cpu" else Stream.COMPUTE
-    blocks = [([_data_piece(recipe, device, ceilings)], 1), *_blocks(trace, recipe, device, ceilings)]
-    found = simulate(blocks, DATA + 1, main)
-    late = np.array(found.for_streams)
-    table = (np.array(found.by_slot) - late)[:DATA].reshape(len(PHASES), len(CLASSES))
-    table[:, CLASSES.index(OpClass.COMMUNICATION)] += late[:DATA].reshape(table.shape).sum(axis=1)
-    by_phase = {phase: float(table[i].sum()) for i, phase in enumerate(PHASES)}
+    blocks = [([_data_piece(recipe, device, calibration)], 1), *_blocks(trace, recipe, device, calibration)]
+    found = simulate(blocks, main)
     return StepTime(
-        seconds=found.seconds,
-        forward=by_phase[Phase.FORWARD], recompute=by_phase[Phase.RECOMPUTE], backward=by_phase[Phase.BACKWARD],
-        optimizer=by_phase[Phase.OPTIMIZER], data=found.by_slot[DATA],
-        by_class={c: float(table[:, i].sum()) for i, c in enumerate(CLASSES) if table[:, i].any()},
-        launch_bound_seconds=found.for_host,
-        calibrated=ceilings is not None,
-        notes=tuple(_notes(device, ceilings, recipe, found)),
-        copy_seconds=found.copying,
-        exposed_copy_seconds=float(late.sum()),
-    )
+        seconds=found.seconds, **{phase.value: found.by_phase[phase] for phase in (*PHASES, Phase.DATA)},
+        calibrated=calibration is not None, notes=tuple(_notes(device, calibration, recipe, found)),
+    )  # fmt: skip
 
 
-def _blocks(trace: Trace, recipe: Recipe, device: Device, ceilings: Ceilings | None) -> list[Block]:
+def _blocks(trace: Trace, recipe: Recipe, device: Device, calibration: Calibration | None) -> list[Block]:
     """The step's ops as pieces, in stretches that run so many times each."""
-    tf32 = bool(getattr(recipe.precision, "tf32", False))
-    host = _host_seconds(recipe, device, ceilings)
+    host = _host_seconds(recipe, device, calibration)
     ops = list(trace.step_ops())
     fused = any("_fused_" in op.name for op, _ in ops if op.phase is Phase.OPTIMIZER)
     compiled = {op.phase for op, _ in ops if op.name.startswith(COMPILED)}
@@ -133,9 +105,8 @@ def _blocks(trace: Trace, recipe: Recipe, device: Device, ceilings: Ceilings | N
         calls = op.op_class is OpClass.CONTRACTION and op.phase in compiled  # a compiled region's own
         issues = host["compiled" if calls or op.name.startswith(COMPILED) else phase.value]
         issues += host["launch"] * max(op.kernels - 1, 0)
-        slot = PHASES.index(phase) * len(CLASSES) + CLASSES.index(op.op_class)
         stream = Stream.HOST if device.kind == "cpu" else op.stream
-        return Piece(issues, op_seconds(op, device, ceilings, tf32=tf32), slot, waits, stream)
+        return Piece(issues, op_seconds(op, device, calibration, tf32=recipe.tf32), phase, waits, stream)
 
     known: dict[tuple[object, ...], Piece] = {}
     blocks: list[Block] = []
@@ -154,10 +125,10 @@ def _blocks(trace: Trace, recipe: Recipe, device: Device, ceilings: Ceilings | N
     return blocks
 
 
-def _host_seconds(recipe: Recipe, device: Device, ceilings: Ceilings | None) -> dict[str, float]:
+def _host_seconds(recipe: Recipe, device: Device, calibration: Calibration | None) -> dict[str, float]:
     """Seconds of the host for an op, by phase; for a compiled region's; for each further kernel of one op."""
     defaults = CPU_SECONDS if device.kind == "cpu" else HOST_SECONDS
-    host = {**defaults, **(ceilings.host if ceilings is not None else {})}
+    host = {**defaults, **(calibration.host if calibration is not None else {})}
     if device.kind == "cpu":
         return {**host, "compiled": COMPILED_CPU_SECONDS, "launch": 0.0}
     mode, backend = getattr(recipe.compile, "mode", ""), getattr(recipe.compile, "backend", "")
@@ -165,24 +136,24 @@ def _host_seconds(recipe: Recipe, device: Device, ceilings: Ceilings | None) -> 
     return {**host, "compiled": GRAPH_SECONDS if graphs else COMPILED_SECONDS, "launch": LAUNCH_SECONDS}
 
 
-def _data_piece(recipe: Recipe, device: Device, ceilings: Ceilings | None) -> Piece:
+def _data_piece(recipe: Recipe, device: Device, calibration: Calibration | None) -> Piece:
     """The global batch's way to the device: the host prepares it where no worker does, the device copies it."""
     task = TASKS[recipe.task]
     preparing = 0.0
     if recipe.loading.workers in (0, "auto") and task.reads == "tokens":
         preparing = recipe.batch_size * (PREPARE_SECONDS[0] + recipe.seq_len * PREPARE_SECONDS[1])
     if device.kind == "cpu":
-        return Piece(0.0, preparing, DATA, stream=Stream.HOST)
+        return Piece(0.0, preparing, Phase.DATA, stream=Stream.HOST)
     spec = task.batch_spec(recipe.batch_size, recipe.seq_len, ModelFacts(image_size=IMAGE_SIZE), recipe.data.packing)
     arrays = (*spec.inputs.values(), spec.labels)
     size = sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays)
-    bandwidth = link_bandwidth(device, ceilings, pinned=recipe.loading.pin_memory)
-    return Piece(preparing, size / bandwidth, DATA)
+    bandwidth = link_bandwidth(device, calibration, pinned=recipe.loading.pin_memory)
+    return Piece(preparing, size / bandwidth, Phase.DATA)
 
 
-def _notes(device: Device, ceilings: Ceilings | None, recipe: Recipe, found: Elapsed) -> Iterator[str]:
-    seconds, idle, exposed = found.seconds, found.for_host, sum(found.for_streams)
-    if ceilings is None:
+def _notes(device: Device, calibration: Calibration | None, recipe: Recipe, found: Elapsed) -> Iterator[str]:
+    seconds, idle, exposed = found.seconds, found.for_host, found.for_streams
+    if calibration is None:
         figures = "a rough default by the number of cores" if device.kind == "cpu" else "the data sheet's figures"
         yield f"not calibrated: times come from {figures} and shares of them that were not measured here"
     if device.kind == "cuda" and idle > 0.1 * seconds:

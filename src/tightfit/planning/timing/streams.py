@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tightfit.trace import COPIES, Stream
+from tightfit.trace import COPIES, Phase, Stream
 
 QUEUE = 1024
 """Kernels that CUDA lets the host run ahead: commonly observed, not documented."""
@@ -25,13 +25,13 @@ QUEUE = 1024
 class Piece(NamedTuple):
     """An op of the simulation.
 
-    host: seconds of the host to issue it. work: seconds on its stream. slot: where its time is counted. waits: whether
-    the host waits for its end. tick: its own, where others wait for it. after: ticks of the ops that it waits for.
+    host: seconds of the host to issue it. work: seconds on its stream. phase: of the step. waits: whether the host
+    waits for its end. tick: its own, where others wait for it. after: ticks of the ops that it waits for.
     """
 
     host: float
     work: float
-    slot: int
+    phase: Phase
     waits: bool = False
     stream: Stream = Stream.COMPUTE
     tick: int | None = None
@@ -44,20 +44,19 @@ Block = tuple[Sequence[Piece], int]
 
 @dataclass
 class Elapsed:
-    """Seconds of a step, by the slots of its pieces; waiting counts to the piece that waits.
+    """Seconds of a step, by the phases of its pieces; waiting counts to the piece that waits.
 
-    for_host: what the main stream waited for the host. for_streams: what it waited for other streams, by slot, and
-    what copies take beyond the end of its own work. copying: the copy streams' work, hidden or not.
+    for_host: what the main stream waited for the host. for_streams: what it waited for other streams, and what copies
+    take beyond the end of its own work.
     """
 
-    by_slot: list[float]
-    for_streams: list[float]
+    by_phase: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
+    for_streams: float = 0.0
     for_host: float = 0.0
-    copying: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return math.fsum(self.by_slot)
+        return math.fsum(self.by_phase.values())
 
 
 @dataclass
@@ -73,7 +72,7 @@ class _Clocks:
         """Run the pieces, and count what they took `weight` times."""
         at, ended, main = self.at, self.ended, self.main
         host = at[Stream.HOST]
-        for issue, work, slot, waits, stream, tick, after in pieces:
+        for issue, work, phase, waits, stream, tick, after in pieces:
             ready = max([ended.get(other, 0.0) for other in after]) if after else 0.0
             if stream is Stream.HOST:
                 waited, late = issue, max(ready - host, 0.0)
@@ -93,19 +92,17 @@ class _Clocks:
             if tick is not None:
                 ended[tick] = end
             if stream is main:
-                found.by_slot[slot] += weight * (waited + late + work)
-                found.for_streams[slot] += weight * late
+                found.by_phase[phase] += weight * (waited + late + work)
+                found.for_streams += weight * late
                 found.for_host += weight * waited
-            elif stream in COPIES:
-                found.copying += weight * work
         at[Stream.HOST] = host
 
 
-def simulate(blocks: Sequence[Block], slots: int, main: Stream) -> Elapsed:
-    """The second of two steps. slots: how many slots there are."""
+def simulate(blocks: Sequence[Block], main: Stream) -> Elapsed:
+    """The second of two steps."""
     clocks = _Clocks(main)
     for _ in range(2):
-        found = Elapsed([0.0] * slots, [0.0] * slots)
+        found = Elapsed()
         beyond = dict.fromkeys(COPIES, 0.0)
         for pieces, times in blocks:
             simulated = min(times, 3)
@@ -117,7 +114,7 @@ def simulate(blocks: Sequence[Block], slots: int, main: Stream) -> Elapsed:
                     beyond[stream] += weight * (clocks.at[stream] - before[stream]) - (found.seconds - spent)
     stream, excess = max(beyond.items(), key=lambda pair: pair[1])
     if excess > 0:  # its copies pile up from step to step: no step is shorter than they take
-        last = [piece.slot for pieces, _ in blocks for piece in pieces if piece.stream is stream][-1]
-        found.by_slot[last] += excess
-        found.for_streams[last] += excess
+        last = [piece.phase for pieces, _ in blocks for piece in pieces if piece.stream is stream][-1]
+        found.by_phase[last] += excess
+        found.for_streams += excess
     return found

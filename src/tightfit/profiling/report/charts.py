@@ -12,9 +12,9 @@ from tightfit import text
 from tightfit.devices import Device
 from tightfit.display.memory_bar import COLOURS, NAMES
 from tightfit.page import label_of, styled
-from tightfit.profiling.report.breakdown import ByPhase, OpGroup
 from tightfit.profiling.report.compare import Pair
-from tightfit.profiling.report.memory import CATEGORIES, MemoryCurve
+from tightfit.profiling.report.memory import MemoryCurve
+from tightfit.profiling.step import CATEGORIES, ByPhase, OpGroup
 from tightfit.trace import Category, OpClass, Phase
 
 PHASE_COLOURS = {Phase.FORWARD: "#56b4e9", Phase.RECOMPUTE: "#c9a800", Phase.BACKWARD: "#e69f00",

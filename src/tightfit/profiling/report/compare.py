@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tightfit import text
 from tightfit.bundled import BUNDLED
-from tightfit.display.memory_bar import NAMES
 from tightfit.errors import TightfitError
 from tightfit.planning.standard_tools import model_flops, model_flops_utilization
 from tightfit.profiling.profile import Profile
-from tightfit.profiling.report.breakdown import Ops, module_of, op_class, seconds_by, step_ops
-from tightfit.profiling.report.memory import CATEGORIES, MemoryCurve, curves
+from tightfit.profiling.step import ProfiledStep, module_of, op_class
+from tightfit.recipe.resume import differences
 from tightfit.tasks import TASKS
-from tightfit.trace import PHASES, Op, Phase, Trace
+from tightfit.trace import PHASES, Op, Phase
 
 
 def title(profile: Profile) -> str:
@@ -103,40 +102,6 @@ def headline(profile: Profile) -> str:
     return ": ".join(filter(None, [title(profile), ", ".join(shown)]))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Side:
-    """One step of a profile. name: `measured` or `predicted`. curve: None where no allocation is known."""
-
-    name: str
-    trace: Trace
-    ops: Ops
-    curve: MemoryCurve | None
-    phase_seconds: Mapping[Phase, float]
-
-    def by_category(self) -> dict[str, float]:
-        """Bytes by category where the step's memory is highest."""
-        if self.curve is None:
-            return {}
-        held = self.trace.by_category(self.curve.peak_tick)
-        return {NAMES[category]: held[category] for category in CATEGORIES}
-
-    def by_phase(self) -> dict[str, float]:
-        """Wall seconds by phase."""
-        return {phase.value: self.phase_seconds.get(phase, 0.0) for phase in PHASES} if self.phase_seconds else {}
-
-    def by(self, key: Callable[[Op], str]) -> dict[str, float]:
-        """Seconds of ops by what `key` says of them."""
-        return {name: sum(row.values()) for name, row in seconds_by(self.ops, key).items()}
-
-
-def sides(profile: Profile) -> dict[str, Side]:
-    """The measured and the predicted step, as far as they are there, by those names."""
-    drawn = curves(profile)
-    seconds = {"measured": profile.phase_seconds, "predicted": profile.predicted_seconds}
-    return {name: Side(name=name, trace=trace, ops=step_ops(trace), curve=drawn.get(name), phase_seconds=seconds[name])
-            for name in seconds if (trace := getattr(profile, name)) is not None}
-
-
 @dataclass(frozen=True)
 class Pair:
     """A figure of two steps: bytes, or seconds."""
@@ -163,7 +128,7 @@ def name_and_module(op: Op) -> str:
     return f"{op.name} in {module_of(op)}"
 
 
-def compared(first: Side, second: Side, totals: tuple[str, str] = ("", "")) -> dict[str, list[Pair]]:
+def compared(first: ProfiledStep, second: ProfiledStep, totals: tuple[str, str] = ("", "")) -> dict[str, list[Pair]]:
     """Bytes by category, each at its own step's peak, and seconds of ops by class. totals: the names of their sums."""
     return {"memory": pairs(first.by_category(), second.by_category(), totals[0]),
             "classes": pairs(first.by(op_class), second.by(op_class), totals[1])}
@@ -196,16 +161,9 @@ def side_by_side(ours: Profile, theirs: Profile, names: tuple[str, str]) -> str:
 
 def recipe_changes(ours: Profile, theirs: Profile) -> Iterator[tuple[str, str, str]]:
     """Each field that two recipes and devices differ in, by its dotted name."""
-    yield from _differing("", ours.recipe.to_dict(), theirs.recipe.to_dict())
-    if ours.device.name != theirs.device.name:
-        yield "(device)", ours.device.name, theirs.device.name
-    for name in sorted({*ours.versions, *theirs.versions}):
-        yield from _differing(f"(version of {name})", ours.versions.get(name, "-"), theirs.versions.get(name, "-"))
-
-
-def _differing(name: str, a: Any, b: Any) -> Iterator[tuple[str, str, str]]:
-    if isinstance(a, dict) and isinstance(b, dict):
-        for key in dict.fromkeys([*a, *b]):
-            yield from _differing(f"{name}.{key}".lstrip("."), a.get(key), b.get(key))
-    elif a != b:
-        yield name, "-" if a is None else str(a), "-" if b is None else str(b)
+    values = [{**each.recipe.to_dict(), "(device)": each.device.name,
+               **{f"(version of {name})": version for name, version in each.versions.items()}}
+              for each in (ours, theirs)]  # fmt: skip
+    for name, *pair in differences(values[0], values[1]):
+        first, second = ("-" if value is None else str(value) for value in pair)
+        yield name, first, second

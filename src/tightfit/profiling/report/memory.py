@@ -7,19 +7,18 @@ one. A predicted trace is stretched to the measured phases, so that the two curv
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 
 from tightfit.profiling.profile import Profile
-from tightfit.trace import PHASES, Allocation, Category, Phase, Span, Trace
+from tightfit.profiling.step import CATEGORIES, step_of, steps_of
+from tightfit.trace import PHASES, Allocation, Category, Phase, Trace
 
 PARTS = tuple(phase for phase in PHASES if phase is not Phase.DATA)
-CATEGORIES = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER, Category.ACTIVATIONS, Category.KV_CACHE,
-              Category.TEMPORARY, Category.OTHER)  # fmt: skip
-"""From the bottom of the stack up: what stays comes first."""
 BUCKETS = 900
 """Points that a curve is drawn with at most, but for its ends."""
 MANY = 256
@@ -40,26 +39,17 @@ class Stretch:
 @dataclass(frozen=True, kw_only=True)
 class MemoryCurve:
     """Memory along a step. seconds: float (N,), never falling. held: bytes by category, int (N,) each, from that point
-    to the next. peak_bytes, peak_tick, peak_seconds: where it is highest. stretches: the parts it is drawn over."""
+    to the next. peak_bytes, peak_seconds: where it is highest. stretches: the parts it is drawn over."""
 
     seconds: np.ndarray
     held: Mapping[Category, np.ndarray]
     peak_bytes: int
-    peak_tick: int
     peak_seconds: float
     stretches: tuple[Stretch, ...]
 
     @property
     def total(self) -> np.ndarray:
         return np.asarray(np.sum(np.stack(list(self.held.values())), axis=0))
-
-
-def step_of(trace: Trace) -> Span:
-    """The last step that the trace holds; all of it where it has no spans."""
-    if (last := trace.last_step()) is not None:
-        return last
-    ticks = [op.tick for op in trace.ops] + [a.born for a in trace.allocations]
-    return Span(name="step", start=min(ticks, default=0), stop=max(ticks, default=0) + 1)
 
 
 def parts_of(trace: Trace) -> list[tuple[Phase, int, int]]:
@@ -77,16 +67,13 @@ def parts_of(trace: Trace) -> list[tuple[Phase, int, int]]:
 
 
 def layout(parts: Sequence[tuple[Phase, int, int]], seconds: Mapping[Phase, float]) -> list[Stretch]:
-    """Where each part of a step is drawn, so that each phase has its seconds in all. Without them a tick is a
+    """Where each part of a step is drawn: each phase has its seconds, in equal shares. Without them a tick is a
     nanosecond."""
-    ticks = dict.fromkeys(Phase, 0)
-    for phase, start, stop in parts:
-        ticks[phase] += max(stop - start, 1)
-    known = sum(seconds.get(phase, 0.0) for phase in PARTS) > 0
+    counts = Counter(phase for phase, _, _ in parts)
+    known = any(seconds.get(phase) for phase in PARTS)
     at, found = seconds.get(Phase.DATA, 0.0), []
     for phase, start, stop in parts:
-        share = max(stop - start, 1) / ticks[phase]
-        width = share * seconds.get(phase, 0.0) if known else (stop - start) / 1e9
+        width = seconds.get(phase, 0.0) / counts[phase] if known else (stop - start) / 1e9
         found.append(Stretch(phase, start, stop, at, at + width))
         at += width
     return found
@@ -94,15 +81,8 @@ def layout(parts: Sequence[tuple[Phase, int, int]], seconds: Mapping[Phase, floa
 
 def curves(profile: Profile) -> dict[str, MemoryCurve]:
     """The memory of the measured and of the predicted step, as far as they are there, by `measured` and `predicted`."""
-    found, shown = {}, None
-    if profile.measured is not None:
-        shown = layout(parts_of(profile.measured), profile.phase_seconds)
-        found["measured"] = curve(profile.measured, shown)
-    if profile.predicted is not None:
-        drawn = layout(parts_of(profile.predicted), profile.predicted_seconds or profile.phase_seconds)
-        if shown is not None and [part.phase for part in drawn] == [part.phase for part in shown]:
-            drawn = [replace(part, begin=seen.begin, end=seen.end) for part, seen in zip(drawn, shown, strict=True)]
-        found["predicted"] = curve(profile.predicted, drawn)
+    seconds = profile.phase_seconds or profile.predicted_seconds
+    found = {name: curve(step.trace, layout(parts_of(step.trace), seconds)) for name, step in steps_of(profile).items()}
     return {name: each for name, each in found.items() if each.seconds.size}
 
 
@@ -122,7 +102,7 @@ def curve(trace: Trace, stretches: Sequence[Stretch]) -> MemoryCurve:
     at = np.concatenate(places) if places else np.zeros(0, np.int64)
     x = np.concatenate(seconds) if seconds else np.zeros(0)
     if not at.size:
-        return MemoryCurve(seconds=x, held={}, peak_bytes=0, peak_tick=step.start, peak_seconds=0.0, stretches=())
+        return MemoryCurve(seconds=x, held={}, peak_bytes=0, peak_seconds=0.0, stretches=())
     total = held[at].sum(axis=1)
     highest = int(np.argmax(total))
     kept = downsample(x, total)
@@ -131,8 +111,7 @@ def curve(trace: Trace, stretches: Sequence[Stretch]) -> MemoryCurve:
     return MemoryCurve(
         seconds=np.concatenate([[0.0], x[kept], [end]]),
         held={category: held[points, i] for i, category in enumerate(CATEGORIES)},
-        peak_bytes=int(total[highest]), peak_tick=max(int(ticks[at[highest]]), step.start),
-        peak_seconds=float(x[highest]), stretches=tuple(stretches),
+        peak_bytes=int(total[highest]), peak_seconds=float(x[highest]), stretches=tuple(stretches),
     )
 
 
@@ -165,14 +144,3 @@ def by_category(allocations: Sequence[Allocation]) -> tuple[np.ndarray, np.ndarr
     moved = np.zeros((len(ticks), len(CATEGORIES)), np.int64)
     np.add.at(moved, (rows, table[:, 1]), table[:, 2])
     return ticks, np.cumsum(moved, axis=0)
-
-
-def highest_by_phase(trace: Trace) -> dict[Phase, int]:
-    """The most bytes alive in each phase of the last step."""
-    highest: dict[Phase, int] = {}
-    ticks, live = trace.curve()
-    for phase, start, stop in dict.fromkeys(parts_of(trace)):
-        first = max(int(np.searchsorted(ticks, start, side="right")) - 1, 0)
-        inside = live[first : int(np.searchsorted(ticks, stop, side="left"))]
-        highest[phase] = max(highest.get(phase, 0), int(inside.max()) if inside.size else 0)
-    return highest

@@ -12,23 +12,10 @@ from tightfit.display.memory_bar import NAMES
 from tightfit.display.words import as_written, work
 from tightfit.files import write_atomically
 from tightfit.page import render
-from tightfit.profiling.finding import Finding
-from tightfit.profiling.findings import findings
+from tightfit.profiling.findings import Finding, findings
 from tightfit.profiling.profile import Profile
 from tightfit.profiling.report import charts
-from tightfit.profiling.report.breakdown import (
-    ByPhase,
-    OpGroup,
-    Ops,
-    busy_seconds,
-    module_of,
-    op_class,
-    op_groups,
-    seconds_by,
-    uses_tf32,
-)
 from tightfit.profiling.report.compare import (
-    Side,
     compared,
     figures,
     headlines,
@@ -36,11 +23,11 @@ from tightfit.profiling.report.compare import (
     pairs,
     phase_pairs,
     recipe_changes,
-    sides,
     title,
     uncalibrated,
 )
-from tightfit.profiling.report.memory import highest_by_phase
+from tightfit.profiling.report.memory import MemoryCurve, curves
+from tightfit.profiling.step import ByPhase, OpGroup, ProfiledStep, module_of, op_class, op_groups, seconds_by, steps_of
 from tightfit.recipe.yaml import to_yaml
 from tightfit.trace import PHASES, Phase
 from tightfit.trace.file import sampling_notes
@@ -58,35 +45,27 @@ class View:
     profile: Profile
 
     @cached_property
-    def sides(self) -> dict[str, Side]:
-        return sides(self.profile)
+    def steps(self) -> dict[str, ProfiledStep]:
+        return steps_of(self.profile)
 
     @cached_property
-    def shown(self) -> Side | None:
+    def shown(self) -> ProfiledStep | None:
         """The measured step, or the predicted one where nothing was measured; None without traces."""
-        timed = [side for side in self.sides.values() if side.ops]
-        return next(iter([*timed, *self.sides.values()]), None)
-
-    @property
-    def ops(self) -> Ops:
-        return [] if self.shown is None else self.shown.ops
+        timed = [step for step in self.steps.values() if step.ops]
+        return next(iter([*timed, *self.steps.values()]), None)
 
     @cached_property
-    def curves(self) -> dict[str, Any]:
-        return {name: side.curve for name, side in self.sides.items() if side.curve is not None}
+    def curves(self) -> dict[str, MemoryCurve]:
+        return curves(self.profile)
 
     @cached_property
     def findings(self) -> list[Finding]:
         return findings(self.profile)
 
     @property
-    def tf32(self) -> bool:
-        return uses_tf32(self.profile.recipe)
-
-    @property
     def warnings(self) -> list[str]:
         """The share of the traces that sampling left out."""
-        return [f"{name}: {note}" for name, side in self.sides.items() for note in sampling_notes(side.trace)]
+        return [f"{name}: {note}" for name, step in self.steps.items() for note in sampling_notes(step.trace)]
 
     @property
     def wall(self) -> list[tuple[str, float, float | None]]:
@@ -96,24 +75,13 @@ class View:
         return [(phase.value, own.get(phase, 0.0), profile.predicted_seconds.get(phase)) for phase in PHASES]
 
     @cached_property
-    def busy(self) -> float:
-        """Seconds of the ops."""
-        return busy_seconds(self.ops)
-
-    @property
-    def whole(self) -> float:
-        """The seconds that shares of ops are of: the step's, or the ops' own where they sum to more, as they do where a
-        traced step's ops are slower than a plain one's."""
-        return max(self.profile.seconds, self.busy)
-
-    @cached_property
     def classes(self) -> dict[str, ByPhase]:
-        return seconds_by(self.ops, op_class)
+        return seconds_by(self.shown.ops, op_class) if self.shown else {}
 
     @cached_property
     def modules(self) -> dict[str, ByPhase]:
         """The longest modules, equal blocks together, and the rest as one."""
-        found = seconds_by(self.ops, module_of)
+        found = seconds_by(self.shown.ops, module_of) if self.shown else {}
         shown, rest = list(found.items())[:MODULES], list(found.values())[MODULES:]
         if rest:
             shown.append((f"{len(rest)} more modules", {phase: sum(row[phase] for row in rest) for phase in rest[0]}))
@@ -121,7 +89,7 @@ class View:
 
     @cached_property
     def groups(self) -> list[OpGroup]:
-        return op_groups(self.ops, self.profile.device, self.tf32)
+        return op_groups(self.shown.ops, self.profile.device, self.profile.recipe.tf32) if self.shown else []
 
     def phases_of(self, rows: dict[str, ByPhase]) -> list[Phase]:
         """The phases that any of the rows has seconds in."""
@@ -144,18 +112,11 @@ class View:
         rows.append(("capacity", profile.capacity_bytes, ""))
         return [(name, text.size(count), where) for name, count, where in rows if count]
 
-    @property
-    def highest(self) -> list[tuple[str, list[int]]]:
-        """The most bytes in each phase, of each step that has a curve."""
-        found = [highest_by_phase(self.sides[name].trace) for name in self.curves]
-        every: dict[Phase, None] = dict.fromkeys(phase for values in found for phase in values)
-        return [(phase.value, [values.get(phase, 0) for values in found]) for phase in every]
-
     def largest(self, name: str) -> list[tuple[str, ...]]:
         """The largest tensors alive at a step's peak."""
-        tick = self.curves[name].peak_tick
+        tick, _ = self.steps[name].peak
         return [(text.shape(a.shape), a.dtype, NAMES[a.holds(tick)], a.module, a.op, text.size(a.bytes))
-                for a in self.sides[name].trace.alive(tick)[:TENSORS]]
+                for a in self.steps[name].trace.alive(tick)[:TENSORS]]
 
     @property
     def readings(self) -> list[tuple[str, list[float]]]:
@@ -165,7 +126,7 @@ class View:
 
     @property
     def notes(self) -> list[str]:
-        traces = [f"{name} trace: {note}" for name, side in self.sides.items() for note in side.trace.notes]
+        traces = [f"{name} trace: {note}" for name, step in self.steps.items() for note in step.trace.notes]
         return list(dict.fromkeys([*self.profile.notes, *traces]))
 
 
@@ -173,8 +134,8 @@ def report(profile: Profile, other: Profile | None = None) -> str:
     """The page. other: a second run, which this one is compared with."""
     view = View(profile)
     predicted = {}
-    if len(view.sides) == 2:
-        measured, guess = view.sides["measured"], view.sides["predicted"]
+    if len(view.steps) == 2:
+        measured, guess = view.steps["measured"], view.steps["predicted"]
         predicted = compared(measured, guess, ("all", "all"))
         predicted["wall"] = pairs(measured.by_phase(), guess.by_phase(), "step")
     difference = None if other is None else _difference(view, View(other))
@@ -196,7 +157,7 @@ def _difference(ours: View, theirs: View) -> dict[str, Any]:
         "title": title(theirs.profile), "headlines": list(headlines(ours.profile, theirs.profile)),
         "changes": list(recipe_changes(ours.profile, theirs.profile)),
         "wall": phase_pairs(ours.profile, theirs.profile), "memory": [], "classes": [],
-        "origins": [side.name for side in (first, second) if side is not None],
+        "origins": [step.name for step in (first, second) if step is not None],
     }
     if first is not None and second is not None:
         changed = pairs(first.by(name_and_module), second.by(name_and_module))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tightfit.errors import RecipeError
 from tightfit.recipe.hf_arguments.reading import SAME, TECHNIQUES, complete, read, recipe_values
 from tightfit.recipe.hf_arguments.table import CARRIED, DEFAULTS, REFUSED, SPELLED, arguments_of
-from tightfit.techniques.loading import Loading
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -56,8 +55,6 @@ def from_training_arguments(
     recipe = recipe_type.from_dict({**values, **fields})
     said = complete(plain_arguments(recipe))
     kept = {name: value for name, value in given.items() if name not in replaced and value != said[name]}
-    if lost := [name for name in kept if name not in CARRIED and name not in SPELLED]:
-        raise RecipeError("; ".join(f"{name}: {given[name]!r} has no place in a recipe; leave it out" for name in lost))
     return recipe_type.from_dict({**values, **fields, "hugging_face": {**kept, **recipe.hugging_face}})
 
 
@@ -171,12 +168,6 @@ def _left_to_you(recipe: Recipe, given: Arguments) -> Iterator[str]:
         epochs = given.get("num_train_epochs", DEFAULTS["num_train_epochs"])
         yield (f"max_steps: the Trainer trains for num_train_epochs={epochs:g}, as hugging_face says, and this recipe "
                f"for {recipe.max_steps} steps; write another number to have it count steps too")
-    if recipe.loading.prefetch != Loading().prefetch and not recipe.loading.workers:
-        yield "loading: prefetch has no effect without workers"
-    if recipe.device == "cpu" and not recipe.loading.pin_memory:
-        yield "loading: pin_memory has no effect on the CPU"
-    if recipe.device == "cuda":
-        yield "device: the Trainer takes a CUDA device where there is one, and does not insist"
     evaluated = given["per_device_eval_batch_size"]
     if given["eval_strategy"] != "no" and evaluated > given["per_device_train_batch_size"]:
         yield (f"hugging_face: per_device_eval_batch_size={evaluated} is more than the micro-batch, which evaluation "

@@ -116,17 +116,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_object(source: Any) -> dict[str, Any]:
-    given = {}
-    for field in dataclasses.fields(source):
-        value = getattr(source, field.name, field.default)
-        made = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
-        if field.init and (field.name in DEFAULTS or value != made):
-            given[field.name] = value
-    from transformers.utils import logging
-
-    if given.get("disable_tqdm") is (logging.get_verbosity() > logging.WARNING):
-        given["disable_tqdm"] = None  # what TrainingArguments itself fills in
-    return given
+    defaults = {field.name: field.default for field in dataclasses.fields(source)}
+    return {name: value for name, value in source.to_dict().items() if name in DEFAULTS or value != defaults[name]}
 
 
 def _plain(value: Any) -> Any:
@@ -134,7 +125,7 @@ def _plain(value: Any) -> Any:
         return value.value
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return value.to_dict() if hasattr(value, "to_dict") else value
+    return value
 
 
 def recipe_values(a: Arguments, defaults: Arguments) -> tuple[Values, list[str]]:

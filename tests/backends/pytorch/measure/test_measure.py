@@ -20,7 +20,6 @@ from tightfit.backends.measuring import measure
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.measure.events import COMPILED, measured_trace
 from tightfit.backends.pytorch.measure.marks import Call
-from tightfit.backends.pytorch.measure.memory_history import changes
 from tightfit.backends.pytorch.measure.step_profiler import _export
 from tightfit.devices import Device
 from tightfit.planning.defaults import resolve
@@ -178,6 +177,11 @@ def node(name, start, length, *children):
                            extra_fields=None)
 
 
+def memory(start, address, size, device="cuda"):
+    detail = SimpleNamespace(ptr=address, alloc_size=size, device=torch.device(device))
+    return SimpleNamespace(name="[memory]", start_time_ns=start, duration_time_ns=0, children=(), extra_fields=detail)
+
+
 def flat(name, start, length, link, device="CPU", annotation=False):
     return SimpleNamespace(name=lambda: name, start_ns=lambda: start, end_ns=lambda: start + length,
                            correlation_id=lambda: link, device_type=lambda: SimpleNamespace(name=device),
@@ -198,7 +202,7 @@ def test_kernels_count_for_the_op_that_launched_them_and_others_stand_alone():
         flat("triton_poi_fused_add", 3300, 40, 43, "CUDA"), flat("Memcpy DtoH", 3400, 10, 44, "CUDA"),
         flat("tightfit:phase:0", 3000, 400, 0, "CUDA", annotation=True),
     ]
-    trace = measured_trace(marks, Kineto(tree, events))
+    trace = measured_trace(marks, Kineto(tree, events), "cuda")
     assert [(op.name, op.op_class, op.tick, op.phase) for op in trace.ops] == [
         ("aten.mm", OpClass.CONTRACTION, 100, Phase.FORWARD),
         ("triton_poi_fused_add", OpClass.ELEMENTWISE, 500, Phase.FORWARD),
@@ -208,7 +212,7 @@ def test_kernels_count_for_the_op_that_launched_them_and_others_stand_alone():
     assert trace.by_category(0)[Category.OTHER] == 7
 
 
-def test_the_cuda_allocators_record_is_told_apart_by_op_and_address():
+def test_a_gpus_memory_is_told_apart_by_op_and_address():
     weight = Allocation(born=0, died=None, bytes=40, category=Category.WEIGHTS, module="h.0")
     made = Allocation(born=1, died=None, bytes=80, category=Category.ACTIVATIONS, category_since=1, module="h.0",
                       op="aten.mm")
@@ -218,26 +222,19 @@ def test_the_cuda_allocators_record_is_told_apart_by_op_and_address():
         phases=[Phase.FORWARD, Phase.BACKWARD], gradients=[(640, "h.0")], held={4: weight}, held_elsewhere=0,
         allocations=[weight, made, kept],
     )
-    tree = [node("tightfit:phase:0", 1000, 900, node("tightfit:op:0", 1100, 50)),
-            node("tightfit:phase:1", 2000, 900, node("## Call CompiledFxGraph x ##", 2100, 200),
+    inside = (memory(1100, 800, 80), memory(1110, 900, 16), memory(1115, 7, 5, "cpu"), memory(1120, 900, -16))
+    tree = [node("tightfit:phase:0", 1000, 900, node("tightfit:op:0", 1100, 50, *inside)),
+            node("tightfit:phase:1", 2000, 900,
+                 node("## Call CompiledFxGraph x ##", 2100, 200, memory(2150, 640, 40), memory(2160, 800, -80)),
                  node("tightfit:grad:0", 2500, 1))]
-    entries = [
-        {"action": "segment_alloc", "addr": 0, "size": 1 << 21},
-        {"action": "alloc", "addr": 800, "size": 80, "time_us": 1, "user_metadata": "0 forward h.0 aten.mm"},
-        {"action": "alloc", "addr": 900, "size": 16, "time_us": 1, "user_metadata": "0 forward h.0 aten.mm"},
-        {"action": "free_requested", "addr": 900, "size": 16, "time_us": 1, "user_metadata": ""},
-        {"action": "free_completed", "addr": 900, "size": 16, "time_us": 1, "user_metadata": ""},
-        {"action": "alloc", "addr": 640, "size": 40, "time_us": 2.15, "user_metadata": ""},
-        {"action": "free_completed", "addr": 800, "size": 80, "time_us": 2.16, "user_metadata": ""},
-    ]
-    trace = measured_trace(marks, Kineto(tree, []), changes({"device_traces": [entries]}))
+    trace = measured_trace(marks, Kineto(tree, []), "cuda")
     found = [(a.bytes, a.category, a.born, a.category_since, a.died, a.op) for a in trace.allocations]
     assert found == [
         (40, Category.WEIGHTS, 0, 0, None, ""),
         (80, Category.ACTIVATIONS, 100, 100, 1160, "aten.mm"),
-        (16, Category.TEMPORARY, 100, 0, 100, "aten.mm"),
+        (16, Category.TEMPORARY, 110, 0, 120, "aten.mm"),
         (40, Category.GRADIENTS, 1150, 1500, None, COMPILED),
-        (24, Category.TEMPORARY, 100, 0, None, "aten.empty"),  # the host's, which the record has not
+        (24, Category.TEMPORARY, 100, 0, None, "aten.empty"),  # the host's, which the device's events have not
     ]
     assert trace.peak()[1] == 160
     assert trace.peak(place=Place.HOST)[1] == 24

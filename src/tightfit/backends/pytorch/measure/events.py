@@ -1,8 +1,8 @@
 """From a profile with marks to a trace: seconds for every op, and every allocation with what it holds.
 
-Ticks are nanoseconds since the step began, on the host's clock. On the CPU the allocations are the profiler's own
-events, on CUDA the allocator's, identified by the op they happen in and by their address; where the allocator keeps no
-record they are the tensors that were followed. On CUDA an op's seconds are those of the kernels that it launched.
+Ticks are nanoseconds since the step began, on the host's clock. Allocations are the profiler's own events, identified
+by the op they happen in and by their address; where it has none they are the tensors that were followed. On CUDA an
+op's seconds are those of the kernels that it launched.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tightfit.backends.pytorch.measure.marks import MARK, Marks
-from tightfit.backends.pytorch.measure.memory_history import Change
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Span, Trace
 
 COMPILED = "compiled code"
@@ -47,17 +46,15 @@ class Events:
     kernels: list[tuple[str, int, int, int]] = field(default_factory=list)
 
 
-def measured_trace(marks: Marks, results: Any, record: Iterable[Change] | None = None) -> Trace:
-    """The trace of the one step that was marked. results: kineto's, of torch.profiler. record: the CUDA allocator's
-    changes of memory."""
-    profile = read(results)
-    if record is not None:
-        profile.memory = list(_changes(record, profile))
+def measured_trace(marks: Marks, results: Any, kind: str) -> Trace:
+    """The trace of the one step that was marked. results: kineto's, of torch.profiler. kind: of the device that the
+    step ran on, `cpu` or `cuda`."""
+    profile = read(results, kind)
     start = min((begin for begin, _ in profile.phases.values()), default=0)
     spans = list(_spans(marks, profile, start))
     ops = [*_ops(marks, profile, start), *_unmarked(marks, profile, start)]
     made = _allocated(marks, profile, start) if profile.memory else _followed(marks, profile, start)
-    if record is not None and profile.memory:  # which is of the device's memory alone
+    if kind == "cuda" and profile.memory:  # which is of the device's memory alone
         made += [a for a in _followed(marks, profile, start) if a.place is Place.HOST]
     if marks.held_elsewhere:
         made.append(Allocation(born=0, died=None, bytes=marks.held_elsewhere, category=Category.OTHER,
@@ -65,19 +62,20 @@ def measured_trace(marks: Marks, results: Any, record: Iterable[Change] | None =
     return Trace(origin="measured", ops=sorted(ops, key=lambda op: op.tick), allocations=made, spans=spans)
 
 
-def read(results: Any) -> Events:
-    """kineto's results. Its event tree alone has addresses, its flat list alone has kernels."""
+def read(results: Any, kind: str) -> Events:
+    """kineto's results, with the memory of that kind of device. Its event tree alone has addresses, its flat list alone
+    has kernels."""
     profile, launches = Events(), dict[int, int]()
     for event, mark in _walk(results.experimental_event_tree(), None):
         name = event.name
         if name.startswith(MARK):
-            kind, number = name.removeprefix(MARK).split(":")
-            where = {"op": profile.calls, "phase": profile.phases, "grad": profile.gradients}[kind]
+            what, number = name.removeprefix(MARK).split(":")
+            where = {"op": profile.calls, "phase": profile.phases, "grad": profile.gradients}[what]
             where[int(number)] = (event.start_time_ns, event.start_time_ns + event.duration_time_ns)
         elif name.startswith(REGION):
             stretch = (event.start_time_ns, event.start_time_ns + event.duration_time_ns)
             profile.regions[len(profile.regions)] = stretch
-        elif name == "[memory]":
+        elif name == "[memory]" and event.extra_fields.device.type == kind:
             detail = event.extra_fields
             profile.memory.append((event.start_time_ns, detail.ptr, detail.alloc_size, mark))
     waiting = []
@@ -90,20 +88,6 @@ def read(results: Any) -> Events:
     profile.kernels = [(name, begin, end, launches.get(link, begin)) for name, begin, end, link in waiting]
     profile.memory.sort(key=lambda change: change[0])
     return profile
-
-
-def _changes(record: Iterable[Change], profile: Events) -> Iterator[tuple[int, int, int, int | None]]:
-    """The allocator's changes on the profile's clock, which never runs back: with the op they happen in."""
-    moment = min((begin for begin, _ in profile.phases.values()), default=0)
-    stop = max((end for _, end in profile.phases.values()), default=0)
-    for change in record:
-        number, mark = change.word.partition(" ")[0], None
-        if number.isdecimal() and int(number) in profile.calls:
-            mark = int(number)
-            moment = max(moment, profile.calls[mark][0])
-        elif change.time_ns <= stop:
-            moment = max(moment, change.time_ns)
-        yield moment, change.address, change.bytes, mark
 
 
 def _walk(events: Iterable[Any], mark: int | None) -> Iterator[tuple[Any, int | None]]:
@@ -202,7 +186,7 @@ def _finder(stretches: dict[int, tuple[int, int]]) -> Callable[[int], int | None
 
 
 def _allocated(marks: Marks, profile: Events, start: int) -> list[Allocation]:
-    """Allocations as the CPU's allocator handed them out, identified by op and address."""
+    """Allocations as the allocator handed them out, identified by op and address."""
     when, region_at = _clock(marks, profile, start), _finder(profile.regions)
     alive = {address: replace(a, born=0, category_since=0, died=None) for address, a in marks.held.items()}
     found = list(alive.values())

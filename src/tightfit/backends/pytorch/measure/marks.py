@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,13 +47,8 @@ class Marks(Tracker):
     could not be noted; None while all were. The step goes on without: it is worth more than its profile.
     """
 
-    def __init__(
-        self, build: Build, optimizer: torch.optim.Optimizer,
-        word: Callable[[str], AbstractContextManager[None]] | None = None,
-    ) -> None:
-        """word: around each op, with a word on it: the number of its mark first."""
+    def __init__(self, build: Build, optimizer: torch.optim.Optimizer) -> None:
         super().__init__()
-        self._word = word or (lambda text: nullcontext())
         self.calls: list[Call] = []
         self.phases: list[Phase] = []
         self.gradients: list[tuple[int, str]] = []
@@ -113,8 +108,7 @@ class Marks(Tracker):
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         phase, module = self._place()
         self.calls.append(Call(tick=self.memory.tick + 1, phase=phase, module=module, name=str(func)))
-        number = len(self.calls) - 1
-        with record_function(f"{MARK}op:{number}"), self._word(f"{number} {phase.value} {module} {func}"):
+        with record_function(f"{MARK}op:{len(self.calls) - 1}"):
             return func(*args, **kwargs)
 
     def _note(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:

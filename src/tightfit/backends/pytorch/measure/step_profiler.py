@@ -1,12 +1,9 @@
 """Measuring steps of the run that takes them: some as they are, then one with every op and every allocation followed.
 
 The plain steps give wall seconds: of the wait for data, of each phase, of the whole. The last one runs under
-torch.profiler, with a mark around every op that is dispatched; from that come what each op took, and, on the CPU, every
-allocation. The marks and the profiler slow that step down, which is why there are plain ones; what an op took
-on its device is not touched by it, and neither is what the step learns.
-
-On CUDA allocations come from the allocator's own record, or where torch keeps none, from the tensors that live; its
-own peak is given as well.
+torch.profiler, with a mark around every op that is dispatched; from that come what each op took, and every allocation.
+The marks and the profiler slow that step down, which is why there are plain ones; what an op took on its device is not
+touched by it, and neither is what the step learns. On CUDA the allocator's own peak and record are given as well.
 """
 
 from __future__ import annotations
@@ -28,13 +25,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from tightfit.backends.base import Measurement
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
-from tightfit.backends.pytorch.measure import memory_history
 from tightfit.backends.pytorch.measure.events import measured_trace
 from tightfit.backends.pytorch.measure.marks import Marks, said
+from tightfit.backends.pytorch.measure.memory_history import recorded
 from tightfit.backends.pytorch.state import random_state, restore_random
 from tightfit.backends.pytorch.step import PendingStep, Step
 from tightfit.errors import ReportError
 from tightfit.files import replacing
+from tightfit.garbage import gc_paused
 from tightfit.trace import PHASES, Phase
 
 
@@ -74,9 +72,8 @@ class StepProfiler:
         found: _Followed | None = None
         pending: PendingStep | None = None
         try:
-            recorded = self._cuda and memory_history.available()
-            found = _Followed(Marks(step.build, step.optimizer, memory_history.word if recorded else None))
-            with self._following(found, recorded):
+            found = _Followed(Marks(step.build, step.optimizer))
+            with self._following(found):
                 pending = step(global_batch, learning_rate)
                 pending.read()
         except Exception as error:
@@ -98,12 +95,12 @@ class StepProfiler:
         wall, phases = self._median()
         if chrome_trace is not None:
             _export(found.profiler, chrome_trace)
-        changes = None if found.record is None else memory_history.changes(found.record)
-        trace = measured_trace(found.marks, found.profiler.profiler.kineto_results, changes)
+        kind = self._step.build.torch_device.type
+        trace = measured_trace(found.marks, found.profiler.profiler.kineto_results, kind)
         with_data = found.seconds + phases[Phase.DATA]
         return Measurement(
             trace=trace, step_seconds=wall, phase_seconds=phases, overhead=with_data / wall if wall else 1.0,
-            peak_bytes=trace.peak()[1] if found.peak is None else found.peak, memory_record=found.record,
+            peak_bytes=trace.peak()[1] if found.peak is None else found.peak, memory_record=found.record or None,
         )  # fmt: skip
 
     def _median(self) -> tuple[float, dict[Phase, float]]:
@@ -133,35 +130,27 @@ class StepProfiler:
         return again
 
     @contextmanager
-    def _following(self, found: _Followed, recorded: bool) -> Iterator[None]:
+    def _following(self, found: _Followed) -> Iterator[None]:
         """Around a step: the profiler, the marks, the allocator's record, and no garbage collection in between."""
         build, cuda = self._step.build, self._cuda
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
         held = torch.cuda.memory_allocated() if cuda else None
         gc.collect()
-        enabled = gc.isenabled()
-        gc.disable()
-        try:
-            with ExitStack() as stack:
-                found.profiler = stack.enter_context(profile(activities=activities, profile_memory=not cuda))
-                stack.enter_context(found.marks.following(build.model, held))
-                if cuda:
-                    torch.cuda.synchronize()
-                    self._step.restart_peak()
-                if recorded:
-                    stack.enter_context(memory_history.recorded())
-                began = time.perf_counter()
-                try:
-                    with self._watched(found.marks.enter):
-                        yield
-                finally:
-                    found.marks.close()
-                found.seconds = time.perf_counter() - began
-                found.peak = torch.cuda.max_memory_allocated() if cuda else None
-                found.record = memory_history.snapshot() if recorded else None
-        finally:
-            if enabled:
-                gc.enable()
+        with gc_paused(), ExitStack() as stack:
+            found.profiler = stack.enter_context(profile(activities=activities, profile_memory=True))
+            stack.enter_context(found.marks.following(build.model, held))
+            if cuda:
+                torch.cuda.synchronize()
+                self._step.restart_peak()
+                found.record = stack.enter_context(recorded())
+            began = time.perf_counter()
+            try:
+                with self._watched(found.marks.enter):
+                    yield
+            finally:
+                found.marks.close()
+            found.seconds = time.perf_counter() - began
+            found.peak = torch.cuda.max_memory_allocated() if cuda else None
 
 
 def _export(profiler: Any, path: Path) -> None:

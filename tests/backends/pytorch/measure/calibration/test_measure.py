@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tightfit import calibration
-from tightfit.backends.pytorch.measure.calibration import measure as ceilings
+from tightfit.backends.pytorch.measure.calibration import measure as measuring
 from tightfit.backends.pytorch.measure.calibration import timing
 from tightfit.backends.pytorch.measure.calibration.measure import CASES
 from tightfit.calibration import FAMILIES, family_of, load, save
@@ -18,9 +18,9 @@ SIZES = (8, 16)
 
 @pytest.fixture
 def quick(monkeypatch):
-    for name, value in {"PRODUCT_SIZES": SIZES, "BATCH_SIZES": SIZES, "RESULT_BYTES": (1 << 10, 1 << 14),
+    for name, value in {"MATMUL_SIZES": SIZES, "BATCH_SIZES": SIZES, "RESULT_BYTES": (1 << 10, 1 << 14),
                         "LENGTHS": (8, 32), "HEADS": (8, 16), "ATTENTION_ELEMENTS": 1 << 10}.items():
-        monkeypatch.setattr(ceilings, name, {"cpu": value})
+        monkeypatch.setattr(measuring, name, {"cpu": value})
     monkeypatch.setattr(timing, "ROUND", {"cpu": 1e-5})
     monkeypatch.setattr(timing, "STEPS", 12)
 
@@ -28,12 +28,12 @@ def quick(monkeypatch):
 def test_everything_that_planning_asks_for_is_measured(quick, tmp_path):
     random, precision = torch.get_rng_state(), torch.get_float32_matmul_precision()
     told = []
-    found = ceilings.measure(torch.device("cpu"), lambda what, share: told.append((what, share)))
+    found = measuring.measure(torch.device("cpu"), lambda what, share: told.append((what, share)))
     assert torch.equal(torch.get_rng_state(), random)
     assert torch.get_float32_matmul_precision() == precision
     assert (found.device, found.kind, found.threads) == ("CPU", "cpu", torch.get_num_threads())
     assert (found.processor, found.torch) == (calibration.processor(), torch.__version__.partition("+")[0])
-    for grids in (found.products, found.batches):
+    for grids in (found.matmuls, found.batched_matmuls):
         assert set(grids) == {"float32", "float16", "bfloat16"}
         assert {grid.sizes for grid in grids.values()} == {SIZES}
     assert set(found.attention) == {f"{direction} {head}" for direction in ("forward", "backward") for head in (8, 16)}
@@ -55,7 +55,7 @@ def test_everything_that_planning_asks_for_is_measured(quick, tmp_path):
 def test_a_familys_case_runs_an_op_of_that_family(family):
     x, y = torch.rand(2048) + 0.5, torch.rand(2048) + 0.5
     with torch.no_grad():
-        ran = {family_of(name) for name, _ in timing._ops(CASES[family](x, y))}
+        ran = {family_of(name) for name, _ in timing.ops_of(CASES[family](x, y))}
     assert family in ran
 
 
@@ -64,26 +64,19 @@ def test_every_family_has_a_case():
 
 
 def test_a_call_that_would_take_too_long_is_not_made(quick, monkeypatch):
-    monkeypatch.setattr(ceilings, "LONGEST", {"cpu": 0.0})
+    monkeypatch.setattr(measuring, "LONGEST", {"cpu": 0.0})
     made = []
 
     def layouts(device, dtype, batch, m, n, k):
         made.append((m, n, k))
         return lambda: None
 
-    monkeypatch.setattr(ceilings, "_three_layouts", layouts)
-    monkeypatch.setattr(ceilings, "seconds", lambda call, device: 1.0)
-    grid = ceilings._products(torch.device("cpu"), torch.float32, (8, 16), 1)
+    monkeypatch.setattr(measuring, "_three_layouts", layouts)
+    monkeypatch.setattr(measuring, "seconds", lambda call, device: 1.0)
+    grid = measuring._matmuls(torch.device("cpu"), torch.float32, (8, 16), 1)
     assert made == [(8, 8, 8)]
     rates = [rate for plane in grid.rates for row in plane for rate in row]
     assert rates == pytest.approx([3 * 2 * 8**3] * 8)
-
-
-def test_a_format_without_a_kernel_is_left_out(quick):
-    def case(x, y):
-        raise NotImplementedError
-
-    assert ceilings._memory(torch.device("cpu"), case, torch.ones(1 << 14), torch.ones(1 << 14)) is None
 
 
 def test_only_one_threads_own_time_leaves_out_what_else_runs(monkeypatch):
@@ -95,8 +88,8 @@ def test_only_one_threads_own_time_leaves_out_what_else_runs(monkeypatch):
 def test_recomputed_ops_are_told_from_the_backward_pass():
     step = timing.TinyStep(torch.device("cpu"))
     step.forward()
-    assert len(timing._ops(step.backward, recomputed=True)) <= 1  # the first gradient itself
-    step.recomputing = True
+    assert len(timing.ops_of(step.backward, recomputed=True)) <= 1  # the first gradient itself
+    step.recompute()
     step.forward()
-    again = [name for name, _ in timing._ops(step.backward, recomputed=True)]
-    assert sum("native_layer_norm.default" in name for name in again) == 2 * len(step.blocks)
+    again = [name for name, _ in timing.ops_of(step.backward, recomputed=True)]
+    assert sum("native_layer_norm.default" in name for name in again) == 2 * timing.LAYERS

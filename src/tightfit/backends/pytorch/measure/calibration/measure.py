@@ -1,4 +1,4 @@
-"""Measures the ceilings of the machine at hand: what `calibration.Ceilings` keeps.
+"""Measures the machine at hand: what `calibration.Calibration` keeps.
 
 On the CPU every op is called from Python as a step calls it, fresh results and all: small ops cost what the call costs,
 and results beyond 32 MiB the pages that the system hands out. On a CUDA device kernels are timed inside a CUDA graph,
@@ -13,26 +13,25 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import cycle, product
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tightfit.backends.pytorch.measure.calibration.timing import Call, costs, host_seconds, seconds
-from tightfit.calibration import BATCH, Ceilings, Curve, Grid, processor, torch_version
+from tightfit.backends.pytorch.measure.calibration.timing import Call, host_seconds, ops_of, seconds
+from tightfit.calibration import BATCH, Calibration, Curve, Grid, processor, torch_version
 
 Progress = Callable[[str, float], None]
 """Called with the name of the next measurement, and the share of the work that is done, 0 to 1."""
 
-PRODUCT_SIZES = {"cpu": (16, 64, 256, 1024), "cuda": (64, 256, 1024, 4096, 16384)}
+MATMUL_SIZES = {"cpu": (16, 64, 256, 1024), "cuda": (64, 256, 1024, 4096, 16384)}
 BATCH_SIZES = {"cpu": (16, 64, 256), "cuda": (64, 256, 1024)}
-"""Sizes of products, one in an op and `BATCH` of them."""
+"""Sizes of matmuls, one in an op and `BATCH` of them."""
 RESULT_BYTES = {
     "cpu": (1 << 10, 1 << 16, 1 << 20, 31 << 20, 36 << 20),
     "cuda": (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 25, 1 << 28),
@@ -117,7 +116,7 @@ CASES: Mapping[str, Case] = {
 # Measurement.
 
 
-def measure(device: torch.device, progress: Progress | None = None) -> Ceilings:
+def measure(device: torch.device, progress: Progress | None = None) -> Calibration:
     """Measure that device: on the CPU in about 20 seconds, with the number of threads that torch has now.
 
     Raises whatever torch raises where the device is out of memory or gone.
@@ -126,34 +125,34 @@ def measure(device: torch.device, progress: Progress | None = None) -> Ceilings:
     cpu = device.type == "cpu"
     with torch.random.fork_rng([] if cpu else [device]), torch.enable_grad():
         torch.empty(31 << 20, dtype=torch.uint8)  # raises malloc's threshold for fresh pages to where training has it
-        ceilings = Ceilings(
+        calibration = Calibration(
             device="CPU" if cpu else torch.cuda.get_device_name(device), kind="cpu" if cpu else "cuda",
             processor=processor(), torch=torch_version(), threads=torch.get_num_threads() if cpu else 0,
-            driver="" if cpu else _driver(), date=datetime.now(UTC).date().isoformat(),
-            **_arithmetic(device, report), memory=_families(device, report), host_to_device=_copying(device),
+            date=datetime.now(UTC).date().isoformat(), **_arithmetic(device, report),
+            memory=_families(device, report), host_to_device=_copying(device),
         )
         report("the host", 0.9)
-        ceilings = replace(ceilings, host=host_seconds(device, ceilings))
+        calibration = replace(calibration, host=host_seconds(device, calibration))
     report("done", 1.0)
-    return ceilings
+    return calibration
 
 
 def _arithmetic(device: torch.device, report: Progress) -> dict[str, Any]:
-    """The fields of products and attention."""
-    products: dict[str, Grid] = {}
-    batches: dict[str, Grid] = {}
+    """The fields of matmuls and attention."""
+    matmuls: dict[str, Grid] = {}
+    batched_matmuls: dict[str, Grid] = {}
     attention: dict[str, dict[str, Curve]] = {}
     dtypes = _dtypes(device)
     for number, (name, dtype) in enumerate(dtypes.items()):
-        report(f"matrix products in {name}", 0.3 * number / len(dtypes))
+        report(f"matmuls in {name}", 0.3 * number / len(dtypes))
         with _precision(name):
-            products[name] = _products(device, dtype, PRODUCT_SIZES[device.type], 1)
-            batches[name] = _products(device, dtype, BATCH_SIZES[device.type], BATCH)
+            matmuls[name] = _matmuls(device, dtype, MATMUL_SIZES[device.type], 1)
+            batched_matmuls[name] = _matmuls(device, dtype, BATCH_SIZES[device.type], BATCH)
         if name != "tf32":
             report(f"attention in {name}", 0.3 * (number + 0.5) / len(dtypes))
             for key, curve in _attention(device, dtype).items():
                 attention.setdefault(key, {})[name] = curve
-    return {"products": products, "batches": batches, "attention": attention}
+    return {"matmuls": matmuls, "batched_matmuls": batched_matmuls, "attention": attention}
 
 
 def _dtypes(device: torch.device) -> dict[str, torch.dtype]:
@@ -176,8 +175,8 @@ def _precision(name: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _products(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...], batch: int) -> Grid:
-    """Rates of products in the three layouts that a linear layer's forward and backward passes use, on average."""
+def _matmuls(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...], batch: int) -> Grid:
+    """Rates of matmuls in the three layouts that a linear layer's forward and backward passes use, on average."""
     rates: dict[tuple[int, ...], float] = {}
     for places in sorted(product(range(len(sizes)), repeat=3), key=sum):
         m, n, k = (sizes[p] for p in places)
@@ -212,7 +211,7 @@ def _attention(device: torch.device, dtype: torch.dtype) -> dict[str, Curve]:
         rates: dict[str, dict[int, float]] = {"forward": {}, "backward": {}}
         for length in LENGTHS[device.type]:
             for direction, call in _attention_calls(device, dtype, length, head).items():
-                flops, known = sum(c.flops for c in costs(call)), rates[direction]
+                flops, known = sum(found.flops for _, found in ops_of(call)), rates[direction]
                 if known and flops / min(known.values()) > LONGEST[device.type]:
                     break
                 known[length] = flops / seconds(call, device, graph=direction == "forward")
@@ -243,26 +242,22 @@ def _families(device: torch.device, report: Progress) -> dict[str, dict[str, Cur
     found: dict[str, dict[str, Curve]] = {}
     for number, (family, case) in enumerate(CASES.items()):
         report(f"ops like {family}", 0.3 + 0.6 * number / len(CASES))
-        curves = {name: _memory(device, case, *pools[name]) for name in formats}
-        found[family] = {name: curve for name, curve in curves.items() if curve is not None}
+        found[family] = {name: _memory(device, case, *pools[name]) for name in formats}
     return found
 
 
 @torch.no_grad()
-def _memory(device: torch.device, case: Case, x: Tensor, y: Tensor) -> Curve | None:
-    """Seconds of an op by the bytes it moves; None where the format has no such kernel."""
+def _memory(device: torch.device, case: Case, x: Tensor, y: Tensor) -> Curve:
+    """Seconds of an op by the bytes it moves."""
     points: dict[float, float] = {}
     for size in RESULT_BYTES[device.type]:
         if points and max(points.values()) / max(points) * size > LONGEST[device.type]:
             break
         count = size // x.element_size()
         copies = min(COPIES, x.numel() // count)
-        try:
-            calls = [case(x[i * count : (i + 1) * count], y[i * count : (i + 1) * count]) for i in range(copies)]
-            moved = sum(c.bytes_read + c.bytes_written for c in costs(calls[0]))
-            taken = seconds(_in_turn(calls), device)
-        except (NotImplementedError, RuntimeError):
-            return None
+        calls = [case(x[i * count : (i + 1) * count], y[i * count : (i + 1) * count]) for i in range(copies)]
+        moved = sum(found.bytes_read + found.bytes_written for _, found in ops_of(calls[0]))
+        taken = seconds(_in_turn(calls), device)
         points[float(moved)] = max(taken, *points.values()) if points else taken  # noise never makes more faster
     return Curve(tuple(points), tuple(points.values()))
 
@@ -289,9 +284,3 @@ def _random(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
 def _positive(device: torch.device, dtype: torch.dtype, count: int) -> Tensor:
     """Values from 0.5 to 1.5."""
     return torch.rand(count, device=device).add_(0.5).to(dtype)
-
-
-def _driver() -> str:
-    with suppress(OSError):
-        return Path("/sys/module/nvidia/version").read_text().strip()
-    return ""
