@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -63,6 +63,8 @@ class Evaluated:
         return 2 if self.estimate.fits != "no" else 3
 
 
+Progress = Callable[[int, int, str], None]
+"""Called with how many traces are done, how many there are at most, and what comes next."""
 Job = tuple[Recipe, Device]
 Outcome = Evaluated | TightfitError
 
