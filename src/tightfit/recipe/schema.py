@@ -273,6 +273,11 @@ class Recipe(BaseModel):
         """Whether it names a compiler."""
         return self.compile != "auto" and self.compile.compiles
 
+    @property
+    def one_region(self) -> bool:
+        """Whether a compiler takes the whole model as one."""
+        return self.compile != "auto" and self.compile.one_region
+
     def override(self, **changes: Any) -> Self:
         """Another recipe with some fields changed. Raises RecipeError as `from_dict` does."""
         return self.from_dict({**self.to_dict(), **changes})

@@ -145,7 +145,7 @@ class Segments(Checkpointing):
         return [] if recipe.backend.compiles_whole_steps else cls.rungs()
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        if recipe.compile != "auto" and recipe.compile.one_region:
+        if recipe.one_region:
             return ["a segment opens and closes between blocks, which one compiled region does not allow; "
                     "write compile=per-block"]
         return []
