@@ -15,11 +15,12 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_model as load_safetensors
-from safetensors.torch import save_model as save_safetensors
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tightfit.backends.pytorch.errors import at_line, is_out_of_memory
-from tightfit.backends.pytorch.padding import unpadded
+from tightfit.backends.pytorch.padding import stored_tensors
+from tightfit.backends.pytorch.state import named_tensors
 from tightfit.backends.pytorch.transformer import Transformer
 from tightfit.errors import ModelError, TightfitError, nearest, one_line
 from tightfit.models import (
@@ -278,15 +279,15 @@ def save_model(model: nn.Module, folder: Path | str, classes: dict[int, str] | N
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with unpadded(model):
-        if isinstance(model, transformers.PreTrainedModel):
-            if classes:
-                model.config.id2label = {**model.config.id2label, **classes}
-                model.config.label2id = {name: number for number, name in model.config.id2label.items()}
-            with _no_progress_bars():
-                model.save_pretrained(folder)
-            return
-        save_safetensors(model, str(folder / WEIGHTS))
+    if isinstance(model, transformers.PreTrainedModel):
+        if classes:
+            model.config.id2label = {**model.config.id2label, **classes}
+            model.config.label2id = {name: number for number, name in model.config.id2label.items()}
+        with _no_progress_bars():
+            model.save_pretrained(folder, state_dict=stored_tensors(model))
+        return
+    stored = stored_tensors(model)
+    save_file({name: stored[name].contiguous() for name in named_tensors(model)}, folder / WEIGHTS)
     described: dict[str, Any] = {"class": f"{type(model).__module__}.{type(model).__qualname__}"}
     if isinstance(model, Transformer):
         described = {"model_type": OUR_TRANSFORMER, **asdict(model.shape)}
