@@ -247,13 +247,6 @@ def logits_of(output: Any) -> Tensor:
     return logits
 
 
-def accepted_arguments(model: nn.Module) -> frozenset[str]:
-    """Names of the keyword arguments of the model's forward, and `kwargs` where it takes any others as well."""
-    parameters = list(inspect.signature(type(model).forward).parameters.values())[1:]
-    names = {"kwargs" if p.kind is p.VAR_KEYWORD else p.name for p in parameters if p.kind is not p.VAR_POSITIONAL}
-    return frozenset(names)
-
-
 def parameter_count(model: nn.Module) -> int:
     """The model's parameters; tied ones count once."""
     return sum(parameter.numel() for parameter in model.parameters())
