@@ -87,10 +87,11 @@ def mask_arguments(model: nn.Module, way: Way, causal: bool) -> Arguments:
     Raises ModelError, from the function it returns, for packed documents or padding that the model takes no mask for.
     """
     accepts = forward_parameters(model)
-    masks: Arguments = {
+    makers: dict[Way, Arguments] = {
         "typed": _typed, "blocks": block_arguments(model, causal), "padding": _padding, "flash": _flash,
         "own": partial(_own, model, causal),
-    }[way]  # fmt: skip
+    }  # fmt: skip
+    masks = makers[way]
     masked, decoder = "attention_mask" in accepts, way in ("typed", "blocks") and "decoder_attention_mask" in accepts
     positions, obstacle = position_arguments(model), packing_obstacle(model, way)
     fixed = {"use_cache": False} if _takes_use_cache(model) else {}
