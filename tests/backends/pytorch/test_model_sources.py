@@ -217,7 +217,7 @@ def test_factories_that_cannot_serve(name: str, overrides: dict[str, Any], says:
 def test_a_factory_whose_own_imports_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "needs_more.py").write_text("import a_library_that_is_missing\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModelError, match=r"importing 'needs_more' failed: No module named 'a_library_that_is_missing'"):
+    with pytest.raises(ModelError, match=r"importing 'needs_more' failed with .*: No module named 'a_library_that_is"):
         build("needs_more:make")
     sys.modules.pop("needs_more", None)
     (tmp_path / "fails.py").write_text("1 / 0\n")

@@ -195,12 +195,10 @@ def _from_factory(name: str, arguments: Mapping[str, Any], device: torch.device)
     module_name, _, path = name.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if not f"{module_name}.".startswith(f"{error.name}."):
-            raise ModelError(f"model: importing {module_name!r} failed: {one_line(error)}") from error
-        raise ModelError(f"model: there is no module {module_name!r}; install its package, or put its folder "
-                         "on PYTHONPATH") from None
     except (Exception, SystemExit) as error:  # another person's code raises anything
+        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
+            raise ModelError(f"model: there is no module {module_name!r}; install its package, or put its folder "
+                             "on PYTHONPATH") from None
         raise ModelError(f"model: importing {module_name!r} failed with {type(error).__name__}: "
                          f"{one_line(error)}{at_line(error)}") from error
     for part in path.split("."):
