@@ -73,21 +73,17 @@ def test_a_model_takes_what_really_runs(name: str, tmp_path: Path) -> None:
     made = recipe(*CASES[name], tmp_path)
     parameters, flops = really(made)
     size = model_size(made)
-    assert size.parameters == size.active_parameters == parameters
+    assert size.parameters == parameters
     assert size.flops == pytest.approx(flops, rel=5e-4)  # rotary positions' angles of tiny models
 
 
 @pytest.mark.parametrize("name", EXPERTS)
 def test_of_experts_those_count_that_are_used(name: str, tmp_path: Path) -> None:
-    config = EXPERTS[name]
-    made = recipe(config, "causal-lm", tmp_path)
+    made = recipe(EXPERTS[name], "causal-lm", tmp_path)
     parameters, flops = really(made)
     size = model_size(made)
     assert size.parameters == parameters
     assert size.flops == pytest.approx(flops, rel=5e-4)
-    sparse = config.num_hidden_layers // getattr(config, "decoder_sparse_step", 1)
-    inner = getattr(config, "moe_intermediate_size", config.intermediate_size)
-    assert size.parameters - size.active_parameters == sparse * 4 * 3 * 32 * inner
 
 
 @pytest.mark.parametrize(("name", "task", "parameters", "gigaflops"), [

@@ -14,14 +14,12 @@ from torch import nn
 from tests.architectures import tiny_config, tiny_model
 from tightfit.backends.pytorch.models import (
     BuiltModel,
-    accepted_arguments,
     build_model,
     logits_of,
     parameter_count,
     ready_to_train,
     save_model,
 )
-from tightfit.backends.pytorch.transformer import Transformer
 from tightfit.bundled import BUNDLED
 from tightfit.errors import ModelError
 from tightfit.recipe import Recipe
@@ -195,7 +193,6 @@ def test_factories(tmp_path: Path) -> None:
     assert isinstance(model, Named)
     assert model.embed.weight.shape == (10, 6)
     assert same_weights(model, build(f"{THIS}:Named", model_overrides={"width": 6}).model)
-    assert accepted_arguments(model) == {"input_ids", "scale", "kwargs"}
     assert logits_of(model(torch.zeros(1, 2, dtype=torch.int64))).shape == (1, 2, 10)
     save_model(model, tmp_path)
     with pytest.raises(ModelError, match=r"holds the weights of .*Named.*package.module:factory"):
@@ -220,7 +217,7 @@ def test_factories_that_cannot_serve(name: str, overrides: dict[str, Any], says:
 def test_a_factory_whose_own_imports_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "needs_more.py").write_text("import a_library_that_is_missing\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModelError, match=r"importing 'needs_more' failed: No module named 'a_library_that_is_missing'"):
+    with pytest.raises(ModelError, match=r"importing 'needs_more' failed with .*: No module named 'a_library_that_is"):
         build("needs_more:make")
     sys.modules.pop("needs_more", None)
     (tmp_path / "fails.py").write_text("1 / 0\n")
@@ -237,12 +234,3 @@ def test_logits_of() -> None:
     for wrong in ({"logits": logits}, (), None, ("no", logits)):
         with pytest.raises(ModelError, match=f"its forward returned a {type(wrong).__name__}"):
             logits_of(wrong)
-
-
-def test_accepted_arguments() -> None:
-    assert {"input_ids", "attention_mask", "position_ids", "use_cache"} <= accepted_arguments(tiny_model("gpt2"))
-    assert "position_ids" not in accepted_arguments(tiny_model("t5"))
-    with torch.device("meta"):
-        ours = build("transformer-156m", model_overrides=SMALL_OURS).model
-    assert isinstance(ours, Transformer)
-    assert accepted_arguments(ours) == {"input_ids", "attention_mask", "position_ids", "kwargs"}

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from tests.architectures import CAUSAL, MASKED, SEQ2SEQ, VOCAB, tiny_model
 from tightfit.backends.pytorch.models import save_model
-from tightfit.backends.pytorch.padding import pad_vocab, unpadded
+from tightfit.backends.pytorch.padding import pad_vocab
 from tightfit.backends.pytorch.transformer import Transformer
 from tightfit.errors import ModelError
 from tightfit.models import TransformerConfig
@@ -71,7 +71,7 @@ def test_saved_without_padding(name: str, tmp_path: Path) -> None:
     save_model(padded, tmp_path / "padded")
     for file in ("config.json", "model.safetensors"):
         assert (tmp_path / "padded" / file).read_bytes() == (tmp_path / "plain" / file).read_bytes()
-    assert run(name, padded)[0].shape[-1] == ROWS  # and the padding is back
+    assert run(name, padded)[0].shape[-1] == ROWS
 
 
 def test_a_round_vocabulary_is_left_alone() -> None:
@@ -79,8 +79,7 @@ def test_a_round_vocabulary_is_left_alone() -> None:
     before = list(model.parameters())
     pad_vocab(model, 32, VOCAB)
     assert all(one is two for one, two in zip(before, model.parameters(), strict=True))
-    with unpadded(model):
-        assert run("gpt2", model)[0].shape[-1] == VOCAB
+    assert run("gpt2", model)[0].shape[-1] == VOCAB
 
 
 def test_padding_draws_no_random_number() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tightfit.backends.pytorch.inspection import Inspector
+from tightfit.backends.pytorch.inspection import inspected
 from tightfit.backends.pytorch.techniques.compile import compile_seconds
 from tightfit.errors import ModelError
 
@@ -23,9 +23,9 @@ def test_compile_seconds_without_dynamos_record(monkeypatch):
 def test_kernels_go_unnamed_where_a_profiler_may_run(monkeypatch):
     model, x = nn.Linear(4, 4), torch.ones(2, 4)
     monkeypatch.delattr(torch._C._autograd, "_profiler_enabled")
-    with Inspector(model) as inspector:
+    with inspected(model) as inspection:
         model(x).softmax(-1)
-    result = inspector.result()
+    result = inspection()
     assert result.attention_kernels == ()
     assert result.saved_bytes
 
@@ -36,10 +36,10 @@ def test_the_profilers_log_level_is_put_back(monkeypatch, level):
     if level:
         monkeypatch.setenv("KINETO_LOG_LEVEL", level)
     model = nn.Linear(4, 4)
-    with Inspector(model) as inspector:
+    with inspected(model) as inspection:
         assert os.environ.get("KINETO_LOG_LEVEL") == level
         model(torch.ones(2, 4)).softmax(-1)
-    assert inspector.result().attention_kernels == ("eager (matrix products and a softmax)",)
+    assert inspection().attention_kernels == ("eager (matrix products and a softmax)",)
     assert os.environ.get("KINETO_LOG_LEVEL") == level
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from tightfit.tasks import GlobalBatch, MaskKind, MicroBatch
 
@@ -29,18 +31,8 @@ class TensorBatch:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> TensorBatch:
         """The same batch with `change` applied to every tensor."""
-
-        def maybe(value: Tensor | None) -> Tensor | None:
-            return None if value is None else change(value)
-
-        return replace(
-            self,
-            inputs={name: change(value) for name, value in self.inputs.items()},
-            labels=change(self.labels),
-            padding=maybe(self.padding),
-            document_ids=maybe(self.document_ids),
-            document_starts=maybe(self.document_starts),
-        )
+        changed: dict[str, Any] = tree_map_only(Tensor, change, vars(self))
+        return TensorBatch(**changed)
 
     def pin_memory(self) -> TensorBatch:
         return self.map(lambda t: t.pin_memory())

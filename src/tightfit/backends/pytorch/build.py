@@ -119,8 +119,7 @@ class Build:
     replicated_loss: a micro-batch's summed loss where copies of the model share its work; None where there is one.
     loss_denominator: of a micro-batch's summed loss, so that gradients are those of the whole global batch's mean.
     gradient_sync: entered around a micro-batch's passes, with whether it is the last of its global batch: processes
-    average
-        their gradients then.
+        average their gradients then.
     notes: sentences for the person running this, such as a risky combination.
     """
 

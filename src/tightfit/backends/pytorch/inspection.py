@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import TracebackType
-from typing import Self
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -19,47 +17,35 @@ from tightfit.backends.pytorch.techniques.attention.functions import kernel_name
 from tightfit.errors import ModelError
 
 
-class Inspector:
-    """A context manager around one forward pass. It changes no result: it listens to the profiler and to what
-    autograd saves."""
+@contextmanager
+def inspected(model: nn.Module) -> Iterator[Callable[[], Inspection]]:
+    """Look into the forward pass that runs inside; what it yields returns the inspection once that is over. It changes
+    no result: it listens to the profiler and to what autograd saves."""
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    saved: dict[int, tuple[int, str]] = {}
 
-    def __init__(self, model: nn.Module) -> None:
-        self._parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-        self._saved: dict[int, tuple[int, str]] = {}
-        self._profiler: torch.autograd.profiler.profile | None = None
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._note, lambda tensor: tensor)
-
-    def _note(self, tensor: Tensor) -> Tensor:
+    def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._parameters:
-            self._saved[storage.data_ptr()] = (storage.nbytes(), str(tensor.dtype).removeprefix("torch."))
+        if storage.data_ptr() not in parameters:
+            saved[storage.data_ptr()] = (storage.nbytes(), str(tensor.dtype).removeprefix("torch."))
         return tensor.detach()  # an output kept with its own history would be a cycle that only the collector frees
 
-    def __enter__(self) -> Self:
-        # A caller's own profiler would end with this one: then kernels go unnamed.
-        if not _profiler_runs():
-            # Op names are all that is asked for: without Kineto, whose first start takes seconds.
-            self._profiler = torch.autograd.profiler.profile(use_kineto=False)
+    def inspection() -> Inspection:
+        sizes: Counter[str] = Counter()
+        for size, dtype in saved.values():
+            sizes[dtype] += size
+        events = () if profiler is None else profiler.key_averages()
+        return Inspection(attention_kernels=tuple(kernel_names(e.key for e in events)), saved_bytes=dict(sizes))
+
+    # A caller's own profiler would end with this one: then kernels go unnamed. Op names are all that is asked for:
+    # without Kineto, whose first start takes seconds.
+    profiler = None if _profiler_runs() else torch.autograd.profiler.profile(use_kineto=False)
+    with ExitStack() as stack:
+        if profiler is not None:
             with _no_kineto_log():
-                self._profiler.__enter__()
-        self._hooks.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._hooks.__exit__(kind, error, trace)
-        if self._profiler is not None:
-            self._profiler.__exit__(kind, error, trace)
-
-    def result(self) -> Inspection:
-        """The inspection, after the forward pass."""
-        saved: Counter[str] = Counter()
-        for size, dtype in self._saved.values():
-            saved[dtype] += size
-        events = () if self._profiler is None else self._profiler.key_averages()
-        kernels = kernel_names(event.key for event in events)
-        return Inspection(attention_kernels=tuple(kernels), saved_bytes=dict(saved))
+                stack.enter_context(profiler)
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor))
+        yield inspection
 
 
 def check_outputs(build: Build, batch: TensorBatch, outputs: Tensor) -> None:

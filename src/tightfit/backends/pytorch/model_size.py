@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from tightfit.backends.pytorch.models import build_model
+from tightfit.backends.pytorch.models import build_model, parameter_count
 from tightfit.models import model_facts
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
@@ -30,8 +30,7 @@ READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default
 class ModelSize:
     """A model's parameters, and what it takes to train on one sample of the recipe's length.
 
-    parameters: tied ones once. active_parameters: those that one token uses; fewer where it is sent to some of the
-        experts.
+    parameters: tied ones once.
     flops: model FLOPs of one sample's forward and backward pass, by the convention of PaLM (arXiv 2204.02311,
         appendix B): 6 for each weight that a token is multiplied by, which is 6 N without embeddings that are only
         looked up, and 12 for each pair of positions, layer and feature of the queries, masked or not. The backward
@@ -41,7 +40,6 @@ class ModelSize:
     """
 
     parameters: int
-    active_parameters: int
     flops: int
     values: int
 
@@ -57,7 +55,6 @@ def model_size(recipe: Recipe, config: Any = None) -> ModelSize:
         if isinstance(part, transformers.PreTrainedModel):  # T5's decoder, for one, has a configuration of its own
             part.config._attn_implementation = "eager"
             part.config._experts_implementation = "batched_mm"  # which does not ask where tokens go
-    total = sum(parameter.numel() for parameter in model.parameters())
     inputs = task.batch_spec(1, recipe.seq_len, facts).inputs
     flops = values = 0
     with suppress(Exception):  # a model's own code raises anything where it meets a tensor without values
@@ -65,7 +62,7 @@ def model_size(recipe: Recipe, config: Any = None) -> ModelSize:
             model, {name: torch.zeros(s.shape, dtype=getattr(torch, s.dtype), device="meta")
                     for name, s in inputs.items()}
         )  # fmt: skip
-    return ModelSize(parameters=total, active_parameters=total - _unused(model), flops=flops, values=values)
+    return ModelSize(parameters=parameter_count(model), flops=flops, values=values)
 
 
 def _passed(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[int, int]:
@@ -76,18 +73,6 @@ def _passed(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[int, int]:
     counts: dict[Any, int] = counter.get_flop_counts()["Global"]
     raw = counts.get(torch.ops.aten.convolution, 0)  # of pixels, whose gradient nobody asks for
     return 3 * counter.get_total_flops() - raw, made.values
-
-
-def _unused(model: nn.Module) -> int:
-    """Parameters of the experts that one token is not sent to."""
-    config = getattr(model, "config", None)
-    used = getattr(config, "num_experts_per_tok", None)
-    counts = (getattr(config, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
-    count = next((found for found in counts if found), None)
-    if not used or not count:
-        return 0
-    held: int = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
-    return held * int(count - used) // int(count)
 
 
 class _Made(TorchDispatchMode):

@@ -15,11 +15,12 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_model as load_safetensors
-from safetensors.torch import save_model as save_safetensors
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tightfit.backends.pytorch.errors import at_line, is_out_of_memory
-from tightfit.backends.pytorch.padding import unpadded
+from tightfit.backends.pytorch.padding import stored_tensors
+from tightfit.backends.pytorch.state import named_tensors
 from tightfit.backends.pytorch.transformer import Transformer
 from tightfit.errors import ModelError, TightfitError, nearest, one_line
 from tightfit.models import (
@@ -194,12 +195,10 @@ def _from_factory(name: str, arguments: Mapping[str, Any], device: torch.device)
     module_name, _, path = name.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if not f"{module_name}.".startswith(f"{error.name}."):
-            raise ModelError(f"model: importing {module_name!r} failed: {one_line(error)}") from error
-        raise ModelError(f"model: there is no module {module_name!r}; install its package, or put its folder "
-                         "on PYTHONPATH") from None
     except (Exception, SystemExit) as error:  # another person's code raises anything
+        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
+            raise ModelError(f"model: there is no module {module_name!r}; install its package, or put its folder "
+                             "on PYTHONPATH") from None
         raise ModelError(f"model: importing {module_name!r} failed with {type(error).__name__}: "
                          f"{one_line(error)}{at_line(error)}") from error
     for part in path.split("."):
@@ -246,13 +245,6 @@ def logits_of(output: Any) -> Tensor:
     return logits
 
 
-def accepted_arguments(model: nn.Module) -> frozenset[str]:
-    """Names of the keyword arguments of the model's forward, and `kwargs` where it takes any others as well."""
-    parameters = list(inspect.signature(type(model).forward).parameters.values())[1:]
-    names = {"kwargs" if p.kind is p.VAR_KEYWORD else p.name for p in parameters if p.kind is not p.VAR_POSITIONAL}
-    return frozenset(names)
-
-
 def parameter_count(model: nn.Module) -> int:
     """The model's parameters; tied ones count once."""
     return sum(parameter.numel() for parameter in model.parameters())
@@ -278,15 +270,15 @@ def save_model(model: nn.Module, folder: Path | str, classes: dict[int, str] | N
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with unpadded(model):
-        if isinstance(model, transformers.PreTrainedModel):
-            if classes:
-                model.config.id2label = {**model.config.id2label, **classes}
-                model.config.label2id = {name: number for number, name in model.config.id2label.items()}
-            with _no_progress_bars():
-                model.save_pretrained(folder)
-            return
-        save_safetensors(model, str(folder / WEIGHTS))
+    if isinstance(model, transformers.PreTrainedModel):
+        if classes:
+            model.config.id2label = {**model.config.id2label, **classes}
+            model.config.label2id = {name: number for number, name in model.config.id2label.items()}
+        with _no_progress_bars():
+            model.save_pretrained(folder, state_dict=stored_tensors(model))
+        return
+    stored = stored_tensors(model)
+    save_file({name: stored[name].contiguous() for name in named_tensors(model)}, folder / WEIGHTS)
     described: dict[str, Any] = {"class": f"{type(model).__module__}.{type(model).__qualname__}"}
     if isinstance(model, Transformer):
         described = {"model_type": OUR_TRANSFORMER, **asdict(model.shape)}

@@ -87,28 +87,19 @@ def apply(model: nn.Module, recipe: Recipe | dict[str, Any]) -> Applied:
 
 def _left_to_you(recipe: Recipe, build: Build, mixed: str, accumulation: int) -> tuple[str, ...]:
     kind = build.torch_device.type
-    sentences = []
-    if mixed != "no":
-        dtype = {"fp16": "float16", "bf16": "bfloat16"}[mixed]
-        sentences.append(f"autocast: with torch.autocast({kind!r}, dtype=torch.{dtype}) around the forward pass")
-    if build.loss_scaling:
-        sentences.append(f"loss scaling: torch.amp.GradScaler({kind!r})")
-    if build.loss is not LOSS_OF_LOGITS:
-        sentences.append("loss: applied.loss_sum(inputs, labels), which makes no whole logits, over the number of "
-                         "labels that are not -100")
-    if accumulation > 1:
-        sentences.append(
-            f"accumulation: {accumulation} micro-batches of {recipe.micro_batch_size} a step, each one's summed loss "
-            "divided by the number of labels in all of them"
-        )
-    if recipe.max_grad_norm:
-        sentences.append(f"clipping: torch.nn.utils.clip_grad_norm_(model.parameters(), {recipe.max_grad_norm})")
-    if recipe.lr_scheduler_type != "constant" or recipe.warmup_steps:
-        sentences.append(f"schedule: {recipe.lr_scheduler_type}, {recipe.warmup_steps} warm-up steps")
-    if recipe.pad_vocab_to:
-        sentences.append(f"vocabulary: logits[..., :{build.facts.vocab_size}] before the loss; the rest is padding")
-    if recipe.empty_cache_steps:
-        sentences.append(f"torch.cuda.empty_cache() every {recipe.empty_cache_steps} steps")
-    if build.settings:
-        sentences.append("process settings: with applied.settings() around the loop")
-    return tuple(sentences)
+    dtype = {"fp16": "float16", "bf16": "bfloat16"}.get(mixed)
+    sentences = {
+        f"autocast: with torch.autocast({kind!r}, dtype=torch.{dtype}) around the forward pass": dtype,
+        f"loss scaling: torch.amp.GradScaler({kind!r})": build.loss_scaling,
+        "loss: applied.loss_sum(inputs, labels), which makes no whole logits, over the number of labels that are not "
+        "-100": build.loss is not LOSS_OF_LOGITS,
+        f"accumulation: {accumulation} micro-batches of {recipe.micro_batch_size} a step, each one's summed loss "
+        "divided by the number of labels in all of them": accumulation > 1,
+        f"clipping: torch.nn.utils.clip_grad_norm_(model.parameters(), {recipe.max_grad_norm})": recipe.max_grad_norm,
+        f"schedule: {recipe.lr_scheduler_type}, {recipe.warmup_steps} warm-up steps":
+            recipe.lr_scheduler_type != "constant" or recipe.warmup_steps,
+        f"vocabulary: logits[..., :{build.facts.vocab_size}] before the loss; the rest is padding": recipe.pad_vocab_to,
+        f"torch.cuda.empty_cache() every {recipe.empty_cache_steps} steps": recipe.empty_cache_steps,
+        "process settings: with applied.settings() around the loop": build.settings,
+    }
+    return tuple(sentence for sentence, holds in sentences.items() if holds)

@@ -7,8 +7,7 @@ The configuration keeps the real size, and a model is saved without them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -42,39 +41,30 @@ def pad_vocab(model: nn.Module, multiple: int, vocab_size: int) -> int:
         for name, parameter in module._parameters.items():
             if parameter is not None and id(parameter) in replacements:
                 module._parameters[name] = replacements[id(parameter)]
-                _note_rows(module, rows)
-    for module in _biased(model):
-        module._buffers[BIAS_BUFFER] = _with_rows(_bias(module), 1, rows)
+                if isinstance(module, nn.Embedding):
+                    module.num_embeddings = rows
+                elif isinstance(module, nn.Linear):
+                    module.out_features = rows
+        bias = module._buffers.get(BIAS_BUFFER)
+        if bias is not None:
+            module._buffers[BIAS_BUFFER] = _with_rows(bias, 1, rows)
     setattr(model, ROWS_BEFORE, before)
     return vocab_size
 
 
-@contextmanager
-def unpadded(model: nn.Module) -> Iterator[None]:
-    """Hold a padded vocabulary at the size it had, for saving and for generating, and put the padding back after."""
+def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The model's state without the rows that only pad its vocabulary, for saving."""
+    state: dict[str, Tensor] = model.state_dict()
     before = getattr(model, ROWS_BEFORE, None)
-    if before is None:
-        yield
-        return
-    tables = _vocabulary_parameters(model)
-    rows, full = tables[0].shape[0], [table.data for table in tables]
-    mine = {id(table) for table in tables}
-    holders = [m for m in model.modules() if any(id(p) in mine for p in m._parameters.values())]
-    for table in tables:
-        table.data = table.data[:before].clone()
-    for module in holders:
-        _note_rows(module, before)
-    for module in _biased(model):
-        module._buffers[BIAS_BUFFER] = _bias(module)[:, :before].clone()
-    try:
-        yield
-    finally:
-        for table, data in zip(tables, full, strict=True):
-            table.data = data
-        for module in holders:
-            _note_rows(module, rows)
-        for module in _biased(model):
-            module._buffers[BIAS_BUFFER] = _with_rows(_bias(module), 1, rows)
+    if before is not None:
+        padded = {id(table) for table in _vocabulary_parameters(model)}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            if id(parameter) in padded:
+                state[name] = state[name][:before]
+        for name in state:
+            if name.rpartition(".")[2] == BIAS_BUFFER:
+                state[name] = state[name][:, :before]
+    return state
 
 
 def _tables(model: nn.Module, vocab_size: int) -> list[nn.Parameter]:
@@ -111,21 +101,3 @@ def _with_rows(table: Tensor, dim: int, rows: int) -> Tensor:
     """`table` with zeros behind its last row along `dim`."""
     missing = rows - table.shape[dim]
     return F.pad(table, (0, 0) * (table.dim() - 1 - dim) + (0, missing))
-
-
-def _note_rows(module: nn.Module, rows: int) -> None:
-    """Keep what the module says of its size in step with its weight."""
-    if isinstance(module, nn.Embedding):
-        module.num_embeddings = rows
-    elif isinstance(module, nn.Linear):
-        module.out_features = rows
-
-
-def _biased(model: nn.Module) -> list[nn.Module]:
-    return [module for module in model.modules() if BIAS_BUFFER in module._buffers]
-
-
-def _bias(module: nn.Module) -> Tensor:
-    bias = module._buffers[BIAS_BUFFER]
-    assert bias is not None
-    return bias

@@ -43,22 +43,8 @@ def load_state(model: nn.Module, optimizer: Optimizer, folder: Path, meta: dict[
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{folder}: {' '.join(str(error).split())}") from None
     optimizer_state.load_state(optimizer, model, states, meta["optimizer"])
-    _copy(weights, named_tensors(model), folder)
+    optimizer_state.copy_tensors("weights", weights, named_tensors(model))
     restore_random(streams, meta["python_random"])
-
-
-@torch.no_grad()
-def _copy(saved: dict[str, Tensor], live: dict[str, Tensor], folder: Path) -> None:
-    if saved.keys() != live.keys():
-        names = ", ".join(sorted(saved.keys() ^ live.keys())[:3])
-        raise CheckpointError(f"{folder}: its weights are another model's; they differ in {names}")
-    for name, tensor in saved.items():
-        if tensor.shape != live[name].shape or tensor.dtype != live[name].dtype:
-            raise CheckpointError(
-                f"{folder}: {name} is {tuple(tensor.shape)} {tensor.dtype}, this recipe's model has "
-                f"{tuple(live[name].shape)} {live[name].dtype}"
-            )
-        live[name].copy_(tensor)
 
 
 def random_state() -> tuple[dict[str, Tensor], Any]:

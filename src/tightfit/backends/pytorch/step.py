@@ -21,7 +21,7 @@ from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.errors import memory_guard, model_guard
 from tightfit.backends.pytorch.generation import generate
 from tightfit.backends.pytorch.gpu_memory import gpu_memory
-from tightfit.backends.pytorch.inspection import Inspector, check_outputs
+from tightfit.backends.pytorch.inspection import check_outputs, inspected
 from tightfit.backends.pytorch.models import parameter_count, save_model
 from tightfit.backends.pytorch.state import load_state, save_state
 from tightfit.backends.pytorch.techniques.compile import compile_seconds
@@ -80,8 +80,7 @@ class Step:
         self.steps = 0
         self._highest = 0
         self._doing = "nothing yet"
-        self._explains = inspect
-        self._inspector: Inspector | None = Inspector(build.model) if inspect else None
+        self._explains = self._to_inspect = inspect
         self._inspection: Inspection | None = None
         self._loss: Tensor | None = None
         self._denominator = 1.0
@@ -127,14 +126,14 @@ class Step:
     def forward(self, global_batch: TensorGlobalBatch, number: int) -> Tensor:
         self._enter(Phase.FORWARD, f"the forward pass of micro-batch {number + 1} of {len(global_batch.micro_batches)}")
         batch = global_batch.micro_batches[number].to(self.build.torch_device)
-        if self._inspector is None:
-            self._loss = self.build.loss_sum(batch)
-        else:
-            inspector, self._inspector = self._inspector, None
+        if self._to_inspect:
+            self._to_inspect = False
             self.build.loss.check(self.build, batch)
-            with inspector:
+            with inspected(self.build.model) as inspection:
                 self._loss = self.build.loss_sum(batch, check_outputs)
-            self._inspection = inspector.result()
+            self._inspection = inspection()
+        else:
+            self._loss = self.build.loss_sum(batch)
         return self._loss.detach()
 
     def backward(self, global_batch: TensorGlobalBatch, number: int) -> None:

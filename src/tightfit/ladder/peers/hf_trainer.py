@@ -21,7 +21,8 @@ from tightfit.backends.base import Timings
 from tightfit.backends.pytorch.batch import tensor_batch
 from tightfit.backends.pytorch.errors import memory_guard
 from tightfit.backends.pytorch.measure.meter import Meter
-from tightfit.backends.pytorch.models import accepted_arguments, logits_of
+from tightfit.backends.pytorch.models import logits_of
+from tightfit.backends.pytorch.techniques.attention.arguments import passes_arguments_on
 from tightfit.data.samples import Samples
 from tightfit.devices import Device
 from tightfit.errors import MissingLibrary, Refused
@@ -179,7 +180,7 @@ class _Trainer(transformers.Trainer):  # type: ignore[misc]
 
 def _shifts_labels(model: nn.Module) -> bool:
     """Whether the model's own loss takes labels that are shifted already, and the number of the whole step's."""
-    return "kwargs" in accepted_arguments(model) and getattr(model, "loss_function", None) is ForCausalLMLoss
+    return passes_arguments_on(model) and getattr(model, "loss_function", None) is ForCausalLMLoss
 
 
 def _mean_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor) -> Tensor:

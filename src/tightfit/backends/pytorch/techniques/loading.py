@@ -25,28 +25,19 @@ from tightfit.techniques.loading import Loading
 
 @dataclass(frozen=True)
 class _Made:
-    """A global batch, or why there is none: DataLoader would bury a worker's error in a traceback of its own."""
+    """A global batch, as arrays or in pinned memory, or why there is none: DataLoader would bury a worker's error in a
+    traceback of its own."""
 
-    global_batch: GlobalBatch | TightfitError
+    made: GlobalBatch | TensorGlobalBatch | TightfitError
 
     def tensors(self) -> TensorGlobalBatch:
-        if isinstance(self.global_batch, TightfitError):
-            raise self.global_batch
-        return tensor_global_batch(self.global_batch)
+        if isinstance(self.made, TightfitError):
+            raise self.made
+        return self.made if isinstance(self.made, TensorGlobalBatch) else tensor_global_batch(self.made)
 
-    def pin_memory(self) -> _Made | _Pinned:
+    def pin_memory(self) -> _Made:
         """Called by DataLoader, in a thread of its own where there are workers."""
-        return self if isinstance(self.global_batch, TightfitError) else _Pinned(self.tensors().pin_memory())
-
-
-@dataclass(frozen=True)
-class _Pinned:
-    """A global batch in pinned memory."""
-
-    global_batch: TensorGlobalBatch
-
-    def tensors(self) -> TensorGlobalBatch:
-        return self.global_batch
+        return self if isinstance(self.made, TightfitError) else _Made(self.tensors().pin_memory())
 
 
 class _GlobalBatches(Dataset[_Made]):
@@ -72,7 +63,7 @@ def loading(technique: Loading, build: Build) -> Build:
     def global_batches(source: GlobalBatchSource, start: int, stop: int) -> Iterator[TensorGlobalBatch]:
         workers = technique.workers
         assert workers != "auto", "resolve the recipe first"
-        loader: DataLoader[_Made | _Pinned] = DataLoader(
+        loader: DataLoader[_Made] = DataLoader(
             _GlobalBatches(source),
             batch_size=None,
             sampler=range(start, stop),

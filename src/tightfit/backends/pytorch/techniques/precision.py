@@ -56,60 +56,31 @@ def _with_tf32(build: Build, allowed: bool) -> Build:
 
 @contextmanager
 def fp32_products(tf32: bool) -> Iterator[None]:
-    """How fp32 matrix products, convolutions and recurrent layers compute while this is entered.
+    """How CUDA's fp32 matrix products, convolutions and recurrent layers compute while this is entered.
 
-    torch keeps the older, process-wide flags next to a newer setting for each operator, and reading an older one raises
-    where the two disagree, as Inductor does when it tunes: so both are set, and both put back.
+    torch keeps older, process-wide flags next to a setting for each operator, and reading a flag raises where the two
+    disagree, as Inductor does when it tunes: so both are set, and both put back.
     """
-    places, before = _places(), list[str]()
-    try:
-        for place in places:  # a place's own setting is read while those above it are out of the way
-            before.append(place.fp32_precision)
-            place.fp32_precision = "none"
-        flags = _flags(places)
-        _restore(places, before)
-        _set_flags(("high" if tf32 else "highest", tf32))
-        for place in _operators():
-            place.fp32_precision = "tf32" if tf32 else "ieee"
-        try:
-            yield
-        finally:
-            _set_flags(flags)
-    finally:
-        _restore(places, before)
-
-
-def _operators() -> tuple[Any, ...]:
-    """Where the newer interface keeps CUDA's operators."""
     cudnn: Any = torch.backends.cudnn
-    return torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn
-
-
-def _places() -> tuple[Any, ...]:
-    """Every place whose setting the flags or we change, after those it takes a missing value from."""
-    backends: Any = torch.backends
-    return backends, backends.cudnn, backends.mkldnn.matmul, *_operators()
-
-
-def _restore(places: tuple[Any, ...], settings: list[str]) -> None:
-    for place, setting in zip(places, settings, strict=False):
-        place.fp32_precision = setting
-
-
-def _flags(places: tuple[Any, ...]) -> tuple[str, bool]:
-    """The older flags, for matrix products and for cuDNN, even where they disagree with the newer settings, which this
-    changes."""
-    for place in places:
-        place.fp32_precision = "ieee"
-    products = torch.get_float32_matmul_precision()
+    operators = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
+    before = [operator.fp32_precision for operator in operators]
     try:
-        return products, torch.backends.cudnn.allow_tf32
-    except RuntimeError:  # it is on, which the settings just made deny
-        return products, True
+        flags = torch.get_float32_matmul_precision(), cudnn.allow_tf32
+    except RuntimeError:  # the operators' own settings were in use
+        flags = "highest", True
+    _set_flags("high" if tf32 else "highest", tf32)
+    for operator in operators:
+        operator.fp32_precision = "tf32" if tf32 else "ieee"
+    try:
+        yield
+    finally:
+        _set_flags(*flags)
+        for operator, precision in zip(operators, before, strict=True):
+            operator.fp32_precision = precision
 
 
-def _set_flags(flags: tuple[str, bool]) -> None:
+def _set_flags(products: str, convolutions: bool) -> None:
     with warnings.catch_warnings():  # some versions of torch advise against these flags, which Inductor reads
         warnings.filterwarnings("ignore", message=".*(TF32|fp32_precision)")
-        torch.set_float32_matmul_precision(flags[0])
-        torch.backends.cudnn.allow_tf32 = flags[1]
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions

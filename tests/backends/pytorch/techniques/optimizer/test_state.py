@@ -56,6 +56,7 @@ def test_continues_bit_for_bit(case: Case, before: int, tmp_path: Path) -> None:
     weights = copy.deepcopy(model.state_dict())
     tensors, meta = written(optimizer, model, tmp_path)
     other, other_optimizer = restored(case, weights, tensors, meta)
+    set_learning_rate(other_optimizer, case.learning_rate / 3)
     losses = train(model, optimizer, range(before, before + 3))
     assert train(other, other_optimizer, range(before, before + 3)) == losses
     assert identical(model, other)
@@ -86,13 +87,12 @@ def test_names_are_the_models_own() -> None:
     model = tiny()
     optimizer = Case(AdamW8bit(), Fp32()).optimizer(model)
     train(model, optimizer, range(1))
-    tensors, meta = state_tensors(optimizer, model)
+    tensors, _ = state_tensors(optimizer, model)
     assert {name for name in tensors if name.startswith("hidden.weight/")} == {
         "hidden.weight/step",
         *(f"hidden.weight/{key}/{part}" for key in ("exp_avg", "exp_avg_sq") for part in ("codes", "scale", "qmap")),
     }
     assert "embedding.weight/exp_avg" in tensors
-    assert meta["groups"][0]["params"] == ["embedding.weight", "hidden.weight", "out.weight"]
 
 
 def test_parameters_never_reached_stay_without_state(tmp_path: Path) -> None:
@@ -133,12 +133,10 @@ def test_implementation_may_change(tmp_path: Path) -> None:
     ("case", "message"),
     [
         (Case(AdamW8bit(), Fp32()), "holds the state of AdamW, and this is AdamW8bit"),
-        (Case(AdamW(weight_decay=0.5), Fp32()), "group 0: weight_decay is 0.01 in the checkpoint and 0.5 here"),
-        (Case(AdamW(betas=(0.8, 0.9)), Fp32()), "betas is .0.9, 0.999. in the checkpoint and .0.8, 0.9. here"),
         (Case(AdamW(), Bf16Pure(rounding="nearest")), "is float32 .* in the checkpoint and bfloat16 .* here"),
         (Case(Adafactor(), Fp32()), "holds the state of AdamW, and this is Adafactor"),
     ],
-    ids=["kind", "decay", "betas", "dtype", "adafactor"],
+    ids=["kind", "dtype", "adafactor"],
 )
 def test_another_optimizer_is_refused(case: Case, message: str, tmp_path: Path) -> None:
     model = tiny()
@@ -156,22 +154,20 @@ def test_missing_unknown_and_misshapen_tensors_are_named(tmp_path: Path) -> None
     tensors, meta = written(optimizer, model, tmp_path)
 
     lost = {name: tensor for name, tensor in tensors.items() if name != "out.bias/exp_avg"}
-    with pytest.raises(CheckpointError, match=r"the checkpoint lacks out\.bias/exp_avg$"):
+    with pytest.raises(CheckpointError, match=r"differ in out\.bias/exp_avg$"):
         load_state(optimizer, model, lost, meta)
-    with pytest.raises(CheckpointError, match=r"has out\.bias/more, unknown here"):
+    with pytest.raises(CheckpointError, match=r"differ in out\.bias/more$"):
         load_state(optimizer, model, {**tensors, "out.bias/more": torch.zeros(1)}, meta)
-    both = {**meta, "tensors": sorted(lost)}
-    with pytest.raises(CheckpointError, match=r"lacks out\.bias/exp_avg$"):
-        load_state(optimizer, model, lost, both)
-    with pytest.raises(CheckpointError, match=r"'out\.bias/exp_avg' is float32 \(3,\) in the checkpoint and float32 "):
+    with pytest.raises(CheckpointError, match=r"out\.bias/exp_avg is float32 \(3,\) in the checkpoint and float32 "):
         load_state(optimizer, model, {**tensors, "out.bias/exp_avg": torch.zeros(3)}, meta)
 
 
 def test_another_models_parameters_are_named(tmp_path: Path) -> None:
     optimizer = ADAMW.optimizer(model := tiny())
+    train(model, optimizer, range(1))
     tensors, meta = written(optimizer, model, tmp_path)
     other = nn.ModuleDict({"hidden": nn.Linear(2, 2), "new": nn.Linear(2, 2)})
-    with pytest.raises(CheckpointError, match=r"group 0: the checkpoint lacks new\.weight and has embedding\.weight,"):
+    with pytest.raises(CheckpointError, match=r"differ in embedding\.weight/exp_avg,"):
         load_state(ADAMW.optimizer(other), other, tensors, meta)
 
 
@@ -180,7 +176,7 @@ def test_block_size_is_part_of_the_state(tmp_path: Path) -> None:
     train(model, optimizer, range(1))
     tensors, meta = written(optimizer, model, tmp_path)
     smaller = Case(AdamW8bit(block_size=128), Fp32()).optimizer(model)
-    with pytest.raises(CheckpointError, match=r"hidden\.weight/exp_avg/scale' is"):
+    with pytest.raises(CheckpointError, match=r"hidden\.weight/exp_avg/scale is"):
         load_state(smaller, model, tensors, meta)
 
 

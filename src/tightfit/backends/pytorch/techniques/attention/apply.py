@@ -31,7 +31,7 @@ def eager(technique: Eager, build: Build) -> Build:
     if not arguments.is_hf(build.model):
         raise _refused("eager", build.model)
     cast(Any, build.model).config._attn_implementation = "eager"
-    return _its_own(build)
+    return _with_masks(build, "own")
 
 
 def sdpa(technique: Sdpa, build: Build) -> Build:
@@ -40,7 +40,8 @@ def sdpa(technique: Sdpa, build: Build) -> Build:
     style, special = arguments.attention_style(build.model), arguments.needs_eager(build.model)
     if technique.kernel == "auto":
         if style == "own":
-            return _its_own(build, f"attention: {type(build.model).__name__} computes attention itself; that is kept")
+            kept = f"attention: {type(build.model).__name__} computes attention itself; that is kept"
+            return _with_masks(build, "own", kept)
         if special:
             return _ours(EAGER, build, f"attention: this model's {special} need eager attention, which is used")
         return _ours(SDPA, build, *_dense_note(technique, build))
@@ -61,21 +62,19 @@ def _dense_note(technique: Sdpa, build: Build) -> tuple[str, ...]:
     """A sentence where, on CUDA, packed documents will cost SDPA a T x T mask: see `kernels.packed_way`."""
     if build.device.kind != "cuda" or not (build.task.packs and build.recipe.data.packing):
         return ()
-    costly = "attention: packed documents are kept apart by a mask of seq_len x seq_len"
+    dropout, precision = arguments.attention_dropout(build.model), build.recipe.precision
+    reasons = []
     if not build.device.at_least(8):
-        name = build.device.name
-        return (f"{costly}: the {name} has no variable-length kernel; write data.packing=false or attention=flex",)
-    dropout = arguments.attention_dropout(build.model)
-    whole = build.recipe.precision != "auto" and build.recipe.precision.name == "fp32"
-    wide = whole and not any(p.dtype in HALF for p in build.model.parameters())
-    reasons = {
-        "fp32 has no variable-length kernel; write precision=bf16 or attention=flex": wide,
-        "the variable-length kernel is the flash one; write attention.kernel=auto":
-            technique.kernel not in ("auto", "flash"),
-        f"the variable-length kernel has no dropout; write model_overrides.{dropout}=0": dropout is not None,
-    }
-    found = [reason for reason, holds in reasons.items() if holds]
-    return (f"{costly}: {'; '.join(found)}",) if found else ()
+        reasons = [f"the {build.device.name} has no variable-length kernel; write data.packing=false or attention=flex"]
+    else:
+        if precision != "auto" and not precision.is_half and not any(p.dtype in HALF for p in build.model.parameters()):
+            reasons.append("fp32 has no variable-length kernel; write precision=bf16 or attention=flex")
+        if technique.kernel not in ("auto", "flash"):
+            reasons.append("the variable-length kernel is the flash one; write attention.kernel=auto")
+        if dropout is not None:
+            reasons.append(f"the variable-length kernel has no dropout; write model_overrides.{dropout}=0")
+    costly = "attention: packed documents are kept apart by a mask of seq_len x seq_len"
+    return (f"{costly}: {'; '.join(reasons)}",) if reasons else ()
 
 
 def flex(technique: Flex, build: Build) -> Build:
@@ -92,33 +91,21 @@ def flash_attn(technique: FlashAttn, build: Build) -> Build:
     if unserved or not getattr(model, "_supports_flash_attn", False):
         raise _refused("flash-attn", model)
     _call("flash_attention_2", model)
-    causal = arguments.is_causal_model(model)
-    masks = arguments.mask_arguments(model, arguments.flash_arguments(model), causal, arguments.flash_obstacle(model))
-    return replace(build, mask_arguments=masks)
+    return _with_masks(build, "flash")
 
 
 def _ours(name: str, build: Build, *notes: str) -> Build:
     """The model calls our function of that name."""
     register()
-    model = build.model
-    _call(name, model)
-    causal, obstacle = arguments.is_causal_model(model), None
-    masks: arguments.Arguments
-    if arguments.attention_style(model) == "patterns":
-        masks, obstacle = arguments.padding_arguments, arguments.pattern_obstacle(model)
-    elif name == FLEX:
-        masks = arguments.block_arguments(model, causal)
-    else:
-        masks = arguments.typed_arguments(model)
-    masks = arguments.mask_arguments(model, masks, causal, obstacle)
-    return replace(build, mask_arguments=masks, notes=(*build.notes, *notes))
+    _call(name, build.model)
+    if arguments.attention_style(build.model) == "patterns":
+        return _with_masks(build, "padding", *notes)
+    return _with_masks(build, "blocks" if name == FLEX else "typed", *notes)
 
 
-def _its_own(build: Build, *notes: str) -> Build:
-    """The model keeps its own attention and is given masks in the ordinary way."""
-    model, causal = build.model, build.task.name == "causal-lm"
-    own = arguments.own_arguments(model, causal)
-    masks = arguments.mask_arguments(model, own, causal, arguments.own_obstacle(model))
+def _with_masks(build: Build, way: arguments.Way, *notes: str) -> Build:
+    causal = build.task.name == "causal-lm" if way == "own" else arguments.is_causal_model(build.model)
+    masks = arguments.mask_arguments(build.model, way, causal)
     return replace(build, mask_arguments=masks, notes=(*build.notes, *notes))
 
 

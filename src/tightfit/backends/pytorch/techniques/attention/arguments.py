@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import torch
@@ -24,11 +24,13 @@ from tightfit.errors import ModelError
 
 Arguments = Callable[[TensorBatch], dict[str, Any]]
 Style = Literal["functions", "patterns", "own"]
+Way = Literal["typed", "blocks", "padding", "own", "flash"]
 
 USES_FUNCTIONS = re.compile(r"ALL_ATTENTION_FUNCTIONS|\battention_function\(")
 HIDDEN_PATTERNS = re.compile(r"\b(?:create_chunked_causal_mask|(?:or|and)_mask_function|block_sequence_ids)\b")
 READS_FOUR_DIMENSIONS = re.compile(r"\bcreate_(?:causal|bidirectional)_mask\(")
 COUNTS_THE_MASK = re.compile(r"cumsum\(attention_mask|attention_mask(?:\.\w+\(\))*\.cumsum")
+TOKEN_MIXER = re.compile(r"Mamba|SSM|DeltaNet|Recurrent|Rwkv|Lightning|LinearAttention")
 RELATIVE = re.compile(r"relative_attention_bias|rotary")
 ATTENTION_DROPOUT = ("attn_pdrop", "attention_dropout", "attention_probs_dropout_prob")
 """Names in configurations of the probability of dropout inside attention."""
@@ -73,10 +75,64 @@ def needs_eager(model: nn.Module) -> str | None:
     return "capped attention scores" if capped else None
 
 
-def typed_arguments(model: nn.Module) -> Arguments:
-    """Arguments in which the mask is typed (see `masks`). A decoder behind an encoder is given nothing beyond
-    its causality: padding follows its real tokens."""
-    return _with_decoder(model, lambda batch: {"attention_mask": typed_mask(batch)})
+def mask_arguments(model: nn.Module, way: Way, causal: bool) -> Arguments:
+    """The masks of that way, and with them positions, no cache, and the refusals. A value of None means: leave this
+    out.
+
+    typed: one mask for every layer (see `masks`); of a decoder behind an encoder nothing beyond its causality, for
+        padding follows its real tokens. blocks: the same as BlockMasks.
+    padding: the ordinary (B, T) mask of padding, from which transformers makes each layer's own.
+    own: that one, and for packed documents an additive (B, 1, T, T) one, for attention of the model's own.
+    flash: that one, and for packed documents their starts, as transformers hands them to the flash-attn library.
+    Raises ModelError, from the function it returns, for packed documents or padding that the model takes no mask for.
+    """
+    accepts = forward_parameters(model)
+    makers: dict[Way, Arguments] = {
+        "typed": _typed, "blocks": block_arguments(model, causal), "padding": _padding, "flash": _flash,
+        "own": partial(_own, model, causal),
+    }  # fmt: skip
+    masks = makers[way]
+    masked, decoder = "attention_mask" in accepts, way in ("typed", "blocks") and "decoder_attention_mask" in accepts
+    positions, obstacle = position_arguments(model), packing_obstacle(model, way)
+    fixed = {"use_cache": False} if _takes_use_cache(model) else {}
+
+    def complete(batch: TensorBatch) -> dict[str, Any]:
+        if batch.mask == "packed" and obstacle:
+            raise ModelError(f"data.packing: {type(model).__name__} {obstacle}; {RESTART}")
+        if batch.mask == "padded" and not masked and not causal:
+            raise ModelError(f"model: {type(model).__name__} takes no attention_mask, so that it would read padding; "
+                             "give it sequences of one length")
+        found = masks(batch) if masked or batch.mask == "packed" else {}
+        if decoder:
+            found["decoder_attention_mask"] = plain_mask(batch.labels.device)
+        return {**fixed, **found, **positions(batch)}
+
+    return complete
+
+
+def _typed(batch: TensorBatch) -> dict[str, Any]:
+    return {"attention_mask": typed_mask(batch)}
+
+
+def _padding(batch: TensorBatch) -> dict[str, Any]:
+    return {} if batch.padding is None else {"attention_mask": batch.padding.long()}
+
+
+def _own(model: nn.Module, causal: bool, batch: TensorBatch) -> dict[str, Any]:
+    if batch.document_starts is None:
+        return _padding(batch)
+    rows, length = batch.labels.shape
+    allowed = document_mask(batch.document_starts, rows, length)
+    near = distance_mask(length, causal, None, allowed.device)
+    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    return {"attention_mask": additive_mask(allowed if near is None else allowed & near, dtype)}
+
+
+def _flash(batch: TensorBatch) -> dict[str, Any]:
+    if batch.document_starts is None:
+        return _padding(batch)
+    starts, longest = batch.document_starts, batch.labels.shape[1]
+    return {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": longest, "max_length_k": longest}
 
 
 def block_arguments(model: nn.Module, causal: bool) -> Arguments:
@@ -106,64 +162,7 @@ def block_arguments(model: nn.Module, causal: bool) -> Arguments:
         rows, length = ids.shape
         return {"attention_mask": create_blocks(allowed, rows, length, ids.device)}
 
-    return _with_decoder(model, blocks)
-
-
-def own_arguments(model: nn.Module, causal: bool) -> Arguments:
-    """Arguments for attention of the model's own: an ordinary (B, T) mask for padding, an additive (B, 1, T, T) one
-    for packed documents."""
-
-    def ordinary(batch: TensorBatch) -> dict[str, Any]:
-        if batch.document_starts is not None:
-            rows, length = batch.labels.shape
-            allowed = document_mask(batch.document_starts, rows, length)
-            near = distance_mask(length, causal, None, allowed.device)
-            dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-            return {"attention_mask": additive_mask(allowed if near is None else allowed & near, dtype)}
-        return padding_arguments(batch)
-
-    return ordinary
-
-
-def flash_arguments(model: nn.Module) -> Arguments:
-    """Arguments for the flash-attn library as transformers calls it: documents by their starts."""
-
-    def flash(batch: TensorBatch) -> dict[str, Any]:
-        if batch.document_starts is not None:
-            starts, longest = batch.document_starts, batch.labels.shape[1]
-            return {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": longest, "max_length_k": longest}
-        return padding_arguments(batch)
-
-    return flash
-
-
-def padding_arguments(batch: TensorBatch) -> dict[str, Any]:
-    """The ordinary (B, T) mask of padding, from which transformers makes each layer's own."""
-    return {} if batch.padding is None else {"attention_mask": batch.padding.long()}
-
-
-def mask_arguments(model: nn.Module, arguments: Arguments, causal: bool, obstacle: str | None = None) -> Arguments:
-    """`arguments`, and with them positions, no cache, and the refusals. A value of None means: leave this out.
-
-    obstacle: why this model cannot keep packed documents apart, as a sentence.
-    Raises ModelError, from the function it returns, for packed documents or padding that the model takes no mask for.
-    """
-    accepts = forward_parameters(model)
-    masked = "attention_mask" in accepts
-    positions = position_arguments(model)
-    obstacle = obstacle or _token_mixer(model)
-    fixed = {"use_cache": False} if _takes_use_cache(model) else {}
-
-    def complete(batch: TensorBatch) -> dict[str, Any]:
-        if batch.mask == "packed" and obstacle:
-            raise ModelError(f"data.packing: {obstacle}; {RESTART}")
-        if batch.mask == "padded" and not masked and not causal:
-            raise ModelError(f"model: {type(model).__name__} takes no attention_mask, so that it would read padding; "
-                             "give it sequences of one length")
-        masks = arguments(batch) if masked or batch.mask == "packed" else {}
-        return {**fixed, **masks, **positions(batch)}
-
-    return complete
+    return blocks
 
 
 def position_arguments(model: nn.Module) -> Callable[[TensorBatch], dict[str, Tensor | None]]:
@@ -194,31 +193,25 @@ def position_arguments(model: nn.Module) -> Callable[[TensorBatch], dict[str, Te
     return positions
 
 
-def own_obstacle(model: nn.Module) -> str | None:
-    """Why attention of the model's own takes no mask of packed documents, as a sentence."""
-    name = type(model).__name__
-    sources = [_source(type(m)) for m in model.modules() if is_hf(m)]
-    if not any(READS_FOUR_DIMENSIONS.search(source) for source in sources):
-        return f"{name} computes attention itself and takes no mask that keeps packed documents apart"
-    config = getattr(model, "config", None)
-    if any("alibi" in source for source in sources) and getattr(config, "alibi", True):
-        return f"{name} reads positions from its padding mask (ALiBi), which cannot keep packed documents apart"
-    if any("create_sliding_window_causal_mask(" in source for source in sources):
-        return f"{name} has sliding windows that a mask for packed documents would lift"
+def packing_obstacle(model: nn.Module, way: Way) -> str | None:
+    """Why the model cannot keep packed documents apart, as the rest of a sentence about it."""
+    for name, module in model.named_modules():
+        wide = isinstance(module, nn.Conv1d) and module.kernel_size[0] > 1
+        if wide or TOKEN_MIXER.search(type(module).__name__):
+            return f"mixes the tokens of a row outside attention, in {name}"
+    if way == "padding":  # chunks, for one, are counted from the row's start, not the document's
+        return "has attention patterns that count from the start of a row"
+    if way == "flash" and not passes_arguments_on(model):
+        return "passes no arguments on to its attention, such as where documents start"
+    if way == "own":
+        sources = [_source(type(m)) for m in model.modules() if is_hf(m)]
+        if not any(READS_FOUR_DIMENSIONS.search(source) for source in sources):
+            return "computes attention itself and takes no mask that keeps packed documents apart"
+        if any("alibi" in source for source in sources) and getattr(getattr(model, "config", None), "alibi", True):
+            return "reads positions from its padding mask (ALiBi), which cannot keep packed documents apart"
+        if any("create_sliding_window_causal_mask(" in source for source in sources):
+            return "has sliding windows that a mask for packed documents would lift"
     return None
-
-
-def pattern_obstacle(model: nn.Module) -> str:
-    """Why masks that transformers makes do not keep packed documents apart, as a sentence: chunks, for one, are counted
-    from the row's start, not the document's."""
-    return f"{type(model).__name__} has attention patterns that count from the start of a row"
-
-
-def flash_obstacle(model: nn.Module) -> str | None:
-    """Why the documents' starts cannot reach the flash-attn library, as a sentence."""
-    if _passes_arguments_on(model):
-        return None
-    return f"{type(model).__name__} passes no arguments on to its attention, such as where documents start"
 
 
 def is_causal_model(model: nn.Module) -> bool:
@@ -232,21 +225,15 @@ def forward_parameters(model: nn.Module) -> frozenset[str]:
     return frozenset(inspect.signature(model.forward).parameters)
 
 
-def _with_decoder(model: nn.Module, arguments: Arguments) -> Arguments:
-    if "decoder_attention_mask" not in forward_parameters(model):
-        return arguments
-    return lambda batch: {**arguments(batch), "decoder_attention_mask": plain_mask(batch.labels.device)}
-
-
 def _takes_use_cache(model: nn.Module) -> bool:
     """Whether the forward pass has a cache to switch off, itself or in the base model it passes its arguments to."""
     if "use_cache" in forward_parameters(model):
         return True
     base: nn.Module = getattr(model, "base_model", model)
-    return base is not model and _passes_arguments_on(model) and "use_cache" in forward_parameters(base)
+    return base is not model and passes_arguments_on(model) and "use_cache" in forward_parameters(base)
 
 
-def _passes_arguments_on(model: nn.Module) -> bool:
+def passes_arguments_on(model: nn.Module) -> bool:
     """Whether the forward pass takes arguments that it does not name."""
     return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(model.forward).parameters.values())
 
@@ -259,15 +246,6 @@ def _first_position(model: nn.Module) -> int:
         if isinstance(table, nn.Embedding) and table.padding_idx is not None:
             return table.padding_idx + 1
     return 0
-
-
-def _token_mixer(model: nn.Module) -> str | None:
-    """A layer other than attention in which tokens of a row meet, as an obstacle to packing."""
-    for name, module in model.named_modules():
-        wide = isinstance(module, nn.Conv1d) and module.kernel_size[0] > 1
-        if wide or re.search(r"Mamba|SSM|DeltaNet|Recurrent|Rwkv|Lightning|LinearAttention", type(module).__name__):
-            return f"{type(model).__name__} mixes the tokens of a row outside attention, in {name}"
-    return None
 
 
 def is_hf(module: nn.Module) -> bool:

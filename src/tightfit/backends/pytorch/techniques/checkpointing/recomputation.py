@@ -152,27 +152,12 @@ class _Member:
         self.region.forwards[self.index] = torch.compile(self.region.forwards[self.index], **arguments)
 
 
-@dataclass(frozen=True)
-class _Call:
-    """One module's call, as the recomputation repeats it: all but the chained argument.
-
-    The random states are those at the call: a model may draw numbers between its blocks (layerdrop does).
-    """
-
-    index: int
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    cpu_state: Tensor
-    devices: Sequence[int]
-    device_states: Sequence[Tensor]
-
-
 @dataclass
 class _Run:
     """One forward pass of a region under way. `last` is the chained tensor that the next module must be given."""
 
     checkpoint: Generator[None, None, None]
-    calls: list[_Call]
+    calls: list[Forward]
     last: Any = field(repr=False)
 
 
@@ -210,7 +195,7 @@ class _Region:
         if chained is not run.last:
             self.abandon()
             raise ModelError(self._explain(f"does work before its {type(self.modules[index]).__name__}"))
-        run.calls.append(_record(index, chained, args, kwargs))
+        run.calls.append(_repeated(forward, chained, args, kwargs))
         try:
             output = forward(chained, *args, **kwargs)
         except BaseException:
@@ -233,22 +218,13 @@ class _Region:
         return ModelError(self._explain(f"ended without calling its {type(self.modules[-1]).__name__}"))
 
     def _open(self, chained: Any) -> _Run:
-        calls: list[_Call] = []
+        calls: list[Forward] = []
         checkpoint = self.generator(
-            partial(self._replay, calls), True, self.context_fn, "default", False, True, chained
+            partial(_replay, calls), True, self.context_fn, "default", False, True, chained
         )
         next(checkpoint)
         self.run = _Run(checkpoint, calls, chained)
         return self.run
-
-    def _replay(self, calls: Sequence[_Call], chained: Any) -> None:
-        for call in calls:
-            # The checkpoint has put back the first call's states itself, and restores today's afterwards.
-            torch.set_rng_state(call.cpu_state)
-            if call.devices:
-                torch_checkpoint.set_device_states(call.devices, call.device_states)
-            output = self.forwards[call.index](chained, *call.args, **call.kwargs)
-            chained = output[0] if isinstance(output, tuple) else output
 
     def _explain(self, reason: str) -> str:
         names = " -> ".join(type(module).__name__ for module in (self.modules[0], self.modules[-1]))
@@ -258,10 +234,25 @@ class _Region:
         )
 
 
-def _record(index: int, chained: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
-    devices, states = torch_checkpoint.get_device_states(chained)
+def _repeated(forward: Forward, chained: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forward:
+    """A module's call, as the recomputation repeats it: with all but the chained argument, and with the random states
+    at the call, for a model may draw numbers between its blocks (layerdrop does)."""
+    cpu_state, (devices, states) = torch.get_rng_state(), torch_checkpoint.get_device_states(chained)
     args, kwargs = tree_map(_cut, (args, kwargs))
-    return _Call(index, args, kwargs, torch.get_rng_state(), devices, states)
+
+    def again(chained: Any) -> Any:
+        torch.set_rng_state(cpu_state)
+        if devices:
+            torch_checkpoint.set_device_states(devices, states)
+        return forward(chained, *args, **kwargs)
+
+    return again
+
+
+def _replay(calls: Sequence[Forward], chained: Any) -> None:
+    for call in calls:
+        output = call(chained)
+        chained = output[0] if isinstance(output, tuple) else output
 
 
 def _cut(value: Any) -> Any:

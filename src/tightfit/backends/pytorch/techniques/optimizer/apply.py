@@ -9,7 +9,7 @@ gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -118,16 +118,6 @@ def lion(technique: declared.Lion, build: Build) -> Build:
     return _with(build, _optimi().Lion, technique.weight_decay, betas=technique.betas, kahan_sum=kahan)
 
 
-def adamw_8bit(technique: declared.AdamW8bit, build: Build) -> Build:
-    """torchao's AdamW8bit with the embeddings' states left at 32 bits."""
-    return _quantized("AdamW8bit", technique, build)
-
-
-def adamw_4bit(technique: declared.AdamW4bit, build: Build) -> Build:
-    """torchao's AdamW4bit with the embeddings' states left at 32 bits."""
-    return _quantized("AdamW4bit", technique, build)
-
-
 def adamw_anyprecision(technique: declared.AdamWAnyPrecision, build: Build) -> Build:
     """Our AdamW with the states' formats as declared."""
     return _with(
@@ -153,20 +143,21 @@ def _with(build: Build, make: Callable[..., Optimizer], weight_decay: float, **o
     return replace(build, optimizer_factory=factory)
 
 
-def _quantized(name: str, technique: declared.AdamW8bit | declared.AdamW4bit, build: Build) -> Build:
+def quantized(technique: declared.AdamW8bit | declared.AdamW4bit, build: Build) -> Build:
+    """torchao's optimizer of the technique's name, with the states of every embedding table left at 32 bits."""
     try:
         from tightfit.backends.pytorch.techniques.optimizer import quantized_adamw
     except ImportError as error:
         raise MissingLibrary("torchao", f"optimizer {technique.name}", "torchao") from error
     rate, stochastic = build.recipe.learning_rate, _rounding(build) == "stochastic"
+    make = getattr(quantized_adamw, type(technique).__name__)
 
     def factory(model: nn.Module) -> Optimizer:
-        groups = parameter_groups(model, technique.weight_decay)
-        in_32_bits: Iterable[nn.Parameter] = embedding_parameters(model)
         shapes_alone = any(isinstance(parameter, FakeTensor) for parameter in model.parameters())  # as in planning
-        made: Optimizer = getattr(quantized_adamw, name)(
-            groups, in_32_bits, lr=rate, betas=technique.betas, block_size=technique.block_size,
-            bf16_stochastic_round=stochastic, declared=build.device.kind == "cuda" and shapes_alone,
+        made: Optimizer = make(
+            parameter_groups(model, technique.weight_decay), embedding_parameters(model),
+            lr=rate, betas=technique.betas, block_size=technique.block_size, bf16_stochastic_round=stochastic,
+            declared=build.device.kind == "cuda" and shapes_alone,
         )  # fmt: skip
         return made
 

@@ -17,9 +17,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tightfit.errors import CheckpointError
 
-_MEANS = frozenset({"foreach", "fused", "triton", "setup", "capturable", "differentiable", "gradient_release"})
-"""Group options that say how an update is computed, not which: they may differ from the checkpoint's."""
-
 _SHOWN = 5
 """Names that a message lists at most."""
 
@@ -30,15 +27,7 @@ def state_tensors(optimizer: Optimizer, model: nn.Module) -> tuple[dict[str, Ten
     The tensors share the optimizer's memory where that is contiguous: write them before the next step.
     """
     tensors, scalars = _flatten(optimizer, model)
-    names = _names(model)
-    groups = [
-        {
-            "params": [names[parameter] for parameter in group["params"]],
-            "options": {key: _plain(value) for key, value in group.items() if key != "params"},
-        }
-        for group in optimizer.param_groups
-    ]
-    meta = {"optimizer": type(optimizer).__name__, "groups": groups, "tensors": sorted(tensors), "scalars": scalars}
+    meta = {"optimizer": type(optimizer).__name__, "scalars": scalars}
     return {name: tensor.contiguous() for name, tensor in tensors.items()}, meta
 
 
@@ -47,10 +36,12 @@ def load_state(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Ten
 
     The optimizer makes its states by one step with zero gradients and a learning rate of 0; then they are copied into.
     That step may turn a weight of -0.0 into 0.0: restore the weights afterwards. Gradients are None when this returns.
-    Raises CheckpointError naming what is missing or differs; the optimizer is then of no further use.
+    Group options, the learning rate among them, stay its own. Raises CheckpointError naming what is missing or differs;
+    the optimizer is then of no further use.
     """
-    _check_kind(optimizer, model, meta)
-    _check_names("optimizer state", frozenset(meta["tensors"]), frozenset(tensors))
+    kind = type(optimizer).__name__
+    if meta["optimizer"] != kind:
+        raise CheckpointError(f"optimizer: the checkpoint holds the state of {meta['optimizer']}, and this is {kind}")
     optimizer.state.clear()
     with _no_trace(optimizer):
         optimizer.step()
@@ -61,22 +52,27 @@ def load_state(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Ten
             del optimizer.state[parameter]
 
     own, scalars = _flatten(optimizer, model)
-    _check_names("optimizer state", frozenset(own), frozenset(tensors))
-    _check_names("optimizer state", frozenset(scalars), frozenset(meta["scalars"]))
-    for name, tensor in own.items():
-        saved = tensors[name]
-        if saved.shape != tensor.shape or saved.dtype != tensor.dtype:
-            raise CheckpointError(f"optimizer state {name!r} is {_form(saved)} in the checkpoint and "
-                                  f"{_form(tensor)} here")
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(tensors[name])
+    if scalars.keys() != meta["scalars"].keys():
+        raise CheckpointError("optimizer state: the checkpoint is of another model or optimizer")
+    copy_tensors("optimizer state", tensors, own)
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
             if not isinstance(value, Tensor):
                 state[key] = meta["scalars"][f"{names[parameter]}/{key}"]
-    for group, saved_group in zip(optimizer.param_groups, meta["groups"], strict=True):
-        set_rate(group, saved_group["options"]["lr"])
+
+
+@torch.no_grad()
+def copy_tensors(what: str, saved: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> None:
+    """Copy every saved tensor into the live one of its name. Raises CheckpointError naming those that differ in name,
+    shape or format; nothing is copied then."""
+    if saved.keys() != live.keys():
+        names = ", ".join(sorted(saved.keys() ^ live.keys())[:_SHOWN])
+        raise CheckpointError(f"{what}: the checkpoint is of another model or optimizer; they differ in {names}")
+    for name, tensor in live.items():
+        if saved[name].shape != tensor.shape or saved[name].dtype != tensor.dtype:
+            raise CheckpointError(f"{what}: {name} is {_form(saved[name])} in the checkpoint and {_form(tensor)} here")
+    for name, tensor in live.items():
+        tensor.copy_(saved[name])
 
 
 def set_rate(group: dict[str, Any], learning_rate: float) -> None:
@@ -116,18 +112,11 @@ def _names(model: nn.Module) -> dict[Tensor, str]:
     return {parameter: name for name, parameter in model.named_parameters()}
 
 
-def _plain(value: Any) -> Any:
-    """A group option as JSON reads it back."""
-    if isinstance(value, Tensor):
-        return value.item()
-    return list(value) if isinstance(value, tuple) else value
-
-
 @contextmanager
 def _no_trace(optimizer: Optimizer) -> Iterator[None]:
     """Zero gradients and a learning rate of 0 inside; afterwards no gradients, and rates and random state as before."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    rates = [_plain(group["lr"]) for group in optimizer.param_groups]
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
     devices = {parameter.device for parameter in parameters if parameter.is_cuda}
     try:
         for parameter in parameters:
@@ -141,40 +130,6 @@ def _no_trace(optimizer: Optimizer) -> Iterator[None]:
             set_rate(group, rate)
         for parameter in parameters:
             parameter.grad = None
-
-
-def _check_kind(optimizer: Optimizer, model: nn.Module, meta: Mapping[str, Any]) -> None:
-    """Raises CheckpointError unless the checkpoint is of such an optimizer, over these parameters, with its options."""
-    kind = type(optimizer).__name__
-    if meta["optimizer"] != kind:
-        raise CheckpointError(f"optimizer: the checkpoint holds the state of {meta['optimizer']}, and this is {kind}")
-    groups = meta["groups"]
-    if len(groups) != len(optimizer.param_groups):
-        raise CheckpointError(f"optimizer: the checkpoint has {len(groups)} parameter groups, and this one has "
-                              f"{len(optimizer.param_groups)}")
-    names = _names(model)
-    for index, (group, saved) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
-        own = frozenset(names[parameter] for parameter in group["params"])
-        _check_names(f"optimizer parameter group {index}", own, frozenset(saved["params"]))
-        for key, value in group.items():
-            if key in _MEANS or key in ("params", "lr", "initial_lr"):
-                continue
-            before = saved["options"].get(key)
-            if before != _plain(value):
-                raise CheckpointError(f"optimizer parameter group {index}: {key} is {before!r} in the checkpoint and "
-                                      f"{_plain(value)!r} here")
-
-
-def _check_names(what: str, here: frozenset[str], saved: frozenset[str]) -> None:
-    if here != saved:
-        missing, unknown = _list(here - saved), _list(saved - here)
-        reasons = [f"lacks {missing}"] * bool(missing) + [f"has {unknown}, unknown here"] * bool(unknown)
-        raise CheckpointError(f"{what}: the checkpoint {' and '.join(reasons)}")
-
-
-def _list(names: frozenset[str]) -> str:
-    shown = ", ".join(sorted(names)[:_SHOWN])
-    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
 
 
 def _form(tensor: Tensor) -> str:
