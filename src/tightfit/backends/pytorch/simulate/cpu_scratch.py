@@ -76,9 +76,25 @@ def _mean(args: Arguments, result: Any) -> int:
     return _size(args[0], torch.float32) + _size(result, torch.float32) if result.dtype in HALF else 0
 
 
+def _index_add(args: Arguments, result: Any) -> int:
+    """In half precision, along the first or the last dimension, sums are taken in a copy in fp32
+    (TensorAdvancedIndexing.cpp, index_add_cpu_); along the first a thread needs a row alone where all lies in one
+    piece (cpu/ScatterGatherKernel.cpp, cpu_scatter_reduce_expanded_index)."""
+    dims, dim = result.dim(), args[1] % max(result.dim(), 1)
+    if result.dtype not in HALF or dims < 2 or dim not in (0, dims - 1):
+        return 0
+    by_rows = dim == 0 and result.is_contiguous() and args[3].is_contiguous()
+    return 0 if by_rows else _size(result, torch.float32)
+
+
+def _in_one_piece(args: Arguments, result: Any) -> int:
+    """A copy of an input that does not lie in one piece: softmax (SoftMax.cpp)."""
+    return 0 if args[0].is_contiguous() else _size(args[0])
+
+
 def _safe_softmax(args: Arguments, result: Any) -> int:
-    """First a copy of scores that do not lie in one piece; then which of them are -inf (transformers/attention.cpp)."""
-    return max(int(args[0].numel()), 0 if args[0].is_contiguous() else _size(args[0]))
+    """First the softmax's; then which scores are -inf (transformers/attention.cpp)."""
+    return max(int(args[0].numel()), _in_one_piece(args, result))
 
 
 # oneDNN: kernels that are run on zeros.
@@ -183,6 +199,8 @@ def _watched(func: Any, arguments: list[Any]) -> tuple[Any, list[int]]:
 FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(("mm", "addmm"), _product),
     **dict.fromkeys(("convolution", "convolution_backward"), _convolution),
+    **dict.fromkeys(("index_add", "index_add_"), _index_add),
+    **dict.fromkeys(("_softmax", "_log_softmax"), _in_one_piece),
     "mean": _mean,
     "_safe_softmax": _safe_softmax,
 }
