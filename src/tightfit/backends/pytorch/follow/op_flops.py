@@ -1,7 +1,7 @@
 """Floating-point operations of tensor contractions, from shapes: 2 for each multiply-add.
 
-Matrix products and convolutions are counted by `torch.utils.flop_counter`'s formulas. Ours are by op name: for what it
-lacks, for gradients of convolutions in groups, and for attention, where it counts the pairs that a mask hides.
+Formulas by op name. An op that none of them knows is looked up in `torch.utils.flop_counter`'s registry, whose formulas
+fail for products with a format of their own, and count too much where convolutions have groups and attention a mask.
 """
 
 from __future__ import annotations
@@ -36,6 +36,15 @@ def argument(func: Any, args: Arguments, kwargs: dict[str, Any], name: str) -> A
         if declared.name == name:
             return args[position] if position < len(args) else declared.default_value
     return None
+
+
+def _product(first: int) -> Formula:
+    """Two matrices, or stacks of them, beginning at argument `first`: (..., M, K) by (..., K, N)."""
+
+    def flops(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+        return 2 * int(args[first].numel()) * int(args[first + 1].shape[-1])
+
+    return flops
 
 
 def _linear(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
@@ -132,6 +141,8 @@ def _first_given(func: Any, args: Arguments, kwargs: dict[str, Any], *names: str
 
 
 FLOPS: dict[str, Formula] = {
+    **dict.fromkeys(("mm", "bmm", "_scaled_mm", "_int_mm"), _product(0)),
+    **dict.fromkeys(("addmm", "addmm_", "baddbmm", "baddbmm_", "_addmm_activation"), _product(1)),
     "linear": _linear, "mkldnn_linear": _linear,
     "convolution_backward": _convolution_backward,
     **dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm", "grouped_mm_fallback"), _grouped),

@@ -23,6 +23,19 @@ def taken(run) -> int:
         return scratch(func, args, {}, func(*args))
 
 
+def test_a_bias_gradient_is_summed_by_many_blocks():
+    # 3072 outputs of 8192 numbers: 32 x 4 threads of 4 outputs each make 24 blocks, each thread with 2048 numbers. An
+    # A100 holds 108 x 2048 threads, 1728 such blocks, so that 72 share an output.
+    many = 4 * 3072 * 72 * 32 * 4
+    assert taken(lambda: (aten.sum.dim_IntList, torch.empty(8192, 3072), [0])) == many
+    assert taken(lambda: (aten.sum.dim_IntList, torch.empty(8, 1024, 3072), [0, -2], True)) == many
+
+
+def test_what_a_block_sums_alone_takes_nothing():
+    for shape, over in (((8192, 768), [1]), ((8, 1024, 768), [0]), ((128, 64), [0]), ((0, 4), [0]), ((64, 64), None)):
+        assert taken(lambda shape=shape, over=over: (aten.sum.dim_IntList, torch.empty(shape), over)) == 0
+
+
 def heads(count=12, length=512, size=64, dtype=BF16, batch=2):
     """(B, H, T, D) as a model makes it, with positions outside of heads."""
     return torch.empty(batch, length, count, size, dtype=dtype).transpose(1, 2)
@@ -143,6 +156,7 @@ def example_calls():
         "_fused_rms_norm": (aten._fused_rms_norm.default, whole, [32], vector, 1e-5),
         "_fused_rms_norm_backward":
             (aten._fused_rms_norm_backward.default, whole, whole, [32], sums, vector, [True] * 2),
+        "sum": (aten.sum.dim_IntList, whole, [0]),
         "mm": (aten.mm.default, whole, square),
         "addmm": (aten.addmm.default, vector, whole, square),
         "bmm": (aten.bmm.default, batch, batch),

@@ -3,9 +3,9 @@
 Formulas are read from aten/src/ATen/native of torch 2.11 to 2.13 and name their file (without a folder: `cuda/`). Not
 yet measured on a GPU: `benchmarks/cuda_op_tables.py` does that.
 
-Left out is what moves the peaks of training steps by less than 0.2 %: the buffers of reductions and of sorting,
-what attention's forward kernels take, the rounding of its blocks; and what is a library's own, as of cuDNN's
-convolutions. Kernels that cast their operands cast as they read, which takes nothing.
+Left out is what moves the peaks of training steps by less than 0.2 %: the buffers of sorting and of reductions other
+than sums of columns, what attention's forward kernels take, the rounding of its blocks; and what is a library's own, as
+of cuDNN's convolutions. Kernels that cast their operands cast as they read, which takes nothing.
 """
 
 from __future__ import annotations
@@ -17,12 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tightfit.backends.pytorch.simulated_device import simulated_device
+
 Arguments = Sequence[Any]
 Formula = Callable[[Arguments, Any], int]
 """Bytes by the op's arguments and its result."""
 
 FLOAT, INDEX = 4, 8
 """Bytes of a number in fp32, and of an index."""
+THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
+"""Threads that a streaming multiprocessor holds at once, by compute capability; 2048 on the others (CUDA C++
+Programming Guide, technical specifications per compute capability)."""
 FEW_INDICES = 3072
 """Up to so many indices, an embedding's gradient takes no sorting."""
 
@@ -79,6 +84,22 @@ def _safe_softmax(args: Arguments, result: Any) -> int:
     return max(int(args[0].numel()), _copied(args[0]))
 
 
+def _column_sums(args: Arguments, result: Any) -> int:
+    """Reduce.cuh, setReduceConfig and global_memory_size: in a bias's gradient, where few columns are each the sum of
+    many rows, blocks of 32 x 4 threads with 4 columns each share them, and leave what they have in a buffer, which has
+    room for all of a block's threads: some 100 MiB on a large GPU."""
+    source, over = args[0], args[1] if len(args) > 1 else None
+    device, columns = simulated_device(source), int(result.numel())
+    leading = bool(over) and sorted(dim % source.dim() for dim in over) == list(range(len(over)))
+    if device is None or not leading or len(over) == source.dim() or not source.is_contiguous() or columns < 128:
+        return 0
+    rows, blocks = int(source.numel()) // columns, -(-columns // 128)
+    wanted = device.units * THREADS.get(device.capability or (0, 0), 2048) // 128
+    if rows < 1024 or blocks > wanted:
+        return 0
+    return FLOAT * columns * 128 * max(min(-(-wanted // blocks), -(-rows // 64)), -(-rows // 1024))
+
+
 def _embedding_backward(args: Arguments, result: Any) -> int:
     """EmbeddingBackwardKernel.cu: many indices are sorted, and each ten rows of one index summed in fp32."""
     gradient, indices, rows = args[0], args[1], int(args[2])
@@ -112,6 +133,7 @@ FORMULAS: dict[str, Formula] = {
                     partial(_attention_backward, True)),
     **dict.fromkeys(("aten::_scaled_dot_product_efficient_attention_backward",
                      "aten::_scaled_dot_product_cudnn_attention_backward"), partial(_attention_backward, False)),
+    "aten::sum": _column_sums,
     "aten::where.self": _chosen,
     "aten::logsumexp": _logsumexp,
     "aten::_safe_softmax": _safe_softmax,
