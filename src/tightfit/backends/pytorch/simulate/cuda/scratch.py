@@ -80,8 +80,10 @@ def _logsumexp(args: Arguments, result: Any) -> int:
 
 
 def _safe_softmax(args: Arguments, result: Any) -> int:
-    """transformers/attention.cpp: which scores are minus infinity."""
-    return max(int(args[0].numel()), _copied(args[0]))
+    """transformers/attention.cpp: which scores are minus infinity, which rows are so throughout, and two scalars."""
+    count = int(args[0].numel())
+    rows = count // max(int(args[0].shape[args[1]]), 1)
+    return max(count + rows + 2 * int(result.element_size()), _copied(args[0]))
 
 
 def _column_sums(args: Arguments, result: Any) -> int:
@@ -97,7 +99,8 @@ def _column_sums(args: Arguments, result: Any) -> int:
     wanted = device.units * THREADS.get(device.capability or (0, 0), 2048) // 128
     if rows < 1024 or blocks > wanted:
         return 0
-    return FLOAT * columns * 128 * max(min(-(-wanted // blocks), -(-rows // 64)), -(-rows // 1024))
+    shared = max(min(-(-wanted // blocks), -(-rows // 64)), -(-rows // 1024))
+    return FLOAT * (columns * 128 * shared + blocks)
 
 
 def _embedding_backward(args: Arguments, result: Any) -> int:
