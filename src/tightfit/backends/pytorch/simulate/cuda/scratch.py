@@ -90,10 +90,10 @@ def _column_sums(args: Arguments, result: Any) -> int:
     """Reduce.cuh, setReduceConfig and global_memory_size: in a bias's gradient, where few columns are each the sum of
     many rows, blocks of 32 x 4 threads with 4 columns each share them, and leave what they have in a buffer, which has
     room for all of a block's threads: some 100 MiB on a large GPU."""
-    source, over = args[0], args[1] if len(args) > 1 else None
+    source, over = args[0], (args[1] if len(args) > 1 else None) or ()
     device, columns = simulated_device(source), int(result.numel())
-    leading = bool(over) and sorted(dim % source.dim() for dim in over) == list(range(len(over)))
-    if device is None or not leading or len(over) == source.dim() or not source.is_contiguous() or columns < 128:
+    leading = 0 < len(over) < source.dim() and sorted(dim % source.dim() for dim in over) == list(range(len(over)))
+    if device is None or not leading or not source.is_contiguous() or columns < 128:
         return 0
     rows, blocks = int(source.numel()) // columns, -(-columns // 128)
     wanted = device.units * THREADS.get(device.capability or (0, 0), 2048) // 128
