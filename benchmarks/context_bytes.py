@@ -28,8 +28,7 @@ import torch
 
 import record
 import tightfit
-from tightfit.backends.pytorch.simulate.cuda.sdpa import torch_release
-from tightfit.backends.pytorch.simulate.unseen import RECORDS, SHARED_SINCE, lt_workspace_bytes, workspace_bytes
+from tightfit.backends.pytorch.simulate.unseen import RECORDS, workspace_bytes
 from tightfit.devices import MIB, Device
 
 SECONDS = 150
@@ -73,10 +72,9 @@ STAGES: dict[str, Callable[[], object]] = {
 
 def planned_workspaces(device: Device) -> dict[str, int]:
     """Bytes that are planned for cuBLAS's workspaces, by stage."""
-    own, extra = workspace_bytes(device, torch_release())[0], lt_workspace_bytes()[0]
+    own = workspace_bytes(device)
     one = {f"{dtype} product": own for dtype in ("float32", "float16", "bfloat16")}
-    biased = own if torch_release() >= SHARED_SINCE else own + extra
-    return {**one, "product with a bias": biased, "product and backward": 2 * own}
+    return {**one, "product with a bias": own, "product and backward": 2 * own}
 
 
 class Nvml:

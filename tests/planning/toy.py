@@ -13,7 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from tightfit.devices import MIB, Device
-from tightfit.planning.estimate import Timed, Tools
+from tightfit.planning.estimate import Tools
+from tightfit.planning.timing.step_time import StepTime
 from tightfit.recipe import Recipe
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Trace, UntracedMemory
 
@@ -108,11 +109,11 @@ class Toy:
                   UntracedMemory(name="workspace", bytes=MIB, where="allocator", source="drawn")]
         return Trace(origin="predicted", ops=r.ops, allocations=r.allocations, spans=r.spans, unseen=unseen)
 
-    def seconds(self, trace: Trace, recipe: Recipe, device: Device) -> Timed:
+    def seconds(self, trace: Trace, recipe: Recipe, device: Device) -> StepTime:
         rate = self.rates[recipe.precision.name]
         total = sum(times * (op.flops / rate + op.bytes_read / self.bandwidth + self.overhead)
                     for op, times in trace.step_ops())
-        return Timed(seconds=total)
+        return StepTime(seconds=total)
 
     def tools(self) -> Tools:
         return Tools(predict=self.predict, replay=replay, step_time=self.seconds, mfu=lambda r, d, s: 0.5)

@@ -53,7 +53,7 @@ class Misalignment:
 
     @property
     def finding(self) -> str:
-        """What is not aligned."""
+        """Sentence that names the misaligned dimension."""
         return f"{self.field} {self.value:,} is not a multiple of {self.multiple}, which tensor cores want"
 
     @property
@@ -93,7 +93,7 @@ def dimensions(recipe: Recipe) -> dict[str, int]:
 
 
 def wanted_multiples(device: Device, element_bytes: int) -> tuple[int, int]:
-    """What a dimension should at least, and best, be a multiple of; (1, 1) without tensor cores."""
+    """Numbers that a dimension should at least, and best, be a multiple of; (1, 1) without tensor cores."""
     if not device.at_least(7) or (element_bytes == 4 and not device.at_least(8)):
         return 1, 1
     least = 16 // element_bytes

@@ -45,7 +45,7 @@ def fill_rest(recipe: Recipe, device: Device) -> Recipe:
 
 
 def usual(recipe: Recipe, device: Device, slot: str) -> Technique:
-    """What `auto` stands for in a slot where nothing is searched."""
+    """The technique that `auto` stands for in a slot where nothing is searched."""
     named = (variant.usual(recipe, device) for variant in SLOTS[slot])
     return next((setting for setting in named if setting is not None), None) or SLOTS[slot][0]()
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from tightfit.devices import Device
-from tightfit.planning.allocator.replay import Fits
+from tightfit.planning.allocator.replay import Fits, Replay
 from tightfit.planning.plan import Estimate, Memory, Time
+from tightfit.planning.timing.step_time import StepTime
 from tightfit.recipe import Recipe
 from tightfit.system import HostMemory, pinned_size
 from tightfit.tasks import TASKS
@@ -16,52 +16,13 @@ from tightfit.text import size
 from tightfit.trace import Category, Place, Trace, UntracedMemory
 
 
-class Replayed(Protocol):
-    """What `replay.replay` gives; see there."""
-
-    @property
-    def peak_allocated(self) -> int: ...
-    @property
-    def peak_tick(self) -> int: ...
-    @property
-    def peak_reserved(self) -> int: ...
-    @property
-    def fits(self) -> Fits: ...
-    @property
-    def missing(self) -> int: ...
-
-
-class StepTimed(Protocol):
-    """What `timing.step_time` gives; see there."""
-
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def data(self) -> float: ...
-    @property
-    def calibrated(self) -> bool: ...
-    @property
-    def notes(self) -> Sequence[str]: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timed:
-    """What a step takes. data: what of it waits for the global batch. calibrated: by measurements of the machine at
-    hand."""
-
-    seconds: float
-    data: float = 0.0
-    calibrated: bool = False
-    notes: Sequence[str] = ()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Tools:
-    """What planning is done with.
+    """The functions that planning is done with.
 
     predict: a resolved recipe's trace on a device. Raises Refused or ModelError for what cannot be built.
     replay: a trace through the device's allocator, of so many bytes or without end.
-    step_time: what the trace's last step takes.
+    step_time: the time of the trace's last step.
     mfu: model FLOPs utilization, 0 to 1, of a step that takes so many seconds; 0 where the peak is not known.
     expandable_replay: the same as `replay`, with segments that grow page by page; None: the same altogether.
     unseen: what a trace that was made from another recipe's or device's does not show; None: the same as that one.
@@ -69,12 +30,12 @@ class Tools:
     """
 
     predict: Callable[[Recipe, Device], Trace]
-    replay: Callable[[Trace, int | None], Replayed]
-    step_time: Callable[[Trace, Recipe, Device], StepTimed]
+    replay: Callable[[Trace, int | None], Replay]
+    step_time: Callable[[Trace, Recipe, Device], StepTime]
     mfu: Callable[[Recipe, Device, float], float]
     unseen: Callable[[Recipe, Device, Trace], list[UntracedMemory]] | None = None
     host: HostMemory | None = None
-    expandable_replay: Callable[[Trace, int | None], Replayed] | None = None
+    expandable_replay: Callable[[Trace, int | None], Replay] | None = None
 
     def of(self, recipe: Recipe) -> Tools:
         """The same, with the allocator set as a resolved recipe says."""
@@ -99,7 +60,7 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class Margin:
-    """What is to stay free of a device's memory: a share of all of it, and a fixed number of bytes.
+    """Memory of a device that is to stay free: a share of all of it, and a fixed number of bytes.
 
     It covers what no trace shows: the predictions' own error, other processes, a display.
     """
@@ -185,7 +146,7 @@ class HostNeed:
 
 
 def host_need(trace: Trace) -> HostNeed:
-    """What a trace takes of the host's memory."""
+    """The host's memory that a trace takes."""
     kept = [replace(a, bytes=pinned_size(a.bytes)) if a.pinned and a.bytes else a for a in trace.lying_in(Place.HOST)]
     whole, pinned = (Trace(origin=trace.origin, allocations=allocations).peak(place=Place.HOST)[1]
                      for allocations in (kept, [a for a in kept if a.pinned]))
@@ -220,7 +181,7 @@ def by_category(trace: Trace, tick: int, total: int) -> dict[str, int]:
 
 
 def running_at(trace: Trace, tick: int) -> str:
-    """What runs at a tick, such as `backward of a micro-batch`."""
+    """The work that runs at a tick, such as `backward of a micro-batch`."""
     inside = [span for span in trace.spans if span.start <= tick < span.stop]
     if not inside:
         return "building the model"
@@ -231,8 +192,8 @@ def running_at(trace: Trace, tick: int) -> str:
     return names.get(span.name, span.name)
 
 
-def step_cost(timed: StepTimed, recipe: Recipe, device: Device, tools: Tools) -> Time:
-    """What a step of a resolved recipe takes, in every unit."""
+def step_cost(timed: StepTime, recipe: Recipe, device: Device, tools: Tools) -> Time:
+    """Time of a step of a resolved recipe, in every unit."""
     seconds = timed.seconds
     tokens = recipe.seq_len if TASKS[recipe.task].reads == "tokens" else 0
     samples = recipe.batch_size / seconds if seconds > 0 else 0.0
@@ -258,7 +219,7 @@ def join(trace: Trace, found: Fit, time: Time, notes: Sequence[str]) -> Estimate
 
 
 def estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools, margin: Margin | None = None) -> Estimate:
-    """What a resolved recipe costs, from its trace."""
+    """Memory and time of a resolved recipe, from its trace."""
     tools = tools.of(recipe)
     timed = tools.step_time(trace, recipe, device)
     found = fit(trace, device, tools, margin or Margin())

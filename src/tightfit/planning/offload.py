@@ -13,7 +13,7 @@ WEIGHT = 2
 STATES = 16
 """Bytes a parameter of fp32 gradients (4), master weights (4) and AdamW's two states (8)."""
 HOST_BUFFERS = 1.5
-"""What DeepSpeed's estimators multiply host memory by, for buffers."""
+"""Factor by which DeepSpeed's estimators multiply host memory, for buffers."""
 
 
 def offload_advice(parameters: int, other_bytes: int, device_bytes: int, host_bytes: int) -> str:

@@ -18,8 +18,7 @@ from tightfit.text import size
 from tightfit.trace import UntracedMemory
 
 INFERENCE_CHOICES = ("precision", "attention")
-"""What CHOICES are, of a recipe with `mode: inference`."""
-
+"""The recipe fields that a search decides, with `mode: inference`."""
 
 COMPILED_CHOICES = ("micro_batch_size", "precision", "backend", "checkpointing", "optimizer", "attention")
 """The same of a recipe whose whole steps are compiled."""
@@ -97,13 +96,13 @@ class Time:
 
     @property
     def unit(self) -> str:
-        """What `throughput` counts."""
+        """Unit of `throughput`."""
         return "tokens/s" if self.tokens_per_second else "samples/s"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What one resolved recipe is predicted to cost.
+    """Predicted memory and time of one resolved recipe.
 
     fits: into the whole device.
     safe: whether it also fits with `memory.margin` to spare; only what is safe is chosen, unless nothing is.
@@ -185,7 +184,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """What a person asks of a plan, as sentences; empty where there is nothing to say.
+    """Answers to what a person asks of a plan, as sentences; empty where there is nothing to say.
 
     why: why the chosen candidate is.
     next_best: what the next best would cost.

@@ -16,7 +16,10 @@ Own = Callable[[], Device | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What is planned for. calibration: as measured on the device, where it is this machine's own; None elsewhere."""
+    """The device that is planned for.
+
+    calibration: as measured on the device, where it is this machine's own; None elsewhere.
+    """
 
     device: Device
     calibration: Calibration | None = None

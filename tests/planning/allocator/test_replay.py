@@ -27,24 +27,12 @@ def trace_of(*allocations: tuple[int, int | None, int], contraction: int | None 
 
 def test_peaks_and_their_ticks():
     result = replay(trace_of((1, 5, 30 * MIB), (2, 4, 19 * MIB), (3, None, 1000), (6, None, 40 * MIB)))
-    assert result.peak_requested == 49 * MIB + 1000
     assert result.peak_allocated == 50 * MIB + 1024  # 19 MiB leave 1 MiB of 20 that is not split off
     assert result.peak_tick == 3
-    assert (result.peak_reserved, result.reserved_tick) == (92 * MIB, 6)
+    assert result.peak_reserved == 92 * MIB
     assert result.ticks.tolist() == [1, 2, 3, 4, 5, 6]
     assert result.allocated.tolist() == [30 * MIB, 50 * MIB, 50 * MIB + 1024, 30 * MIB + 1024, 1024, 40 * MIB + 1024]
-    assert result.reserved.tolist() == [n * MIB for n in (30, 50, 52, 52, 52, 92)]
     assert (result.fits, result.retries, result.failed_tick, result.missing) == ("yes", 0, None, 0)
-
-
-def test_requested_bytes_are_those_of_the_trace():
-    random = np.random.default_rng(0)
-    born = random.permutation(200)
-    died = [None if random.random() < 0.1 else int(b + random.integers(1, 50)) for b in born]
-    trace = trace_of(*((int(b), d, int(random.integers(1, 5 * MIB))) for b, d in zip(born, died, strict=True)))
-    result = replay(trace)
-    assert result.peak_requested == trace.peak()[1]
-    assert result.peak_requested <= result.peak_allocated <= result.peak_reserved
 
 
 def test_releases_come_before_births_of_the_same_tick():
@@ -120,20 +108,12 @@ def test_a_limit_is_checked_as_well():
 WORKSPACE = 8_519_680
 
 
-def test_extra_memory_comes_with_the_first_contraction_and_stays():
-    trace = trace_of((0, 9, 5 * MIB), (4, 9, 3 * MIB), contraction=6)
-    assert replay(trace).peak_requested == 8 * MIB
-    result = replay(trace, extra=(WORKSPACE,))
+def test_unseen_memory_of_the_allocator_comes_with_the_first_contraction_and_stays():
+    result = replay(trace_of((0, 9, 5 * MIB), (4, 9, 3 * MIB), contraction=6, unseen=WORKSPACE))
     assert result.ticks.tolist() == [0, 4, 6, 9, 9]
     assert result.allocated.tolist()[-1] == WORKSPACE
-    assert result.peak_requested == 8 * MIB + WORKSPACE
+    assert result.peak_allocated == 8 * MIB + WORKSPACE
     assert result.peak_reserved == 20 * MIB  # 12 MiB of the first segment were free
-
-
-def test_unseen_memory_inside_the_allocator_is_the_default_extra():
-    trace = trace_of((0, None, MIB), contraction=3, unseen=WORKSPACE)
-    assert replay(trace).peak_requested == MIB + WORKSPACE
-    assert replay(trace, extra=()).peak_requested == MIB
 
 
 def global_batch(seed: int, micro_batches: int, layers: int = 4) -> Trace:
@@ -190,6 +170,5 @@ def global_batch(seed: int, micro_batches: int, layers: int = 4) -> Trace:
 @pytest.mark.parametrize("seed", range(5))
 def test_one_middle_micro_batch_stands_for_many(seed: int, settings: AllocatorSettings):
     once, often = (replay(global_batch(seed, micro_batches), None, settings) for micro_batches in (3, 8))
-    assert once.peak_requested == often.peak_requested
     assert once.peak_allocated == often.peak_allocated
     assert once.peak_reserved == often.peak_reserved

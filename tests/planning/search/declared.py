@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from tightfit.planning.estimate import Timed, Tools
+from tightfit.planning.estimate import Tools
+from tightfit.planning.timing.step_time import StepTime
 from tightfit.trace import Allocation, Category, Span, Trace
 
 GIB = 1 << 30
@@ -45,7 +46,7 @@ class Declared:
         speed = self.speeds.get((recipe.precision.name, recipe.optimizer.name), max(self.speeds.values()))
         speed *= self.compiled if recipe.compile.compiles else 1.0
         speed /= self.recomputing if recipe.checkpointing.recomputes else 1.0
-        return Timed(seconds=recipe.batch_size * recipe.seq_len / speed)
+        return StepTime(seconds=recipe.batch_size * recipe.seq_len / speed)
 
     def tools(self):
         return Tools(predict=self.predict, replay=replay, step_time=self.seconds, mfu=lambda r, d, s: 0.5)

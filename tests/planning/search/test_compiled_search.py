@@ -9,8 +9,9 @@ import pytest
 
 from tightfit.devices import find_device
 from tightfit.errors import ModelError, Refused
-from tightfit.planning.estimate import Timed, Tools
+from tightfit.planning.estimate import Tools
 from tightfit.planning.search.search import COMPILATIONS, search
+from tightfit.planning.timing.step_time import StepTime
 from tightfit.recipe import Recipe
 from tightfit.trace import Allocation, Category, Span, Trace
 
@@ -52,7 +53,7 @@ class Compiler:
         slow = SPEED[recipe.checkpointing.name] * (1.4 if recipe.backend.layers == "scanned" else 1.0)
         slow *= 3.0 if recipe.precision.name == "fp32" else 1.0
         slow *= 1.0 if getattr(recipe.attention, "kernel", "") == "cudnn" else 1.2
-        return Timed(seconds=slow * (1 + 0.1 / recipe.micro_batch_size))
+        return StepTime(seconds=slow * (1 + 0.1 / recipe.micro_batch_size))
 
 
 def recipe(**changes):

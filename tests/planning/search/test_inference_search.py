@@ -10,8 +10,9 @@ import pytest
 
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
-from tightfit.planning.estimate import Margin, Timed, Tools
+from tightfit.planning.estimate import Margin, Tools
 from tightfit.planning.search.search import search
+from tightfit.planning.timing.step_time import StepTime
 from tightfit.recipe import Recipe
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Trace, UntracedMemory
 
@@ -67,7 +68,7 @@ class Toy:
 
     def tools(self):
         def timed(trace, recipe, device):
-            return Timed(seconds=seconds(recipe) * sum(times for _, times in trace.step_ops()) + 7.0, data=7.0)
+            return StepTime(seconds=seconds(recipe) * sum(times for _, times in trace.step_ops()) + 7.0, data=7.0)
 
         return Tools(predict=self.predict, replay=replay, step_time=timed, mfu=lambda r, d, s: 0.5)
 

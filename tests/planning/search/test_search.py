@@ -9,12 +9,13 @@ import pytest
 from tests.planning.toy import Toy
 from tightfit.devices import MIB, Device
 from tightfit.errors import ModelError, Refused
-from tightfit.planning.estimate import Margin, Timed, estimate
+from tightfit.planning.estimate import Margin, estimate
 from tightfit.planning.search.choose import Exploration
 from tightfit.planning.search.evaluate import InProcess
 from tightfit.planning.search.findings import CLOCK_ERROR
 from tightfit.planning.search.search import TRACES, search
 from tightfit.planning.search.space import Space
+from tightfit.planning.timing.step_time import StepTime
 from tightfit.recipe import Recipe
 
 MARGIN = Margin(share=0.03, fixed=0)
@@ -94,7 +95,7 @@ def test_eager_attention_is_weighed_on_processors_alone():
 
     def seconds(trace, recipe, device):
         slower = 1.2 if recipe.attention.name == "sdpa" else 1.0
-        return Timed(seconds=slower * toy.seconds(trace, recipe, device).seconds)
+        return StepTime(seconds=slower * toy.seconds(trace, recipe, device).seconds)
 
     recipe = Recipe(batch_size=4, compile="off", checkpointing="none", precision="bf16", loading={"workers": 2})
     tools = replace(toy.tools(), predict=predict, step_time=seconds)

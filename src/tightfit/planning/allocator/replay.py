@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,14 +18,13 @@ Fits = Literal["yes", "with-retries", "no"]
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What the allocator makes of a trace. Sizes are bytes.
+    """Peaks of the allocator over a trace, and whether a capacity serves. Sizes are bytes.
 
     The peaks, their ticks and the curves are those of a device whose memory has no end:
-    peak_requested: the most that is asked for at once.
-    peak_allocated: the same as the allocator counts it, with its rounding and the remainders that it does not split
+    peak_allocated: the most in use at once, with the allocator's rounding and the remainders that it does not split
         off; reached at `peak_tick`.
-    peak_reserved: the most that it takes from the device; reached at `reserved_tick`.
-    ticks, allocated, reserved: int64 (N,), the state after every allocation and every release.
+    peak_reserved: the most that it takes from the device.
+    ticks, allocated: int64 (N,), the bytes in use after every allocation and every release.
 
     The rest is about the capacity:
     fits: whether it serves at once, only where all cached memory is released to make room, or not at all.
@@ -35,14 +33,11 @@ class Replay:
     missing: by how much it would have to grow in the course of the trace, which releases cached memory first.
     """
 
-    peak_requested: int
     peak_allocated: int
     peak_tick: int
     peak_reserved: int
-    reserved_tick: int
     ticks: np.ndarray
     allocated: np.ndarray
-    reserved: np.ndarray
     fits: Fits = "yes"
     retries: int = 0
     failed_tick: int | None = None
@@ -55,14 +50,14 @@ def replay(
     settings: AllocatorSettings | None = None,
     *,
     limit: int | None = None,
-    extra: Sequence[int] | None = None,
 ) -> Replay:
     """Run a trace's allocations in the device's memory through the allocator, on one stream.
 
     capacity: bytes that the device has for the allocator, its memory less the context; None for no end.
     limit: what `set_per_process_memory_fraction` allows it; None for no limit.
-    extra: sizes of what the allocator is asked for at the first tensor contraction and keeps, as cuBLAS does for its
-        workspaces; by default the trace's own unseen memory inside the allocator.
+
+    The trace's unseen memory inside the allocator is asked for at the first tensor contraction and kept, as cuBLAS does
+    with its workspaces.
 
     Events of one tick: first releases, then births, both in the order of the trace's list; what dies in the tick of
     its birth is released before the next birth. Allocations of no bytes never reach the allocator.
@@ -71,22 +66,19 @@ def replay(
     with the same memory in use and ask for the same in between, so that none asks for more at once. What is reserved
     changes only where one leaves the cached blocks cut in another way than it found them.
     """
-    events = _events(trace, _kept(trace) if extra is None else extra)
+    events = _events(trace)
     free = _run(CachingAllocator(None, settings, device_memory=capacity), events)
     ticks = np.array([tick for tick, _, _ in events], dtype=np.int64)
-    allocated, reserved = np.array(free.allocated, dtype=np.int64), np.array(free.reserved, dtype=np.int64)
+    allocated = np.array(free.allocated, dtype=np.int64)
     tight = free
     if limit is not None or (capacity is not None and capacity < free.allocator.peak_reserved):
         tight = _run(CachingAllocator(capacity, settings, limit=limit), events)
     return Replay(
-        peak_requested=free.allocator.peak_requested,
         peak_allocated=free.allocator.peak_allocated,
         peak_tick=int(ticks[np.argmax(allocated)]) if events else 0,
         peak_reserved=free.allocator.peak_reserved,
-        reserved_tick=int(ticks[np.argmax(reserved)]) if events else 0,
         ticks=ticks,
         allocated=allocated,
-        reserved=reserved,
         fits="no" if tight.failed_tick is not None else "with-retries" if tight.retries else "yes",
         retries=tight.retries,
         failed_tick=tight.failed_tick,
@@ -100,28 +92,24 @@ Event = tuple[int, int, int]
 
 @dataclass
 class _Run:
-    """An allocator that has seen all events, and its state after each."""
+    """An allocator that has seen all events, and the bytes in use after each."""
 
     allocator: CachingAllocator
     allocated: list[int] = field(default_factory=list)
-    reserved: list[int] = field(default_factory=list)
     retries: int = 0
     failed_tick: int | None = None
     missing: int = 0
 
 
-def _kept(trace: Trace) -> list[int]:
-    return [unseen.bytes for unseen in trace.unseen if unseen.where == "allocator"]
-
-
-def _events(trace: Trace, extra: Sequence[int]) -> list[Event]:
+def _events(trace: Trace) -> list[Event]:
     """Births and releases in the order that `replay` documents."""
     found = [(n, a.born, a.died, a.bytes) for n, a in enumerate(trace.allocations)
              if a.bytes and a.place is Place.DEVICE]
-    if any(extra):
+    kept = [unseen.bytes for unseen in trace.unseen if unseen.where == "allocator" and unseen.bytes]
+    if kept:
         start = min((born for _, born, _, _ in found), default=0)
         first = min((op.tick for op in trace.ops if op.op_class is OpClass.CONTRACTION), default=start)
-        found += [(len(trace.allocations) + n, first, None, size) for n, size in enumerate(extra) if size]
+        found += [(len(trace.allocations) + n, first, None, size) for n, size in enumerate(kept)]
     ordered = [((born, 1, n, 0), (born, n, size)) for n, born, _, size in found]
     for n, born, died, _ in found:
         if died is not None:
@@ -151,7 +139,6 @@ def _run(allocator: CachingAllocator, events: list[Event]) -> _Run:
                 if allocator.limit is not None:
                     allocator.limit = max(allocator.limit, lack.needed)
         run.allocated.append(allocator.allocated)
-        run.reserved.append(allocator.reserved)
     if run.failed_tick is None:
         run.retries = allocator.retries
     return run

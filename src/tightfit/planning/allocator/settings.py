@@ -24,7 +24,7 @@ UNKNOWN_DEVICE = 1 << 40
 
 @dataclass(frozen=True, kw_only=True)
 class AllocatorSettings:
-    """What of `PYTORCH_ALLOC_CONF` is simulated; all else has its default."""
+    """Settings of `PYTORCH_ALLOC_CONF` that are simulated; all others have their defaults."""
 
     expandable_segments: bool = False
 
@@ -35,7 +35,7 @@ def rounded_size(size: int) -> int:
 
 
 def segment_size(rounded: int) -> int:
-    """What the device is asked for to serve a rounded size (get_allocation_size)."""
+    """Size of the segment that serves a rounded size (get_allocation_size)."""
     if rounded <= SMALL:
         return SMALL_SEGMENT
     if rounded < MIN_LARGE:

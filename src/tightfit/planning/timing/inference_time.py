@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tightfit.devices import Device
-from tightfit.planning.estimate import StepTimed
+from tightfit.planning.timing.step_time import StepTime
 from tightfit.recipe import Recipe
 from tightfit.trace import Span, Trace
 
@@ -35,7 +35,7 @@ class InferenceTime:
 
 
 def inference_time(
-    trace: Trace, recipe: Recipe, device: Device, timed: Callable[[Trace, Recipe, Device], StepTimed]
+    trace: Trace, recipe: Recipe, device: Device, timed: Callable[[Trace, Recipe, Device], StepTime]
 ) -> InferenceTime:
     """The time of a trace of inference. timed: what a trace's last step takes, such as `timing.step_time`."""
     prefill, decode = (timed(stage(trace, name), recipe, device) for name in (PREFILL, DECODE))

@@ -65,12 +65,12 @@ class StepTime:
     """
 
     seconds: float
-    forward: float
-    recompute: float
-    backward: float
-    optimizer: float
-    data: float
-    calibrated: bool
+    forward: float = 0.0
+    recompute: float = 0.0
+    backward: float = 0.0
+    optimizer: float = 0.0
+    data: float = 0.0
+    calibrated: bool = False
     notes: tuple[str, ...] = ()
 
 

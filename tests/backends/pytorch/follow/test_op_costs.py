@@ -81,6 +81,12 @@ def test_flops_are_those_of_torchs_counter(name):
     assert sum(c.flops for _, c in record(RUNS[name])) == counter.get_total_flops()
 
 
+def test_a_product_with_a_format_of_its_own_counts_as_any_other():
+    a, b, into = meta(5, 7, dtype=torch.bfloat16), meta(7, 3, dtype=torch.bfloat16), meta(5, 3)
+    assert cost(aten.mm.dtype, (a, b, torch.float32), {}, into).flops == 2 * 5 * 7 * 3
+    assert cost(aten.addmm.dtype, (into, a, b, torch.float32), {}, into).flops == 2 * 5 * 7 * 3
+
+
 def test_a_convolution_in_groups_costs_a_group_for_each_output():
     forward, backward = [c.flops for f, c in record(convolution(4, 2, False)) if "convolution" in str(f)]
     assert forward == 2 * (2 * 6 * 5 * 5) * (4 // 2 * 3 * 2)  # outputs: 2 images of 6 x 5 x 5; a filter: 2 x 3 x 2

@@ -87,7 +87,6 @@ OPS: dict[str, Callable[[], Called]] = {
     "add": lambda: (aten.add.Tensor, torch.zeros(80, 100), columns(80, 100)),
     "add of fp64": lambda: (aten.add.Tensor, torch.zeros(80, 100), torch.zeros(100, dtype=torch.float64)),
     "mul by a number": lambda: (aten.mul.Tensor, torch.zeros(80, 100), 2.0),
-    "where": lambda: (aten.where.self, torch.ones(80, 1, dtype=torch.bool), torch.zeros(80, 9), torch.zeros(())),
     "index_add of the middle": lambda: (
         aten.index_add.default, torch.zeros(5, 90, 6), 1, torch.arange(9), torch.zeros(5, 9, 6),
     ),

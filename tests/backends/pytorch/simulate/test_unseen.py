@@ -8,7 +8,7 @@ import pytest
 
 from tightfit.backends.pytorch.simulate import unseen as module
 from tightfit.backends.pytorch.simulate.predict import predict
-from tightfit.backends.pytorch.simulate.unseen import lt_workspace_bytes, recorded_context, unseen, workspace_bytes
+from tightfit.backends.pytorch.simulate.unseen import recorded_context, unseen, workspace_bytes
 from tightfit.devices import Device, catalogue, find_device
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
@@ -26,8 +26,6 @@ TINY = {
 
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch, tmp_path):
-    for name in ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "TORCH_CUBLASLT_UNIFIED_WORKSPACE"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(module, "RECORDS", (tmp_path / "none.json",))
 
 
@@ -40,25 +38,9 @@ def sizes(trace: Trace, device: Device = A100, where: str = "allocator") -> list
     return [u.bytes for u in unseen(Recipe(), device, trace) if u.where == where]
 
 
-@pytest.mark.parametrize(("device", "before", "since"), [
-    (A100, SMALL, SMALL), (H100, WIDE, WIDE), (B200, SMALL, WIDE), (RTX_5090, SMALL, WIDE),
-])  # fmt: skip
-def test_cublas_workspaces_by_capability_and_version(device, before, since):
-    assert workspace_bytes(device, (2, 11))[0] == before
-    assert workspace_bytes(device, (2, 12))[0] == workspace_bytes(device, (2, 13))[0] == since
-
-
-def test_cublas_workspaces_as_the_environment_sets_them(monkeypatch):
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    assert workspace_bytes(A100, (2, 13)) == (32 << 20, "set by CUBLAS_WORKSPACE_CONFIG")
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8:4096:2")
-    assert workspace_bytes(H100, (2, 13))[0] == 16 * 8 * 1024 + 4096 * 2 * 1024
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "no sizes")
-    assert workspace_bytes(H100, (2, 13))[0] == WIDE
-    monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", "2048")
-    assert lt_workspace_bytes()[0] == 2 << 20
-    monkeypatch.setenv("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "1")
-    assert lt_workspace_bytes()[0] == 0
+@pytest.mark.parametrize(("device", "expected"), [(A100, SMALL), (H100, WIDE), (B200, WIDE), (RTX_5090, WIDE)])
+def test_cublas_workspaces_by_capability(device, expected):
+    assert workspace_bytes(device) == expected
 
 
 def test_each_thread_that_multiplies_has_a_workspace():
@@ -70,13 +52,6 @@ def test_each_thread_that_multiplies_has_a_workspace():
              "aten.convolution.default")
     assert sizes(traced(*((name, Phase.FORWARD) for name in fused))) == []
     assert sizes(traced(forward, op_class=OpClass.ELEMENTWISE)) == []
-
-
-@pytest.mark.parametrize(("version", "more"), [((2, 11), [1 << 20]), ((2, 12), []), ((2, 13), [])])
-def test_a_bias_had_a_workspace_of_its_own(monkeypatch, version, more):
-    monkeypatch.setattr(module, "torch_release", lambda: version)
-    assert sizes(traced(("aten.addmm.default", Phase.FORWARD))) == [SMALL, *more]
-    assert sizes(traced(("aten.mm.default", Phase.FORWARD))) == [SMALL]
 
 
 def test_the_cpu_has_nothing_unseen():

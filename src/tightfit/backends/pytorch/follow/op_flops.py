@@ -1,6 +1,7 @@
 """Floating-point operations of tensor contractions, from shapes: 2 for each multiply-add.
 
-Formulas by op name. An op that none of them knows is looked up in `torch.utils.flop_counter`'s registry.
+Formulas by op name. An op that none of them knows is looked up in `torch.utils.flop_counter`'s registry, whose formulas
+fail for products with a format of their own, and count too much where convolutions have groups and attention a mask.
 """
 
 from __future__ import annotations
@@ -46,15 +47,6 @@ def _product(first: int) -> Formula:
     return flops
 
 
-def _by_vector(first: int) -> Formula:
-    """A matrix by a vector, or two vectors."""
-
-    def flops(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
-        return 2 * int(args[first].numel())
-
-    return flops
-
-
 def _linear(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
     """Input (..., K) by a weight (N, K)."""
     return 2 * int(args[0].numel()) * int(args[1].shape[0])
@@ -69,15 +61,9 @@ def _grouped(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) ->
     return 2 * int(a.numel()) * int(b.shape[-1])
 
 
-def _convolution(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
-    """Each output position, or each input position of a transposed one, meets one filter of the weight
-    (C out, C in of a group, ...)."""
-    places = args[0] if argument(func, args, kwargs, "transposed") else result
-    return 2 * int(places.numel()) * int(prod(args[1].shape[1:]))
-
-
 def _convolution_backward(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
-    """As much as forward for each of the two gradients asked for: the input's and the weight's."""
+    """As much as forward for each of the two gradients asked for, the input's and the weight's, also of a convolution
+    in groups, for which torch's formula counts every pair of channels."""
     places = args[1] if argument(func, args, kwargs, "transposed") else args[0]
     wanted = sum(map(bool, argument(func, args, kwargs, "output_mask")[:2]))
     return 2 * int(places.numel()) * int(prod(args[2].shape[1:])) * wanted
@@ -155,26 +141,19 @@ def _first_given(func: Any, args: Arguments, kwargs: dict[str, Any], *names: str
 
 
 FLOPS: dict[str, Formula] = {
-    "mm": _product(0), "bmm": _product(0), "_scaled_mm": _product(0), "_int_mm": _product(0),
-    "addmm": _product(1), "addmm_": _product(1), "baddbmm": _product(1), "baddbmm_": _product(1),
-    "addbmm": _product(1), "_addmm_activation": _product(1),
-    "mv": _by_vector(0), "dot": _by_vector(0), "vdot": _by_vector(0), "addmv": _by_vector(1), "addmv_": _by_vector(1),
-    "linear": _linear, "mkldnn_linear": _linear, "_weight_int8pack_mm": _linear,
-    "_grouped_mm": _grouped, "_scaled_grouped_mm": _grouped, "grouped_mm_fallback": _grouped,
-    "convolution": _convolution, "_convolution": _convolution, "cudnn_convolution": _convolution,
-    "mkldnn_convolution": _convolution, "convolution_overrideable": _convolution,
+    **dict.fromkeys(("mm", "bmm", "_scaled_mm", "_int_mm"), _product(0)),
+    **dict.fromkeys(("addmm", "addmm_", "baddbmm", "baddbmm_", "_addmm_activation"), _product(1)),
+    "linear": _linear, "mkldnn_linear": _linear,
     "convolution_backward": _convolution_backward,
+    **dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm", "grouped_mm_fallback"), _grouped),
     **{
-        f"_scaled_dot_product_{kernel}_attention{suffix}{direction}": formula
-        for kernel, suffix in (("flash", ""), ("efficient", ""), ("cudnn", ""), ("fused", "_overrideable"),
-                               ("flash", "_for_cpu"))
-        for direction, formula in (("", _attention(0, _forward_flops)), ("_backward", _attention(1, _backward_flops)))
+        f"{name}{suffix}": formula
+        for name in ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+                     "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu",
+                     "_varlen_attn")
+        for suffix, formula in (("", _attention(0, _forward_flops)), ("_backward", _attention(1, _backward_flops)))
     },
-    "_cudnn_attention_forward": _attention(0, _forward_flops),
-    "_cudnn_attention_backward": _attention(1, _backward_flops),
-    "_varlen_attn": _attention(0, _forward_flops),
     "_varlen_attn_out": _attention(1, _forward_flops),
-    "_varlen_attn_backward": _attention(1, _backward_flops),
     **{
         f"{name}_{direction}": formula
         for name in ("_flash_attention", "_efficient_attention", "_flash_attn", "_flash_attn_varlen")

@@ -1,8 +1,8 @@
 """Memory that the CPU's kernels ask for and give back while they run, from the shapes of their arguments.
 
-Counted is what torch's CPU allocator hands out beyond the results, at the worst moment inside one op, where that has
-moved a peak by more than 0.2 % in some model; what does less is left out, such as attention's blocks, and so are MKL's
-own buffers. Formulas are read from torch 2.13's aten/src/ATen/native; each names its file.
+Counted is what torch's CPU allocator hands out beyond the results, at the worst moment inside one op, where that moves
+a peak of `results/plan_vs_cpu.json` by more than 0.2 %; what does less is left out, and so are MKL's own buffers.
+Formulas are read from torch 2.13's aten/src/ATen/native; each names its file.
 
 oneDNN chooses the blocks of its products and convolutions by instruction set, cache sizes and number of threads, and
 documents no size. So each of those kernels is run once on zeros, in a thread of its own where no mode of the caller
@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from tightfit.backends.pytorch.formats import HALF
 
 Arguments = tuple[Any, ...]
-Formula = Callable[[Arguments, dict[str, Any], Any], int]
+Formula = Callable[[Arguments, Any], int]
+"""Bytes by the op's arguments and its result."""
 
 MOST_WORK, MOST_VALUES = 2**33, 2**26
 """Multiplications of a product, and values in one of its factors or in its result, up to which it is tried: a fraction
@@ -44,8 +46,8 @@ def scratch(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> 
     name = schema.name.rpartition("::")[2]
     formula = FORMULAS.get(name)
     if formula is not None:
-        return formula(args, kwargs, result)
-    if torch.Tag.pointwise in func.tags and not name.startswith(("_foreach_", "masked_fill")):
+        return formula(args, result)
+    if torch.Tag.pointwise in func.tags and not name.startswith(("_foreach_", "masked_fill", "where")):
         return _casts([a for a in args if isinstance(a, Tensor)], result, name.endswith("_"))
     return 0
 
@@ -57,52 +59,24 @@ def _size(tensor: Tensor, dtype: torch.dtype | None = None) -> int:
 def _casts(operands: list[Tensor], result: Any, in_place: bool) -> int:
     """Copies of the operands whose format is not the one computed in, and of a result that is written in place
     (aten/src/ATen/TensorIterator.cpp, compute_types)."""
-    if not operands:
+    made = result.dtype if isinstance(result, Tensor) else None
+    if not operands or {t.dtype for t in operands} == {made}:
         return 0
-    common = _common_dtype(operands)
-    if isinstance(result, Tensor) and result.is_floating_point() and not common.is_floating_point:
-        common = result.dtype
+    common = elementwise_dtypes(*operands, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)[1]
+    if made is not None and made.is_floating_point and not common.is_floating_point:
+        common = made
     total = sum(_size(t, common) for t in operands if t.dtype != common and t.dim())
     if in_place and operands[0].dtype != common:
         total += _size(operands[0], common)
     return total
 
 
-def _common_dtype(operands: Iterable[Tensor]) -> torch.dtype:
-    """The format that operands are computed in: tensors without dimensions count only by their kind of number."""
-    kinds: list[torch.dtype | None] = [None, None]
-    for tensor in operands:
-        at = 0 if tensor.dim() else 1
-        known = kinds[at]
-        kinds[at] = tensor.dtype if known is None else torch.promote_types(known, tensor.dtype)
-    wide, bare = kinds
-    if wide is None or bare is None:
-        return wide or bare or torch.float32
-    return torch.promote_types(wide, bare) if _kind(bare) > _kind(wide) else wide
-
-
-def _kind(dtype: torch.dtype) -> int:
-    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 0 if dtype == torch.bool else 1
-
-
-def _chosen(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
-    """`where`: the condition is never cast."""
-    return _casts([a for a in args[1:] if isinstance(a, Tensor)], result, False)
-
-
-def _mean(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+def _mean(args: Arguments, result: Any) -> int:
     """In half precision: a copy in fp32, and its sum (ReduceOps.cpp, mean)."""
-    if result.dtype in HALF:
-        return _size(args[0], torch.float32) + _size(result, torch.float32)
-    return _accumulated(args, kwargs, result)
+    return _size(args[0], torch.float32) + _size(result, torch.float32) if result.dtype in HALF else 0
 
 
-def _accumulated(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
-    """A reduction in another format than its input's casts all of it (ReduceOps.cpp, make_reduction)."""
-    return _size(args[0], result.dtype) if args[0].dtype != result.dtype else 0
-
-
-def _index_add(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+def _index_add(args: Arguments, result: Any) -> int:
     """In half precision, along the first or the last dimension, sums are taken in a copy in fp32
     (TensorAdvancedIndexing.cpp, index_add_cpu_); along the first a thread needs a row alone where all lies in one
     piece (cpu/ScatterGatherKernel.cpp, cpu_scatter_reduce_expanded_index)."""
@@ -113,16 +87,14 @@ def _index_add(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
     return 0 if by_rows else _size(result, torch.float32)
 
 
-def _in_one_piece(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+def _in_one_piece(args: Arguments, result: Any) -> int:
     """A copy of an input that does not lie in one piece: softmax (SoftMax.cpp)."""
     return 0 if args[0].is_contiguous() else _size(args[0])
 
 
-def _safe_softmax(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
-    """First the softmax's; then which scores are -inf, and which rows are so throughout
-    (transformers/attention.cpp)."""
-    count = int(args[0].numel())
-    return max(count + count // max(int(args[0].shape[args[1]]), 1), _in_one_piece(args, kwargs, result))
+def _safe_softmax(args: Arguments, result: Any) -> int:
+    """First the softmax's; then which scores are -inf (transformers/attention.cpp)."""
+    return max(int(args[0].numel()), _in_one_piece(args, result))
 
 
 # oneDNN: kernels that are run on zeros.
@@ -145,7 +117,7 @@ class _Form(NamedTuple):
         return values.as_strided(self.shape, self.stride)
 
 
-def _product(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+def _product(args: Arguments, result: Any) -> int:
     """Of `mm` and `addmm`, in the formats that oneDNN computes in on this processor; the rest is MKL's, whose buffers
     are its own."""
     left, right = [a for a in args if isinstance(a, Tensor)][-2:]
@@ -163,7 +135,7 @@ def _by_onednn(dtype: torch.dtype) -> bool:
     return known is not None and torch.backends.mkldnn.is_available() and bool(getattr(torch.ops.mkldnn, known)())
 
 
-def _convolution(args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
+def _convolution(args: Arguments, result: Any) -> int:
     """Of `convolution` and `convolution_backward`."""
     if isinstance(result, Tensor):
         func, batched = torch.ops.aten.convolution.default, 1
@@ -227,10 +199,8 @@ def _watched(func: Any, arguments: list[Any]) -> tuple[Any, list[int]]:
 FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(("mm", "addmm"), _product),
     **dict.fromkeys(("convolution", "convolution_backward"), _convolution),
-    **dict.fromkeys(("sum", "prod"), _accumulated),
     **dict.fromkeys(("index_add", "index_add_"), _index_add),
     **dict.fromkeys(("_softmax", "_log_softmax"), _in_one_piece),
-    "where": _chosen,
     "mean": _mean,
     "_safe_softmax": _safe_softmax,
 }

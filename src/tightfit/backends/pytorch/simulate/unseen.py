@@ -8,13 +8,11 @@ measured on the GPU (`benchmarks/context_bytes.py`) takes the place of an assume
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tightfit.backends.pytorch.simulate.cuda.sdpa import Version, torch_release
 from tightfit.devices import MIB, Device, find_device
 from tightfit.errors import RecipeError
 from tightfit.recipe import Recipe
@@ -35,9 +33,9 @@ KERNELS = 164 * MIB
 Kernels are loaded when they are first used, by default since CUDA 12.2; PyTorch has asked for it since 1.13."""
 
 WORKSPACE, WIDE_WORKSPACE = 8_519_680, 32 * MIB
-LT_WORKSPACE = MIB
-SHARED_SINCE = (2, 12)
-"""The version from which on cuBLAS and cuBLASLt share a workspace (pytorch pull request 175879)."""
+WIDE_MAJORS = (9, 10, 12)
+"""Bytes of a cuBLAS workspace by default, and the compute capabilities (the major part) whose is the wide one: Hopper,
+and since torch 2.12 Blackwell (pytorch pull request 175344)."""
 
 BY_OTHERS = re.compile("attention|attn|conv|_grouped_mm|_scaled_mm")
 """Products that are not cuBLAS's, by their names."""
@@ -105,41 +103,20 @@ def _card(name: str) -> str:
 def _workspaces(device: Device, trace: Trace) -> Iterator[UntracedMemory]:
     """One for each thread that multiplies matrices: a workspace belongs to a handle and a stream, and every thread has
     handles of its own (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
-    version = torch_release()
-    size, reason = workspace_bytes(device, version)
-    for where, phases in (("the main thread", MAIN), ("autograd's thread", AUTOGRAD)):
-        products = [op.name for op in trace.ops if op.phase in phases and op.op_class is OpClass.CONTRACTION
-                    and not BY_OTHERS.search(op.name)]
-        if products:
-            yield UntracedMemory(name=f"cuBLAS workspace of {where}", bytes=size, where="allocator", source=reason)
-        if version < SHARED_SINCE and any(name.startswith("aten.addmm") for name in products):
-            extra, source = lt_workspace_bytes()
-            if extra:
-                yield UntracedMemory(name=f"cuBLASLt workspace of {where}", bytes=extra, where="allocator",
-                                     source=source)
-
-
-def workspace_bytes(device: Device, version: Version) -> tuple[int, str]:
-    """Bytes of a cuBLAS workspace, and why: what CUBLAS_WORKSPACE_CONFIG says; else 32 MiB on Hopper, and since torch
-    2.12 on Blackwell (pytorch pull request 175344), 8,519,680 bytes on the others."""
-    pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
-    if pairs:
-        return sum(int(size) * int(count) for size, count in pairs) * 1024, "set by CUBLAS_WORKSPACE_CONFIG"
     major, minor = device.capability or (0, 0)
-    wide = major in (9, 10, 12) if version >= (2, 12) else (major, minor) == (9, 0)
-    rule = f"PyTorch's default for compute capability {major}.{minor}, kept from the first matrix product on"
-    return WIDE_WORKSPACE if wide else WORKSPACE, rule
+    for where, phases in (("the main thread", MAIN), ("autograd's thread", AUTOGRAD)):
+        if any(op.phase in phases and op.op_class is OpClass.CONTRACTION and not BY_OTHERS.search(op.name)
+               for op in trace.ops):
+            yield UntracedMemory(
+                name=f"cuBLAS workspace of {where}", bytes=workspace_bytes(device), where="allocator",
+                source=f"PyTorch's default for compute capability {major}.{minor}, kept from the first matrix product "
+                       "on",
+            )
 
 
-def lt_workspace_bytes() -> tuple[int, str]:
-    """Bytes of a cuBLASLt workspace of torch before 2.12, which adds a bias to a product; 0 where it shares cuBLAS's.
-    """
-    if os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") == "1":
-        return 0, ""
-    kib = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
-    if kib.isdecimal():
-        return int(kib) * 1024, "set by CUBLASLT_WORKSPACE_SIZE"
-    return LT_WORKSPACE, "PyTorch's default before 2.12, for products with a bias"
+def workspace_bytes(device: Device) -> int:
+    """Bytes of a cuBLAS workspace on the device."""
+    return WIDE_WORKSPACE if (device.capability or (0, 0))[0] in WIDE_MAJORS else WORKSPACE
 
 
 # The host's memory
