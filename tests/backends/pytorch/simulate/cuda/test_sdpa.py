@@ -61,8 +61,8 @@ def sized(head: int, value: int | None = None, length: int = 64, keys: int | Non
 )
 def test_what_a_kernel_cannot_serve(kernel, device, change, reason):
     usual = replace(CALL, dtypes=(FP16,) * 3)
-    assert obstacles(kernel, usual, A100) == []
-    found = obstacles(kernel, replace(usual, **change), device)
+    assert obstacles(kernel, usual, A100, (2, 13)) == []
+    found = obstacles(kernel, replace(usual, **change), device, (2, 13))
     assert len(found) == 1, found
     assert reason in found[0]
 
@@ -85,7 +85,7 @@ def test_what_a_kernel_cannot_serve(kernel, device, change, reason):
     ],
 )
 def test_what_a_kernel_can_serve(kernel, device, change):
-    assert obstacles(kernel, replace(CALL, dtypes=change.pop("dtypes", (FP16,) * 3), **change), device) == []
+    assert obstacles(kernel, replace(CALL, dtypes=change.pop("dtypes", (FP16,) * 3), **change), device, (2, 13)) == []
 
 
 @pytest.mark.parametrize(
@@ -105,18 +105,19 @@ def test_what_a_kernel_can_serve(kernel, device, change):
     ],
 )
 def test_the_first_kernel_in_the_devices_order_that_can_serve(device, change, kernel):
-    assert choose(replace(CALL, **change), device, ALL) == kernel
+    assert choose(replace(CALL, **change), device, ALL, (2, 13)) == kernel
 
 
-def test_cudnn_takes_dropout_in_steps_of_a_sixteenth():
-    assert choose(replace(CALL, dropout=0.1), H100, ALL) == "flash"
-    assert choose(replace(CALL, dropout=0.125), H100, ALL) == "cudnn"
+def test_cudnn_takes_any_dropout_before_torch_2_12():
+    call = replace(CALL, dropout=0.1)
+    assert choose(call, H100, ALL, (2, 11)) == "cudnn"
+    assert choose(call, H100, ALL, (2, 12)) == "flash"
 
 
 def test_only_allowed_kernels_are_chosen():
-    assert choose(CALL, A100, ["efficient", "math"]) == "efficient"
+    assert choose(CALL, A100, ["efficient", "math"], (2, 13)) == "efficient"
     with pytest.raises(ModelError, match=r"flash: a mask.*attention\.kernel=auto"):
-        choose(replace(CALL, mask=(2, 1, 64, 64)), A100, ["flash"])
+        choose(replace(CALL, mask=(2, 1, 64, 64)), A100, ["flash"], (2, 13))
     with sdpa_kernel([SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION]):
         assert allowed_kernels() == {"math", "cudnn"}
     assert allowed_kernels() == set(ALL)

@@ -1,9 +1,10 @@
 """Which kernel scaled_dot_product_attention takes on a CUDA device, as a function of the device and the call.
 
-The rules are those of PyTorch 2.12 and 2.13, for dense tensors (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp,
-and sdp_utils_cpp.h, which ships with torch), in the Linux wheels, built for CUDA 13 with cuDNN 9.20. An order set by
-hand (`sdpa_kernel(..., set_priority=True)`, or the environment variable TORCH_CUDNN_SDPA_DEPRIORITIZED) is not read.
-Not yet measured on a GPU.
+The rules are those of PyTorch 2.11 to 2.13, for dense tensors (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp,
+and sdp_utils_cpp.h, which ships with torch); a rule that differs between these says since when. They are those of the
+Linux wheels, built for CUDA 13: those of torch 2.11 bring cuDNN 9.19, those of 2.12 cuDNN 9.20. An order set by hand
+(`sdpa_kernel(..., set_priority=True)`, or the environment variable TORCH_CUDNN_SDPA_DEPRIORITIZED) is not read. Not
+yet measured on a GPU.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tightfit.devices import Device
 from tightfit.errors import ModelError
 
 Kernel = Literal["flash", "efficient", "cudnn", "math"]
+Version = tuple[int, int]
 
 ORDER: tuple[Kernel, ...] = ("flash", "efficient", "math", "cudnn")
 CUDNN_FIRST: tuple[Kernel, ...] = ("cudnn", "flash", "efficient", "math")
@@ -71,6 +73,12 @@ def describe(
     )  # fmt: skip
 
 
+def torch_release() -> Version:
+    """The running torch's major and minor version: a prediction is for the CUDA build of the same."""
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
 def allowed_kernels() -> frozenset[Kernel]:
     """The kernels that `torch.nn.attention.sdpa_kernel` lets run now."""
     flags = torch.backends.cuda
@@ -81,15 +89,16 @@ def allowed_kernels() -> frozenset[Kernel]:
     return frozenset(kernel for kernel, on in enabled.items() if on)
 
 
-def choose(call: Call, device: Device, allowed: Iterable[Kernel]) -> Kernel:
+def choose(call: Call, device: Device, allowed: Iterable[Kernel], version: Version | None = None) -> Kernel:
     """The kernel that PyTorch takes for `call` on `device`: the first in the device's order that is allowed and can
     serve. Raises ModelError where none can."""
+    version = version or torch_release()
     allowed = frozenset(allowed)
     for kernel in priority(device):
-        if kernel in allowed and not obstacles(kernel, call, device):
+        if kernel in allowed and not obstacles(kernel, call, device, version):
             return kernel
     reasons = "; ".join(
-        f"{kernel}: {obstacle}" for kernel in sorted(allowed) for obstacle in obstacles(kernel, call, device)
+        f"{kernel}: {obstacle}" for kernel in sorted(allowed) for obstacle in obstacles(kernel, call, device, version)
     )
     raise ModelError(f"attention: no allowed kernel of scaled_dot_product_attention can run on the {device.name} "
                      f"({reasons or 'none is allowed'}); write attention.kernel=auto")
@@ -100,17 +109,17 @@ def priority(device: Device) -> tuple[Kernel, ...]:
     return CUDNN_FIRST if _capability(device)[0] in CUDNN_FIRST_MAJORS else ORDER
 
 
-def obstacles(kernel: Kernel, call: Call, device: Device) -> list[str]:
+def obstacles(kernel: Kernel, call: Call, device: Device, version: Version) -> list[str]:
     """Why `kernel` cannot serve `call` on `device`; empty where it can."""
     if kernel == "math":
         return []
     shared = _shared_obstacles(call)
     if "not four dimensions" in shared:
         return shared
-    return shared + CHECKS[kernel](call, _capability(device))
+    return shared + CHECKS[kernel](call, _capability(device), version)
 
 
-def _flash_obstacles(call: Call, capability: tuple[int, int]) -> list[str]:
+def _flash_obstacles(call: Call, capability: tuple[int, int], version: Version) -> list[str]:
     size = call.query[-1]
     # The backward pass of these heads does not fit the smaller shared memory of these GPUs.
     small = (8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= NEWEST
@@ -128,7 +137,7 @@ def _flash_obstacles(call: Call, capability: tuple[int, int]) -> list[str]:
     })  # fmt: skip
 
 
-def _efficient_obstacles(call: Call, capability: tuple[int, int]) -> list[str]:
+def _efficient_obstacles(call: Call, capability: tuple[int, int], version: Version) -> list[str]:
     formats = (torch.float16, torch.float32, torch.bfloat16) if capability >= (8, 0) else (torch.float16, torch.float32)
     unit = _gemm_alignment(call.dtypes[0], capability)
     sizes = (call.query[-1], call.value[-1])
@@ -142,7 +151,7 @@ def _efficient_obstacles(call: Call, capability: tuple[int, int]) -> list[str]:
     })  # fmt: skip
 
 
-def _cudnn_obstacles(call: Call, capability: tuple[int, int]) -> list[str]:
+def _cudnn_obstacles(call: Call, capability: tuple[int, int], version: Version) -> list[str]:
     query, value = call.query[-1], call.value[-1]
     limit = 128
     if capability == (9, 0):
@@ -154,8 +163,8 @@ def _cudnn_obstacles(call: Call, capability: tuple[int, int]) -> list[str]:
         "not half precision throughout": not _all_in(call, HALF),
         "a mask that learns": call.mask_learns,
         "a mask that does not fit": call.mask is not None and not _mask_fits(call),
-        # The kernel knows dropout in steps of 1/16 only, and torch has asked since 2.12 (pytorch pull request 174245).
-        "a dropout that is no multiple of 1/16": (call.dropout * 16) % 1 != 0,
+        # Since torch 2.12 (pytorch pull request 174245): the kernel knows dropout in steps of 1/16 only.
+        "a dropout that is no multiple of 1/16": version >= (2, 12) and (call.dropout * 16) % 1 != 0,
         f"a head larger than {limit}": max(query, value) > limit,
         "a head that is no multiple of 8": bool(query % 8 or value % 8),
         "one key, or one query with dropout": call.key[2] == 1 or (call.query[2] == 1 and call.dropout > 0),
@@ -166,7 +175,7 @@ def _cudnn_obstacles(call: Call, capability: tuple[int, int]) -> list[str]:
     })  # fmt: skip
 
 
-CHECKS: dict[Kernel, Callable[[Call, tuple[int, int]], list[str]]] = {
+CHECKS: dict[Kernel, Callable[[Call, tuple[int, int], Version], list[str]]] = {
     "flash": _flash_obstacles, "efficient": _efficient_obstacles, "cudnn": _cudnn_obstacles,
 }  # fmt: skip
 
