@@ -16,7 +16,7 @@ import pytest
 from tests.data.helpers import FACTS, arrays, recipe, write_jsonl, write_texts
 from tightfit.data import Prepared, prepare
 from tightfit.data.corpora import open_corpus
-from tightfit.data.tokenizer_choice import LONGEST_RUN, _at_most
+from tightfit.data.tokenizer_choice import LONGEST_RUN, _pieces
 from tightfit.errors import DataError
 from tightfit.models import ModelFacts
 from tightfit.recipe import Data
@@ -41,7 +41,7 @@ def test_a_long_line_without_spaces(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "short words", "a" * 5000, f"b {'a' * 600} c{' ' * 700}d", "a" * LONGEST_RUN])
 def test_pieces_are_the_text(text: str) -> None:
-    pieces = list(_at_most([text], 10_000))
+    pieces = list(_pieces(text))
     assert "".join(pieces) == text
     assert all(len(run) <= LONGEST_RUN for piece in pieces for run in piece.split())
     assert (len(pieces) == 1) == (len(text) <= LONGEST_RUN)
@@ -63,7 +63,7 @@ def emptied(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("pattern", "damage"), [
-    ("tokens/*/train/*/tokens.bin", cut),
+    ("tokens/*/train/*/tokens.npy", cut),
     ("tokens/*/train/*/starts.npy", emptied),
     ("tokens/*/evaluation/*/counts.npy", cut),
     ("tokens/*/names.json", lambda path: path.write_text("{")),

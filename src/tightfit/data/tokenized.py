@@ -23,12 +23,7 @@ PARTS = ("train", "evaluation")
 BATCH_CHARACTERS = 1 << 21
 """Text to encode between two calls of the progress."""
 
-TOKENS, STARTS, COUNTS = "tokens.bin", "starts.npy", "counts.npy"
-
-
-def token_format(vocab_size: int) -> str:
-    """The number format of a stream's tokens."""
-    return "<u2" if vocab_size <= 1 << 16 else "<u4"
+TOKENS, STARTS, COUNTS = "tokens.npy", "starts.npy", "counts.npy"
 
 
 class TokenStream:
@@ -48,7 +43,7 @@ class TokenStream:
     def tokens(self) -> Array:
         if self.starts[-1] == 0:
             return np.zeros(0, dtype=np.uint16)  # an empty file cannot be mapped
-        return np.asarray(np.memmap(self.folder / TOKENS, token_format(len(self.counts)), mode="r"))
+        return np.asarray(np.load(self.folder / TOKENS, mmap_mode="r"))
 
     @cached_property
     def starts(self) -> Array:
@@ -84,9 +79,10 @@ class StreamWriter:
     def __init__(self, folder: Path, vocab_size: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
+        self.dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
         self.counts = np.zeros(vocab_size, dtype=np.int64)
         self.lengths: list[int] = []
-        (folder / TOKENS).touch()
+        np.save(folder / TOKENS, np.zeros(0, dtype=self.dtype))
 
     def extend(self, documents: Iterable[Array]) -> None:
         """Append documents, each the ids (int64, 1-d) of one."""
@@ -97,7 +93,7 @@ class StreamWriter:
         self.counts += np.bincount(tokens, minlength=len(self.counts))
         self.lengths += [len(d) for d in documents]
         with (self.folder / TOKENS).open("ab") as file:
-            file.write(tokens.astype(token_format(len(self.counts))).tobytes())
+            file.write(tokens.astype(self.dtype).tobytes())
 
     def close(self) -> None:
         """Finish the files. Without this call the folder is no stream."""
@@ -105,6 +101,10 @@ class StreamWriter:
         np.cumsum(self.lengths, out=starts[1:])
         np.save(self.folder / STARTS, starts)
         np.save(self.folder / COUNTS, self.counts)
+        header = {"descr": self.dtype.str, "fortran_order": False, "shape": (int(starts[-1]),)}
+        with (self.folder / TOKENS).open("r+b") as file:
+            # numpy leaves room in the header for the length to grow, so that the tokens stay where they are.
+            np.lib.format.write_array_header_1_0(file, header)
 
 
 def unigram_loss(train: TokenStream, held_out: TokenStream, predicted_only: bool) -> float:
@@ -151,7 +151,7 @@ def tokenize(
             if LABEL in split.wanted:
                 np.save(folder / name / f"{LABEL}.npy", np.array(ids, dtype=np.int64)[parts == part])
 
-    key = digest(["tokens 2", split.key, tokenizer.fingerprint])
+    key = digest(["tokens 1", split.key, tokenizer.fingerprint])
     return cached(cache_dir / "tokens" / key, fill, lambda folder: _read(folder, split.wanted))
 
 

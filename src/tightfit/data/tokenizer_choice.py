@@ -14,11 +14,11 @@ from tightfit.data.tokenizing import (
     FILES,
     MASK,
     PAD,
+    FastTokenizer,
     Tokenizer,
     load_tokenizer,
     own_threads,
     read_tokenizer_file,
-    with_usual_names,
 )
 from tightfit.errors import DataError
 from tightfit.models import ModelFacts, resolve_source
@@ -29,7 +29,7 @@ TRAINING_CHARACTERS = 100_000_000
 """A tokenizer is trained on about this much text: the merges it learns hardly change beyond."""
 
 LONGEST_RUN = 256
-LONG_RUN = re.compile(rf"(\S{{{LONGEST_RUN}}}(?=\S)|\s{{{LONGEST_RUN}}}(?=\s))")
+LONG_RUNS = re.compile(rf"\S{{{LONGEST_RUN + 1},}}|\s{{{LONGEST_RUN + 1},}}")
 """Longer runs without a space, or of nothing but spaces, are cut for training, whose time grows with their square."""
 
 
@@ -97,7 +97,7 @@ def _trained(recipe: Recipe, facts: ModelFacts, texts: Callable[[], Iterable[str
     key = digest(["byte-level BPE 2", fingerprint, str(facts.vocab_size), *specials])
 
     def fill(folder: Path) -> None:
-        with_usual_names(train_bpe(texts(), facts.vocab_size, specials), "train").save(folder)
+        FastTokenizer(train_bpe(texts(), facts.vocab_size, specials), "train").save(folder)
 
     folder = Path(recipe.cache_dir).expanduser() / "tokenizers" / key
     return cached(folder, fill, lambda made: read_tokenizer_file(made / "tokenizer.json"))
@@ -129,4 +129,14 @@ def _at_most(texts: Iterable[str], characters: int) -> Iterator[str]:
         if total >= characters:
             return
         total += len(text)
-        yield from LONG_RUN.sub("\\1\0", text).split("\0")
+        yield from _pieces(text)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """`text`, in several pieces where a run in it is longer than `LONGEST_RUN`."""
+    start = 0
+    for run in LONG_RUNS.finditer(text):
+        for cut in range(run.start() + LONGEST_RUN, run.end(), LONGEST_RUN):
+            yield text[start:cut]
+            start = cut
+    yield text[start:]
