@@ -19,6 +19,8 @@ from tightfit.planning.search.space import LAST_RESORT, Choice, Level
 
 ROOTS = 4
 """Combinations that are tried until one can be built."""
+NO_GAIN = 0.03
+"""Share of a step's time for which no larger micro-batch is tried."""
 LONGER = 50_000
 """Ops and allocations by which a trace may outgrow the first ones, as those of packed documents on a processor do."""
 
@@ -112,7 +114,7 @@ class Exploration(Findings):
             self.evaluate(wanted)
 
     def _next(self, choices: Sequence[Choice], spare: bool) -> list[Pair]:
-        """What to evaluate next, as many as go side by side; each teaches something of its own."""
+        """Pairs to evaluate next, as many as go side by side; each teaches something of its own."""
         worst = 1 if spare else 2
         best = self.best(worst)
         to_beat = {level: self._to_beat(level, best, worst) for level in set(map(self.space.level, choices))}
@@ -140,7 +142,7 @@ class Exploration(Findings):
         return (1 + CLOCK_ERROR) * max(map(self.speed, alike))
 
     def _promise(self, choice: Choice, spare: bool) -> Promise | None:
-        """What a combination can reach beyond what was evaluated of it; None where it fits nowhere or is outdone."""
+        """Speed that a combination can still reach; None where it fits nowhere or is outdone."""
         if choice in self.refused or self._outdone(choice):
             return None
         worst = 0 if spare else 2
@@ -155,9 +157,11 @@ class Exploration(Findings):
         if not fitting:
             return None
         seconds = self._in_run(forecast.best.step_seconds(fitting[-1], batch), self.space.on(choice, fitting[-1]))
-        likely = [micro for micro in fitting if forecast.likely.peak(micro, batch) * rounding <= room]
-        micro = likely[-1] if likely else fitting[0]
-        return Promise(choice, micro, batch / max(seconds, 1e-12), bool(likely), forecast.unknown)
+        likely = [micro for micro in fitting if forecast.likely.peak(micro, batch) * rounding <= room] or fitting[:1]
+        enough = forecast.likely.step_seconds(likely[-1], batch) * (1 + NO_GAIN)
+        micro = next(micro for micro in likely if forecast.likely.step_seconds(micro, batch) <= enough)
+        fits = forecast.likely.peak(micro, batch) * rounding <= room
+        return Promise(choice, micro, batch / max(seconds, 1e-12), fits, forecast.unknown)
 
     def _outdone(self, choice: Choice) -> bool:
         """Whether it holds a value that cannot be built, or one that another is declared to beat in memory and time."""
@@ -199,7 +203,7 @@ class Exploration(Findings):
             self.evaluate([least])
 
     def _left(self) -> list[Choice]:
-        """What might still be better."""
+        """Combinations that might still be better."""
         best = self.best()
         least = 0.0 if best is None else (1 + CLOCK_ERROR) * self.speed(best)
         promises = ((choice, self._promise(choice, best is None)) for choice in self.weighed)

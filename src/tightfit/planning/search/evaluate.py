@@ -1,4 +1,4 @@
-"""What recipes cost: peak by place and time of a step, each recipe traced as it is and no trace made twice."""
+"""Costs of recipes: peak memory and time of a step, each recipe traced as it is and no trace made twice."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Evaluated:
 
     @property
     def fit_rank(self) -> int:
-        """How well it fits: 0 with the margin to spare, 1 so after releasing cached memory, 2 without the margin, 3
+        """Rank of its fit: 0 with the margin to spare, 1 so after releasing cached memory, 2 without the margin, 3
         not at all."""
         memory = self.estimate.memory
         if self.estimate.safe:
@@ -73,10 +73,10 @@ class Evaluator(Protocol):
     """Evaluates resolved recipes on devices, several side by side where it can."""
 
     side_by_side: int
-    """How many are best asked for at once."""
+    """Jobs that are best given at once."""
 
     def __call__(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """What each costs, in their order; the error of one that cannot be built or traced in its place."""
+        """The cost of each, in their order; the error of one that cannot be built or traced in its place."""
 
 
 class Traces:
@@ -111,7 +111,7 @@ class InProcess:
         return [self.one(recipe, device) for recipe, device in jobs]
 
     def one(self, recipe: Recipe, device: Device) -> Outcome:
-        """What one recipe costs, or why that cannot be said."""
+        """Cost of one recipe, or the error that says why there is none."""
         try:
             return evaluate(recipe, device, self.tools, self.margin)
         except TightfitError as error:
@@ -119,7 +119,7 @@ class InProcess:
 
 
 def evaluate(recipe: Recipe, device: Device, tools: Tools, margin: Margin) -> Evaluated:
-    """What a resolved recipe costs on a device. Raises Refused and ModelError as predicting does."""
+    """Cost of a resolved recipe on a device. Raises Refused and ModelError as predicting does."""
     trace = tools.predict(recipe, device)
     cost = _inference_estimate if recipe.mode == "inference" else estimate
     passes, elsewhere = _peaks(trace)

@@ -32,7 +32,7 @@ class Compared:
 
     @property
     def harshness(self) -> tuple[int, int]:
-        """How far what was picked changes results: its harshest technique, then the sum of all; see `Technique`."""
+        """Change of numerics of what was picked: its harshest technique, then the sum of all; see `Technique`."""
         changed = [] if self.chosen is None else [change.partition("=")[0] for change in self.chosen.changes_numerics]
         found = [getattr(self.chosen.recipe, slot).harshness for slot in changed if self.chosen is not None]
         return max(found, default=0), sum(found)
@@ -57,7 +57,7 @@ class Compared:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What a recipe does on each GPU, the best first: by throughput per price where prices were given, else by
+    """A recipe planned for each GPU, the best first: by throughput per price where prices were given, else by
     throughput, those with milder numerics before those on which only harsher ones fit; then those on which nothing
     fits, those that miss least first; then those that refuse it."""
 

@@ -1,4 +1,4 @@
-"""What a plan says beside its choice: why it is, the next best, what does not fit, and what would."""
+"""Reasons of a plan: why its choice is, the next best, and combinations that do not fit."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tightfit.techniques.precision import Fp32
 from tightfit.text import more_or_less, percent, size
 
 SHOWN = 5
-"""How many candidates that fit are shown."""
+"""Candidates that fit and are shown, at most."""
 SHOWN_TOO_LARGE = 4
-"""How many that do not."""
+"""Candidates that do not fit and are shown, at most."""
 LEAST_SHARE = 0.0005
 """Of a speed: what is less is no difference."""
 
@@ -142,7 +142,7 @@ def why(exploration: Exploration, best: Pair) -> list[str]:
 
 
 def _fastest(exploration: Exploration, best: Pair) -> str:
-    """What the choice is the best of."""
+    """The set that the choice is the best of, as the beginning of a sentence."""
     found = exploration.found[best]
     if len(exploration.space.choices) == len(exploration.sizes) == 1:
         return "It fits as asked for"
@@ -173,12 +173,12 @@ def _crowded_out(near: Evaluated, best: Evaluated) -> str:
 
 
 def changing(changed: Sequence[str]) -> str:
-    """What changes something, and the verb."""
+    """Subjects of a change, and the verb."""
     return f"{' and '.join(changed)} change{'s' * (len(changed) == 1)}"
 
 
 def compared(found: Evaluated, best: Evaluated) -> str:
-    """What another combination costs beside the choice."""
+    """Cost of another combination against the choice, as a sentence."""
     name = named(found.recipe, best.recipe)
     if found.fit_rank == 3:
         return f"{name} does not fit: {size(found.estimate.missing)} too much."

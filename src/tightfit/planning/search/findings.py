@@ -1,4 +1,4 @@
-"""What a search evaluated so far: which combination is best of it, and what it says of the others."""
+"""Evaluations of a search under way: the best combination of them, and forecasts of the others."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Findings:
         self.limit, self.kept_back, self.mildest = limit, kept_back, mildest
         self.found: dict[Pair, Evaluated] = {}
         self.beside: list[tuple[Device, Evaluated]] = []
-        """What was evaluated for answers alone, and where."""
+        """Evaluations for answers alone, each with its device."""
         self.refused: dict[Choice, str] = {}
         self.failure: ModelError | None = None
         self.sizes = list(space.sizes)

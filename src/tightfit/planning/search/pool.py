@@ -99,7 +99,7 @@ class Worker:
             self._ready = False
 
     def receive(self) -> Outcome | None:
-        """What the oldest job came to; None where the process has ended."""
+        """Outcome of the oldest job; None where the process has ended."""
         return self._read()  # type: ignore[no-any-return]
 
     def end(self) -> None:

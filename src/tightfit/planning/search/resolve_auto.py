@@ -1,4 +1,4 @@
-"""What a run trains with, where its recipe leaves something open: planned first where a plan can be trusted."""
+"""Resolving what a run's recipe leaves open: by a plan where one can be trusted, else by the defaults."""
 
 from __future__ import annotations
 

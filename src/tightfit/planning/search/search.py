@@ -172,7 +172,7 @@ def _told_apart(exploration: Exploration, found: Evaluated, head: Evaluated) -> 
 
 
 def _unread(recipe: Recipe) -> tuple[str, ...]:
-    """What is to be said of pins that only training reads."""
+    """Sentences on pins that only training reads."""
     pinned = [written(field, value) if isinstance(value, Technique) else f"{field}={value}" for field in TRAINING_ALONE
               if (value := getattr(recipe, field)) != "auto"]
     return (f"{', '.join(pinned)}: for training alone, and not read with mode=inference.",) if pinned else ()

@@ -17,7 +17,7 @@ from tightfit.techniques import SLOTS
 from tightfit.text import size
 
 GPUS_TRACED = 3
-"""How many GPUs are traced for at most."""
+"""GPUs that traces are made for, at most."""
 
 
 def smallest_gpu(

@@ -24,7 +24,7 @@ from tightfit.techniques import SLOTS, VARIANTS, Technique
 Choice = tuple[Any, ...]
 """A value for each of `Space.fields`: a technique, or a plain value."""
 Level = tuple[int, int]
-"""How far a combination changes results: its harshest technique, then the sum of all."""
+"""Change of numerics of a combination: its harshest technique, then the sum of all."""
 LAST_RESORT = 4
 """The harshness that is taken only where nothing milder fits: another learning rate is wanted."""
 ALLOCATOR = "expandable_segments"
@@ -45,7 +45,7 @@ class Space:
 
     @cached_property
     def values(self) -> Mapping[str, Sequence[Any]]:
-        """What is weighed of each field, the usual value first."""
+        """Values weighed of each field, the usual one first."""
         found: dict[str, Sequence[Any]] = {}
         for slot, variants in SLOTS.items():
             pinned = getattr(self.recipe, slot)
@@ -127,12 +127,12 @@ class Space:
         return (value for field, value in zip(self.fields, choice, strict=True) if field in SLOTS)
 
     def level(self, choice: Choice) -> Level:
-        """How far a combination changes results; what a person pinned is not counted."""
+        """Change of numerics of a combination; values that a person pinned are not counted."""
         harshness = [technique.harshness for technique in self.techniques(choice)]
         return max(harshness, default=0), sum(harshness)
 
     def numerics(self, choice: Choice) -> tuple[str, ...]:
-        """What was picked that changes results, as `field=value`."""
+        """Values picked that change results, as `field=value`."""
         return tuple(f"{t.slot}={t.name}" for t in self.techniques(choice) if t.harshness)
 
     def floor(self, choices: Sequence[Choice], states: Choice | None = None) -> Choice:
@@ -161,7 +161,7 @@ class Space:
         return tuple(technique for technique in self.techniques(choice) if technique.changes_states)
 
     def cost(self, choice: Choice) -> int:
-        """How many times as long a trace takes as of the plainest combination."""
+        """Cost of a trace, in traces of the plainest combination."""
         recipe = self.on(choice, 1)
         return max(int(getattr(recipe, slot).trace_cost) for slot in SLOTS)
 

@@ -1,4 +1,4 @@
-"""What would make a recipe fit, or go faster: one change of a field, another GPU, offloading, fields left open."""
+"""Changes that would make a recipe fit, or go faster: one field, fields left open, offloading, padded dimensions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tightfit.techniques import SLOTS
 from tightfit.text import size
 
 CHANGES_TRACED = 12
-"""How many recipes are traced at most for an answer."""
+"""Recipes traced at most for an answer."""
 MICRO = "micro_batch_size"
 FEW_OPEN = 2
 """Open fields up to which a recipe counts as pinned: Hugging Face's arguments say nothing of two."""
@@ -37,7 +37,7 @@ class Asking:
         self.exploration, self.traced = exploration, traced
 
     def cost(self, recipe: Recipe, device: Device | None = None, text: str = "") -> Evaluated | None:
-        """What a resolved recipe costs; None where it cannot be built. Raises Spent."""
+        """Cost of a resolved recipe; None where it cannot be built. Raises Spent."""
         exploration = self.exploration
         there = device or exploration.device
         known = [*((exploration.device, found) for found in exploration.found.values()), *exploration.beside]
@@ -53,6 +53,21 @@ class Asking:
             return None
         exploration.beside.append((there, outcome))
         return outcome
+
+    def largest(self, recipe: Recipe, sizes: Sequence[int], fields: Sequence[str] = (MICRO,)) -> Evaluated | None:
+        """Cost of a resolved recipe with the largest of some sizes that fits with the margin; None where none does."""
+        found: dict[int, Evaluated] = {}
+
+        def needs(size: int) -> float:
+            cost = self.cost(recipe.model_copy(update=dict.fromkeys(fields, size)), text=f"{fields[0]}={size}")
+            if cost is None:
+                return float("inf")
+            found[size] = cost
+            return cost.estimate.memory.used + cost.estimate.memory.margin
+
+        with contextlib.suppress(Spent):
+            largest_that_fits(sizes, needs, self.exploration.device.memory_bytes)
+        return found[max(safe)] if (safe := [size for size, cost in found.items() if cost.estimate.safe]) else None
 
 
 def smallest_change(exploration: Exploration) -> tuple[Change | None, str]:
@@ -103,18 +118,8 @@ def _with(asking: Asking, least: Evaluated, changes: dict[str, Any], why: str) -
     if MICRO in changes:
         pinned = least.recipe.micro_batch_size
         assert pinned != "auto"
-        costs: dict[int, Evaluated | None] = {}
-
-        def needs(micro: int) -> float:
-            costs[micro] = asking.cost(least.recipe.model_copy(update={MICRO: micro}), text=f"{MICRO}={micro}")
-            found = costs[micro]
-            return float("inf") if found is None else found.estimate.memory.used + found.estimate.memory.margin
-
-        smaller = [micro for micro in micro_batch_sizes(space.recipe.batch_size) if micro < pinned]
-        known = {pinned: float(least.estimate.memory.used + least.estimate.memory.margin)}
-        micro = largest_that_fits([*smaller, pinned], needs, device.memory_bytes, known)
-        found = None if micro is None else costs.get(micro)
-        text = f"{MICRO}={micro}"
+        found = asking.largest(least.recipe, [m for m in micro_batch_sizes(space.recipe.batch_size) if m < pinned])
+        text = "" if found is None else f"{MICRO}={found.recipe.micro_batch_size}"
     else:
         changed = least.recipe.override(**changes)
         text = " ".join(f"{field}={value}" for field, value in changes.items())
@@ -146,7 +151,7 @@ def _numerics(space: Space, recipe: Recipe, but: Sequence[str]) -> str:
 
 
 def _together(asking: Asking, least: Evaluated) -> Change | None:
-    """What fits once every pin that can save memory without changing numerics does."""
+    """Changes with which it fits: every pin that can save memory without changing numerics does."""
     recipe, device = asking.exploration.space.recipe, asking.exploration.device
     thrifty = {saving.field: saving.value for saving in savings(recipe, device) if "numerics" not in saving.why}
     if len(thrifty) < 2:
@@ -155,44 +160,26 @@ def _together(asking: Asking, least: Evaluated) -> Change | None:
     pinned = least.recipe.micro_batch_size
     assert pinned != "auto"
     whole = least.recipe.override(**thrifty)
-    found: dict[int, Evaluated] = {}
-
-    def needs(micro: int) -> float:
-        cost = asking.cost(whole.model_copy(update={MICRO: micro}), text=f"{MICRO}={micro} with others")
-        if cost is None:
-            return float("inf")
-        found[micro] = cost
-        return cost.estimate.memory.used + cost.estimate.memory.margin
-
-    smaller = [micro for micro in micro_batch_sizes(recipe.batch_size) if micro <= pinned]
-    micro = largest_that_fits(smaller, needs, device.memory_bytes)
-    if micro is None or whole.refusals(device):
+    if whole.refusals(device):
         return None
-    return Change(text=named(found[micro].recipe, least.recipe), why="", estimate=found[micro].estimate)
+    found = asking.largest(whole, [micro for micro in micro_batch_sizes(recipe.batch_size) if micro <= pinned])
+    if found is None:
+        return None
+    return Change(text=named(found.recipe, least.recipe), why="", estimate=found.estimate)
 
 
 def _smaller_batch(asking: Asking, nearest: Evaluated) -> tuple[Change | None, str]:
     """Of inference: the largest batch, halving, with which the nearest combination fits, and that as a sentence."""
     batches = [nearest.recipe.batch_size >> shift for shift in range(nearest.recipe.batch_size.bit_length())][:0:-1]
-    found: dict[int, Evaluated] = {}
-
-    def needs(batch: int) -> float:
-        recipe = nearest.recipe.model_copy(update={"batch_size": batch, MICRO: batch})
-        cost = asking.cost(recipe, text=f"batch_size={batch}")
-        if cost is None:
-            return float("inf")
-        found[batch] = cost
-        return cost.estimate.memory.used + cost.estimate.memory.margin
-
-    batch = largest_that_fits(batches, needs, asking.exploration.device.memory_bytes)
-    if batch is None:
+    found = asking.largest(nearest.recipe, batches, ("batch_size", MICRO))
+    if found is None:
         return None, "No smaller batch would make it fit, not even batch_size=1."
-    change = Change(text=f"batch_size={batch}", why="fewer at once", estimate=found[batch].estimate)
+    change = Change(text=f"batch_size={found.recipe.batch_size}", why="fewer at once", estimate=found.estimate)
     return change, f"The smallest that makes it fit: {change.text} ({change.why})."
 
 
 def gain_of_opening(exploration: Exploration) -> str:
-    """What leaving fields open would gain a recipe that pins them all, as a sentence: by a trace or two of what `auto`
+    """The gain of leaving fields open for a recipe that pins them all, as a sentence: by a trace or two of what `auto`
     stands for, so at least so much; empty where that is nothing worth saying."""
     recipe, device = exploration.space.recipe, exploration.device
     pinned = exploration.best()
@@ -211,19 +198,7 @@ def gain_of_opening(exploration: Exploration) -> str:
     if recipe.micro_batch_size != "auto":
         most = max(most, recipe.micro_batch_size)
     at = max((size for size in sizes if size <= most), default=sizes[0])
-    costs: dict[int, Evaluated] = {}
-
-    def needs(micro: int) -> float:
-        cost = asking.cost(usual.model_copy(update={MICRO: micro}), text="what open fields would gain")
-        if cost is None:
-            return float("inf")
-        costs[micro] = cost
-        return cost.estimate.memory.used + cost.estimate.memory.margin
-
-    with contextlib.suppress(Spent):
-        largest_that_fits([size for size in sizes if size <= at], needs, device.memory_bytes)
-    safe = [cost for cost in costs.values() if cost.estimate.safe]
-    best = max(safe, key=lambda cost: cost.speed, default=None)
+    best = asking.largest(usual, [size for size in sizes if size <= at])
     if best is None or best.speed <= (1 + CLOCK_ERROR) * found.speed:
         return ""
     fields = [field for field in (MICRO, *SLOTS) if getattr(best.recipe, field) != getattr(found.recipe, field)]
@@ -233,7 +208,7 @@ def gain_of_opening(exploration: Exploration) -> str:
 
 
 def offload(exploration: Exploration, host_bytes: int) -> str:
-    """What ZeRO would move off the device, for a recipe of which nothing fits, from the thriftiest trace there is."""
+    """Bytes that ZeRO would move off the device, from the thriftiest trace of a recipe of which nothing fits."""
     least = min(exploration.found.values(), key=lambda found: found.passing)
     outside = sum(figure.bytes for figure in least.estimate.unseen if figure.where in ("context", "allocator"))
     return offload_advice(least.parameters, least.passing + outside, exploration.device.memory_bytes, host_bytes)

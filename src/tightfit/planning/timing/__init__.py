@@ -1,1 +1,1 @@
-"""How long a step takes: ops, host and device."""
+"""Time model of a step: ops, host and device."""

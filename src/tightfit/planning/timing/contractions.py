@@ -1,4 +1,4 @@
-"""How long a tensor contraction takes on a GPU, from its shape: tiles, waves, alignment, and attention's lengths.
+"""Time of a tensor contraction on a GPU, from its shape: tiles, waves, alignment, and attention's lengths.
 
 A matrix product is cut into tiles of its result, one for a streaming multiprocessor at a time. Tiles that reach over
 the edge compute for nothing (tile quantization); the last wave of tiles leaves multiprocessors idle (wave
@@ -27,7 +27,7 @@ SPLIT_COST = 1.1
 """Parts that a matmul with few tiles is cut into along K, and what adding them up costs: assumed, not yet measured."""
 
 PROLOGUE = 64
-"""What filling a tile's pipeline and storing its result cost, as so many more steps of K: assumed, not yet measured."""
+"""Cost of filling a tile's pipeline and storing its result, as so many more steps of K: assumed, not yet measured."""
 
 ALIGNMENT = {128: 1.0, 64: 0.98, 32: 0.96, 16: 0.93, 8: 0.75, 4: 0.6, 2: 0.45, 1: 0.4}
 """Speed by the bytes that every dimension of a matmul is a multiple of. That 16 matter everywhere and 128 on the A100
