@@ -131,8 +131,8 @@ def test_no_choice_is_worse_than_one_of_its_own_pinnings(field):
 
 
 def test_keeps_to_a_smaller_number_of_traces_and_says_what_was_left_out():
-    toy = Toy.drawn(21)
-    plan = of(toy, memory_for(toy, 21), limit=5)
+    toy = Toy.drawn(15)
+    plan = of(toy, memory_for(toy, 15), limit=5)
     assert len(toy.calls) == plan.predictions <= 5
     assert any("not traced" in note for note in plan.notes)
     assert plan.recipe

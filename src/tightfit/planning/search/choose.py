@@ -52,8 +52,9 @@ class Exploration(Findings):
             if self.space.recipe.mode == "inference":  # which has few, and all are shown
                 self.evaluate([(choice, micro) for choice in self.weighed for micro in self.sizes])
         except Spent:
-            self.notes.append(f"combinations that might be better and were not traced: {len(self._left()):,}; the "
-                              f"limit of {self.limit} traces was reached")
+            if left := len(self._left()):
+                self.notes.append(f"combinations that might be better and were not traced: {left:,}; the limit of "
+                                  f"{self.limit} traces was reached")
         self.kept_back = 0
         if self.best() is None:
             with contextlib.suppress(Spent):
@@ -114,7 +115,7 @@ class Exploration(Findings):
             self.evaluate(wanted)
 
     def _next(self, choices: Sequence[Choice], spare: bool) -> list[Pair]:
-        """Pairs to evaluate next, as many as go side by side; each teaches something of its own."""
+        """Pairs to evaluate next, as many as go side by side: first those that teach something of their own."""
         worst = 1 if spare else 2
         best = self.best(worst)
         to_beat = {level: self._to_beat(level, best, worst) for level in set(map(self.space.level, choices))}
@@ -124,10 +125,11 @@ class Exploration(Findings):
         wanted: list[Pair] = []
         taught: set[Unknown] = set()
         for promise in promising:
-            if len(wanted) < self.evaluator.side_by_side and taught.isdisjoint(promise.unknown):
+            if taught.isdisjoint(promise.unknown):
                 wanted.append((promise.choice, promise.micro))
                 taught.update(promise.unknown or {("", promise.choice)})
-        return wanted
+        rest = [(promise.choice, promise.micro) for promise in promising]
+        return list(dict.fromkeys([*wanted, *rest]))[: self.evaluator.side_by_side]
 
     def _to_beat(self, level: Level, best: Pair | None, worst: int) -> float:
         """Samples a second above which a combination of such numerics would be chosen: milder than the best one nearly
@@ -158,8 +160,10 @@ class Exploration(Findings):
             return None
         seconds = self._in_run(forecast.best.step_seconds(fitting[-1], batch), self.space.on(choice, fitting[-1]))
         likely = [micro for micro in fitting if forecast.likely.peak(micro, batch) * rounding <= room] or fitting[:1]
-        enough = forecast.likely.step_seconds(likely[-1], batch) * (1 + NO_GAIN)
-        micro = next(micro for micro in likely if forecast.likely.step_seconds(micro, batch) <= enough)
+        micro = likely[-1]
+        if forecast.likely.seconds.slope:  # else nothing is known of other micro-batches' times
+            enough = forecast.likely.step_seconds(micro, batch) * (1 + NO_GAIN)
+            micro = next(micro for micro in likely if forecast.likely.step_seconds(micro, batch) <= enough)
         fits = forecast.likely.peak(micro, batch) * rounding <= room
         return Promise(choice, micro, batch / max(seconds, 1e-12), fits, forecast.unknown)
 

@@ -111,13 +111,22 @@ class Findings:
                                               self.found[pair].estimate.memory.used))
 
     def evaluate(self, pairs: Iterable[Pair]) -> None:
-        """Evaluate what was not. Raises Spent where that is too much."""
-        wanted = [pair for pair in pairs if pair not in self.found and pair[0] not in self.refused]
-        recipes = [self.space.on(choice, micro) for choice, micro in wanted]
-        for recipe in recipes:
-            if not self._traced(recipe):
-                self.count(recipe, named(recipe, None, self.shown))
-        for pair, outcome in zip(wanted, self.evaluator([(r, self.space.device) for r in recipes]), strict=True):
+        """Evaluate what was not, as much of it as may be traced. Raises Spent where that is nothing."""
+        wanted: dict[Pair, Recipe] = {}
+        for choice, micro in pairs:
+            if (choice, micro) in self.found or choice in self.refused:
+                continue
+            recipe = self.space.on(choice, micro)
+            try:
+                if not self._traced(recipe):
+                    self.count(recipe, named(recipe, None, self.shown))
+            except Spent:
+                if not wanted:
+                    raise
+                break
+            wanted[choice, micro] = recipe
+        outcomes = self.evaluator([(recipe, self.space.device) for recipe in wanted.values()])
+        for pair, outcome in zip(wanted, outcomes, strict=True):
             if isinstance(outcome, Evaluated):
                 self.found[pair] = outcome
                 continue
