@@ -52,7 +52,7 @@ class Exploration(Findings):
             if self.space.recipe.mode == "inference":  # which has few, and all are shown
                 self.evaluate([(choice, micro) for choice in self.weighed for micro in self.sizes])
         except Spent:
-            if left := len(self._left()):
+            if left := len(self._promising(self.weighed, self.best(1) is not None)):
                 self.notes.append(f"combinations that might be better and were not traced: {left:,}; the limit of "
                                   f"{self.limit} traces was reached")
         self.kept_back = 0
@@ -115,12 +115,8 @@ class Exploration(Findings):
             self.evaluate(wanted)
 
     def _next(self, choices: Sequence[Choice], spare: bool) -> list[Pair]:
-        """Pairs to evaluate next, as many as go side by side: first those that teach something of their own."""
-        worst = 1 if spare else 2
-        best = self.best(worst)
-        to_beat = {level: self._to_beat(level, best, worst) for level in set(map(self.space.level, choices))}
-        promising = [promise for choice in choices if (promise := self._promise(choice, spare)) is not None
-                     and promise.speed > to_beat[self.space.level(choice)]]
+        """Pairs to evaluate next, as many as go side by side; each teaches something of its own."""
+        promising = self._promising(choices, spare)
         promising.sort(key=lambda p: (p.fits, p.speed, -self.space.departures(p.choice)), reverse=True)
         wanted: list[Pair] = []
         taught: set[Unknown] = set()
@@ -128,8 +124,15 @@ class Exploration(Findings):
             if taught.isdisjoint(promise.unknown):
                 wanted.append((promise.choice, promise.micro))
                 taught.update(promise.unknown or {("", promise.choice)})
-        rest = [(promise.choice, promise.micro) for promise in promising]
-        return list(dict.fromkeys([*wanted, *rest]))[: self.evaluator.side_by_side]
+        return wanted[: self.evaluator.side_by_side]
+
+    def _promising(self, choices: Sequence[Choice], spare: bool) -> list[Promise]:
+        """Combinations that may still be chosen."""
+        worst = 1 if spare else 2
+        best = self.best(worst)
+        to_beat = {level: self._to_beat(level, best, worst) for level in set(map(self.space.level, choices))}
+        return [promise for choice in choices if (promise := self._promise(choice, spare)) is not None
+                and promise.speed > to_beat[self.space.level(choice)]]
 
     def _to_beat(self, level: Level, best: Pair | None, worst: int) -> float:
         """Samples a second above which a combination of such numerics would be chosen: milder than the best one nearly
@@ -205,10 +208,3 @@ class Exploration(Findings):
             if least is None or least in self.found:
                 return
             self.evaluate([least])
-
-    def _left(self) -> list[Choice]:
-        """Combinations that might still be better."""
-        best = self.best()
-        least = 0.0 if best is None else (1 + CLOCK_ERROR) * self.speed(best)
-        promises = ((choice, self._promise(choice, best is None)) for choice in self.weighed)
-        return [choice for choice, promise in promises if promise is not None and promise.speed > least]

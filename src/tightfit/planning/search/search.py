@@ -33,7 +33,7 @@ from tightfit.system import host_memory
 from tightfit.tasks import TASKS
 from tightfit.techniques import Technique
 
-TRACES, COMPILATIONS = 60, 16
+TRACES, COMPILATIONS = 72, 16
 """Traces that a search makes at most, a compiled one counted as several; and the same where every prediction compiles
 a whole step."""
 KEPT_BACK = 8
