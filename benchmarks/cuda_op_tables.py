@@ -81,7 +81,7 @@ class FakeMeter:
         return sum(a.bytes for a in self.tracker.allocations if a.died is None)
 
     def restart(self) -> None:
-        self.start = self.tracker.tick
+        self.start = self.tracker.memory.tick
 
     def peak(self) -> int:
         ticks, live = live_bytes(self.tracker.allocations)

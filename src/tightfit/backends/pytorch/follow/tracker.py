@@ -65,11 +65,6 @@ class Tracker(OpStreams, TorchDispatchMode):
         return True
 
     @property
-    def tick(self) -> int:
-        """The tick of what happened last."""
-        return self.memory.tick
-
-    @property
     def allocations(self) -> list[Allocation]:
         """Allocations so far."""
         return self.memory.allocations
@@ -159,10 +154,8 @@ class Tracker(OpStreams, TorchDispatchMode):
     def inside_region(self, module: str) -> Iterator[None]:
         """Around what a region that is the whole model allocates in a module's work."""
         self._in_region = module
-        try:
-            yield
-        finally:
-            self._in_region = ""
+        yield
+        self._in_region = ""
 
     def region(self, ops: Iterable[Op], scratch: int, name: str) -> None:
         """A region that ran as one, such as a compiled graph: its kernels, and its passing memory."""
