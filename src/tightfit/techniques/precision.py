@@ -128,7 +128,7 @@ class Fp32(_Fp32Weights):
         return [cls(tf32=device.at_least(8))]
 
     def slowdown(self, device: Device) -> float:
-        return 0.9 if device.kind == "cuda" else 0.0
+        return 0.4 if device.kind == "cuda" else 0.0
 
 
 @technique
