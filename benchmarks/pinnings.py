@@ -1,8 +1,9 @@
 """No choice of a plan is worse than one of its own pinnings: each field of each choice is pinned in turn, and the plan
 of the pinned recipe is neither faster by more than the clock's error nor milder in numerics at the same speed.
 
-A pinned recipe's space is a part of the whole one, so what is found there could have been found before. Cases are
-recorded one by one; those that are on record are skipped, so that a run goes on where the last one ended.
+A pinned recipe's space is a part of the whole one, so what is found there could have been found before, and what was
+evaluated is not evaluated again. Cases are recorded one by one; those that are on record are skipped, so that a run
+goes on where the last one ended.
 Run: python benchmarks/pinnings.py [MODEL ...] [--gpu NAME ...] [--again]
 """
 
@@ -12,12 +13,18 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import record
-from tightfit.planner import plan_on
+from tightfit.backends import load_backend
+from tightfit.devices import find_device
 from tightfit.planning.plan import Plan
+from tightfit.planning.search.evaluate import InProcess, Job, Outcome
 from tightfit.planning.search.findings import CLOCK_ERROR
+from tightfit.planning.search.search import search
+from tightfit.planning.standard_tools import standard_tools
+from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import load_recipe
 from tightfit.techniques import SLOTS
 
@@ -25,6 +32,24 @@ MODELS = ("gpt2", "gpt2-large", "gpt2-xl", "bert-large", "t5-base", "vit-base", 
           "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b", "gemma-2b")
 GPUS = ("t4", "l4", "rtx-4090", "a100-40gb-sxm", "a100-80gb-sxm", "h100-sxm")
 RECORD = record.RESULTS / "pinnings.json"
+
+
+class Remembered(InProcess):
+    """An evaluator that evaluates no recipe twice."""
+
+    side_by_side = 2  # as the command's on two cores
+
+    def __init__(self) -> None:
+        backend = load_backend("pytorch")
+        super().__init__(standard_tools(backend.predict, unseen=backend.unseen))
+        self.outcomes: dict[str, Outcome] = {}
+
+    def __call__(self, jobs: Sequence[Job]) -> list[Outcome]:
+        for recipe, device in jobs:
+            key = f"{device.name} {recipe.model_dump_json()}"
+            if key not in self.outcomes:
+                self.outcomes[key] = self.one(recipe, device)
+        return [self.outcomes[f"{device.name} {recipe.model_dump_json()}"] for recipe, device in jobs]
 
 
 def harshness(plan: Plan) -> tuple[int, int]:
@@ -59,8 +84,12 @@ def worse(free: dict[str, Any], pinned: dict[str, Any]) -> str:
 def case(model: str, gpu: str) -> dict[str, Any]:
     """One model on one GPU: its plan, and that of each field of the choice pinned."""
     began = time.process_time()
-    recipe = load_recipe(model, (), cuda=True)
-    free = plan_on(lambda cuda: recipe, gpu)
+    recipe, device, evaluator = load_recipe(model, (), cuda=True), find_device(gpu), Remembered()
+
+    def plan(asked: Recipe) -> Plan:
+        return search(asked, device, evaluator.tools, evaluator=evaluator)
+
+    free = plan(recipe)
     found: dict[str, Any] = {"free": row(free), "pinned": {}, "worse": {}}
     if free.chosen is not None:
         values = free.recipe.to_dict()
@@ -68,7 +97,7 @@ def case(model: str, gpu: str) -> dict[str, Any]:
         for field in ["micro_batch_size", *opened]:
             pinned = recipe.override(**{field: values[field]})
             try:
-                found["pinned"][field] = row(plan_on(lambda cuda, pinned=pinned: pinned, gpu))  # type: ignore[misc]
+                found["pinned"][field] = row(plan(pinned))
             except Exception as error:  # a case's failure is its result
                 found["worse"][field] = f"failed: {error}"
                 continue

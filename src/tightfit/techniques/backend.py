@@ -61,7 +61,7 @@ class Jax(Backend):
 
     layers: Literal["auto", "unrolled", "scanned"] = "auto"
     """unrolled: every layer stands in the program, and XLA plans the memory of each; scanned: one stands there, in a
-    loop over all. auto is unrolled, which was faster and took no more memory in every case measured."""
+    loop over all. auto is unrolled."""
     unroll: Positive = 1
     """Layers side by side in one turn of the loop over scanned layers."""
     xla_flags: Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)] = ()

@@ -108,16 +108,12 @@ class Reader:
             if a.died is not None:
                 events.append((a.died, Event("death", i)))
         events.sort()
-        return list(_by_birth(events))
+        return list(_deaths_by_birth(events))
 
     def _runs(self) -> Iterator[Run]:
         trace = self.trace
         apart = [(s.start, s.stop) for s in trace.spans if s.name in NO_MODULE_RUNS]
-        # Where no module runs, a parameter's own is released with the parameter, and a list's with what it holds.
-        owned = {i for i, a in enumerate(trace.allocations) if a.category in (Category.GRADIENTS, Category.OPTIMIZER)}
-        owned |= self._released_together(LIST)
-        # Elsewhere, what all groups release at one go a compiled model's backward pass has taken over.
-        taken_over = self._released_together(len({self.place(a.module)[0] for a in trace.allocations}))
+        parted = self._parted()
         run, group = Run(None), None
         for (tick, event), (_, following) in zip(self.events, [*self.events[1:], (0, Event("close", 0))], strict=True):
             outside = any(a <= tick < z for a, z in apart)
@@ -125,10 +121,8 @@ class Reader:
                 group = self.place(trace.allocations[following.item].module)[0]  # what it makes says whose it is
             elif event.kind == "op":
                 group = self.place(trace.ops[event.item].module)[0]
-            elif event.kind == "birth" or (event.kind == "death" and outside and event.item in owned):
+            elif event.kind == "birth" or (event.kind == "death" and outside and event.item in parted):
                 group = self.place(trace.allocations[event.item].module)[0]
-            elif event.kind == "death" and event.item in taken_over:
-                group, outside = None, True
             elif event.kind in ("open", "close"):
                 group = None
             if group != run.group or outside != run.outside:
@@ -137,14 +131,16 @@ class Reader:
             run.events.append(event)
         yield run
 
-    def _released_together(self, groups: int) -> set[int]:
-        """Allocations of so many groups, or of none, that are released at one go."""
-        found = set()
+    def _parted(self) -> set[int]:
+        """Allocations whose release, where no module runs, lies with their owner: a parameter's own, its gradient or
+        its states, released one parameter after the other, and the lists that a foreach op made, released at one go."""
+        trace = self.trace
+        parted = {i for i, a in enumerate(trace.allocations) if a.category in (Category.GRADIENTS, Category.OPTIMIZER)}
         for kind, streak in itertools.groupby((event for _, event in self.events), key=lambda event: event.kind):
             released = [event.item for event in streak] if kind == "death" else []
-            if len({self.place(self.trace.allocations[item].module)[0] for item in released}) >= groups:
-                found.update(released)
-        return found
+            if len({self.place(trace.allocations[item].module)[0] for item in released}) >= LIST:
+                parted.update(released)
+        return parted
 
     def _twins(self) -> dict[Event, dict[Group, int]]:
         """For every allocation born in a group, and every op that runs in one: the same one of each group."""
@@ -171,41 +167,14 @@ class Reader:
         return twins
 
 
-def in_birth_order(trace: Trace) -> Trace:
-    """The trace with gradients that are added to others one after the other, as after a region that computes them all,
-    in the order of their birth: autograd's own order is that of a heap. Changes the trace."""
-    events = sorted([(op.tick, Event("op", i)) for i, op in enumerate(trace.ops)]
-                    + [(a.died, Event("death", i)) for i, a in enumerate(trace.allocations) if a.died is not None])
-    adds = {i for i, op in enumerate(trace.ops) if op.name == "aten.add_.Tensor"}
-
-    def adding(pair: tuple[int, Event]) -> bool:
-        return pair[1].kind == "death" or pair[1].item in adds
-
-    for found, streak in itertools.groupby(events, key=adding):
-        ticks, alike = zip(*streak, strict=True)
-        starts = [at for at, event in enumerate(alike) if event.kind == "op"] if found else []
-        pairs = [alike[at:stop] for at, stop in itertools.pairwise([*starts, len(alike)])]
-        if not starts or any(len(pair) < 2 for pair in pairs):
-            continue
-        ordered = itertools.chain(alike[: starts[0]], *sorted(pairs, key=lambda pair: pair[1]))
-        for tick, event in zip(ticks, ordered, strict=True):
-            if event.kind == "op":
-                trace.ops[event.item].tick = tick
-            else:
-                trace.allocations[event.item].died = tick
-    trace.ops.sort(key=lambda op: op.tick)
-    return trace
-
-
-def _by_birth(events: list[tuple[int, Event]]) -> Iterator[tuple[int, Event]]:
-    """The events with what is released, or turns into another category, at one go in the order of its birth: a cache is
-    emptied in any order, and so are a compiled region's gradients handed out."""
+def _deaths_by_birth(events: list[tuple[int, Event]]) -> Iterator[tuple[int, Event]]:
+    """The events with what is released at one go in the order of its birth: a cache is emptied in any order."""
     for kind, streak in itertools.groupby(events, key=lambda pair: pair[1].kind):
-        if kind not in ("death", "turn"):
+        if kind != "death":
             yield from streak
         else:
-            ticks, alike = zip(*streak, strict=True)
-            yield from zip(ticks, sorted(alike), strict=True)
+            ticks, deaths = zip(*streak, strict=True)
+            yield from zip(ticks, sorted(deaths), strict=True)
 
 
 def _joined(runs: Sequence[Run]) -> list[Run]:

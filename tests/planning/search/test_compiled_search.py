@@ -67,9 +67,8 @@ def test_the_fastest_that_fits_is_chosen_and_few_are_compiled():
     plan = search(recipe(), GPU, compiler.tools(), progress=lambda *each: told.append(each))
     chosen = plan.recipe
     assert (chosen.backend.layers, chosen.attention.kernel) == ("unrolled", "cudnn")
-    # 64 sequences fit with every block recomputed alone, and that is slower than 16, or 8, with nothing recomputed
-    assert chosen.checkpointing.name == "none"
-    assert chosen.micro_batch_size in (8, 16)
+    # 64 sequences fit with every block recomputed alone, and that is slower than 16 with nothing recomputed
+    assert (chosen.checkpointing.name, chosen.micro_batch_size) == ("none", 16)
     assert len(compiler.compiled) <= COMPILATIONS
     assert plan.predictions == len(compiler.compiled)
     assert len({each.model_dump_json() for each in compiler.compiled}) == len(compiler.compiled)

@@ -27,7 +27,7 @@ LONGER = 50_000
 
 class Promise(NamedTuple):
     """speed: the most samples a second that a combination can reach. micro: where to evaluate it. fits: whether it is
-    expected to fit there. unknown: values that no evaluated combination tells of."""
+    expected to fit there. unknown: values of which only rules of thumb are known."""
 
     choice: Choice
     micro: int
@@ -123,7 +123,7 @@ class Exploration(Findings):
         for promise in promising:
             if taught.isdisjoint(promise.unknown):
                 wanted.append((promise.choice, promise.micro))
-                taught.update(promise.unknown or {("", promise.choice)})
+                taught.update(promise.unknown)
         return wanted[: self.evaluator.side_by_side]
 
     def _promising(self, choices: Sequence[Choice], spare: bool) -> list[Promise]:

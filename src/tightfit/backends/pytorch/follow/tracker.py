@@ -56,7 +56,6 @@ class Tracker(OpStreams, TorchDispatchMode):
         self._hooks: list[Any] = []
         self._wrapped: list[tuple[nn.Module, Any]] = []
         self._begun: int | None = None
-        self._in_region = ""
         self._failure: tuple[int, str, str] | None = None
 
     @classmethod
@@ -150,13 +149,6 @@ class Tracker(OpStreams, TorchDispatchMode):
         """A region that runs as one is called: what is released up to its report is released in its work."""
         self._begun = self.memory.next()
 
-    @contextmanager
-    def inside_region(self, module: str) -> Iterator[None]:
-        """Around what a region that is the whole model allocates in a module's work."""
-        self._in_region = module
-        yield
-        self._in_region = ""
-
     def region(self, ops: Iterable[Op], scratch: int, name: str) -> None:
         """A region that ran as one, such as a compiled graph: its kernels, and its passing memory."""
         phase, module = self._place()
@@ -166,7 +158,7 @@ class Tracker(OpStreams, TorchDispatchMode):
         if scratch:
             self.memory.transient(scratch, name, module, phase, start)
         for op in ops:
-            op.tick, op.phase, op.module = began or self.memory.next(), phase, module or op.module
+            op.tick, op.phase, op.module = began or self.memory.next(), phase, module
             began = None
             self._add(op)
 
@@ -246,11 +238,6 @@ class Tracker(OpStreams, TorchDispatchMode):
 
     def _place(self) -> tuple[Phase, str]:
         """The phase and the module that the work at hand belongs to."""
-        phase, module = self._place_outside()
-        return phase, module or self._in_region
-
-    def _place_outside(self) -> tuple[Phase, str]:
-        """The same with a compiled region as one."""
         node = torch._C._current_autograd_node()
         inside = self._modules[-1] if self._modules else ""
         if node is None:

@@ -36,7 +36,7 @@ from tightfit.garbage import gc_paused
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
 from tightfit.trace import Category, Phase, Trace
-from tightfit.trace.events import Stack, in_birth_order
+from tightfit.trace.events import Stack
 from tightfit.trace.extension import extend
 
 ON_HOST = torch.device("cpu")
@@ -50,13 +50,10 @@ of an encoder's output is not added to any), one group more is traced, up to DEE
 WORTHWHILE = 2 * SHALLOW + 2
 """From so many groups on, two shallow traces are quicker than a whole one."""
 
-SHALLOW_REGION, WORTHWHILE_REGION = 5, 14
-"""The same for a model that is compiled as one, whose last groups are fused with what follows them."""
-
 
 def predict(recipe: Recipe, device: Device, model: nn.Module | None = None, *, whole: bool = False) -> Trace:
     """Trace of the recipe's step on `device`: ops and allocations of two steps, of evaluation where data is held out
-    for it, of saving and of resuming.
+    for it and nothing is compiled, of saving and of resuming.
 
     recipe: resolved. model: a module of the caller's own, on any device; its weights are not read.
     whole: trace every block, also where few of them stand for the rest.
@@ -66,33 +63,30 @@ def predict(recipe: Recipe, device: Device, model: nn.Module | None = None, *, w
     recipe = recipe.model_copy(update={"pretrained": False})  # a plan reads the configuration, never weights
     regions = Regions(device, scratch_of(device))
     with compiling_for(partial(PlanningMode, device)) if recipe.compiled else nullcontext():
-        trace = _of_any_depth(partial(_traced, recipe, device, model, regions if recipe.compiled else None), whole,
-                              one_region=recipe.one_region)
+        trace = _of_any_depth(partial(_traced, recipe, device, model, regions if recipe.compiled else None),
+                              whole or recipe.one_region)  # whose first and last blocks are fused with what is around
     trace.notes += regions.notes
-    if recipe.one_region and recipe.data.eval_fraction:
-        trace.notes.append("compile: evaluation is not traced where the whole model is one region; it keeps nothing "
-                           "for a backward pass")
+    if recipe.compiled and recipe.data.eval_fraction:
+        trace.notes.append("compile: evaluation, which keeps nothing for a backward pass, is not traced")
     first = trace.span("step 1").stop  # its update is timed in step 2, and can be most of a trace
     trace.ops = [op for op in trace.ops if op.tick >= first or op.phase is not Phase.OPTIMIZER]
     trace.unseen += unseen(recipe, device, trace)
     return trace
 
 
-def _of_any_depth(traced: Callable[..., Trace], whole: bool, *, one_region: bool = False) -> Trace:
+def _of_any_depth(traced: Callable[..., Trace], whole: bool) -> Trace:
     """traced: makes the trace, of a model that a `Shorten` has cut where it is given one."""
     if whole:
         return traced()
-    depth, worthwhile = (SHALLOW_REGION, WORTHWHILE_REGION) if one_region else (SHALLOW, WORTHWHILE)
-    first = Shorten(depth, worthwhile)
-    settle = in_birth_order if one_region else (lambda trace: trace)
-    shallow = settle(traced(first))
+    first = Shorten(SHALLOW, WORTHWHILE)
+    shallow = traced(first)
     if not first.stacks:
         return shallow
     stacks = [Stack(path=s.path, period=s.period, template=TEMPLATE, head=s.head) for s in first.stacks]
-    for groups in range(depth + 1, DEEPEST + 1):
-        deeper = settle(traced(Shorten(groups, worthwhile)))
+    for depth in range(SHALLOW + 1, DEEPEST + 1):
+        deeper = traced(Shorten(depth, WORTHWHILE))
         with gc_paused():  # the collector would go through a deep trace's ops again and again
-            extended = extend(shallow, deeper, stacks, first.groups - groups + 1)
+            extended = extend(shallow, deeper, stacks, first.groups - depth + 1)
         if extended is not None:
             return extended
         shallow = deeper
@@ -186,7 +180,7 @@ def _run(build: Build, tracker: Tracker) -> None:
         step.take(1, groups[:1])  # the other micro-batches' peaks are those of step 2, less the states
     with tracker.span("step 2", step=2):
         step.take(2, groups)
-    if build.recipe.data.eval_fraction and not build.recipe.one_region:  # whose evaluation is compiled a second time
+    if build.recipe.data.eval_fraction and not build.recipe.compiled:  # evaluation is compiled a second time
         with tracker.span("evaluation"):
             tracker.phase = Phase.EVALUATION
             step.step.evaluate([step.global_batch([groups[0][0]])])

@@ -7,8 +7,7 @@ which never reach memory, because the kernel that makes them is the only one to 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -22,12 +21,11 @@ from torch._inductor.virtualized import V
 @dataclass(eq=False)
 class Life:
     """A piece of memory, its first and its last step; `dies` None for an output's. layout: Inductor's, whose sizes may
-    be dynamic. module: whose work makes it."""
+    be dynamic."""
 
     layout: Any
     born: int
     dies: int | None = None
-    module: str = ""
 
 
 Place = Life | str
@@ -132,7 +130,7 @@ class Memory:
                     self.last_uses[place] = step
 
     def _allocated(self, buffer: Any, step: int, dies: int | None = None) -> None:
-        life = Life(buffer.get_output_spec(), step, dies, module_of(buffer.get_origins()))
+        life = Life(buffer.get_output_spec(), step, dies)
         self._places[buffer.get_name()] = life
         self.lives.append(life)
 
@@ -145,18 +143,6 @@ class Memory:
             return None, value
         name = value.get_name()
         return self._places[self._scheduler.mutation_real_name.get(name, name)], value.get_layout()
-
-
-def module_of(origins: Iterable[Any]) -> str:
-    """The module whose work a kernel or a buffer is, by the last of the graph's nodes it stands for; of what lies in a
-    numbered block the block, for fused kernels do several of its modules' work."""
-    for node in sorted(origins, reverse=True):
-        stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
-        if stack:
-            path = str([*stack.values()][-1][0]).removeprefix("L['self']")
-            name = re.sub(r"\['?(\w+)'?\]", r".\1", path).replace("._modules", "").removeprefix(".")
-            return re.sub(r"(\.\d+)\..*", r"\1", name)
-    return ""
 
 
 def _is_generated(node: BaseSchedulerNode) -> bool:

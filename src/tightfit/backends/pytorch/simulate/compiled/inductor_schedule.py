@@ -24,7 +24,7 @@ from torch._inductor.virtualized import V
 
 from tightfit.backends.pytorch.follow.op_classes import class_of
 from tightfit.backends.pytorch.follow.tracker import Scratch
-from tightfit.backends.pytorch.simulate.compiled.inductor_memory import Life, Memory, Place, module_of
+from tightfit.backends.pytorch.simulate.compiled.inductor_memory import Life, Memory, Place
 from tightfit.backends.pytorch.simulate.compiled.region_schedule import (
     Output,
     Schedule,
@@ -81,11 +81,10 @@ def inductor_schedule(
                 graph.init_wrapper_code()
                 graph._update_scheduler()
                 memory = Memory(graph, grouped=not gpu, inference=inference)
-                kernels = [(_read_kernel(graph, node), module_of(_origins(node)), step)
+                kernels = [(_read_kernel(graph, node), step)
                            for node, step in zip(graph.scheduler.nodes, memory.steps, strict=True)]
     return _Sized(
-        kernels=[(kernel, module, step) for kernel, module, step in kernels if kernel is not None], memory=memory,
-        scratch=scratch,
+        kernels=[(kernel, step) for kernel, step in kernels if kernel is not None], memory=memory, scratch=scratch,
         sure="Inductor's own schedule of fused kernels" + (", as it makes it for a GPU" if gpu else ""),
     )
 
@@ -106,15 +105,13 @@ def _as_on_gpu() -> dict[str, Any]:
 class _Sized:
     """A schedule whose sizes wait for a call."""
 
-    kernels: Sequence[tuple[Sizing, str, int]]
+    kernels: Sequence[tuple[Sizing, int]]
     memory: Memory
     scratch: Scratch
     sure: str
 
     def __call__(self, symbols: Symbols) -> Schedule:
-        kernels = [(step, *kernel(symbols, self.scratch)) for kernel, _, step in self.kernels]
-        for (_, op, _), (_, module, _) in zip(kernels, self.kernels, strict=True):
-            op.module = module
+        kernels = [(step, *kernel(symbols, self.scratch)) for kernel, step in self.kernels]
         return Schedule(
             kernels=tuple(kernel for _, kernel, _ in kernels),
             passing=tuple((step, size) for step, _, size in kernels if size),
@@ -123,7 +120,6 @@ class _Sized:
                 Storage(
                     size=numbers(life.layout.size, symbols), stride=numbers(life.layout.stride, symbols),
                     dtype=life.layout.dtype, device=life.layout.device, born=life.born, dies=life.dies,
-                    module=life.module,
                 )
                 for life in self.memory.lives
             ),
@@ -148,7 +144,7 @@ def _read_kernel(graph: Any, node: BaseSchedulerNode) -> Sizing | None:
     """The kernel that a node of the schedule launches; None where it launches none."""
     if isinstance(node, NopKernelSchedulerNode) or isinstance(node.node, ir.MultiOutput):
         return None
-    origins = _origins(node)
+    origins = [o for part in node.get_nodes() if part.node is not None for o in part.node.get_origins()]
     if node.is_extern() and node.node is not None:
         target = getattr(node.node, "op_overload", None)
         for origin in (node.node.get_origin_node(), *(o for o in origins if o.target is target)):
@@ -160,11 +156,6 @@ def _read_kernel(graph: Any, node: BaseSchedulerNode) -> Sizing | None:
     op_class = OpClass.MOVEMENT if moves else OpClass.ELEMENTWISE
     op_class = OpClass.NORMALIZATION if node.is_reduction() else op_class
     return partial(_generated, " ".join(("fused", *names)), op_class, *_traffic(graph, node))
-
-
-def _origins(node: BaseSchedulerNode) -> list[fx.Node]:
-    """The graph's nodes that a node of the schedule stands for."""
-    return [o for part in node.get_nodes() if part.node is not None for o in part.node.get_origins()]
 
 
 def _generated(

@@ -30,7 +30,7 @@ def no_scratch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
 class Storage:
     """Memory that the graph allocates, alive in the steps from `born` to `dies`, both included.
 
-    dies: None for an output's. module: whose work makes it, by its name inside of the compiled module.
+    dies: None for an output's.
     """
 
     size: tuple[int, ...]
@@ -39,7 +39,6 @@ class Storage:
     device: torch.device
     born: int
     dies: int | None
-    module: str = ""
 
     @property
     def bytes(self) -> int:
@@ -71,7 +70,7 @@ class Output:
 class Schedule:
     """A compiled graph, in steps. A step may launch several kernels, or none where it only names memory.
 
-    kernels: as ops, whose tick and phase are for whoever traces to fill in; modules as of `Storage`.
+    kernels: as ops, whose tick, phase and module are for whoever traces to fill in.
     passing: what a library's kernel takes and gives back inside a step: the step, and bytes.
     last_uses: for each argument, the last step that reads it; -1 where none does.
     sure: how sure all this is, as a sentence.

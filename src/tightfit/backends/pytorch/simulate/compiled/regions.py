@@ -12,7 +12,7 @@ FakeTensorMode's is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -63,34 +63,32 @@ class CompiledCall:
         return f"compiled {self.direction}"
 
     def ops(self) -> list[Op]:
-        """The kernels as ops of this call. Tick and phase are for whoever traces to fill in."""
+        """The kernels as ops of this call. Tick, phase and module are for whoever traces to fill in."""
         return [replace(kernel) for kernel in self.kernels]
 
 
 Record = Callable[[CompiledCall], None]
 Begin = Callable[[], None]
 """Called when a compiled graph is, before it frees any of its arguments."""
-Inside = Callable[[str], AbstractContextManager[None]]
-"""Around what is allocated in the work of a module, by its name inside of the compiled one."""
 
 
 def planning_backend(
     record: Record, *, backend: str = "inductor", mode: str = "default", gpu: bool = False,
-    scratch: Scratch = no_scratch, begin: Begin = lambda: None, inside: Inside = lambda module: nullcontext(),
+    scratch: Scratch = no_scratch, begin: Begin = lambda: None,
 ) -> str | CompilerBackend:  # fmt: skip
     """Backend for torch.compile in the place of `backend` in `mode`, when tensors are fake.
 
     record: called for each call of a compiled graph, while its arguments or its outputs are alive.
     gpu: whether kernels are fused as for a GPU.
     scratch: what a library's kernel takes beyond its result while it runs.
-    begin: called when a compiled graph is, before it frees any of its arguments. inside: around its outputs' making.
+    begin: called when a compiled graph is, before it frees any of its arguments.
     The backends that generate no code run the graph's ops one by one: they serve as they are.
     """
     if backend != "inductor":
         return "aot_eager" if backend == "cudagraphs" else backend
     cuda_graph = gpu and mode in ("reduce-overhead", "max-autotune")
     caveats = (SEARCHED if mode.startswith("max-autotune") else "") + (LAUNCHED_TOGETHER if cuda_graph else "")
-    return _Planned(record, begin, inside, gpu, scratch, caveats)
+    return _Planned(record, begin, gpu, scratch, caveats)
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,6 @@ class _Planned:
 
     record: Record
     begin: Begin
-    inside: Inside
     gpu: bool
     scratch: Scratch
     caveats: str
@@ -202,7 +199,7 @@ class _Graph:
             self._report(schedule, scratch - begins)
         del storages, freed
         with mode or nullcontext(), torch.no_grad():
-            outputs = _make_outputs(schedule, sources, self.backend.inside)
+            outputs = _make_outputs(schedule, sources)
         if begins <= schedule.kept:
             self._report(schedule, scratch - schedule.kept)
         return outputs
@@ -240,12 +237,12 @@ def _unheld(storages: Sequence[tuple[Any, int]], keep: Any) -> list[tuple[Any, i
     ]
 
 
-def _make_outputs(schedule: Schedule, sources: dict[int, Tensor], inside: Inside) -> list[Any]:
-    storages = {}
-    for index, made in enumerate(schedule.storages):
-        if made.dies is None:
-            with inside(made.module):
-                storages[index] = torch.empty_strided(made.size, made.stride, dtype=made.dtype, device=made.device)
+def _make_outputs(schedule: Schedule, sources: dict[int, Tensor]) -> list[Any]:
+    storages = {
+        index: torch.empty_strided(made.size, made.stride, dtype=made.dtype, device=made.device)
+        for index, made in enumerate(schedule.storages)
+        if made.dies is None
+    }
     return [_make_output(output, sources if output.kind == "input" else storages) for output in schedule.outputs]
 
 
@@ -271,7 +268,7 @@ class Regions:
         self.notes: list[str] = []
         self._tracker: Tracker | None = None
         self._backend = partial(planning_backend, self._record, gpu=device.kind == "cuda", scratch=scratch,
-                                begin=self._begin, inside=self._inside)
+                                begin=self._begin)
 
     def reporting_to(self, tracker: Tracker) -> CompileBackend:
         """Maker of torch.compile's backend, by name and mode; from now on calls are reported to `tracker`."""
@@ -281,10 +278,6 @@ class Regions:
     def _begin(self) -> None:
         assert self._tracker is not None
         self._tracker.region_begins()
-
-    def _inside(self, module: str) -> AbstractContextManager[None]:
-        assert self._tracker is not None
-        return self._tracker.inside_region(module)
 
     def _record(self, call: CompiledCall) -> None:
         assert self._tracker is not None
