@@ -35,6 +35,8 @@ class Device:
     flops: dict[str, float] = field(default_factory=dict)
     """Dense peak of matrix products, operations a second, by number format: fp32, tf32, fp16, bf16, fp8. Products of
     16 and 8 bits accumulate in fp32. A format that the hardware has no units for is left out."""
+    sustains: float = 0.8
+    """Share of a format's peak that large products on tensor cores sustain."""
     units: int = 0
     """Streaming multiprocessors, or cores of a CPU."""
     l2_bytes: int = 0
@@ -166,6 +168,7 @@ def _device(card: Card) -> Device:
         capability=card.capability,
         bandwidth=card.bandwidth * 1e9,
         flops={number_format: peak * 1e12 for number_format, peak in peaks.items() if peak},
+        sustains=card.sustains,
         units=card.units,
         l2_bytes=round(card.l2_mib * MIB),
         link_bandwidth=card.link * 1e9,

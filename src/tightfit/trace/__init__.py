@@ -108,6 +108,9 @@ class Op:
     seconds: how long it takes; None where that is not known.
     stream: the queue it runs in.
     after: ticks of the ops on other streams whose end it waits for; of one that runs repeatedly, the latest run's.
+    leading: elements from one row to the next of a matrix product's operands and of its result.
+    layout: `strided` where tensors of an op that memory binds are broadcast or lie in other orders than one another,
+        `cast` where it changes their number format.
     """
 
     name: str
@@ -124,6 +127,8 @@ class Op:
     seconds: Seconds | None = None
     stream: Stream = Stream.COMPUTE
     after: tuple[Tick, ...] = ()
+    leading: tuple[int, ...] = ()
+    layout: Literal["", "strided", "cast"] = ""
 
 
 @dataclass(slots=True)

@@ -2,8 +2,9 @@
 
 A matrix product is cut into tiles of its result, one for a streaming multiprocessor at a time. Tiles that reach over
 the edge compute for nothing (tile quantization); the last wave of tiles leaves multiprocessors idle (wave
-quantization); rows that do not begin at multiples of 16 bytes, 128 on the A100 and its successors, load slower. After
-NVIDIA's Matrix Multiplication Background User's Guide (2023), which names the tiles; what each costs is assumed here.
+quantization); rows that do not begin at multiples of 16 bytes load slower. After NVIDIA's Matrix Multiplication
+Background User's Guide (2023), which names the tiles. What they cost is fitted on public recordings: `benchmarks/
+ops_vs_gpu.py` says on which, and how far off it is where it was not fitted.
 """
 
 from __future__ import annotations
@@ -19,35 +20,41 @@ TILES = (
     (256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (256, 64, 0.85), (64, 256, 0.85), (128, 64, 0.8),
     (64, 128, 0.8), (64, 64, 0.6),
 )  # fmt: skip
-"""Rows and columns of cuBLAS's tiles (the guide), and how fast each runs beside the largest: assumed, not yet
-measured on a GPU."""
+"""Rows and columns of cuBLAS's tiles (the guide), and how fast each runs beside the largest: assumed."""
 
 SPLITS = (1, 2, 4, 8, 16)
-SPLIT_COST = 1.1
-"""Parts that a matmul with few tiles is cut into along K, and what adding them up costs: assumed, not yet measured."""
+"""Parts that a product with few tiles is cut into along K."""
 
-PROLOGUE = 64
-"""Cost of filling a tile's pipeline and storing its result, as so many more steps of K: assumed, not yet measured."""
+ALIGNMENT = {128: 1.0, 64: 1.0, 32: 0.96, 16: 0.93, 8: 0.6, 4: 0.45, 2: 0.38, 1: 0.38}
+"""Speed on tensor cores by the bytes that the rows of both operands and of the result are a multiple of. 16 matter
+everywhere and 128 on the A100 and its successors (the guide); 8, 4 and 2 as 430 products on an H100 have it."""
 
-ALIGNMENT = {128: 1.0, 64: 0.98, 32: 0.96, 16: 0.93, 8: 0.75, 4: 0.6, 2: 0.45, 1: 0.4}
-"""Speed by the bytes that every dimension of a matmul is a multiple of. That 16 matter everywhere and 128 on the A100
-is the guide's. An odd dimension in 16 bits: from nanoGPT, where padding the vocabulary from 50,257 to 50,304 made a
-step about 25 % faster (A. Karpathy, 2023), a third of its matmuls being the head. The rest is assumed."""
+CAUSAL_HALF, FULL_HALF = {8: 400, 9: 500, 10: 650}, 150
+"""Attention over so many positions reaches half of what it does over long sequences, by generation."""
+QUERIES = 128
+"""Rows of queries that one block of a fused attention kernel works on (FlashAttention-2)."""
 
-LENGTHS = 256
-"""Attention over this many positions reaches half of what it does over long sequences: assumed, not yet measured."""
 
-SMALL_HEADS = 0.85
-"""Attention's speed with heads of fewer than 128 features: assumed, after FlashAttention-2's figures for 64 and 128."""
+class Pipeline(NamedTuple):
+    """What a tile costs beyond its arithmetic. prologue: filling it and storing its result, as so many more steps of K.
+    split: adding up the parts of a product that is cut along K."""
+
+    prologue: int
+    split: float
+
+
+TENSOR_CORES, PLAIN_CORES = Pipeline(200, 2.0), Pipeline(8, 1.1)
 
 
 class Matmul(NamedTuple):
-    """Matrix products (M, K) by (K, N), `batch` of them alike."""
+    """Matrix products (M, K) by (K, N), `batch` of them alike. rows: the elements from one row to the next of both
+    operands and of the result, where they are known."""
 
     batch: int
     m: int
     n: int
     k: int
+    rows: tuple[int, ...] = ()
 
     @property
     def flops(self) -> int:
@@ -62,7 +69,7 @@ def matmul_of(op: Op) -> Matmul | None:
     for a, b in pairwise(shapes):
         found = _matmul(a, b)
         if found is not None and found.flops == op.flops:
-            return found
+            return found._replace(rows=op.leading)
     if len(shapes) >= 2 and len(shapes[-1]) >= 3:  # a convolution: its weight is (channels out, channels in, ...)
         n, k = shapes[-1][0], math.prod(shapes[-1][1:])
         return Matmul(1, max(op.flops // (2 * n * k), 1), n, k)
@@ -100,16 +107,16 @@ def head_size(op: Op) -> int:
 
 
 def alignment(matmul: Matmul, item_bytes: int, wide: bool) -> float:
-    """Speed, up to 1, that the dimensions' multiples allow on tensor cores.
+    """Speed, up to 1, that its rows' multiples allow on tensor cores; without known rows, those of contiguous tensors.
 
     wide: whether 128 bytes are better than 16, as on the A100, H100 and B200.
     """
-    common = math.gcd(matmul.m, matmul.n, matmul.k) * item_bytes
+    common = math.gcd(*(matmul.rows or (matmul.n, matmul.k))) * item_bytes
     multiple = min(common & -common, 128)
     return ALIGNMENT[multiple] if wide or multiple < 16 else 1.0
 
 
-def matmul_seconds(matmul: Matmul, rate: float, units: int) -> float:
+def matmul_seconds(matmul: Matmul, rate: float, units: int, pipeline: Pipeline = TENSOR_CORES) -> float:
     """Seconds for a matmul on `units` multiprocessors that together do `rate` operations a second: the best way of
     cutting it into tiles."""
     best = math.inf
@@ -117,15 +124,30 @@ def matmul_seconds(matmul: Matmul, rate: float, units: int) -> float:
         tiles = matmul.batch * -(-matmul.m // rows) * -(-matmul.n // columns)
         for parts in SPLITS:
             waves = -(-tiles * parts // units)
-            depth = matmul.k / parts + PROLOGUE
-            seconds = waves * 2 * rows * columns * depth * units / (rate * speed) * (SPLIT_COST if parts > 1 else 1.0)
-            best = min(best, seconds)
+            depth = matmul.k / parts + pipeline.prologue
+            seconds = waves * 2 * rows * columns * depth * units / (rate * speed)
+            best = min(best, seconds * (pipeline.split if parts > 1 else 1.0))
             if tiles * parts >= units:
                 break
     return best
 
 
-def attention_speed(op: Op) -> float:
-    """Speed, up to 1, that an attention op's length and head size allow."""
+def attention_speed(op: Op, generation: int, units: int) -> float:
+    """Speed, up to 1, that an attention op's length and its blocks of queries allow on so many multiprocessors.
+
+    generation: the major compute capability.
+    """
     length = attention_length(op)
-    return length / (length + LENGTHS) * (SMALL_HEADS if head_size(op) < 128 else 1.0)
+    half = CAUSAL_HALF.get(generation, CAUSAL_HALF[8]) if _skips_pairs(op) else FULL_HALF
+    shape = next((shape for shape in op.shapes if len(shape) == 4), None)
+    waves = math.prod(shape[:2]) * -(-shape[2] // QUERIES) / units if shape is not None and units else 1.0
+    return length / (length + half) * min(waves / math.ceil(waves), 1.0)
+
+
+def _skips_pairs(op: Op) -> bool:
+    """Whether an attention op leaves out pairs of positions, as a causal one does."""
+    shape = next((shape for shape in op.shapes if len(shape) == 4), None)
+    if shape is None:
+        return True
+    pairs = 4 * math.prod(shape[:2]) * shape[2] * attention_length(op) * shape[3] * (2.5 if is_backward(op) else 1)
+    return op.flops < 0.75 * pairs

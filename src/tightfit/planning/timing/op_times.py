@@ -1,26 +1,30 @@
 """Seconds that one op keeps the device busy: from the device's figures, or from what was measured on it.
 
-Without measurements an op takes the longer of its FLOPs over the format's peak and its bytes over the memory's
-bandwidth, each times the share that such ops reach:
+Without measurements an op takes its kernels' starts and the longest of three: its FLOPs over what the format's peak
+sustains (see `contractions`), its bytes over the share of the bandwidth that such ops reach, and its elements times the
+cycles that each takes of a multiprocessor. `benchmarks/ops_vs_gpu.py` holds all this to public recordings.
 
 | constant | figure | where it comes from |
 |---|---|---|
-| `MATMUL_SHARE` 8.0, 9.0, 10.0 | 0.87, 0.80, 0.78 | best bf16 matmul over the peak, A100 SXM, H100 SXM and B200: S. Bekman, ML Engineering, table of maximum achievable matmul FLOPS (2025) |
-| `MATMUL_SHARE`, others | 0.75 to 0.85 | assumed from their neighbours; not yet measured |
-| `SIMPLE_SHARE` | 0.90 | matmuls without tensor cores: assumed, not yet measured |
-| `FLASH_SHARE` 8.0 | 0.73 forward, 0.63 backward | Dao 2023, FlashAttention-2, A100, long sequences |
-| `FLASH_SHARE` 9.0 | 0.35 | Shah et al. 2024, FlashAttention-3, of FlashAttention-2 on the H100 |
-| `CUDNN_SHARE` | 0.60 forward, 0.45 backward | assumed from the same paper's figures; not yet measured |
-| `EFFICIENT_SHARE` | 0.40 forward, 0.30 backward | the FlashAttention-2 paper's range for the first FlashAttention; assumed for the memory-efficient kernel |
-| `MEMORY_SHARE` | 0.50 to 0.85 | assumed, not yet measured |
-| `KERNEL_START` | 2 microseconds | a kernel's start and end on the device: assumed, not yet measured |
+| `Card.sustains` | by card | the catalogue says which is fitted on recordings of that card and which is assumed |
+| `PLAIN_SHARE` | by generation | matmuls without tensor cores: recordings on V100, T4, A100 and H100; the others on few |
+| `FLASH_RATE`, `FLASH_SHARE` | 1.42, 1.17 operations a cycle in thousands; 1.0, 0.74 of what matmuls sustain | FlashAttention-2 on A100 and RTX 4090, forward and backward |
+| `EFFICIENT_RATE` | 0.55, 0.40 thousand operations a cycle | recordings on A100, H200 and B200 that are not public here |
+| `CUDNN_SHARE` | 0.70, 0.58; Blackwell 0.66, 0.50 | cuDNN 9 on the H200 |
+| `MEMORY_SHARE` | by generation | element-wise ops on V100, T4, A100, L4; GeForce cards assumed as their generation's |
+| `CYCLES` | by class and layout | traced kernels on an H100, public recordings of norms and softmax |
+| `KERNEL_START` | 2 to 4 microseconds | the same |
 | `CPU_MATMUL_RATE`, `CPU_BANDWIDTH` | 50 GFLOP/s a core, 8 GB/s a core up to 4 | a rough default; one core of an AMD EPYC (Zen 4) measured 97 GFLOP/s and 13 to 30 GB/s (PyTorch 2.13) |
 | `LINK_SHARE`, `PAGEABLE_SHARE` | 0.8, 0.4 | of PCIe's bandwidth, from pinned and from ordinary memory: assumed, not yet measured |
 | `CPU_SLOW` | 16-bit floats 0.02 | half precision that the processor cannot multiply: 1 to 20 GFLOP/s on the same machine |
+
+Optimizers' kernels, and kernels that a compiler fuses, have no public recordings: `FUSED_SHARE` of the bandwidth is
+assumed for them.
 """  # noqa: E501 - a table's row is one line
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -28,30 +32,45 @@ from tightfit.calibration import BATCH, Calibration, family_of
 from tightfit.devices import Device
 from tightfit.errors import TightfitError
 from tightfit.planning.timing import contractions
-from tightfit.planning.timing.contractions import Matmul
+from tightfit.planning.timing.contractions import PLAIN_CORES, TENSOR_CORES, Matmul
 from tightfit.trace import COPIES, Op, OpClass, Stream
 
 T = TypeVar("T")
 
-MATMUL_SHARE = {
-    (7, 0): 0.80, (7, 5): 0.75, (8, 0): 0.87, (8, 6): 0.85, (8, 9): 0.85, (9, 0): 0.80, (10, 0): 0.78, (12, 0): 0.80,
+PLAIN_SHARE = {
+    (7, 0): 1.0, (7, 5): 0.53, (8, 0): 0.9, (8, 6): 0.66, (8, 9): 0.6, (9, 0): 0.74, (10, 0): 0.68,
 }  # fmt: skip
-"""Share of the tensor cores' peak that large matmuls reach, by compute capability, from that one on."""
-
-SIMPLE_SHARE = 0.90
-FLASH_SHARE = {(8, 0): (0.73, 0.63), (9, 0): (0.35, 0.35), (12, 0): (0.73, 0.63)}
-CUDNN_SHARE = (0.60, 0.45)
-EFFICIENT_SHARE = (0.40, 0.30)
+"""Share of the fp32 peak that matmuls without tensor cores reach, by compute capability, from that one on."""
+FLASH_RATE, FLASH_SHARE = (1.42e3, 1.17e3), (1.0, 0.74)
+EFFICIENT_RATE = (0.55e3, 0.4e3)
+CUDNN_SHARE = {(8, 0): (0.6, 0.5), (9, 0): (0.7, 0.58), (10, 0): (0.66, 0.5)}
+CUDNN_SMALL_HEADS = 0.82
+"""cuDNN's speed with heads of fewer than 128 features."""
 MEMORY_SHARE = {
-    OpClass.ELEMENTWISE: 0.85, OpClass.NORMALIZATION: 0.75, OpClass.MOVEMENT: 0.75, OpClass.CONTRACTION: 0.85,
-    OpClass.COMMUNICATION: 0.75, OpClass.OTHER: 0.50,
+    (7, 0): 0.91, (7, 5): 0.74, (8, 0): 0.87, (8, 6): 0.83, (8, 9): 0.78, (9, 0): 0.87, (10, 0): 0.87, (12, 0): 0.83,
 }  # fmt: skip
-KERNEL_START = 2e-6
+"""Share of the bandwidth that contiguous element-wise ops reach, by compute capability, from that one on."""
+FUSED_SHARE = {OpClass.NORMALIZATION: 0.75, OpClass.MOVEMENT: 0.75, OpClass.OTHER: 0.5, OpClass.COMMUNICATION: 0.75}
+"""The same for a compiler's and an optimizer's kernels, 0.85 for other classes, and for ops of other kinds."""
+FULL_NORM_SHARE, BACKWARD_NORM_SHARE = 0.65, 0.62
+"""Share of the bandwidth of norms in fp32, and of norms' backward passes."""
+CYCLES = {"strided": 0.76, "cast": 0.83, "": 0.28}
+"""Cycles of a multiprocessor for each element of an element-wise op or a copy, by its layout."""
+NORM_CYCLES, BACKWARD_NORM_CYCLES = (200, 0.3), (750, 0.62)
+"""Cycles for each row and each element of a norm; in fp32 elements take twice as many."""
+SOFTMAX_CYCLES, LONG_ROW = (0.55, 1.2, 1.45), 1024
+"""Cycles for each element of a softmax over rows longer than this: aligned to 16 bytes, in 16 and in 32 bits; else."""
+SPILLED_ROW = 200_000
+"""Bytes of a softmax's row from which on it no longer stays in shared memory, and is read again."""
+KERNEL_START, STRIDED_START = {OpClass.CONTRACTION: 2.3e-6, OpClass.NORMALIZATION: 4e-6}, 3e-6
+"""Seconds of a kernel's start and end, 2 microseconds for other classes and for fused ones."""
 CPU_MATMUL_RATE, CPU_BANDWIDTH, CPU_BANDWIDTH_CORES = 50e9, 8e9, 4
 CPU_SLOW = {"float16": 0.02}
 LINK_SHARE, PAGEABLE_SHARE = 0.8, 0.4
 UNKNOWN_LINK = 16e9
 """Bytes a second of a link that is not known: PCIe 3.0 with 16 lanes."""
+FUSED = ("fused ", "aten._foreach_", "aten._fused_ad", "aten._fused_sgd", "aten._amp_")
+"""How the names of a compiler's and of optimizers' kernels begin."""
 PAGEABLE = "pageable"
 """How the name ends of a copy to or from host memory that is not page-locked."""
 
@@ -83,8 +102,7 @@ def op_seconds(op: Op, device: Device, calibration: Calibration | None = None, *
     if not device.bandwidth or not device.units or not device.flops:
         raise TightfitError(f"device: the figures of {device.name} are not known; write --gpu with one that is in the "
                             "catalogue, or run: tightfit doctor --calibrate")
-    memory = (op.bytes_read + op.bytes_written) / (device.bandwidth * MEMORY_SHARE[op.op_class])
-    return max(_compute_seconds(op, device, tf32), memory) + KERNEL_START * op.kernels
+    return max(_compute_seconds(op, device, tf32), _memory_seconds(op, device)) + _start(op) * op.kernels
 
 
 def link_bandwidth(device: Device, calibration: Calibration | None, *, pinned: bool) -> float:
@@ -98,38 +116,87 @@ def _compute_seconds(op: Op, device: Device, tf32: bool) -> float:
     """Seconds of arithmetic on a GPU."""
     if not op.flops:
         return 0.0
-    peak = device.peak(op.dtype, tf32)
     if contractions.attention_length(op):
-        return op.flops / (peak * _attention_share(op, device) * contractions.attention_speed(op))
+        return op.flops / _attention_rate(op, device)
+    tf32 = tf32 or "convolution" in op.name  # which torch runs so unless it is told not to
     matmul = contractions.matmul_of(op)
     if matmul is None:
-        return op.flops / (peak * _matmul_share(op.dtype, device, tf32))
+        return op.flops / _matmul_rate(op.dtype, device, tf32)
     return _matmul_seconds(matmul, op.dtype, device, tf32)
 
 
 def _matmul_seconds(matmul: Matmul, dtype: str, device: Device, tf32: bool) -> float:
-    rate = device.peak(dtype, tf32) * _matmul_share(dtype, device, tf32)
-    if _on_tensor_cores(dtype, device, tf32):
-        rate *= contractions.alignment(matmul, ITEM_BYTES.get(dtype, 4), device.wants_wide_rows)
-    return contractions.matmul_seconds(matmul, rate, device.units)
+    rate = _matmul_rate(dtype, device, tf32)
+    if not _on_tensor_cores(dtype, device, tf32):
+        return contractions.matmul_seconds(matmul, rate, device.units, PLAIN_CORES)
+    rate *= contractions.alignment(matmul, ITEM_BYTES.get(dtype, 4), device.wants_wide_rows)
+    return contractions.matmul_seconds(matmul, rate, device.units, TENSOR_CORES)
 
 
 def _on_tensor_cores(dtype: str, device: Device, tf32: bool) -> bool:
     return device.peak(dtype, tf32) > device.flops.get("fp32", 0.0)
 
 
-def _matmul_share(dtype: str, device: Device, tf32: bool) -> float:
-    return _of_generation(MATMUL_SHARE, device) if _on_tensor_cores(dtype, device, tf32) else SIMPLE_SHARE
+def _matmul_rate(dtype: str, device: Device, tf32: bool) -> float:
+    """Operations a second that large matmuls sustain."""
+    on_tensor_cores = _on_tensor_cores(dtype, device, tf32)
+    return device.peak(dtype, tf32) * (device.sustains if on_tensor_cores else _of_generation(PLAIN_SHARE, device))
 
 
-def _attention_share(op: Op, device: Device) -> float:
+def _attention_rate(op: Op, device: Device) -> float:
+    """Operations a second of a fused attention kernel."""
+    backward, cycles = contractions.is_backward(op), _cycles_a_second(device)
+    generation = device.capability[0] if device.capability is not None else 0
     if "efficient" in op.name or not device.at_least(8):
-        forward, backward = EFFICIENT_SHARE
+        rate = EFFICIENT_RATE[backward] * cycles
     elif "cudnn" in op.name:
-        forward, backward = CUDNN_SHARE
+        small = contractions.head_size(op) < 128
+        rate = device.peak(op.dtype) * _of_generation(CUDNN_SHARE, device)[backward]
+        rate *= CUDNN_SMALL_HEADS if small else 1.0
     else:
-        forward, backward = _of_generation(FLASH_SHARE, device)
-    return backward if contractions.is_backward(op) else forward
+        rate = min(FLASH_RATE[backward] * cycles, FLASH_SHARE[backward] * _matmul_rate(op.dtype, device, False))
+    return rate * contractions.attention_speed(op, generation, device.units)
+
+
+def _cycles_a_second(device: Device) -> float:
+    """Cycles of all multiprocessors together, from the fp32 peak: two operations a lane."""
+    lanes = 64 if device.capability in ((7, 0), (7, 5), (8, 0)) else 128
+    return device.flops.get("fp32", 0.0) / 2 / lanes
+
+
+def _memory_seconds(op: Op, device: Device) -> float:
+    """Seconds of moving an op's bytes and of working on its elements, whichever are longer."""
+    share, cycles, times = _of_generation(MEMORY_SHARE, device), 0.0, 1.0
+    item = ITEM_BYTES.get(op.dtype, 4)
+    elements = op.bytes_written / item
+    backward = "backward" in op.name
+    if op.name.startswith(FUSED) or op.op_class in (OpClass.OTHER, OpClass.COMMUNICATION):
+        share = FUSED_SHARE.get(op.op_class, 0.85)
+    elif "softmax" in op.name:
+        row = op.shapes[0][-1] if op.shapes and op.shapes[0] else 1
+        aligned = row * item % 16 == 0
+        if row > LONG_ROW:
+            cycles = elements * SOFTMAX_CYCLES[(item > 2) if aligned else 2]
+        if row * item > SPILLED_ROW or not aligned:
+            times = 5 / 3 if backward else 2.0
+    elif "_norm" in op.name and op.shapes and op.shapes[0]:
+        each_row, each = BACKWARD_NORM_CYCLES if backward else NORM_CYCLES
+        elements = math.prod(op.shapes[0])
+        cycles = elements / op.shapes[0][-1] * each_row + elements * each * (2 if item > 2 else 1)
+        share = BACKWARD_NORM_SHARE if backward else FULL_NORM_SHARE if item > 2 else share
+    elif op.op_class in (OpClass.ELEMENTWISE, OpClass.MOVEMENT):
+        cycles = elements * CYCLES[op.layout]
+    elif op.op_class is OpClass.NORMALIZATION:
+        share = FUSED_SHARE[op.op_class]
+    seconds = times * (op.bytes_read + op.bytes_written) / (device.bandwidth * share)
+    return max(seconds, cycles / _cycles_a_second(device))
+
+
+def _start(op: Op) -> float:
+    """Seconds of a kernel's start and end."""
+    if op.layout == "strided" and op.op_class in (OpClass.ELEMENTWISE, OpClass.MOVEMENT):
+        return STRIDED_START
+    return 2e-6 if op.name.startswith(FUSED) else KERNEL_START.get(op.op_class, 2e-6)
 
 
 def _of_generation(table: Mapping[tuple[int, int], T], device: Device) -> T:

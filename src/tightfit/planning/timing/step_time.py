@@ -114,7 +114,7 @@ def _blocks(trace: Trace, recipe: Recipe, device: Device, calibration: Calibrati
         pieces = []
         for op, _ in run:
             key = (op.name, op.phase, op.shapes, op.dtype, op.flops, op.bytes_read, op.bytes_written, op.kernels,
-                   op.stream)
+                   op.stream, op.leading, op.layout)
             piece = known.get(key)
             if piece is None:
                 piece = known[key] = piece_of(op)

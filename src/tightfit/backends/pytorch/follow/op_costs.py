@@ -1,6 +1,6 @@
 """Cost of a dispatched op: floating-point operations, bytes of memory, kernels, and its class.
 
-Counted from shapes alone, so that fake tensors serve as well as real ones.
+Counted from shapes, strides and formats alone, so that fake tensors serve as well as real ones.
 
 FLOPs: 2 for each multiply-add of a tensor contraction, 0 for everything else, which memory binds. Attention counts the
 pairs of positions that its kernel works on: a causal or windowed kernel skips what is ruled out, T (T + 1) / 2 of the
@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,6 +65,8 @@ class Cost(NamedTuple):
     kernels: int
     dtype: str
     shapes: tuple[tuple[int, ...], ...]
+    leading: tuple[int, ...] = ()
+    layout: Literal["", "strided", "cast"] = ""
 
 
 NOTHING = Cost(OpClass.OTHER, 0, 0, 0, 0, "", ())
@@ -126,15 +128,19 @@ def cost(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> Cos
     flops = 0 if facts.flops is None else facts.flops(func, args, kwargs, result)
     # What a product is added to may be wider than what is multiplied.
     dtype = _dtype(inputs[1:] if facts.name == "addmm" else inputs) or _dtype(results)
-    op_class = facts.op_class
+    op_class, tensors = facts.op_class, [*inputs, *results]
+    plain = facts.lists or facts.traffic is not None or _alike(tensors)
+    layout: Literal["", "strided", "cast"] = "" if plain and facts.name != "cat" else "strided"
     if facts.name in ("_to_copy", "copy_", "_foreach_copy_"):
-        op_class = OpClass.MOVEMENT if len({t.dtype for t in (*inputs, *results)}) == 1 else OpClass.ELEMENTWISE
+        casts = len({t.dtype for t in tensors}) > 1
+        op_class, layout = (OpClass.ELEMENTWISE, "cast") if casts else (OpClass.MOVEMENT, layout)
     kernels = _foreach_kernels(args) if facts.name.startswith(("_foreach_", "_fused_ad", "_fused_sgd", "_amp_f")) \
         else facts.kernels
     if not (read or written or flops):
         kernels = 0  # nothing in it
     shapes = tuple(tuple(t.shape) for t in inputs[:MAX_SHAPES])
-    return Cost(op_class, flops, read * facts.passes, written, kernels, dtype, shapes)
+    leading = tuple(max(t.stride()[-2:]) for t in tensors if t.dim() > 1) if op_class is OpClass.CONTRACTION else ()
+    return Cost(op_class, flops, read * facts.passes, written, kernels, dtype, shapes, leading, layout)
 
 
 @functools.cache
@@ -204,6 +210,16 @@ def _bytes(tensor: Tensor) -> int:
     if tensor.layout is torch.strided and 0 in (stride := tensor.stride()):
         count = math.prod(size if step else min(size, 1) for size, step in zip(tensor.shape, stride, strict=True))
     return count * tensor.element_size()
+
+
+def _alike(tensors: Sequence[Tensor]) -> bool:
+    """Whether an op's tensors have their elements in one order without gaps, scalars aside: what kernels run through
+    as one row."""
+    large = [tensor for tensor in tensors if tensor.numel() > 1]
+    if len({tensor.shape for tensor in large}) != 1:
+        return not large
+    last = sum((size - 1) * step for size, step in zip(large[0].shape, large[0].stride(), strict=True))
+    return len({tensor.stride() for tensor in large}) == 1 and last + 1 == large[0].numel()
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

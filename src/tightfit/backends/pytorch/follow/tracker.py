@@ -227,11 +227,7 @@ class Tracker(OpStreams, TorchDispatchMode):
                 memory.owned_by(passing, worked_on)
         costs = cost(func, args, kwargs, result)
         if costs.kernels:
-            op = Op(
-                name=name, tick=start, phase=phase, op_class=costs.op_class, module=module, shapes=costs.shapes,
-                dtype=costs.dtype, flops=costs.flops, bytes_read=costs.bytes_read, bytes_written=costs.bytes_written,
-                kernels=costs.kernels,
-            )
+            op = Op(name=name, tick=start, phase=phase, module=module, **costs._asdict())
             self._add(op)
             if outside:
                 memory.owned_by(op, worked_on)
