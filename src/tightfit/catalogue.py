@@ -75,8 +75,6 @@ CARDS = (
     Card("V100 32GB", "sxm", 32494, 900, 15.7, 0, 125, 0, 0, (7, 0), 80, 6, 150, 16 * PCIE_3,
          f"{VOLTA}; {LOG} 2.6 (CUDA 12.4)",
          sustains=0.85),
-    Card("V100 PCIe 32GB", "", 32494, 900, 14, 0, 112, 0, 0, (7, 0), 80, 6, 0, 16 * PCIE_3,
-         f"{VOLTA}; memory as of the SXM2 card's, not verified", sustains=0.85),
     Card("TITAN RTX", "", 24212, 672, 16.3, 0, 130.5, 0, 0, (7, 5), 72, 6, 50, 16 * PCIE_3,
          f"{TURING}; {LOG} 1.13 (CUDA 11.7), newer drivers not found",
          sustains=0.75),

@@ -60,10 +60,13 @@ NORM_CYCLES, BACKWARD_NORM_CYCLES = (200, 0.3), (750, 0.62)
 """Cycles for each row and each element of a norm; in fp32 elements take twice as many."""
 SOFTMAX_CYCLES, LONG_ROW = (0.55, 1.2, 1.45), 1024
 """Cycles for each element of a softmax over rows longer than this: aligned to 16 bytes, in 16 and in 32 bits; else."""
+CACHED_SHARE, CACHE_SPEED = 0.7, 1.5
+"""Bytes of an op that the L2 cache still holds from the one before, as a share of it, and their speed beside memory's."""
 SPILLED_ROW = 200_000
 """Bytes of a softmax's row from which on it no longer stays in shared memory, and is read again."""
-KERNEL_START, STRIDED_START = {OpClass.CONTRACTION: 2.3e-6, OpClass.NORMALIZATION: 4e-6}, 3e-6
-"""Seconds of a kernel's start and end, 2 microseconds for other classes and for fused ones."""
+KERNEL_START, STRIDED_START = 2e-6, 3e-6
+CLASS_START = {OpClass.CONTRACTION: 2.3e-6, OpClass.NORMALIZATION: 4e-6}
+"""Seconds of a kernel's start and end, of some kinds more."""
 CPU_MATMUL_RATE, CPU_BANDWIDTH, CPU_BANDWIDTH_CORES = 50e9, 8e9, 4
 CPU_SLOW = {"float16": 0.02}
 LINK_SHARE, PAGEABLE_SHARE = 0.8, 0.4
@@ -188,15 +191,17 @@ def _memory_seconds(op: Op, device: Device) -> float:
         cycles = elements * CYCLES[op.layout]
     elif op.op_class is OpClass.NORMALIZATION:
         share = FUSED_SHARE[op.op_class]
-    seconds = times * (op.bytes_read + op.bytes_written) / (device.bandwidth * share)
-    return max(seconds, cycles / _cycles_a_second(device))
+    moved = times * (op.bytes_read + op.bytes_written)
+    if moved < CACHED_SHARE * device.l2_bytes:
+        share *= CACHE_SPEED
+    return max(moved / (device.bandwidth * share), cycles / _cycles_a_second(device))
 
 
 def _start(op: Op) -> float:
     """Seconds of a kernel's start and end."""
     if op.layout == "strided" and op.op_class in (OpClass.ELEMENTWISE, OpClass.MOVEMENT):
         return STRIDED_START
-    return 2e-6 if op.name.startswith(FUSED) else KERNEL_START.get(op.op_class, 2e-6)
+    return KERNEL_START if op.name.startswith(FUSED) else CLASS_START.get(op.op_class, KERNEL_START)
 
 
 def _of_generation(table: Mapping[tuple[int, int], T], device: Device) -> T:
