@@ -105,11 +105,11 @@ class Flex(Attention):
     memory: ClassVar[str] = "linear in the sequence"
     keeps: ClassVar[float] = 0.5
     generates: ClassVar[bool] = False
+    auto_on: ClassVar = ("pytorch",)
 
     @classmethod
     def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        served = device.kind == "cuda" and recipe.backend.runs_torch and recipe.mode == "train"
-        return [cls()] if served else []
+        return super().offered(recipe, device) if device.kind == "cuda" and recipe.mode == "train" else []
 
     def outdone_by(self, device: Device) -> str:
         return "sdpa"  # not measured side by side: taken where a model has no sdpa
@@ -130,10 +130,7 @@ class FlashAttn(Attention):
     memory: ClassVar[str] = "linear in the sequence"
     keeps: ClassVar[float] = 0.5
     generates: ClassVar[bool] = False
-
-    @classmethod
-    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return []
+    auto_on: ClassVar = ()
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = []

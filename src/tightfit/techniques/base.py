@@ -63,6 +63,8 @@ class Technique:
     harshness: ClassVar[int] = 0
     """How far it changes results: 0 not at all, or as every training does (mixed precision); 1 states of 8 or 16 bits;
     2 weights of 16 bits; 3 states of 4 bits; 4 another learning rate. `auto` takes the mildest that serves."""
+    auto_on: ClassVar[tuple[str, ...]] = ("pytorch", "jax")
+    """The backends on which `auto` weighs it; none for what only those take who name it."""
     trains_only: ClassVar[bool] = False
     """Whether its slot means nothing where nothing is learned."""
     changes_states: ClassVar[bool] = False
@@ -108,9 +110,8 @@ class Technique:
 
     @classmethod
     def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        """The settings that `auto` weighs on a device, for a recipe as written: none for what only those take who name
-        it."""
-        return cls.rungs()
+        """The settings that `auto` weighs on a device, for a recipe as written."""
+        return cls.rungs() if recipe.backend.name in cls.auto_on else []
 
     def slowdown(self, device: Device) -> float:
         """Share of a step's time that it adds to that of its slot's plainest variant, as a rule of thumb."""

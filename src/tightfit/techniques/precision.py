@@ -21,8 +21,6 @@ class Precision(Technique):
     """The format of matrix products."""
     autocast: ClassVar[bool] = False
     """Whether weights are cast to `computes_in` while a step runs."""
-    scales_loss: ClassVar[bool] = False
-    """Whether the loss is scaled against a small range."""
 
     hf_flag: ClassVar[str | None] = None
     """The argument of Hugging Face's TrainingArguments that turns it on; empty where none has to, None where none can.
@@ -138,7 +136,6 @@ class Fp16(_Mixed):
     name: ClassVar[str] = "fp16"
     hf_flag: ClassVar = "fp16"
     computes_in: ClassVar[str] = "float16"
-    scales_loss: ClassVar[bool] = True
 
 
 @technique
