@@ -149,8 +149,11 @@ def _with(build: Build, make: Callable[..., Optimizer], weight_decay: float, **o
 
 def quantized(technique: declared.AdamW8bit | declared.AdamW4bit, build: Build) -> Build:
     """torchao's optimizer of the technique's name, with the states of every embedding table left at 32 bits."""
-    from tightfit.backends.pytorch.techniques.optimizer import quantized_adamw  # torchao takes a second to import
-
+    try:  # here, for torchao takes a second to import, and does not promise to keep its inner parts
+        from tightfit.backends.pytorch.techniques.optimizer import quantized_adamw
+    except ImportError as error:
+        raise ModelError(f"optimizer: this version of torchao lacks what the 8-bit and 4-bit optimizers need: {error}; "
+                         "write optimizer=adamw, or install torchao 0.17") from error
     shapes_alone = any(isinstance(parameter, FakeTensor) for parameter in build.model.parameters())  # as in planning
     return _with(
         build, getattr(quantized_adamw, type(technique).__name__), technique.weight_decay,
