@@ -43,16 +43,12 @@ ATTENTION = frozenset((
 """Fused attention, as the dispatcher names it."""
 
 
-def every_block(technique: EveryBlock, build: Build) -> Build:
-    if technique.apart:
+def blocks(technique: EveryBlock | EveryNth | Selective, build: Build) -> Build:
+    if isinstance(technique, EveryBlock) and technique.apart:
         return attention_only(AttentionOnly(), mlp_only(MlpOnly(), build))
-    recompute(build.model, [[block] for stack in _stacks(build) for block in stack])
-    return build
-
-
-def every_nth(technique: EveryNth, build: Build) -> Build:
     # The first of each n: the last blocks are then free by the time the first recomputation needs room.
-    recompute(build.model, [[block] for stack in _stacks(build) for block in stack[:: technique.n]])
+    chains = [[block] for stack in _stacks(build) for block in stack[:: technique.period]]
+    recompute(build.model, chains, POLICIES[technique.keep] if isinstance(technique, Selective) else None)
     return build
 
 
@@ -71,12 +67,6 @@ def mlp_only(technique: MlpOnly, build: Build) -> Build:
 
 def attention_only(technique: AttentionOnly, build: Build) -> Build:
     return _parts(build, attention_modules, "attention part")
-
-
-def selective(technique: Selective, build: Build) -> Build:
-    chains = [[block] for stack in _stacks(build) for block in stack]
-    recompute(build.model, chains, POLICIES[technique.keep])
-    return build
 
 
 def memory_budget(technique: MemoryBudget, build: Build) -> Build:
@@ -144,10 +134,8 @@ def _is_repeatable_attention(op: Any, args: tuple[Any, ...], kwargs: dict[str, A
     numbers that every later dropout draws."""
     if op.name() not in ATTENTION:
         return False
-    schema = getattr(op, "_schema", None)
-    names = [argument.name for argument in schema.arguments] if schema is not None else []
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    return not given.get("dropout_p")
+    names = [argument.name for argument in op._schema.arguments] if hasattr(op, "_schema") else []
+    return not {**dict(zip(names, args, strict=False)), **kwargs}.get("dropout_p")
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {
