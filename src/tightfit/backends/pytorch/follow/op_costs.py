@@ -126,25 +126,22 @@ def _facts(func: Any) -> _Facts:
     schema = getattr(func, "_schema", None)
     if schema is None:  # a higher-order operator: its name is all there is
         name = func.name() if callable(getattr(func, "name", None)) else str(func)
-        return _Facts(
-            name=name, free=False, op_class=class_of(name, func), flops=registered_flops(func), traffic=None,
-            written=frozenset(), reads_written=True, passes=1, kernels=1, lists=True,
-        )
-    name = schema.name.rpartition("::")[2]
-    views = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+        arguments, returns = [], []
+    else:
+        name, arguments, returns = schema.name.rpartition("::")[2], schema.arguments, schema.returns
+    views = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
     return _Facts(
         name=name,
-        free=views or name in FREE or func.namespace in ("prim", "profiler"),
+        free=views or name in FREE or getattr(func, "namespace", "") in ("prim", "profiler"),
         op_class=class_of(name, func),
         flops=FLOPS.get(name) or registered_flops(func),
         traffic=PARTIAL.get(name),
-        written=frozenset(argument.name if argument.kwarg_only else position
-                          for position, argument in enumerate(schema.arguments)
-                          if argument.alias_info is not None and argument.alias_info.is_write),
-        reads_written=name not in WRITE_ONLY and not schema.overload_name.endswith("out"),
+        written=frozenset(a.name if a.kwarg_only else position for position, a in enumerate(arguments)
+                          if a.alias_info is not None and a.alias_info.is_write),
+        reads_written=name not in WRITE_ONLY and not (schema and schema.overload_name.endswith("out")),
         passes=2 if name in TWO_PASSES else 1,
         kernels=KERNELS.get(name, 1),
-        lists=any("[]" in str(argument.type) or "List" in str(argument.type) for argument in schema.arguments),
+        lists=schema is None or any("[]" in str(a.type) or "List" in str(a.type) for a in arguments),
     )
 
 
