@@ -71,6 +71,11 @@ class Technique:
     """Whether it decides what weights, gradients and optimizer states hold."""
     keeps: ClassVar[float] = 1.0
     """Share of a slot's heaviest variant's bytes that a sample adds to the peak, as a rule of thumb."""
+    slows: ClassVar[Mapping[str, float]] = {}
+    """Share of a step's time that it adds to that of its slot's plainest variant, by kind of device, as a rule of thumb.
+    """
+    outdone: ClassVar[Mapping[str, str]] = {}
+    """The variant of its slot, by name, that takes no more memory and is no slower, by kind of device."""
     trace_cost: ClassVar[int] = 1
     """How many times as long a prediction takes with it."""
     startup_seconds: ClassVar[float] = 0.0
@@ -114,12 +119,12 @@ class Technique:
         return cls.rungs() if recipe.backend.name in cls.auto_on else []
 
     def slowdown(self, device: Device) -> float:
-        """Share of a step's time that it adds to that of its slot's plainest variant, as a rule of thumb."""
-        return 0.0
+        """`slows` on that device."""
+        return self.slows.get(device.kind, 0.0)
 
     def outdone_by(self, device: Device) -> str:
-        """The variant of its slot, by name, that takes no more memory and is no slower; empty where none is known."""
-        return ""
+        """`outdone` on that device; empty where none is known."""
+        return self.outdone.get(device.kind, "")
 
     def bytes_per_parameter(self, recipe: Recipe) -> float:
         """Bytes of weights, gradients and optimizer states that it makes a step of a resolved recipe hold for each

@@ -127,6 +127,7 @@ class Segments(Checkpointing):
     keeps: ClassVar[float] = 0.2
     recomputing: ClassVar[float] = 0.25
     auto_on: ClassVar = ("pytorch",)
+    outdone: ClassVar = {"cpu": "every-block", "cuda": "every-block"}
 
     count: Positive | Literal["auto"] = "auto"
     """Number of segments; auto is the square root of the number of blocks, rounded."""
@@ -134,9 +135,6 @@ class Segments(Checkpointing):
     @property
     def period(self) -> None:
         return None
-
-    def outdone_by(self, device: Device) -> str:
-        return EveryBlock.name
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         if recipe.one_region:

@@ -74,15 +74,13 @@ class _Compiled(Compile):
     keeps: ClassVar[float] = 0.65
     trace_cost: ClassVar[int] = 3
     startup_seconds: ClassVar[float] = 60.0
-    auto_on: ClassVar = ("pytorch",)
+    slows: ClassVar = {"cpu": -0.2, "cuda": -0.2}
+    auto_on: ClassVar[tuple[str, ...]] = ("pytorch",)
 
     backend: CompileBackend = "inductor"
     """Who generates the code; see the table of backends."""
     mode: CompileMode = "default"
     """How long the compiler may search."""
-
-    def slowdown(self, device: Device) -> float:
-        return -0.2
 
     @property
     def partitions(self) -> bool:

@@ -120,13 +120,11 @@ class Fp32(_Fp32Weights):
     exact: ClassVar = "bitwise"
     speed: ClassVar[str] = "the baseline; with tf32 up to 3 times faster on Ampere and later"
     memory: ClassVar[str] = "the baseline: 4 bytes a weight, 4 a gradient"
+    slows: ClassVar = {"cuda": 0.4}
 
     @classmethod
     def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
         return [cls(tf32=device.at_least(8))]
-
-    def slowdown(self, device: Device) -> float:
-        return 0.4 if device.kind == "cuda" else 0.0
 
 
 @technique
@@ -163,13 +161,11 @@ class Bf16Pure(Precision):
     tolerance: ClassVar[float] = 0.15
     speed: ClassVar[str] = "as bf16, with no casts of weights"
     memory: ClassVar[str] = "2 bytes a weight, 2 a gradient, 4 for AdamW's states (6 with Kahan)"
+    slows: ClassVar = {"cuda": -0.1}
 
     rounding: Rounding = "kahan"
     """How a weight takes an update smaller than its last bit: kahan keeps the lost part in one more bf16 tensor,
     stochastic rounds up or down at random in proportion, nearest loses it."""
-
-    def slowdown(self, device: Device) -> float:
-        return -0.1 if device.kind == "cuda" else 0.0
 
     @property
     def weight_rounding(self) -> Rounding:

@@ -99,7 +99,7 @@ def _attention(first: int, of_keys: int, of_values: int, heads_at: int = 1) -> F
         else:
             rows, heads = int(query.shape[0]), int(query.shape[heads_at])
             queries, keys = int(query.shape[3 - heads_at]), int(key.shape[3 - heads_at])
-        pairs = round(rows * heads * attended_pairs(queries, keys, *_shape_of_mask(func, args, kwargs)))
+        pairs: int = round(rows * heads * attended_pairs(queries, keys, *_shape_of_mask(func, args, kwargs)))
         return 2 * pairs * (of_keys * int(query.shape[-1]) + of_values * int(value.shape[-1]))
 
     return flops
@@ -135,7 +135,8 @@ FLOPS: dict[str, Formula] = {
         for name in ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
                      "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu",
                      "_varlen_attn")
-        for suffix, formula in (("", _attention(0, *SCORES_AND_VALUES)), ("_backward", _attention(1, *SCORES_AND_GRADIENTS)))
+        for suffix, formula in (("", _attention(0, *SCORES_AND_VALUES)),
+                                ("_backward", _attention(1, *SCORES_AND_GRADIENTS)))
     },
     "_varlen_attn_out": _attention(1, *SCORES_AND_VALUES),
     **{

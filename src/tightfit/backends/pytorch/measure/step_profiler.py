@@ -34,7 +34,6 @@ from tightfit.files import replacing
 from tightfit.garbage import gc_paused
 from tightfit.trace import PHASES, Phase
 
-
 ENTRIES = 2_000_000
 """Entries of the CUDA allocator's record that are kept at most; the oldest go first."""
 
