@@ -72,8 +72,7 @@ class Technique:
     keeps: ClassVar[float] = 1.0
     """Share of a slot's heaviest variant's bytes that a sample adds to the peak, as a rule of thumb."""
     slows: ClassVar[Mapping[str, float]] = {}
-    """Share of a step's time that it adds to that of its slot's plainest variant, by kind of device, as a rule of thumb.
-    """
+    """Share of a step's time that it adds to its slot's plainest variant's, by kind of device, as a rule of thumb."""
     outdone: ClassVar[Mapping[str, str]] = {}
     """The variant of its slot, by name, that takes no more memory and is no slower, by kind of device."""
     trace_cost: ClassVar[int] = 1

@@ -36,9 +36,9 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     attentions.Flex: attention.flex,
     attentions.FlashAttn: attention.flash_attn,
     precisions.Fp32: precision.fp32,
-    precisions.Fp16: precision.fp16,
-    precisions.Bf16: precision.bf16,
-    precisions.Bf16Pure: precision.bf16_pure,
+    precisions.Fp16: precision.mixed,
+    precisions.Bf16: precision.mixed,
+    precisions.Bf16Pure: unchanged,  # models are built in bf16; how updates round is the optimizer's part
     losses.Plain: unchanged,
     losses.Chunked: loss.chunked,
     losses.Liger: loss.liger,

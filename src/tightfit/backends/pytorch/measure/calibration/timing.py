@@ -88,19 +88,16 @@ STEPS, WARM_UP = 40, 10
 LAYERS = 4
 
 
-def _tiny_model() -> Any:
-    """transformers' GPT-2 with next to nothing to compute: its ops follow one another as in models of real size."""
-    return GPT2LMHeadModel(GPT2Config(
-        n_layer=LAYERS, n_embd=32, n_head=2, vocab_size=64, n_positions=8, resid_pdrop=0.0, embd_pdrop=0.0,
-        attn_pdrop=0.0, use_cache=False, bos_token_id=None, eos_token_id=None,
-    ))  # fmt: skip
-
-
 class TinyStep:
-    """A training step in phases that are called one after another."""
+    """A training step in phases that are called one after another, of transformers' GPT-2 with next to nothing to
+    compute: its ops follow one another as in models of real size."""
 
     def __init__(self, device: torch.device) -> None:
-        self.model = _tiny_model().to(device).train()
+        config = GPT2Config(
+            n_layer=LAYERS, n_embd=32, n_head=2, vocab_size=64, n_positions=8, resid_pdrop=0.0, embd_pdrop=0.0,
+            attn_pdrop=0.0, use_cache=False, bos_token_id=None, eos_token_id=None,
+        )  # fmt: skip
+        self.model: Any = GPT2LMHeadModel(config).to(device).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), foreach=False, fused=False)
         self.ids = torch.randint(64, (1, 8), device=device)
         self.loss: Any = None
