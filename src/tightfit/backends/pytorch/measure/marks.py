@@ -32,7 +32,6 @@ class Call:
     made, by address."""
 
     tick: int
-    phase: Phase
     module: str
     name: str
     op: Op | None = None
@@ -106,8 +105,7 @@ class Marks(Tracker):
             self.gradients.append((parameter.grad.untyped_storage().data_ptr(), owner))
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        phase, module = self._place()
-        self.calls.append(Call(tick=self.memory.tick + 1, phase=phase, module=module, name=str(func)))
+        self.calls.append(Call(tick=self.memory.tick + 1, module=self._place()[1], name=str(func)))
         with record_function(f"{MARK}op:{len(self.calls) - 1}"):
             return func(*args, **kwargs)
 
