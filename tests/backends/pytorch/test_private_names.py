@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 from tightfit.backends.pytorch.inspection import inspected
+from tightfit.backends.pytorch.techniques import optimizer
 from tightfit.backends.pytorch.techniques.compile import compile_seconds
 from tightfit.errors import ModelError
+from tightfit.techniques.optimizer import AdamW8bit
 
 
 def test_compile_seconds_without_dynamos_record(monkeypatch):
@@ -46,9 +48,10 @@ def test_the_profilers_log_level_is_put_back(monkeypatch, level):
 def test_a_torchao_without_its_inner_parts_is_a_sentence(monkeypatch):
     from torchao.optim import adam
 
-    from tightfit.backends.pytorch.techniques.optimizer.quantized_adamw import AdamW8bit
+    from tightfit.backends.pytorch.techniques.optimizer.apply import quantized
 
-    weight = nn.Parameter(torch.ones(8, 8))
+    monkeypatch.delitem(sys.modules, "tightfit.backends.pytorch.techniques.optimizer.quantized_adamw", raising=False)
+    monkeypatch.delattr(optimizer, "quantized_adamw", raising=False)
     monkeypatch.delattr(adam, "single_param_adam")
-    with pytest.raises(ModelError, match=r"torchao has no optim\.adam\.single_param_adam.*write optimizer=adamw"):
-        AdamW8bit([{"params": [weight]}], ())
+    with pytest.raises(ModelError, match=r"torchao lacks what.*single_param_adam.*write optimizer=adamw"):
+        quantized(AdamW8bit(), SimpleNamespace())
