@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
 
 from tightfit.errors import RecipeError
 from tightfit.recipe.yaml import explain, parse_technique, technique_to_yaml
@@ -52,13 +61,13 @@ def _slot(name: str) -> tuple[BeforeValidator, PlainSerializer]:
     return BeforeValidator(lambda value: parse_technique(name, value)), PlainSerializer(technique_to_yaml)
 
 
-def _checked_arguments(values: Any) -> Any:
+def _checked_arguments(values: dict[str, Any]) -> dict[str, Any]:
     """`hugging_face`, whose names are looked up where there are any."""
-    if not values:
-        return values
-    from tightfit.recipe.hf_arguments import check_carried
+    if values:
+        from tightfit.recipe.hf_arguments import check_carried
 
-    return check_carried(values)
+        check_carried(values)
+    return values
 
 
 class Data(BaseModel):
@@ -209,7 +218,7 @@ class Recipe(BaseModel):
     """Text to continue at the end of a causal-lm run."""
     cache_dir: str = "~/.cache/tightfit"
     """Where trained tokenizers and tokenized data are kept."""
-    hugging_face: Annotated[dict[str, Any], BeforeValidator(_checked_arguments)] = Field(default_factory=dict)
+    hugging_face: Annotated[dict[str, Any], AfterValidator(_checked_arguments)] = Field(default_factory=dict)
     """Arguments of a Hugging Face Trainer that are no field here, such as `log_level` or `num_train_epochs`: kept for
     TrainingArguments, and without effect on training here."""
 
