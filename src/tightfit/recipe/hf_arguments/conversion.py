@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from tightfit.errors import RecipeError, nearest
-from tightfit.recipe.hf_arguments.table import CARRIED, DEFAULTS, REFUSED, RENAMED, SPELLED, Mapped, arguments_of, unknown
+from tightfit.recipe.hf_arguments.table import (
+    CARRIED,
+    DEFAULTS,
+    REFUSED,
+    RENAMED,
+    SPELLED,
+    Mapped,
+    arguments_of,
+    unknown,
+)
 from tightfit.recipe.yaml import explain
 from tightfit.techniques import SLOTS
 
