@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field, PositiveInt, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from tightfit.bundled import BUNDLED, HUB_NAMES
-from tightfit.errors import MissingLibrary, ModelError, nearest, one_line
+from tightfit.errors import ModelError, nearest, one_line
 from tightfit.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -115,7 +115,9 @@ def read_config(recipe: Recipe) -> Any:
         bundled = BUNDLED[source.name]
         if bundled.config_class == "transformer":
             return _our_config(dict(bundled.numbers), changes, recipe)
-        config_class = getattr(_transformers(), bundled.config_class)
+        import transformers
+
+        config_class = getattr(transformers, bundled.config_class)
         return _make_config(config_class(**bundled.numbers), dict(bundled.numbers), changes, recipe)
     saved = _read_json(Path(source.name) / "config.json") if source.kind == "folder" else {}
     if saved.get("model_type") == OUR_TRANSFORMER:
@@ -204,8 +206,10 @@ def _our_config(values: dict[str, Any], changes: dict[str, Any], recipe: Recipe)
 
 def _stored_config(name: str, changes: dict[str, Any], recipe: Recipe) -> Any:
     """The configuration in a folder or on the Hugging Face hub."""
+    from transformers import AutoConfig
+
     try:
-        config = _transformers().AutoConfig.from_pretrained(name, trust_remote_code=recipe.trust_remote_code)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=recipe.trust_remote_code)
     except Exception as error:  # the hub's client, its transport and remote code each raise their own
         raise ModelError(explain_hub_error(name, error)) from error
     values = config.to_dict()
@@ -286,11 +290,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ModelError(f"model: {str(path)!r} should hold a JSON object")
     return values
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError:
-        raise MissingLibrary("transformers", "a model's configuration", "transformers") from None
-    return transformers

@@ -58,7 +58,7 @@ def test_a_model_that_breaks_the_contract_is_named(recipe, model, words):
 
 def test_a_folder_that_cannot_be_written_is_named(recipe):
     (Path(recipe["output_dir"]) / LOCK).mkdir(parents=True)
-    with pytest.raises(RecipeError, match=r"output_dir: .*/run cannot be written \(Is a directory: .*; write output_dir"):
+    with pytest.raises(RecipeError, match=r"output_dir: .*/run cannot be written \(Is a directory: .*; write out"):
         Trainer(Named(), recipe, ROWS).train()
     Path(recipe["output_dir"]).with_name("file").touch()
     with pytest.raises(RecipeError, match=r"output_dir: .*/file cannot be written \(File exists"):

@@ -103,8 +103,8 @@ def _trained(recipe: Recipe, facts: ModelFacts, texts: Callable[[], Iterable[str
 
 def train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str]) -> Any:
     """A byte-level BPE `tokenizers.Tokenizer` of at most `vocab_size` tokens, the special ones first."""
-    from tokenizers import Tokenizer as Backend
     from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer as Backend
 
     backend = Backend(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
