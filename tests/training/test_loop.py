@@ -52,7 +52,7 @@ class Pending:
 class FakeStep:
     """Gives the results that `script` says for each step, and notes what is asked of it."""
 
-    inspection = None
+    attention_kernels = ()
     parameter_count = 1
     compile_seconds = 0.0
 

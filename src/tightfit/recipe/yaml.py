@@ -16,26 +16,6 @@ SHORT_FORMS: dict[tuple[str, str], dict[str, Any]] = {
 }
 """Names that stand for a variant with a knob set."""
 
-ELSEWHERE = {
-    "per_device_train_batch_size": "write micro_batch_size (sequences in one forward pass)",
-    "gradient_accumulation_steps": "accumulation is derived: write batch_size (global) and micro_batch_size",
-    "gradient_checkpointing": "write checkpointing=every-block",
-    "fp16": "write precision=fp16",
-    "bf16": "write precision=bf16",
-    "tf32": "write precision=tf32, or precision.tf32=true",
-    "optim": "write optimizer",
-    "torch_compile": "write compile=per-block",
-    "torch_empty_cache_steps": "write empty_cache_steps",
-    "dataloader_num_workers": "write loading.workers",
-    "dataloader_pin_memory": "write loading.pin_memory",
-    "num_train_epochs": "write max_steps",
-    "layers": "write backend: {name: jax, layers: scanned}, or backend=jax backend.layers=scanned",
-    "xla_flags": "write backend=jax backend.xla_flags=--xla_NAME=VALUE",
-    "weight_decay": "write optimizer=adamw optimizer.weight_decay=0.1",
-}
-"""Names from other trainers and from earlier versions, and what they are here."""
-
-
 def parse_technique(slot: str, value: Any) -> Technique | str:
     """The technique that `value` stands for in `slot`: its name, a mapping with `name` and knobs, or itself.
 
@@ -118,8 +98,10 @@ def _sentence(error: Any, fields: Mapping[str, Any], slot: str, where: str) -> s
     path = ".".join(([slot] if slot else []) + written)
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         name = parts[-1]
-        if name in ELSEWHERE and not slot:
-            return f"{path}: not a field; {ELSEWHERE[name]}"
+        from tightfit.recipe.hf_arguments.table import fields_of
+
+        if not slot and (meant := ["max_steps"] if name == "num_train_epochs" else fields_of(name)):
+            return f"{path}: not a field; write {' or '.join(meant)}"
         owner = f" of {where}" if where else ""
         if not fields:
             return f"{path}: not a field{owner}, which has no knobs"

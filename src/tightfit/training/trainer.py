@@ -20,7 +20,7 @@ from tightfit.recipe.resume import continued
 from tightfit.training import checkpoints
 from tightfit.training.listeners import Listener
 from tightfit.training.loop import TrainerState, TrainingLoop
-from tightfit.training.records import MetricsLog, Summary, precision_warning
+from tightfit.training.records import MetricsLog, Summary
 from tightfit.training.run_folder import MODEL, PLAN, SUMMARY, RunFolder, locked, run_path
 from tightfit.training.session import Session, open_session, recipe_for_machine
 
@@ -193,9 +193,6 @@ class Trainer:
         self, session: Session, step: Step, data: Prepared, state: TrainerState, began: float
     ) -> Summary:
         seconds = state.training_seconds or 1e-9
-        inspection = step.inspection
-        assert session.recipe.precision != "auto"
-        warning = precision_warning(session.recipe.precision.name, inspection)
         return Summary(
             steps=state.step,
             first_step=state.first_step,
@@ -214,8 +211,7 @@ class Trainer:
             loss=state.losses[-1] if state.losses else None,
             eval_loss=state.eval_loss,
             unigram_loss=data.unigram_loss,
-            attention_kernels=inspection.attention_kernels if inspection else (),
-            warnings=(warning,) if warning else (),
+            attention_kernels=step.attention_kernels,
             stopped_by=state.stopped_by,
             losses=tuple(state.losses),
         )

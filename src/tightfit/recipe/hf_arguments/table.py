@@ -160,6 +160,11 @@ def arguments_of(field: str) -> tuple[str, ...]:
     return FIELDS.get(field, (field,) if field in MAPPED else ())
 
 
+def fields_of(name: str) -> list[str]:
+    """The fields of a recipe that an argument makes which is not called as they are."""
+    return [field for field, names in FIELDS.items() if name in names]
+
+
 def unknown(name: str) -> str:
     """A sentence for a name that TrainingArguments does not have."""
     hint = FORMER.get(name) or nearest(name, DEFAULTS)
@@ -175,8 +180,7 @@ def check_carried(values: Mapping[str, Any]) -> None:
         if name in REFUSED:
             reasons.append(f"{name}: {REFUSED[name][1]}")
         elif name in MAPPED:
-            field = next((field for field, names in FIELDS.items() if name in names), name)
-            reasons.append(f"{name}: a recipe says this itself; write {field}")
+            reasons.append(f"{name}: a recipe says this itself; write {' or '.join(fields_of(name) or [name])}")
         else:
             reasons.append(unknown(name))
     if reasons:
