@@ -179,9 +179,6 @@ def facts_of(config: Any, recipe: Recipe) -> ModelFacts:
 OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "data2vec-text", "longformer"})
 """Model types whose position embedding begins behind the padding token's index."""
 
-SIZES = re.compile(r"(size|dim|heads?|(?<!window_)layers?|embd|inner|positions|embeddings|d_model|d_ff|d_kv)$")
-"""Names of fields that count something of which a model has at least one."""
-
 
 def _our_config(values: dict[str, Any], changes: dict[str, Any], recipe: Recipe) -> TransformerConfig:
     """values: of a saved model's config.json. changes: what the recipe writes otherwise."""
@@ -228,9 +225,6 @@ def _make_config(config: Any, values: dict[str, Any], changes: dict[str, Any], r
     config_class, known = type(config), config.to_dict()
     aliases: dict[str, str] = config_class.attribute_map
     _check_fields(config_class.__name__, changes, {**known, **aliases, "num_labels": None, "vocab_size": None})
-    for name, value in changes.items():
-        if type(value) is int and value < 1 and SIZES.search(aliases.get(name, name)):
-            raise ModelError(f"model_overrides.{name}: {value} should be 1 or more")
     changes = {aliases.get(name, name): value for name, value in changes.items()}
     num_labels = changes.pop("num_labels", None)
     vocab_size = changes.get("vocab_size")

@@ -13,8 +13,8 @@ from tightfit.data.tokenizing import (
     FILES,
     MASK,
     PAD,
-    FastTokenizer,
     Tokenizer,
+    bare_tokenizer,
     load_tokenizer,
     own_threads,
     read_tokenizer_file,
@@ -95,7 +95,7 @@ def _trained(recipe: Recipe, facts: ModelFacts, texts: Callable[[], Iterable[str
     key = digest(["byte-level BPE 3", fingerprint, str(facts.vocab_size), *specials])
 
     def fill(folder: Path) -> None:
-        FastTokenizer(train_bpe(texts(), facts.vocab_size, specials), "train").save(folder)
+        bare_tokenizer(train_bpe(texts(), facts.vocab_size, specials), "train").save(folder)
 
     folder = Path(recipe.cache_dir).expanduser() / "tokenizers" / key
     return cached(folder, fill, lambda made: read_tokenizer_file(made / "tokenizer.json"))

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
 from tightfit.errors import RecipeError
 from tightfit.recipe.yaml import explain, parse_technique, technique_to_yaml
@@ -59,15 +50,6 @@ Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup", "inve
 
 def _slot(name: str) -> tuple[BeforeValidator, PlainSerializer]:
     return BeforeValidator(lambda value: parse_technique(name, value)), PlainSerializer(technique_to_yaml)
-
-
-def _checked_arguments(values: dict[str, Any]) -> dict[str, Any]:
-    """`hugging_face`, whose names are looked up where there are any."""
-    if values:
-        from tightfit.recipe.hf_arguments import check_carried
-
-        check_carried(values)
-    return values
 
 
 class Data(BaseModel):
@@ -218,7 +200,7 @@ class Recipe(BaseModel):
     """Text to continue at the end of a causal-lm run."""
     cache_dir: str = "~/.cache/tightfit"
     """Where trained tokenizers and tokenized data are kept."""
-    hugging_face: Annotated[dict[str, Any], AfterValidator(_checked_arguments)] = Field(default_factory=dict)
+    hugging_face: dict[str, Any] = Field(default_factory=dict)
     """Arguments of a Hugging Face Trainer that are no field here, such as `log_level` or `num_train_epochs`: kept for
     TrainingArguments, and without effect on training here."""
 
@@ -228,6 +210,10 @@ class Recipe(BaseModel):
         if self.mode == "train" and micro != "auto" and micro > batch:
             raise RecipeError(f"micro_batch_size: {micro} is more than batch_size={batch}, which is what one optimizer "
                               f"step learns from; write micro_batch_size={batch} or less, or batch_size={micro}")
+        if self.hugging_face:
+            from tightfit.recipe.hf_arguments import check_carried
+
+            check_carried(self.hugging_face)
         return self
 
     @classmethod

@@ -14,16 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from tightfit.errors import RecipeError, nearest
-from tightfit.recipe.hf_arguments.table import (
-    CARRIED,
-    DEFAULTS,
-    REFUSED,
-    RENAMED,
-    SPELLED,
-    Mapped,
-    arguments_of,
-    unknown,
-)
+from tightfit.recipe.hf_arguments import table
 from tightfit.recipe.yaml import explain
 from tightfit.techniques import SLOTS
 
@@ -65,10 +56,10 @@ def from_training_arguments(
     if "device" in fields:
         written["use_cpu"] = fields["device"] == "cpu"
     given = _complete(written)
-    replaced = {name for field in fields for name in arguments_of(field)}
+    replaced = {name for field in fields for name in table.arguments_of(field)}
     # What other fields are read from too is read although it is replaced.
-    shared = {*arguments_of("batch_size"), "max_steps", "use_cpu"}
-    consulted = _complete({**written, **{name: DEFAULTS[name] for name in replaced - shared}})
+    shared = {*table.arguments_of("batch_size"), "max_steps", "use_cpu"}
+    consulted = _complete({**written, **{name: table.DEFAULTS[name] for name in replaced - shared}})
     # The Trainer's models make whole logits.
     values = {"loss": "plain", **_recipe_values(consulted, _default_steps(recipe_type)), **fields}
     recipe = recipe_type.from_dict(values)
@@ -103,8 +94,8 @@ def training_arguments(recipe: Recipe) -> Arguments:
             f"whole micro-batches only; write {fitting}, or another micro_batch_size"
         )
     arguments = plain_arguments(recipe)
-    arguments |= {name: value for name, value in recipe.hugging_face.items() if name in CARRIED}
-    spelled = {name: value for name, value in recipe.hugging_face.items() if name in SPELLED}
+    arguments |= {name: value for name, value in recipe.hugging_face.items() if name in table.CARRIED}
+    spelled = {name: value for name, value in recipe.hugging_face.items() if name in table.SPELLED}
     meant = _meaning(type(recipe), arguments)
     for written in (spelled, *({name: value} for name, value in spelled.items())):
         with suppress(RecipeError):  # where it is no longer a spelling of what the recipe says
@@ -158,18 +149,18 @@ def _read(source: Any) -> Arguments:
     elif dataclasses.is_dataclass(source) and hasattr(source, "per_device_train_batch_size"):
         usual = {field.name: field.default for field in dataclasses.fields(source)}
         values: Arguments = source.to_dict()  # type: ignore[union-attr]
-        given = {name: value for name, value in values.items() if name in DEFAULTS or value != usual[name]}
+        given = {name: value for name, value in values.items() if name in table.DEFAULTS or value != usual[name]}
     else:
         raise RecipeError(
             f"training arguments: {source!r} is none; give a TrainingArguments, a mapping, or a JSON file's path"
         )
-    for old, new in RENAMED.items():
+    for old, new in table.RENAMED.items():
         if old in given and new in given:
             raise RecipeError(f"{old}: the older name of {new}, which is given too; keep {new}")
         if old in given:
             given[new] = given.pop(old)
-    if strange := [name for name in given if name not in DEFAULTS]:
-        raise RecipeError("; ".join(unknown(str(name)) for name in strange))
+    if strange := [name for name in given if name not in table.DEFAULTS]:
+        raise RecipeError("; ".join(table.unknown(str(name)) for name in strange))
     return {name: value.value if isinstance(value, Enum) else value for name, value in given.items()}
 
 
@@ -189,7 +180,7 @@ def _complete(given: Mapping[str, Any]) -> Arguments:
 
     Raises RecipeError for a value of another type.
     """
-    a = {**DEFAULTS, **given}
+    a = {**table.DEFAULTS, **given}
     if a["output_dir"] == DERIVED_OUTPUT_DIR:
         a["output_dir"] = None
     if a["report_to"] in (None, [], ["none"], [None]):
@@ -199,7 +190,7 @@ def _complete(given: Mapping[str, Any]) -> Arguments:
     if a["hub_token"] == "<HUB_TOKEN>":  # to_dict writes this, with a token or without
         a["hub_token"] = None
     for name in ("lr_scheduler_kwargs", "fsdp", "fsdp_config", "deepspeed", "debug", "disable_tqdm"):
-        a[name] = a[name] or DEFAULTS[name]  # empty, or false, says the same as no value
+        a[name] = a[name] or table.DEFAULTS[name]  # empty, or false, says the same as no value
     usual = {"even_batches": True, "use_seedable_sampler": True}
     accelerator = a["accelerator_config"]
     if isinstance(accelerator, Mapping) and all((v or False) == usual.get(k, False) for k, v in accelerator.items()):
@@ -215,9 +206,9 @@ def _complete(given: Mapping[str, Any]) -> Arguments:
     if a["use_cpu"] is True:
         a["dataloader_pin_memory"] = False
     try:
-        Mapped.model_validate(a)
+        table.Mapped.model_validate(a)
     except ValidationError as error:
-        raise RecipeError(explain(Mapped, error)) from None
+        raise RecipeError(explain(table.Mapped, error)) from None
     return a
 
 
@@ -262,7 +253,7 @@ def _recipe_values(a: Arguments, default_steps: int) -> dict[str, Any]:
 
 def _unsaid(a: Arguments) -> Iterator[str]:
     """What complete arguments say that no recipe can, and how they contradict one another."""
-    for name, (default, reason) in REFUSED.items():
+    for name, (default, reason) in table.REFUSED.items():
         if a[name] != default:
             yield f"{name}: {'(hidden)' if name.endswith('_token') else repr(a[name])} {reason}"
     if a["report_to"] == ["all"]:
