@@ -76,13 +76,10 @@ def held_out(documents: int, fraction: float) -> Array:
 
 
 def split_text(text: str, fraction: float) -> tuple[str, str]:
-    """A single document's beginning, to train on, and its end, to hold out; cut behind a line or a word if it can be.
+    """A single document's beginning, to train on, and its end, to hold out; cut behind a line if it can be.
 
     The two together are the text; the end has at least one character where the text has two.
     """
     cut = min(max(round(len(text) * (1.0 - fraction)), 1), len(text) - 1)
-    for mark in ("\n", " "):
-        found = text.rfind(mark, cut - cut // 10, cut) + 1
-        if found > 0:
-            return text[:found], text[found:]
+    cut = text.rfind("\n", cut - cut // 10, cut) + 1 or cut
     return text[:cut], text[cut:]

@@ -16,6 +16,9 @@ SHORT_FORMS: dict[tuple[str, str], dict[str, Any]] = {
 }
 """Names that stand for a variant with a knob set."""
 
+SHORT_FIELDS = {"data": "source", "inference": "new_tokens"}
+"""Fields that are mappings, and the one of theirs that a plain value stands for."""
+
 def parse_technique(slot: str, value: Any) -> Technique | str:
     """The technique that `value` stands for in `slot`: its name, a mapping with `name` and knobs, or itself.
 
@@ -187,10 +190,8 @@ def _as_mapping(field: str, value: Any, text: str, knob: str) -> dict[str, Any]:
     """The mapping that a short string stands for, so that its field `knob` can be set."""
     if isinstance(value, Mapping):
         return dict(value)
-    if field == "data":
-        return {"source": value} if value else {}
-    if field == "inference":
-        return {} if value is None else {"new_tokens": value}
+    if field in SHORT_FIELDS:
+        return {} if value is None else {SHORT_FIELDS[field]: value}
     if field in VARIANTS and VARIANTS[field][0].name != field:
         if value in (None, "auto"):
             able = [variant for variant in VARIANTS[field] if knob in getattr(variant, "__pydantic_fields__", {})]

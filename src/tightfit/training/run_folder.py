@@ -9,6 +9,7 @@ import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,11 @@ def folder_name(name: str) -> str:
     return Path(name).stem if name.endswith((".yaml", ".yml")) else name.replace("/", "--").replace(":", "-")
 
 
+@dataclass(frozen=True)
 class RunFolder:
     """The files of one run."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     @property
     def checkpoints(self) -> Path:

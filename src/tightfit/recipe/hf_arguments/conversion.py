@@ -42,14 +42,8 @@ DERIVED_OUTPUT_DIR = "trainer_output"
 def from_training_arguments(
     recipe_type: type[R], source: TrainingArguments | Mapping[str, Any] | str | Path, fields: Mapping[str, Any],
 ) -> R:  # fmt: skip
-    """The recipe that says what the arguments say.
-
-    source: a TrainingArguments, a mapping of its names, or the path of a JSON file that `to_json_string` wrote.
-    fields: a recipe's fields that the arguments do not have, such as model and seq_len, or that replace what they say,
-        whole: `optimizer` its weight decay too.
-
-    Raises RecipeError naming each argument that a recipe cannot hold, with the reason and what to write.
-    """
+    """The recipe that says what the arguments say, as `Recipe.from_training_arguments` describes it. `fields` replace
+    what arguments say, whole: `optimizer` its weight decay too."""
     written = _read(source)
     if isinstance(steps := fields.get("max_steps"), int):
         written["max_steps"] = steps
