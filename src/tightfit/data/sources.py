@@ -191,8 +191,7 @@ class Dummy:
     def example(self, index: int, epoch: int) -> Example:
         random = generator(self.seed, self.part, index)
         if self.task.predicts == "next":
-            drawn = random.integers(0, self.facts.vocab_size, self.seq_len + 1)
-            return Example({"input_ids": drawn[:-1]}, drawn[1:])
+            return next_tokens(random.integers(0, self.facts.vocab_size, self.seq_len + 1), self.seq_len)
         spec = self.task.batch_spec(1, self.seq_len, self.facts)
         return Example({name: _draw(random, array) for name, array in spec.inputs.items()}, _draw(random, spec.labels))
 

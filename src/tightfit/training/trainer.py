@@ -93,7 +93,6 @@ class Trainer:
         recipe, saved = self.recipe, folder.saved_recipe()
         if recipe.resume == "never" or saved is None:
             folder.require_fresh()
-        device = self.backend.device(recipe)
         kept = bool(checkpoints.folders(folder.checkpoints))
         finished = _finished(folder, recipe)
         if saved is not None and not kept and finished is None and folder.summary() is not None:
@@ -112,7 +111,7 @@ class Trainer:
         if recipe.hugging_face:
             self.listener.message("hugging_face: these arguments of the Hugging Face Trainer's have no effect here: "
                                   + ", ".join(sorted(recipe.hugging_face)))
-        session = open_session(recipe, self.listener.message, module=self.module, device=device)
+        session = open_session(recipe, self.listener.message, module=self.module)
         session.check_memory(self.listener.message)
         return session
 
