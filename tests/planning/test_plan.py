@@ -228,8 +228,8 @@ def test_a_gpu_that_is_too_small_once_traced_is_passed_over_with_those_that_are_
     most = needed(TOY, micro_batch_size=1)
     tight = replace(TOY, calls=[])
 
-    def wasteful(trace, capacity):
-        found = toy_replay(trace, capacity)
+    def wasteful(trace, capacity, settings):
+        found = toy_replay(trace, capacity, settings)
         found.peak_reserved += most // 2
         found.missing = 0 if capacity is None else max(found.peak_reserved - capacity, 0)
         found.fits = "no" if found.missing else "yes"

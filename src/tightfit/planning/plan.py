@@ -44,8 +44,6 @@ class Memory:
     capacity: what the allocator may hold: the device's memory less the context.
     margin: how much of the capacity is to stay free for a plan to be called safe.
     missing: how far the capacity would have to grow; 0 where it serves.
-    host_missing: how much more of its own memory the machine would have to have, all of it or page-locked; 0 where it
-        serves, and where nothing is offloaded to it.
     """
 
     peak_allocated: int
@@ -57,7 +55,6 @@ class Memory:
     capacity: int
     margin: int
     missing: int = 0
-    host_missing: int = 0
 
     @property
     def used(self) -> int:

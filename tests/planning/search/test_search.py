@@ -10,9 +10,8 @@ from tests.planning.toy import Toy
 from tightfit.devices import MIB, Device
 from tightfit.errors import ModelError, Refused
 from tightfit.planning.estimate import Margin, estimate
-from tightfit.planning.search.choose import Exploration
 from tightfit.planning.search.evaluate import InProcess
-from tightfit.planning.search.findings import CLOCK_ERROR
+from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration
 from tightfit.planning.search.search import TRACES, search
 from tightfit.planning.search.space import Space
 from tightfit.planning.timing.step_time import StepTime
@@ -40,7 +39,7 @@ def brute_force(toy, recipe, device):
         best = whole.best()
     if best is None:
         return None
-    return whole.found[best].speed, whole.found[best].estimate.safe, space.numerics(best[0])
+    return whole.found[best].speed, whole.found[best].estimate.safe, space.numerics(whole.found[best].recipe)
 
 
 def memory_for(toy, seed):

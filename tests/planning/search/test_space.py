@@ -38,7 +38,7 @@ def test_the_mildest_level_changes_no_numerics():
         assert names(Recipe(), device, "precision", (0, 0)) == precision
         assert names(Recipe(), device, "optimizer", (0, 0)) == {"adamw"}
         space = Space(Recipe(), device)
-        assert all(space.numerics(c) == () for c in space.choices if space.level(c) == (0, 0))
+        assert all(space.numerics(space.on(c, 1)) == () for c in space.choices if space.level(c) == (0, 0))
 
 
 def test_levels_go_from_mild_to_harsh():

@@ -6,10 +6,9 @@ import contextlib
 from collections.abc import Sequence
 
 from tightfit.errors import ModelError
-from tightfit.planning.plan import Candidate, Memory
-from tightfit.planning.search.choose import Exploration
+from tightfit.planning.plan import Memory
 from tightfit.planning.search.evaluate import Evaluated
-from tightfit.planning.search.findings import CLOCK_ERROR, Pair, Spent, startup
+from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair, Spent, startup
 from tightfit.planning.search.space import ALLOCATOR, Choice, named
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
@@ -18,9 +17,7 @@ from tightfit.techniques.precision import Fp32
 from tightfit.text import more_or_less, percent, size
 
 SHOWN = 5
-"""Candidates that fit and are shown, at most."""
-SHOWN_TOO_LARGE = 4
-"""Candidates that do not fit and are shown, at most."""
+"""Candidates that fit and are shown, at most; as many that do not where none does."""
 LEAST_SHARE = 0.0005
 """Of a speed: what is less is no difference."""
 
@@ -67,26 +64,25 @@ def too_large(exploration: Exploration) -> list[Evaluated]:
     it with each departure undone, and its like in the usual precision; without one all that were evaluated, each where
     it needs least."""
     best, space = exploration.best(), exploration.space
+    large: dict[Choice, Evaluated] = {}
     if best is None:
-        least: dict[Choice, Evaluated] = {}
         for (choice, _), found in exploration.found.items():
-            if choice not in least or found.estimate.missing < least[choice].estimate.missing:
-                least[choice] = found
-        return sorted(least.values(), key=lambda found: found.estimate.missing)
+            if choice not in large or found.estimate.missing < large[choice].estimate.missing:
+                large[choice] = found
+        return sorted(large.values(), key=lambda found: found.estimate.missing)[:SHOWN]
     choice, micro = best
-    larger = [other for other in exploration.sizes if other > micro][:1]
-    wanted = [(choice, other) for other in larger]
+    wanted = [(choice, other) for other in exploration.sizes if other > micro][:1]
     plainer = [other for other in space.undone(choice) if other in space.choices and space.cost(other) == 1]
     wanted += [(other, micro) for other in plainer[:2]]
     with contextlib.suppress(Spent):
         exploration.evaluate(wanted)
-    near = crowded_out(exploration, best)
-    shown = [exploration.found[pair] for pair in [*wanted, *([near] if near else [])] if pair in exploration.found]
-    large = {id(found): found for found in shown if found.fit_rank == 3}
-    return sorted(large.values(), key=lambda found: found.estimate.missing)
+    near = nearest_in_usual_precision(exploration, best)
+    pairs = dict.fromkeys([*wanted, *([near] if near else [])])
+    shown = [exploration.found[pair] for pair in pairs if pair in exploration.found]
+    return sorted((found for found in shown if found.fit_rank == 3), key=lambda found: found.estimate.missing)
 
 
-def crowded_out(exploration: Exploration, best: Pair) -> Pair | None:
+def nearest_in_usual_precision(exploration: Exploration, best: Pair) -> Pair | None:
     """Where a choice that keeps numerics has not the usual precision, since that leaves too little room: the evaluated
     combination in it that comes nearest. None elsewhere."""
     space = exploration.space
@@ -122,7 +118,7 @@ def why(exploration: Exploration, best: Pair) -> list[str]:
     if found.fit_rank == 2:
         sentences.append("It leaves less than the margin free: nothing found leaves more. Expect to be close to the "
                          "device's limit.")
-    changed = space.numerics(best[0])
+    changed = space.numerics(found.recipe)
     if changed:
         spare = " with the margin to spare" if found.fit_rank < 2 else ""
         reason = "allow_numerics lets it" if space.recipe.allow_numerics else f"nothing that keeps them fits{spare}"
@@ -130,14 +126,14 @@ def why(exploration: Exploration, best: Pair) -> list[str]:
         milder = mildest(exploration, best)
         if milder is not None:
             other = exploration.found[milder]
-            what = "is the mildest that fits" if space.numerics(milder[0]) else "keeps them"
+            what = "is the mildest that fits" if space.numerics(other.recipe) else "keeps them"
             slower = percent(abs(faster_by(other.speed, found.speed)))
             sentences.append(f"{named(other.recipe, found.recipe)} {what}, and is {slower} slower.")
     if any(t.harshness >= 4 for t in space.techniques(best[0])):
         sentences.append("It wants another learning rate than AdamW: for Adafactor about 1e-2.")
-    near = crowded_out(exploration, best)
+    near = nearest_in_usual_precision(exploration, best)
     if near is not None:
-        sentences.append(_crowded_out(exploration.found[near], found))
+        sentences.append(_why_not_usual_precision(exploration.found[near], found))
     return sentences
 
 
@@ -158,7 +154,7 @@ def _fastest(exploration: Exploration, best: Pair) -> str:
     return f"The fastest that fits, as far as times are sure ({percent(CLOCK_ERROR)}), and the plainest of those"
 
 
-def _crowded_out(near: Evaluated, best: Evaluated) -> str:
+def _why_not_usual_precision(near: Evaluated, best: Evaluated) -> str:
     """Why nothing in the usual precision was chosen."""
     precision = near.recipe.precision
     assert precision != "auto"
@@ -201,13 +197,6 @@ def misses(name: str, memory: Memory) -> str:
     cached = f" ({reserved} with cached memory, which could be given back)" if reserved != needed else ""
     return (f"{name} does not fit: it needs {needed} at the peak{cached}, in the {memory.peak_in}, "
             f"{size(memory.missing)} more than there are.")
-
-
-def candidate(exploration: Exploration, found: Evaluated, reasons: Sequence[str]) -> Candidate:
-    """A combination as the plan shows it."""
-    choice = next(choice for (choice, micro), known in exploration.found.items() if known is found)
-    return Candidate(recipe=found.recipe, estimate=found.estimate, reasons=tuple(reasons),
-                     changes_numerics=exploration.space.numerics(choice))
 
 
 def too_short(exploration: Exploration, best: Pair) -> str:

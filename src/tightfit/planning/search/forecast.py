@@ -96,10 +96,10 @@ class Fit:
         is but one point."""
         low, high = min(points), max(points)
         one, two = points[low], points[high]
-        first = _passes(one, low, batch)
+        first = one.passes_when_accumulating
         if low != high:
             return cls(
-                passes=Line.through(low, first, high, _passes(two, high, batch)),
+                passes=Line.through(low, first, high, two.passes_when_accumulating),
                 elsewhere=Line.through(low, one.elsewhere, high, two.elsewhere),
                 seconds=Line.through(batch / high, two.seconds, batch / low, one.seconds),
                 held=one.held, gradients=one.gradients,
@@ -113,10 +113,6 @@ class Fit:
             passes=Line(first - growing, growing / low), elsewhere=Line(one.elsewhere, 0.0),
             seconds=Line(max(one.seconds - each * batch / low, 0.0), each), held=one.held, gradients=one.gradients,
         )  # fmt: skip
-
-
-def _passes(found: Evaluated, micro: int, batch: int) -> float:
-    return found.passes + (found.gradients if micro >= batch else 0)
 
 
 class Forecast(NamedTuple):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from tightfit.devices import Device
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Margin
-from tightfit.planning.search.choose import Exploration
 from tightfit.planning.search.explain import changing
-from tightfit.planning.search.findings import Pair, Spent
-from tightfit.planning.search.space import Level, named
-from tightfit.planning.search.ways_out import MICRO, Asking
+from tightfit.planning.search.exploration import MICRO, Exploration, Pair, Spent
+from tightfit.planning.search.space import Level, named, trace_cost
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS
 from tightfit.text import size
@@ -22,42 +21,38 @@ GPUS_TRACED = 3
 
 def smallest_gpu(
     exploration: Exploration, catalogue: Sequence[Device], margin: Margin
-) -> tuple[Device | None, list[str]]:
+) -> tuple[Device | None, str, str]:
     """The smallest GPU of the catalogue on which the recipe as written fits; that as a sentence, and the same of the
     choice where it changes numerics."""
-    device, space = exploration.device, exploration.space
-    if device.kind != "cuda" or not catalogue or space.recipe.backend.compiles_whole_steps:
-        return None, []
-    levels = sorted({space.level(choice) for choice in space.choices})
-    asking = Asking(exploration, GPUS_TRACED)
-    gpu, text = _smallest(asking, catalogue, margin, levels[0])
+    space = exploration.space
+    if exploration.device.kind != "cuda" or not catalogue or space.recipe.backend.compiles_whole_steps:
+        return None, "", ""
+    gpu, text = _smallest(exploration, catalogue, margin, exploration.levels[0])
     best = exploration.best() or min(exploration.found, key=lambda pair: exploration.found[pair].estimate.missing)
-    texts = [text]
-    changed = space.numerics(best[0])
-    if changed:
-        _, other = _smallest(Asking(exploration, GPUS_TRACED), catalogue, margin, space.level(best[0]), best)
-        texts.append(f"With {' and '.join(changed)}, which {changing(changed).split()[-1]} numerics: "
-                     f"{other[0].lower()}{other[1:]}")
-    return gpu, texts
+    changed = space.numerics(exploration.found[best].recipe)
+    if not changed:
+        return gpu, text, ""
+    _, other = _smallest(exploration, catalogue, margin, space.level(best[0]), best)
+    return gpu, text, (f"With {' and '.join(changed)}, which {changing(changed).split()[-1]} numerics: "
+                       f"{other[0].lower()}{other[1:]}")
 
 
 def _smallest(
-    asking: Asking, catalogue: Sequence[Device], margin: Margin, level: Level, stated: Pair | None = None
+    exploration: Exploration, catalogue: Sequence[Device], margin: Margin, level: Level, stated: Pair | None = None
 ) -> tuple[Device | None, str]:
     """For one level of numerics; `stated`: a combination of it whose states are to be kept."""
-    exploration = asking.exploration
     space, device = exploration.space, exploration.device
     states = None if stated is None else space.states(stated[0])
     choices = [c for c in space.choices if space.level(c) == level and states in (None, space.states(c))]
-    try:
-        floor = space.floor([c for c in choices if space.cost(c) == 1] or choices, stated[0] if stated else None)
-        if any(space.cost(c) == 1 for c in choices) or not any(c in choices for c, _ in exploration.found):
+    cheap = [c for c in choices if space.cost(c) == 1]
+    with contextlib.suppress(Spent):
+        if cheap or not any(c in choices for c, _ in exploration.found):
+            floor = space.floor(cheap or choices, stated[0] if stated else None)
             exploration.evaluate([(floor, exploration.sizes[0])])
-    except Spent:
-        pass
     known = [found for (choice, _), found in exploration.found.items() if choice in choices]
     if not known:
         return None, "The smallest GPU is not known: the limit on traces was reached."
+    exploration.left = GPUS_TRACED
     least = min(known, key=lambda found: found.estimate.memory.used)
     fits, too_small, beyond = least.fit_rank < 3, "", 0
     for gpu in sorted(catalogue, key=lambda d: (d.memory_bytes, d.name)):
@@ -68,9 +63,9 @@ def _smallest(
         there = _on(space.recipe, least.recipe, gpu)
         if there.refusals(gpu):
             continue
-        dear = max(getattr(there, slot).trace_cost for slot in SLOTS) > 1
+        dear = trace_cost(there) > 1
         try:
-            cost = least if dear else asking.cost(there, gpu, f"whether {gpu.name} would do")
+            cost = least if dear else exploration.cost(there, f"whether {gpu.name} would do", gpu)
         except Spent:
             tried = f"{too_small} is too small, and l" if too_small else "L"
             return None, f"{tried}arger GPUs of the catalogue were not traced: the limit on traces was reached."

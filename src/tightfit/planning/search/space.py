@@ -75,12 +75,12 @@ class Space:
 
     @cached_property
     def first(self) -> Choice:
-        """The combination that a search begins with: the usual value of every field, or the one that outdoes it."""
-        return tuple(self.outdoing(field, value) or value
+        """The combination that a search begins with: the usual value of every field, or the one that dominates it."""
+        return tuple(self.dominating(field, value) or value
                      for field, value in zip(self.fields, self.plain, strict=True))
 
-    def outdoing(self, field: str, value: Any) -> Technique | None:
-        """The value of a field that is declared to outdo this one, if there is one."""
+    def dominating(self, field: str, value: Any) -> Technique | None:
+        """The value of a field that is declared to beat this one in memory and time, if there is one."""
         name = value.outdone_by(self.device) if isinstance(value, Technique) else ""
         return next((other for other in self.values[field] if name and other.name == name), None)
 
@@ -131,9 +131,10 @@ class Space:
         harshness = [technique.harshness for technique in self.techniques(choice)]
         return max(harshness, default=0), sum(harshness)
 
-    def numerics(self, choice: Choice) -> tuple[str, ...]:
+    def numerics(self, recipe: Recipe) -> tuple[str, ...]:
         """Values picked that change results, as `field=value`."""
-        return tuple(f"{t.slot}={t.name}" for t in self.techniques(choice) if t.harshness)
+        picked = (getattr(recipe, field) for field in self.fields if field in SLOTS)
+        return tuple(f"{technique.slot}={technique.name}" for technique in picked if technique.harshness)
 
     def floor(self, choices: Sequence[Choice], states: Choice | None = None) -> Choice:
         """Of combinations the one that is likeliest to need least memory; with `states`, of those with its weights,
@@ -161,9 +162,8 @@ class Space:
         return tuple(technique for technique in self.techniques(choice) if technique.changes_states)
 
     def cost(self, choice: Choice) -> int:
-        """Cost of a trace, in traces of the plainest combination."""
-        recipe = self.on(choice, 1)
-        return max(int(getattr(recipe, slot).trace_cost) for slot in SLOTS)
+        """See `trace_cost`."""
+        return trace_cost(self.on(choice, 1))
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -172,6 +172,11 @@ class Space:
         if self.recipe.mode == "inference":
             return [batch]
         return micro_batch_sizes(batch) if self.recipe.micro_batch_size == "auto" else [self.recipe.micro_batch_size]
+
+
+def trace_cost(recipe: Recipe) -> int:
+    """Cost of a resolved recipe's trace, in traces of the plainest combination."""
+    return max(int(getattr(recipe, slot).trace_cost) for slot in SLOTS)
 
 
 def micro_batch_sizes(batch: int) -> list[int]:
@@ -220,13 +225,10 @@ def check_pins(recipe: Recipe, device: Device) -> None:
                 raise Refused(f"{names} {verb} on {device.name}: {'; '.join(reasons)}")
 
 
-def _may_be_auto(slot: str) -> bool:
-    return bool(Recipe.model_fields[slot].default == "auto")
-
-
 def _always_refused(recipe: Recipe, device: Device, slots: tuple[str, ...]) -> list[str] | None:
     """Why these pins are refused whatever the other fields are; None where some combination is not."""
-    ours = recipe.model_copy(update={slot: "auto" for slot in SLOTS if slot not in slots and _may_be_auto(slot)})
+    open_by_default = [slot for slot in SLOTS if Recipe.model_fields[slot].default == "auto"]
+    ours = recipe.model_copy(update={slot: "auto" for slot in open_by_default if slot not in slots})
     alone = [reason for reason in ours.refusals(device) if reason.partition(":")[0] in slots]
     if not alone:
         return None

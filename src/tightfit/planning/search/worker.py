@@ -1,19 +1,18 @@
-"""A process that evaluates the recipes it reads from standard input; see `pool`."""
+"""A process that evaluates the recipes it gets over a connection; see `pool`."""
 
 from __future__ import annotations
 
-import os
 import sys
+from contextlib import suppress
+from multiprocessing.connection import Connection
 
 from tightfit.planning.search.evaluate import InProcess
-from tightfit.planning.search.pool import read, write
 
 
 def main() -> None:
-    """Evaluate until the input ends. Anything that a model prints goes to standard error."""
-    jobs, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    paths, name, calibration, margin = read(jobs)
+    """Evaluate until the connection ends, whose file descriptor is the first argument."""
+    connection = Connection(int(sys.argv[1]))
+    paths, name, calibration, margin = connection.recv()
     sys.path[:] = paths
 
     from tightfit.backends import load_backend
@@ -21,13 +20,10 @@ def main() -> None:
 
     backend = load_backend(name)
     evaluate = InProcess(standard_tools(backend.predict, calibration, unseen=backend.unseen), margin)
-    write(answers, "ready")
-    while True:
-        try:
-            recipe, device = read(jobs)
-        except EOFError:
-            return
-        write(answers, evaluate.one(recipe, device))
+    connection.send("ready")
+    with suppress(EOFError):
+        while True:
+            connection.send(evaluate.one(*connection.recv()))
 
 
 if __name__ == "__main__":
