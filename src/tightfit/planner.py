@@ -12,7 +12,7 @@ from typing import Any
 
 from tightfit.backends import load_backend
 from tightfit.devices import Device, catalogue
-from tightfit.display.plan import ReadablePlan
+from tightfit.display.plan_table import ReadablePlan
 from tightfit.errors import RecipeError
 from tightfit.models import read_config
 from tightfit.planning.search.evaluate import Progress

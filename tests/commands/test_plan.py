@@ -17,7 +17,7 @@ from tightfit.backends.pytorch.measure.calibration import measure as measuring
 from tightfit.calibration import Calibration, Curve, processor, torch_version
 from tightfit.commands import plan as plan_command
 from tightfit.devices import find_device
-from tightfit.display.plan import ReadablePlan
+from tightfit.display.plan_table import ReadablePlan
 from tightfit.errors import ModelError, RecipeError
 from tightfit.planner import own_device
 from tightfit.recipe import Recipe

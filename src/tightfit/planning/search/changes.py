@@ -1,19 +1,22 @@
-"""Changes that would make a recipe fit, or go faster: one field, fields left open, offloading, padded dimensions."""
+"""Changes that would make a recipe fit, or go faster: one field, another GPU, fields left open, offloading, padding."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.planning.alignment import Misalignment, dimensions, misaligned
 from tightfit.planning.defaults import default_micro_batch, resolve
+from tightfit.planning.estimate import Margin
 from tightfit.planning.offload import offload_advice
 from tightfit.planning.plan import Change
 from tightfit.planning.search.evaluate import Evaluated
-from tightfit.planning.search.exploration import CLOCK_ERROR, MICRO, Exploration, Spent
-from tightfit.planning.search.space import Space, micro_batch_sizes, named
+from tightfit.planning.search.explain import changing
+from tightfit.planning.search.exploration import CLOCK_ERROR, MICRO, Exploration, Pair, Spent
+from tightfit.planning.search.space import Level, Space, micro_batch_sizes, named, trace_cost
 from tightfit.planning.suggestions import savings
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
@@ -22,6 +25,8 @@ from tightfit.text import size
 
 CHANGES_TRACED = 12
 """Recipes traced at most for an answer."""
+GPUS_TRACED = 3
+"""GPUs that traces are made for, at most."""
 FEW_OPEN = 2
 """Open fields up to which a recipe counts as pinned: Hugging Face's arguments say nothing of two."""
 
@@ -123,6 +128,81 @@ def _smaller_batch(exploration: Exploration, nearest: Evaluated) -> tuple[Change
         return None, "No smaller batch would make it fit, not even batch_size=1."
     change = Change(text=f"batch_size={found.recipe.batch_size}", why="fewer at once", estimate=found.estimate)
     return change, f"The smallest that makes it fit: {change.text} ({change.why})."
+
+
+def smallest_gpu(
+    exploration: Exploration, catalogue: Sequence[Device], margin: Margin
+) -> tuple[Device | None, str, str]:
+    """The smallest GPU of the catalogue on which the recipe as written fits; that as a sentence, and the same of the
+    choice where it changes numerics."""
+    space = exploration.space
+    if exploration.device.kind != "cuda" or not catalogue or space.recipe.backend.compiles_whole_steps:
+        return None, "", ""
+    gpu, text = _smallest(exploration, catalogue, margin, exploration.levels[0])
+    best = exploration.best() or min(exploration.found, key=lambda pair: exploration.found[pair].estimate.missing)
+    changed = space.numerics(exploration.found[best].recipe)
+    if not changed:
+        return gpu, text, ""
+    _, other = _smallest(exploration, catalogue, margin, space.level(best[0]), best)
+    return gpu, text, (f"With {' and '.join(changed)}, which {changing(changed).split()[-1]} numerics: "
+                       f"{other[0].lower()}{other[1:]}")
+
+
+def _smallest(
+    exploration: Exploration, catalogue: Sequence[Device], margin: Margin, level: Level, stated: Pair | None = None
+) -> tuple[Device | None, str]:
+    """For one level of numerics; `stated`: a combination of it whose states are to be kept."""
+    space, device = exploration.space, exploration.device
+    states = None if stated is None else space.states(stated[0])
+    choices = [c for c in space.choices if space.level(c) == level and states in (None, space.states(c))]
+    cheap = [c for c in choices if space.cost(c) == 1]
+    with contextlib.suppress(Spent):
+        if cheap or not any(c in choices for c, _ in exploration.found):
+            floor = space.floor(cheap or choices, stated[0] if stated else None)
+            exploration.evaluate([(floor, exploration.sizes[0])])
+    known = [found for (choice, _), found in exploration.found.items() if choice in choices]
+    if not known:
+        return None, "The smallest GPU is not known: the limit on traces was reached."
+    exploration.left = GPUS_TRACED
+    least = min(known, key=lambda found: found.estimate.memory.used)
+    fits, too_small, beyond = least.fit_rank < 3, "", 0
+    for gpu in sorted(catalogue, key=lambda d: (d.memory_bytes, d.name)):
+        if fits and gpu.memory_bytes >= device.memory_bytes:
+            break
+        if gpu.memory_bytes <= beyond or least.estimate.memory.needed + margin.of(gpu) > gpu.memory_bytes:
+            continue
+        there = _as_usual_there(space.recipe, least.recipe, gpu)
+        if there.refusals(gpu):
+            continue
+        dear = trace_cost(there) > 1
+        try:
+            cost = least if dear else exploration.cost(there, f"whether {gpu.name} would do", gpu)
+        except Spent:
+            tried = f"{too_small} is too small, and l" if too_small else "L"
+            return None, f"{tried}arger GPUs of the catalogue were not traced: the limit on traces was reached."
+        if cost is None:
+            continue
+        if dear or cost.estimate.safe:
+            shown = (MICRO, "checkpointing") if space.recipe.mode == "train" else ("precision", "attention")
+            by = f", by this {device.name}'s trace" if dear else ""
+            return gpu, (f"The smallest GPU on which the recipe as written fits is {gpu.name} "
+                         f"({size(gpu.memory_bytes)}): {size(cost.estimate.memory.used)} in use with "
+                         f"{named(there, None, shown)}{by}.")
+        too_small, beyond = gpu.name, max(gpu.memory_bytes, cost.estimate.memory.needed)
+    if fits:
+        return device, f"No smaller GPU of the catalogue than {device.name} would do."
+    return None, "No GPU of the catalogue was found on which the recipe as written fits."
+
+
+def _as_usual_there(asked: Recipe, recipe: Recipe, gpu: Device) -> Recipe:
+    """The recipe as `auto` would have it on that GPU: where a technique that was left open is not for it, what is usual
+    there, as long as that is no harsher."""
+    if not recipe.refusals(gpu):
+        return recipe
+    usual = resolve(asked, gpu)
+    changes = {slot: getattr(usual, slot) for slot in SLOTS if getattr(asked, slot) == "auto"
+               and getattr(recipe, slot).refuse(recipe, gpu) and not getattr(recipe, slot).harshness}
+    return recipe.model_copy(update=changes)
 
 
 def gain_of_opening(exploration: Exploration, found: Evaluated) -> str:

@@ -58,12 +58,7 @@ class Evaluated:
 
     @property
     def fit_rank(self) -> int:
-        """Rank of its fit: 0 with the margin to spare, 1 so after releasing cached memory, 2 without the margin, 3
-        not at all."""
-        memory = self.estimate.memory
-        if self.estimate.safe:
-            return 0 if memory.peak_reserved <= memory.capacity - memory.margin else 1
-        return 2 if self.estimate.fits != "no" else 3
+        return self.estimate.fit_rank
 
 
 Progress = Callable[[int, int, str], None]

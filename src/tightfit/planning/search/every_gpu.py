@@ -101,12 +101,12 @@ def parse_prices(given: Sequence[str]) -> dict[str, float]:
     """`NAME=x` for each GPU, as prices by `Device.name`. Raises RecipeError for other texts, names and numbers."""
     prices: dict[str, float] = {}
     for text in given:
-        name, equals, number = text.partition("=")
+        name, _, number = text.partition("=")
         try:
             price = float(number)
         except ValueError:
             price = math.nan
-        if not equals or not 0 < price < math.inf:
+        if not 0 < price < math.inf:
             raise RecipeError(f"price: {text!r} should be a GPU's name and a number above 0, such as rtx-4090=0.35")
         try:
             device = find_device(name)

@@ -28,15 +28,12 @@ def ranked(exploration: Exploration) -> list[Evaluated]:
     best = exploration.best()
     if best is None:
         return []
-    others: dict[Choice, Pair] = {}
-    for pair, found in exploration.found.items():
-        if found.fit_rank < 3 and pair != best:
-            known = others.get(pair[0], pair)
-            others[pair[0]] = min(known, pair, key=lambda each: _order(exploration, each))
+    fitting = [pair for pair, found in exploration.found.items() if found.fit_rank < 3 and pair != best]
     rest: list[Pair] = []
-    for pair in sorted(others.values(), key=lambda pair: _order(exploration, pair)):
-        alike = (other for other in (best, *rest) if exploration.space.differing(pair[0], other[0]) == [ALLOCATOR])
-        rest += [] if any(alike) else [pair]
+    for pair in sorted(fitting, key=lambda pair: _order(exploration, pair)):
+        differing = [exploration.space.differing(pair[0], other[0]) for other in (best, *rest)]
+        if [ALLOCATOR] not in differing and [] not in differing[1:]:
+            rest.append(pair)
     milder = mildest(exploration, best)
     if milder in rest[SHOWN - 1 :]:
         rest.remove(milder)
@@ -101,9 +98,8 @@ def nearest_in_usual_precision(exploration: Exploration, best: Pair) -> Pair | N
 def why(exploration: Exploration, best: Pair) -> list[str]:
     """Why the choice is."""
     found, space = exploration.found[best], exploration.space
-    memory, time = found.estimate.memory, found.estimate.time
-    device = exploration.device
-    in_use = f"{size(min(memory.used, device.memory_bytes))} of {size(device.memory_bytes)}"
+    memory, time, total = found.estimate.memory, found.estimate.time, exploration.device.memory_bytes
+    in_use = f"{size(min(memory.used, total))} of {size(total)}"
     quantity = f"{time.throughput:,.0f} {time.unit}"
     if space.recipe.mode == "inference":
         inputs = "prompts" if TASKS[space.recipe.task].generates else "samples"
@@ -160,12 +156,12 @@ def _why_not_usual_precision(near: Evaluated, best: Evaluated) -> str:
     assert precision != "auto"
     copies = "autocast keeps 16-bit copies of the weights beside the weights themselves" if precision.autocast else (
         "it needs more memory")
-    nearest, memory = named(near.recipe, best.recipe), near.estimate.memory
-    if near.fit_rank == 3:
-        return f"Nothing fits in {precision.name}: {copies}. The nearest, {nearest}, misses {size(memory.missing)}."
-    over = memory.peak_reserved - memory.capacity + memory.margin
-    return (f"Nothing in {precision.name} leaves the margin free: {copies}. The nearest, {nearest}, is {size(over)} "
-            "over it.")
+    memory, nothing = near.estimate.memory, f"Nothing fits in {precision.name}"
+    by = f"misses {size(memory.missing)}"
+    if near.fit_rank < 3:
+        nothing = f"Nothing in {precision.name} leaves the margin free"
+        by = f"is {size(memory.peak_reserved - memory.capacity + memory.margin)} over it"
+    return f"{nothing}: {copies}. The nearest, {named(near.recipe, best.recipe)}, {by}."
 
 
 def changing(changed: Sequence[str]) -> str:
@@ -174,15 +170,13 @@ def changing(changed: Sequence[str]) -> str:
 
 
 def compared(found: Evaluated, best: Evaluated) -> str:
-    """Cost of another combination against the choice, as a sentence."""
-    name = named(found.recipe, best.recipe)
-    if found.fit_rank == 3:
-        return f"{name} does not fit: {size(found.estimate.missing)} too much."
+    """Cost of another combination that fits against the choice, as a sentence."""
     memory = found.estimate.memory.peak_reserved - best.estimate.memory.peak_reserved
     faster = faster_by(found.speed, best.speed)
     speed = f"{percent(abs(faster))} {'faster' if faster > 0 else 'slower'}" if faster else "as fast"
-    remark = {1: "; it fits only after releasing cached memory", 2: "; it leaves less than the margin free"}
-    return f"{name}: {speed}, {more_or_less(memory)} at the peak{remark.get(found.fit_rank, '')}."
+    remarks = ("", "; it fits only after releasing cached memory", "; it leaves less than the margin free")
+    return (f"{named(found.recipe, best.recipe)}: {speed}, {more_or_less(memory)} at the peak"
+            f"{remarks[found.fit_rank]}.")
 
 
 def faster_by(speed: float, best: float) -> float:

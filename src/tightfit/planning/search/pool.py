@@ -1,6 +1,6 @@
 """Evaluating recipes side by side, in processes of their own: tracing is Python, of which a process runs one at a time.
 
-The processes are started as `python -m tightfit.planning.search.worker`, not forked: torch's and XLA's threads do not
+The processes are started as `python -m tightfit.planning.search.pool`, not forked: torch's and XLA's threads do not
 survive a fork. Nor does multiprocessing start them, which would run the caller's script again in each.
 """
 
@@ -11,7 +11,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from multiprocessing.connection import Pipe
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from tightfit.calibration import Calibration
@@ -78,7 +79,7 @@ class Worker:
         self._connection, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tightfit.planning.search.worker", str(theirs.fileno())],
+                [sys.executable, "-m", "tightfit.planning.search.pool", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
@@ -111,3 +112,23 @@ class Worker:
         self._process.kill()
         self._process.wait()
         self._connection.close()
+
+
+def work(connection: Connection) -> None:
+    """Evaluate, in a process of a worker, what comes over a connection until it ends."""
+    paths, name, calibration, margin = connection.recv()
+    sys.path[:] = paths
+
+    from tightfit.backends import load_backend
+    from tightfit.planning.standard_tools import standard_tools
+
+    backend = load_backend(name)
+    evaluate = InProcess(standard_tools(backend.predict, calibration, unseen=backend.unseen), margin)
+    connection.send("ready")
+    with suppress(EOFError):
+        while True:
+            connection.send(evaluate.one(*connection.recv()))
+
+
+if __name__ == "__main__":
+    work(Connection(int(sys.argv[1])))

@@ -14,13 +14,12 @@ from tightfit.garbage import gc_paused
 from tightfit.models import model_facts
 from tightfit.planning.estimate import Margin, Tools
 from tightfit.planning.plan import Answers, Candidate, Plan
-from tightfit.planning.search.changes import gain_of_opening, misalignments, offload, smallest_change
+from tightfit.planning.search.changes import gain_of_opening, misalignments, offload, smallest_change, smallest_gpu
 from tightfit.planning.search.choose import explore
 from tightfit.planning.search.evaluate import Evaluated, Evaluator, InProcess, Progress
 from tightfit.planning.search.explain import SHOWN, compared, misses, ranked, still_known, too_large, too_short, why
 from tightfit.planning.search.exploration import MICRO, Exploration
 from tightfit.planning.search.pool import Pool
-from tightfit.planning.search.smallest_gpu import smallest_gpu
 from tightfit.planning.search.space import Space, named, written
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target

@@ -86,21 +86,23 @@ class Space:
 
     @cached_property
     def choices(self) -> list[Choice]:
-        """The combinations that nothing refuses, plainest first. Raises Refused where pins contradict each other."""
+        """The combinations that nothing refuses, plainest first. Raises Refused where there are none, with what stands
+        against every one of them: pins that contradict each other."""
         found = []
-        refusals: dict[Choice, bool] = {}  # which plain values do not decide
+        refusals: dict[Choice, list[str] | None] = {}  # which plain values do not decide; None: changes nothing
         techniques = [i for i, field in enumerate(self.fields) if field in SLOTS]
         for choice in itertools.product(*(self.values[field] for field in self.fields)):
             key = tuple(choice[i] for i in techniques)
             if key not in refusals:
                 resolved = self.on(choice, 1)
-                redundant = any(getattr(resolved, slot).redundant(resolved) for slot in self.fields if slot in SLOTS)
-                refusals[key] = redundant or bool(resolved.refusals(self.device))
-            if not refusals[key]:
+                redundant = any(technique.redundant(resolved) for technique in self.techniques(choice))
+                refusals[key] = None if redundant else resolved.refusals(self.device)
+            if refusals[key] == []:
                 found.append(choice)
         if not found:
-            check_pins(self.recipe, self.device)
-            raise Refused(f"no combination of techniques serves this recipe on {self.device.name}")
+            reasons = [reasons for reasons in refusals.values() if reasons]
+            always = [reason for reason in reasons[0] if all(reason in others for others in reasons)]
+            raise Refused("; ".join(always or reasons[0]))
         return sorted(found, key=self.departures)
 
     def on(self, choice: Choice, micro: int) -> Recipe:
@@ -211,33 +213,3 @@ def named(recipe: Recipe, other: Recipe | None = None, fields: Sequence[str] = (
     shown = [field for field in every if (field in fields if other is None else
                                           getattr(recipe, field) != getattr(other, field))]
     return " ".join(written(field, getattr(recipe, field)) for field in shown) or "the same"
-
-
-def check_pins(recipe: Recipe, device: Device) -> None:
-    """Raise Refused where what is pinned cannot serve together, naming the one field, or the two, and why."""
-    pinned = [slot for slot in SLOTS if getattr(recipe, slot) != "auto"]
-    for count in (1, 2, len(pinned)):
-        for slots in itertools.combinations(pinned, count):
-            reasons = _always_refused(recipe, device, slots)
-            if reasons is not None:
-                names = " and ".join(f"{slot}={getattr(recipe, slot).name}" for slot in slots)
-                verb = "cannot serve" if count == 1 else "cannot stand together"
-                raise Refused(f"{names} {verb} on {device.name}: {'; '.join(reasons)}")
-
-
-def _always_refused(recipe: Recipe, device: Device, slots: tuple[str, ...]) -> list[str] | None:
-    """Why these pins are refused whatever the other fields are; None where some combination is not."""
-    open_by_default = [slot for slot in SLOTS if Recipe.model_fields[slot].default == "auto"]
-    ours = recipe.model_copy(update={slot: "auto" for slot in open_by_default if slot not in slots})
-    alone = [reason for reason in ours.refusals(device) if reason.partition(":")[0] in slots]
-    if not alone:
-        return None
-    open_slots = [slot for slot in SLOTS if slot not in slots and len(SLOTS[slot]) > 1]
-    offers = [[kind.rungs()[0] for kind in SLOTS[slot]] for slot in open_slots]
-    # one other field at a time: what a pin lacks is another field's value
-    for slot, settings in zip(open_slots, offers, strict=True):
-        for setting in settings:
-            trial = ours.model_copy(update={slot: setting})
-            if not any(reason.partition(":")[0] in slots for reason in trial.refusals(device)):
-                return None
-    return alone
