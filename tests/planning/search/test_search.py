@@ -49,11 +49,11 @@ def memory_for(toy, seed):
     return 17 * weights * states + samples * sample * 0.6 + 5 * MIB
 
 
-def of(toy, memory, margin=MARGIN, limit=None, device=None, **fields):
+def of(toy, memory, device=None, **fields):
     """The toy's plan on a device of so many bytes."""
     aligned = {"vocab_size": 50_304}  # or the gain from padding it would be asked for
     recipe = Recipe.from_dict({"batch_size": 16, "loading": {"workers": 2}, **FEWER, **aligned, **fields})
-    return search(recipe, device or gpu(memory), toy.tools(), margin=margin, limit=limit)
+    return search(recipe, device or gpu(memory), toy.tools(), margin=MARGIN)
 
 
 @pytest.mark.parametrize(("allow_numerics", "batch", "seeds"), [(False, 8, (12, 15, 27, 39)), (True, 4, (13,))])
@@ -129,9 +129,10 @@ def test_no_choice_is_worse_than_one_of_its_own_pinnings(field):
     assert speeds[1] <= (1 + CLOCK_ERROR) * speeds[0]
 
 
-def test_keeps_to_a_smaller_number_of_traces_and_says_what_was_left_out():
+def test_keeps_to_a_smaller_number_of_traces_and_says_what_was_left_out(monkeypatch):
+    monkeypatch.setattr("tightfit.planning.search.search.TRACES", 5)
     toy = Toy.drawn(15)
-    plan = of(toy, memory_for(toy, 15), limit=5)
+    plan = of(toy, memory_for(toy, 15))
     assert len(toy.calls) == plan.predictions <= 5
     assert any("not traced" in note for note in plan.notes)
     assert plan.recipe

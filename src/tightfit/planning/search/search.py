@@ -58,8 +58,6 @@ def search(
     *,
     margin: Margin | None = None,
     catalogue: Sequence[Device] = (),
-    host_bytes: int | None = None,
-    limit: int | None = None,
     progress: Progress | None = None,
     choice_alone: bool = False,
     for_run: bool = False,
@@ -68,8 +66,7 @@ def search(
     """The plan of a recipe on a device.
 
     tools: see `standard_tools`. margin: what is to stay free. catalogue: GPUs among which the smallest that would do is
-    named; none are asked about where it is empty. host_bytes: of the machine around the device, for offloading; by
-    default this machine's. limit: traces at most. progress: called before each trace. choice_alone: make no trace that
+    named; none are asked about where it is empty. progress: called before each trace. choice_alone: make no trace that
     only an answer beside the choice needs, and take the mildest numerics that fit. for_run: choose for a run of
     `max_steps`, compiling counted. evaluator: evaluates in place of `tools`, such as a pool of processes.
 
@@ -84,14 +81,14 @@ def search(
     asked = recipe.model_copy(update=dict.fromkeys(TRAINING_ALONE, "auto")) if inference else recipe
     exploration = Exploration(
         Space(asked, device), evaluator or InProcess(tools, margin), progress=progress, for_run=for_run,
-        mildest=choice_alone, limit=limit or (COMPILATIONS if compiles else TRACES),
-        kept_back=2 if compiles or choice_alone else min(KEPT_BACK, (limit or TRACES) // 4),
+        mildest=choice_alone, limit=COMPILATIONS if compiles else TRACES,
+        kept_back=2 if compiles or choice_alone else min(KEPT_BACK, TRACES // 4),
     )  # fmt: skip
     try:
         explore(exploration)
     except ModelError as error:
         raise ModelError(f"{error}{still_known(recipe)}") from error
-    return _plan(exploration, recipe, catalogue, margin or Margin(), host_bytes, choice_alone)
+    return _plan(exploration, recipe, catalogue, margin or Margin(), choice_alone)
 
 
 def check_length(recipe: Recipe) -> None:
@@ -107,9 +104,8 @@ def check_length(recipe: Recipe) -> None:
 
 
 def _plan(
-    exploration: Exploration, recipe: Recipe, catalogue: Sequence[Device], margin: Margin, host_bytes: int | None,
-    choice_alone: bool,
-) -> Plan:  # fmt: skip
+    exploration: Exploration, recipe: Recipe, catalogue: Sequence[Device], margin: Margin, choice_alone: bool
+) -> Plan:
     large = [] if choice_alone and exploration.best() is not None else too_large(exploration)
     best = exploration.best()  # what was evaluated for comparison may be the better choice
     shown = ranked(exploration)[:SHOWN]
@@ -118,7 +114,7 @@ def _plan(
     missed = [misses(named(found.recipe, None, exploration.shown) if found is head else
                      named(found.recipe, head.recipe), found.estimate.memory) for found in large]
     answers = Answers(why=" ".join(sentences)) if choice_alone else _answers(
-        exploration, shown, missed, sentences, catalogue, margin, host_bytes)
+        exploration, shown, missed, sentences, catalogue, margin)
     unread = _unread(recipe) if recipe.mode == "inference" else ()
     said = [  # one object says all: the first candidate carries the answers too
         *(sentences or missed[:1]), answers.next_best, answers.smallest_change_text, answers.smallest_gpu_text,
@@ -146,7 +142,7 @@ def _plan(
 
 def _answers(
     exploration: Exploration, shown: Sequence[Evaluated], missed: Sequence[str], sentences: Sequence[str],
-    catalogue: Sequence[Device], margin: Margin, host_bytes: int | None,
+    catalogue: Sequence[Device], margin: Margin,
 ) -> Answers:  # fmt: skip
     fits, trains = bool(shown), exploration.space.recipe.mode == "train"
     traced = not exploration.space.recipe.backend.compiles_whole_steps  # else every answer takes a compilation
@@ -162,7 +158,7 @@ def _answers(
         smallest_gpu_text=gpu_text,
         smallest_gpu_changed_text=gpu_changed_text,
         open_fields=gain_of_opening(exploration, shown[0]) if traced and trains and fits else "",
-        offload=offload(exploration, host_bytes or host_memory().total) if traced and trains and not fits else "",
+        offload=offload(exploration, host_memory().total) if traced and trains and not fits else "",
         misaligned=misalignments(exploration, shown[0]) if traced and trains and fits else (),
     )
 
