@@ -158,8 +158,8 @@ def test_training_arguments_stand_between_the_recipe_and_the_overrides(tmp_path)
     (["--gpu", "l4", "device=cpu"], ["device", "'cpu'", "l4"]),
     (["--gpu", "cpu", "device=cuda"], ["device", "'cuda'", "cpu"]),
     (["--gpu", "all", "device=cpu"], ["device", "'cpu'", "all"]),
-    (["--gpu", "v100-16gb", "precision=bf16"], ["precision=bf16", "V100 16GB", "fp16"]),
-    (["--gpu", "l4", "checkpointing=memory-budget"], ["checkpointing=memory-budget", "compile=off"]),
+    (["--gpu", "v100-16gb", "precision=bf16"], ["precision: ", "V100 16GB", "write precision=fp16"]),
+    (["--gpu", "l4", "checkpointing=memory-budget"], ["checkpointing: ", "write compile=per-block"]),
 ])
 def test_bad_input_is_one_line_and_exit_2(recipe, run, words, expected):
     status, out, err = run("plan", recipe, *words, "--json")
