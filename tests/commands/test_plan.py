@@ -236,7 +236,7 @@ def test_every_gpu_is_compared(recipe, run, monkeypatch):
     assert lines[0].rstrip().endswith("2 x 3 a")
     text = " ".join(out.split())
     assert "a precision=bf16 loss=plain checkpointing=none optimizer=adamw attention=sdpa compile=off" in text
-    assert "refused on V100 16GB: precision=bf16" in text
+    assert "refused on V100 16GB: precision: V100 16GB computes bf16 in emulation" in text
     status, out, _ = run(*words, "--json")
     rows = json.loads(out)["gpus"]
     assert [row["device"]["name"] for row in rows] == ["L4", "RTX 4090", "V100 16GB"]
