@@ -21,7 +21,7 @@ from tightfit.backends import load_backend
 from tightfit.devices import find_device
 from tightfit.planning.plan import Plan
 from tightfit.planning.search.evaluate import InProcess, Job, Outcome
-from tightfit.planning.search.findings import CLOCK_ERROR
+from tightfit.planning.search.exploration import CLOCK_ERROR
 from tightfit.planning.search.search import search
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.recipe import Recipe

@@ -41,8 +41,6 @@ def test_memory_alone_is_any_card_of_that_size():
     target = gpu_target(None, "24GB", nobody)
     assert target.device.memory_bytes == parse_memory("24GB")
     assert "assumed" in target.device.notes
-    assert target.device.notes.startswith("of 24GB as cards are sold, CUDA reports 23.4 GiB; ")
-    assert "sold" not in gpu_target(None, "23.5GiB", nobody).device.notes
 
 
 def test_memory_beside_a_name_replaces_the_cards():

@@ -81,7 +81,7 @@ def open_session(recipe: Recipe, log: Log, *, module: Any = None) -> Session:
         return Session(recipe=resolve(recipe, device), device=device, backend=backend, module=module)
     from tightfit.planning.search.resolve_auto import resolve_auto
 
-    resolved, plan = resolve_auto(recipe, target, lambda r, d: backend.predict(r, d, module), log)
+    resolved, plan = resolve_auto(recipe, target, backend, log, module)
     return Session(recipe=resolved, device=device, backend=backend, module=module, plan=plan)
 
 

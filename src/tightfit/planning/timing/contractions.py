@@ -89,11 +89,6 @@ def attention_length(op: Op) -> int:
                default=0)
 
 
-def is_backward(op: Op) -> bool:
-    """Whether an attention op is a backward one."""
-    return "backward" in op.name
-
-
 def head_size(op: Op) -> int:
     """Features of an attention op's heads."""
     return next((shape[-1] for shape in op.shapes if len(shape) in (3, 4)), 0)

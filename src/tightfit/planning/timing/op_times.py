@@ -98,28 +98,27 @@ def _compute_seconds(op: Op, device: Device, tf32: bool) -> float:
     """Seconds of arithmetic on a GPU."""
     if not op.flops:
         return 0.0
-    peak = device.peak(op.dtype, tf32)
     if contractions.attention_length(op):
-        return op.flops / (peak * _attention_share(op, device) * contractions.attention_speed(op))
+        rate = device.peak(op.dtype, tf32) * _attention_share(op, device)
+        return op.flops / (rate * contractions.attention_speed(op))
     matmul = contractions.matmul_of(op)
     if matmul is None:
-        return op.flops / (peak * _matmul_share(op.dtype, device, tf32))
+        return op.flops / _matmul_rate(op.dtype, device, tf32)
     return _matmul_seconds(matmul, op.dtype, device, tf32)
 
 
 def _matmul_seconds(matmul: Matmul, dtype: str, device: Device, tf32: bool) -> float:
-    rate = device.peak(dtype, tf32) * _matmul_share(dtype, device, tf32)
-    if _on_tensor_cores(dtype, device, tf32):
-        rate *= contractions.alignment(matmul, ITEM_BYTES.get(dtype, 4), device.wants_wide_rows)
-    return contractions.matmul_seconds(matmul, rate, device.units)
+    return contractions.matmul_seconds(matmul, _matmul_rate(dtype, device, tf32, matmul), device.units)
 
 
-def _on_tensor_cores(dtype: str, device: Device, tf32: bool) -> bool:
-    return device.peak(dtype, tf32) > device.flops.get("fp32", 0.0)
-
-
-def _matmul_share(dtype: str, device: Device, tf32: bool) -> float:
-    return _of_generation(MATMUL_SHARE, device) if _on_tensor_cores(dtype, device, tf32) else SIMPLE_SHARE
+def _matmul_rate(dtype: str, device: Device, tf32: bool, matmul: Matmul | None = None) -> float:
+    """Operations a second of large matmuls, on tensor cores as far as a matmul's dimensions allow."""
+    peak = device.peak(dtype, tf32)
+    if peak <= device.flops.get("fp32", 0.0):
+        return peak * SIMPLE_SHARE
+    rate = peak * _of_generation(MATMUL_SHARE, device)
+    wide = device.wants_wide_rows
+    return rate if matmul is None else rate * contractions.alignment(matmul, ITEM_BYTES.get(dtype, 4), wide)
 
 
 def _attention_share(op: Op, device: Device) -> float:
@@ -129,7 +128,7 @@ def _attention_share(op: Op, device: Device) -> float:
         forward, backward = CUDNN_SHARE
     else:
         forward, backward = _of_generation(FLASH_SHARE, device)
-    return backward if contractions.is_backward(op) else forward
+    return backward if "backward" in op.name else forward
 
 
 def _of_generation(table: Mapping[tuple[int, int], T], device: Device) -> T:
@@ -150,7 +149,7 @@ def _measured(op: Op, device: Device, calibration: Calibration, tf32: bool) -> f
     dtype = "tf32" if tf32 and op.dtype == "float32" else op.dtype
     length = contractions.attention_length(op)
     if op.flops and length:
-        direction = "backward" if contractions.is_backward(op) else "forward"
+        direction = "backward" if "backward" in op.name else "forward"
         rate = calibration.attention_rate(direction, op.dtype, length, contractions.head_size(op))
         return None if rate is None else op.flops / rate
     if op.flops:
