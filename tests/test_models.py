@@ -203,3 +203,20 @@ def test_each_hub_error_has_its_own_sentence() -> None:
         error.__cause__ = cause
         assert says in explain_hub_error("meta-llama/x", error)
     assert explain_hub_error("a/b", OSError("two\nlines")) == "model: 'a/b' cannot be read: two lines"
+
+
+@pytest.mark.parametrize(("name", "overrides", "says"), [
+    ("gpt2", {"n_layer": -1}, "model_overrides.n_layer: -1 should be 1 or more"),
+    ("gpt2", {"num_hidden_layers": 0}, "model_overrides.num_hidden_layers: 0 should be 1 or more"),
+    ("gpt2", {"n_embd": 0}, "model_overrides.n_embd: 0 should be 1 or more"),
+    ("gpt2", {"n_inner": 0}, "model_overrides.n_inner: 0 should be 1 or more"),
+    ("gpt2", {"n_positions": 0}, "model_overrides.n_positions: 0 should be 1 or more"),
+    ("distilbert-base", {"hidden_dim": -3}, "model_overrides.hidden_dim: -3 should be 1 or more"),
+    ("llama-3.2-1b", {"max_position_embeddings": 0}, "max_position_embeddings: 0 should be 1 or more"),
+    ("t5-small", {"d_kv": 0}, "model_overrides.d_kv: 0 should be 1 or more"),
+    ("t5-small", {"vocab_size": 0}, "model_overrides.vocab_size: 0 should be 1 or more"),
+    ("vit-base", {"patch_size": 0}, "model_overrides.patch_size: 0 should be 1 or more"),
+])
+def test_overrides_that_make_no_model(name: str, overrides: dict[str, Any], says: str) -> None:
+    with pytest.raises(ModelError, match=says):
+        read_config(recipe(name, task=BUNDLED[name].task, model_overrides=overrides))

@@ -44,6 +44,8 @@ class Device:
     """To another GPU over NVLink, in one direction, all links together; 0 without NVLink."""
     pcie_bandwidth: float = 0.0
     """To the host's memory, in one direction."""
+    host_bytes: int = 0
+    """Memory of the machine that it is in; 0 where not known."""
     source: str = ""
     """The documents that the figures come from; what could not be verified is named as such."""
     notes: str = ""

@@ -66,6 +66,8 @@ class TransformerConfig:
     """Number format of attention's scores and softmax."""
 
 
+SIZES = re.compile(r"(size|dim|heads?|(?<!window_)layers?|embd|inner|positions|embeddings|d_model|d_ff|d_kv)$")
+"""Names of fields that count something of which a model has at least one."""
 FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 """The form `package.module:factory`."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -225,6 +227,9 @@ def _make_config(config: Any, values: dict[str, Any], changes: dict[str, Any], r
     config_class, known = type(config), config.to_dict()
     aliases: dict[str, str] = config_class.attribute_map
     _check_fields(config_class.__name__, changes, {**known, **aliases, "num_labels": None, "vocab_size": None})
+    for name, value in changes.items():
+        if type(value) is int and value < 1 and SIZES.search(aliases.get(name, name)):
+            raise ModelError(f"model_overrides.{name}: {value} should be 1 or more")
     changes = {aliases.get(name, name): value for name, value in changes.items()}
     num_labels = changes.pop("num_labels", None)
     vocab_size = changes.get("vocab_size")

@@ -38,6 +38,13 @@ def test_a_long_line_without_spaces(tmp_path: Path) -> None:
     assert prepared.tokenizer.vocab_size == 400
 
 
+@pytest.mark.parametrize(("task", "packing"), [("causal-lm", False), ("causal-lm", True), ("masked-lm", False)])
+def test_nothing_to_predict(task: str, packing: bool, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [{"text": "<|endoftext|>"}] * 30)
+    with pytest.raises(DataError, match="there is no token to predict in the documents of"):
+        prepare(recipe(tmp_path, task=task, data={"source": str(path), "packing": packing}), FACTS)
+
+
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-3])
 

@@ -173,6 +173,16 @@ def test_what_lies_in_the_host_takes_nothing_of_the_device():
     assert offloaded(offloading(pinned=False)) == 3 * MIB + 700_001
 
 
+def test_a_host_that_is_too_small_is_the_reason():
+    need = 77 + 5 * MIB
+    for have, fits, missing in ((need, "yes", 0), (need - 1, "no", 1)):
+        found = fit(offloading(), replace(gpu(64 * MIB), host_bytes=have), standard_tools(TOY.predict), NOTHING)
+        assert (found.fits, found.memory.host_missing, found.memory.missing) == (fits, missing, 0)
+        assert len(found.notes) == missing
+    nothing = fit(small(), replace(gpu(64 * MIB), host_bytes=1), standard_tools(TOY.predict), NOTHING)
+    assert nothing.fits == "yes"  # what loading takes is a matter of the run
+
+
 def test_a_processors_memory_is_the_hosts():
     found = fit(offloading(), replace(gpu(64 * MIB), kind="cpu"), TOY.tools(), NOTHING)
     assert found.memory.peak_allocated == 2 * (3 * MIB + 700_001) + 2 * MIB

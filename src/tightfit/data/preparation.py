@@ -13,7 +13,7 @@ from tightfit.data.readers import LABEL, TARGET, TEXT
 from tightfit.data.samples import Documents, Masking, Packed, Padded, Samples, padded
 from tightfit.data.sources import Dummy, Rows, open_images, samples_from_rows
 from tightfit.data.splitting import Progress, Split, held_out
-from tightfit.data.tokenized import Part, tokenize
+from tightfit.data.tokenized import Part, TokenStream, tokenize
 from tightfit.data.tokenizer_choice import choose_tokenizer, named_tokenizer
 from tightfit.data.tokenizing import Tokenizer
 from tightfit.errors import DataError
@@ -115,6 +115,9 @@ def _from_text(recipe: Recipe, facts: ModelFacts, progress: Progress | None) -> 
     if packed and tokens < recipe.seq_len:
         raise DataError(f"seq_len: {split.corpus.name} has {tokens:,} training tokens, fewer than one sequence of "
                         f"{recipe.seq_len:,}; write seq_len={tokens} or less, or more data")
+    if not _something_to_predict(task, train.streams[TEXT], tokenizer):
+        raise DataError(f"data: there is no token to predict in the documents of {split.corpus.name}: each is empty or "
+                        "holds special tokens only; write data=<documents with text>")
     samples = partial(_text_samples, recipe=recipe, facts=facts, tokenizer=tokenizer, packed=packed)
     held = evaluation if len(evaluation.streams[TEXT]) else None
     return Prepared(
@@ -124,6 +127,15 @@ def _from_text(recipe: Recipe, facts: ModelFacts, progress: Progress | None) -> 
         unigram_loss=None if held is None else unigram_loss(task, train, held),
         classes=dict(enumerate(names)) or None,
     )
+
+
+def _something_to_predict(task: Task, train: TokenStream, tokenizer: Tokenizer) -> bool:
+    """Whether any token of the training documents can be a label."""
+    if task.predicts == "next":  # a document's first token has none before it to be predicted from
+        return len(train) > train.documents
+    if task.predicts == "hidden":
+        return bool(np.delete(train.counts, list(tokenizer.special_ids)).any())
+    return True
 
 
 def _text_samples(part: Part, *, recipe: Recipe, facts: ModelFacts, tokenizer: Tokenizer, packed: bool) -> Samples:

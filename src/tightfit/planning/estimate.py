@@ -13,6 +13,7 @@ from tightfit.planning.timing.step_time import StepTime
 from tightfit.recipe import Recipe
 from tightfit.system import pinned_size
 from tightfit.tasks import TASKS
+from tightfit.text import size
 from tightfit.trace import Category, Place, Span, Trace, UntracedMemory
 
 PLAIN = AllocatorSettings()
@@ -44,6 +45,13 @@ class Fit:
     fits: Fits
     safe: bool
 
+    @property
+    def notes(self) -> list[str]:
+        """The sentence that says why the host's memory does not serve."""
+        missing, needed = self.memory.host_missing, self.memory.host
+        return [f"host memory: {size(needed)} are needed for what is offloaded to it and for loading, and this machine "
+                f"has {size(needed - missing)}"] if missing else []
+
 
 @dataclass(frozen=True, kw_only=True)
 class Margin:
@@ -72,7 +80,7 @@ def unseen(trace: Trace, where: str) -> int:
 def fit(
     trace: Trace, device: Device, tools: Tools, margin: Margin, settings: AllocatorSettings = PLAIN
 ) -> Fit:
-    """The trace's memory on the device and in the host, and whether it fits the device. settings: the allocator's."""
+    """The trace's memory on the device and in the host, and whether it fits both. settings: the allocator's."""
     if device.kind == "cpu":
         trace = in_one_memory(trace)
     room, spare = capacity(trace, device), margin.of(device)
@@ -89,11 +97,17 @@ def fit(
         tick, allocated, reserved = replayed.peak_tick, replayed.peak_allocated, replayed.peak_reserved
         # with all that it would take without end, it fits; a tight allocator can be said to miss more
         fits, missing = replayed.fits, min(replayed.missing, max(reserved - room, 0))
+    kept = offloaded(trace)
+    host = kept + unseen(trace, "host")
+    lacking = max(host - device.host_bytes, 0) if kept and device.host_bytes else 0  # what loading takes is the run's
+    if lacking:
+        fits, safe = "no", False
     memory = Memory(
         peak_allocated=allocated,
         peak_reserved=reserved,
         context=unseen(trace, "context"),
-        host=offloaded(trace) + unseen(trace, "host"),
+        host=host,
+        host_missing=lacking,
         by_category=by_category(trace, tick, allocated),
         peak_in=running_at(trace, tick),
         capacity=room,
@@ -155,7 +169,7 @@ def estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools, margin:
     settings = AllocatorSettings(expandable_segments=recipe.expandable_segments is True)
     found = fit(trace, device, tools, margin or Margin(), settings)
     return Estimate(fits=found.fits, safe=found.safe, memory=found.memory, time=time, unseen=tuple(trace.unseen),
-                    notes=tuple(dict.fromkeys([*trace.notes, *notes])))
+                    notes=tuple(dict.fromkeys([*trace.notes, *notes, *found.notes])))
 
 
 def training_time(trace: Trace, recipe: Recipe, device: Device, tools: Tools) -> tuple[Time, Sequence[str]]:

@@ -44,6 +44,7 @@ class Memory:
     capacity: what the allocator may hold: the device's memory less the context.
     margin: how much of the capacity is to stay free for a plan to be called safe.
     missing: how far the capacity would have to grow; 0 where it serves.
+    host_missing: the same of the host's memory, for what is offloaded to it; 0 where that is not known.
     """
 
     peak_allocated: int
@@ -55,6 +56,7 @@ class Memory:
     capacity: int
     margin: int
     missing: int = 0
+    host_missing: int = 0
 
     @property
     def used(self) -> int:

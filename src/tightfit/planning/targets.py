@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from tightfit.calibration import Calibration, load
 from tightfit.devices import Device, device_of_memory, find_device, parse_memory, with_memory
 from tightfit.errors import RecipeError, Refused
+from tightfit.system import host_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,8 @@ def gpu_target(gpu: str | None, gpu_memory: str | None, own: Callable[[], Device
                       "l40s or h100-sxm (tightfit gpus lists them), --gpu all, --gpu cpu, or --gpu-memory 24GB")
     if named is None or (mine is not None and _listed(mine) == named):
         assert mine is not None
-        device, calibration = named or with_figures(mine), load(mine.name)
+        device, calibration = replace(with_figures(mine) if named is None else named,
+                                      host_bytes=host_memory().total), load(mine.name)
     else:
         device, calibration = named, None
     return Target(device=device if memory is None else with_memory(device, memory), calibration=calibration)
@@ -60,7 +62,7 @@ def own_target(own: Device) -> Target:
     """This machine's own device, with its calibration."""
     if own.kind == "cpu":
         return cpu_target(own)
-    return Target(device=with_figures(own), calibration=load(own.name))
+    return Target(device=replace(with_figures(own), host_bytes=host_memory().total), calibration=load(own.name))
 
 
 def with_figures(own: Device) -> Device:
