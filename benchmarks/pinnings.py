@@ -21,7 +21,7 @@ from tightfit.backends import load_backend
 from tightfit.devices import find_device
 from tightfit.planning.plan import Plan
 from tightfit.planning.search.evaluate import InProcess, Job, Outcome
-from tightfit.planning.search.findings import CLOCK_ERROR
+from tightfit.planning.search.exploration import CLOCK_ERROR
 from tightfit.planning.search.search import search
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.recipe import Recipe
@@ -52,18 +52,17 @@ class Remembered(InProcess):
         return [self.outcomes[f"{device.name} {recipe.model_dump_json()}"] for recipe, device in jobs]
 
 
-def harshness(plan: Plan) -> tuple[int, int]:
-    """How far the choice changes results: its harshest technique that was picked, then the sum of all."""
-    assert plan.chosen is not None
-    picked = [getattr(plan.recipe, change.partition("=")[0]).harshness for change in plan.chosen.changes_numerics]
+def harshness(plan: Plan, slots: Sequence[str]) -> tuple[int, int]:
+    """How far the choice changes results: its harshest technique in these slots, then the sum of all."""
+    picked = [getattr(plan.recipe, slot).harshness for slot in slots]
     return max(picked, default=0), sum(picked)
 
 
-def row(plan: Plan) -> dict[str, Any]:
+def row(plan: Plan, slots: Sequence[str]) -> dict[str, Any]:
     """What is recorded of a plan."""
     if plan.chosen is None:
         return {"fits": False, "traces": plan.predictions}
-    return {"fits": True, "throughput": plan.chosen.estimate.time.throughput, "harshness": harshness(plan),
+    return {"fits": True, "throughput": plan.chosen.estimate.time.throughput, "harshness": harshness(plan, slots),
             "safe": plan.chosen.estimate.safe, "traces": plan.predictions, "choice": plan.chosen.choices()}
 
 
@@ -89,15 +88,14 @@ def case(model: str, gpu: str) -> dict[str, Any]:
     def plan(asked: Recipe) -> Plan:
         return search(asked, device, evaluator.tools, evaluator=evaluator)
 
-    free = plan(recipe)
-    found: dict[str, Any] = {"free": row(free), "pinned": {}, "worse": {}}
+    free, opened = plan(recipe), [slot for slot in SLOTS if getattr(recipe, slot) == "auto"]
+    found: dict[str, Any] = {"free": row(free, opened), "pinned": {}, "worse": {}}
     if free.chosen is not None:
         values = free.recipe.to_dict()
-        opened = [slot for slot in SLOTS if getattr(recipe, slot) == "auto"]
         for field in ["micro_batch_size", *opened]:
             pinned = recipe.override(**{field: values[field]})
             try:
-                found["pinned"][field] = row(plan(pinned))
+                found["pinned"][field] = row(plan(pinned), opened)
             except Exception as error:  # a case's failure is its result
                 found["worse"][field] = f"failed: {error}"
                 continue

@@ -76,13 +76,6 @@ def test_a_record_comes_back_as_it_was(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
-def test_a_record_of_a_former_version_is_read(tmp_path):
-    path = save(made(), tmp_path)
-    text = path.read_text().replace('"calibration"', '"ceilings"').replace('"batched_matmuls"', '"batches"')
-    path.write_text(text.replace('"matmuls"', '"products"').replace('"date"', '"driver":"580.65","date"'))
-    assert load("CPU", tmp_path, threads=2) == made()
-
-
 def test_records_of_other_devices_and_threads_lie_beside_it(tmp_path):
     card = made(device="NVIDIA H100 80GB HBM3", kind="cuda", threads=0, host_to_device=5e10)
     for record in (made(), made(threads=1), card):

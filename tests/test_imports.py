@@ -49,6 +49,7 @@ LAYERS = (
     ("tightfit.recipe.schema",),
     ("tightfit.recipe.hf_arguments",),
     ("tightfit.recipe.yaml",),
+    ("tightfit.recipe.hf_arguments.table",),
     ("tightfit.models",),
     ("tightfit.bundled",),
     ("tightfit.techniques",),

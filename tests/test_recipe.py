@@ -47,14 +47,14 @@ def test_every_rung_survives_yaml(slot, technique, tmp_path):
     ({"attention": {"name": "sdpa", "kernel": "flsh"}}, ["attention.kernel", "'flsh'", "'flash'"]),
     ({"compile": {"name": "off", "mode": "default"}}, ["compile.mode", "no knobs"]),
     ({"per_device_train_batch_size": 8}, ["per_device_train_batch_size", "micro_batch_size"]),
-    ({"gradient_checkpointing": True}, ["gradient_checkpointing", "checkpointing=every-block"]),
+    ({"num_train_epochs": 3}, ["num_train_epochs", "write max_steps"]),
+    ({"gradient_checkpointing": True}, ["gradient_checkpointing", "write checkpointing"]),
     ({"precision": True}, ["precision", "True", "choose from"]),
     ({"backend": "tensorflow"}, ["backend", "'tensorflow'", "pytorch"]),
     ({"backend": "auto"}, ["backend", "'auto'", "pytorch"]),
     ({"backend": {"name": "pytorch", "layers": "scanned"}}, ["backend.layers", "pytorch", "no knobs"]),
     ({"backend": {"name": "jax", "layers": "rolled"}}, ["backend.layers", "'rolled'", "'unrolled'"]),
-    ({"layers": "scanned"}, ["layers", "backend: {name: jax, layers: scanned}"]),
-    ({"weight_decay": 0.1}, ["weight_decay", "optimizer=adamw optimizer.weight_decay=0.1"]),
+    ({"weight_decay": 0.1}, ["weight_decay", "write optimizer"]),
     ({"learning_rate": float("inf")}, ["learning_rate", "inf", "finite"]),
     ({"max_grad_norm": float("nan")}, ["max_grad_norm", "nan", "finite"]),
     ({"optimizer": {"name": "adamw", "betas": [float("nan"), 0.9]}}, ["optimizer.betas", "nan", "finite"]),
@@ -65,8 +65,6 @@ def test_every_rung_survives_yaml(slot, technique, tmp_path):
     ({"seed": 2**63}, ["seed", "at most 9223372036854775807"]),
     ({"vocab_size": 2**31}, ["vocab_size", "at most 2147483647"]),
     ({"max_steps": 10**30}, ["max_steps", "at most"]),
-    ({"seed": "9" * 5000}, ["seed", "999...", "too many digits"]),
-    ({"seed": 10**5000}, ["seed", "the value should be"]),
     ({"optimizer": {"name": ["x"]}}, ["optimizer", "['x']", "adamw"]),
     ({"optimizer": {"name": {"a": 1}}}, ["optimizer", "{'a': 1}", "adamw"]),
     ({"precision": {"name": "fp32", 3: 4}}, ["precision", "3", "knob"]),
@@ -109,7 +107,6 @@ def test_a_number_stands_for_the_tokens_to_generate():
 @pytest.mark.parametrize(("override", "word"), [
     ("max_steps", "key=value"), ("precision.full_eval=true", "name it first"), ("seed.x=1", "has no fields"),
     ("attention.kernel=flash", "attention=sdpa"), ("backend.layers=scanned", "backend=jax"),
-    (".=1", "'.=1'"), ("data.=1", "'data.=1'"),
     ("--seed=3", "write seed=3"), ("--seed", "write seed=VALUE"), ("data={source: a, source: b}", "'source'.*twice"),
     ("model_overrides=" + "[" * 3000, "model_overrides: .*too deeply"),
 ])
@@ -184,8 +181,7 @@ def test_a_recipe_file_is_found_or_the_nearest_is_named(tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", ["", "- a\n- b\n", "model: [", "model: gpt2\n  x: 1\n", "1: 2\n",
-                                  "seed: 2026-99-99\n", "seed: 1\nseed: 2\n", "model_overrides: " + "[" * 3000,
-                                  "model_overrides: &a {x: *a}\n"])
+                                  "seed: 2026-99-99\n", "seed: 1\nseed: 2\n", "model_overrides: " + "[" * 3000])
 def test_a_file_that_is_no_recipe_says_so(tmp_path: Path, text: str):
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(RecipeError, match=r"bad\.yaml"):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tightfit.backends.pytorch.gpu_memory import gpu_memory
     from tightfit.backends.pytorch.own_loop import Applied, apply
-    from tightfit.display.plan import ReadablePlan
+    from tightfit.display.plan_table import ReadablePlan
     from tightfit.planner import plan
     from tightfit.recipe import Recipe
     from tightfit.training.trainer import Trainer

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 import numpy as np
-from pydantic import AliasChoices, Field, TypeAdapter
+from pydantic import TypeAdapter
 
 from tightfit.errors import TightfitError
 from tightfit.files import write_atomically
@@ -76,14 +76,6 @@ def _neighbours(sizes: Sequence[int], size: float) -> list[tuple[int, float]]:
     return [(low, 1 - share), (low + 1, share)] if share else [(low, 1.0)]
 
 
-Grids = Mapping[str, Grid]
-
-
-def read_from(name: str, former: str) -> Any:
-    """A field of a file that was called otherwise in former versions, which are still read."""
-    return Field(validation_alias=AliasChoices(name, former))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
     """Measured speeds of one device in one machine.
@@ -107,8 +99,8 @@ class Calibration:
     torch: str
     threads: int = 0
     date: str = ""
-    matmuls: Annotated[Grids, read_from("matmuls", "products")] = field(default_factory=dict)
-    batched_matmuls: Annotated[Grids, read_from("batched_matmuls", "batches")] = field(default_factory=dict)
+    matmuls: Mapping[str, Grid] = field(default_factory=dict)
+    batched_matmuls: Mapping[str, Grid] = field(default_factory=dict)
     attention: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)
     memory: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)
     host: Mapping[str, float] = field(default_factory=dict)
@@ -187,7 +179,7 @@ class _Record:
     """The file's content."""
 
     format: Literal[1]
-    calibration: Annotated[Calibration, read_from("calibration", "ceilings")]
+    calibration: Calibration
 
 
 @cache

@@ -11,6 +11,7 @@ from typing import Literal
 
 from tightfit.catalogue import CARDS, Card
 from tightfit.errors import RecipeError, nearest
+from tightfit.text import size
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -45,6 +46,8 @@ class Device:
     """To another GPU over NVLink, in one direction, all links together; 0 without NVLink."""
     pcie_bandwidth: float = 0.0
     """To the host's memory, in one direction."""
+    host_bytes: int = 0
+    """Memory of the machine that it is in; 0 where not known."""
     source: str = ""
     """The documents that the figures come from; what could not be verified is named as such."""
     notes: str = ""
@@ -108,10 +111,10 @@ def parse_memory(text: str) -> int:
         raise RecipeError(f"gpu-memory: {text!r} is not a size of memory; write 24GB for a card sold as 24 GB, or what "
                           "CUDA reports as 23.5GiB or 24081MiB")
     number, unit = float(match[1]), match[2].lower()
-    size = number * (MIB if unit == "mib" else GIB)
-    if not 2 * GIB <= size <= 1024 * GIB:  # what CUDA itself takes leaves nothing of 1 GB
+    given = number * (MIB if unit == "mib" else GIB)
+    if not 2 * GIB <= given <= 1024 * GIB:  # what CUDA itself takes leaves nothing of 1 GB
         raise RecipeError(f"gpu-memory: {text!r} should be at least 2GB and at most 1024GB")
-    return reported_memory(round(size)) if unit == "gb" else round(size)
+    return reported_memory(round(given)) if unit == "gb" else round(given)
 
 
 def reported_memory(nominal: int) -> int:
@@ -137,7 +140,7 @@ def device_of_memory(memory_bytes: int) -> Device:
     major, minor = like.capability or (0, 0)
     return replace(
         like,
-        name=f"{_size(memory_bytes)} card (like {like.name})",
+        name=f"{size(memory_bytes)} card (like {like.name})",
         memory_bytes=memory_bytes,
         notes=f"only its memory is known: compute capability {major}.{minor}, peaks and bandwidth are assumed to be "
               f"those of the {like.name}",
@@ -146,17 +149,13 @@ def device_of_memory(memory_bytes: int) -> Device:
 
 def with_memory(device: Device, memory_bytes: int) -> Device:
     """The device with another amount of memory, which its name and notes then say."""
-    note = f"its memory was given; {device.name} has {_size(device.memory_bytes)}"
+    note = f"its memory was given; {device.name} has {size(device.memory_bytes)}"
     return replace(
         device,
-        name=f"{device.name} with {_size(memory_bytes)}",
+        name=f"{device.name} with {size(memory_bytes)}",
         memory_bytes=memory_bytes,
         notes="; ".join(filter(None, (device.notes, note))),
     )
-
-
-def _size(memory_bytes: int) -> str:
-    return f"{memory_bytes / GIB:.1f} GiB"
 
 
 def _device(card: Card) -> Device:

@@ -12,10 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+from pydantic import ConfigDict, Field, PositiveInt, ValidationError
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from tightfit.bundled import BUNDLED, HUB_NAMES
-from tightfit.errors import MissingLibrary, ModelError, nearest, one_line
+from tightfit.errors import ModelError, nearest, one_line
 from tightfit.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -41,28 +44,30 @@ class ModelFacts:
     decoder_start_token_id: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@pydantic_dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True, extra="forbid"))
 class TransformerConfig:
     """The shape of the bundled `transformer-156m`: a pre-norm transformer with learned positions, each of whose
     layers runs its feed-forward block before its attention block. Sizes are in features, tokens or layers."""
 
-    vocab_size: int = 2048
-    hidden_size: int = 1024
-    num_layers: int = 12
-    head_dim: int = 128
-    num_heads: int = 8
-    mlp_expansion: int = 4
+    vocab_size: PositiveInt = 2048
+    hidden_size: PositiveInt = 1024
+    num_layers: PositiveInt = 12
+    head_dim: PositiveInt = 128
+    num_heads: PositiveInt = 8
+    mlp_expansion: PositiveInt = 4
     """Width of the feed-forward block, in hidden sizes."""
-    max_seq_len: int = 512
-    num_outputs: int = 2048
+    max_seq_len: PositiveInt = 512
+    num_outputs: PositiveInt = 2048
     """Logits of each position; follows `vocab_size` where only that is changed."""
-    dropout_rate: float = 0.1
+    dropout_rate: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
     """Dropout on what each of a layer's two blocks adds."""
     causal_mask: bool = True
     softmax_dtype: str = "float32"
     """Number format of attention's scores and softmax."""
 
 
+SIZES = re.compile(r"(size|dim|heads?|(?<!window_)layers?|embd|inner|positions|embeddings|d_model|d_ff|d_kv)$")
+"""Names of fields that count something of which a model has at least one."""
 FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 """The form `package.module:factory`."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -112,7 +117,9 @@ def read_config(recipe: Recipe) -> Any:
         bundled = BUNDLED[source.name]
         if bundled.config_class == "transformer":
             return _our_config(dict(bundled.numbers), changes, recipe)
-        config_class = getattr(_transformers(), bundled.config_class)
+        import transformers
+
+        config_class = getattr(transformers, bundled.config_class)
         return _make_config(config_class(**bundled.numbers), dict(bundled.numbers), changes, recipe)
     saved = _read_json(Path(source.name) / "config.json") if source.kind == "folder" else {}
     if saved.get("model_type") == OUR_TRANSFORMER:
@@ -174,32 +181,22 @@ def facts_of(config: Any, recipe: Recipe) -> ModelFacts:
 OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "data2vec-text", "longformer"})
 """Model types whose position embedding begins behind the padding token's index."""
 
-SIZES = re.compile(r"(size|dim|heads?|(?<!window_)layers?|embd|inner|positions|embeddings|d_model|d_ff|d_kv)$")
-"""Names of fields that count something of which a model has at least one."""
-
 
 def _our_config(values: dict[str, Any], changes: dict[str, Any], recipe: Recipe) -> TransformerConfig:
+    """values: of a saved model's config.json. changes: what the recipe writes otherwise."""
     changes.pop("num_labels", None)
     if "vocab_size" in changes:
         changes.setdefault("num_outputs", changes["vocab_size"])
     if recipe.task == "masked-lm":
         changes.setdefault("causal_mask", False)
-    fields = {field.name: field for field in dataclasses.fields(TransformerConfig)}
-    _check_fields("TransformerConfig", changes, fields)
-    for name in values:
-        if name not in fields:
-            raise ModelError(f"model: its config.json has {name!r}, which is not a field of TransformerConfig; "
-                             f"{nearest(name, fields)}")
     merged = {**values, **changes}
-    for name, value in merged.items():
-        default = fields[name].default
-        if type(value) is not type(default) and (type(value), type(default)) != (int, float):
-            raise ModelError(f"model_overrides.{name}: {value!r} should be a {type(default).__name__}")
-        if type(default) is int and value < 1:
-            raise ModelError(f"model_overrides.{name}: {value} should be 1 or more")
-    config = TransformerConfig(**merged)
-    if not 0 <= config.dropout_rate < 1:  # nor is nan
-        raise ModelError(f"model_overrides.dropout_rate: {config.dropout_rate} should be at least 0 and less than 1")
+    _check_fields("TransformerConfig", merged, (field.name for field in dataclasses.fields(TransformerConfig)))
+    try:
+        config = TransformerConfig(**merged)
+    except ValidationError as error:
+        wrong = [f"model_overrides.{e['loc'][0]}: {e['input']!r} {e['msg'].removeprefix('Input ')}"
+                 for e in error.errors()]
+        raise ModelError("; ".join(wrong)) from None
     if config.num_outputs < config.vocab_size:
         raise ModelError(f"model_overrides.num_outputs: {config.num_outputs} is less than the vocabulary of "
                          f"{config.vocab_size}; write num_outputs={config.vocab_size} or more")
@@ -208,8 +205,10 @@ def _our_config(values: dict[str, Any], changes: dict[str, Any], recipe: Recipe)
 
 def _stored_config(name: str, changes: dict[str, Any], recipe: Recipe) -> Any:
     """The configuration in a folder or on the Hugging Face hub."""
+    from transformers import AutoConfig
+
     try:
-        config = _transformers().AutoConfig.from_pretrained(name, trust_remote_code=recipe.trust_remote_code)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=recipe.trust_remote_code)
     except Exception as error:  # the hub's client, its transport and remote code each raise their own
         raise ModelError(explain_hub_error(name, error)) from error
     values = config.to_dict()
@@ -290,11 +289,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ModelError(f"model: {str(path)!r} should hold a JSON object")
     return values
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError:
-        raise MissingLibrary("transformers", "a model's configuration", "transformers") from None
-    return transformers

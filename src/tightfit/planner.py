@@ -1,4 +1,4 @@
-"""Planning with a backend: which device, which recipe, which tools; the search itself is in `tightfit.planning`.
+"""Planning with a backend: which device, which recipe; the search itself is in `tightfit.planning`.
 
     plan = tightfit.plan("gpt2", {"seq_len": 1024}, gpu="rtx-4090")
     print(plan)
@@ -6,22 +6,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tightfit.backends import load_backend
 from tightfit.devices import Device, catalogue
-from tightfit.display.plan import ReadablePlan
+from tightfit.display.plan_table import ReadablePlan
 from tightfit.errors import RecipeError
 from tightfit.models import read_config
 from tightfit.planning.search.evaluate import Progress
 from tightfit.planning.search.every_gpu import Comparison
 from tightfit.planning.search.every_gpu import compare as compare_devices
 from tightfit.planning.search.pool import Pool
-from tightfit.planning.search.search import search
+from tightfit.planning.search.search import search_with
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target, cpu_target, gpu_target
 from tightfit.recipe import Recipe
@@ -63,35 +61,30 @@ def plan_on(
     progress: Progress | None = None,
 ) -> ReadablePlan:  # fmt: skip
     """As `plan`, of a recipe that may differ between devices."""
-    plain = recipe_on(False)
-    target = target_for(plain, gpu, gpu_memory)
-    recipe = recipe_on(target.device.kind == "cuda")
+    recipe = recipe_on(False)
+    target = target_for(recipe, gpu, gpu_memory)
+    cuda = target.device.kind == "cuda"
+    recipe = recipe_on(True) if cuda else recipe
     if module is None:
         read_config(recipe)  # which tells at once what no combination of techniques would mend
-    else:
-        recipe = recipe.model_copy(update={"model": _own_name(module)})
-    backend = load_backend(recipe.backend.name)
-    tools = standard_tools(partial(backend.predict, model=module), target.calibration, unseen=backend.unseen)
-    others = catalogue() if target.device.kind == "cuda" else ()
-    alone = nullcontext(None) if module is not None else Pool(tools, recipe.backend.name, target.calibration)
-    with alone as evaluator:
-        return ReadablePlan.of(search(recipe, target.device, tools, catalogue=others, progress=progress,
-                                      evaluator=evaluator))
+    else:  # a recipe names what it builds; there is no configuration to read behind it
+        own = type(module)
+        recipe = recipe.model_copy(update={"model": f"{own.__module__}:{own.__name__}"})
+    return ReadablePlan.of(search_with(load_backend(recipe.backend.name), recipe, target, module=module,
+                                       catalogue=catalogue() if cuda else (), progress=progress))
 
 
 def compare(
-    recipe_on: RecipeOn, prices: Mapping[str, float] | None = None, *, devices: Iterable[Device] | None = None,
-    progress: Progress | None = None,
-) -> Comparison:  # fmt: skip
+    recipe_on: RecipeOn, prices: Mapping[str, float] | None = None, *, progress: Progress | None = None
+) -> Comparison:
     """The recipe planned for every GPU of the catalogue. prices: by `Device.name`."""
     recipe = recipe_on(True)
     _check_device(recipe, "all", "cuda")
     read_config(recipe)
     backend = load_backend(recipe.backend.name)
     tools = standard_tools(backend.predict, unseen=backend.unseen)
-    chosen = catalogue() if devices is None else devices
     with Pool(tools, recipe.backend.name) as evaluator:
-        return compare_devices(recipe, chosen, tools, prices, progress, evaluator)
+        return compare_devices(recipe, catalogue(), tools, prices, progress, evaluator)
 
 
 def own_device(recipe: Recipe, kind: str) -> Device | None:
@@ -119,8 +112,3 @@ def _check_device(recipe: Recipe, asked: str, kind: str) -> None:
     if recipe.device not in ("auto", kind):
         raise RecipeError(f"device: {recipe.device!r} contradicts planning for {asked}; leave device= out, and "
                           "use_cpu out of training arguments")
-
-
-def _own_name(module: Any) -> str:
-    """A module's class, as a recipe names what it builds; there is no configuration to read behind it."""
-    return f"{type(module).__module__}:{type(module).__name__}"

@@ -17,7 +17,7 @@ from tightfit.backends.pytorch.measure.calibration import measure as measuring
 from tightfit.calibration import Calibration, Curve, processor, torch_version
 from tightfit.commands import plan as plan_command
 from tightfit.devices import find_device
-from tightfit.display.plan import ReadablePlan
+from tightfit.display.plan_table import ReadablePlan
 from tightfit.errors import ModelError, RecipeError
 from tightfit.planner import own_device
 from tightfit.recipe import Recipe
@@ -158,8 +158,8 @@ def test_training_arguments_stand_between_the_recipe_and_the_overrides(tmp_path)
     (["--gpu", "l4", "device=cpu"], ["device", "'cpu'", "l4"]),
     (["--gpu", "cpu", "device=cuda"], ["device", "'cuda'", "cpu"]),
     (["--gpu", "all", "device=cpu"], ["device", "'cpu'", "all"]),
-    (["--gpu", "v100-16gb", "precision=bf16"], ["precision=bf16", "V100 16GB", "fp16"]),
-    (["--gpu", "l4", "checkpointing=memory-budget"], ["checkpointing=memory-budget", "compile=off"]),
+    (["--gpu", "v100-16gb", "precision=bf16"], ["precision: ", "V100 16GB", "write precision=fp16"]),
+    (["--gpu", "l4", "checkpointing=memory-budget"], ["checkpointing: ", "write compile=per-block"]),
 ])
 def test_bad_input_is_one_line_and_exit_2(recipe, run, words, expected):
     status, out, err = run("plan", recipe, *words, "--json")
@@ -236,7 +236,7 @@ def test_every_gpu_is_compared(recipe, run, monkeypatch):
     assert lines[0].rstrip().endswith("2 x 3 a")
     text = " ".join(out.split())
     assert "a precision=bf16 loss=plain checkpointing=none optimizer=adamw attention=sdpa compile=off" in text
-    assert "refused on V100 16GB: precision=bf16" in text
+    assert "refused on V100 16GB: precision: V100 16GB computes bf16 in emulation" in text
     status, out, _ = run(*words, "--json")
     rows = json.loads(out)["gpus"]
     assert [row["device"]["name"] for row in rows] == ["L4", "RTX 4090", "V100 16GB"]

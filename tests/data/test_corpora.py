@@ -161,7 +161,7 @@ def test_binary_and_otherwise_encoded_files(tmp_path: Path) -> None:
     (tmp_path / "fake.parquet").write_bytes(b"not parquet at all")
     refused("a.bin is a binary file", tmp_path / "a.bin")
     refused(r"latin.txt is not UTF-8 text \(byte 3\)", tmp_path / "latin.txt")
-    refused("latin.csv is not UTF-8", tmp_path / "latin.csv")
+    refused("latin.csv is not CSV in UTF-8 behind line 0", tmp_path / "latin.csv")
     refused("fake.parquet is not a Parquet file", tmp_path / "fake.parquet")
 
 
@@ -170,7 +170,7 @@ def test_broken_json_lines_are_named_by_number(tmp_path: Path) -> None:
     path.write_text('{"text": "fine"}\n\n{"text": "bro\n')
     refused("a.jsonl line 3 is not JSON", path)
     path.write_text('{"text": "fine"}\n[1]\n')
-    refused("a.jsonl line 2 is not a JSON object", path)
+    refused("a.jsonl line 2 is not JSON in UTF-8: it is not an object", path)
     path.write_text('{"text": "fine"}\n{"text": 5}\n')
     refused("data.text: field 'text' of .*a.jsonl line 2 is 5, not text", path)
     path.write_text('{"text": "fine"}\n{"body": "x", "n": 1}\n')
@@ -218,11 +218,11 @@ def test_a_hugging_face_dataset_is_asked_for_by_config_and_split(monkeypatch: py
 
 
 def test_what_the_library_downloads_or_makes_lies_in_the_cache(tmp_path: Path) -> None:
-    from tightfit.data.corpora import _load_hub
+    from tightfit.data.corpora import _load
 
     (tmp_path / "repository").mkdir()
     write_parquet(tmp_path / "repository" / "train.parquet")
-    loaded = _load_hub(Data(source=str(tmp_path / "repository"), split="train[:3]"), tmp_path / "cache")
+    loaded = _load(Data(source=str(tmp_path / "repository"), split="train[:3]"), None, tmp_path / "cache")
     assert loaded["text"][:] == [row["text"] for row in ROWS[:3]]
     assert all(Path(entry["filename"]).is_relative_to(tmp_path / "cache") for entry in loaded.cache_files)
     assert loaded.cache_files

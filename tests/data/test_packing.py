@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tightfit.data.preparation import unigram_loss
+from tightfit.data.readers import TEXT
 from tightfit.data.samples import Masking, Packed
-from tightfit.data.tokenized import StreamWriter, TokenStream, unigram_loss
-from tightfit.tasks import IGNORE
+from tightfit.data.tokenized import Part, StreamWriter, TokenStream
+from tightfit.tasks import IGNORE, get_task
 
 
 def stream_of(folder: Path, documents: list[list[int]], vocab_size: int = 100) -> TokenStream:
@@ -100,10 +102,10 @@ def test_a_stream_keeps_its_largest_token(vocab_size: int, dtype: type, tmp_path
 
 
 def test_unigram_loss_by_hand(tmp_path: Path) -> None:
-    train = stream_of(tmp_path / "t", [[1, 1, 2, 0]], vocab_size=4)
-    held_out = stream_of(tmp_path / "h", [[3, 1, 0]], vocab_size=4)
+    train = Part({TEXT: stream_of(tmp_path / "t", [[1, 1, 2, 0]], vocab_size=4)}, None)
+    held_out = Part({TEXT: stream_of(tmp_path / "h", [[3, 1, 0]], vocab_size=4)}, None)
     probability = {0: 2 / 8, 1: 3 / 8, 2: 2 / 8, 3: 1 / 8}
     expected = -(np.log(probability[1]) + np.log(probability[0])) / 2
-    assert unigram_loss(train, held_out, predicted_only=True) == pytest.approx(expected, rel=1e-12)
+    assert unigram_loss(get_task("causal-lm"), train, held_out) == pytest.approx(expected, rel=1e-12)
     expected = -sum(np.log(probability[i]) for i in (3, 1, 0)) / 3
-    assert unigram_loss(train, held_out, predicted_only=False) == pytest.approx(expected, rel=1e-12)
+    assert unigram_loss(get_task("masked-lm"), train, held_out) == pytest.approx(expected, rel=1e-12)

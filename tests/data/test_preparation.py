@@ -151,7 +151,7 @@ def test_classification(tmp_path: Path) -> None:
 
 
 def test_classes_that_do_not_fit(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"data\.label: .* has 4 classes and the model 3; write num_labels=4"):
+    with pytest.raises(DataError, match=r"data\.label: .* has 4 classes and the model 3; .* write num_labels=4"):
         prepare(classified(tmp_path, ["a", "b", "c", "d"]), FACTS)
     assert prepare(classified(tmp_path, [0, 2, 1, 1]), FACTS).classes is None  # numbers are no names
     with pytest.raises(DataError, match=r"5 classes and the model 3; .* write num_labels=5"):
@@ -161,11 +161,11 @@ def test_classes_that_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_labels_that_are_numbers_stay_so() -> None:
-    assert class_ids([2, 0, 1], "label", 3) == class_ids(["2", "0", "1"], "label", 3) == ([2, 0, 1], ["0", "1", "2"])
-    assert class_ids(["10", "9"], "label", 11)[0] == [10, 9]
-    assert class_ids([True, False], "label", 2)[0] == [1, 0]
+    assert class_ids([2, 0, 1], "label") == class_ids(["2", "0", "1"], "label") == ([2, 0, 1], [])
+    assert class_ids(["10", "9"], "label")[0] == [10, 9]
+    assert class_ids([True, False], "label")[0] == [1, 0]
     with pytest.raises(DataError, match="holds -1"):
-        class_ids([-1, 0], "label", 2)
+        class_ids([-1, 0], "label")
 
 
 def test_seq2seq(tmp_path: Path) -> None:

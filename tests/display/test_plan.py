@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from tests.display.plans import fitting, nothing_fits
-from tightfit.display.plan import ReadablePlan
+from tightfit.display.plan_table import ReadablePlan
 
 
 class Checker(HTMLParser):

@@ -23,13 +23,6 @@ def test_finds_the_largest_of_an_affine_need(base, each):
     assert len(calls) == len(set(calls)) <= 4
 
 
-def test_what_is_known_is_not_asked_again():
-    known = {128: 2000.0, 1: 10.0}
-    assert largest_that_fits(SIZES, lambda size: 10.0 * size, 320, known) == 32
-    assert known[32] == 320.0
-    assert largest_that_fits(SIZES, lambda size: pytest.fail("all is known"), 320, dict(known) | {64: 640.0}) == 32
-
-
 def test_sizes_that_cannot_be_built_do_not_fit():
     assert largest_that_fits(SIZES, lambda size: float("inf") if size > 4 else 1.0, 10) == 4
     assert largest_that_fits([], lambda size: 0.0, 10) is None

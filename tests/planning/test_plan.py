@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,9 +30,17 @@ def gpu(memory, name="toy", capability=(8, 0)):
     return Device(kind="cuda", name=name, memory_bytes=int(memory), capability=capability)
 
 
-def of(toy, memory, catalogue=(), host_bytes=1 << 40, **fields):
+@pytest.fixture(autouse=True)
+def host(monkeypatch):
+    """Bytes of the machine around the GPU."""
+    machine = SimpleNamespace(total=1 << 40)
+    monkeypatch.setattr("tightfit.planning.search.search.host_memory", lambda: machine)
+    return machine
+
+
+def of(toy, memory, catalogue=(), **fields):
     recipe = Recipe.from_dict({"batch_size": 16, "vocab_size": 50_304, **fields})
-    plan = search(recipe, gpu(memory), toy.tools(), margin=MARGIN, catalogue=catalogue, host_bytes=host_bytes)
+    plan = search(recipe, gpu(memory), toy.tools(), margin=MARGIN, catalogue=catalogue)
     assert plan.predictions <= TRACES
     return plan
 
@@ -90,7 +99,7 @@ def test_says_why_and_what_the_next_best_costs():
         assert "does not fit" in sentence
 
 
-def test_where_nothing_fits_the_plan_says_what_would():
+def test_where_nothing_fits_the_plan_says_what_would(host):
     plan = of(HEAVY, 3 * STATES)
     assert plan.chosen is None
     assert {c.estimate.fits for c in plan.candidates} == {"no"}
@@ -100,8 +109,9 @@ def test_where_nothing_fits_the_plan_says_what_would():
         plan.recipe  # noqa: B018 - the property raises
     assert "in host memory" in plan.answers.offload
     assert plan.answers.offload in plan.candidates[0].reasons
-    assert "on NVMe" in of(HEAVY, 3 * STATES, host_bytes=10 * STATES).answers.offload
     assert of(HEAVY, 20 * STATES).answers.offload == ""
+    host.total = 10 * STATES
+    assert "on NVMe" in of(HEAVY, 3 * STATES).answers.offload
 
 
 @pytest.mark.parametrize(("pins", "memory_of", "text"), [
@@ -140,11 +150,12 @@ def test_names_what_helps_together_where_no_single_change_does():
                                             "micro_batch_size=2 checkpointing=every-block.")
 
 
-def test_a_limit_on_traces_is_not_taken_for_an_answer():
+def test_a_limit_on_traces_is_not_taken_for_an_answer(monkeypatch):
     toy = replace(TOY, saved={"attention": 900_000, "mlp": 900_000, "norm": 900_000}, entry=20_000)
     memory = needed(toy, micro_batch_size=1)
     recipe = Recipe.from_dict({"batch_size": 16, "vocab_size": 50_304, **PINS})
-    answers = search(recipe, gpu(memory), toy.tools(), margin=MARGIN, limit=1).answers
+    monkeypatch.setattr("tightfit.planning.search.search.TRACES", 1)
+    answers = search(recipe, gpu(memory), toy.tools(), margin=MARGIN).answers
     assert answers.smallest_change_text == ("No single change was found that would make it fit: the limit on traces "
                                             "was reached.")
 
@@ -228,8 +239,8 @@ def test_a_gpu_that_is_too_small_once_traced_is_passed_over_with_those_that_are_
     most = needed(TOY, micro_batch_size=1)
     tight = replace(TOY, calls=[])
 
-    def wasteful(trace, capacity):
-        found = toy_replay(trace, capacity)
+    def wasteful(trace, capacity, settings):
+        found = toy_replay(trace, capacity, settings)
         found.peak_reserved += most // 2
         found.missing = 0 if capacity is None else max(found.peak_reserved - capacity, 0)
         found.fits = "no" if found.missing else "yes"

@@ -119,7 +119,7 @@ class Toy:
         return Tools(predict=self.predict, replay=replay, step_time=self.seconds, mfu=lambda r, d, s: 0.5)
 
 
-def replay(trace: Trace, capacity: int | None):
+def replay(trace: Trace, capacity: int | None, settings):
     """An allocator that reserves a thirtieth more than it gives out."""
     tick, peak = trace.peak()
     peak += sum(u.bytes for u in trace.unseen if u.where == "allocator")

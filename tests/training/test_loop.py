@@ -52,7 +52,7 @@ class Pending:
 class FakeStep:
     """Gives the results that `script` says for each step, and notes what is asked of it."""
 
-    inspection = None
+    attention_kernels = ()
     parameter_count = 1
     compile_seconds = 0.0
 
@@ -110,6 +110,7 @@ def run(step: FakeStep, folder: Path, listener: Any = None, source: Source | Non
         **values: Any) -> TrainingLoop:
     recipe = Recipe.from_dict({"max_steps": 6, "logging_steps": 2, **values})
     place = RunFolder(folder)
+    folder.mkdir(exist_ok=True)
     found = checkpoints.newest(place.checkpoints, lambda text: None)
     with MetricsLog(recipe, folder, found.step if found else 0) as log:
         loop = TrainingLoop(recipe, step, source or Source(), list, place, log, listener or Listener(),

@@ -56,18 +56,6 @@ class PendingResult(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inspection:
-    """An inspection of one real forward pass.
-
-    attention_kernels: the attention kernels that ran, by name.
-    saved_bytes: bytes kept for the backward pass (parameters not counted), by dtype.
-    """
-
-    attention_kernels: tuple[str, ...] = ()
-    saved_bytes: dict[str, int]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Measurement:
     """A few real steps, measured.
 
@@ -123,8 +111,8 @@ class Step(Protocol):
     measures."""
 
     @property
-    def inspection(self) -> Inspection | None:
-        """The inspection of the first forward pass; None before it."""
+    def attention_kernels(self) -> tuple[str, ...]:
+        """The attention kernels that ran in the first forward pass, by name; none where that is not known."""
 
     @property
     def parameter_count(self) -> int:

@@ -37,6 +37,4 @@ def _show(console: Console, summary: Summary) -> None:
     for name, value in summary.rows():
         table.add_row(name, value)
     console.print(table)
-    for warning in summary.warnings:
-        console.print(f"warning: {warning}", markup=False)
     console.print(f"run folder: {summary.output_dir}", markup=False)

@@ -49,16 +49,15 @@ def cached(folder: Path, fill: Callable[[Path], None], read: Callable[[Path], Re
             shutil.rmtree(folder, ignore_errors=True)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        try:
-            fill(temporary)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
+            made = Path(temporary) / folder.name
+            made.mkdir()
+            fill(made)
             try:
-                temporary.replace(folder)
+                made.replace(folder)
             except OSError:
                 if not folder.is_dir():  # otherwise another process made the same folder first
                     raise
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise DataError(
             f"cache_dir: cannot write {folder}: {error.strerror or error}; write cache_dir=<a folder with room>"

@@ -19,8 +19,7 @@ SKIPPED = frozenset({
 })
 """Folders of the standard library that are left out: other people's packages, tests, test data, generated tables."""
 
-SAVED = "state.json"
-SAVED_SPLITS = "dataset_dict.json"
+SAVED = ("state.json", "dataset_dict.json")
 """Files that `datasets.save_to_disk` writes: with a dataset, and with a folder of splits."""
 
 
@@ -49,14 +48,14 @@ def open_corpus(data: Data, wanted: Wanted, cache_dir: Path) -> Corpus:
     if path.is_file():
         return Corpus(str(path), files_digest([(path.suffix.lower(), path)]), lambda: read_file(path, wanted))
     if path.is_dir():
-        if (path / SAVED).is_file() or (path / SAVED_SPLITS).is_file():
-            return _dataset(str(path), _load_saved(path, data.split), wanted, data)
+        if any((path / name).is_file() for name in SAVED):
+            return _dataset(str(path), _load(data, path, cache_dir), wanted, data)
         return _folder(path, wanted)
     if path.exists():
         raise DataError(f"data: {data.source!r} is not a regular file; write a file, a folder, stdlib or dummy")
     if _looks_like_path(data.source, path):
         raise missing_path("data", data.source, path)
-    return _dataset(data.source, _load_hub(data, cache_dir), wanted, data)
+    return _dataset(data.source, _load(data, None, cache_dir), wanted, data)
 
 
 def missing_path(field: str, value: str, path: Path) -> DataError:
@@ -95,17 +94,12 @@ def _text_of(path: Path) -> str | None:
         return None
 
 
-def stdlib_files() -> list[tuple[str, Path]]:
-    """The standard library's modules: names relative to it, and paths."""
-    root = Path(sysconfig.get_path("stdlib"))
-    return [(p.relative_to(root).as_posix(), p) for p in _walk(root, SKIPPED) if p.suffix == ".py"]
-
-
 def _stdlib(wanted: Wanted) -> Corpus:
     if len(wanted) > 1:
         fields = ", ".join(f"{key}={field}" for key, field in list(wanted.items())[1:])
         raise DataError(f"data: stdlib has text only, and this task also reads {fields}; write data=<a JSONL file>")
-    files = stdlib_files()
+    root = Path(sysconfig.get_path("stdlib"))
+    files = [(p.relative_to(root).as_posix(), p) for p in _walk(root, SKIPPED) if p.suffix == ".py"]
     if not files:
         raise DataError("data: this Python has no standard library source; write data=<a file or folder>")
     return Corpus("stdlib", files_digest(files), lambda: ((text,) for _, path in files if (text := _text_of(path))))
@@ -120,37 +114,28 @@ def _folder(folder: Path, wanted: Wanted) -> Corpus:
     return Corpus(str(folder), files_digest(files), lambda: (r for _, path in files for r in read_file(path, wanted)))
 
 
-def _load_saved(folder: Path, split: str) -> Any:
-    from datasets import load_from_disk
-
-    saved = _reading(str(folder), lambda: load_from_disk(str(folder)))
-    if not (folder / SAVED_SPLITS).is_file():
-        return saved
-    if split not in saved:
-        raise DataError(f"data.split: {folder} has no split {split!r}; {nearest(split, saved)}")
-    return saved[split]
-
-
-def _load_hub(data: Data, cache_dir: Path) -> Any:
+def _load(data: Data, saved: Path | None, cache_dir: Path) -> Any:
+    """A Hugging Face dataset, or the one `saved` in a folder. Raises DataError for whatever goes wrong in the library
+    or on the network."""
     import datasets
 
-    kept = str(cache_dir / "datasets")
-    return _reading(
-        data.source, lambda: datasets.load_dataset(data.source, data.config, split=data.split, cache_dir=kept)
-    )
-
-
-def _reading(name: str, load: Callable[[], Any]) -> Any:
-    """The result of `load`; whatever goes wrong in the library or on the network becomes a DataError."""
     try:
-        return load()
+        if saved is None:
+            kept = str(cache_dir / "datasets")
+            return datasets.load_dataset(data.source, data.config, split=data.split, cache_dir=kept)
+        splits = datasets.load_from_disk(str(saved))
     except Exception as error:
-        close = closest(name, ("stdlib", "dummy", *(entry.name for entry in Path().iterdir())))
+        close = closest(data.source, ("stdlib", "dummy", *(entry.name for entry in Path().iterdir())))
         meant = f"did you mean {close!r}?" if close else "write data=<a file or folder>, or data=stdlib"
         raise DataError(
-            f"data: {name!r} is not a file or folder here, and cannot be read as a Hugging Face dataset: "
+            f"data: {data.source!r} is not a file or folder here, and cannot be read as a Hugging Face dataset: "
             f"{one_line(error)}; {meant}"
         ) from None
+    if not isinstance(splits, datasets.DatasetDict):
+        return splits
+    if data.split not in splits:
+        raise DataError(f"data.split: {saved} has no split {data.split!r}; {nearest(data.split, splits)}")
+    return splits[data.split]
 
 
 def _dataset(name: str, dataset: Any, wanted: Wanted, data: Data) -> Corpus:

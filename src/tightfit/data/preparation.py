@@ -13,7 +13,7 @@ from tightfit.data.readers import LABEL, TARGET, TEXT
 from tightfit.data.samples import Documents, Masking, Packed, Padded, Samples, padded
 from tightfit.data.sources import Dummy, Rows, open_images, samples_from_rows
 from tightfit.data.splitting import Progress, Split, held_out
-from tightfit.data.tokenized import Part, TokenStream, tokenize, unigram_loss
+from tightfit.data.tokenized import Part, TokenStream, tokenize
 from tightfit.data.tokenizer_choice import choose_tokenizer, named_tokenizer
 from tightfit.data.tokenizing import Tokenizer
 from tightfit.errors import DataError
@@ -104,10 +104,12 @@ def _from_text(recipe: Recipe, facts: ModelFacts, progress: Progress | None) -> 
     cache_dir = Path(recipe.cache_dir).expanduser()
     split = Split(open_corpus(recipe.data, wanted, cache_dir), wanted, recipe.data.eval_fraction)
     tokenizer = choose_tokenizer(recipe, facts, lambda: split.training_texts(progress), split.key)
-    train, evaluation, names = tokenize(split, tokenizer, cache_dir, facts.num_labels, progress)
-    if len(names) > facts.num_labels:
-        raise DataError(f"{LABEL}: {split.corpus.name} has {len(names)} classes and the model {facts.num_labels}; "
-                        f"write num_labels={len(names)}")
+    train, evaluation, names = tokenize(split, tokenizer, cache_dir, progress)
+    if train.classes is not None and evaluation.classes is not None:
+        classes = len(names) or 1 + int(max(train.classes.max(), evaluation.classes.max(initial=0)))
+        if classes > facts.num_labels:
+            raise DataError(f"{LABEL}: {split.corpus.name} has {classes} classes and the model {facts.num_labels}; "
+                            f"number them from 0, or write num_labels={classes}")
     packed = task.packs and recipe.data.packing
     tokens = len(train.streams[TEXT])
     if packed and tokens < recipe.seq_len:
@@ -122,13 +124,13 @@ def _from_text(recipe: Recipe, facts: ModelFacts, progress: Progress | None) -> 
         train=samples(train),
         evaluation=None if held is None else samples(held),
         tokenizer=tokenizer,
-        unigram_loss=None if held is None else _unigram_loss(task, train, held),
-        classes=None if all(name.isdecimal() for name in names) else dict(enumerate(names)),
+        unigram_loss=None if held is None else unigram_loss(task, train, held),
+        classes=dict(enumerate(names)) or None,
     )
 
 
 def _something_to_predict(task: Task, train: TokenStream, tokenizer: Tokenizer) -> bool:
-    """True where any token of the training documents can be a label."""
+    """Whether any token of the training documents can be a label."""
     if task.predicts == "next":  # a document's first token has none before it to be predicted from
         return len(train) > train.documents
     if task.predicts == "hidden":
@@ -147,8 +149,14 @@ def _text_samples(part: Part, *, recipe: Recipe, facts: ModelFacts, tokenizer: T
     return padded(Documents(part=part, seq_len=recipe.seq_len, facts=facts, masking=masking), recipe, facts)
 
 
-def _unigram_loss(task: Task, train: Part, evaluation: Part) -> float | None:
+def unigram_loss(task: Task, train: Part, held_out: Part) -> float | None:
+    """Nats per held-out token, predicted by how often each token occurs in training (add-one smoothed); None where no
+    tokens are predicted."""
     if task.predicts == "class":
         return None
     text = TARGET if task.predicts == "target" else TEXT
-    return unigram_loss(train.streams[text], evaluation.streams[text], predicted_only=task.predicts == "next")
+    stream, counts = held_out.streams[text], train.streams[text].counts + 1
+    seen = stream.counts.astype(np.float64)
+    if task.predicts == "next":  # a document's first token is never predicted
+        seen -= np.bincount(stream.tokens[stream.starts[:-1]], minlength=len(seen))
+    return float((seen * -np.log(counts / counts.sum())).sum() / max(seen.sum(), 1.0))

@@ -79,26 +79,14 @@ def read_jsonl(path: Path, wanted: Wanted) -> Iterator[Row]:
             origin = f"{path} line {number}"
             try:
                 row = json.loads(line)
-            except UnicodeDecodeError:
-                raise DataError(f"data: {origin} is not UTF-8 text") from None
+                if not isinstance(row, dict):
+                    raise ValueError('it is not an object such as {"text": ...}')
+                values = pick(row, wanted, origin)
+                for value in values:
+                    str(value).encode()  # JSON can escape half of a character, which no encoding can write
             except (ValueError, RecursionError) as error:
-                raise DataError(f"data: {origin} is not JSON: {error}") from None
-            if not isinstance(row, dict):
-                raise DataError(f'data: {origin} is not a JSON object such as {{"text": ...}}')
-            values = pick(row, wanted, origin)
-            _check_characters(values, origin)
+                raise DataError(f"data: {origin} is not JSON in UTF-8: {error}") from None
             yield values
-
-
-def _check_characters(values: Row, origin: str) -> None:
-    """Raises DataError for a text with half of a surrogate pair, which JSON can escape and no encoding can write."""
-    for value in values:
-        try:
-            if isinstance(value, str):
-                value.encode()
-        except UnicodeEncodeError as error:
-            half = ascii(value[error.start])
-            raise DataError(f"data: {origin} holds {half}, half of a character; remove it or write the whole") from None
 
 
 def read_csv(path: Path, wanted: Wanted, delimiter: str = ",") -> Iterator[Row]:
@@ -110,10 +98,8 @@ def read_csv(path: Path, wanted: Wanted, delimiter: str = ",") -> Iterator[Row]:
             require_fields(wanted, rows.fieldnames or (), str(path))
             for row in rows:
                 yield pick(row, wanted, f"{path} line {rows.line_num}")
-        except UnicodeDecodeError:
-            raise DataError(f"data: {path} is not UTF-8 text; convert it to UTF-8") from None
-        except csv.Error as error:
-            raise DataError(f"data: {path} line {rows.line_num} is not CSV: {error}") from None
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise DataError(f"data: {path} is not CSV in UTF-8 behind line {rows.line_num}: {error}") from None
 
 
 def read_parquet(path: Path, wanted: Wanted) -> Iterator[Row]:

@@ -94,13 +94,11 @@ class RowExamples:
         return label
 
     def _check(self, values: Array, name: str, index: int, high: int, field: str) -> None:
-        if values.size == 0 or (values.min() >= 0 and values.max() < high):
-            return
-        real = values[values != IGNORE]
-        if real.size and (real.min() < 0 or real.max() >= high):
-            worst = real.min() if real.min() < 0 else real.max()
-            raise DataError(f"dataset: row {index} has {worst} among its {name}, which should lie in 0 to {high - 1}; "
-                            f"write {field}={max(int(worst), 0) + 1} or change the data")
+        wrong = values[(values != IGNORE) & ((values < 0) | (values >= high))]
+        if wrong.size:
+            largest = int(wrong.max())
+            raise DataError(f"dataset: row {index} has {largest} among its {name}, which should lie in 0 to "
+                            f"{high - 1}; write {field}={max(largest, 0) + 1} or change the data")
 
 
 ENDINGS = frozenset({".png", ".jpg", ".jpeg"})
@@ -193,8 +191,7 @@ class Dummy:
     def example(self, index: int, epoch: int) -> Example:
         random = generator(self.seed, self.part, index)
         if self.task.predicts == "next":
-            drawn = random.integers(0, self.facts.vocab_size, self.seq_len + 1)
-            return Example({"input_ids": drawn[:-1]}, drawn[1:])
+            return next_tokens(random.integers(0, self.facts.vocab_size, self.seq_len + 1), self.seq_len)
         spec = self.task.batch_spec(1, self.seq_len, self.facts)
         return Example({name: _draw(random, array) for name, array in spec.inputs.items()}, _draw(random, spec.labels))
 

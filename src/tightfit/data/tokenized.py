@@ -23,7 +23,11 @@ PARTS = ("train", "evaluation")
 BATCH_CHARACTERS = 1 << 21
 """Text to encode between two calls of the progress."""
 
-TOKENS, STARTS, COUNTS = "tokens.npy", "starts.npy", "counts.npy"
+TOKENS, STARTS, COUNTS = "tokens.bin", "starts.npy", "counts.npy"
+
+
+def _dtype(vocab_size: int) -> np.dtype[Any]:
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
 class TokenStream:
@@ -41,9 +45,10 @@ class TokenStream:
 
     @cached_property
     def tokens(self) -> Array:
+        dtype = _dtype(len(self.counts))
         if self.starts[-1] == 0:
-            return np.zeros(0, dtype=np.uint16)  # an empty file cannot be mapped
-        return np.asarray(np.load(self.folder / TOKENS, mmap_mode="r"))
+            return np.zeros(0, dtype)  # an empty file cannot be mapped
+        return np.asarray(np.memmap(self.folder / TOKENS, dtype, "r"))
 
     @cached_property
     def starts(self) -> Array:
@@ -60,11 +65,6 @@ class TokenStream:
     def __len__(self) -> int:
         return int(self.starts[-1])
 
-    def check(self) -> None:
-        """Open every file. Raises OSError, ValueError or EOFError for one that is missing or damaged."""
-        if len(self.starts) < 1 or len(self.tokens) != self.starts[-1] or self.counts.ndim != 1:
-            raise ValueError(f"{self.folder} holds another number of tokens than it states")
-
     def document(self, index: int, limit: int | None = None) -> Array:
         """The first `limit` tokens of a document, int64."""
         start, stop = int(self.starts[index]), int(self.starts[index + 1])
@@ -79,10 +79,9 @@ class StreamWriter:
     def __init__(self, folder: Path, vocab_size: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
         self.counts = np.zeros(vocab_size, dtype=np.int64)
         self.lengths: list[int] = []
-        np.save(folder / TOKENS, np.zeros(0, dtype=self.dtype))
+        (folder / TOKENS).touch()
 
     def extend(self, documents: Iterable[Array]) -> None:
         """Append documents, each the ids (int64, 1-d) of one."""
@@ -93,7 +92,7 @@ class StreamWriter:
         self.counts += np.bincount(tokens, minlength=len(self.counts))
         self.lengths += [len(d) for d in documents]
         with (self.folder / TOKENS).open("ab") as file:
-            file.write(tokens.astype(self.dtype).tobytes())
+            file.write(tokens.astype(_dtype(len(self.counts))).tobytes())
 
     def close(self) -> None:
         """Finish the files. Without this call the folder is no stream."""
@@ -101,24 +100,6 @@ class StreamWriter:
         np.cumsum(self.lengths, out=starts[1:])
         np.save(self.folder / STARTS, starts)
         np.save(self.folder / COUNTS, self.counts)
-        header = {"descr": self.dtype.str, "fortran_order": False, "shape": (int(starts[-1]),)}
-        with (self.folder / TOKENS).open("r+b") as file:
-            # numpy leaves room in the header for the length to grow, so that the tokens stay where they are.
-            np.lib.format.write_array_header_1_0(file, header)
-
-
-def unigram_loss(train: TokenStream, held_out: TokenStream, predicted_only: bool) -> float:
-    """Nats per held-out token, predicted by how often each token occurs in training (add-one smoothed).
-
-    predicted_only: leave out each document's first token, which a causal model never predicts.
-    """
-    counts = train.counts + 1
-    costs = -np.log(counts / counts.sum())
-    seen = held_out.counts.astype(np.float64)
-    if predicted_only:
-        firsts = held_out.tokens[held_out.starts[:-1]]
-        seen -= np.bincount(firsts, minlength=len(seen))
-    return float((seen * costs).sum() / max(seen.sum(), 1.0))
 
 
 @dataclass(frozen=True)
@@ -130,12 +111,10 @@ class Part:
 
 
 def tokenize(
-    split: Split, tokenizer: Tokenizer, cache_dir: Path, num_labels: int, progress: Progress | None = None
+    split: Split, tokenizer: Tokenizer, cache_dir: Path, progress: Progress | None = None
 ) -> tuple[Part, Part, tuple[str, ...]]:
-    """The training part, the held-out part (maybe empty) and the classes' names, from the cache where it has them.
-
-    Raises DataError for data without a single document, and for labels numbered beyond `num_labels`.
-    """
+    """The training part, the held-out part (maybe empty) and the classes' names, none where they are numbers; from the
+    cache where it has them. Raises DataError for data without a single document."""
 
     def fill(folder: Path) -> None:
         if not len(split.chosen):
@@ -144,14 +123,14 @@ def tokenize(
         names: list[str] = []
         if LABEL in split.wanted:
             place = list(split.wanted).index(LABEL)
-            ids, names = class_ids([row[place] for _, row in split.rows()], split.wanted[LABEL], num_labels)
+            ids, names = class_ids([row[place] for _, row in split.rows()], split.wanted[LABEL])
         (folder / "names.json").write_text(json.dumps(names), encoding="utf-8")
         parts = _encode(folder, split, tokenizer, progress)
         for part, name in enumerate(PARTS):
             if LABEL in split.wanted:
                 np.save(folder / name / f"{LABEL}.npy", np.array(ids, dtype=np.int64)[parts == part])
 
-    key = digest(["tokens 1", split.key, tokenizer.fingerprint])
+    key = digest(["tokens 2", split.key, tokenizer.fingerprint])
     return cached(cache_dir / "tokens" / key, fill, lambda folder: _read(folder, split.wanted))
 
 
@@ -162,28 +141,21 @@ def _read(folder: Path, wanted: Wanted) -> tuple[Part, Part, tuple[str, ...]]:
     parts = []
     for part in (folder / name for name in PARTS):
         streams = {key: TokenStream(part / key) for key in wanted if key in TEXTS}
-        for stream in streams.values():
-            stream.check()
+        if any(len(stream.tokens) != stream.starts[-1] for stream in streams.values()):  # which opens every file
+            raise ValueError(f"{part} holds another number of tokens than it states")
         parts.append(Part(streams, np.load(part / f"{LABEL}.npy") if LABEL in wanted else None))
     train, evaluation = parts
     return train, evaluation, tuple(names)
 
 
-def class_ids(labels: list[Any], field: str, num_labels: int) -> tuple[list[int], list[str]]:
-    """Labels as ids, and the names that the ids stand for: whole numbers are ids already, texts are sorted.
-
-    Raises DataError for other labels, and for numbers of `num_labels` or more, before it counts up to them.
-    """
-    numbers = all(isinstance(v, int) or (isinstance(v, str) and v.strip().isdecimal()) for v in labels)
-    if numbers:
+def class_ids(labels: list[Any], field: str) -> tuple[list[int], list[str]]:
+    """Labels as ids, and the names that the ids stand for: whole numbers are ids already and name nothing, texts are
+    sorted. Raises DataError for other labels."""
+    if all(isinstance(v, int) or (isinstance(v, str) and v.strip().isdecimal()) for v in labels):
         ids = [int(v) for v in labels]
         if min(ids) < 0:
             raise DataError(f"{LABEL}: field {field!r} holds {min(ids)}; classes are numbered from 0")
-        if max(ids) >= num_labels:
-            needed = max(ids) + 1
-            raise DataError(f"{LABEL}: field {field!r} holds {max(ids)}, so it has {needed} classes and the model "
-                            f"{num_labels}; number the classes from 0, or write num_labels={needed}")
-        return ids, [str(i) for i in range(max(ids) + 1)]
+        return ids, []
     for number, label in enumerate(labels, 1):
         if not isinstance(label, str):
             raise DataError(f"{LABEL}: field {field!r} of row {number} is {label!r}; write a whole number or a text")

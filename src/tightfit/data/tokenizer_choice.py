@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from tightfit.data.tokenizing import (
     FILES,
     MASK,
     PAD,
-    FastTokenizer,
     Tokenizer,
+    bare_tokenizer,
     load_tokenizer,
     own_threads,
     read_tokenizer_file,
@@ -28,8 +27,7 @@ from tightfit.tasks import Task, get_task
 TRAINING_CHARACTERS = 100_000_000
 """A tokenizer is trained on about this much text: the merges it learns hardly change beyond."""
 
-LONGEST_RUN = 256
-LONG_RUNS = re.compile(rf"\S{{{LONGEST_RUN + 1},}}|\s{{{LONGEST_RUN + 1},}}")
+LONG_RUNS = r"\S{256}|\s{256}"
 """Longer runs without a space, or of nothing but spaces, are cut for training, whose time grows with their square."""
 
 
@@ -94,10 +92,10 @@ def special_tokens(task: Task, pad_id: int) -> list[str]:
 
 def _trained(recipe: Recipe, facts: ModelFacts, texts: Callable[[], Iterable[str]], fingerprint: str) -> Tokenizer:
     specials = special_tokens(get_task(recipe.task), facts.pad_token_id)
-    key = digest(["byte-level BPE 2", fingerprint, str(facts.vocab_size), *specials])
+    key = digest(["byte-level BPE 3", fingerprint, str(facts.vocab_size), *specials])
 
     def fill(folder: Path) -> None:
-        FastTokenizer(train_bpe(texts(), facts.vocab_size, specials), "train").save(folder)
+        bare_tokenizer(train_bpe(texts(), facts.vocab_size, specials), "train").save(folder)
 
     folder = Path(recipe.cache_dir).expanduser() / "tokenizers" / key
     return cached(folder, fill, lambda made: read_tokenizer_file(made / "tokenizer.json"))
@@ -105,38 +103,31 @@ def _trained(recipe: Recipe, facts: ModelFacts, texts: Callable[[], Iterable[str
 
 def train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str]) -> Any:
     """A byte-level BPE `tokenizers.Tokenizer` of at most `vocab_size` tokens, the special ones first."""
+    from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
     from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models, pre_tokenizers, trainers
 
     backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    cut = pre_tokenizers.Split(Regex(LONG_RUNS), "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([cut, byte_level])
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=specials,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        initial_alphabet=byte_level.alphabet(),
         show_progress=False,
     )
     with own_threads():
         backend.train_from_iterator(_at_most(texts, TRAINING_CHARACTERS), trainer)
+    backend.pre_tokenizer = byte_level
     return backend
 
 
 def _at_most(texts: Iterable[str], characters: int) -> Iterator[str]:
-    """Texts until they sum to `characters`, in pieces where they hold long runs."""
+    """Texts until they sum to `characters`."""
     total = 0
     for text in texts:
         if total >= characters:
             return
         total += len(text)
-        yield from _pieces(text)
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """`text`, in several pieces where a run in it is longer than `LONGEST_RUN`."""
-    start = 0
-    for run in LONG_RUNS.finditer(text):
-        for cut in range(run.start() + LONGEST_RUN, run.end(), LONGEST_RUN):
-            yield text[start:cut]
-            start = cut
-    yield text[start:]
+        yield text

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,14 @@ CHUNK = 32
 """Documents that a thread encodes at a time."""
 
 
-class Tokenizer(ABC):
+@dataclass(frozen=True, kw_only=True)
+class Tokenizer:
     """A tokenizer as data and sampling use it.
 
     backend: the library's own. vocab_size: one more than the largest id. end_id: the token that ends a document.
     fast: whether threads may encode at once. fingerprint: names everything that its output depends on.
+    ids: of each text, with the special tokens that the tokenizer puts around it. save: writes into a folder the files
+    from which `transformers.AutoTokenizer` makes it again.
     """
 
     backend: Any
@@ -51,92 +54,60 @@ class Tokenizer(ABC):
     special_ids: tuple[int, ...]
     fast: bool
     fingerprint: str
+    ids: Callable[[Sequence[str]], list[list[int]]]
+    save: Callable[[Path], object]
 
     def encode_batch(self, texts: Sequence[str]) -> list[Array]:
         """The ids of each text (int64, 1-d) as a whole document: with the special tokens around it, `end_id` last."""
 
         def encode(part: Sequence[str]) -> list[Array]:
             return [np.array(ids if ids[-1:] == [self.end_id] else [*ids, self.end_id], dtype=np.int64)
-                    for ids in self._ids(part)]
+                    for ids in self.ids(part)]
 
         with own_threads():
             return in_threads(encode, texts) if self.fast else encode(texts)
 
     def encode_prompt(self, text: str) -> list[int]:
         """The ids of a text that is to be continued: with nothing behind it."""
-        (ids,) = self._ids([text])
+        (ids,) = self.ids([text])
         return ids[:-1] if ids[-1:] == [self.end_id] else ids
-
-    @abstractmethod
-    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, with the special tokens that the tokenizer puts around it."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens left out."""
         return str(self.backend.decode([int(i) for i in ids], skip_special_tokens=True))
 
-    @abstractmethod
-    def save(self, folder: Path) -> None:
-        """Write the files from which `transformers.AutoTokenizer` makes this tokenizer again."""
 
-
-class FastTokenizer(Tokenizer):
+def bare_tokenizer(backend: Any, name: str) -> Tokenizer:
     """A `tokenizers.Tokenizer`, trained here or read from a `tokenizer.json`: transformers, which imports torch, is not
-    needed for it."""
+    needed for it. Raises DataError where no token of it ends a document."""
+    backend.no_padding()
+    backend.no_truncation()
+    found = {role: next((token for token in names if backend.token_to_id(token) is not None), None)
+             for role, names in NAMES.items()}
+    if found["eos_token"] is None:
+        raise DataError(f"tokenizer: {name} has none of the tokens {', '.join(NAMES['eos_token'])} to end a document "
+                        "with; name the folder that holds its tokenizer_config.json too")
+    names = {role: token for role, token in found.items() if token is not None}
+    role_ids = {role: backend.token_to_id(token) for role, token in names.items()}
 
-    def __init__(self, backend: Any, name: str) -> None:
-        """Raises DataError where no token of it ends a document."""
-        backend.no_padding()
-        backend.no_truncation()
-        found = {role: next((token for token in names if backend.token_to_id(token) is not None), None)
-                 for role, names in NAMES.items()}
-        if found["eos_token"] is None:
-            raise DataError(f"tokenizer: {name} has none of the tokens {', '.join(NAMES['eos_token'])} to end a "
-                            "document with; name the folder that holds its tokenizer_config.json too")
-        self.backend = backend
-        self._names = {role: token for role, token in found.items() if token is not None}
-        ids = {role: backend.token_to_id(token) for role, token in self._names.items()}
-        self.end_id, self.pad_id, self.mask_id = ids["eos_token"], ids.get("pad_token"), ids.get("mask_token")
-        self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values())
-        self.special_ids = tuple(sorted(i for i, t in backend.get_added_tokens_decoder().items() if t.special))
-        self.fast = True
-        self.fingerprint = digest([backend.to_str()])
-
-    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
-        return [list(encoding.ids) for encoding in self.backend.encode_batch_fast(list(texts))]
-
-    def save(self, folder: Path) -> None:
+    def save(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.backend.save(str(folder / "tokenizer.json"))
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **self._names}
+        backend.save(str(folder / "tokenizer.json"))
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **names}
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
-
-class PretrainedTokenizer(Tokenizer):
-    """A tokenizer of transformers', of either kind."""
-
-    def __init__(self, backend: Any, name: str) -> None:
-        """Raises DataError for a tokenizer without a token to end a document with."""
-        end = backend.eos_token_id if backend.eos_token_id is not None else backend.sep_token_id
-        if end is None:
-            raise DataError(f"tokenizer: {name} has neither an eos_token nor a sep_token to end a document with; "
-                            "set one in its tokenizer_config.json")
-        self.backend = backend
-        self.end_id, self.pad_id, self.mask_id = int(end), backend.pad_token_id, backend.mask_token_id
-        self.vocab_size = 1 + max(backend.get_vocab().values())
-        self.special_ids = tuple(sorted(set(backend.all_special_ids)))
-        self.fast = backend.is_fast  # those written in Python hold the interpreter's lock, and keep state
-        with tempfile.TemporaryDirectory() as saved:
-            self.save(Path(saved))
-            files = sorted(path for path in Path(saved).rglob("*") if path.is_file())
-            self.fingerprint = files_digest((path.relative_to(saved).as_posix(), path) for path in files)
-
-    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
-        encoded = self.backend(list(texts), return_attention_mask=False, return_token_type_ids=False, verbose=False)
-        return [list(ids) for ids in encoded["input_ids"]]
-
-    def save(self, folder: Path) -> None:
-        self.backend.save_pretrained(str(folder))
+    return Tokenizer(
+        backend=backend,
+        vocab_size=1 + max(backend.get_vocab(with_added_tokens=True).values()),
+        end_id=role_ids["eos_token"],
+        pad_id=role_ids.get("pad_token"),
+        mask_id=role_ids.get("mask_token"),
+        special_ids=tuple(sorted(i for i, t in backend.get_added_tokens_decoder().items() if t.special)),
+        fast=True,
+        fingerprint=digest([backend.to_str()]),
+        ids=lambda texts: [list(encoding.ids) for encoding in backend.encode_batch_fast(list(texts))],
+        save=save,
+    )
 
 
 @contextmanager
@@ -169,7 +140,7 @@ def read_tokenizer_file(path: Path) -> Tokenizer:
         backend = Backend.from_file(str(path))
     except Exception as error:  # tokenizers raises bare exceptions
         raise DataError(f"tokenizer: {path} is not a tokenizer.json: {error}") from None
-    return FastTokenizer(backend, str(path))
+    return bare_tokenizer(backend, str(path))
 
 
 def load_tokenizer(name: str, trust_remote_code: bool) -> Tokenizer:
@@ -181,4 +152,24 @@ def load_tokenizer(name: str, trust_remote_code: bool) -> Tokenizer:
     except Exception as error:  # the hub's client, its transport and remote code each raise their own
         raise DataError(f"tokenizer: {name!r} cannot be loaded: {one_line(error)}; write a folder with a tokenizer, or "
                         "tokenizer=train to train one on the data") from None
-    return PretrainedTokenizer(backend, name)
+    end = backend.eos_token_id if backend.eos_token_id is not None else backend.sep_token_id
+    if end is None:
+        raise DataError(f"tokenizer: {name} has neither an eos_token nor a sep_token to end a document with; "
+                        "set one in its tokenizer_config.json")
+    with tempfile.TemporaryDirectory() as saved:
+        backend.save_pretrained(saved)
+        files = sorted(path for path in Path(saved).rglob("*") if path.is_file())
+        fingerprint = files_digest((path.relative_to(saved).as_posix(), path) for path in files)
+    options = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
+    return Tokenizer(
+        backend=backend,
+        vocab_size=1 + max(backend.get_vocab().values()),
+        end_id=int(end),
+        pad_id=backend.pad_token_id,
+        mask_id=backend.mask_token_id,
+        special_ids=tuple(sorted(set(backend.all_special_ids))),
+        fast=backend.is_fast,  # those written in Python hold the interpreter's lock, and keep state
+        fingerprint=fingerprint,
+        ids=lambda texts: [list(ids) for ids in backend(list(texts), **options)["input_ids"]],
+        save=backend.save_pretrained,
+    )

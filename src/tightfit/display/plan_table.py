@@ -1,4 +1,4 @@
-"""A plan on a terminal: the candidates with a memory bar each, then the answers.
+"""A plan on a terminal and in a notebook: the candidates with a memory bar each, then the answers.
 
 Plain text where there is no terminal. On 80 columns the table stands in two parts, joined by the rank.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
+from typing import Self
 
 from rich import box
 from rich.console import Console, RenderableType
@@ -18,9 +19,33 @@ from rich.text import Text
 from tightfit.display.memory_bar import legend, memory_bar, scale_of
 from tightfit.display.words import Column, answers, as_written, batches, columns, heading, marks
 from tightfit.planning.plan import Candidate, Plan
+from tightfit.text import size
 
 BAR = (20, 48)
 """Cells of a memory bar, at least and at most."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ReadablePlan(Plan):
+    """A plan with its text and its table."""
+
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
+        """The same plan, readable."""
+        return cls(**{field.name: getattr(plan, field.name) for field in fields(Plan)})
+
+    def __str__(self) -> str:
+        return plan_text(self)
+
+    def __repr__(self) -> str:
+        if self.chosen is None:
+            return f"<Plan: {heading(self)}: nothing fits>"
+        memory, time = self.chosen.estimate.memory, self.chosen.estimate.time
+        return (f"<Plan: {heading(self)}: {as_written(self.chosen.recipe)}: {time.throughput:,.0f} {time.unit}, "
+                f"{size(memory.used)}>")
+
+    def _repr_html_(self) -> str:
+        return plan_html(self)
 
 
 def show_plan(plan: Plan, console: Console) -> None:

@@ -62,22 +62,10 @@ def batches(recipe: Recipe) -> str:
     return f"{micro} x {math.ceil(recipe.batch_size / micro)}"
 
 
-def shown(choice: object) -> str:
-    """A technique in a table's cell: its name and the knobs that are not the default."""
-    if not isinstance(choice, dict):
-        return str(choice)
-    knobs = [f"{name}={value}" for name, value in choice.items() if name != "name"]
-    return " ".join([str(choice.get("name", "")), *knobs])
-
-
 def fits(estimate: Estimate) -> str:
     """Whether it fits, in a word or two."""
-    if estimate.fits == "no":
-        return f"{size(estimate.missing)} short"
-    memory = estimate.memory
-    if estimate.fits == "with-retries" or (estimate.safe and memory.peak_reserved > memory.capacity - memory.margin):
-        return "with retries"
-    return "yes" if estimate.safe else "barely"
+    words = ("yes", "with retries", "barely", f"{size(estimate.missing)} short")
+    return words[1 if estimate.fits == "with-retries" else estimate.fit_rank]
 
 
 def heading(plan: Plan) -> str:
@@ -167,4 +155,8 @@ def _numerics(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _choice(field: str, candidate: Candidate) -> str:
-    return shown(candidate.choices()[field])
+    """A technique in a table's cell: its name and the knobs that are not the default."""
+    choice = candidate.choices()[field]
+    if not isinstance(choice, dict):
+        return str(choice)
+    return " ".join(str(value) if knob == "name" else f"{knob}={value}" for knob, value in choice.items())

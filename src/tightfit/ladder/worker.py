@@ -142,7 +142,7 @@ def predict(job: Job) -> Outcome:
 
 def _resolved(job: Job, target: Target, backend: Backend, notes: list[str]) -> Recipe:
     """The job's recipe with no `auto` left, at the batch that it grows to."""
-    recipe, _ = resolve_auto(Recipe.from_dict(job.recipe), target, backend.predict, notes.append)
+    recipe, _ = resolve_auto(Recipe.from_dict(job.recipe), target, backend, notes.append)
     if job.within is not None:
         within = resolve(Recipe.from_dict(job.within), target.device)
         recipe = largest_batch(recipe, within, target, backend)

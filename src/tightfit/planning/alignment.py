@@ -19,13 +19,8 @@ from tightfit.tasks import TASKS
 from tightfit.text import percent
 from tightfit.trace import Op, Trace
 
-NAMES: dict[str, tuple[str, ...]] = {
-    "vocab_size": ("vocab_size",),
-    "hidden_size": ("hidden_size", "n_embd", "d_model", "dim"),
-    "intermediate_size": ("intermediate_size", "n_inner", "d_ff", "ffn_dim", "hidden_dim", "encoder_ffn_dim"),
-    "head_dim": ("head_dim", "d_kv"),
-}
-"""A transformer's dimensions, and what configurations call them."""
+INTERMEDIATE = ("intermediate_size", "n_inner", "d_ff", "ffn_dim", "hidden_dim", "encoder_ffn_dim")
+"""What configurations call the width of a feed-forward layer."""
 
 WORTH_SAYING = 0.001
 """The predicted share of a step's time below which padding is not worth a word."""
@@ -68,28 +63,23 @@ class Misalignment:
 
 
 def dimensions(recipe: Recipe) -> dict[str, int]:
-    """The dimensions that matrix products of the recipe's model have, by NAMES, as far as its configuration states
-    them. Raises ModelError as `read_config` does."""
+    """The dimensions that matrix products of the recipe's model have, as far as its configuration states them. Raises
+    ModelError as `read_config` does."""
     config = read_config(recipe)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    found: dict[str, int] = {}
-    for field, names in NAMES.items():
-        values = [value for name in names if isinstance(value := getattr(text, name, None), int) and value > 0]
-        if values:
-            found[field] = values[0]
-    heads = next((n for name in ("num_attention_heads", "n_head", "num_heads", "n_heads")
-                  if isinstance(n := getattr(text, name, None), int) and n > 0), 0)
-    if heads and "hidden_size" in found and "head_dim" not in found:
-        found["head_dim"] = found["hidden_size"] // heads
-    if TASKS[recipe.task].reads == "tokens":
-        found["seq_len"] = recipe.seq_len
-        if recipe.pad_vocab_to and "vocab_size" in found:
-            found["vocab_size"] = _padded(found["vocab_size"], recipe.pad_vocab_to)
-        if recipe.pad_sequence_to:
-            found["seq_len"] = _padded(recipe.seq_len, recipe.pad_sequence_to)
-    else:
-        found.pop("vocab_size", None)
-    return found
+
+    def stated(*names: str) -> int:
+        return next((n for name in names if isinstance(n := getattr(text, name, None), int) and n > 0), 0)
+
+    vocabulary = stated("vocab_size") if TASKS[recipe.task].reads == "tokens" else 0
+    hidden, heads = stated("hidden_size", "dim"), stated("num_attention_heads", "n_heads")
+    found = {
+        "vocab_size": _padded(vocabulary, recipe.pad_vocab_to or 1), "hidden_size": hidden,
+        "intermediate_size": stated(*INTERMEDIATE),
+        "head_dim": stated("head_dim", "d_kv") or (hidden // heads if heads else 0),
+        "seq_len": _padded(recipe.seq_len, recipe.pad_sequence_to or 1) * (TASKS[recipe.task].reads == "tokens"),
+    }  # fmt: skip
+    return {field: value for field, value in found.items() if value}
 
 
 def wanted_multiples(device: Device, element_bytes: int) -> tuple[int, int]:

@@ -7,13 +7,16 @@ from dataclasses import dataclass, replace
 
 from tightfit.devices import Device
 from tightfit.planning.allocator.replay import Fits, Replay
+from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.planning.plan import Estimate, Memory, Time
 from tightfit.planning.timing.step_time import StepTime
 from tightfit.recipe import Recipe
-from tightfit.system import HostMemory, pinned_size
+from tightfit.system import pinned_size
 from tightfit.tasks import TASKS
 from tightfit.text import size
-from tightfit.trace import Category, Place, Trace, UntracedMemory
+from tightfit.trace import Category, Place, Span, Trace, UntracedMemory
+
+PLAIN = AllocatorSettings()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,41 +24,33 @@ class Tools:
     """The functions that planning is done with.
 
     predict: a resolved recipe's trace on a device. Raises Refused or ModelError for what cannot be built.
-    replay: a trace through the device's allocator, of so many bytes or without end.
+    replay: a trace through the device's allocator, of so many bytes or without end, as its settings have it.
     step_time: the time of the trace's last step.
     mfu: model FLOPs utilization, 0 to 1, of a step that takes so many seconds; 0 where the peak is not known.
-    expandable_replay: the same as `replay`, with segments that grow page by page; None: the same altogether.
     unseen: what a trace that was made from another recipe's or device's does not show; None: the same as that one.
-    host: the memory of the machine that the device is in, for what is offloaded to it; None where it is not known.
     """
 
     predict: Callable[[Recipe, Device], Trace]
-    replay: Callable[[Trace, int | None], Replay]
+    replay: Callable[[Trace, int | None, AllocatorSettings], Replay]
     step_time: Callable[[Trace, Recipe, Device], StepTime]
     mfu: Callable[[Recipe, Device, float], float]
     unseen: Callable[[Recipe, Device, Trace], list[UntracedMemory]] | None = None
-    host: HostMemory | None = None
-    expandable_replay: Callable[[Trace, int | None], Replay] | None = None
-
-    def of(self, recipe: Recipe) -> Tools:
-        """The same, with the allocator set as a resolved recipe says."""
-        if recipe.expandable_segments is not True or self.expandable_replay is None:
-            return self
-        return replace(self, replay=self.expandable_replay)
-
-    def with_unseen(self, trace: Trace, recipe: Recipe, device: Device) -> Trace:
-        """A trace that was made from another's, with what it does not show of a resolved recipe on a device."""
-        return trace if self.unseen is None else replace(trace, unseen=self.unseen(recipe, device, trace))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How a trace lies in a device's memory; fields as in `Estimate`. notes: why the host's memory does not serve."""
+    """Memory of a trace on a device; fields as in `Estimate`."""
 
     memory: Memory
     fits: Fits
     safe: bool
-    notes: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> list[str]:
+        """The sentence that says why the host's memory does not serve."""
+        missing, needed = self.memory.host_missing, self.memory.host
+        return [f"host memory: {size(needed)} are needed for what is offloaded to it and for loading, and this machine "
+                f"has {size(needed - missing)}"] if missing else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,75 +77,50 @@ def unseen(trace: Trace, where: str) -> int:
     return sum(figure.bytes for figure in trace.unseen if figure.where == where)
 
 
-def fit(trace: Trace, device: Device, tools: Tools, margin: Margin) -> Fit:
-    """The trace's memory on the device and in the host, and whether it fits."""
+def fit(
+    trace: Trace, device: Device, tools: Tools, margin: Margin, settings: AllocatorSettings = PLAIN
+) -> Fit:
+    """The trace's memory on the device and in the host, and whether it fits both. settings: the allocator's."""
     if device.kind == "cpu":
         trace = in_one_memory(trace)
     room, spare = capacity(trace, device), margin.of(device)
-    host = host_need(trace)
     fits: Fits
     if device.kind == "cpu" or trace.laid_out:  # no caching allocator: reserved is allocated, and nothing is rounded
         tick, allocated = trace.peak()
         reserved = allocated = allocated + unseen(trace, "allocator")
         fits, safe, missing = ("yes" if reserved <= room else "no"), reserved <= room - spare, max(reserved - room, 0)
     else:
-        replayed = tools.replay(trace, max(room - spare, 1))
+        replayed = tools.replay(trace, max(room - spare, 1), settings)
         safe = replayed.fits != "no"
         if not safe or replayed.fits == "with-retries":
-            replayed = tools.replay(trace, max(room, 1))
+            replayed = tools.replay(trace, max(room, 1), settings)
         tick, allocated, reserved = replayed.peak_tick, replayed.peak_allocated, replayed.peak_reserved
         # with all that it would take without end, it fits; a tight allocator can be said to miss more
         fits, missing = replayed.fits, min(replayed.missing, max(reserved - room, 0))
-    lack = {} if tools.host is None else host.lack(tools.host)
-    if lack:
+    kept = offloaded(trace)
+    host = kept + unseen(trace, "host")
+    lacking = max(host - device.host_bytes, 0) if kept and device.host_bytes else 0  # what loading takes is the run's
+    if lacking:
         fits, safe = "no", False
     memory = Memory(
         peak_allocated=allocated,
         peak_reserved=reserved,
         context=unseen(trace, "context"),
-        host=host.total,
+        host=host,
+        host_missing=lacking,
         by_category=by_category(trace, tick, allocated),
         peak_in=running_at(trace, tick),
         capacity=room,
         margin=spare,
         missing=missing,
-        host_missing=max(lack.values(), default=0),
     )
-    return Fit(memory=memory, fits=fits, safe=safe, notes=tuple(lack))
+    return Fit(memory=memory, fits=fits, safe=safe)
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostNeed:
-    """Bytes of the host's memory at its own peak. offloaded: what the trace keeps there. pinned: what of that is
-    page-locked, as PyTorch rounds it up. unseen: what tracing does not see."""
-
-    offloaded: int
-    pinned: int
-    unseen: int
-
-    @property
-    def total(self) -> int:
-        return self.offloaded + self.unseen
-
-    def lack(self, host: HostMemory) -> dict[str, int]:
-        """Reasons why it does not fit, as sentences, and the bytes that each misses. Without anything offloaded, none:
-        what loading takes is a matter of the run."""
-        found = {}
-        if self.offloaded and self.total > host.total:
-            found[f"host memory: {size(self.total)} are needed, {size(self.offloaded)} of them for what is offloaded, "
-                  f"and this machine has {size(host.total)}"] = self.total - host.total
-        if host.pinnable is not None and self.pinned > host.pinnable:
-            found[f"host memory: {size(self.pinned)} have to be page-locked, and this machine allows "
-                  f"{size(host.pinnable)}"] = self.pinned - host.pinnable
-        return found
-
-
-def host_need(trace: Trace) -> HostNeed:
-    """The host's memory that a trace takes."""
+def offloaded(trace: Trace) -> int:
+    """The most bytes that a trace keeps in the host's memory, page-locked ones as PyTorch rounds them up."""
     kept = [replace(a, bytes=pinned_size(a.bytes)) if a.pinned and a.bytes else a for a in trace.lying_in(Place.HOST)]
-    whole, pinned = (Trace(origin=trace.origin, allocations=allocations).peak(place=Place.HOST)[1]
-                     for allocations in (kept, [a for a in kept if a.pinned]))
-    return HostNeed(offloaded=whole, pinned=pinned, unseen=unseen(trace, "host"))
+    return Trace(origin=trace.origin, allocations=kept).peak(place=Place.HOST)[1]
 
 
 def in_one_memory(trace: Trace) -> Trace:
@@ -192,35 +162,46 @@ def running_at(trace: Trace, tick: int) -> str:
     return names.get(span.name, span.name)
 
 
-def step_cost(timed: StepTime, recipe: Recipe, device: Device, tools: Tools) -> Time:
-    """Time of a step of a resolved recipe, in every unit."""
-    seconds = timed.seconds
-    tokens = recipe.seq_len if TASKS[recipe.task].reads == "tokens" else 0
-    samples = recipe.batch_size / seconds if seconds > 0 else 0.0
-    return Time(
-        step_seconds=seconds,
-        samples_per_second=samples,
-        tokens_per_second=samples * tokens,
-        mfu=tools.mfu(recipe, device, seconds),
-        calibrated=timed.calibrated,
-    )
-
-
-def join(trace: Trace, found: Fit, time: Time, notes: Sequence[str]) -> Estimate:
-    """An estimate from its parts. notes: of the time."""
-    return Estimate(
-        fits=found.fits,
-        safe=found.safe,
-        memory=found.memory,
-        time=time,
-        unseen=tuple(trace.unseen),
-        notes=tuple(dict.fromkeys([*found.notes, *trace.notes, *notes])),
-    )
-
-
 def estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools, margin: Margin | None = None) -> Estimate:
     """Memory and time of a resolved recipe, from its trace."""
-    tools = tools.of(recipe)
+    timed = inference_time if recipe.mode == "inference" else training_time
+    time, notes = timed(trace, recipe, device, tools)
+    settings = AllocatorSettings(expandable_segments=recipe.expandable_segments is True)
+    found = fit(trace, device, tools, margin or Margin(), settings)
+    return Estimate(fits=found.fits, safe=found.safe, memory=found.memory, time=time, unseen=tuple(trace.unseen),
+                    notes=tuple(dict.fromkeys([*trace.notes, *notes, *found.notes])))
+
+
+def training_time(trace: Trace, recipe: Recipe, device: Device, tools: Tools) -> tuple[Time, Sequence[str]]:
+    """Time of a step of a resolved recipe, in every unit, and notes on it."""
     timed = tools.step_time(trace, recipe, device)
-    found = fit(trace, device, tools, margin or Margin())
-    return join(trace, found, step_cost(timed, recipe, device, tools), timed.notes)
+    tokens = recipe.seq_len if TASKS[recipe.task].reads == "tokens" else 0
+    samples = recipe.batch_size / timed.seconds if timed.seconds > 0 else 0.0
+    return Time(
+        step_seconds=timed.seconds, samples_per_second=samples, tokens_per_second=samples * tokens,
+        mfu=tools.mfu(recipe, device, timed.seconds), calibrated=timed.calibrated,
+    ), timed.notes  # fmt: skip
+
+
+def inference_time(trace: Trace, recipe: Recipe, device: Device, tools: Tools) -> tuple[Time, Sequence[str]]:
+    """Time of one batch of prompts, tokenizing and copying them not counted, and notes on it. Its tokens are the
+    generated ones, one for each sequence however many its beams, or those read where nothing is generated."""
+    prefill, decode = (tools.step_time(stage(trace, name), recipe, device) for name in ("prefill", "decode"))
+    first, rest = prefill.seconds - prefill.data, decode.seconds - decode.data  # a training global batch's data
+    task = TASKS[recipe.task]
+    tokens = recipe.inference.new_tokens if task.generates else recipe.seq_len if task.reads == "tokens" else 0
+    samples = recipe.batch_size / (first + rest) if first + rest > 0 else 0.0
+    return Time(
+        step_seconds=first + rest, samples_per_second=samples, tokens_per_second=samples * tokens, mfu=0.0,
+        calibrated=prefill.calibrated, prefill_seconds=first,
+    ), [*prefill.notes, *decode.notes]  # fmt: skip
+
+
+def stage(trace: Trace, name: str) -> Trace:
+    """The trace with only those spans of it, `prefill` or `decode`, as its one step; none of its ops where it has no
+    such span."""
+    spans = [span for span in trace.spans if span.name == name]
+    inside = [replace(span, step=1) for span in spans]
+    whole = [Span(name="step 1", start=spans[0].start, stop=spans[-1].stop, step=1)] if spans else []
+    ops = [op for op in trace.ops if any(span.start <= op.tick < span.stop for span in spans)]
+    return replace(trace, ops=ops, spans=[*whole, *inside])

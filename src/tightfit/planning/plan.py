@@ -13,22 +13,22 @@ from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.planning.alignment import Misalignment
 from tightfit.planning.allocator.replay import Fits
-from tightfit.recipe import CHOICES, Recipe
+from tightfit.recipe import CHOICES, CHOSEN_SLOTS, Recipe
+from tightfit.techniques import SLOTS
 from tightfit.text import size
 from tightfit.trace import UntracedMemory
 
-INFERENCE_CHOICES = ("precision", "attention")
-"""The recipe fields that a search decides, with `mode: inference`."""
-
 COMPILED_CHOICES = ("micro_batch_size", "precision", "backend", "checkpointing", "optimizer", "attention")
-"""The same of a recipe whose whole steps are compiled."""
+"""The recipe fields that a search decides where whole steps are compiled."""
 
 
 def choices_of(recipe: Recipe) -> tuple[str, ...]:
     """The recipe fields that a search decides for it."""
     if recipe.backend.compiles_whole_steps:
         return COMPILED_CHOICES
-    return CHOICES if recipe.mode == "train" else INFERENCE_CHOICES
+    if recipe.mode == "train":
+        return CHOICES
+    return tuple(slot for slot in CHOSEN_SLOTS if not SLOTS[slot][0].trains_only)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +44,7 @@ class Memory:
     capacity: what the allocator may hold: the device's memory less the context.
     margin: how much of the capacity is to stay free for a plan to be called safe.
     missing: how far the capacity would have to grow; 0 where it serves.
-    host_missing: how much more of its own memory the machine would have to have, all of it or page-locked; 0 where it
-        serves, and where nothing is offloaded to it.
+    host_missing: the same of the host's memory, for what is offloaded to it; 0 where that is not known.
     """
 
     peak_allocated: int
@@ -121,6 +120,14 @@ class Estimate:
     def missing(self) -> int:
         """Bytes that the device lacks; 0 where it fits."""
         return self.memory.missing
+
+    @property
+    def fit_rank(self) -> int:
+        """Rank of its fit: 0 with the margin to spare, 1 so after releasing cached memory, 2 without the margin, 3
+        not at all."""
+        if self.safe:
+            return 0 if self.memory.peak_reserved <= self.memory.capacity - self.memory.margin else 1
+        return 2 if self.fits != "no" else 3
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,40 +6,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 
 from tightfit.calibration import Calibration
 from tightfit.devices import Device
 from tightfit.errors import ModelError
 from tightfit.models import resolve_source
-from tightfit.planning.allocator.replay import Replay, replay
-from tightfit.planning.allocator.settings import AllocatorSettings
+from tightfit.planning.allocator.replay import replay
 from tightfit.planning.estimate import Tools
-from tightfit.planning.timing.step_time import StepTime, step_time
+from tightfit.planning.timing.step_time import step_time
 from tightfit.recipe import Recipe
-from tightfit.system import HostMemory
 from tightfit.trace import Trace, UntracedMemory
 
 
 def standard_tools(
     predict: Callable[[Recipe, Device], Trace],
     calibration: Calibration | None = None,
-    settings: AllocatorSettings | None = None,
     unseen: Callable[[Recipe, Device, Trace], list[UntracedMemory]] | None = None,
-    host: HostMemory | None = None,
 ) -> Tools:
-    """The tools. calibration: measured on this machine, where the device is its own. settings: the allocator's. unseen,
-    host: see `Tools`."""
+    """The tools. calibration: measured on this machine, where the device is its own. unseen: see `Tools`."""
     flops: dict[tuple[str, str, str, int, int], int] = {}
-
-    def replayed(trace: Trace, capacity: int | None) -> Replay:
-        return replay(trace, capacity, settings)
-
-    def expandable(trace: Trace, capacity: int | None) -> Replay:
-        return replay(trace, capacity, replace(settings or AllocatorSettings(), expandable_segments=True))
-
-    def timed(trace: Trace, recipe: Recipe, device: Device) -> StepTime:
-        return step_time(trace, recipe, device, calibration)
 
     def utilization(recipe: Recipe, device: Device, seconds: float) -> float:
         key = (recipe.model, repr(recipe.model_overrides), recipe.task, recipe.batch_size, recipe.seq_len)
@@ -47,8 +33,8 @@ def standard_tools(
             flops[key] = model_flops(recipe)
         return model_flops_utilization(flops[key], recipe, device, seconds)
 
-    return Tools(predict=predict, replay=replayed, step_time=timed, mfu=utilization, unseen=unseen, host=host,
-                 expandable_replay=expandable)
+    return Tools(predict=predict, replay=replay, step_time=partial(step_time, calibration=calibration),
+                 mfu=utilization, unseen=unseen)
 
 
 def model_flops_utilization(flops: float, recipe: Recipe, device: Device, seconds: float) -> float:

@@ -8,10 +8,7 @@ from dataclasses import dataclass, replace
 from tightfit.calibration import Calibration, load
 from tightfit.devices import Device, device_of_memory, find_device, parse_memory, with_memory
 from tightfit.errors import RecipeError, Refused
-from tightfit.text import size
-
-Own = Callable[[], Device | None]
-"""The machine's own CUDA device, as the framework reports it; None where it has none."""
+from tightfit.system import host_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,36 +27,30 @@ class Target:
         return self.device.kind == "cpu" and self.calibration is None
 
 
-def gpu_target(gpu: str | None, gpu_memory: str | None, own: Own) -> Target:
+def gpu_target(gpu: str | None, gpu_memory: str | None, own: Callable[[], Device | None]) -> Target:
     """The GPU that a person names.
 
     gpu: a name of the catalogue; None for this machine's own, or for any card of `gpu_memory`.
     gpu_memory: a size such as `24GB`, instead of the GPU's own.
+    own: the machine's own CUDA device, as the framework reports it; None where it has none.
 
     Raises RecipeError for a name or a size that means nothing, Refused where this machine has no GPU.
     """
     memory = None if gpu_memory is None else parse_memory(gpu_memory)
-    if gpu is None and gpu_memory is not None and memory is not None:
-        return Target(device=_as_sold(device_of_memory(memory), gpu_memory))
+    if gpu is None and memory is not None:
+        return Target(device=device_of_memory(memory))
     named = None if gpu is None else find_device(gpu)
     mine = own()
     if named is None and mine is None:
         raise Refused("gpu: this machine has no CUDA device to plan for; write --gpu with a name, such as rtx-4090, "
                       "l40s or h100-sxm (tightfit gpus lists them), --gpu all, --gpu cpu, or --gpu-memory 24GB")
-    if named is None or (mine is not None and _same_card(mine, named)):
+    if named is None or (mine is not None and _listed(mine) == named):
         assert mine is not None
-        device, calibration = named or with_figures(mine), load(mine.name)
+        device, calibration = replace(with_figures(mine) if named is None else named,
+                                      host_bytes=host_memory().total), load(mine.name)
     else:
         device, calibration = named, None
     return Target(device=device if memory is None else with_memory(device, memory), calibration=calibration)
-
-
-def _as_sold(device: Device, gpu_memory: str) -> Device:
-    """The device, whose notes say why it has less than a size in GB."""
-    if not gpu_memory.strip().lower().endswith("gb"):
-        return device
-    return replace(device, notes=f"of {gpu_memory} as cards are sold, CUDA reports {size(device.memory_bytes)}; "
-                                 + device.notes)
 
 
 def cpu_target(own: Device) -> Target:
@@ -71,21 +62,21 @@ def own_target(own: Device) -> Target:
     """This machine's own device, with its calibration."""
     if own.kind == "cpu":
         return cpu_target(own)
-    return Target(device=with_figures(own), calibration=load(own.name))
+    return Target(device=replace(with_figures(own), host_bytes=host_memory().total), calibration=load(own.name))
 
 
 def with_figures(own: Device) -> Device:
     """The machine's own CUDA device with the figures that the catalogue has of it, or else of a card of its size."""
-    try:
-        like = find_device(own.name)
-    except RecipeError:
+    like = _listed(own)
+    if like is None:
         like = device_of_memory(own.memory_bytes)
         like = replace(like, notes=f"{own.name} is not in the catalogue; {like.notes}")
     return replace(like, name=own.name, memory_bytes=own.memory_bytes, capability=own.capability, units=own.units)
 
 
-def _same_card(own: Device, named: Device) -> bool:
+def _listed(own: Device) -> Device | None:
+    """The catalogue's device of that name."""
     try:
-        return find_device(own.name).name == named.name
+        return find_device(own.name)
     except RecipeError:
-        return False
+        return None

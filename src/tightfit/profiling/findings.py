@@ -64,18 +64,12 @@ class Finding:
         return "not predicted" if self.bytes is None else f"up to {text.size(self.bytes)} at the peak"
 
 
-class Evidence(NamedTuple):
-    """A profile, and its step as rules read it: the measured one, or the predicted one where nothing was measured."""
-
-    profile: Profile
-    step: ProfiledStep
-
-
 class Rule(NamedTuple):
-    """look: yields what it finds. least: the share below which that is left out. compiled: whether it is for steps that
+    """look: yields what it finds in a profile's step: the measured one, or the predicted one where nothing was
+    measured. least: the share below which that is left out. compiled: whether it is for steps that
     a compiler laid out as a whole, or for others; None for both. sums: whether it needs every op."""
 
-    look: Callable[[Evidence], Iterator[Finding]]
+    look: Callable[[Profile, ProfiledStep], Iterator[Finding]]
     least: float = WORTH_SAYING
     compiled: bool | None = None
     sums: bool = False
@@ -87,12 +81,11 @@ def findings(profile: Profile) -> list[Finding]:
     if not steps:
         return []
     step = next(iter(steps.values()))
-    trace, evidence = step.trace, Evidence(profile, step)
-    rules = [rule for rule in RULES if rule.compiled in (None, trace.laid_out)]
-    if sampling_notes(trace):  # of ops that were left out the sums say nothing
+    rules = [rule for rule in RULES if rule.compiled in (None, step.trace.laid_out)]
+    if sampling_notes(step.trace):  # of ops that were left out the sums say nothing
         rules = [rule for rule in rules if not rule.sums]
     room = profile.capacity_bytes or step.peak[1]
-    found = [each for rule in rules for each in rule.look(evidence) if each.share >= rule.least]
+    found = [each for rule in rules for each in rule.look(profile, step) if each.share >= rule.least]
     return sorted((replace(each, rank=_rank(each, room)) for each in found), key=lambda each: -each.rank)
 
 
@@ -105,30 +98,29 @@ def _rank(found: Finding, room: int) -> float:
     return found.share if found.change else found.share / 2  # half: there is nothing to write
 
 
-def _data(evidence: Evidence) -> Iterator[Finding]:
+def _data(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:
     """The wait for a global batch, which workers could prepare meanwhile."""
-    profile = evidence.profile
-    waits, step = profile.phase_seconds.get(Phase.DATA, 0.0), profile.step_seconds
-    if not step:
+    waits, whole = profile.phase_seconds.get(Phase.DATA, 0.0), profile.step_seconds
+    if not whole:
         return
     written = profile.recipe.loading.workers
     now = written if isinstance(written, int) else WORKERS[profile.device.kind]
     workers = max(TRIED_WORKERS, 2 * now)
-    preparing = waits if not now else now * step  # of one batch: workers that are too slow are always at it
-    left = max(preparing / workers - (step - waits), 0.0)
+    preparing = waits if not now else now * whole  # of one batch: workers that are too slow are always at it
+    left = max(preparing / workers - (whole - waits), 0.0)
     yield Finding(
-        share=waits / step, sentence=f"{text.percent(waits / step)} of the step waits for data",
-        change=f"loading.workers={workers}", seconds=max((waits - left) / step, 0.0),
+        share=waits / whole, sentence=f"{text.percent(waits / whole)} of the step waits for data",
+        change=f"loading.workers={workers}", seconds=max((waits - left) / whole, 0.0),
         derived=f"{workers} workers prepare batches while the step runs; the wait that remains was taken off")
 
 
-def _padding(evidence: Evidence) -> Iterator[Finding]:
+def _padding(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:
     """Dimensions that leave tensor cores idle. Their share is the gain's, 0 where that is not known."""
-    profile, recipe = evidence.profile, evidence.profile.recipe
+    recipe = profile.recipe
     if TASKS[recipe.task].reads != "tokens":
         return
-    rows = vocabulary(profile.predicted or evidence.step.trace)
-    steps = [step for step in steps_of(profile).values() if any(has_side(op, rows) for op, _ in step.ops)]
+    rows = vocabulary(profile.predicted or step.trace)
+    steps = [each for each in steps_of(profile).values() if any(has_side(op, rows) for op, _ in each.ops)]
     dims = {**({} if recipe.pad_sequence_to else {"seq_len": recipe.seq_len}), **({"vocab_size": rows} if rows else {})}
     gain = partial(padding_gain, steps[0].ops, steps[0].whole, profile.device, rows) if steps else None
     for each in misaligned(recipe, profile.device, dims, gain):
@@ -139,12 +131,12 @@ def _padding(evidence: Evidence) -> Iterator[Finding]:
             "calibrated, saves where it is padded")
 
 
-def _launches(evidence: Evidence) -> Iterator[Finding]:
+def _launches(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:
     """The device waits for the host to issue kernels: the step's seconds without its kernels and its data."""
-    profile, step, working = evidence.profile, evidence.profile.step_seconds, evidence.step.busy
-    if profile.device.kind != "cuda" or not step or not working:
+    whole = profile.step_seconds
+    if profile.device.kind != "cuda" or not whole or not step.busy:
         return
-    share = max(step - profile.phase_seconds.get(Phase.DATA, 0.0) - working, 0.0) / step
+    share = max(whole - profile.phase_seconds.get(Phase.DATA, 0.0) - step.busy, 0.0) / whole
     compiled = profile.recipe.compiled
     even, answer = ((" even compiled", "CUDA graphs issue them together") if compiled
                     else ("", "compiled code launches fewer, and faster"))
@@ -154,17 +146,17 @@ def _launches(evidence: Evidence) -> Iterator[Finding]:
                   derived="the measured idle time, of which at most all goes")
 
 
-def _copies(evidence: Evidence) -> Iterator[Finding]:
+def _copies(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:
     """Ops that copy memory as it is, or cast it to another number format; fills, random draws and lookups do not."""
     shares: dict[str, float] = defaultdict(float)
-    for op, times in evidence.step.ops:
+    for op, times in step.ops:
         if bare_name(op.name) in COPIES or op.name.startswith(COPY_KERNEL):
-            shares[bare_name(op.name)] += times * (op.seconds or 0.0) / (evidence.step.whole or 1.0)
+            shares[bare_name(op.name)] += times * (op.seconds or 0.0) / (step.whole or 1.0)
     if not shares:
         return
     worst = max(shares, key=lambda name: shares[name])
     merged = sum(share for name, share in shares.items() if name in MERGED)
-    share, compiled = sum(shares.values()), evidence.profile.recipe.compiled
+    share, compiled = sum(shares.values()), profile.recipe.compiled
     found = Finding(share=share, sentence=f"{text.percent(share)} of the step copies memory, most of it in {worst} "
                     f"({text.percent(shares[worst])})",
                     derived="compiled already" if compiled else "no field of the recipe takes these away")
@@ -174,11 +166,11 @@ def _copies(evidence: Evidence) -> Iterator[Finding]:
     yield found
 
 
-def _full_precision(evidence: Evidence) -> Iterator[Finding]:
+def _full_precision(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:
     """Activations and temporary memory at the peak that are float32 though the recipe computes in 16 bits."""
-    recipe, (_, peak) = evidence.profile.recipe, evidence.step.peak
+    recipe, (_, peak) = profile.recipe, step.peak
     sizes: dict[str, int] = defaultdict(int)
-    for a in evidence.step.alive:
+    for a in step.alive:
         if a.dtype == "float32":
             sizes[source_of(a)] += a.bytes
     if recipe.precision == "auto" or not recipe.precision.is_half or not sizes or not peak:
@@ -193,19 +185,19 @@ def _full_precision(evidence: Evidence) -> Iterator[Finding]:
                   f"the peak: {worst} {text.size(sizes[worst])}{more}", **answer)
 
 
-def _largest(evidence: Evidence) -> Iterator[Finding]:
+def _largest(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:
     """The largest arrays at the peak; gradients, which have a weight's shape, are none."""
-    recipe, (_, peak) = evidence.profile.recipe, evidence.step.peak
-    state = {a.shape for a in evidence.step.trace.allocations if a.category is Category.WEIGHTS}
+    recipe, (_, peak) = profile.recipe, step.peak
+    state = {a.shape for a in step.trace.allocations if a.category is Category.WEIGHTS}
     alike: dict[tuple[object, ...], list[Allocation]] = defaultdict(list)
-    for a in evidence.step.alive:
+    for a in step.alive:
         if a.shape and a.shape not in state:
             alike[a.shape, a.dtype].append(a)
     if not alike:
         return
     group = max(alike.values(), key=lambda group: (group[0].bytes, sum(a.bytes for a in group)))
     worst, together = group[0], sum(a.bytes for a in group)
-    fused = "softmax" in worst.module and _keeps_scores(recipe) and evidence.profile.device.kind == "cuda"
+    fused = "softmax" in worst.module and _keeps_scores(recipe) and profile.device.kind == "cuda"
     answer = _smaller(recipe, together, together if fused and _is_half(recipe) else 0, " attention.kernel=cudnn",
                       together if worst.module.startswith(BLOCKS) else 0)
     made = "stacked by a loop for the backward pass" if STACKING in worst.op else worst.op.removeprefix("fused ")
@@ -242,11 +234,11 @@ def _is_half(recipe: Recipe) -> bool:
     return recipe.precision != "auto" and recipe.precision.is_half
 
 
-def _stacked(evidence: Evidence) -> Iterator[Finding]:
+def _stacked(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:
     """A loop over layers copies each one's activations into arrays that hold every layer's."""
-    if getattr(evidence.profile.recipe.backend, "layers", "") != "scanned":
+    if getattr(profile.recipe.backend, "layers", "") != "scanned":
         return
-    share = evidence.step.share(lambda op: STACKING in op.name)
+    share = step.share(lambda op: STACKING in op.name)
     yield Finding(
         share=share, sentence=f"{text.percent(share)} of the step stacks the activations of a loop over layers "
         f"({STACKING})", change="backend.layers=unrolled", seconds=share,
@@ -254,10 +246,10 @@ def _stacked(evidence: Evidence) -> Iterator[Finding]:
                 "longer to compile")
 
 
-def _recomputed(evidence: Evidence) -> Iterator[Finding]:
+def _recomputed(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:
     """Activations that the backward pass computes a second time."""
-    share, room = evidence.step.share(lambda op: op.phase is Phase.RECOMPUTE), evidence.profile.capacity_bytes
-    peak = evidence.step.trace.peak()[1]
+    share, room = step.share(lambda op: op.phase is Phase.RECOMPUTE), profile.capacity_bytes
+    peak = step.trace.peak()[1]
     found = Finding(share=share, derived="it is the price of the memory that checkpointing saves", sentence=(
         f"{text.percent(share)} of the step computes activations again in the backward pass (rematted_computation)"))
     if room and peak <= ROOM * room:

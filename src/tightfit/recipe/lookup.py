@@ -101,7 +101,7 @@ def recipe_values(name: str) -> dict[str, Any]:
             return read_yaml(path.read_text(encoding="utf-8"), name)
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"{name}: cannot be read as text ({error})") from None
-    bundled = _bundled()
+    bundled = bundled_recipes()
     if name in bundled:
         return read_yaml(bundled[name].read_text(encoding="utf-8"), name)
     if name in BUNDLED:
@@ -118,13 +118,9 @@ def recipe_values(name: str) -> dict[str, Any]:
 def recipe_hint(name: str, also: Iterable[str] = ()) -> str:
     """A suggestion for a name that no recipe has: one close to it, of a recipe or in `also`; empty where
     nothing is close."""
-    close = closest(re.sub(r"-\d+gb$", "", name), [*_bundled(), *BUNDLED, *also])  # a card is named by --gpu-memory
+    model = re.sub(r"-\d+gb$", "", name)  # a card is named by --gpu-memory
+    close = closest(model, [*bundled_recipes(), *BUNDLED, *also])
     return "" if close is None else f"did you mean {close!r}?"
-
-
-def bundled_recipes() -> list[str]:
-    """The names of the bundled recipes."""
-    return sorted(_bundled())
 
 
 def _for_model(name: str, task: str) -> dict[str, Any]:
@@ -138,6 +134,7 @@ def _for_model(name: str, task: str) -> dict[str, Any]:
     return values
 
 
-def _bundled() -> dict[str, Any]:
-    folder = resources.files("tightfit") / "recipes"
-    return {Path(file.name).stem: file for file in folder.iterdir() if file.name.endswith(".yaml")}
+def bundled_recipes() -> dict[str, Any]:
+    """The bundled recipes' files by name, sorted."""
+    files = (resources.files("tightfit") / "recipes").iterdir()
+    return {Path(file.name).stem: file for file in sorted(files, key=lambda f: f.name) if file.name.endswith(".yaml")}

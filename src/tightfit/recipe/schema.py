@@ -52,15 +52,6 @@ def _slot(name: str) -> tuple[BeforeValidator, PlainSerializer]:
     return BeforeValidator(lambda value: parse_technique(name, value)), PlainSerializer(technique_to_yaml)
 
 
-def _checked_arguments(values: Any) -> Any:
-    """`hugging_face`, whose names are looked up where there are any."""
-    if not values:
-        return values
-    from tightfit.recipe.hf_arguments import check_carried
-
-    return check_carried(values)
-
-
 class Data(BaseModel):
     """Where the examples come from. A short string in a recipe stands for `{source: ...}`."""
 
@@ -209,7 +200,7 @@ class Recipe(BaseModel):
     """Text to continue at the end of a causal-lm run."""
     cache_dir: str = "~/.cache/tightfit"
     """Where trained tokenizers and tokenized data are kept."""
-    hugging_face: Annotated[dict[str, Any], BeforeValidator(_checked_arguments)] = Field(default_factory=dict)
+    hugging_face: dict[str, Any] = Field(default_factory=dict)
     """Arguments of a Hugging Face Trainer that are no field here, such as `log_level` or `num_train_epochs`: kept for
     TrainingArguments, and without effect on training here."""
 
@@ -219,6 +210,10 @@ class Recipe(BaseModel):
         if self.mode == "train" and micro != "auto" and micro > batch:
             raise RecipeError(f"micro_batch_size: {micro} is more than batch_size={batch}, which is what one optimizer "
                               f"step learns from; write micro_batch_size={batch} or less, or batch_size={micro}")
+        if self.hugging_face:
+            from tightfit.recipe.hf_arguments import check_carried
+
+            check_carried(self.hugging_face)
         return self
 
     @classmethod

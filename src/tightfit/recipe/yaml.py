@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,25 +16,8 @@ SHORT_FORMS: dict[tuple[str, str], dict[str, Any]] = {
 }
 """Names that stand for a variant with a knob set."""
 
-ELSEWHERE = {
-    "per_device_train_batch_size": "write micro_batch_size (sequences in one forward pass)",
-    "gradient_accumulation_steps": "accumulation is derived: write batch_size (global) and micro_batch_size",
-    "gradient_checkpointing": "write checkpointing=every-block",
-    "fp16": "write precision=fp16",
-    "bf16": "write precision=bf16",
-    "tf32": "write precision=tf32, or precision.tf32=true",
-    "optim": "write optimizer",
-    "torch_compile": "write compile=per-block",
-    "torch_empty_cache_steps": "write empty_cache_steps",
-    "dataloader_num_workers": "write loading.workers",
-    "dataloader_pin_memory": "write loading.pin_memory",
-    "num_train_epochs": "write max_steps",
-    "layers": "write backend: {name: jax, layers: scanned}, or backend=jax backend.layers=scanned",
-    "xla_flags": "write backend=jax backend.xla_flags=--xla_NAME=VALUE",
-    "weight_decay": "write optimizer=adamw optimizer.weight_decay=0.1",
-}
-"""Names from other trainers and from earlier versions, and what they are here."""
-
+SHORT_FIELDS = {"data": "source", "inference": "new_tokens"}
+"""Fields that are mappings, and the one of theirs that a plain value stands for."""
 
 def parse_technique(slot: str, value: Any) -> Technique | str:
     """The technique that `value` stands for in `slot`: its name, a mapping with `name` and knobs, or itself.
@@ -49,19 +31,14 @@ def parse_technique(slot: str, value: Any) -> Technique | str:
         return "auto"
     if isinstance(value, str | bool) or value is None:
         value = {"name": value}
-    if not isinstance(value, Mapping):
-        raise RecipeError(f"{slot}: {value!r} is not a name or a mapping; {nearest(str(value), variants)}")
+    if not isinstance(value, Mapping) or not all(isinstance(knob, str) for knob in value):
+        raise RecipeError(f"{slot}: {value!r} is not a name or a mapping of knobs; {nearest(str(value), variants)}")
     knobs = dict(value)
-    for knob in knobs:
-        if not isinstance(knob, str):
-            raise RecipeError(f"{slot}: {knob!r} is not the name of a knob")
     name = knobs.pop("name", slot if slot in variants else "")
     if name is None or name is False:  # YAML reads `null` and `off` so
         name = next((off for off in ("off", "none") if off in variants), str(name).lower())
-    if name == "":
-        raise RecipeError(f"{slot}: {value!r} has no `name`; choose from: {', '.join(sorted(variants))}")
-    if not isinstance(name, str):
-        raise RecipeError(f"{slot}: {_shown(name)} is not a name; choose from: {', '.join(sorted(variants))}")
+    if not isinstance(name, str) or not name:
+        raise RecipeError(f"{slot}: {_shown(value)} has no `name`; choose from: {', '.join(sorted(variants))}")
     if (slot, name) in SHORT_FORMS:
         short = dict(SHORT_FORMS[slot, name])
         name, knobs = short.pop("name"), {**short, **knobs}
@@ -94,10 +71,7 @@ def explain(model: type[BaseModel], error: ValidationError) -> str:
 
 def _shown(value: Any) -> str:
     """A value as a person wrote it, cut where it is long."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits; lists many levels deep
-        return "the value"
+    text = repr(value)
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
@@ -127,16 +101,16 @@ def _sentence(error: Any, fields: Mapping[str, Any], slot: str, where: str) -> s
     path = ".".join(([slot] if slot else []) + written)
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         name = parts[-1]
-        if name in ELSEWHERE and not slot:
-            return f"{path}: not a field; {ELSEWHERE[name]}"
+        from tightfit.recipe.hf_arguments.table import fields_of
+
+        if not slot and (meant := ["max_steps"] if name == "num_train_epochs" else fields_of(name)):
+            return f"{path}: not a field; write {' or '.join(meant)}"
         owner = f" of {where}" if where else ""
         if not fields:
             return f"{path}: not a field{owner}, which has no knobs"
         return f"{path}: not a field{owner}; {nearest(name, fields)}"
     if error["type"] == "invalid_key":
         return f"{path}: {_shown(error['input'])} is not the name of a field"
-    if error["type"] == "int_parsing_size":
-        return f"{path}: {_shown(error['input'])} has too many digits"
     message = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     expected = error.get("ctx", {}).get("expected")
     if expected == "'auto'":
@@ -161,11 +135,11 @@ class _Loader(yaml.SafeLoader):
 
 
 def _load(text: str) -> Any:
-    """A YAML text's value. Raises RecipeError, YAMLError, RecursionError, or ValueError for what only looks like a
-    date and for a value that holds itself."""
-    value = yaml.load(text, _Loader)
-    json.dumps(value, default=str, skipkeys=True)  # which refuses circles
-    return value
+    """A YAML text's value. Raises RecipeError, YAMLError, or ValueError for what only looks like a date."""
+    try:
+        return yaml.load(text, _Loader)
+    except RecursionError:
+        raise RecipeError(f"{_shown(text)} is nested too deeply") from None
 
 
 def read_yaml(text: str, origin: str) -> dict[str, Any]:
@@ -174,8 +148,6 @@ def read_yaml(text: str, origin: str) -> dict[str, Any]:
         values = _load(text)
     except RecipeError as error:
         raise RecipeError(f"{origin}: {error}") from None
-    except RecursionError:
-        raise RecipeError(f"{origin}: values are nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: what looks like a date and is none
         raise RecipeError(f"{origin}: not YAML: {' '.join(str(error).split())}") from None
     if values is None:
@@ -203,14 +175,9 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
             value = _load(raw) if raw else None
         except RecipeError as error:
             raise RecipeError(f"{key}: {error}") from None
-        except RecursionError:
-            raise RecipeError(f"{key}: {_shown(raw)} is nested too deeply") from None
         except (yaml.YAMLError, ValueError):  # text that only looks like YAML, or like a date
             value = raw
         *parents, last = path = key.strip().split(".")
-        if not all(path):
-            hint = "write key=value, such as data.packing=false"
-            raise RecipeError(f"{_shown(text)}: a name is missing before or after a dot; {hint}")
         place = result
         for depth, parent in enumerate(parents):
             place[parent] = _as_mapping(parent, place.get(parent), text, path[depth + 1])
@@ -223,10 +190,8 @@ def _as_mapping(field: str, value: Any, text: str, knob: str) -> dict[str, Any]:
     """The mapping that a short string stands for, so that its field `knob` can be set."""
     if isinstance(value, Mapping):
         return dict(value)
-    if field == "data":
-        return {"source": value} if value else {}
-    if field == "inference":
-        return {} if value is None else {"new_tokens": value}
+    if field in SHORT_FIELDS:
+        return {} if value is None else {SHORT_FIELDS[field]: value}
     if field in VARIANTS and VARIANTS[field][0].name != field:
         if value in (None, "auto"):
             able = [variant for variant in VARIANTS[field] if knob in getattr(variant, "__pydantic_fields__", {})]

@@ -24,10 +24,7 @@ class Loop(Accumulation):
     name: ClassVar[str] = "loop"
     speed: ClassVar[str] = "the baseline; where whole steps are compiled, compile time grows with the micro-batches"
     memory: ClassVar[str] = "the baseline: one micro-batch's activations, and the summed gradients"
-
-    @classmethod
-    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return [] if recipe.backend.compiles_whole_steps else [cls()]
+    auto_on: ClassVar = ("pytorch",)
 
 
 @technique
@@ -37,11 +34,8 @@ class Scan(Accumulation):
     name: ClassVar[str] = "scan"
     speed: ClassVar[str] = "as a loop; compile time does not grow with the micro-batches"
     memory: ClassVar[str] = "as a loop"
+    auto_on: ClassVar = ("jax",)
 
     @classmethod
     def usual(cls, recipe: Recipe, device: Device) -> Self | None:
         return cls() if recipe.backend.compiles_whole_steps else None
-
-    @classmethod
-    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return [cls()] if recipe.backend.compiles_whole_steps else []

@@ -35,12 +35,8 @@ class Eager(Attention):
     speed: ClassVar[str] = "slowest"
     memory: ClassVar[str] = "most: batch x heads x sequence x sequence for each layer"
     keeps_scores: ClassVar[bool] = True
-
-    def slowdown(self, device: Device) -> float:
-        return 0.4 if device.kind == "cuda" else -0.1
-
-    def outdone_by(self, device: Device) -> str:
-        return "sdpa" if device.kind == "cuda" else ""  # a processor has no fused kernel for some, as with dropout
+    slows: ClassVar = {"cpu": -0.1, "cuda": 0.4}
+    outdone: ClassVar = {"cuda": "sdpa"}  # a processor has no fused kernel for some, as with dropout
 
 
 @technique
@@ -105,14 +101,12 @@ class Flex(Attention):
     memory: ClassVar[str] = "linear in the sequence"
     keeps: ClassVar[float] = 0.5
     generates: ClassVar[bool] = False
+    auto_on: ClassVar = ("pytorch",)
+    outdone: ClassVar = {"cuda": "sdpa"}  # not measured side by side: taken where a model has no sdpa
 
     @classmethod
     def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        served = device.kind == "cuda" and recipe.backend.runs_torch and recipe.mode == "train"
-        return [cls()] if served else []
-
-    def outdone_by(self, device: Device) -> str:
-        return "sdpa"  # not measured side by side: taken where a model has no sdpa
+        return super().offered(recipe, device) if device.kind == "cuda" and recipe.mode == "train" else []
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         if device.kind == "cpu":
@@ -130,10 +124,7 @@ class FlashAttn(Attention):
     memory: ClassVar[str] = "linear in the sequence"
     keeps: ClassVar[float] = 0.5
     generates: ClassVar[bool] = False
-
-    @classmethod
-    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return []
+    auto_on: ClassVar = ()
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = []

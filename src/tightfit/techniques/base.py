@@ -63,12 +63,18 @@ class Technique:
     harshness: ClassVar[int] = 0
     """How far it changes results: 0 not at all, or as every training does (mixed precision); 1 states of 8 or 16 bits;
     2 weights of 16 bits; 3 states of 4 bits; 4 another learning rate. `auto` takes the mildest that serves."""
+    auto_on: ClassVar[tuple[str, ...]] = ("pytorch", "jax")
+    """The backends on which `auto` weighs it; none for what only those take who name it."""
     trains_only: ClassVar[bool] = False
     """Whether its slot means nothing where nothing is learned."""
     changes_states: ClassVar[bool] = False
     """Whether it decides what weights, gradients and optimizer states hold."""
     keeps: ClassVar[float] = 1.0
     """Share of a slot's heaviest variant's bytes that a sample adds to the peak, as a rule of thumb."""
+    slows: ClassVar[Mapping[str, float]] = {}
+    """Share of a step's time that it adds to its slot's plainest variant's, by kind of device, as a rule of thumb."""
+    outdone: ClassVar[Mapping[str, str]] = {}
+    """The variant of its slot, by name, that takes no more memory and is no slower, by kind of device."""
     trace_cost: ClassVar[int] = 1
     """How many times as long a prediction takes with it."""
     startup_seconds: ClassVar[float] = 0.0
@@ -108,17 +114,16 @@ class Technique:
 
     @classmethod
     def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        """The settings that `auto` weighs on a device, for a recipe as written: none for what only those take who name
-        it."""
-        return cls.rungs()
+        """The settings that `auto` weighs on a device, for a recipe as written."""
+        return cls.rungs() if recipe.backend.name in cls.auto_on else []
 
     def slowdown(self, device: Device) -> float:
-        """Share of a step's time that it adds to that of its slot's plainest variant, as a rule of thumb."""
-        return 0.0
+        """`slows` on that device."""
+        return self.slows.get(device.kind, 0.0)
 
     def outdone_by(self, device: Device) -> str:
-        """The variant of its slot, by name, that takes no more memory and is no slower; empty where none is known."""
-        return ""
+        """`outdone` on that device; empty where none is known."""
+        return self.outdone.get(device.kind, "")
 
     def bytes_per_parameter(self, recipe: Recipe) -> float:
         """Bytes of weights, gradients and optimizer states that it makes a step of a resolved recipe hold for each

@@ -94,6 +94,7 @@ class EveryNth(Checkpointing):
     memory: ClassVar[str] = "about one n-th of every-block's saving"
     keeps: ClassVar[float] = 0.6
     recomputing: ClassVar[float] = 0.1
+    auto_on: ClassVar = ("pytorch",)
 
     n: Positive = 2
     """Checkpoint one block in n."""
@@ -114,10 +115,6 @@ class EveryNth(Checkpointing):
     def rungs(cls) -> list[Self]:
         return [cls(n=2), cls(n=3)]
 
-    @classmethod
-    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return [] if recipe.backend.compiles_whole_steps else cls.rungs()
-
 
 @technique
 class Segments(Checkpointing):
@@ -129,6 +126,8 @@ class Segments(Checkpointing):
     memory: ClassVar[str] = "one input for each segment, plus one segment's activations"
     keeps: ClassVar[float] = 0.2
     recomputing: ClassVar[float] = 0.25
+    auto_on: ClassVar = ("pytorch",)
+    outdone: ClassVar = {"cpu": "every-block", "cuda": "every-block"}
 
     count: Positive | Literal["auto"] = "auto"
     """Number of segments; auto is the square root of the number of blocks, rounded."""
@@ -136,13 +135,6 @@ class Segments(Checkpointing):
     @property
     def period(self) -> None:
         return None
-
-    def outdone_by(self, device: Device) -> str:
-        return EveryBlock.name
-
-    @classmethod
-    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return [] if recipe.backend.compiles_whole_steps else cls.rungs()
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         if recipe.one_region:
@@ -218,14 +210,11 @@ class MemoryBudget(Checkpointing):
     keeps: ClassVar[float] = 0.7
     recomputing: ClassVar[float] = 0.02
     needs: ClassVar = {"compile": "per-block"}
+    auto_on: ClassVar = ("pytorch",)
 
     budget: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False), NUMBER] = 0.5
     """Share of the activations to keep: 1 keeps what the compiler would anyway, 0 only each region's inputs and
     what random numbers made."""
-
-    @classmethod
-    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return [] if recipe.backend.compiles_whole_steps else [cls()]
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         if recipe.compile == "auto" or not recipe.compile.partitions:

@@ -74,14 +74,13 @@ class _Compiled(Compile):
     keeps: ClassVar[float] = 0.65
     trace_cost: ClassVar[int] = 3
     startup_seconds: ClassVar[float] = 60.0
+    slows: ClassVar = {"cpu": -0.2, "cuda": -0.2}
+    auto_on: ClassVar[tuple[str, ...]] = ("pytorch",)
 
     backend: CompileBackend = "inductor"
     """Who generates the code; see the table of backends."""
     mode: CompileMode = "default"
     """How long the compiler may search."""
-
-    def slowdown(self, device: Device) -> float:
-        return -0.2
 
     @property
     def partitions(self) -> bool:
@@ -108,7 +107,7 @@ class _Compiled(Compile):
 
     @classmethod
     def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return [] if recipe.backend.compiles_whole_steps else [cls()]  # the other backends are for debugging
+        return super().offered(recipe, device)[:1]  # the other backends are for debugging
 
 
 @technique
@@ -129,11 +128,7 @@ class WholeModel(_Compiled):
     name: ClassVar[str] = "whole"
     speed: ClassVar[str] = "faster; compile time grows with depth"
     one_region: ClassVar[bool] = True
-
-    @classmethod
-    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return []
-
+    auto_on: ClassVar = ()
 
     @classmethod
     def from_hf_arguments(cls, a: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tightfit.tasks import TASKS
 from tightfit.techniques.base import Exactness, Positive, Technique, technique
@@ -31,9 +31,7 @@ class Plain(Loss):
     name: ClassVar[str] = "plain"
     speed: ClassVar[str] = "the baseline"
     memory: ClassVar[str] = "the baseline: about 14 bytes a logit with mixed precision, kept or passing"
-
-    def outdone_by(self, device: Device) -> str:
-        return Chunked.name
+    outdone: ClassVar = {"cpu": "chunked", "cuda": "chunked"}
 
 
 @technique
@@ -60,6 +58,7 @@ class Chunked(_FromHiddenStates):
     name: ClassVar[str] = "chunked"
     speed: ClassVar[str] = "about the same: the same matrix products, fewer passes over logits"
     memory: ClassVar[str] = "logits of one chunk; the gradient of the head's weight is there from the forward pass on"
+    auto_on: ClassVar = ("pytorch",)
 
     tokens: Positive | Literal["auto"] = "auto"
     """Tokens of a chunk; auto is the power of two, from 256 to 4,096, whose logits take at most 256 MiB in fp32."""
@@ -71,10 +70,6 @@ class Chunked(_FromHiddenStates):
         fits = max(CHUNK_BYTES // (4 * vocabulary), 1)
         return min(max(1 << (fits.bit_length() - 1), FEWEST), MOST)
 
-    @classmethod
-    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return [cls()] if recipe.backend.runs_torch else []
-
 
 @technique
 class Liger(_FromHiddenStates):
@@ -84,10 +79,7 @@ class Liger(_FromHiddenStates):
     name: ClassVar[str] = "liger"
     speed: ClassVar[str] = "about the same: one kernel for a chunk's loss and gradient"
     memory: ClassVar[str] = "as chunked, in chunks of about tokens times hidden size over vocabulary"
-
-    @classmethod
-    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return []
+    auto_on: ClassVar = ()
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = super().refuse(recipe, device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -63,16 +62,6 @@ class Optimizer(Technique):
     def bytes_per_parameter(self, recipe: Recipe) -> float:
         return self.bytes_beside(None if recipe.precision == "auto" else recipe.precision.weight_rounding)
 
-    @classmethod
-    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return [cls()]
-
-    def _needs(self, module: str, package: str) -> list[str]:
-        if importlib.util.find_spec(module) is None:
-            return [f"optimizer {self.name} comes from the library {package}, which is not installed; "
-                    f"run: pip install {package}"]
-        return []
-
 
 @technique
 class _Decaying(Optimizer):
@@ -93,16 +82,10 @@ class _Quantized(_Adam):
     bf16_roundings: ClassVar = ("stochastic", "nearest")
     harshness: ClassVar[int] = 1
     hf_adam: ClassVar[bool] = True
+    auto_on: ClassVar = ("pytorch",)
 
     block_size: BlockSize = 256
     """Values that share one scale."""
-
-    @classmethod
-    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return [] if recipe.backend.compiles_whole_steps else super().offered(recipe, device)
-
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        return self._needs("torchao", "torchao")
 
 
 @technique
@@ -143,12 +126,17 @@ class AdamW(_Adam):
     def rungs(cls) -> list[Self]:
         return [cls(implementation="loop"), cls(implementation="foreach"), cls(implementation="fused")]
 
+    @classmethod
+    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return [cls()]
+
 
 @technique
 class Sgd(_Decaying):
     """Stochastic gradient descent with momentum. It trains transformers far more slowly than Adam does: a baseline."""
 
     name: ClassVar[str] = "sgd"
+    auto_on: ClassVar = ()  # it wants another learning rate, and saves no more than AdamW with 8-bit states
     tolerance: ClassVar[float] = 1.6
     speed: ClassVar[str] = "the cheapest update"
     memory: ClassVar[str] = "4 bytes a parameter; none without momentum"
@@ -163,14 +151,6 @@ class Sgd(_Decaying):
     """Decay rate of the velocity; 0 keeps no state."""
     weight_decay: NonNegative = 0.01
     """Weight decay, on matrices only."""
-
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        kahan = recipe.precision != "auto" and recipe.precision.weight_rounding == "kahan"
-        return self._needs("optimi", "torch-optimi") if kahan else []
-
-    @classmethod
-    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return []  # it wants another learning rate, and saves no more than AdamW with 8-bit states
 
 
 @technique
@@ -201,6 +181,7 @@ class Lion(_Decaying):
     learning rate three to ten times smaller than AdamW's, and trails it at small batches."""
 
     name: ClassVar[str] = "lion"
+    auto_on: ClassVar = ()  # it wants another learning rate, and saves no more than AdamW with 8-bit states
     tolerance: ClassVar[float] = 0.5
     speed: ClassVar[str] = "a cheaper update than AdamW's"
     memory: ClassVar[str] = "4 bytes a parameter"
@@ -214,13 +195,6 @@ class Lion(_Decaying):
     """Interpolation of the update, and decay rate of the momentum."""
     weight_decay: NonNegative = 0.1
     """Decoupled weight decay, on matrices only; Lion wants three to ten times AdamW's."""
-
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        return self._needs("optimi", "torch-optimi") if recipe.backend.runs_torch else []
-
-    @classmethod
-    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return []  # it wants another learning rate, and saves no more than AdamW with 8-bit states
 
 
 @technique

@@ -21,8 +21,6 @@ class Precision(Technique):
     """The format of matrix products."""
     autocast: ClassVar[bool] = False
     """Whether weights are cast to `computes_in` while a step runs."""
-    scales_loss: ClassVar[bool] = False
-    """Whether the loss is scaled against a small range."""
 
     hf_flag: ClassVar[str | None] = None
     """The argument of Hugging Face's TrainingArguments that turns it on; empty where none has to, None where none can.
@@ -125,13 +123,11 @@ class Fp32(_Fp32Weights):
     exact: ClassVar = "bitwise"
     speed: ClassVar[str] = "the baseline; with tf32 up to 3 times faster on Ampere and later"
     memory: ClassVar[str] = "the baseline: 4 bytes a weight, 4 a gradient"
+    slows: ClassVar = {"cuda": 0.4}
 
     @classmethod
     def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
         return [cls(tf32=device.at_least(8))]
-
-    def slowdown(self, device: Device) -> float:
-        return 0.4 if device.kind == "cuda" else 0.0
 
 
 @technique
@@ -141,7 +137,6 @@ class Fp16(_Mixed):
     name: ClassVar[str] = "fp16"
     hf_flag: ClassVar = "fp16"
     computes_in: ClassVar[str] = "float16"
-    scales_loss: ClassVar[bool] = True
 
 
 @technique
@@ -169,13 +164,11 @@ class Bf16Pure(Precision):
     tolerance: ClassVar[float] = 0.15
     speed: ClassVar[str] = "as bf16, with no casts of weights"
     memory: ClassVar[str] = "2 bytes a weight, 2 a gradient, 4 for AdamW's states (6 with Kahan)"
+    slows: ClassVar = {"cuda": -0.1}
 
     rounding: Rounding = "kahan"
     """How a weight takes an update smaller than its last bit: kahan keeps the lost part in one more bf16 tensor,
     stochastic rounds up or down at random in proportion, nearest loses it."""
-
-    def slowdown(self, device: Device) -> float:
-        return -0.1 if device.kind == "cuda" else 0.0
 
     @property
     def weight_rounding(self) -> Rounding:

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from tightfit.backends.base import Inspection
 from tightfit.errors import MissingLibrary, RecipeError, nearest, one_line
 from tightfit.files import write_atomically
 from tightfit.recipe import Recipe
@@ -114,7 +113,6 @@ class Summary:
     eval_loss: float | None = None
     unigram_loss: float | None = None
     attention_kernels: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
     sample: str | None = None
     stopped_by: str | None = None
     output_dir: str = ""
@@ -162,21 +160,3 @@ class Summary:
                 against = f" (perplexity {perplexity:,.1f}), against {self.unigram_loss:.4f} for guessing by frequency"
             rows.append(("held-out loss", f"{self.eval_loss:.4f}{against}"))
         return rows
-
-WORTH_SAYING = 256 * 2**20
-"""Bytes of fp32 activations below which nobody needs a warning."""
-
-
-def precision_warning(precision: str, inspection: Inspection | None) -> str | None:
-    """A sentence where fp32 tensors dominate what a half-precision run keeps for its backward pass."""
-    if inspection is None or precision == "fp32":
-        return None
-    total = sum(inspection.saved_bytes.values())
-    wide = inspection.saved_bytes.get("float32", 0)
-    if wide < WORTH_SAYING or wide <= total / 2:
-        return None
-    return (
-        f"under {precision}, {wide / total:.0%} of the activations kept for the backward pass are fp32 "
-        f"({wide / 2**20:,.0f} MiB of {total / 2**20:,.0f} in a micro-batch): look for a softmax, a norm or a loss "
-        "(the logits of a large vocabulary) that runs in fp32; a smaller micro_batch_size keeps less of it at once"
-    )

@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
-import os
-import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,33 +26,21 @@ LOCK = ".lock"
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing into a folder. The lock falls with the process, however it ends.
-
-    Raises RecipeError where another process holds it, and where the lock cannot be made.
-    """
-    path = folder / LOCK
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    """Make a folder if need be, and keep other processes from writing into it. The lock falls with the process, however
+    it ends. Raises RecipeError where another process holds it, and where the folder cannot be written."""
+    with ExitStack() as held:
         try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OSError(errno.EINVAL, "it is no regular file")
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, not inherited by loader workers
-        except OSError:
-            os.close(descriptor)
-            raise
-    except BlockingIOError:
-        raise RecipeError(
-            f"output_dir: another process is using {folder}; wait for it, or write output_dir=..."
-        ) from None
-    except OSError as error:
-        raise RecipeError(
-            f"output_dir: {path}, which keeps two processes from writing here at once, cannot be used "
-            f"({error.strerror or error}); remove it, or write output_dir=... elsewhere"
-        ) from None
-    try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # A lock of lockf's is, unlike one of flock's, not inherited by loader workers.
+            fcntl.lockf(held.enter_context((folder / LOCK).open("a")), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RecipeError(
+                f"output_dir: another process is using {folder}; wait for it, or write output_dir=..."
+            ) from None
+        except OSError as error:
+            raise RecipeError(f"output_dir: {folder} cannot be written ({error.strerror or error}: {error.filename}); "
+                              "write output_dir=... elsewhere") from None
         yield
-    finally:
-        os.close(descriptor)
 
 
 def run_path(recipe: Recipe, name: str) -> Path:
@@ -67,24 +53,11 @@ def folder_name(name: str) -> str:
     return Path(name).stem if name.endswith((".yaml", ".yml")) else name.replace("/", "--").replace(":", "-")
 
 
+@dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run, made if need be. Raises RecipeError where it cannot be written."""
+    """The files of one run."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            probe = path / ".probe"
-            probe.touch()
-            probe.unlink()
-            for name in (CHECKPOINTS, MODEL):
-                if (path / name).exists() and not (path / name).is_dir():
-                    raise NotADirectoryError(errno.ENOTDIR, f"{name} in it is not a folder")
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise RecipeError(
-                f"output_dir: {path} cannot be written ({reason}); write output_dir=... elsewhere"
-            ) from None
+    path: Path
 
     @property
     def checkpoints(self) -> Path:

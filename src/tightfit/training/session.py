@@ -69,19 +69,19 @@ class Session:
         return self.backend.build(self.recipe, self.device, self.module, self.config)
 
 
-def open_session(recipe: Recipe, log: Log, *, module: Any = None, device: Device | None = None) -> Session:
+def open_session(recipe: Recipe, log: Log, *, module: Any = None) -> Session:
     """The recipe with no `auto` left, on its device.
 
     What is open is planned for a GPU, and for a processor whose speed was measured; otherwise it gets the plain choices
-    of `planning.defaults`. device: instead of the one that the recipe finds. Raises Refused where nothing fits.
+    of `planning.defaults`. Raises Refused where nothing fits.
     """
     backend = load_backend(recipe.backend.name)
-    device = backend.device(recipe) if device is None else device
+    device = backend.device(recipe)
     if not recipe.open_choices() or (target := own_target(device)).is_guessed_processor:
         return Session(recipe=resolve(recipe, device), device=device, backend=backend, module=module)
     from tightfit.planning.search.resolve_auto import resolve_auto
 
-    resolved, plan = resolve_auto(recipe, target, lambda r, d: backend.predict(r, d, module), log)
+    resolved, plan = resolve_auto(recipe, target, backend, log, module)
     return Session(recipe=resolved, device=device, backend=backend, module=module, plan=plan)
 
 

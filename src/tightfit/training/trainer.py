@@ -20,7 +20,7 @@ from tightfit.recipe.resume import continued
 from tightfit.training import checkpoints
 from tightfit.training.listeners import Listener
 from tightfit.training.loop import TrainerState, TrainingLoop
-from tightfit.training.records import MetricsLog, Summary, precision_warning
+from tightfit.training.records import MetricsLog, Summary
 from tightfit.training.run_folder import MODEL, PLAN, SUMMARY, RunFolder, locked, run_path
 from tightfit.training.session import Session, open_session, recipe_for_machine
 
@@ -93,7 +93,6 @@ class Trainer:
         recipe, saved = self.recipe, folder.saved_recipe()
         if recipe.resume == "never" or saved is None:
             folder.require_fresh()
-        device = self.backend.device(recipe)
         kept = bool(checkpoints.folders(folder.checkpoints))
         finished = _finished(folder, recipe)
         if saved is not None and not kept and finished is None and folder.summary() is not None:
@@ -112,7 +111,7 @@ class Trainer:
         if recipe.hugging_face:
             self.listener.message("hugging_face: these arguments of the Hugging Face Trainer's have no effect here: "
                                   + ", ".join(sorted(recipe.hugging_face)))
-        session = open_session(recipe, self.listener.message, module=self.module, device=device)
+        session = open_session(recipe, self.listener.message, module=self.module)
         session.check_memory(self.listener.message)
         return session
 
@@ -193,9 +192,6 @@ class Trainer:
         self, session: Session, step: Step, data: Prepared, state: TrainerState, began: float
     ) -> Summary:
         seconds = state.training_seconds or 1e-9
-        inspection = step.inspection
-        assert session.recipe.precision != "auto"
-        warning = precision_warning(session.recipe.precision.name, inspection)
         return Summary(
             steps=state.step,
             first_step=state.first_step,
@@ -214,8 +210,7 @@ class Trainer:
             loss=state.losses[-1] if state.losses else None,
             eval_loss=state.eval_loss,
             unigram_loss=data.unigram_loss,
-            attention_kernels=inspection.attention_kernels if inspection else (),
-            warnings=(warning,) if warning else (),
+            attention_kernels=step.attention_kernels,
             stopped_by=state.stopped_by,
             losses=tuple(state.losses),
         )

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from tightfit.backends.pytorch.inspection import inspected
+from tightfit.backends.pytorch.inspection import attention_kernels
+from tightfit.backends.pytorch.techniques import optimizer
 from tightfit.backends.pytorch.techniques.compile import compile_seconds
 from tightfit.errors import ModelError
+from tightfit.techniques.optimizer import AdamW8bit
 
 
 def test_compile_seconds_without_dynamos_record(monkeypatch):
@@ -23,11 +25,9 @@ def test_compile_seconds_without_dynamos_record(monkeypatch):
 def test_kernels_go_unnamed_where_a_profiler_may_run(monkeypatch):
     model, x = nn.Linear(4, 4), torch.ones(2, 4)
     monkeypatch.delattr(torch._C._autograd, "_profiler_enabled")
-    with inspected(model) as inspection:
+    with attention_kernels() as kernels:
         model(x).softmax(-1)
-    result = inspection()
-    assert result.attention_kernels == ()
-    assert result.saved_bytes
+    assert kernels() == ()
 
 
 @pytest.mark.parametrize("level", [None, "3"])
@@ -36,19 +36,20 @@ def test_the_profilers_log_level_is_put_back(monkeypatch, level):
     if level:
         monkeypatch.setenv("KINETO_LOG_LEVEL", level)
     model = nn.Linear(4, 4)
-    with inspected(model) as inspection:
+    with attention_kernels() as kernels:
         assert os.environ.get("KINETO_LOG_LEVEL") == level
         model(torch.ones(2, 4)).softmax(-1)
-    assert inspection().attention_kernels == ("eager (matrix products and a softmax)",)
+    assert kernels() == ("eager (matrix products and a softmax)",)
     assert os.environ.get("KINETO_LOG_LEVEL") == level
 
 
 def test_a_torchao_without_its_inner_parts_is_a_sentence(monkeypatch):
     from torchao.optim import adam
 
-    from tightfit.backends.pytorch.techniques.optimizer.quantized_adamw import AdamW8bit
+    from tightfit.backends.pytorch.techniques.optimizer.apply import quantized
 
-    weight = nn.Parameter(torch.ones(8, 8))
+    monkeypatch.delitem(sys.modules, "tightfit.backends.pytorch.techniques.optimizer.quantized_adamw", raising=False)
+    monkeypatch.delattr(optimizer, "quantized_adamw", raising=False)
     monkeypatch.delattr(adam, "single_param_adam")
-    with pytest.raises(ModelError, match=r"torchao has no optim\.adam\.single_param_adam.*write optimizer=adamw"):
-        AdamW8bit([{"params": [weight]}], ())
+    with pytest.raises(ModelError, match=r"torchao lacks what.*single_param_adam.*write optimizer=adamw"):
+        quantized(AdamW8bit(), SimpleNamespace())

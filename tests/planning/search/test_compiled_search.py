@@ -46,7 +46,7 @@ class Compiler:
         return trace
 
     def tools(self):
-        return Tools(predict=self.predict, replay=lambda trace, room: pytest.fail("no allocator is asked"),
+        return Tools(predict=self.predict, replay=lambda trace, room, settings: pytest.fail("no allocator is asked"),
                      step_time=self.seconds, mfu=lambda recipe, device, seconds: 0.5)
 
     def seconds(self, trace, recipe, device):

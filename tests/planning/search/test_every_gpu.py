@@ -11,7 +11,7 @@ from tests.display.plans import fitting, nothing_fits
 from tests.planning.toy import Toy
 from tightfit.devices import Device, find_device
 from tightfit.errors import RecipeError
-from tightfit.planning.search.evaluate import Traces
+from tightfit.planning.search.evaluate import InProcess
 from tightfit.planning.search.every_gpu import Compared, compare, parse_prices
 from tightfit.planning.search.search import search
 from tightfit.recipe import Recipe
@@ -62,7 +62,7 @@ def test_a_trace_is_remembered_for_one_capability():
         calls.append(device.capability)
         return Trace(origin="predicted")
 
-    remembered = Traces(replace(Toy.drawn(3).tools(), predict=predict))
+    remembered = InProcess(replace(Toy.drawn(3).tools(), predict=predict)).trace
     first = remembered(RECIPE, gpu("a", 1))
     assert remembered(RECIPE, gpu("b", 2)) is first
     remembered(RECIPE.override(seq_len=8), gpu("b", 2))
@@ -77,7 +77,7 @@ def test_what_a_trace_does_not_show_is_each_gpus_own():
     def predict(recipe, device):
         return Trace(origin="predicted", unseen=unseen(recipe, device, None))
 
-    remembered = Traces(replace(Toy.drawn(3).tools(), predict=predict, unseen=unseen))
+    remembered = InProcess(replace(Toy.drawn(3).tools(), predict=predict, unseen=unseen)).trace
     found = [remembered(RECIPE, gpu(name, size)) for name, size in (("a", 1), ("b", 2), ("a", 1))]
     assert [trace.unseen[0].source for trace in found] == ["a", "b", "a"]
     assert [trace.unseen[0].bytes for trace in found] == [1, 2, 1]

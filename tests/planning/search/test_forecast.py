@@ -8,8 +8,7 @@ import pytest
 from tests.planning.toy import Toy
 from tightfit.devices import Device
 from tightfit.planning.defaults import resolve
-from tightfit.planning.estimate import Margin
-from tightfit.planning.search.evaluate import evaluate
+from tightfit.planning.search.evaluate import InProcess
 from tightfit.planning.search.forecast import Fit, Line
 from tightfit.recipe import Recipe
 
@@ -19,8 +18,8 @@ DEVICE = Device(kind="cuda", name="toy", memory_bytes=1 << 40, capability=(8, 0)
 
 def costs(toy, *micros, **fields):
     recipe = resolve(Recipe.from_dict({"batch_size": BATCH, "loading": {"workers": 2}, **fields}), DEVICE)
-    return {micro: evaluate(recipe.model_copy(update={"micro_batch_size": micro}), DEVICE, toy.tools(), Margin())
-            for micro in micros}
+    evaluate = InProcess(toy.tools()).one
+    return {micro: evaluate(recipe.model_copy(update={"micro_batch_size": micro}), DEVICE) for micro in micros}
 
 
 @pytest.mark.parametrize("seed", [3, 12, 22])

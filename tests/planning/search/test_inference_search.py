@@ -73,7 +73,7 @@ class Toy:
         return Tools(predict=self.predict, replay=replay, step_time=timed, mfu=lambda r, d, s: 0.5)
 
 
-def replay(trace, capacity):
+def replay(trace, capacity, settings):
     tick, peak = trace.peak()
     missing = 0 if capacity is None else max(peak - capacity, 0)
     return SimpleNamespace(peak_allocated=peak, peak_tick=tick, peak_reserved=peak, missing=missing,

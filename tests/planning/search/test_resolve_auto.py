@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,6 +24,10 @@ PINNED = {
 }
 
 
+def backend(predict):
+    return SimpleNamespace(predict=predict, unseen=None)
+
+
 @pytest.fixture
 def told() -> list[str]:
     return []
@@ -30,7 +35,7 @@ def told() -> list[str]:
 
 def test_a_gpu_recipe_is_planned_and_keeps_its_pins(tiny, told):
     recipe = Recipe.from_dict({**tiny, **PINNED, "micro_batch_size": "auto", "precision": "auto"})
-    settled, plan = resolve_auto(recipe, RTX_4090, PytorchBackend().predict, told.append)
+    settled, plan = resolve_auto(recipe, RTX_4090, PytorchBackend(), told.append)
     assert plan is not None
     assert settled == plan.recipe
     assert all(getattr(settled, field) != "auto" for field in CHOICES)
@@ -40,46 +45,47 @@ def test_a_gpu_recipe_is_planned_and_keeps_its_pins(tiny, told):
 
 
 def test_a_recipe_with_nothing_open_is_not_planned(tiny, told):
-    def predict(recipe, device):
+    def predict(recipe, device, model=None):
         raise AssertionError("nothing to plan")
 
-    settled, plan = resolve_auto(Recipe.from_dict({**tiny, **PINNED, "loss": "plain"}), RTX_4090, predict, told.append)
+    recipe = Recipe.from_dict({**tiny, **PINNED, "loss": "plain"})
+    settled, plan = resolve_auto(recipe, RTX_4090, backend(predict), told.append)
     assert (plan, told) == (None, [])
     assert settled.micro_batch_size == 4
 
 
 def test_a_processor_that_was_never_measured_takes_the_defaults(tiny, told):
     recipe = Recipe.from_dict({**tiny, "micro_batch_size": "auto"})
-    settled, plan = resolve_auto(recipe, Target(device=CPU), PytorchBackend().predict, told.append)
+    settled, plan = resolve_auto(recipe, Target(device=CPU), PytorchBackend(), told.append)
     assert plan is None
     assert settled == resolve(recipe, CPU)
 
 
 def test_what_compiles_whole_steps_takes_the_defaults_on_a_measured_processor_too(tiny, told):
-    def predict(recipe, device):
+    def predict(recipe, device, model=None):
         raise AssertionError("no step is compiled for a processor")
 
     recipe = Recipe.from_dict({**tiny, "backend": "jax", "micro_batch_size": "auto"})
     measured = Target(device=CPU, calibration=object())
-    assert resolve_auto(recipe, measured, predict, told.append) == (resolve(recipe, CPU), None)
+    assert resolve_auto(recipe, measured, backend(predict), told.append) == (resolve(recipe, CPU), None)
 
 
 def test_what_compiles_whole_steps_tells_how_it_goes_on(tiny, told):
-    def predict(recipe, device):
+    def predict(recipe, device, model=None):
         raise ModelError("model: XLA cannot compile it")
 
     recipe = Recipe.from_dict({**tiny, "backend": "jax", "checkpointing": "auto", "micro_batch_size": 4})
-    assert resolve_auto(recipe, RTX_4090, predict, told.append)[1] is None
+    assert resolve_auto(recipe, RTX_4090, backend(predict), told.append)[1] is None
     assert told[0].startswith("planning: 0 of at most 16 compiled, now micro_batch_size=4")
     assert told[-1].startswith("not planned: model: XLA cannot compile it; what can still be said")
 
 
 def test_a_model_that_cannot_be_traced_takes_the_defaults_and_says_why(tiny, told):
-    def predict(recipe, device):
+    def predict(recipe, device, model=None):
         raise ModelError("model: encoder.layer asks for nonzero")
 
     recipe = Recipe.from_dict({**tiny, "micro_batch_size": "auto"})
-    settled, plan = resolve_auto(recipe, RTX_4090, predict, told.append)
+    settled, plan = resolve_auto(recipe, RTX_4090, backend(predict), told.append)
     assert plan is None
     assert settled == resolve(recipe, RTX_4090.device)
     assert "encoder.layer asks for nonzero" in told[0]
@@ -88,8 +94,8 @@ def test_a_model_that_cannot_be_traced_takes_the_defaults_and_says_why(tiny, tol
 def test_a_run_keeps_its_plan_in_its_folder(tiny, tmp_path, monkeypatch):
     made = {}
 
-    def planned(recipe, target, predict, tell):
-        settled, plan = resolve_auto(recipe, RTX_4090, predict, tell)
+    def planned(recipe, target, backend, log, module):
+        settled, plan = resolve_auto(recipe, RTX_4090, backend, log, module)
         made["plan"] = plan
         return settled.override(precision="fp32"), plan
 

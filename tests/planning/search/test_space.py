@@ -6,7 +6,7 @@ import pytest
 
 from tightfit.devices import Device
 from tightfit.errors import Refused
-from tightfit.planning.search.space import Space, check_pins, micro_batch_sizes, named, written
+from tightfit.planning.search.space import Space, micro_batch_sizes, named, written
 from tightfit.recipe import Recipe
 from tightfit.techniques.checkpointing import EveryNth
 
@@ -38,7 +38,7 @@ def test_the_mildest_level_changes_no_numerics():
         assert names(Recipe(), device, "precision", (0, 0)) == precision
         assert names(Recipe(), device, "optimizer", (0, 0)) == {"adamw"}
         space = Space(Recipe(), device)
-        assert all(space.numerics(c) == () for c in space.choices if space.level(c) == (0, 0))
+        assert all(space.numerics(space.on(c, 1)) == () for c in space.choices if space.level(c) == (0, 0))
 
 
 def test_levels_go_from_mild_to_harsh():
@@ -109,19 +109,14 @@ def test_fields_are_written_as_a_person_writes_them():
 
 
 @pytest.mark.parametrize(("pins", "device", "words"), [
-    ({"checkpointing": "memory-budget", "compile": "off"}, AMPERE,
-     ["checkpointing=memory-budget and compile=off cannot stand together", "write compile=per-block"]),
-    ({"precision": "bf16"}, VOLTA, ["precision=bf16 cannot serve on V100", "write precision=fp16"]),
+    ({"checkpointing": "memory-budget", "compile": "off"}, AMPERE, ["checkpointing: ", "write compile=per-block"]),
+    ({"precision": "bf16"}, VOLTA, ["precision: ", "write precision=fp16"]),
     ({"precision": "fp32", "attention": {"name": "sdpa", "kernel": "flash"}}, AMPERE,
-     ["attention=sdpa and precision=fp32", "needs half precision"]),
+     ["attention: ", "needs half precision"]),
 ])
 def test_contradictory_pins_are_named(pins, device, words):
     with pytest.raises(Refused) as caught:
-        check_pins(Recipe.from_dict(pins), device)
+        _ = Space(Recipe.from_dict(pins), device).choices
+    assert ";" not in str(caught.value).partition("; write")[0]  # what stands against every combination, nothing else
     for word in words:
         assert word in str(caught.value)
-
-
-def test_pins_that_leave_a_way_are_left_alone():
-    check_pins(Recipe(checkpointing="memory-budget"), AMPERE)
-    check_pins(Recipe(), VOLTA)

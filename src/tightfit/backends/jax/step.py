@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
-from tightfit.backends.base import GlobalBatchSource, Inspection, StepResult, Total
+from tightfit.backends.base import GlobalBatchSource, StepResult, Total
 from tightfit.backends.jax.build import Build
 from tightfit.backends.jax.checkpoints import load_state, read_weights, save_state, write_model
 from tightfit.backends.jax.forward import logits
@@ -61,8 +61,8 @@ class Step:
     called_at: when the last step was called, by time.perf_counter.
     """
 
-    inspection: Inspection | None = None
-    """Always None: what a compiled step keeps and calls is the compiler's."""
+    attention_kernels: tuple[str, ...] = ()
+    """Always empty: what a compiled step calls is the compiler's."""
 
     def __init__(self, build: Build) -> None:
         def next_logits(params: Params, given: Arrays) -> jax.Array:

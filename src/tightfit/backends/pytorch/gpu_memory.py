@@ -45,9 +45,10 @@ def gpu_memory(device: int | str | torch.device | None = None) -> GpuMemory:
     try:
         chosen = torch.device("cuda" if device is None else f"cuda:{device}" if isinstance(device, int) else device)
         index = torch.cuda.current_device() if chosen.index is None else chosen.index
-    except RuntimeError:
-        raise Refused(f"gpu_memory: {device!r} is not a device; write cuda or cuda:0") from None
-    if chosen.type != "cuda" or index >= torch.cuda.device_count():
+        known = chosen.type == "cuda" and index < torch.cuda.device_count()
+    except RuntimeError:  # no device by its name
+        known = False
+    if not known:
         raise Refused(f"gpu_memory: {device!r} is not one of the {torch.cuda.device_count()} CUDA devices here; "
                       "write cuda:0 for the first")
     about = torch.cuda.get_device_properties(index)

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model as load_safetensors
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers.modeling_utils import local_torch_dtype
 
 from tightfit.backends.pytorch.errors import at_line, is_out_of_memory
 from tightfit.backends.pytorch.padding import stored_tensors
@@ -167,7 +168,7 @@ def _our_transformer(
     if task.name not in LOGITS_OF_EACH_TOKEN:
         raise ModelError(f"task: the bundled transformer gives logits for each token, which {task.name} does not use; "
                          f"write task={LOGITS_OF_EACH_TOKEN[0]}")
-    with torch.device(device), _default_dtype(dtype):  # it has no buffers that this could round
+    with torch.device(device), local_torch_dtype(dtype):  # it has no buffers that this could round
         model = Transformer(config)
     if folder is not None:
         try:
@@ -176,17 +177,6 @@ def _our_transformer(
             raise ModelError(f"model: the weights in {str(folder)!r} do not fit: {one_line(error)}; take back "
                              "model_overrides, or write pretrained=false") from error
     return model
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """New floating-point tensors in `dtype`."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _from_factory(name: str, arguments: Mapping[str, Any], device: torch.device) -> nn.Module:

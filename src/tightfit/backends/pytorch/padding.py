@@ -22,17 +22,17 @@ ROWS_BEFORE = "rows_before_padding"
 """Attribute of a padded model: the rows its vocabulary had."""
 
 
-def pad_vocab(model: nn.Module, multiple: int, vocab_size: int) -> int:
+def pad_vocab(model: nn.Module, multiple: int, vocab_size: int) -> None:
     """Round the rows of the model's embedding, and of its output layer, up to a multiple, in place.
 
     The parameters are replaced wherever they are used, so that tied ones stay tied; build the optimizer afterwards.
-    Returns `vocab_size`, the number of logits to keep. Raises ModelError for a model with no vocabulary of that size.
+    Raises ModelError for a model with no vocabulary of that size.
     """
     tables = _tables(model, vocab_size)
     before = max(t.shape[0] for t in tables)
     rows = -(-before // multiple) * multiple
     if rows == before:
-        return vocab_size
+        return
     replacements = {
         id(table): nn.Parameter(_with_rows(table.detach(), 0, rows), requires_grad=table.requires_grad)
         for table in tables
@@ -49,7 +49,6 @@ def pad_vocab(model: nn.Module, multiple: int, vocab_size: int) -> int:
         if bias is not None:
             module._buffers[BIAS_BUFFER] = _with_rows(bias, 1, rows)
     setattr(model, ROWS_BEFORE, before)
-    return vocab_size
 
 
 def stored_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tightfit.backends.base import GlobalBatchSource, Inspection, StepResult, Total
+from tightfit.backends.base import GlobalBatchSource, StepResult, Total
 from tightfit.backends.pytorch.batch import TensorGlobalBatch, tensor_global_batch
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.errors import memory_guard, model_guard
 from tightfit.backends.pytorch.generation import generate
 from tightfit.backends.pytorch.gpu_memory import gpu_memory
-from tightfit.backends.pytorch.inspection import check_outputs, inspected
+from tightfit.backends.pytorch.inspection import attention_kernels, check_outputs
 from tightfit.backends.pytorch.models import parameter_count, save_model
 from tightfit.backends.pytorch.state import load_state, save_state
 from tightfit.backends.pytorch.techniques.compile import compile_seconds
@@ -81,7 +81,7 @@ class Step:
         self._highest = 0
         self._doing = "nothing yet"
         self._explains = self._to_inspect = inspect
-        self._inspection: Inspection | None = None
+        self.attention_kernels: tuple[str, ...] = ()
         self._loss: Tensor | None = None
         self._denominator = 1.0
         self._compiled_before = compile_seconds()
@@ -92,10 +92,6 @@ class Step:
     @property
     def optimizer(self) -> Optimizer:
         return self.update.optimizer
-
-    @property
-    def inspection(self) -> Inspection | None:
-        return self._inspection
 
     @property
     def parameter_count(self) -> int:
@@ -129,9 +125,9 @@ class Step:
         if self._to_inspect:
             self._to_inspect = False
             self.build.loss.check(self.build, batch)
-            with inspected(self.build.model) as inspection:
+            with attention_kernels() as kernels:
                 self._loss = self.build.loss_sum(batch, check_outputs)
-            self._inspection = inspection()
+            self.attention_kernels = kernels()
         else:
             self._loss = self.build.loss_sum(batch)
         return self._loss.detach()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tightfit.devices import Device, find_device
@@ -33,8 +34,8 @@ class Compared:
     @property
     def harshness(self) -> tuple[int, int]:
         """Change of numerics of what was picked: its harshest technique, then the sum of all; see `Technique`."""
-        changed = [] if self.chosen is None else [change.partition("=")[0] for change in self.chosen.changes_numerics]
-        found = [getattr(self.chosen.recipe, slot).harshness for slot in changed if self.chosen is not None]
+        changed = () if self.chosen is None else self.chosen.changes_numerics
+        found = [getattr(self.chosen.recipe, change.partition("=")[0]).harshness for change in changed if self.chosen]
         return max(found, default=0), sum(found)
 
     @property
@@ -86,7 +87,7 @@ def compare(
     shared, mild = evaluator or InProcess(tools), recipe.model_copy(update={"allow_numerics": False})
     rows = []
     for number, device in enumerate(ordered):
-        tell = None if progress is None else _beside(progress, number, len(ordered), device.name)
+        tell = progress and partial(_tell, progress, number, len(ordered), device.name)
         price = prices.get(device.name)
         try:
             plan = search(mild, device, tools, progress=tell, choice_alone=True, evaluator=shared)
@@ -100,12 +101,12 @@ def parse_prices(given: Sequence[str]) -> dict[str, float]:
     """`NAME=x` for each GPU, as prices by `Device.name`. Raises RecipeError for other texts, names and numbers."""
     prices: dict[str, float] = {}
     for text in given:
-        name, equals, number = text.partition("=")
+        name, _, number = text.partition("=")
         try:
             price = float(number)
         except ValueError:
             price = math.nan
-        if not equals or not 0 < price < math.inf:
+        if not 0 < price < math.inf:
             raise RecipeError(f"price: {text!r} should be a GPU's name and a number above 0, such as rtx-4090=0.35")
         try:
             device = find_device(name)
@@ -117,8 +118,8 @@ def parse_prices(given: Sequence[str]) -> dict[str, float]:
     return prices
 
 
-def _beside(progress: Progress, number: int, count: int, name: str) -> Progress:
-    return lambda done, most, text: progress(number, count, f"{name}: {text}")
+def _tell(progress: Progress, number: int, count: int, name: str, done: int, most: int, text: str) -> None:
+    progress(number, count, f"{name}: {text}")
 
 
 def _place(row: Compared) -> tuple[int, tuple[int, int], float, float]:

@@ -6,10 +6,9 @@ import contextlib
 from collections.abc import Sequence
 
 from tightfit.errors import ModelError
-from tightfit.planning.plan import Candidate, Memory
-from tightfit.planning.search.choose import Exploration
+from tightfit.planning.plan import Memory
 from tightfit.planning.search.evaluate import Evaluated
-from tightfit.planning.search.findings import CLOCK_ERROR, Pair, Spent, startup
+from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair, Spent, startup
 from tightfit.planning.search.space import ALLOCATOR, Choice, named
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
@@ -18,9 +17,7 @@ from tightfit.techniques.precision import Fp32
 from tightfit.text import more_or_less, percent, size
 
 SHOWN = 5
-"""Candidates that fit and are shown, at most."""
-SHOWN_TOO_LARGE = 4
-"""Candidates that do not fit and are shown, at most."""
+"""Candidates that fit and are shown, at most; as many that do not where none does."""
 LEAST_SHARE = 0.0005
 """Of a speed: what is less is no difference."""
 
@@ -31,15 +28,12 @@ def ranked(exploration: Exploration) -> list[Evaluated]:
     best = exploration.best()
     if best is None:
         return []
-    others: dict[Choice, Pair] = {}
-    for pair, found in exploration.found.items():
-        if found.fit_rank < 3 and pair != best:
-            known = others.get(pair[0], pair)
-            others[pair[0]] = min(known, pair, key=lambda each: _order(exploration, each))
+    fitting = [pair for pair, found in exploration.found.items() if found.fit_rank < 3 and pair != best]
     rest: list[Pair] = []
-    for pair in sorted(others.values(), key=lambda pair: _order(exploration, pair)):
-        alike = (other for other in (best, *rest) if exploration.space.differing(pair[0], other[0]) == [ALLOCATOR])
-        rest += [] if any(alike) else [pair]
+    for pair in sorted(fitting, key=lambda pair: _order(exploration, pair)):
+        differing = [exploration.space.differing(pair[0], other[0]) for other in (best, *rest)]
+        if [ALLOCATOR] not in differing and [] not in differing[1:]:
+            rest.append(pair)
     milder = mildest(exploration, best)
     if milder in rest[SHOWN - 1 :]:
         rest.remove(milder)
@@ -67,26 +61,25 @@ def too_large(exploration: Exploration) -> list[Evaluated]:
     it with each departure undone, and its like in the usual precision; without one all that were evaluated, each where
     it needs least."""
     best, space = exploration.best(), exploration.space
+    large: dict[Choice, Evaluated] = {}
     if best is None:
-        least: dict[Choice, Evaluated] = {}
         for (choice, _), found in exploration.found.items():
-            if choice not in least or found.estimate.missing < least[choice].estimate.missing:
-                least[choice] = found
-        return sorted(least.values(), key=lambda found: found.estimate.missing)
+            if choice not in large or found.estimate.missing < large[choice].estimate.missing:
+                large[choice] = found
+        return sorted(large.values(), key=lambda found: found.estimate.missing)[:SHOWN]
     choice, micro = best
-    larger = [other for other in exploration.sizes if other > micro][:1]
-    wanted = [(choice, other) for other in larger]
+    wanted = [(choice, other) for other in exploration.sizes if other > micro][:1]
     plainer = [other for other in space.undone(choice) if other in space.choices and space.cost(other) == 1]
     wanted += [(other, micro) for other in plainer[:2]]
     with contextlib.suppress(Spent):
         exploration.evaluate(wanted)
-    near = crowded_out(exploration, best)
-    shown = [exploration.found[pair] for pair in [*wanted, *([near] if near else [])] if pair in exploration.found]
-    large = {id(found): found for found in shown if found.fit_rank == 3}
-    return sorted(large.values(), key=lambda found: found.estimate.missing)
+    near = nearest_in_usual_precision(exploration, best)
+    pairs = dict.fromkeys([*wanted, *([near] if near else [])])
+    shown = [exploration.found[pair] for pair in pairs if pair in exploration.found]
+    return sorted((found for found in shown if found.fit_rank == 3), key=lambda found: found.estimate.missing)
 
 
-def crowded_out(exploration: Exploration, best: Pair) -> Pair | None:
+def nearest_in_usual_precision(exploration: Exploration, best: Pair) -> Pair | None:
     """Where a choice that keeps numerics has not the usual precision, since that leaves too little room: the evaluated
     combination in it that comes nearest. None elsewhere."""
     space = exploration.space
@@ -105,9 +98,8 @@ def crowded_out(exploration: Exploration, best: Pair) -> Pair | None:
 def why(exploration: Exploration, best: Pair) -> list[str]:
     """Why the choice is."""
     found, space = exploration.found[best], exploration.space
-    memory, time = found.estimate.memory, found.estimate.time
-    device = exploration.device
-    in_use = f"{size(min(memory.used, device.memory_bytes))} of {size(device.memory_bytes)}"
+    memory, time, total = found.estimate.memory, found.estimate.time, exploration.device.memory_bytes
+    in_use = f"{size(min(memory.used, total))} of {size(total)}"
     quantity = f"{time.throughput:,.0f} {time.unit}"
     if space.recipe.mode == "inference":
         inputs = "prompts" if TASKS[space.recipe.task].generates else "samples"
@@ -122,7 +114,7 @@ def why(exploration: Exploration, best: Pair) -> list[str]:
     if found.fit_rank == 2:
         sentences.append("It leaves less than the margin free: nothing found leaves more. Expect to be close to the "
                          "device's limit.")
-    changed = space.numerics(best[0])
+    changed = space.numerics(found.recipe)
     if changed:
         spare = " with the margin to spare" if found.fit_rank < 2 else ""
         reason = "allow_numerics lets it" if space.recipe.allow_numerics else f"nothing that keeps them fits{spare}"
@@ -130,14 +122,14 @@ def why(exploration: Exploration, best: Pair) -> list[str]:
         milder = mildest(exploration, best)
         if milder is not None:
             other = exploration.found[milder]
-            what = "is the mildest that fits" if space.numerics(milder[0]) else "keeps them"
+            what = "is the mildest that fits" if space.numerics(other.recipe) else "keeps them"
             slower = percent(abs(faster_by(other.speed, found.speed)))
             sentences.append(f"{named(other.recipe, found.recipe)} {what}, and is {slower} slower.")
     if any(t.harshness >= 4 for t in space.techniques(best[0])):
         sentences.append("It wants another learning rate than AdamW: for Adafactor about 1e-2.")
-    near = crowded_out(exploration, best)
+    near = nearest_in_usual_precision(exploration, best)
     if near is not None:
-        sentences.append(_crowded_out(exploration.found[near], found))
+        sentences.append(_why_not_usual_precision(exploration.found[near], found))
     return sentences
 
 
@@ -158,18 +150,18 @@ def _fastest(exploration: Exploration, best: Pair) -> str:
     return f"The fastest that fits, as far as times are sure ({percent(CLOCK_ERROR)}), and the plainest of those"
 
 
-def _crowded_out(near: Evaluated, best: Evaluated) -> str:
+def _why_not_usual_precision(near: Evaluated, best: Evaluated) -> str:
     """Why nothing in the usual precision was chosen."""
     precision = near.recipe.precision
     assert precision != "auto"
     copies = "autocast keeps 16-bit copies of the weights beside the weights themselves" if precision.autocast else (
         "it needs more memory")
-    nearest, memory = named(near.recipe, best.recipe), near.estimate.memory
-    if near.fit_rank == 3:
-        return f"Nothing fits in {precision.name}: {copies}. The nearest, {nearest}, misses {size(memory.missing)}."
-    over = memory.peak_reserved - memory.capacity + memory.margin
-    return (f"Nothing in {precision.name} leaves the margin free: {copies}. The nearest, {nearest}, is {size(over)} "
-            "over it.")
+    memory, nothing = near.estimate.memory, f"Nothing fits in {precision.name}"
+    by = f"misses {size(memory.missing)}"
+    if near.fit_rank < 3:
+        nothing = f"Nothing in {precision.name} leaves the margin free"
+        by = f"is {size(memory.peak_reserved - memory.capacity + memory.margin)} over it"
+    return f"{nothing}: {copies}. The nearest, {named(near.recipe, best.recipe)}, {by}."
 
 
 def changing(changed: Sequence[str]) -> str:
@@ -178,15 +170,13 @@ def changing(changed: Sequence[str]) -> str:
 
 
 def compared(found: Evaluated, best: Evaluated) -> str:
-    """Cost of another combination against the choice, as a sentence."""
-    name = named(found.recipe, best.recipe)
-    if found.fit_rank == 3:
-        return f"{name} does not fit: {size(found.estimate.missing)} too much."
+    """Cost of another combination that fits against the choice, as a sentence."""
     memory = found.estimate.memory.peak_reserved - best.estimate.memory.peak_reserved
     faster = faster_by(found.speed, best.speed)
     speed = f"{percent(abs(faster))} {'faster' if faster > 0 else 'slower'}" if faster else "as fast"
-    remark = {1: "; it fits only after releasing cached memory", 2: "; it leaves less than the margin free"}
-    return f"{name}: {speed}, {more_or_less(memory)} at the peak{remark.get(found.fit_rank, '')}."
+    remarks = ("", "; it fits only after releasing cached memory", "; it leaves less than the margin free")
+    return (f"{named(found.recipe, best.recipe)}: {speed}, {more_or_less(memory)} at the peak"
+            f"{remarks[found.fit_rank]}.")
 
 
 def faster_by(speed: float, best: float) -> float:
@@ -201,13 +191,6 @@ def misses(name: str, memory: Memory) -> str:
     cached = f" ({reserved} with cached memory, which could be given back)" if reserved != needed else ""
     return (f"{name} does not fit: it needs {needed} at the peak{cached}, in the {memory.peak_in}, "
             f"{size(memory.missing)} more than there are.")
-
-
-def candidate(exploration: Exploration, found: Evaluated, reasons: Sequence[str]) -> Candidate:
-    """A combination as the plan shows it."""
-    choice = next(choice for (choice, micro), known in exploration.found.items() if known is found)
-    return Candidate(recipe=found.recipe, estimate=found.estimate, reasons=tuple(reasons),
-                     changes_numerics=exploration.space.numerics(choice))
 
 
 def too_short(exploration: Exploration, best: Pair) -> str:

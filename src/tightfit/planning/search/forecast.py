@@ -96,10 +96,10 @@ class Fit:
         is but one point."""
         low, high = min(points), max(points)
         one, two = points[low], points[high]
-        first = _passes(one, low, batch)
+        first = one.passes_when_accumulating
         if low != high:
             return cls(
-                passes=Line.through(low, first, high, _passes(two, high, batch)),
+                passes=Line.through(low, first, high, two.passes_when_accumulating),
                 elsewhere=Line.through(low, one.elsewhere, high, two.elsewhere),
                 seconds=Line.through(batch / high, two.seconds, batch / low, one.seconds),
                 held=one.held, gradients=one.gradients,
@@ -113,10 +113,6 @@ class Fit:
             passes=Line(first - growing, growing / low), elsewhere=Line(one.elsewhere, 0.0),
             seconds=Line(max(one.seconds - each * batch / low, 0.0), each), held=one.held, gradients=one.gradients,
         )  # fmt: skip
-
-
-def _passes(found: Evaluated, micro: int, batch: int) -> float:
-    return found.passes + (found.gradients if micro >= batch else 0)
 
 
 class Forecast(NamedTuple):
@@ -157,27 +153,23 @@ class Forecasts:
         return self._forecasts[choice]
 
     def _from(self, relative: Choice, choice: Choice) -> Forecast:
-        """By one combination that was evaluated."""
-        likely = best = self.fits[relative]
-        held = self.parameters * (self.space.bytes_per_parameter(choice) - self.space.bytes_per_parameter(relative))
-        likely, best = likely.changed(Effect(), held), best.changed(Effect(), held)
+        """By one combination that was evaluated; what rules of thumb say may be better by a share."""
+        space, device = self.space, self.space.device
+        held = self.parameters * (space.bytes_per_parameter(choice) - space.bytes_per_parameter(relative))
+        likely = best = self.fits[relative].changed(Effect(), held)
         unknown: list[Unknown] = []
-        for field in self.space.differing(choice, relative):
-            at = self.space.fields.index(field)
-            effect = self._effect(field, relative[at], choice[at], relative)
-            if effect is not None:
-                likely, best = likely.changed(effect), best.changed(effect)
-            elif isinstance(choice[at], Technique):
-                unknown.append((field, choice[at]))
-                likely, best = (fit.changed(self._declared(relative[at], choice[at], doubt))
-                                for fit, doubt in ((likely, 0.0), (best, DOUBT)))
+        for field, old, new in zip(space.fields, relative, choice, strict=True):
+            if old == new:
+                continue
+            known = self._effect(field, old, new, relative)
+            if known is not None:
+                likely, best = likely.changed(known), best.changed(known)
+            elif isinstance(new, Technique):
+                unknown.append((field, new))
+                kept, time = new.keeps / old.keeps, (1 + new.slowdown(device)) / (1 + old.slowdown(device))
+                likely = likely.changed(Effect(kept, time))
+                best = best.changed(Effect(kept * (1 - DOUBT), time - DOUBT * abs(time - 1)))
         return Forecast(likely, best, tuple(unknown))
-
-    def _declared(self, old: Technique, new: Technique, doubt: float) -> Effect:
-        """The change by rules of thumb, which may be better by a share."""
-        device = self.space.device
-        time = (1 + new.slowdown(device)) / (1 + old.slowdown(device))
-        return Effect(new.keeps / old.keeps * (1 - doubt), time - doubt * abs(time - 1))
 
     def _effect(self, field: str, old: Any, new: Any, near: Choice) -> Effect | None:
         """The change of one field, by the evaluated pair nearest to `near` that differs in it alone; by way of a third

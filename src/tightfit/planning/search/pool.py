@@ -1,23 +1,23 @@
 """Evaluating recipes side by side, in processes of their own: tracing is Python, of which a process runs one at a time.
 
-The processes are started as `python -m tightfit.planning.search.worker`, not forked: torch's and XLA's threads do not
+The processes are started as `python -m tightfit.planning.search.pool`, not forked: torch's and XLA's threads do not
 survive a fork. Nor does multiprocessing start them, which would run the caller's script again in each.
 """
 
 from __future__ import annotations
 
 import pickle
-import select
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import IO, Any
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
 
 from tightfit.calibration import Calibration
 from tightfit.planning.estimate import Margin, Tools
-from tightfit.planning.search.evaluate import InProcess, Job, Outcome
-from tightfit.planning.search.space import ALLOCATOR
+from tightfit.planning.search.evaluate import InProcess, Job, Outcome, but_allocator
 from tightfit.system import cores
 
 MOST = 4
@@ -54,7 +54,7 @@ class Pool:
         ready = [worker for worker in self._workers if worker.ready()]
         places: list[Worker | None] = []
         for recipe, device in jobs:
-            key = f"{device.capability} {recipe.model_copy(update={ALLOCATOR: False}).model_dump_json()}"
+            key = f"{device.capability} {but_allocator(recipe).model_dump_json()}"
             free = [place for place in (None, *ready) if place not in places]
             place = self._homes.setdefault(key, free[0] if free else None)
             place = place if place in ready else None
@@ -76,52 +76,59 @@ class Worker:
     """A process that evaluates recipes, one after the other. greeting: import paths, backend, calibration, margin."""
 
     def __init__(self, greeting: tuple[Any, ...]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tightfit.planning.search.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+        self._connection, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tightfit.planning.search.pool", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
         self._ready = False
         self.send(greeting)
 
     def ready(self) -> bool:
         """Whether it has imported what it needs and still runs."""
-        assert self._process.stdout is not None
-        if not self._ready and select.select([self._process.stdout], [], [], 0)[0]:
-            self._ready = self._read() == "ready"
+        if not self._ready and self._connection.poll():
+            self._ready = self.receive() == "ready"
         return self._ready and self._process.poll() is None
 
     def send(self, message: Any) -> None:
         """Hand it a job; one that has ended takes none, which `receive` says."""
-        assert self._process.stdin is not None
         try:
-            write(self._process.stdin, message)
+            self._connection.send(message)
         except OSError:
             self._ready = False
 
-    def receive(self) -> Outcome | None:
+    def receive(self) -> Any:
         """Outcome of the oldest job; None where the process has ended."""
-        return self._read()  # type: ignore[no-any-return]
-
-    def end(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.communicate()
-
-    def _read(self) -> Any:
-        assert self._process.stdout is not None
         try:
-            return read(self._process.stdout)
+            return self._connection.recv()
         except (EOFError, OSError, pickle.UnpicklingError):
             self._ready = False
             return None
 
+    def end(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+        self._connection.close()
 
-def write(stream: IO[bytes], message: Any) -> None:
-    """Write a message to a pipe between two of our own processes."""
-    pickle.dump(message, stream, protocol=pickle.HIGHEST_PROTOCOL)
-    stream.flush()
+
+def work(connection: Connection) -> None:
+    """Evaluate, in a process of a worker, what comes over a connection until it ends."""
+    paths, name, calibration, margin = connection.recv()
+    sys.path[:] = paths
+
+    from tightfit.backends import load_backend
+    from tightfit.planning.standard_tools import standard_tools
+
+    backend = load_backend(name)
+    evaluate = InProcess(standard_tools(backend.predict, calibration, unseen=backend.unseen), margin)
+    connection.send("ready")
+    with suppress(EOFError):
+        while True:
+            connection.send(evaluate.one(*connection.recv()))
 
 
-def read(stream: IO[bytes]) -> Any:
-    """The next message of a pipe between two of our own processes. Raises EOFError at its end."""
-    return pickle.load(stream)
+if __name__ == "__main__":
+    work(Connection(int(sys.argv[1])))

@@ -3,43 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
 
+from tightfit.backends.base import Backend
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.garbage import gc_paused
 from tightfit.models import model_facts
 from tightfit.planning.estimate import Margin, Tools
-from tightfit.planning.plan import Answers, Plan
-from tightfit.planning.search import ways_out
-from tightfit.planning.search.choose import Exploration
+from tightfit.planning.plan import Answers, Candidate, Plan
+from tightfit.planning.search.changes import gain_of_opening, misalignments, offload, smallest_change, smallest_gpu
+from tightfit.planning.search.choose import explore
 from tightfit.planning.search.evaluate import Evaluated, Evaluator, InProcess, Progress
-from tightfit.planning.search.explain import (
-    SHOWN,
-    SHOWN_TOO_LARGE,
-    candidate,
-    compared,
-    misses,
-    ranked,
-    still_known,
-    too_large,
-    too_short,
-    why,
-)
-from tightfit.planning.search.findings import Pair
-from tightfit.planning.search.smallest_gpu import smallest_gpu
+from tightfit.planning.search.explain import SHOWN, compared, misses, ranked, still_known, too_large, too_short, why
+from tightfit.planning.search.exploration import MICRO, Exploration
+from tightfit.planning.search.pool import Pool
 from tightfit.planning.search.space import Space, named, written
+from tightfit.planning.standard_tools import standard_tools
+from tightfit.planning.targets import Target
 from tightfit.recipe import Recipe
 from tightfit.system import host_memory
 from tightfit.tasks import TASKS
-from tightfit.techniques import Technique
+from tightfit.techniques import SLOTS
 
 TRACES, COMPILATIONS = 72, 16
 """Traces that a search makes at most, a compiled one counted as several; and the same where every prediction compiles
 a whole step."""
 KEPT_BACK = 8
 """Of these, how many are kept for the answers."""
-TRAINING_ALONE = ("micro_batch_size", "checkpointing", "optimizer")
+TRAINING_ALONE = (MICRO, *(slot for slot, variants in SLOTS.items() if variants[0].trains_only))
 """Fields that generating has no use for."""
+
+
+def search_with(
+    backend: Backend, recipe: Recipe, target: Target, *, module: Any = None, catalogue: Sequence[Device] = (),
+    progress: Progress | None = None, for_run: bool = False,
+) -> Plan:  # fmt: skip
+    """As `search`, by a backend's predictions, in several processes where that pays. module: the caller's own, instead
+    of what `recipe.model` names; it stays in this process."""
+    tools = standard_tools(partial(backend.predict, model=module), target.calibration, unseen=backend.unseen)
+    pool = Pool(tools, recipe.backend.name, target.calibration) if module is None else nullcontext(None)
+    with pool as evaluator:
+        return search(recipe, target.device, tools, catalogue=catalogue, progress=progress, for_run=for_run,
+                      evaluator=evaluator)
 
 
 @gc_paused()
@@ -50,8 +58,6 @@ def search(
     *,
     margin: Margin | None = None,
     catalogue: Sequence[Device] = (),
-    host_bytes: int | None = None,
-    limit: int | None = None,
     progress: Progress | None = None,
     choice_alone: bool = False,
     for_run: bool = False,
@@ -60,8 +66,7 @@ def search(
     """The plan of a recipe on a device.
 
     tools: see `standard_tools`. margin: what is to stay free. catalogue: GPUs among which the smallest that would do is
-    named; none are asked about where it is empty. host_bytes: of the machine around the device, for offloading; by
-    default this machine's. limit: traces at most. progress: called before each trace. choice_alone: make no trace that
+    named; none are asked about where it is empty. progress: called before each trace. choice_alone: make no trace that
     only an answer beside the choice needs, and take the mildest numerics that fit. for_run: choose for a run of
     `max_steps`, compiling counted. evaluator: evaluates in place of `tools`, such as a pool of processes.
 
@@ -76,14 +81,14 @@ def search(
     asked = recipe.model_copy(update=dict.fromkeys(TRAINING_ALONE, "auto")) if inference else recipe
     exploration = Exploration(
         Space(asked, device), evaluator or InProcess(tools, margin), progress=progress, for_run=for_run,
-        mildest=choice_alone, limit=limit or (COMPILATIONS if compiles else TRACES),
-        kept_back=2 if compiles or choice_alone else min(KEPT_BACK, (limit or TRACES) // 4),
+        mildest=choice_alone, limit=COMPILATIONS if compiles else TRACES,
+        kept_back=2 if compiles or choice_alone else min(KEPT_BACK, TRACES // 4),
     )  # fmt: skip
     try:
-        exploration.run()
+        explore(exploration)
     except ModelError as error:
         raise ModelError(f"{error}{still_known(recipe)}") from error
-    return _plan(exploration, recipe, catalogue, margin or Margin(), host_bytes, choice_alone)
+    return _plan(exploration, recipe, catalogue, margin or Margin(), choice_alone)
 
 
 def check_length(recipe: Recipe) -> None:
@@ -99,56 +104,50 @@ def check_length(recipe: Recipe) -> None:
 
 
 def _plan(
-    exploration: Exploration, recipe: Recipe, catalogue: Sequence[Device], margin: Margin, host_bytes: int | None,
-    choice_alone: bool,
-) -> Plan:  # fmt: skip
-    best = exploration.best()
-    large = [] if choice_alone and best is not None else too_large(exploration)
-    large = large[: SHOWN_TOO_LARGE if best is not None else SHOWN]
+    exploration: Exploration, recipe: Recipe, catalogue: Sequence[Device], margin: Margin, choice_alone: bool
+) -> Plan:
+    large = [] if choice_alone and exploration.best() is not None else too_large(exploration)
     best = exploration.best()  # what was evaluated for comparison may be the better choice
     shown = ranked(exploration)[:SHOWN]
     head = exploration.found[best] if best is not None else large[0]
     sentences = why(exploration, best) if best is not None else []
-    missed = [misses(_told_apart(exploration, found, head), found.estimate.memory) for found in large]
+    missed = [misses(named(found.recipe, None, exploration.shown) if found is head else
+                     named(found.recipe, head.recipe), found.estimate.memory) for found in large]
     answers = Answers(why=" ".join(sentences)) if choice_alone else _answers(
-        exploration, best, shown, missed, sentences, catalogue, margin, host_bytes)
+        exploration, shown, missed, sentences, catalogue, margin)
     unread = _unread(recipe) if recipe.mode == "inference" else ()
-    if best is not None:  # one object says all: the chosen candidate carries the answers too
-        said = [*sentences, answers.next_best, answers.smallest_gpu_text, answers.smallest_gpu_changed_text,
-                answers.open_fields, *(m.sentence for m in answers.misaligned), *unread]
-    else:
-        said = [missed[0], answers.smallest_change_text, answers.smallest_gpu_text, answers.smallest_gpu_changed_text,
-                answers.offload, *unread]
-    rows = [(found, [compared(found, head)]) for found in shown]
-    rows += [(found, [sentence]) for found, sentence in zip(large, missed, strict=True)]
+    said = [  # one object says all: the first candidate carries the answers too
+        *(sentences or missed[:1]), answers.next_best, answers.smallest_change_text, answers.smallest_gpu_text,
+        answers.smallest_gpu_changed_text, answers.open_fields, answers.offload,
+        *(misaligned.sentence for misaligned in answers.misaligned), *unread,
+    ]  # fmt: skip
+    reasons = [*([compared(found, head)] for found in shown), *([sentence] for sentence in missed)]
     candidates = tuple(
-        candidate(exploration, found, [text for text in said if text] if found is head else reasons)
-        for found, reasons in rows
+        Candidate(recipe=found.recipe, estimate=found.estimate,
+                  changes_numerics=exploration.space.numerics(found.recipe),
+                  reasons=tuple(text for text in said if text) if found is head else tuple(texts))
+        for found, texts in zip([*shown, *large], reasons, strict=True)
     )
     if exploration.progress is not None:
         exploration.progress(exploration.made, exploration.made, "done")
-    refused = dict.fromkeys(exploration.refused.values())
     short = too_short(exploration, best) if best is not None else ""
     return Plan(
         device=exploration.device, asked=recipe, candidates=candidates,
         chosen=candidates[0] if best is not None else None, answers=answers,
         notes=(*unread, *exploration.notes, *([short] if short else ()),
-               *(f"left out: {reason}" for reason in refused)),
+               *(f"left out: {reason}" for reason in dict.fromkeys(exploration.refused.values()))),
         tried=len(exploration.weighed) * len(exploration.sizes), predictions=exploration.made,
     )  # fmt: skip
 
 
 def _answers(
-    exploration: Exploration, best: Pair | None, shown: Sequence[Evaluated], missed: Sequence[str],
-    sentences: Sequence[str], catalogue: Sequence[Device], margin: Margin, host_bytes: int | None,
+    exploration: Exploration, shown: Sequence[Evaluated], missed: Sequence[str], sentences: Sequence[str],
+    catalogue: Sequence[Device], margin: Margin,
 ) -> Answers:  # fmt: skip
-    host = host_memory().total if host_bytes is None else host_bytes
-    trains, compiles = exploration.space.recipe.mode == "train", exploration.space.recipe.backend.compiles_whole_steps
-    change, change_text = (None, "")
-    if best is None and not compiles:
-        change, change_text = ways_out.smallest_change(exploration)
-    gpu, gpu_texts = smallest_gpu(exploration, catalogue, margin)
-    aligned = best is None or not trains or compiles
+    fits, trains = bool(shown), exploration.space.recipe.mode == "train"
+    traced = not exploration.space.recipe.backend.compiles_whole_steps  # else every answer takes a compilation
+    change, change_text = smallest_change(exploration) if traced and not fits else (None, "")
+    gpu, gpu_text, gpu_changed_text = smallest_gpu(exploration, catalogue, margin)
     return Answers(
         why=" ".join(sentences),
         next_best=compared(shown[1], shown[0]) if len(shown) > 1 else "",
@@ -156,23 +155,16 @@ def _answers(
         smallest_change=change,
         smallest_change_text=change_text,
         smallest_gpu=gpu,
-        smallest_gpu_text="".join(gpu_texts[:1]),
-        smallest_gpu_changed_text="".join(gpu_texts[1:]),
-        open_fields="" if compiles else ways_out.gain_of_opening(exploration),
-        offload=ways_out.offload(exploration, host) if best is None and trains and not compiles else "",
-        misaligned=() if aligned or best is None else ways_out.misalignments(exploration, exploration.found[best]),
+        smallest_gpu_text=gpu_text,
+        smallest_gpu_changed_text=gpu_changed_text,
+        open_fields=gain_of_opening(exploration, shown[0]) if traced and trains and fits else "",
+        offload=offload(exploration, host_memory().total) if traced and trains and not fits else "",
+        misaligned=misalignments(exploration, shown[0]) if traced and trains and fits else (),
     )
-
-
-def _told_apart(exploration: Exploration, found: Evaluated, head: Evaluated) -> str:
-    """A combination by what tells it from the plan's first one; that one by the fields that were open."""
-    if found is head:
-        return named(found.recipe, None, exploration.shown)
-    return named(found.recipe, head.recipe)
 
 
 def _unread(recipe: Recipe) -> tuple[str, ...]:
     """Sentences on pins that only training reads."""
-    pinned = [written(field, value) if isinstance(value, Technique) else f"{field}={value}" for field in TRAINING_ALONE
-              if (value := getattr(recipe, field)) != "auto"]
+    pinned = [written(field, value) for field in TRAINING_ALONE
+              if (value := getattr(recipe, field)) != Recipe.model_fields[field].default]
     return (f"{', '.join(pinned)}: for training alone, and not read with mode=inference.",) if pinned else ()

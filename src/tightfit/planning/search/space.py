@@ -75,32 +75,34 @@ class Space:
 
     @cached_property
     def first(self) -> Choice:
-        """The combination that a search begins with: the usual value of every field, or the one that outdoes it."""
-        return tuple(self.outdoing(field, value) or value
+        """The combination that a search begins with: the usual value of every field, or the one that dominates it."""
+        return tuple(self.dominating(field, value) or value
                      for field, value in zip(self.fields, self.plain, strict=True))
 
-    def outdoing(self, field: str, value: Any) -> Technique | None:
-        """The value of a field that is declared to outdo this one, if there is one."""
+    def dominating(self, field: str, value: Any) -> Technique | None:
+        """The value of a field that is declared to beat this one in memory and time, if there is one."""
         name = value.outdone_by(self.device) if isinstance(value, Technique) else ""
         return next((other for other in self.values[field] if name and other.name == name), None)
 
     @cached_property
     def choices(self) -> list[Choice]:
-        """The combinations that nothing refuses, plainest first. Raises Refused where pins contradict each other."""
+        """The combinations that nothing refuses, plainest first. Raises Refused where there are none, with what stands
+        against every one of them: pins that contradict each other."""
         found = []
-        refusals: dict[Choice, bool] = {}  # which plain values do not decide
+        refusals: dict[Choice, list[str] | None] = {}  # which plain values do not decide; None: changes nothing
         techniques = [i for i, field in enumerate(self.fields) if field in SLOTS]
         for choice in itertools.product(*(self.values[field] for field in self.fields)):
             key = tuple(choice[i] for i in techniques)
             if key not in refusals:
                 resolved = self.on(choice, 1)
-                redundant = any(getattr(resolved, slot).redundant(resolved) for slot in self.fields if slot in SLOTS)
-                refusals[key] = redundant or bool(resolved.refusals(self.device))
-            if not refusals[key]:
+                redundant = any(technique.redundant(resolved) for technique in self.techniques(choice))
+                refusals[key] = None if redundant else resolved.refusals(self.device)
+            if refusals[key] == []:
                 found.append(choice)
         if not found:
-            check_pins(self.recipe, self.device)
-            raise Refused(f"no combination of techniques serves this recipe on {self.device.name}")
+            reasons = [reasons for reasons in refusals.values() if reasons]
+            always = [reason for reason in reasons[0] if all(reason in others for others in reasons)]
+            raise Refused("; ".join(always or reasons[0]))
         return sorted(found, key=self.departures)
 
     def on(self, choice: Choice, micro: int) -> Recipe:
@@ -131,9 +133,10 @@ class Space:
         harshness = [technique.harshness for technique in self.techniques(choice)]
         return max(harshness, default=0), sum(harshness)
 
-    def numerics(self, choice: Choice) -> tuple[str, ...]:
+    def numerics(self, recipe: Recipe) -> tuple[str, ...]:
         """Values picked that change results, as `field=value`."""
-        return tuple(f"{t.slot}={t.name}" for t in self.techniques(choice) if t.harshness)
+        picked = (getattr(recipe, field) for field in self.fields if field in SLOTS)
+        return tuple(f"{technique.slot}={technique.name}" for technique in picked if technique.harshness)
 
     def floor(self, choices: Sequence[Choice], states: Choice | None = None) -> Choice:
         """Of combinations the one that is likeliest to need least memory; with `states`, of those with its weights,
@@ -161,9 +164,8 @@ class Space:
         return tuple(technique for technique in self.techniques(choice) if technique.changes_states)
 
     def cost(self, choice: Choice) -> int:
-        """Cost of a trace, in traces of the plainest combination."""
-        recipe = self.on(choice, 1)
-        return max(int(getattr(recipe, slot).trace_cost) for slot in SLOTS)
+        """See `trace_cost`."""
+        return trace_cost(self.on(choice, 1))
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -172,6 +174,11 @@ class Space:
         if self.recipe.mode == "inference":
             return [batch]
         return micro_batch_sizes(batch) if self.recipe.micro_batch_size == "auto" else [self.recipe.micro_batch_size]
+
+
+def trace_cost(recipe: Recipe) -> int:
+    """Cost of a resolved recipe's trace, in traces of the plainest combination."""
+    return max(int(getattr(recipe, slot).trace_cost) for slot in SLOTS)
 
 
 def micro_batch_sizes(batch: int) -> list[int]:
@@ -206,36 +213,3 @@ def named(recipe: Recipe, other: Recipe | None = None, fields: Sequence[str] = (
     shown = [field for field in every if (field in fields if other is None else
                                           getattr(recipe, field) != getattr(other, field))]
     return " ".join(written(field, getattr(recipe, field)) for field in shown) or "the same"
-
-
-def check_pins(recipe: Recipe, device: Device) -> None:
-    """Raise Refused where what is pinned cannot serve together, naming the one field, or the two, and why."""
-    pinned = [slot for slot in SLOTS if getattr(recipe, slot) != "auto"]
-    for count in (1, 2, len(pinned)):
-        for slots in itertools.combinations(pinned, count):
-            reasons = _always_refused(recipe, device, slots)
-            if reasons is not None:
-                names = " and ".join(f"{slot}={getattr(recipe, slot).name}" for slot in slots)
-                verb = "cannot serve" if count == 1 else "cannot stand together"
-                raise Refused(f"{names} {verb} on {device.name}: {'; '.join(reasons)}")
-
-
-def _may_be_auto(slot: str) -> bool:
-    return bool(Recipe.model_fields[slot].default == "auto")
-
-
-def _always_refused(recipe: Recipe, device: Device, slots: tuple[str, ...]) -> list[str] | None:
-    """Why these pins are refused whatever the other fields are; None where some combination is not."""
-    ours = recipe.model_copy(update={slot: "auto" for slot in SLOTS if slot not in slots and _may_be_auto(slot)})
-    alone = [reason for reason in ours.refusals(device) if reason.partition(":")[0] in slots]
-    if not alone:
-        return None
-    open_slots = [slot for slot in SLOTS if slot not in slots and len(SLOTS[slot]) > 1]
-    offers = [[kind.rungs()[0] for kind in SLOTS[slot]] for slot in open_slots]
-    # one other field at a time: what a pin lacks is another field's value
-    for slot, settings in zip(open_slots, offers, strict=True):
-        for setting in settings:
-            trial = ours.model_copy(update={slot: setting})
-            if not any(reason.partition(":")[0] in slots for reason in trial.refusals(device)):
-                return None
-    return alone

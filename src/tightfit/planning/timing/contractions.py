@@ -96,11 +96,6 @@ def attention_length(op: Op) -> int:
                default=0)
 
 
-def is_backward(op: Op) -> bool:
-    """Whether an attention op is a backward one."""
-    return "backward" in op.name
-
-
 def head_size(op: Op) -> int:
     """Features of an attention op's heads."""
     return next((shape[-1] for shape in op.shapes if len(shape) in (3, 4)), 0)
@@ -149,5 +144,5 @@ def _skips_pairs(op: Op) -> bool:
     shape = next((shape for shape in op.shapes if len(shape) == 4), None)
     if shape is None:
         return True
-    pairs = 4 * math.prod(shape[:2]) * shape[2] * attention_length(op) * shape[3] * (2.5 if is_backward(op) else 1)
+    pairs = 4 * math.prod(shape[:2]) * shape[2] * attention_length(op) * shape[3] * (2.5 if "backward" in op.name else 1)
     return op.flops < 0.75 * pairs

@@ -148,7 +148,7 @@ def _matmul_rate(dtype: str, device: Device, tf32: bool) -> float:
 
 def _attention_rate(op: Op, device: Device) -> float:
     """Operations a second of a fused attention kernel."""
-    backward, cycles = contractions.is_backward(op), _cycles_a_second(device)
+    backward, cycles = "backward" in op.name, _cycles_a_second(device)
     generation = device.capability[0] if device.capability is not None else 0
     if "efficient" in op.name or not device.at_least(8):
         rate = EFFICIENT_RATE[backward] * cycles
@@ -222,7 +222,7 @@ def _measured(op: Op, device: Device, calibration: Calibration, tf32: bool) -> f
     dtype = "tf32" if tf32 and op.dtype == "float32" else op.dtype
     length = contractions.attention_length(op)
     if op.flops and length:
-        direction = "backward" if contractions.is_backward(op) else "forward"
+        direction = "backward" if "backward" in op.name else "forward"
         rate = calibration.attention_rate(direction, op.dtype, length, contractions.head_size(op))
         return None if rate is None else op.flops / rate
     if op.flops:

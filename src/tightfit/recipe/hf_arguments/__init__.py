@@ -9,11 +9,12 @@ Some pairs are close, not the same. Hugging Face's `adafactor` takes the learnin
 relative to each matrix. `adamw_bnb_8bit` is bitsandbytes' and `adamw_torch_8bit` torchao's with no exception for
 embeddings; here it is torchao's with embeddings at 32 bits. `dataloader_prefetch_factor` counts micro-batches,
 `loading.prefetch` global batches. `every_n_layers` counts layers over the whole model, every-nth within each stack.
+`torch_compile` compiles the whole model, unless ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION=true is in the environment.
 """
 
 from __future__ import annotations
 
-from tightfit.recipe.hf_arguments.conversion import from_training_arguments, left_to_you, training_arguments
+from tightfit.recipe.hf_arguments.conversion import from_training_arguments, training_arguments
 from tightfit.recipe.hf_arguments.table import check_carried
 
-__all__ = ["check_carried", "from_training_arguments", "left_to_you", "training_arguments"]
+__all__ = ["check_carried", "from_training_arguments", "training_arguments"]

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tightfit.errors import RecipeError
-from tightfit.recipe.hf_arguments.reading import SAME, TECHNIQUES, complete, read, recipe_values
-from tightfit.recipe.hf_arguments.table import CARRIED, DEFAULTS, REFUSED, SPELLED, arguments_of
+from pydantic import ValidationError
+
+from tightfit.errors import RecipeError, nearest
+from tightfit.recipe.hf_arguments import table
+from tightfit.recipe.yaml import explain
+from tightfit.techniques import SLOTS
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -18,57 +26,59 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound="Recipe")
 Arguments = dict[str, Any]
 
-SDPA = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cudnn": "CUDNN_ATTENTION", "math": "MATH"}
-"""torch.nn.attention.SDPBackend of each kernel."""
+SAME = ("output_dir", "learning_rate", "lr_scheduler_type", "max_grad_norm", "seed", "report_to")
+"""Fields of a recipe that are called as their arguments, and mean the same."""
+
+TECHNIQUES = ("precision", "checkpointing", "compile", "optimizer", "loading")
+"""The slots that arguments fill: each variant knows its own arguments."""
+
+NEUTRAL = {"use_reentrant": False, "preserve_rng_state": True, "offload": False}
+"""gradient_checkpointing_kwargs that say what is so without them."""
+
+DERIVED_OUTPUT_DIR = "trainer_output"
+"""TrainingArguments' own value where no output_dir is given."""
 
 
 def from_training_arguments(
     recipe_type: type[R], source: TrainingArguments | Mapping[str, Any] | str | Path, fields: Mapping[str, Any],
 ) -> R:  # fmt: skip
-    """The recipe that says what the arguments say.
-
-    source: a TrainingArguments, a mapping of its names, or the path of a JSON file that `to_json_string` wrote.
-    fields: a recipe's fields that the arguments do not have, such as model and seq_len, or that replace what they say,
-        whole: `optimizer` its weight decay too.
-
-    Raises RecipeError naming each argument that a recipe cannot hold, with the reason and what to write.
-    """
-    written = read(source)
+    """The recipe that says what the arguments say, as `Recipe.from_training_arguments` describes it. `fields` replace
+    what arguments say, whole: `optimizer` its weight decay too."""
+    written = _read(source)
     if isinstance(steps := fields.get("max_steps"), int):
         written["max_steps"] = steps
     if "device" in fields:
         written["use_cpu"] = fields["device"] == "cpu"
-    given = complete(written)
-    defaults = _defaults(recipe_type)
-    replaced = {name for field in fields for name in arguments_of(field)}
-    asked = ("per_device_train_batch_size", "gradient_accumulation_steps", "max_steps", "use_cpu")
-    consulted = complete({**written, **{name: DEFAULTS[name] for name in replaced.difference(asked)}})
-    reasons = [
-        f"{name}: {'(hidden)' if name.endswith('_token') else repr(consulted[name])} {reason}"
-        for name, (default, reason) in REFUSED.items()
-        if consulted[name] != default
-    ]
-    values, more = recipe_values(consulted, defaults)
-    values = {"loss": "plain", **values}  # the Trainer's models make whole logits
-    if reasons or more:
-        raise RecipeError("; ".join([*reasons, *more]))
-    recipe = recipe_type.from_dict({**values, **fields})
-    said = complete(plain_arguments(recipe))
+    given = _complete(written)
+    replaced = {name for field in fields for name in table.arguments_of(field)}
+    # What other fields are read from too is read although it is replaced.
+    shared = {*table.arguments_of("batch_size"), "max_steps", "use_cpu"}
+    consulted = _complete({**written, **{name: table.DEFAULTS[name] for name in replaced - shared}})
+    # The Trainer's models make whole logits.
+    values = {"loss": "plain", **_recipe_values(consulted, _default_steps(recipe_type)), **fields}
+    recipe = recipe_type.from_dict(values)
+    said = _complete(plain_arguments(recipe))
     kept = {name: value for name, value in given.items() if name not in replaced and value != said[name]}
-    return recipe_type.from_dict({**values, **fields, "hugging_face": {**kept, **recipe.hugging_face}})
+    return recipe_type.from_dict({**values, "hugging_face": {**kept, **recipe.hugging_face}})
 
 
 def training_arguments(recipe: Recipe) -> Arguments:
     """Keyword arguments for transformers.TrainingArguments that say what the recipe says; no framework is imported.
 
-    What no argument can say is in `left_to_you`. Raises RecipeError where a field is still `auto`, and for a global
-    batch that does not divide into whole micro-batches, which the Trainer's accumulation takes.
+    The Trainer has a loss of its own, and attention is the model's. Raises RecipeError for another technique that no
+    argument can say, where a field is still `auto`, and for a global batch that does not divide into whole
+    micro-batches, which the Trainer's accumulation takes.
     """
-    open_fields = [field for field in recipe.open_choices() if field != "loss"]  # the Trainer has its own
+    open_fields = [field for field in recipe.open_choices() if field != "loss"]
     open_fields += ["loading.workers"] if recipe.loading.workers == "auto" else []
     if open_fields:
         raise RecipeError(f"{', '.join(open_fields)}: still auto, which TrainingArguments cannot say; plan the recipe "
                           "first, or write a value for each")
+    on_cpu = recipe.device == "cpu"
+    if unsaid := [slot for slot in TECHNIQUES if getattr(recipe, slot).hf_arguments(on_cpu) is None]:
+        named = ", ".join(f"{slot}={getattr(recipe, slot).name}" for slot in unsaid)
+        raise RecipeError(f"{named}: TrainingArguments cannot say it as the recipe does; write another, or keep your "
+                          "own loop with tightfit.apply(model, recipe)")
     micro = recipe.micro_batch_size
     assert micro != "auto"
     if recipe.batch_size % micro:
@@ -77,19 +87,23 @@ def training_arguments(recipe: Recipe) -> Arguments:
             f"batch_size: {recipe.batch_size} is no multiple of micro_batch_size {micro}, and the Trainer accumulates "
             f"whole micro-batches only; write {fitting}, or another micro_batch_size"
         )
-    arguments = plain_arguments(recipe, applied_slots(recipe))
-    arguments |= {name: value for name, value in recipe.hugging_face.items() if name in CARRIED}
-    spelled = {name: value for name, value in recipe.hugging_face.items() if name in SPELLED}
-    defaults = _defaults(type(recipe))
-    meant = recipe_values(complete(arguments), defaults)
+    arguments = plain_arguments(recipe)
+    arguments |= {name: value for name, value in recipe.hugging_face.items() if name in table.CARRIED}
+    spelled = {name: value for name, value in recipe.hugging_face.items() if name in table.SPELLED}
+    meant = _meaning(type(recipe), arguments)
     for written in (spelled, *({name: value} for name, value in spelled.items())):
-        if recipe_values(complete({**arguments, **written}), defaults) == meant:
-            arguments |= written
+        with suppress(RecipeError):  # where it is no longer a spelling of what the recipe says
+            if _meaning(type(recipe), {**arguments, **written}) == meant:
+                arguments |= written
     return arguments
 
 
-def plain_arguments(recipe: Recipe, applied: Sequence[str] = ()) -> Arguments:
-    """The arguments that the recipe's fields say; none for a field that is still `auto`, or in `applied`."""
+def _meaning(recipe_type: type[R], arguments: Arguments) -> R:
+    return recipe_type.from_dict(_recipe_values(_complete(arguments), _default_steps(recipe_type)))
+
+
+def plain_arguments(recipe: Recipe) -> Arguments:
+    """The arguments that the recipe's fields say; none for a field that is still `auto` or that none can say."""
     on_cpu = recipe.device == "cpu"
     arguments: Arguments = {
         **{name: getattr(recipe, name) for name in (*SAME, "max_steps", "warmup_steps", "logging_steps")},
@@ -109,77 +123,157 @@ def plain_arguments(recipe: Recipe, applied: Sequence[str] = ()) -> Arguments:
         arguments["gradient_accumulation_steps"] = recipe.batch_size // micro
     for slot in TECHNIQUES:
         technique = getattr(recipe, slot)
-        if slot not in applied and technique != "auto":
+        if technique != "auto":
             arguments |= technique.hf_arguments(on_cpu) or {}
     if arguments.get("torch_compile") and recipe.precision != "auto" and "fp16" not in arguments:
         arguments.setdefault("tf32", False)  # which the Trainer otherwise turns on
     return arguments
 
 
-def applied_slots(recipe: Recipe) -> tuple[str, ...]:
-    """The slots that `tightfit.apply` has to make on the model, because one of them is no argument; empty if all are.
+def _read(source: Any) -> Arguments:
+    """The arguments that `source` names, as plain values: strings, numbers, lists and mappings.
 
-    It makes all of a recipe's slots at once, so that the others must not be made by arguments again.
+    An object's arguments that tightfit does not know are left out while they have their default. Raises RecipeError
+    for other unknown ones, for a file that cannot be read, and for what is no TrainingArguments.
     """
-    said = {slot: getattr(recipe, slot).hf_arguments(recipe.device == "cpu") for slot in TECHNIQUES}
-    if all(arguments is not None for arguments in said.values()):
-        return ()
-    made = {"attention", "optimizer", *(slot for slot in ("checkpointing", "compile") if said[slot] != {}),
-            *(["precision"] if said["precision"] is None else [])}  # fmt: skip
-    return tuple(slot for slot in ("attention", *TECHNIQUES) if slot in made)
-
-
-def left_to_you(recipe: Recipe) -> tuple[str, ...]:
-    """Fields of the recipe that TrainingArguments cannot hold, as sentences that begin with their names.
-
-    Raises RecipeError as `training_arguments` does.
-    """
-    return tuple(_left_to_you(recipe, training_arguments(recipe)))
-
-
-def _left_to_you(recipe: Recipe, given: Arguments) -> Iterator[str]:
-    assert recipe.attention != "auto"
-    assert recipe.precision != "auto"
-    for name, value in recipe.hugging_face.items():
-        if given.get(name, DEFAULTS[name]) != value:
-            yield f"hugging_face: {name}={value!r} is not given back, for the recipe's own fields say otherwise"
-    if recipe.loss != "auto" and recipe.loss.exact != "bitwise":
-        yield f"loss: the Trainer's logits are whole, which {recipe.loss.name} does without; plan with loss=plain"
-    yield f"seq_len: give the Trainer rows of at most {recipe.seq_len} tokens"
-    if recipe.precision.weight_rounding is None:
-        yield "model: load it with dtype=torch.float32; by default its weights keep the checkpoint's dtype"
-    applied = applied_slots(recipe)
-    if applied:
-        yield (f"{', '.join(applied)}: write applied = tightfit.apply(model, recipe), give the Trainer "
-               "model=applied.model and optimizers=(applied.optimizer, None), and train inside `with "
-               "applied.settings():`")
+    if isinstance(source, str | Path):
+        given = _read_json(Path(source))
+    elif isinstance(source, Mapping):
+        given = dict(source)
+    elif dataclasses.is_dataclass(source) and hasattr(source, "per_device_train_batch_size"):
+        usual = {field.name: field.default for field in dataclasses.fields(source)}
+        values: Arguments = source.to_dict()  # type: ignore[union-attr]
+        given = {name: value for name, value in values.items() if name in table.DEFAULTS or value != usual[name]}
     else:
-        kernel = SDPA.get(getattr(recipe.attention, "kernel", "auto"))
-        inside = f", and train inside torch.nn.attention.sdpa_kernel(SDPBackend.{kernel})" if kernel else ""
-        yield f"attention: load the model with attn_implementation={recipe.attention.hf_name!r}{inside}"
+        raise RecipeError(
+            f"training arguments: {source!r} is none; give a TrainingArguments, a mapping, or a JSON file's path"
+        )
+    for old, new in table.RENAMED.items():
+        if old in given and new in given:
+            raise RecipeError(f"{old}: the older name of {new}, which is given too; keep {new}")
+        if old in given:
+            given[new] = given.pop(old)
+    if strange := [name for name in given if name not in table.DEFAULTS]:
+        raise RecipeError("; ".join(table.unknown(str(name)) for name in strange))
+    return {name: value.value if isinstance(value, Enum) else value for name, value in given.items()}
+
+
+def _read_json(path: Path) -> Arguments:
+    try:
+        values = json.loads(path.read_text("utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError("it holds no object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise RecipeError(f"{path}: cannot be read as a JSON object of arguments ({error}); write "
+                          "args.to_json_string() into it") from None
+    return values
+
+
+def _complete(given: Mapping[str, Any]) -> Arguments:
+    """Every argument, with defaults and with what TrainingArguments derives from others, each in one spelling.
+
+    Raises RecipeError for a value of another type.
+    """
+    a = {**table.DEFAULTS, **given}
+    if a["output_dir"] == DERIVED_OUTPUT_DIR:
+        a["output_dir"] = None
+    if a["report_to"] in (None, [], ["none"], [None]):
+        a["report_to"] = "none"
+    elif isinstance(a["report_to"], str) and a["report_to"] != "none":
+        a["report_to"] = [a["report_to"]]
+    if a["hub_token"] == "<HUB_TOKEN>":  # to_dict writes this, with a token or without
+        a["hub_token"] = None
+    for name in ("lr_scheduler_kwargs", "fsdp", "fsdp_config", "deepspeed", "debug", "disable_tqdm"):
+        a[name] = a[name] or table.DEFAULTS[name]  # empty, or false, says the same as no value
+    usual = {"even_batches": True, "use_seedable_sampler": True}
+    accelerator = a["accelerator_config"]
+    if isinstance(accelerator, Mapping) and all((v or False) == usual.get(k, False) for k, v in accelerator.items()):
+        a["accelerator_config"] = None  # Accelerate's own defaults
+    if a["torch_compile_mode"] is not None or a["torch_compile_backend"] is not None:
+        a["torch_compile"] = True
+    if a["torch_compile"] and a["torch_compile_backend"] is None:
+        a["torch_compile_backend"] = "inductor"
+    if a["eval_strategy"] != "no":
+        a["do_eval"] = True
+    if a["eval_strategy"] == "steps":
+        a["eval_steps"] = a["eval_steps"] or a["logging_steps"]
+    if a["use_cpu"] is True:
+        a["dataloader_pin_memory"] = False
+    try:
+        table.Mapped.model_validate(a)
+    except ValidationError as error:
+        raise RecipeError(explain(table.Mapped, error)) from None
+    return a
+
+
+def _recipe_values(a: Arguments, default_steps: int) -> dict[str, Any]:
+    """A recipe's values for complete arguments. Raises RecipeError naming each argument that has none, with the reason.
+
+    default_steps: of a run that the arguments count in epochs.
+    """
+    reasons = list(_unsaid(a))
+    total = a["max_steps"] if a["max_steps"] > 0 else default_steps
+
+    def steps(name: str) -> float:
+        """A number of steps, written as one or as a share of all."""
+        return a[name] if a[name] >= 1 else math.ceil(total * a[name])  # type: ignore[no-any-return]
+
+    micro = a["per_device_train_batch_size"]
+    values = {
+        **{name: a[name] for name in SAME},
+        "report_to": [] if a["report_to"] == "none" else a["report_to"],
+        "micro_batch_size": micro,
+        "batch_size": micro * a["gradient_accumulation_steps"],
+        "max_steps": total,
+        "warmup_steps": int(steps("warmup_steps")),
+        "eval_steps": steps("eval_steps") if a["eval_strategy"] == "steps" else None,
+        "save_steps": steps("save_steps") if a["save_strategy"] == "steps" else None,
+        "empty_cache_steps": a["torch_empty_cache_steps"],
+        "device": "cpu" if a["use_cpu"] else "auto",
+    }
+    if a["save_total_limit"] is not None:
+        values["save_total_limit"] = a["save_total_limit"]
+    if a["logging_strategy"] == "steps":
+        values["logging_steps"] = steps("logging_steps")
     for slot in TECHNIQUES:
-        note = getattr(recipe, slot).hf_note
-        if slot not in applied and note:
-            yield note
-    if plain_arguments(recipe, applied).get("tf32") is False and recipe.hugging_face.get("tf32", False) is None:
-        yield ("precision: the Trainer turns tf32 on under torch_compile where the GPU has it, and this recipe leaves "
-               "it off; write precision.tf32=true, or take tf32 out of hugging_face")
-    if given["max_steps"] == -1:
-        epochs = given.get("num_train_epochs", DEFAULTS["num_train_epochs"])
-        yield (f"max_steps: the Trainer trains for num_train_epochs={epochs:g}, as hugging_face says, and this recipe "
-               f"for {recipe.max_steps} steps; write another number to have it count steps too")
-    evaluated = given["per_device_eval_batch_size"]
-    if given["eval_strategy"] != "no" and evaluated > given["per_device_train_batch_size"]:
-        yield (f"hugging_face: per_device_eval_batch_size={evaluated} is more than the micro-batch, which evaluation "
-               "is planned with")
-    if recipe.eval_steps is None and "eval_strategy" not in recipe.hugging_face:
-        yield "eval_steps: call trainer.evaluate() after training, where this recipe evaluates"
-    if recipe.pad_vocab_to:
-        yield f"pad_vocab_to: call model.resize_token_embeddings(pad_to_multiple_of={recipe.pad_vocab_to})"
-    if recipe.pad_sequence_to:
-        yield f"pad_sequence_to: give the data collator pad_to_multiple_of={recipe.pad_sequence_to}"
+        try:
+            values[slot] = _technique(slot, a)
+        except RecipeError as error:
+            reasons.append(str(error))
+    if reasons:
+        raise RecipeError("; ".join(reasons))
+    return values
 
 
-def _defaults(recipe_type: type[Recipe]) -> dict[str, Any]:
-    """The recipe's values where arguments have no number."""
-    return {name: recipe_type.model_fields[name].default for name in ("max_steps", "save_total_limit", "logging_steps")}
+def _unsaid(a: Arguments) -> Iterator[str]:
+    """What complete arguments say that no recipe can, and how they contradict one another."""
+    for name, (default, reason) in table.REFUSED.items():
+        if a[name] != default:
+            yield f"{name}: {'(hidden)' if name.endswith('_token') else repr(a[name])} {reason}"
+    if a["report_to"] == ["all"]:
+        yield "report_to: 'all' is what happens to be installed; name the trackers, such as tensorboard"
+    if a["bf16"] and a["fp16"]:
+        yield "fp16: bf16 is given too; keep one"
+    for mixed in ("bf16", "fp16"):
+        if a[f"{mixed}_full_eval"] and not a[mixed]:
+            yield (f"{mixed}_full_eval: a recipe evaluates in the 16 bits that it trains with; write {mixed}=True too, "
+                   f"or {mixed}_full_eval=False")
+    checkpointing = a["gradient_checkpointing_kwargs"] or {} if a["gradient_checkpointing"] else {}
+    for name, value in checkpointing.items():
+        if name != "every_n_layers" and NEUTRAL.get(name) is not value:
+            instead = f"write {NEUTRAL[name]}" if name in NEUTRAL else "leave it out"
+            yield f"gradient_checkpointing_kwargs: {name}={value!r} is not in a recipe; {instead}"
+
+
+def _technique(slot: str, a: Arguments) -> dict[str, Any]:
+    """The variant of a slot that complete arguments mean, with its knobs."""
+    for variant in SLOTS[slot]:
+        knobs = variant.from_hf_arguments(a)
+        if knobs is not None:
+            return {"name": variant.name, **knobs}
+    known = [name for variant in SLOTS[slot] for name in getattr(variant, "hf_names", ())]
+    raise RecipeError(f"optim: {a['optim']!r} has no counterpart in a recipe; {nearest(a['optim'], known)}")
+
+
+def _default_steps(recipe_type: type[Recipe]) -> int:
+    return int(recipe_type.model_fields["max_steps"].default)

@@ -1,60 +1,65 @@
 """Hugging Face's TrainingArguments (transformers 5.17), each with its default and what a recipe makes of it.
 
-Every argument stands in exactly one of three tables. MAPPED make fields of a recipe. CARRIED concern what surrounds a
-step (logs, hub, metrics, names): `hugging_face` keeps them as they are. REFUSED change the step, its cost or the data
+Every argument stands in exactly one of three tables. `Mapped` make fields of a recipe. CARRIED concern what surrounds
+a step (logs, hub, metrics, names): `hugging_face` keeps them as they are. REFUSED change the step, its cost or the data
 in a way that a recipe cannot say; each has the reason, and what to write instead.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from tightfit.errors import RecipeError, nearest
 
-BATCH = ("batch_size", "micro_batch_size")
 
-MAPPED: Mapping[str, tuple[Any, tuple[str, ...], tuple[type, ...]]] = {
-    "output_dir": (None, ("output_dir",), (str,)),
-    "per_device_train_batch_size": (8, BATCH, (int,)),
-    "gradient_accumulation_steps": (1, BATCH, (int,)),
-    "max_steps": (-1, ("max_steps",), (int,)),
-    "learning_rate": (5e-5, ("learning_rate",), (int, float)),
-    "lr_scheduler_type": ("linear", ("lr_scheduler_type",), (str,)),
-    "warmup_steps": (0, ("warmup_steps",), (int, float)),
-    "optim": ("adamw_torch_fused", ("optimizer",), (str,)),
-    "optim_args": (None, ("optimizer",), (str,)),
-    "weight_decay": (0.0, ("optimizer",), (int, float)),
-    "adam_beta1": (0.9, ("optimizer",), (int, float)),
-    "adam_beta2": (0.999, ("optimizer",), (int, float)),
-    "adam_epsilon": (1e-8, ("optimizer",), (int, float)),
-    "max_grad_norm": (1.0, ("max_grad_norm",), (int, float)),
-    "bf16": (False, ("precision",), (bool,)),
-    "fp16": (False, ("precision",), (bool,)),
-    "bf16_full_eval": (False, ("precision",), (bool,)),
-    "fp16_full_eval": (False, ("precision",), (bool,)),
-    "tf32": (None, ("precision",), (bool,)),
-    "gradient_checkpointing": (False, ("checkpointing",), (bool,)),
-    "gradient_checkpointing_kwargs": (None, ("checkpointing",), (dict,)),
-    "torch_compile": (False, ("compile",), (bool,)),
-    "torch_compile_backend": (None, ("compile",), (str,)),
-    "torch_compile_mode": (None, ("compile",), (str,)),
-    "torch_empty_cache_steps": (None, ("empty_cache_steps",), (int,)),
-    "logging_steps": (500, ("logging_steps",), (int, float)),
-    "report_to": ("none", ("report_to",), (str, list)),
-    "eval_strategy": ("no", ("eval_steps",), (str,)),
-    "eval_steps": (None, ("eval_steps",), (int, float)),
-    "save_strategy": ("steps", ("save_steps",), (str,)),
-    "save_steps": (500, ("save_steps",), (int, float)),
-    "save_total_limit": (None, ("save_total_limit",), (int,)),
-    "seed": (42, ("seed",), (int,)),
-    "use_cpu": (False, ("device",), (bool,)),
-    "dataloader_num_workers": (0, ("loading",), (int,)),
-    "dataloader_pin_memory": (True, ("loading",), (bool,)),
-    "dataloader_prefetch_factor": (None, ("loading",), (int,)),
-}
-"""Arguments by name: the default, the recipe's fields that they make, the types of their values."""
+class Mapped(BaseModel):
+    """Arguments that make fields of a recipe, with their types and defaults."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    output_dir: str | None = None
+    per_device_train_batch_size: PositiveInt = 8
+    gradient_accumulation_steps: PositiveInt = 1
+    max_steps: int = -1
+    learning_rate: float = 5e-5
+    lr_scheduler_type: str = "linear"
+    warmup_steps: float = 0
+    optim: str = "adamw_torch_fused"
+    optim_args: str | None = None
+    weight_decay: float = 0.0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-8
+    max_grad_norm: float = 1.0
+    bf16: bool = False
+    fp16: bool = False
+    bf16_full_eval: bool = False
+    fp16_full_eval: bool = False
+    tf32: bool | None = None
+    gradient_checkpointing: bool = False
+    gradient_checkpointing_kwargs: dict[str, Any] | None = None
+    torch_compile: bool = False
+    torch_compile_backend: str | None = None
+    torch_compile_mode: str | None = None
+    torch_empty_cache_steps: int | None = None
+    logging_steps: float = 500
+    report_to: list[str] | Literal["none"] = "none"
+    eval_strategy: Literal["no", "steps", "epoch"] = "no"
+    eval_steps: float | None = None
+    save_strategy: Literal["no", "steps", "epoch", "best"] = "steps"
+    save_steps: float = 500
+    save_total_limit: int | None = None
+    seed: int = 42
+    use_cpu: bool = False
+    dataloader_num_workers: int = 0
+    dataloader_pin_memory: bool = True
+    dataloader_prefetch_factor: int | None = None
+
+
+MAPPED: Mapping[str, Any] = {name: field.default for name, field in Mapped.model_fields.items()}
 
 CARRIED: Mapping[str, Any] = {
     "num_train_epochs": 3.0, "logging_strategy": "steps", "include_num_input_tokens_seen": "no",
@@ -109,9 +114,7 @@ REFUSED: Mapping[str, tuple[Any, str]] = {
 }  # fmt: skip
 """Arguments that only their default is read of: (default, why another value is refused and what to write)."""
 
-DEFAULTS: Mapping[str, Any] = {
-    **{name: row[0] for name, row in MAPPED.items()}, **CARRIED, **{name: row[0] for name, row in REFUSED.items()},
-}  # fmt: skip
+DEFAULTS: Mapping[str, Any] = {**MAPPED, **CARRIED, **{name: default for name, (default, _) in REFUSED.items()}}
 """Every argument's default."""
 
 SPELLED = frozenset({
@@ -122,8 +125,24 @@ SPELLED = frozenset({
 """Mapped arguments of which several values mean the same recipe. `hugging_face` keeps the one that was written, and it
 is given back as long as the recipe's own fields still say the same."""
 
-REPLACED_TOO = {"lr_scheduler_type": ("lr_scheduler_kwargs",), "optimizer": ("optim_target_modules",)}
-"""Refused arguments that a field of a recipe takes the place of."""
+_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
+
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "batch_size": _BATCH,
+    "micro_batch_size": _BATCH,
+    "lr_scheduler_type": ("lr_scheduler_type", "lr_scheduler_kwargs"),
+    "optimizer": ("optim", "optim_args", "optim_target_modules", "weight_decay", "adam_beta1", "adam_beta2",
+                  "adam_epsilon"),
+    "precision": ("bf16", "fp16", "bf16_full_eval", "fp16_full_eval", "tf32"),
+    "checkpointing": ("gradient_checkpointing", "gradient_checkpointing_kwargs"),
+    "compile": ("torch_compile", "torch_compile_backend", "torch_compile_mode"),
+    "empty_cache_steps": ("torch_empty_cache_steps",),
+    "eval_steps": ("eval_strategy", "eval_steps"),
+    "save_steps": ("save_strategy", "save_steps"),
+    "device": ("use_cpu",),
+    "loading": ("dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch_factor"),
+}  # fmt: skip
+"""The arguments that make a field of a recipe, where they are not one of the field's own name."""
 
 RENAMED: Mapping[str, str] = {"evaluation_strategy": "eval_strategy", "no_cuda": "use_cpu"}
 """Names of older transformers that are read as today's."""
@@ -131,9 +150,6 @@ RENAMED: Mapping[str, str] = {"evaluation_strategy": "eval_strategy", "no_cuda":
 FORMER: Mapping[str, str] = {
     "warmup_ratio": "write warmup_steps, which below 1 is a share of all steps",
     "group_by_length": "transformers 5 calls it train_sampling_strategy",
-    "adafactor": "write optim='adafactor'",
-    "per_gpu_train_batch_size": "write per_device_train_batch_size",
-    "per_gpu_eval_batch_size": "write per_device_eval_batch_size",
 }
 """Names of older transformers, and what to write."""
 
@@ -141,7 +157,12 @@ FORMER: Mapping[str, str] = {
 def arguments_of(field: str) -> tuple[str, ...]:
     """The arguments that make a field of a recipe, which a field that is given takes the place of; none for a field
     that no argument holds."""
-    return (*(name for name, (_, fields, _) in MAPPED.items() if field in fields), *REPLACED_TOO.get(field, ()))
+    return FIELDS.get(field, (field,) if field in MAPPED else ())
+
+
+def fields_of(name: str) -> list[str]:
+    """The fields of a recipe that an argument makes which is not called as they are."""
+    return [field for field, names in FIELDS.items() if name in names]
 
 
 def unknown(name: str) -> str:
@@ -152,24 +173,15 @@ def unknown(name: str) -> str:
     return f"{name}: not an argument of TrainingArguments that tightfit knows; {hint}"
 
 
-def check_carried(values: Any) -> Any:
-    """`hugging_face` as written, or RecipeError for an argument that has no place in it."""
-    if not isinstance(values, Mapping):
-        raise RecipeError(f"hugging_face: {values!r} should be a mapping of TrainingArguments' names to values")
+def check_carried(values: Mapping[str, Any]) -> None:
+    """Raises RecipeError for arguments that have no place in `hugging_face`."""
     reasons = []
-    for name in values:
-        if name in CARRIED or name in SPELLED:
-            continue
+    for name in values.keys() - CARRIED.keys() - SPELLED:
         if name in REFUSED:
             reasons.append(f"{name}: {REFUSED[name][1]}")
         elif name in MAPPED:
-            reasons.append(f"{name}: a recipe says this itself; write {MAPPED[name][1][0]}")
+            reasons.append(f"{name}: a recipe says this itself; write {' or '.join(fields_of(name) or [name])}")
         else:
-            reasons.append(unknown(str(name)))
-    try:
-        json.dumps(dict(values))
-    except (TypeError, ValueError, RecursionError) as error:
-        reasons.append(f"values should be plain, as JSON writes them ({error})")
+            reasons.append(unknown(name))
     if reasons:
-        raise RecipeError("; ".join(f"hugging_face: {reason}" for reason in reasons))
-    return values
+        raise RecipeError("; ".join(f"hugging_face: {reason}" for reason in sorted(reasons)))

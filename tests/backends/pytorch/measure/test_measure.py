@@ -190,7 +190,7 @@ def flat(name, start, length, link, device="CPU", annotation=False):
 
 def test_kernels_count_for_the_op_that_launched_them_and_others_stand_alone():
     marks = SimpleNamespace(
-        calls=[Call(tick=1, phase=Phase.FORWARD, module="h.0", name="aten.mm",
+        calls=[Call(tick=1, module="h.0", name="aten.mm",
                     op=Op(name="aten.mm", tick=1, phase=Phase.FORWARD, op_class=OpClass.CONTRACTION, module="h.0"))],
         phases=[Phase.FORWARD], gradients=[], held={}, held_elsewhere=7, allocations=[],
     )
@@ -218,7 +218,7 @@ def test_a_gpus_memory_is_told_apart_by_op_and_address():
                       op="aten.mm")
     kept = Allocation(born=1, died=None, bytes=24, op="aten.empty", place=Place.HOST, pinned=True)
     marks = SimpleNamespace(
-        calls=[Call(tick=1, phase=Phase.FORWARD, module="h.0", name="aten.mm", made={800: made})],
+        calls=[Call(tick=1, module="h.0", name="aten.mm", made={800: made})],
         phases=[Phase.FORWARD, Phase.BACKWARD], gradients=[(640, "h.0")], held={4: weight}, held_elsewhere=0,
         allocations=[weight, made, kept],
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
@@ -39,7 +40,7 @@ def without_a_mode(func: Any, args: tuple[Any, ...], made_by: str, alone: tuple[
         return INTO_ZEROS[func] if made_by.startswith(ZEROS) else func
     other = args[1]
     alike = isinstance(other, Tensor) and first.shape == other.shape and first.dtype == other.dtype
-    if alike and _in_one_piece(first) and _counts(first) == alone:
+    if alike and is_non_overlapping_and_dense_or_false(first) and _counts(first) == alone:
         return aten.add_.Tensor
     return func
 
@@ -67,17 +68,6 @@ def counts_of_a_gradient() -> tuple[int, int]:
         y = x * 2.0
         (y.exp() + y.sin()).sum().backward()
     return found[-1]
-
-
-def _in_one_piece(tensor: Tensor) -> bool:
-    """Whether a tensor's elements lie side by side in some order of its dimensions."""
-    expected = 1
-    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if step != expected:
-                return False
-            expected *= size
-    return True
 
 
 def _counts(tensor: Tensor) -> tuple[int, int]:

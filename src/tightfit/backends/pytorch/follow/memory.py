@@ -70,9 +70,7 @@ class TrackedMemory:
 
     def mark(self, tensor: Tensor, category: Category, phase: Phase, module: str | None, from_birth: bool) -> None:
         """Category of a tensor's memory, from now on or `from_birth`. Memory that is not known yet is born now."""
-        for part in plain_parts(tensor):
-            index = self.find(part)
-            index = self.allocate(part, "", phase) if index is None else index
+        for index in self._numbers(tensor, phase):
             allocation = self.allocations[index]
             if allocation.category is not category:
                 allocation.category = category
@@ -83,11 +81,15 @@ class TrackedMemory:
 
     def ignore(self, tensor: Tensor, phase: Phase) -> None:
         """Count nothing for a tensor's memory."""
-        for part in plain_parts(tensor):
-            index = self.find(part)
-            index = self.allocate(part, "", phase) if index is None else index
+        for index in self._numbers(tensor, phase):
             self.allocations[index].bytes = 0
             self.fix(index)
+
+    def _numbers(self, tensor: Tensor, phase: Phase) -> Iterator[int]:
+        """The allocations that a tensor lies in; one that is not known yet is born now."""
+        for part in plain_parts(tensor):
+            index = self.find(part)
+            yield self.allocate(part, "", phase) if index is None else index
 
     def fix(self, index: int) -> None:
         """An allocation's category stands."""

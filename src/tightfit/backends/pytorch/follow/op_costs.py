@@ -23,8 +23,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from tightfit.backends.pytorch.follow.memory import tensors_in
 from tightfit.backends.pytorch.follow.op_classes import FREE, SHAPE_ONLY, WRITE_ONLY, class_of
 from tightfit.backends.pytorch.follow.op_flops import FLOPS, registered_flops
 from tightfit.trace import OpClass
@@ -80,8 +80,7 @@ class _Facts(NamedTuple):
     op_class: OpClass
     flops: Callable[[Any, Arguments, dict[str, Any], Any], int] | None
     traffic: Traffic | None
-    written: frozenset[int]
-    out: frozenset[str]
+    written: frozenset[int | str]
     reads_written: bool
     passes: int
     kernels: int
@@ -98,30 +97,15 @@ def cost(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> Cos
         return NOTHING
     read = written = 0
     inputs: list[Tensor] = []
-    for position, value in enumerate(args):
-        if isinstance(value, Tensor):
-            inputs.append(value)
-            size = _bytes(value)
-        elif isinstance(value, list | tuple) and facts.lists:
-            tensors = [t for t in value if isinstance(t, Tensor)]
+    for place, value in (*enumerate(args), *kwargs.items()):
+        if facts.lists or isinstance(value, Tensor):
+            tensors = list(tensors_in(value))
             inputs += tensors
             size = sum(map(_bytes, tensors))
-        else:
-            continue
-        if position in facts.written:
-            written += size
-            read += size if facts.reads_written else 0
-        else:
-            read += size
-    for key, value in kwargs.items():
-        for tensor in _tensors(value):
-            inputs.append(tensor)
-            if key in facts.out:
-                written += _bytes(tensor)
-            else:
-                read += _bytes(tensor)
-    results = list(_tensors(result))
-    if not facts.written and not facts.out:
+            written += size if place in facts.written else 0
+            read += size if facts.reads_written or place not in facts.written else 0
+    results = list(tensors_in(result))
+    if not facts.written:
         written += sum(map(_bytes, results))
     if facts.traffic is not None:
         read, written = facts.traffic(args, kwargs, result)
@@ -148,31 +132,22 @@ def _facts(func: Any) -> _Facts:
     schema = getattr(func, "_schema", None)
     if schema is None:  # a higher-order operator: its name is all there is
         name = func.name() if callable(getattr(func, "name", None)) else str(func)
-        return _Facts(
-            name=name, free=False, op_class=class_of(name, func), flops=registered_flops(func), traffic=None,
-            written=frozenset(), out=frozenset(), reads_written=True, passes=1, kernels=1, lists=True,
-        )
-    name = schema.name.rpartition("::")[2]
-    views = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-    written, out = set(), set()
-    for position, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            if argument.kwarg_only:
-                out.add(argument.name)
-            else:
-                written.add(position)
+        arguments, returns = [], []
+    else:
+        name, arguments, returns = schema.name.rpartition("::")[2], schema.arguments, schema.returns
+    views = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
     return _Facts(
         name=name,
-        free=views or name in FREE or func.namespace in ("prim", "profiler"),
+        free=views or name in FREE or getattr(func, "namespace", "") in ("prim", "profiler"),
         op_class=class_of(name, func),
         flops=FLOPS.get(name) or registered_flops(func),
         traffic=PARTIAL.get(name),
-        written=frozenset(written),
-        out=frozenset(out),
-        reads_written=name not in WRITE_ONLY and schema.overload_name != "out",
+        written=frozenset(a.name if a.kwarg_only else position for position, a in enumerate(arguments)
+                          if a.alias_info is not None and a.alias_info.is_write),
+        reads_written=name not in WRITE_ONLY and not (schema and schema.overload_name.endswith("out")),
         passes=2 if name in TWO_PASSES else 1,
         kernels=KERNELS.get(name, 1),
-        lists=any("[]" in str(argument.type) or "List" in str(argument.type) for argument in schema.arguments),
+        lists=schema is None or any("[]" in str(a.type) or "List" in str(a.type) for a in arguments),
     )
 
 
@@ -205,8 +180,6 @@ def _dtype_name(dtype: torch.dtype) -> str:
 def _bytes(tensor: Tensor) -> int:
     """Bytes of a tensor's distinct elements."""
     count: int = tensor.numel()
-    if type(tensor) is not Tensor and is_traceable_wrapper_subclass(tensor):
-        return sum(_bytes(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])
     if tensor.layout is torch.strided and 0 in (stride := tensor.stride()):
         count = math.prod(size if step else min(size, 1) for size, step in zip(tensor.shape, stride, strict=True))
     return count * tensor.element_size()
@@ -222,19 +195,11 @@ def _alike(tensors: Sequence[Tensor]) -> bool:
     return len({tensor.stride() for tensor in large}) == 1 and last + 1 == large[0].numel()
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _tensors(part)
-
-
 # Ops that touch a part of their arguments: (bytes read, bytes written).
 
 
 def _all(value: Any) -> int:
-    return sum(map(_bytes, _tensors(value)))
+    return sum(map(_bytes, tensors_in(value)))
 
 
 def _gathered(args: Arguments, kwargs: dict[str, Any], result: Any) -> tuple[int, int]:

@@ -6,10 +6,12 @@ fail for products with a format of their own, and count too much where convoluti
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from math import prod
 from typing import Any
 
+import numpy as np
 from torch.utils.flop_counter import flop_registry
 
 Arguments = tuple[Any, ...]
@@ -69,61 +71,38 @@ def _convolution_backward(func: Any, args: Arguments, kwargs: dict[str, Any], re
     return 2 * int(places.numel()) * int(prod(args[2].shape[1:])) * wanted
 
 
+@functools.cache
 def attended_pairs(queries: int, keys: int, causal: bool, left: int = -1, right: int = -1) -> int:
     """Pairs of a query and a key that attention works on.
 
     causal: query i sees keys up to i. left, right: how many positions a window reaches; -1 is all.
     """
-    if causal:
-        right = 0
-    if left < 0 and right < 0:
-        return queries * keys
-    diagonal = min(queries, keys)
-    return diagonal + _reach(queries, keys, left) + _reach(keys, queries, right)
+    at = np.arange(queries)
+    reach = 0 if causal else right
+    last = keys if reach < 0 else np.minimum(at + reach + 1, keys)
+    first = 0 if left < 0 else np.maximum(at - left, 0)
+    return int(np.maximum(np.broadcast_to(last - first, queries), 0).sum())
 
 
-def _reach(longer: int, shorter: int, reach: int) -> int:
-    """Pairs at distances from 1 to `reach` on one side of the diagonal: min(longer - distance, shorter) at each."""
-    furthest = longer - 1 if reach < 0 else min(reach, longer - 1)
-    flat = max(min(furthest, longer - shorter), 0)
-    return flat * shorter + (furthest - flat) * longer - (furthest * (furthest + 1) - flat * (flat + 1)) // 2
-
-
-def _forward_flops(heads: int, pairs: int, key_size: int, value_size: int) -> int:
-    """Scores, and the weighted sum of values."""
-    return 2 * heads * pairs * (key_size + value_size)
-
-
-def _backward_flops(heads: int, pairs: int, key_size: int, value_size: int) -> int:
-    """Scores again, and the gradients of weights, values, queries and keys."""
-    return 2 * heads * pairs * (3 * key_size + 2 * value_size)
-
-
-def _attention(first: int, count: Callable[[int, int, int, int], int], heads_at: int = 1) -> Formula:
+def _attention(first: int, of_keys: int, of_values: int, heads_at: int = 1) -> Formula:
     """Attention over query, key and value (B, H, T, D), or (B, T, H, D) with `heads_at` 2, from argument `first` on;
-    (tokens, H, D) with offsets of documents."""
+    (tokens, H, D) with offsets of documents. of_keys, of_values: products over the features of the keys and the values.
+    """
 
     def flops(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
         query, key, value = args[first : first + 3]
-        causal, left, right = _shape_of_mask(func, args, kwargs)
         if query.ndim == 3:
             offsets = _first_given(func, args, kwargs, "cu_seq_q", "cum_seq_q", "cu_seqlens_q")
             documents = 1 if offsets is None else max(int(offsets.shape[0]) - 1, 1)
-            tokens, heads = int(query.shape[0]), int(query.shape[1])
-            queries, keys = tokens / documents, int(key.shape[0]) / documents
-            whole = attended_pairs(round(queries), round(keys), causal, left, right)
-            pairs = round(whole * documents * _rounding(queries) * _rounding(keys))
-            return count(heads, pairs, int(query.shape[-1]), int(value.shape[-1]))
-        rows, heads = int(query.shape[0]), int(query.shape[heads_at])
-        queries, keys = int(query.shape[3 - heads_at]), int(key.shape[3 - heads_at])
-        pairs = attended_pairs(queries, keys, causal, left, right)
-        return count(rows * heads, pairs, int(query.shape[-1]), int(value.shape[-1]))
+            queries, keys = (max(round(t.shape[0] / documents), 1) for t in (query, key))
+            rows, heads = query.shape[0] / queries, int(query.shape[1])
+        else:
+            rows, heads = int(query.shape[0]), int(query.shape[heads_at])
+            queries, keys = int(query.shape[3 - heads_at]), int(key.shape[3 - heads_at])
+        pairs: int = round(rows * heads * attended_pairs(queries, keys, *_shape_of_mask(func, args, kwargs)))
+        return 2 * pairs * (of_keys * int(query.shape[-1]) + of_values * int(value.shape[-1]))
 
     return flops
-
-
-def _rounding(length: float) -> float:
-    return length / max(round(length), 1)
 
 
 def _shape_of_mask(func: Any, args: Arguments, kwargs: dict[str, Any]) -> tuple[bool, int, int]:
@@ -140,6 +119,11 @@ def _first_given(func: Any, args: Arguments, kwargs: dict[str, Any], *names: str
     return next((v for v in (argument(func, args, kwargs, name) for name in names) if v is not None), None)
 
 
+SCORES_AND_VALUES = (1, 1)
+"""Attention's forward pass: scores, and the weighted sum of values."""
+SCORES_AND_GRADIENTS = (3, 2)
+"""Its backward pass: scores again, and the gradients of queries and keys; those of weights and values."""
+
 FLOPS: dict[str, Formula] = {
     **dict.fromkeys(("mm", "bmm", "_scaled_mm", "_int_mm"), _product(0)),
     **dict.fromkeys(("addmm", "addmm_", "baddbmm", "baddbmm_", "_addmm_activation"), _product(1)),
@@ -151,14 +135,15 @@ FLOPS: dict[str, Formula] = {
         for name in ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
                      "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu",
                      "_varlen_attn")
-        for suffix, formula in (("", _attention(0, _forward_flops)), ("_backward", _attention(1, _backward_flops)))
+        for suffix, formula in (("", _attention(0, *SCORES_AND_VALUES)),
+                                ("_backward", _attention(1, *SCORES_AND_GRADIENTS)))
     },
-    "_varlen_attn_out": _attention(1, _forward_flops),
+    "_varlen_attn_out": _attention(1, *SCORES_AND_VALUES),
     **{
         f"{name}_{direction}": formula
         for name in ("_flash_attention", "_efficient_attention", "_flash_attn", "_flash_attn_varlen")
-        for direction, formula in (("forward", _attention(0, _forward_flops, heads_at=2)),
-                                   ("backward", _attention(1, _backward_flops, heads_at=2)))
+        for direction, formula in (("forward", _attention(0, *SCORES_AND_VALUES, heads_at=2)),
+                                   ("backward", _attention(1, *SCORES_AND_GRADIENTS, heads_at=2)))
     },
 }  # fmt: skip
 """Formulas by an op's name without its namespace; `_flash_attn` is the flash-attn library's."""

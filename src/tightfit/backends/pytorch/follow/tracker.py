@@ -81,8 +81,7 @@ class Tracker(OpStreams, TorchDispatchMode):
             if module in whole:
                 self._wrap_compiled(name, module)
             elif name and module not in hidden:
-                self._hooks.append(module.register_forward_pre_hook(partial(self._enter_module, name)))
-                self._hooks.append(module.register_forward_hook(self._leave_module, always_call=True))
+                self._hook(name, module)
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 owner = name.rpartition(".")[0]
@@ -100,12 +99,16 @@ class Tracker(OpStreams, TorchDispatchMode):
             module._compiled_call_impl = call
         self._wrapped.clear()
 
+    def _hook(self, name: str, module: nn.Module) -> None:
+        """Name a module while it runs."""
+        self._hooks.append(module.register_forward_pre_hook(partial(self._enter_module, name)))
+        self._hooks.append(module.register_forward_hook(self._leave_module, always_call=True))
+
     def _wrap_compiled(self, name: str, module: nn.Module) -> None:
         """Name a compiled module while it runs, from outside of what is compiled."""
         call = module._compiled_call_impl
         if call is None:  # its forward is compiled instead, inside a region of several
-            self._hooks.append(module.register_forward_pre_hook(partial(self._enter_module, name)))
-            self._hooks.append(module.register_forward_hook(self._leave_module, always_call=True))
+            self._hook(name, module)
             return
 
         def named(*args: Any, **kwargs: Any) -> Any:

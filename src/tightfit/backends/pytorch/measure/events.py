@@ -52,14 +52,14 @@ def measured_trace(marks: Marks, results: Any, kind: str) -> Trace:
     profile = read(results, kind)
     start = min((begin for begin, _ in profile.phases.values()), default=0)
     spans = list(_spans(marks, profile, start))
-    ops = [*_ops(marks, profile, start), *_unmarked(marks, profile, start)]
+    ops = sorted(_ops(marks, profile, start), key=lambda op: op.tick)
     made = _allocated(marks, profile, start) if profile.memory else _followed(marks, profile, start)
     if kind == "cuda" and profile.memory:  # which is of the device's memory alone
         made += [a for a in _followed(marks, profile, start) if a.place is Place.HOST]
     if marks.held_elsewhere:
         made.append(Allocation(born=0, died=None, bytes=marks.held_elsewhere, category=Category.OTHER,
                                op="held before the step"))
-    return Trace(origin="measured", ops=sorted(ops, key=lambda op: op.tick), allocations=made, spans=spans)
+    return Trace(origin="measured", ops=ops, allocations=made, spans=spans)
 
 
 def read(results: Any, kind: str) -> Events:
@@ -113,41 +113,30 @@ def _spans(marks: Marks, profile: Events, start: int) -> Iterator[Span]:
 
 
 def _ops(marks: Marks, profile: Events, start: int) -> Iterator[Op]:
-    """The ops that were dispatched, each with its own seconds."""
-    taken = _kernel_seconds(profile)
-    ticks = {call.op.tick: profile.calls[number][0] - start for number, call in enumerate(marks.calls)
-             if call.op is not None and number in profile.calls}
-    for number, call in enumerate(marks.calls):
-        if call.op is None or number not in profile.calls:
-            continue
+    """The ops that were dispatched, each with its seconds, and kernels that none launched, such as compiled ones."""
+    op_at, phase_at = _finder(profile.calls), _finder(profile.phases)
+    taken: dict[int, float] = {}
+    for name, begin, end, launched in profile.kernels:
+        number, seconds = op_at(launched), (end - begin) / 1e9
+        if number is not None:
+            taken[number] = taken.get(number, 0.0) + seconds
+        else:
+            yield Op(name=name, tick=launched - start, phase=_phase_of(marks, phase_at(launched)),
+                     op_class=_class_of(name), seconds=seconds)
+    called = {number: call.op for number, call in enumerate(marks.calls)
+              if call.op is not None and number in profile.calls}
+    ticks = {op.tick: profile.calls[number][0] - start for number, op in called.items()}
+    for number, op in called.items():
         begin, end = profile.calls[number]
         seconds = taken.get(number, 0.0) if profile.kernels else (end - begin) / 1e9
-        after = tuple(ticks[tick] for tick in call.op.after if tick in ticks)
-        yield replace(call.op, tick=begin - start, seconds=seconds, after=after)
-
-
-def _kernel_seconds(profile: Events) -> dict[int, float]:
-    """Seconds of the kernels that each marked op launched."""
-    found: dict[int, float] = {}
-    inside = _finder(profile.calls)
-    for _, begin, end, launched in profile.kernels:
-        number = inside(launched)
-        if number is not None:
-            found[number] = found.get(number, 0.0) + (end - begin) / 1e9
-    return found
-
-
-def _unmarked(marks: Marks, profile: Events, start: int) -> Iterator[Op]:
-    """Kernels that no dispatched op launched, such as compiled ones."""
-    op_at, phase_at = _finder(profile.calls), _finder(profile.phases)
+        yield replace(op, tick=begin - start, seconds=seconds,
+                      after=tuple(ticks[tick] for tick in op.after if tick in ticks))
     if not profile.kernels:
         yield from _regions(marks, profile, start)
-    for name, begin, end, launched in profile.kernels:
-        if op_at(launched) is None:
-            number = phase_at(launched)
-            phase = Phase.SETUP if number is None else marks.phases[number]
-            yield Op(name=name, tick=launched - start, phase=phase, op_class=_class_of(name),
-                     seconds=(end - begin) / 1e9)
+
+
+def _phase_of(marks: Marks, number: int | None) -> Phase:
+    return Phase.SETUP if number is None else marks.phases[number]
 
 
 def _regions(marks: Marks, profile: Events, start: int) -> Iterator[Op]:
@@ -160,8 +149,7 @@ def _regions(marks: Marks, profile: Events, start: int) -> Iterator[Op]:
             inside[region] += end - begin
             modules.setdefault(region, marks.calls[number].module)
     for region, (begin, end) in profile.regions.items():
-        at = phase_at(begin)
-        yield Op(name=COMPILED, tick=begin - start, phase=Phase.SETUP if at is None else marks.phases[at],
+        yield Op(name=COMPILED, tick=begin - start, phase=_phase_of(marks, phase_at(begin)),
                  op_class=OpClass.ELEMENTWISE, module=modules.get(region, ""),
                  seconds=max(end - begin - inside[region], 0) / 1e9)
 
@@ -227,8 +215,8 @@ def _find_activations(unknown: Iterable[Allocation], marks: Marks, profile: Even
     backwards = sorted(begin - start for number, (begin, _) in profile.phases.items()
                        if marks.phases[number] is Phase.BACKWARD)
     for made in unknown:
-        number, at = phase_at(made.born + start), bisect.bisect_right(backwards, made.born)
-        forward = number is not None and marks.phases[number] is Phase.FORWARD
+        at = bisect.bisect_right(backwards, made.born)
+        forward = _phase_of(marks, phase_at(made.born + start)) is Phase.FORWARD
         if forward and at < len(backwards) and (made.died is None or made.died > backwards[at]):
             made.category, made.category_since = Category.ACTIVATIONS, made.born
 

@@ -32,7 +32,6 @@ class Call:
     made, by address."""
 
     tick: int
-    phase: Phase
     module: str
     name: str
     op: Op | None = None
@@ -106,28 +105,21 @@ class Marks(Tracker):
             self.gradients.append((parameter.grad.untyped_storage().data_ptr(), owner))
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        phase, module = self._place()
-        self.calls.append(Call(tick=self.memory.tick + 1, phase=phase, module=module, name=str(func)))
+        self.calls.append(Call(tick=self.memory.tick + 1, module=self._place()[1], name=str(func)))
         with record_function(f"{MARK}op:{len(self.calls) - 1}"):
             return func(*args, **kwargs)
 
     def _note(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         if self.failure is not None:
             return
+        ops, first, call = len(self.ops), len(self.allocations), self.calls[-1]
         try:
-            self._note_call(func, args, kwargs, result)
+            super()._note(func, args, kwargs, result)
+            for tensor in tensors_in(result) if len(self.allocations) > first else ():
+                number = self.memory.find(tensor)
+                if number is not None and number >= first:
+                    call.made[tensor.untyped_storage().data_ptr()] = self.allocations[number]
         except Exception as error:
             self.failure = f"{func}: {said(error)}"
-
-    def _note_call(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
-        ops, call = len(self.ops), self.calls[-1]
-        first = len(self.allocations)
-        super()._note(func, args, kwargs, result)
         if len(self.ops) > ops:
             call.op = self.ops[-1]
-        if len(self.allocations) > first:
-            made = {id(a) for a in self.allocations[first:]}
-            for tensor in tensors_in(result):
-                found = self.memory.of(tensor)
-                if found is not None and id(found) in made:
-                    call.made[tensor.untyped_storage().data_ptr()] = found

@@ -27,13 +27,15 @@ from tightfit.backends.base import Measurement
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.measure.events import measured_trace
 from tightfit.backends.pytorch.measure.marks import Marks, said
-from tightfit.backends.pytorch.measure.memory_history import recorded
 from tightfit.backends.pytorch.state import random_state, restore_random
 from tightfit.backends.pytorch.step import PendingStep, Step
 from tightfit.errors import ReportError
 from tightfit.files import replacing
 from tightfit.garbage import gc_paused
 from tightfit.trace import PHASES, Phase
+
+ENTRIES = 2_000_000
+"""Entries of the CUDA allocator's record that are kept at most; the oldest go first."""
 
 
 @dataclass
@@ -142,7 +144,9 @@ class StepProfiler:
             if cuda:
                 torch.cuda.synchronize()
                 self._step.restart_peak()
-                found.record = stack.enter_context(recorded())
+                memory: Any = torch.cuda.memory  # whose record, for PyTorch's memory_viz, is private
+                memory._record_memory_history(max_entries=ENTRIES, stacks="python")
+                stack.callback(memory._record_memory_history, enabled=None)
             began = time.perf_counter()
             try:
                 with self._watched(found.marks.enter):
@@ -150,7 +154,8 @@ class StepProfiler:
             finally:
                 found.marks.close()
             found.seconds = time.perf_counter() - began
-            found.peak = torch.cuda.max_memory_allocated() if cuda else None
+            if cuda:
+                found.peak, found.record = torch.cuda.max_memory_allocated(), memory._snapshot()
 
 
 def _export(profiler: Any, path: Path) -> None:

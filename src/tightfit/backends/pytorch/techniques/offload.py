@@ -71,24 +71,22 @@ class Copy(Point):
 
     def wait(self) -> Tensor:
         """Later computation begins after the copy. The target."""
-        self._transfers.finish(self)
         if self.event is not None:
             torch.cuda.current_stream(self._transfers.device).wait_event(self.event)
-        self._report(Stream.COMPUTE)
-        return self.target
+        return self._waited_for(Stream.COMPUTE)
 
     def wait_on_host(self) -> Tensor:
         """The host waits until the copy is made. The target."""
-        self._transfers.finish(self)
         if self.event is not None:
             self.event.synchronize()
-        self._report(Stream.HOST)
-        return self.target
+        return self._waited_for(Stream.HOST)
 
-    def _report(self, stream: Stream) -> None:
+    def _waited_for(self, stream: Stream) -> Tensor:
+        self._transfers.finish(self)
         for watch in watches():
             if self.tick is not None:
                 watch.waits(stream, self.tick)
+        return self.target
 
 
 class Transfers:

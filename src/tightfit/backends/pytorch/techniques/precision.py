@@ -12,40 +12,27 @@ from typing import Any, Literal
 import torch
 
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.models import cast_weights
-from tightfit.techniques.precision import Bf16, Bf16Pure, Fp16, Fp32, Precision
+from tightfit.techniques.precision import Bf16, Fp16, Fp32, Precision
 
 
 def fp32(technique: Fp32, build: Build) -> Build:
     return _with_tf32(build, technique.tf32)
 
 
-def fp16(technique: Fp16, build: Build) -> Build:
-    return replace(_mixed(technique, build, torch.float16), loss_scaling=True)
-
-
-def bf16(technique: Bf16, build: Build) -> Build:
-    return _mixed(technique, build, torch.bfloat16)
-
-
-def bf16_pure(technique: Bf16Pure, build: Build) -> Build:
-    """Weights in bf16; how their updates round is the optimizer's part."""
-    cast_weights(build.model, torch.bfloat16)
-    return build
+def mixed(technique: Fp16 | Bf16, build: Build) -> Build:
+    """Autocast, and for fp16 loss scaling."""
+    dtype = getattr(torch, technique.computes_in)
+    autocast = partial(torch.autocast, build.torch_device.type, dtype=dtype)
+    build = replace(
+        build, forward_contexts=(*build.forward_contexts, autocast), loss_scaling=isinstance(technique, Fp16),
+        evaluation_dtype=dtype if technique.full_eval else None,
+    )
+    return _with_tf32(build, technique.tf32)
 
 
 def weight_dtype(precision: Precision | Literal["auto"]) -> torch.dtype:
     """The weights' format, in which the model is built."""
     return torch.float32 if precision == "auto" or precision.weight_rounding is None else torch.bfloat16
-
-
-def _mixed(technique: Fp16 | Bf16, build: Build, dtype: torch.dtype) -> Build:
-    autocast = partial(torch.autocast, build.torch_device.type, dtype=dtype)
-    build = replace(
-        build, forward_contexts=(*build.forward_contexts, autocast),
-        evaluation_dtype=dtype if technique.full_eval else None,
-    )
-    return _with_tf32(build, technique.tf32)
 
 
 def _with_tf32(build: Build, allowed: bool) -> Build:

@@ -11,6 +11,8 @@ from torch.optim import Optimizer
 
 from tightfit.backends.pytorch.apply import APPLY
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.models import cast_weights
+from tightfit.backends.pytorch.techniques.precision import weight_dtype
 from tightfit.devices import Device
 from tightfit.models import ModelFacts
 from tightfit.recipe import Recipe
@@ -45,7 +47,7 @@ class Case:
         )
         build = Build(
             recipe=recipe, device=CPU, torch_device=torch.device("cpu"), task=get_task("causal-lm"), facts=ModelFacts(),
-            model=model, stacks=(),
+            model=cast_weights(model, weight_dtype(self.precision)), stacks=(),
         )  # fmt: skip
         for technique in (self.precision, self.technique):
             build = APPLY[type(technique)](technique, build)

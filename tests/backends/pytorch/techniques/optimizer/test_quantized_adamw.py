@@ -30,19 +30,23 @@ def peak_bytes(profiler: profile) -> int:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on the CPU")
 @pytest.mark.parametrize("name", ["AdamW8bit", "AdamW4bit"])
-def test_the_declared_update_asks_for_what_the_compiled_one_does(name: str) -> None:
+def test_the_declared_update_asks_for_what_the_compiled_one_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchao.optim.adam import single_param_adam
+
     from tightfit.backends.pytorch.techniques.optimizer import quantized_adamw
 
     def optimizer(declared: bool) -> tuple[Any, nn.Parameter]:
         weight = nn.Parameter(torch.randn(SHAPE))
         block = {"AdamW8bit": 256, "AdamW4bit": 128}[name]
-        made = getattr(quantized_adamw, name)([{"params": [weight]}], (), lr=1e-3, block_size=block, declared=declared)
+        groups = [{"params": [weight]}]
+        made = getattr(quantized_adamw, name)(groups, in_32_bits=(), lr=1e-3, block_size=block, declared=declared)
         return made, weight
 
     def update(made: Any, weight: Tensor, compiled: bool) -> int:
         weight.grad = torch.randn(SHAPE)
         if compiled:
-            made._formula = torch.compile(made._formula, fullgraph=True, dynamic=False)
+            formula = torch.compile(single_param_adam, fullgraph=True, dynamic=False)
+            monkeypatch.setattr(quantized_adamw, "single_param_adam", formula)
         made.step()  # makes the states, and compiles
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             made.step()

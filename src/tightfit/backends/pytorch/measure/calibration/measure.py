@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import cycle, product
@@ -24,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tightfit.backends.pytorch.measure.calibration.timing import Call, host_seconds, ops_of, seconds
+from tightfit.backends.pytorch.techniques.precision import fp32_products
 from tightfit.calibration import BATCH, Calibration, Curve, Grid, processor, torch_version
 
 Progress = Callable[[str, float], None]
@@ -48,7 +48,7 @@ LONGEST = {"cpu": 0.03, "cuda": 0.05}
 COPIED_BYTES = 1 << 26
 
 Case = Callable[[Tensor, Tensor], Call]
-"""Makes a call from two vectors of as many elements each, of values around 1."""
+"""Makes a call from two vectors of as many elements each, none below 0."""
 
 ROW = 512
 """Features of a row, for ops over rows."""
@@ -145,7 +145,7 @@ def _arithmetic(device: torch.device, report: Progress) -> dict[str, Any]:
     dtypes = _dtypes(device)
     for number, (name, dtype) in enumerate(dtypes.items()):
         report(f"matmuls in {name}", 0.3 * number / len(dtypes))
-        with _precision(name):
+        with fp32_products(name == "tf32"):
             matmuls[name] = _matmuls(device, dtype, MATMUL_SIZES[device.type], 1)
             batched_matmuls[name] = _matmuls(device, dtype, BATCH_SIZES[device.type], BATCH)
         if name != "tf32":
@@ -163,16 +163,6 @@ def _dtypes(device: torch.device) -> dict[str, torch.dtype]:
     if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
         found["tf32"] = torch.float32
     return found
-
-
-@contextmanager
-def _precision(name: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _matmuls(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...], batch: int) -> Grid:
@@ -211,7 +201,7 @@ def _attention(device: torch.device, dtype: torch.dtype) -> dict[str, Curve]:
         rates: dict[str, dict[int, float]] = {"forward": {}, "backward": {}}
         for length in LENGTHS[device.type]:
             for direction, call in _attention_calls(device, dtype, length, head).items():
-                flops, known = sum(found.flops for _, found in ops_of(call)), rates[direction]
+                flops, known = sum(op.flops for op in ops_of(call)), rates[direction]
                 if known and flops / min(known.values()) > LONGEST[device.type]:
                     break
                 known[length] = flops / seconds(call, device, graph=direction == "forward")
@@ -238,7 +228,8 @@ def _families(device: torch.device, report: Progress) -> dict[str, dict[str, Cur
     dtypes = _dtypes(device)
     formats = ("float32", "bfloat16" if "bfloat16" in dtypes else "float16")
     count = 2 * max(RESULT_BYTES[device.type])
-    pools = {name: [_positive(device, dtypes[name], count // dtypes[name].itemsize) for _ in "xy"] for name in formats}
+    pools = {name: [_random(device, dtypes[name], count // dtypes[name].itemsize).abs_() for _ in "xy"]
+             for name in formats}
     found: dict[str, dict[str, Curve]] = {}
     for number, (family, case) in enumerate(CASES.items()):
         report(f"ops like {family}", 0.3 + 0.6 * number / len(CASES))
@@ -256,7 +247,7 @@ def _memory(device: torch.device, case: Case, x: Tensor, y: Tensor) -> Curve:
         count = size // x.element_size()
         copies = min(COPIES, x.numel() // count)
         calls = [case(x[i * count : (i + 1) * count], y[i * count : (i + 1) * count]) for i in range(copies)]
-        moved = sum(found.bytes_read + found.bytes_written for _, found in ops_of(calls[0]))
+        moved = sum(op.bytes_read + op.bytes_written for op in ops_of(calls[0]))
         taken = seconds(_in_turn(calls), device)
         points[float(moved)] = max(taken, *points.values()) if points else taken  # noise never makes more faster
     return Curve(tuple(points), tuple(points.values()))
@@ -279,8 +270,3 @@ def _copying(device: torch.device) -> float:
 
 def _random(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.randn(shape, device=device).to(dtype)
-
-
-def _positive(device: torch.device, dtype: torch.dtype, count: int) -> Tensor:
-    """Values from 0.5 to 1.5."""
-    return torch.rand(count, device=device).add_(0.5).to(dtype)

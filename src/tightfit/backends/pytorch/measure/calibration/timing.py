@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from tightfit.backends.pytorch.follow.op_costs import Cost, cost
+from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.calibration import Calibration, family_of
+from tightfit.trace import Op, Phase
 
 Call = Callable[[], Any]
 
@@ -74,26 +74,11 @@ def _graphed(call: Call, count: int, device: torch.device) -> float:
     return min(_time(graph.replay, 1, device) for _ in range(ROUNDS + 1)) / count
 
 
-class Recorder(TorchDispatchMode):
-    """Notes each op that runs a kernel: its name, its cost, whether gradients were recorded."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.ops: list[tuple[str, Cost, bool]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        found = cost(func, args, kwargs or {}, result)
-        if found.kernels:
-            self.ops.append((str(func), found, torch.is_grad_enabled()))
-        return result
-
-
-def ops_of(call: Call, *, recomputed: bool = False) -> list[tuple[str, Cost]]:
-    """The ops that a call runs, in order; those of a backward pass that recompute, if so asked."""
-    with (recorder := Recorder()):
+def ops_of(call: Call) -> list[Op]:
+    """The ops that run a kernel in a call, in order."""
+    with (tracker := Tracker()):
         call()
-    return [(name, found) for name, found, recording in recorder.ops if recording or not recomputed]
+    return tracker.ops
 
 
 # The host's part.
@@ -103,19 +88,16 @@ STEPS, WARM_UP = 40, 10
 LAYERS = 4
 
 
-def _tiny_model() -> Any:
-    """transformers' GPT-2 with next to nothing to compute: its ops follow one another as in models of real size."""
-    return GPT2LMHeadModel(GPT2Config(
-        n_layer=LAYERS, n_embd=32, n_head=2, vocab_size=64, n_positions=8, resid_pdrop=0.0, embd_pdrop=0.0,
-        attn_pdrop=0.0, use_cache=False, bos_token_id=None, eos_token_id=None,
-    ))  # fmt: skip
-
-
 class TinyStep:
-    """A training step in phases that are called one after another."""
+    """A training step in phases that are called one after another, of transformers' GPT-2 with next to nothing to
+    compute: its ops follow one another as in models of real size."""
 
     def __init__(self, device: torch.device) -> None:
-        self.model = _tiny_model().to(device).train()
+        config = GPT2Config(
+            n_layer=LAYERS, n_embd=32, n_head=2, vocab_size=64, n_positions=8, resid_pdrop=0.0, embd_pdrop=0.0,
+            attn_pdrop=0.0, use_cache=False, bos_token_id=None, eos_token_id=None,
+        )  # fmt: skip
+        self.model: Any = GPT2LMHeadModel(config).to(device).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), foreach=False, fused=False)
         self.ids = torch.randint(64, (1, 8), device=device)
         self.loss: Any = None
@@ -146,7 +128,8 @@ def host_seconds(device: torch.device, calibration: Calibration) -> dict[str, fl
     again = _phase_seconds(step, phases, device)
     more = sum(again.values()) - taken["forward"] - taken["backward"]
     step.forward()
-    found["recompute"] = _share(more, ops_of(step.backward, recomputed=True), device, calibration)
+    repeated = [op for op in ops_of(step.backward) if op.phase is Phase.RECOMPUTE]
+    found["recompute"] = _share(more, repeated, device, calibration)
     return found
 
 
@@ -166,17 +149,17 @@ def _phase_seconds(step: TinyStep, phases: dict[str, Call], device: torch.device
     return {name: statistics.median(rounds[WARM_UP:]) for name, rounds in taken.items()}
 
 
-def _share(total: float, ops: Sequence[tuple[str, Cost]], device: torch.device, calibration: Calibration) -> float:
+def _share(total: float, ops: Sequence[Op], device: torch.device, calibration: Calibration) -> float:
     if device.type == "cpu":
-        total -= sum(_alone(name, found, calibration) for name, found in ops)
+        total -= sum(_alone(op, calibration) for op in ops)
     return max(total / len(ops), 0.0)
 
 
-def _alone(name: str, found: Cost, calibration: Calibration) -> float:
+def _alone(op: Op, calibration: Calibration) -> float:
     """The measured seconds of an op of a few elements."""
-    if "attention" in name:
-        direction = "backward" if "backward" in name else "forward"
-        return found.flops / (calibration.attention_rate(direction, found.dtype, 1, 1) or math.inf)
-    if found.flops:
-        return found.flops / calibration.matmuls[found.dtype].rate(*(3 * [(found.flops / 2) ** (1 / 3)]))
-    return calibration.memory_seconds(family_of(name), found.dtype, found.bytes_read + found.bytes_written) or 0.0
+    if "attention" in op.name:
+        direction = "backward" if "backward" in op.name else "forward"
+        return op.flops / (calibration.attention_rate(direction, op.dtype, 1, 1) or math.inf)
+    if op.flops:
+        return op.flops / calibration.matmuls[op.dtype].rate(*(3 * [(op.flops / 2) ** (1 / 3)]))
+    return calibration.memory_seconds(family_of(op.name), op.dtype, op.bytes_read + op.bytes_written) or 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -32,27 +33,17 @@ MATMULS = frozenset(f"aten::{name}" for name in (
 ))  # fmt: skip
 """Matrix products, as the dispatcher names them."""
 
-ATTENTION = frozenset((
-    *(f"aten::_scaled_dot_product_{kernel}" for kernel in (
-        "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention",
-        "fused_attention_overrideable",
-    )),
-    "aten::_flash_attention_forward", "aten::_efficient_attention_forward", "torch_attn::_varlen_attn",
-    "flash_attn::_flash_attn_forward", "flash_attn::_flash_attn_varlen_forward", "flex_attention",
-))  # fmt: skip
-"""Fused attention, as the dispatcher names it."""
+ATTENTION = re.compile(r"::_(scaled_dot_product_\w+|(flash|efficient)_attention_forward|varlen_attn"
+                       r"|flash_attn(_varlen)?_forward)$|^flex_attention$")
+"""Fused attention's forward passes, as the dispatcher names them."""
 
 
-def every_block(technique: EveryBlock, build: Build) -> Build:
-    if technique.apart:
+def blocks(technique: EveryBlock | EveryNth | Selective, build: Build) -> Build:
+    if isinstance(technique, EveryBlock) and technique.apart:
         return attention_only(AttentionOnly(), mlp_only(MlpOnly(), build))
-    recompute(build.model, [[block] for stack in _stacks(build) for block in stack])
-    return build
-
-
-def every_nth(technique: EveryNth, build: Build) -> Build:
     # The first of each n: the last blocks are then free by the time the first recomputation needs room.
-    recompute(build.model, [[block] for stack in _stacks(build) for block in stack[:: technique.n]])
+    chains = [[block] for stack in _stacks(build) for block in stack[:: technique.period]]
+    recompute(build.model, chains, POLICIES[technique.keep] if isinstance(technique, Selective) else None)
     return build
 
 
@@ -71,12 +62,6 @@ def mlp_only(technique: MlpOnly, build: Build) -> Build:
 
 def attention_only(technique: AttentionOnly, build: Build) -> Build:
     return _parts(build, attention_modules, "attention part")
-
-
-def selective(technique: Selective, build: Build) -> Build:
-    chains = [[block] for stack in _stacks(build) for block in stack]
-    recompute(build.model, chains, POLICIES[technique.keep])
-    return build
 
 
 def memory_budget(technique: MemoryBudget, build: Build) -> Build:
@@ -142,12 +127,10 @@ def _verdict(keep: bool) -> CheckpointPolicy:
 def _is_repeatable_attention(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Fused attention that draws no random numbers: one that does, left out of the recomputation, would shift the
     numbers that every later dropout draws."""
-    if op.name() not in ATTENTION:
+    if not ATTENTION.search(op.name()):
         return False
-    schema = getattr(op, "_schema", None)
-    names = [argument.name for argument in schema.arguments] if schema is not None else []
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    return not given.get("dropout_p")
+    names = [argument.name for argument in op._schema.arguments] if hasattr(op, "_schema") else []
+    return not {**dict(zip(names, args, strict=False)), **kwargs}.get("dropout_p")
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {

@@ -8,8 +8,8 @@ a model does to its logits is read from its configuration, and compared with its
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -192,27 +192,21 @@ class LossOfHiddenStates:
 
     def _run(self, build: Build, batch: TensorBatch, shown: int = 0) -> tuple[Tensor, Any]:
         """The head's input, (B, T, H), and what the model returned."""
-        with self._taking(shown) as taken:
-            try:
-                output = build.outputs(batch)
-            except (RuntimeError, ValueError, IndexError) as error:
-                if not taken or is_out_of_memory(error):
-                    raise
-                raise ModelError(f"loss: {type(build.model).__name__} works on its logits as a whole: "
-                                 f"{one_line(error)}; write loss=plain") from error
+        taken: list[Tensor] = []
+        self._forward.taken, self._forward.shown = taken, shown
+        try:
+            output = build.outputs(batch)
+        except (RuntimeError, ValueError, IndexError) as error:
+            if not taken or is_out_of_memory(error):
+                raise
+            raise ModelError(f"loss: {type(build.model).__name__} works on its logits as a whole: {one_line(error)}; "
+                             "write loss=plain") from error
+        finally:
+            self._forward.taken, self._forward.shown = None, 0
         if len(taken) != 1:
             raise ModelError(f"loss: {type(build.model).__name__} calls its head {len(taken)} times in a forward pass; "
                              "write loss=plain")
         return taken[0], output
-
-    @contextmanager
-    def _taking(self, shown: int) -> Iterator[list[Tensor]]:
-        taken: list[Tensor] = []
-        self._forward.taken, self._forward.shown = taken, shown
-        try:
-            yield taken
-        finally:
-            self._forward.taken, self._forward.shown = None, 0
 
     def _scaled(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Hidden states, weight and bias with the factor and what is added worked in."""

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques.optimizer.anyprecision import AnyPrecisionAdamW
 from tightfit.backends.pytorch.techniques.optimizer.state import set_rate
-from tightfit.errors import MissingLibrary, ModelError
+from tightfit.errors import ModelError
 from tightfit.techniques import optimizer as declared
 from tightfit.techniques.precision import Rounding
 
@@ -97,7 +97,9 @@ def sgd(technique: declared.Sgd, build: Build) -> Build:
     191763), and it takes a step that loss scaling meant to skip into its velocity.
     """
     if _rounding(build) == "kahan":
-        return _with(build, _optimi().SGD, technique.weight_decay, momentum=technique.momentum, kahan_sum=True)
+        import optimi
+
+        return _with(build, optimi.SGD, technique.weight_decay, momentum=technique.momentum, kahan_sum=True)
     options = {"momentum": technique.momentum, "foreach": build.device.kind == "cuda", "fused": False}
     return _with(build, torch.optim.SGD, technique.weight_decay, **options)
 
@@ -115,7 +117,9 @@ def adafactor(technique: declared.Adafactor, build: Build) -> Build:
 def lion(technique: declared.Lion, build: Build) -> Build:
     """optimi.Lion: its Triton kernel where that runs, else one parameter at a time."""
     kahan = _rounding(build) == "kahan"
-    return _with(build, _optimi().Lion, technique.weight_decay, betas=technique.betas, kahan_sum=kahan)
+    import optimi
+
+    return _with(build, optimi.Lion, technique.weight_decay, betas=technique.betas, kahan_sum=kahan)
 
 
 def adamw_anyprecision(technique: declared.AdamWAnyPrecision, build: Build) -> Build:
@@ -145,28 +149,15 @@ def _with(build: Build, make: Callable[..., Optimizer], weight_decay: float, **o
 
 def quantized(technique: declared.AdamW8bit | declared.AdamW4bit, build: Build) -> Build:
     """torchao's optimizer of the technique's name, with the states of every embedding table left at 32 bits."""
-    try:
+    try:  # here, for torchao takes a second to import, and does not promise to keep its inner parts
         from tightfit.backends.pytorch.techniques.optimizer import quantized_adamw
     except ImportError as error:
-        raise MissingLibrary("torchao", f"optimizer {technique.name}", "torchao") from error
-    rate, stochastic = build.recipe.learning_rate, _rounding(build) == "stochastic"
-    make = getattr(quantized_adamw, type(technique).__name__)
-
-    def factory(model: nn.Module) -> Optimizer:
-        shapes_alone = any(isinstance(parameter, FakeTensor) for parameter in model.parameters())  # as in planning
-        made: Optimizer = make(
-            parameter_groups(model, technique.weight_decay), embedding_parameters(model),
-            lr=rate, betas=technique.betas, block_size=technique.block_size, bf16_stochastic_round=stochastic,
-            declared=build.device.kind == "cuda" and shapes_alone,
-        )  # fmt: skip
-        return made
-
-    return replace(build, optimizer_factory=factory)
-
-
-def _optimi() -> Any:
-    try:
-        import optimi
-    except ImportError as error:
-        raise MissingLibrary("optimi", "this optimizer", "torch-optimi") from error
-    return optimi
+        raise ModelError(f"optimizer: this version of torchao lacks what the 8-bit and 4-bit optimizers need: {error}; "
+                         "write optimizer=adamw, or install torchao 0.17") from error
+    shapes_alone = any(isinstance(parameter, FakeTensor) for parameter in build.model.parameters())  # as in planning
+    return _with(
+        build, getattr(quantized_adamw, type(technique).__name__), technique.weight_decay,
+        in_32_bits=embedding_parameters(build.model), betas=technique.betas, block_size=technique.block_size,
+        bf16_stochastic_round=_rounding(build) == "stochastic",
+        declared=build.device.kind == "cuda" and shapes_alone,
+    )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
@@ -11,21 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torchao import optim as torchao_optim
-
-from tightfit.errors import ModelError
+from torchao.optim import subclass_4bit, subclass_8bit
+from torchao.optim.adam import single_param_adam
 
 STATE_PARTS = ("codes", "scale")
 """Tensors that a quantized state keeps for its own parameter; its table of values is shared."""
-TABLES = ("get_qmap_signed", "get_qmap_unsigned")
-
-
-def _inner(module: str, name: str) -> Any:
-    """`torchao.optim.<module>.<name>`, which torchao does not promise to keep. Raises ModelError without it."""
-    try:
-        return getattr(importlib.import_module(f"torchao.optim.{module}"), name)
-    except (ImportError, AttributeError) as error:
-        raise ModelError(f"optimizer: this version of torchao has no optim.{module}.{name}, which the 8-bit and 4-bit "
-                         "optimizers need; write optimizer=adamw, or install torchao 0.17") from error
 
 
 class _Quantized:
@@ -43,18 +32,17 @@ class _Quantized:
     bf16_stochastic_round: bool
 
     def __init__(
-        self, groups: list[dict[str, Any]], in_32_bits: Iterable[nn.Parameter], *, declared: bool = False,
+        self, groups: list[dict[str, Any]], *, in_32_bits: Iterable[nn.Parameter], declared: bool = False,
         **options: Any,
     ) -> None:  # fmt: skip
         self._in_32_bits, self._declared = frozenset(in_32_bits), declared
         super().__init__(groups, **options)  # type: ignore[call-arg]
-        self._formula = _inner("adam", "single_param_adam")
         # torchao reads these tables' values once, which fake tensors have not. Torch's way out of those is private.
         real = getattr(torch._subclasses.fake_tensor, "unset_fake_temporarily", nullcontext)
         with real():
-            for module in ("subclass_4bit", "subclass_8bit"):
-                for table in TABLES:
-                    _inner(module, table)()
+            for module in (subclass_4bit, subclass_8bit):
+                module.get_qmap_signed()
+                module.get_qmap_unsigned()
 
     def _new_buffer(self, p: Tensor, signed: bool) -> Tensor:
         if p in self._in_32_bits:
@@ -68,13 +56,13 @@ class _Quantized:
         if self.param_groups[0]["params"][0].is_cuda and not self._declared:
             return super().step(closure)  # type: ignore[misc]
         loss = None if closure is None else closure()
-        with torch.no_grad():
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        self._update(parameter, group)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
         return loss
 
+    @torch.no_grad()
     def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
         assert parameter.grad is not None
         state = self.state[parameter]
@@ -86,7 +74,7 @@ class _Quantized:
         if self._declared:
             _as_compiled(parameter.detach(), parameter.grad, state["exp_avg"], state["exp_avg_sq"])
             return
-        self._formula(
+        single_param_adam(
             parameter.detach(), parameter.grad, state["step"], state["exp_avg"], state["exp_avg_sq"],
             max_exp_avg_sq=None, lr=group["lr"], beta1=group["betas"][0], beta2=group["betas"][1],
             weight_decay=group["weight_decay"], eps=group["eps"], IS_ADAMW=True,

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tightfit.devices import find_device
-from tightfit.planning.timing.inference_time import inference_time, stage
-from tightfit.planning.timing.step_time import step_time
+from tightfit.planning.estimate import inference_time, stage
+from tightfit.planning.standard_tools import standard_tools
 from tightfit.recipe import Recipe
 from tightfit.trace import Op, OpClass, Phase, Span, Trace
 
@@ -37,6 +37,7 @@ TRACE = Trace(
         Span(name="decode", start=6, stop=8, times=4),
     ],
 )  # fmt: skip
+TOOLS = standard_tools(lambda recipe, device: TRACE)
 
 
 def test_a_stage_holds_its_own_ops_as_often_as_they_run():
@@ -46,15 +47,15 @@ def test_a_stage_holds_its_own_ops_as_often_as_they_run():
 
 
 def test_prefill_and_decoding_are_timed_apart():
-    found = inference_time(TRACE, RECIPE, H100, step_time)
-    assert found.decode_seconds == pytest.approx((6 * 2 + 4 * 4) / 8 * found.prefill_seconds, rel=0.05)
-    assert found.tokens_per_second == pytest.approx(6 * 10 / found.decode_seconds)  # for prompts, not for beams
-    assert found.samples_per_second == pytest.approx(6 / (found.prefill_seconds + found.decode_seconds))
+    found, notes = inference_time(TRACE, RECIPE, H100, TOOLS)
+    decoding = found.step_seconds - found.prefill_seconds
+    assert decoding == pytest.approx((6 * 2 + 4 * 4) / 8 * found.prefill_seconds, rel=0.05)
+    assert found.samples_per_second == pytest.approx(6 / found.step_seconds)
+    assert found.tokens_per_second == pytest.approx(6 * 11 / found.step_seconds)  # for prompts, not for beams
     assert not found.calibrated
-    assert any("not calibrated" in note for note in found.notes)
+    assert any("not calibrated" in note for note in notes)
 
 
 def test_a_single_pass_decodes_nothing():
-    found = inference_time(replace(TRACE, spans=TRACE.spans[:1]), RECIPE, H100, step_time)
-    assert (found.decode_seconds, found.tokens_per_second) == (0.0, 0.0)
-    assert found.prefill_seconds > 0
+    found, _ = inference_time(replace(TRACE, spans=TRACE.spans[:1]), RECIPE, H100, TOOLS)
+    assert found.step_seconds == found.prefill_seconds > 0

@@ -1,0 +1,252 @@
+"""Changes that would make a recipe fit, or go faster: one field, another GPU, fields left open, offloading, padding."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tightfit.devices import Device
+from tightfit.errors import ModelError, Refused
+from tightfit.planning.alignment import Misalignment, dimensions, misaligned
+from tightfit.planning.defaults import default_micro_batch, resolve
+from tightfit.planning.estimate import Margin
+from tightfit.planning.offload import offload_advice
+from tightfit.planning.plan import Change
+from tightfit.planning.search.evaluate import Evaluated
+from tightfit.planning.search.explain import changing
+from tightfit.planning.search.exploration import CLOCK_ERROR, MICRO, Exploration, Pair, Spent
+from tightfit.planning.search.space import Level, Space, micro_batch_sizes, named, trace_cost
+from tightfit.planning.suggestions import savings
+from tightfit.recipe import Recipe
+from tightfit.tasks import TASKS
+from tightfit.techniques import SLOTS
+from tightfit.text import size
+
+CHANGES_TRACED = 12
+"""Recipes traced at most for an answer."""
+GPUS_TRACED = 3
+"""GPUs that traces are made for, at most."""
+FEW_OPEN = 2
+"""Open fields up to which a recipe counts as pinned: Hugging Face's arguments say nothing of two."""
+
+
+def smallest_change(exploration: Exploration) -> tuple[Change | None, str]:
+    """The least change of one field with which something fits, by a trace of the thriftiest recipe of the rest, and
+    that as a sentence.
+
+    None where no single change helps, or where the limit on traces was reached before one did; the sentence then says
+    so, and which changes would help together.
+    """
+    recipe, none = exploration.space.recipe, "No single change would make it fit"
+    least = min(exploration.found.values(), key=lambda found: found.estimate.missing)
+    room = exploration.room(with_margin=True)
+    exploration.left = CHANGES_TRACED
+    if recipe.mode == "inference":
+        return _smaller_batch(exploration, least)
+    try:
+        for changes, why in _changes(recipe, exploration.device):
+            if "seq_len" in changes and least.held > room:
+                break  # no shorter sequence changes what weights, gradients and states take
+            found = _with(exploration, least, changes, why)
+            if found is not None:
+                return found, f"The smallest that makes it fit: {found.text} ({found.why})."
+        together = _together(exploration, least)
+    except Spent:
+        return None, "No single change was found that would make it fit: the limit on traces was reached."
+    if together:
+        return None, f"{none}; together these would: {together}."
+    if least.held > room:
+        return None, (f"{none}: weights, gradients and optimizer states alone take {size(least.held)}, and "
+                      f"{size(max(room, 0))} are left for them.")
+    return None, f"{none}."
+
+
+def _changes(recipe: Recipe, device: Device) -> Iterator[tuple[dict[str, Any], str]]:
+    """Changes of what is pinned, the smallest first, then a shorter sequence."""
+    for saving in savings(recipe, device):
+        yield {saving.field: saving.value}, saving.why
+    shorter = recipe.seq_len // 2 if TASKS[recipe.task].reads == "tokens" else 0
+    while shorter >= 128:
+        yield {"seq_len": shorter}, "shorter sequences"
+        shorter //= 2
+
+
+def _with(exploration: Exploration, least: Evaluated, changes: dict[str, Any], why: str) -> Change | None:
+    """The change, if the thriftiest recipe fits with it; of the micro-batch the largest that does."""
+    space, device, micro = exploration.space, exploration.device, _micro(least)
+    if MICRO in changes:
+        sizes = [size for size in micro_batch_sizes(space.recipe.batch_size) if size < micro]
+        found = exploration.largest(least.recipe, sizes)
+        text = "" if found is None else f"{MICRO}={found.recipe.micro_batch_size}"
+    else:
+        changed = least.recipe.override(**changes)
+        text = " ".join(f"{field}={value}" for field, value in changes.items())
+        if changed == least.recipe:
+            return None
+        if changed.refusals(device):  # what a change needs of an open field, the search finds
+            try:
+                opened = Space(space.recipe.override(**changes), device)
+                changed = opened.on(opened.floor(opened.choices), micro)
+            except Refused:
+                return None
+        found = exploration.cost(changed, f"whether {text} would do")
+    if found is None or not found.estimate.safe:
+        return None
+    numerics = [change for change in space.numerics(found.recipe) if change.partition("=")[0] not in changes]
+    also = f"; with {' and '.join(numerics)}, which changes numerics" if numerics else ""
+    return Change(text=text, why=why + also, estimate=found.estimate)
+
+
+def _together(exploration: Exploration, least: Evaluated) -> str:
+    """Changes with which it fits: every pin that can save memory without changing numerics does; empty where that is
+    not enough."""
+    recipe, device = exploration.space.recipe, exploration.device
+    thrifty = {saving.field: saving.value for saving in savings(recipe, device) if "numerics" not in saving.why}
+    if len(thrifty) < 2:
+        return ""
+    thrifty.pop(MICRO, None)
+    whole = least.recipe.override(**thrifty)
+    if whole.refusals(device):
+        return ""
+    sizes = [size for size in micro_batch_sizes(recipe.batch_size) if size <= _micro(least)]
+    found = exploration.largest(whole, sizes)
+    return "" if found is None else named(found.recipe, least.recipe)
+
+
+def _micro(found: Evaluated) -> int:
+    micro = found.recipe.micro_batch_size
+    assert micro != "auto"
+    return micro
+
+
+def _smaller_batch(exploration: Exploration, nearest: Evaluated) -> tuple[Change | None, str]:
+    """Of inference: the largest batch, halving, with which the nearest combination fits, and that as a sentence."""
+    batches = [nearest.recipe.batch_size >> shift for shift in range(nearest.recipe.batch_size.bit_length())][:0:-1]
+    found = exploration.largest(nearest.recipe, batches, ("batch_size", MICRO))
+    if found is None:
+        return None, "No smaller batch would make it fit, not even batch_size=1."
+    change = Change(text=f"batch_size={found.recipe.batch_size}", why="fewer at once", estimate=found.estimate)
+    return change, f"The smallest that makes it fit: {change.text} ({change.why})."
+
+
+def smallest_gpu(
+    exploration: Exploration, catalogue: Sequence[Device], margin: Margin
+) -> tuple[Device | None, str, str]:
+    """The smallest GPU of the catalogue on which the recipe as written fits; that as a sentence, and the same of the
+    choice where it changes numerics."""
+    space = exploration.space
+    if exploration.device.kind != "cuda" or not catalogue or space.recipe.backend.compiles_whole_steps:
+        return None, "", ""
+    gpu, text = _smallest(exploration, catalogue, margin, exploration.levels[0])
+    best = exploration.best() or min(exploration.found, key=lambda pair: exploration.found[pair].estimate.missing)
+    changed = space.numerics(exploration.found[best].recipe)
+    if not changed:
+        return gpu, text, ""
+    _, other = _smallest(exploration, catalogue, margin, space.level(best[0]), best)
+    return gpu, text, (f"With {' and '.join(changed)}, which {changing(changed).split()[-1]} numerics: "
+                       f"{other[0].lower()}{other[1:]}")
+
+
+def _smallest(
+    exploration: Exploration, catalogue: Sequence[Device], margin: Margin, level: Level, stated: Pair | None = None
+) -> tuple[Device | None, str]:
+    """For one level of numerics; `stated`: a combination of it whose states are to be kept."""
+    space, device = exploration.space, exploration.device
+    states = None if stated is None else space.states(stated[0])
+    choices = [c for c in space.choices if space.level(c) == level and states in (None, space.states(c))]
+    cheap = [c for c in choices if space.cost(c) == 1]
+    with contextlib.suppress(Spent):
+        if cheap or not any(c in choices for c, _ in exploration.found):
+            floor = space.floor(cheap or choices, stated[0] if stated else None)
+            exploration.evaluate([(floor, exploration.sizes[0])])
+    known = [found for (choice, _), found in exploration.found.items() if choice in choices]
+    if not known:
+        return None, "The smallest GPU is not known: the limit on traces was reached."
+    exploration.left = GPUS_TRACED
+    least = min(known, key=lambda found: found.estimate.memory.used)
+    fits, too_small, beyond = least.fit_rank < 3, "", 0
+    for gpu in sorted(catalogue, key=lambda d: (d.memory_bytes, d.name)):
+        if fits and gpu.memory_bytes >= device.memory_bytes:
+            break
+        if gpu.memory_bytes <= beyond or least.estimate.memory.needed + margin.of(gpu) > gpu.memory_bytes:
+            continue
+        there = _as_usual_there(space.recipe, least.recipe, gpu)
+        if there.refusals(gpu):
+            continue
+        dear = trace_cost(there) > 1
+        try:
+            cost = least if dear else exploration.cost(there, f"whether {gpu.name} would do", gpu)
+        except Spent:
+            tried = f"{too_small} is too small, and l" if too_small else "L"
+            return None, f"{tried}arger GPUs of the catalogue were not traced: the limit on traces was reached."
+        if cost is None:
+            continue
+        if dear or cost.estimate.safe:
+            shown = (MICRO, "checkpointing") if space.recipe.mode == "train" else ("precision", "attention")
+            by = f", by this {device.name}'s trace" if dear else ""
+            return gpu, (f"The smallest GPU on which the recipe as written fits is {gpu.name} "
+                         f"({size(gpu.memory_bytes)}): {size(cost.estimate.memory.used)} in use with "
+                         f"{named(there, None, shown)}{by}.")
+        too_small, beyond = gpu.name, max(gpu.memory_bytes, cost.estimate.memory.needed)
+    if fits:
+        return device, f"No smaller GPU of the catalogue than {device.name} would do."
+    return None, "No GPU of the catalogue was found on which the recipe as written fits."
+
+
+def _as_usual_there(asked: Recipe, recipe: Recipe, gpu: Device) -> Recipe:
+    """The recipe as `auto` would have it on that GPU: where a technique that was left open is not for it, what is usual
+    there, as long as that is no harsher."""
+    if not recipe.refusals(gpu):
+        return recipe
+    usual = resolve(asked, gpu)
+    changes = {slot: getattr(usual, slot) for slot in SLOTS if getattr(asked, slot) == "auto"
+               and getattr(recipe, slot).refuse(recipe, gpu) and not getattr(recipe, slot).harshness}
+    return recipe.model_copy(update=changes)
+
+
+def gain_of_opening(exploration: Exploration, found: Evaluated) -> str:
+    """The gain of leaving fields open for a recipe that pins them all, as a sentence: by a trace or two of what `auto`
+    stands for, so at least so much; empty where that is nothing worth saying."""
+    recipe, device = exploration.space.recipe, exploration.device
+    if recipe.micro_batch_size == "auto" or len(recipe.open_choices()) > FEW_OPEN:
+        return ""
+    left_open = [slot for slot in SLOTS if Recipe.model_fields[slot].default == "auto"]
+    opened = recipe.model_copy(update={**dict.fromkeys(left_open, "auto"), MICRO: "auto"})
+    kept = {slot: pinned for slot in SLOTS if (pinned := getattr(recipe, slot)) != "auto" and pinned.harshness}
+    most = max(default_micro_batch(opened, device), recipe.micro_batch_size)
+    exploration.left = 3
+    best = exploration.largest(resolve(opened, device).model_copy(update=kept),
+                               [size for size in micro_batch_sizes(recipe.batch_size) if size <= most])
+    if best is None or best.speed <= (1 + CLOCK_ERROR) * found.speed:
+        return ""
+    fields = [field for field in (MICRO, *SLOTS) if getattr(best.recipe, field) != getattr(found.recipe, field)]
+    time = best.estimate.time
+    return (f"Left open, {', '.join(fields)} would gain: {time.throughput:,.0f} {time.unit} at least, instead of "
+            f"{found.estimate.time.throughput:,.0f}, with {named(best.recipe, found.recipe)}.")
+
+
+def offload(exploration: Exploration, host_bytes: int) -> str:
+    """Bytes that ZeRO would move off the device, from the thriftiest trace of a recipe of which nothing fits."""
+    least = min(exploration.found.values(), key=lambda found: found.passes_when_accumulating - found.held)
+    outside = sum(figure.bytes for figure in least.estimate.unseen if figure.where == "context")
+    other = max(least.passes_when_accumulating - least.held, 0) + outside
+    return offload_advice(least.parameters, other, exploration.device.memory_bytes, host_bytes)
+
+
+def misalignments(exploration: Exploration, best: Evaluated) -> tuple[Misalignment, ...]:
+    """The chosen recipe's awkward dimensions, with the gain from padding by a trace of the padded recipe."""
+    exploration.left = 2
+
+    def gain(padded: Recipe) -> float | None:
+        try:
+            cost = exploration.cost(padded, "with padded dimensions")
+        except Spent:
+            return None
+        return None if cost is None else 1 - cost.seconds / best.seconds
+
+    try:
+        dims = dimensions(best.recipe)
+    except ModelError:  # a model of the caller's own
+        return ()
+    return misaligned(best.recipe, exploration.device, dims, gain)

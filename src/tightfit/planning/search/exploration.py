@@ -1,0 +1,208 @@
+"""The state of a search: what was evaluated, the best of it, and how much more may be traced."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+
+from tightfit.devices import Device
+from tightfit.errors import ModelError, Refused
+from tightfit.planning.largest import largest_that_fits
+from tightfit.planning.search.evaluate import Evaluated, Evaluator, Progress, but_allocator
+from tightfit.planning.search.forecast import Forecasts, Unknown
+from tightfit.planning.search.space import ALLOCATOR, LAST_RESORT, Choice, Level, Space, named, trace_cost
+from tightfit.recipe import Recipe
+from tightfit.techniques import SLOTS
+
+CLOCK_ERROR = 0.05
+"""The share by which predicted times of two recipes of one model have to differ for one to be called faster. Of pairs
+that differ in one field, predicted and measured ratios are 4 to 5 % apart at the median (results/search_quality.json);
+single times are off by 19 to 26 %."""
+MICRO = "micro_batch_size"
+
+Pair = tuple[Choice, int]
+
+
+class Spent(Exception):
+    """No more may be traced."""
+
+
+class Exploration:
+    """The evaluations of a search under way.
+
+    found: what was evaluated, by combination and micro-batch. refused: what could not be built, and why. broken: values
+    that cannot be built in any combination. limit: traces at most, a compiled one counted as several; `kept_back` of
+    them are left for what is asked beside the choice. for_run: whether the choice is for a run of `max_steps`, which
+    pays for what comes before its first step. mildest: never take harsher numerics for speed.
+    """
+
+    def __init__(
+        self, space: Space, evaluator: Evaluator, *, limit: int, kept_back: int, progress: Progress | None = None,
+        for_run: bool = False, mildest: bool = False,
+    ) -> None:  # fmt: skip
+        self.space, self.evaluator, self.progress, self.for_run = space, evaluator, progress, for_run
+        self.device = space.device
+        self.limit, self.kept_back, self.mildest = limit, kept_back, mildest
+        self.found: dict[Pair, Evaluated] = {}
+        self.refused: dict[Choice, str] = {}
+        self.broken: set[Unknown] = set()
+        self.failure: ModelError | None = None
+        self.sizes = list(space.sizes)
+        self.weighed: list[Choice] = []
+        self.notes: list[str] = []
+        self.spent = self.made = 0
+        self.left = 0
+        """Traces that the question under way may still cost."""
+        self._asked: list[tuple[Device, Evaluated]] = []
+        self._forecasts: Forecasts | None = None
+
+    @property
+    def forecasts(self) -> Forecasts:
+        """From what was evaluated so far."""
+        if self._forecasts is None:
+            points: dict[Choice, dict[int, Evaluated]] = {}
+            for (choice, micro), found in self.found.items():
+                points.setdefault(choice, {})[micro] = found
+            self._forecasts = Forecasts(self.space, points)
+        return self._forecasts
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The fields that the search decides, for reading."""
+        return (MICRO, *(field for field in self.space.fields if field != ALLOCATOR))
+
+    @property
+    def levels(self) -> list[Level]:
+        """The levels of numerics of all combinations, the mildest first."""
+        return sorted({self.space.level(choice) for choice in self.space.choices})
+
+    def room(self, with_margin: bool) -> int:
+        """Bytes for the allocator, less the margin that is to stay free."""
+        memory = next(iter(self.found.values())).estimate.memory
+        return memory.capacity - (memory.margin if with_margin else 0)
+
+    def rounding(self, choice: Choice) -> float:
+        """The least that the allocator was seen to reserve at a peak, over what was asked of it there."""
+        asked = self.space.on(choice, 1).expandable_segments
+        alike = [found for found in self.found.values() if found.recipe.expandable_segments == asked]
+        return max(min((f.estimate.memory.peak_reserved / max(f.passes, f.elsewhere, 1) for f in alike), default=1.0),
+                   1.0)
+
+    def speed(self, pair: Pair) -> float:
+        """Samples a second; of a run, with what comes before its first step spread over its steps."""
+        found = self.found[pair]
+        return self.space.recipe.batch_size / max(self.seconds_in_run(found.seconds, found.recipe), 1e-12)
+
+    def seconds_in_run(self, seconds: float, recipe: Recipe) -> float:
+        """Seconds of a step, with its share of what comes before the run's first one."""
+        return seconds + (startup(recipe) / recipe.max_steps if self.for_run else 0.0)
+
+    def best(self, with_margin: bool = False) -> Pair | None:
+        """The choice among what was evaluated: of what leaves the margin free, else, unless `with_margin`, of what
+        fits; of the mildest numerics that no harsher ones beat by more than the clock's error."""
+        for ranks in ((0, 1),) if with_margin else ((0, 1), (2,)):
+            levels: dict[Level, list[Pair]] = {}
+            for pair, found in self.found.items():
+                if found.fit_rank in ranks:
+                    levels.setdefault(self.space.level(pair[0]), []).append(pair)
+            weighed = [level for level in sorted(levels) if level[0] < LAST_RESORT] or sorted(levels)
+            fastest = [max(map(self.speed, levels[level])) for level in (weighed[:1] if self.mildest else weighed)]
+            for level, speed in zip(weighed, fastest, strict=False):
+                if speed * (1 + CLOCK_ERROR) >= max(fastest):
+                    return self._plainest(levels[level])
+        return None
+
+    def _plainest(self, pairs: Sequence[Pair]) -> Pair:
+        """Of one level the plainest of what is as fast as the fastest; what needs no retries first."""
+        rank = min(self.found[pair].fit_rank for pair in pairs)
+        pairs = [pair for pair in pairs if self.found[pair].fit_rank == rank]
+        enough = max(map(self.speed, pairs)) / (1 + CLOCK_ERROR)
+        as_fast = [pair for pair in pairs if self.speed(pair) >= enough]
+        return min(as_fast, key=lambda pair: (self.space.departures(pair[0]), -self.speed(pair),
+                                              self.found[pair].estimate.memory.used))
+
+    def evaluate(self, pairs: Iterable[Pair]) -> None:
+        """Evaluate what was not, as much of it as may be traced. Raises Spent where that is nothing."""
+        traced = [but_allocator(found.recipe) for found in self.found.values()]
+        wanted: dict[Pair, Recipe] = {}
+        for choice, micro in pairs:
+            if (choice, micro) in self.found or choice in self.refused:
+                continue
+            recipe = self.space.on(choice, micro)
+            try:
+                if but_allocator(recipe) not in traced:
+                    self._count(recipe, named(recipe, None, self.shown))
+            except Spent:
+                if not wanted:
+                    raise
+                break
+            wanted[choice, micro] = recipe
+        outcomes = self.evaluator([(recipe, self.device) for recipe in wanted.values()])
+        for pair, outcome in zip(wanted, outcomes, strict=True):
+            if isinstance(outcome, Evaluated):
+                self.found[pair] = outcome
+                continue
+            if not isinstance(outcome, Refused | ModelError):
+                raise outcome
+            self.refused[pair[0]] = str(outcome)
+            if isinstance(outcome, ModelError):
+                self.failure = self.failure or outcome
+            self._blame(pair[0])
+        self._forecasts = None
+
+    def _blame(self, choice: Choice) -> None:
+        """Hold the one value against it in which a combination that cannot be built differs from one that can."""
+        working = {c for c, _ in self.found}
+        for other in working:
+            fields = self.space.differing(choice, other)
+            if len(fields) == 1:
+                at = self.space.fields.index(fields[0])
+                if all(c[at] != choice[at] for c in working):
+                    self.broken.add((fields[0], choice[at]))
+
+    def _count(self, recipe: Recipe, text: str) -> None:
+        """Count a recipe that is to be traced, and report it as `text`. Raises Spent where that is too much."""
+        if self.spent >= self.limit - self.kept_back and self.found:
+            raise Spent
+        if self.progress is not None:
+            self.progress(self.made, max(self.limit, self.made + 1), text)
+        self.made += 1
+        self.spent += trace_cost(recipe)
+
+    def cost(self, recipe: Recipe, text: str, device: Device | None = None) -> Evaluated | None:
+        """Cost of a resolved recipe beside the search; None where it cannot be built. Raises Spent, also where none are
+        `left`."""
+        there = device or self.device
+        known = [*((self.device, found) for found in self.found.values()), *self._asked]
+        for where, found in known:
+            if where == there and found.recipe == recipe:
+                return found
+        if self.left <= 0 or self.spent >= self.limit:
+            raise Spent
+        self.left -= 1
+        self._count(recipe, text)
+        outcome = self.evaluator([(recipe, there)])[0]
+        if not isinstance(outcome, Evaluated):
+            return None
+        self._asked.append((there, outcome))
+        return outcome
+
+    def largest(self, recipe: Recipe, sizes: Sequence[int], fields: Sequence[str] = (MICRO,)) -> Evaluated | None:
+        """Cost of a resolved recipe with the largest of some sizes that fits with the margin; None where none does."""
+        found: dict[int, Evaluated] = {}
+
+        def needs(size: int) -> float:
+            cost = self.cost(recipe.model_copy(update=dict.fromkeys(fields, size)), f"{fields[0]}={size}")
+            if cost is None:
+                return float("inf")
+            found[size] = cost
+            return cost.estimate.memory.used + cost.estimate.memory.margin
+
+        with contextlib.suppress(Spent):
+            largest_that_fits(sizes, needs, self.device.memory_bytes)
+        return found[max(safe)] if (safe := [size for size, cost in found.items() if cost.estimate.safe]) else None
+
+
+def startup(recipe: Recipe) -> float:
+    """Seconds before the first step of a resolved recipe, such as a compiler's."""
+    return max(float(getattr(recipe, slot).startup_seconds) for slot in SLOTS)
