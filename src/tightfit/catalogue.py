@@ -46,9 +46,10 @@ class Card(NamedTuple):
     name: as people write it; in lower case with hyphens it is the name to give as `--gpu`.
     also: other words that may stand in the card's name, as drivers and shops write it.
     sustains: share of its 16-bit peak that large matrix products sustain in a long run; power decides, and GeForce
-        cards run above their sheets. Fitted on recordings of V100, A100 SXM, H100 SXM, H200, B200, L40S and RTX PRO 6000
-        (`benchmarks/ops_vs_gpu.py`), long runs and short ones weighed; on few of T4, L4, A10G, RTX 3090, RTX 4090,
-        RTX 5090, RTX A6000, RTX 6000 Ada, H100 PCIe and NVL, A100 PCIe; assumed for the others from their neighbours.
+        cards run above their sheets. Fitted on recordings of V100, A100 SXM, H100 SXM, H200, B200, L40S and RTX PRO
+        6000 (`benchmarks/ops_vs_gpu.py`), long runs and short ones weighed; on few of T4, L4, A10G, RTX 3090, RTX
+        4090, RTX 5090, RTX A6000, RTX 6000 Ada, H100 PCIe and NVL, A100 PCIe; assumed for the others from their
+        neighbours.
     """
 
     name: str

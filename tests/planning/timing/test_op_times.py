@@ -13,7 +13,6 @@ from tightfit.errors import TightfitError
 from tightfit.planning.timing import contractions
 from tightfit.planning.timing.contractions import Matmul, matmul_of
 from tightfit.planning.timing.op_times import KERNEL_START, MEMORY_SHARE, op_seconds
-from tightfit.trace import OpClass
 
 A100, V100 = find_device("a100-80gb-sxm"), find_device("v100-16gb-sxm")
 

@@ -144,5 +144,5 @@ def _skips_pairs(op: Op) -> bool:
     shape = next((shape for shape in op.shapes if len(shape) == 4), None)
     if shape is None:
         return True
-    pairs = 4 * math.prod(shape[:2]) * shape[2] * attention_length(op) * shape[3] * (2.5 if "backward" in op.name else 1)
-    return op.flops < 0.75 * pairs
+    pairs = math.prod(shape[:2]) * shape[2] * attention_length(op)
+    return op.flops < 0.75 * 4 * pairs * shape[3] * (2.5 if "backward" in op.name else 1)

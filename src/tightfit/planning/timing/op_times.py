@@ -59,9 +59,10 @@ CYCLES = {"strided": 0.76, "cast": 0.83, "": 0.28}
 NORM_CYCLES, BACKWARD_NORM_CYCLES = (200, 0.3), (750, 0.62)
 """Cycles for each row and each element of a norm; in fp32 elements take twice as many."""
 SOFTMAX_CYCLES, LONG_ROW = (0.55, 1.2, 1.45), 1024
-"""Cycles for each element of a softmax over rows longer than this: aligned to 16 bytes, in 16 and in 32 bits; else."""
+"""Cycles for each element of a softmax over longer rows: aligned to 16 bytes, in 16 and in 32 bits; else."""
 CACHED_SHARE, CACHE_SPEED = 0.7, 1.5
-"""Bytes of an op that the L2 cache still holds from the one before, as a share of it, and their speed beside memory's."""
+"""Share of the L2 cache that an op's bytes may take to be there still from the op before, and their speed beside
+memory's."""
 SPILLED_ROW = 200_000
 """Bytes of a softmax's row from which on it no longer stays in shared memory, and is read again."""
 KERNEL_START, STRIDED_START = 2e-6, 3e-6
