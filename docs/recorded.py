@@ -84,8 +84,8 @@ def published_page(record: Mapping[str, Any]) -> Iterator[str | Table]:
     yield "![Predicted against published speed](../results/published.png)"
     yield "## Speed"
     yield ("Plain is PyTorch with its own kernels, eager; special kernels, such as apex's, are predicted as PyTorch's "
-           "own. fp16 weights beside fp32 ones, which no recipe has, are predicted as bf16-pure where the card has bf16, "
-           "and as fp16 where it has not.")
+           "own. Weights of fp16 beside fp32 ones, which no recipe has, are predicted as bf16-pure on cards with bf16, "
+           "and as fp16 on others.")
     names = {"by_kernels": "kernels", "by_grade": "grade", "by_source": "source", "by_timed": "timed",
              "by_precision": "precision"}
     parts = [("all", speed["all"])] if "all" in speed else []
