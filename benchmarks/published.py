@@ -22,6 +22,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,8 @@ from published_recipes import CannotExpress, Expressed, Row, express, samples_pe
 from tightfit.backends import load_backend
 from tightfit.devices import find_device
 from tightfit.errors import TightfitError
-from tightfit.planning.estimate import Margin, Tools, fit, steps_alone
+from tightfit.planning.estimate import Margin, Tools, fit, inference_time, steps_alone
 from tightfit.planning.standard_tools import standard_tools
-from tightfit.planning.timing.inference_time import inference_time
 from tightfit.trace import Trace
 
 RUNS = record.RESULTS / "published_runs.jsonl"
@@ -56,7 +56,7 @@ def speed_of(found: Expressed, trace: Trace, tools: Tools) -> float | None:
     if found.timed == "nothing":
         return None
     if found.recipe.mode == "inference":
-        seconds = inference_time(trace, found.recipe, found.device, tools.step_time).prefill_seconds
+        seconds = inference_time(trace, found.recipe, found.device, tools)[0].prefill_seconds
     else:
         timed = tools.step_time(trace, found.recipe, found.device)
         passes = timed.forward + timed.recompute + timed.backward
@@ -119,7 +119,7 @@ def run(rows: Iterable[Row]) -> tuple[list[dict[str, Any]], list[dict[str, str]]
             latest = None
             gc.collect()  # before the next one: traces are large
             latest = found.key, tools.predict(found.recipe, found.device)
-        return tools.with_unseen(latest[1], found.recipe, found.device)
+        return replace(latest[1], unseen=backend.unseen(found.recipe, found.device, latest[1]))
 
     for number, (row, found) in enumerate(sorted(expressed, key=lambda pair: pair[1].key), 1):
         try:
