@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 def recorded_pages() -> dict[str, list[str | Table]]:
     """The parts of each page whose record exists, paragraphs and tables, by the page's path below docs/."""
-    made = {"rules_of_thumb": rules_page, "peer_estimates": peers_page}
+    made = {"rules_of_thumb": rules_page, "peer_estimates": peers_page, "published": published_page}
     return {
         f"{name}.md": list(page(json.loads((RESULTS / f"{name}.json").read_text("utf-8"))))
         for name, page in made.items()
@@ -69,6 +70,64 @@ def peers_page(record: Mapping[str, Any]) -> Iterator[str | Table]:
            "the largest module. They are for mixed precision with Adam, and leave activations to the reader.")
     yield ("Neither of the others counts activations, and neither knows another optimizer than Adam: their distance "
            "grows with the batch. On a GPU this comparison is not yet measured.")
+
+
+def published_page(record: Mapping[str, Any]) -> Iterator[str | Table]:
+    """Predictions beside training runs that others published."""
+    speed, memory, fits = (record["summary"][figure] for figure in ("speed", "memory", "fits"))
+    yield "# Predictions beside published runs"
+    yield ("Training runs that others published, each with its source, predicted with every field of its recipe pinned "
+           "and nothing measured: times come from data sheets, memory from the step itself. Errors are predicted over "
+           f"published figures, less 1; {_where(record, 'published')}. The runs are in "
+           "[published_runs.jsonl](../results/published_runs.jsonl), graded by how fully they are described: tables "
+           "are of grades A and A- but where they say B.")
+    yield "![Predicted against published speed](../results/published.png)"
+    yield "## Speed"
+    yield ("Plain is PyTorch with its own kernels, eager; special kernels, such as apex's, are predicted as PyTorch's "
+           "own. Weights of fp16 beside fp32 ones, which no recipe has, are predicted as bf16-pure on cards with bf16, "
+           "and as fp16 on others.")
+    names = {"by_kernels": "kernels", "by_grade": "grade", "by_source": "source", "by_timed": "timed",
+             "by_precision": "precision"}
+    parts = [("all", speed["all"])] if "all" in speed else []
+    parts += [(f"{name}: {group}", row) for key, name in names.items() for group, row in speed[key].items()]
+    yield SPREAD, [_spread(name, row) for name, row in parts]
+    yield "By card, every kernel:"
+    yield SPREAD, [_spread(card, row) for card, row in speed["by_card"].items()]
+    yield "## Memory"
+    yield ("By who counted it: PyTorch's allocator, or the driver, whose figure is what is reserved and the context "
+           "together.")
+    parts = [(name, row) for name, row in memory.items() if name in ("allocated", "reserved", "driver")]
+    parts += [(f"plain kernels: {name}", row) for name, row in memory["plain"].items()]
+    parts += [(f"grade {name}", row) for name, row in memory["by_grade"].items()]
+    yield SPREAD, [_spread(name, row) for name, row in parts]
+    yield (f"Of {fits['rows']} runs of all grades, {fits['ran']} ran and the others were out of memory; the prediction "
+           f"says the same of {fits['agree']}.")
+    yield "## Far off"
+    yield "Every figure that is off by more than 20 %, and the reason where it is known."
+    yield ("run", "grade", "card", "figure", "off by", "because"), [
+        (row["id"], row["grade"], row["card"], figure, f"{row[figure]['error']:+.0%}", row[figure]["reason"])
+        for row in record["rows"] for figure in ("speed", "memory") if "reason" in row.get(figure, {})
+    ]
+    yield "## Not expressed"
+    yield "Runs that no recipe says the same as, by what is in the way."
+    yield ("runs", "what"), sorted(
+        ((str(count), why) for why, count in Counter(_why(row["why"]) for row in record["left_out"]).items()),
+        key=lambda row: -int(row[0]),
+    )
+
+
+SPREAD = ("of", "runs", "median", "95 of 100", "worst", "median with sign", "within 20 %")
+
+
+def _spread(name: str, row: Mapping[str, Any]) -> tuple[str, ...]:
+    shares = (f"{row[key]:.1%}" for key in ("median", "p95", "worst"))
+    return name, str(row["rows"]), *shares, f"{row['median_with_sign']:+.1%}", str(row["within_20_percent"])
+
+
+def _why(reasons: str) -> str:
+    """The first reason; cards are told together."""
+    first = reasons.splitlines()[0]
+    return "gpu: a card that is not in the catalogue" if first.startswith("gpu: ") else first
 
 
 def _where(record: Mapping[str, Any], name: str) -> str:

@@ -1,0 +1,254 @@
+"""Predicted speed and memory against training runs that others published, over cards that were not at hand.
+
+Every row of results/published_runs.jsonl that a recipe can express is traced for the card it names, with every field
+pinned, and its time and memory are predicted from data sheets alone. Nothing is searched, fitted or run. A speed's
+error is predicted over published samples a second, less 1; a driver's figure of memory is held against what the
+allocator reserves and the context together, as a plan shows them. Headline figures are of the grades A and A-, whose
+settings are stated in full; those of grade B stand apart.
+
+Run: python benchmarks/published.py [--only ID] [--sum-up]     about ten minutes on one core; no GPU
+With an id, or a part of some, only those rows are made, and nothing is recorded. With --sum-up, rows on record are not
+made again, only their reasons, the summary and the picture. Written to results/published.json and published.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import statistics
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import record
+from published_reasons import reason
+from published_recipes import CannotExpress, Expressed, Row, express, samples_per_second
+from tightfit.backends import load_backend
+from tightfit.devices import find_device
+from tightfit.errors import TightfitError
+from tightfit.planning.estimate import Margin, Tools, fit, inference_time, steps_alone
+from tightfit.planning.standard_tools import standard_tools
+from tightfit.trace import Trace
+
+RUNS = record.RESULTS / "published_runs.jsonl"
+FAR = 0.2
+"""An error of which the record tells the reason."""
+HEADLINE = ("A", "A-")
+GENERATIONS = {(7, 0): "Volta", (7, 5): "Turing", (8, 0): "Ampere, A100", (8, 6): "Ampere", (8, 9): "Ada",
+               (9, 0): "Hopper", (10, 0): "Blackwell"}
+
+
+def published() -> list[Row]:
+    """Every row."""
+    return [json.loads(line) for line in RUNS.read_text("utf-8").splitlines()]
+
+
+def speed_of(found: Expressed, trace: Trace, tools: Tools) -> float | None:
+    """Samples a second of the part of a step that was published; None where none was."""
+    if found.timed == "nothing":
+        return None
+    if found.recipe.mode == "inference":
+        seconds = inference_time(trace, found.recipe, found.device, tools)[0].prefill_seconds
+    else:
+        timed = tools.step_time(trace, found.recipe, found.device)
+        passes = timed.forward + timed.recompute + timed.backward
+        seconds = {"step": timed.seconds, "forward": timed.forward}.get(found.timed, passes)
+    return found.recipe.batch_size / seconds
+
+
+def compare(row: Row, found: Expressed, trace: Trace, held: Trace, tools: Tools) -> dict[str, Any]:
+    """What is recorded of a row that a recipe expresses. held: the trace of `found.held`, for the memory."""
+    result: dict[str, Any] = {
+        "id": row["id"], "grade": row["grade"], "card": found.device.name, "source": row["source"].split()[0],
+        "precision": found.recipe.to_dict()["precision"], "timed": found.timed, "kernels": found.kernels,
+    }  # fmt: skip
+    told, said = samples_per_second(row), speed_of(found, trace, tools)
+    if told is not None and said is not None:
+        result["speed"] = _pair(told, said)
+    memory = fit(steps_alone(held), found.device, tools, Margin())
+    if found.memory and "memory_bytes" in row:
+        bytes_of = {"allocated": memory.memory.peak_allocated, "reserved": memory.memory.peak_reserved}
+        result["memory"] = {"counted": found.memory,
+                            **_pair(row["memory_bytes"], bytes_of.get(found.memory, memory.memory.used)),
+                            "allocated": memory.memory.peak_allocated, "reserved": memory.memory.peak_reserved,
+                            "context": memory.memory.context}
+    if found.fits:
+        ran = not row.get("oom", False)
+        result["fits"] = {"published": ran, "predicted": memory.fits, "agree": ran == (memory.fits != "no")}
+    return {**result, "notes": list(found.notes)}
+
+
+def with_reasons(row: dict[str, Any]) -> dict[str, Any]:
+    """A compared row, with the reason beside each figure that is far off."""
+    for figure in ("speed", "memory"):
+        if figure in row:
+            row[figure].pop("reason", None)
+            if abs(row[figure]["error"]) > FAR:
+                row[figure]["reason"] = reason(figure, row)
+    return row
+
+
+def _pair(told: float, said: float) -> dict[str, float]:
+    return {"published": told, "predicted": round(said, 4), "error": round(said / told - 1, 4)}
+
+
+def run(rows: Iterable[Row]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    """Every row compared, and what cannot be, with the reason. Each trace is made once; each row prints a line."""
+    backend = load_backend("pytorch")
+    tools = standard_tools(backend.predict, unseen=backend.unseen)
+    expressed, left_out = [], []
+    for row in rows:
+        try:
+            expressed.append((row, express(row)))
+        except CannotExpress as why:
+            left_out.append({"id": row["id"], "grade": row["grade"], "why": str(why)})
+    compared: list[dict[str, Any]] = []
+    latest: tuple[tuple[str, str], Trace] | None = None
+
+    def traced(found: Expressed) -> Trace:
+        nonlocal latest
+        if latest is None or latest[0] != found.key:
+            latest = None
+            gc.collect()  # before the next one: traces are large
+            latest = found.key, tools.predict(found.recipe, found.device)
+        return replace(latest[1], unseen=backend.unseen(found.recipe, found.device, latest[1]))
+
+    for number, (row, found) in enumerate(sorted(expressed, key=lambda pair: pair[1].key), 1):
+        try:
+            trace = traced(found)
+            held = trace if found.held == found.recipe else tools.predict(found.held, found.device)
+            compared.append(with_reasons(compare(row, found, trace, held, tools)))
+        except TightfitError as why:  # its failure is a row's result
+            left_out.append({"id": row["id"], "grade": row["grade"], "why": f"failed: {why}"})
+            continue
+        print(f"{number}/{len(expressed)} {_told(compared[-1])}", flush=True)
+    order = {row["id"]: place for place, row in enumerate(published())}
+    return sorted(compared, key=lambda row: order[row["id"]]), sorted(left_out, key=lambda row: order[row["id"]])
+
+
+def _told(row: dict[str, Any]) -> str:
+    figures = [f"{figure} {row[figure]['error']:+.1%}" for figure in ("speed", "memory") if figure in row]
+    wrong = [] if row.get("fits", {}).get("agree", True) else [f"fits: {row['fits']['predicted']}, which is wrong"]
+    return f"{row['id']}: {', '.join([*figures, *wrong]) or 'as published'}"
+
+
+def spread(errors: Sequence[float]) -> dict[str, Any]:
+    """Errors without sign, and the median with it."""
+    ordered = sorted(map(abs, errors))
+    return {
+        "rows": len(ordered), "median": round(statistics.median(ordered), 4),
+        "p95": round(ordered[math.ceil(0.95 * len(ordered)) - 1], 4), "worst": round(ordered[-1], 4),
+        "median_with_sign": round(statistics.median(errors), 4),
+        "within_20_percent": sum(error <= FAR for error in ordered),
+    }  # fmt: skip
+
+
+def grouped(rows: Iterable[dict[str, Any]], figure: str, by: Callable[[dict[str, Any]], str]) -> dict[str, Any]:
+    """The spread of each group's errors."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        if figure in row:
+            groups[by(row)].append(row[figure]["error"])
+    return {name: spread(errors) for name, errors in sorted(groups.items())}
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Errors over all rows of the headline's grades, and by what may explain them; whether all of any grade fit."""
+    best = [row for row in rows if row["grade"] in HEADLINE]
+    plain = [row for row in best if not row["kernels"]]
+    outcomes = [row["fits"] for row in rows if "fits" in row]
+    return {
+        "speed": {
+            **grouped(best, "speed", lambda row: "all"),
+            "by_kernels": grouped(best, "speed", lambda row: "special" if row["kernels"] else "plain"),
+            "by_grade": grouped(rows, "speed", lambda row: row["grade"]),
+            "by_source": grouped(best, "speed", lambda row: row["source"]),
+            "by_timed": grouped(best, "speed", lambda row: row["timed"]),
+            "by_precision": grouped(best, "speed", lambda row: _name(row["precision"])),
+            "by_card": grouped(best, "speed", lambda row: row["card"]),
+            "plain_by_card": grouped(plain, "speed", lambda row: row["card"]),
+        },
+        "memory": {
+            **grouped(best, "memory", lambda row: row["memory"]["counted"]),
+            "plain": grouped(plain, "memory", lambda row: row["memory"]["counted"]),
+            "by_grade": grouped(rows, "memory", lambda row: f"{row['grade']} {row['memory']['counted']}"),
+            "by_card": grouped(best, "memory", lambda row: row["card"]),
+        },
+        "fits": {"rows": len(outcomes), "agree": sum(fits["agree"] for fits in outcomes),
+                 "ran": sum(fits["published"] for fits in outcomes),
+                 "ran_and_refused": [row["id"] for row in rows if _wrong(row, ran=True)],
+                 "failed_and_allowed": [row["id"] for row in rows if _wrong(row, ran=False)]},
+    }
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, dict):
+        return "tf32" if value.get("tf32") else str(value["name"])
+    return str(value)
+
+
+def _wrong(row: dict[str, Any], ran: bool) -> bool:
+    return "fits" in row and not row["fits"]["agree"] and row["fits"]["published"] == ran
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Predicted against published speed, coloured by the cards' generation."""
+    from matplotlib.figure import Figure
+
+    timed = [row for row in rows if "speed" in row]
+    speeds = [row["speed"][name] for row in timed for name in ("published", "predicted")]
+    low, high = min(speeds) / 1.3, max(speeds) * 1.3
+    figure = Figure(figsize=(7.2, 6.4), layout="constrained")
+    axes = figure.subplots()
+    axes.fill_between([low, high], [low * (1 - FAR), high * (1 - FAR)], [low * (1 + FAR), high * (1 + FAR)],
+                      color="0.92", label="within 20 %")
+    axes.plot([low, high], [low, high], color="0.4", linewidth=1)
+    for place, (capability, generation) in enumerate(GENERATIONS.items()):
+        mine = [row for row in timed if find_device(row["card"]).capability == capability]
+        axes.scatter([], [], color=f"C{place}", s=26, label=generation)
+        for row in mine:
+            axes.scatter(row["speed"]["published"], row["speed"]["predicted"], s=26, linewidths=0.8,
+                         marker="^" if row["kernels"] else "o", edgecolors=f"C{place}",
+                         c=f"C{place}" if row["grade"] in HEADLINE else "none")
+    axes.scatter([], [], marker="^", color="0.4", s=26, label="special kernels ran")
+    axes.scatter([], [], marker="o", c="none", edgecolors="0.4", s=26, label="of grade B")
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), xlabel="published, samples/s",
+             ylabel="predicted from data sheets, samples/s", title="Training runs that others published")
+    axes.legend(fontsize=7, loc="upper left")
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="make the rows whose id holds this, and record nothing")
+    parser.add_argument("--sum-up", action="store_true", help="make no rows, but sum up and draw those on record")
+    asked = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    began = time.perf_counter()
+    if asked.sum_up:
+        kept = json.loads((record.RESULTS / "published.json").read_text("utf-8"))
+        seconds, compared, left_out = kept["seconds"], list(map(with_reasons, kept["rows"])), kept["left_out"]
+    else:
+        compared, left_out = run(row for row in published() if asked.only in row["id"])
+        seconds = round(time.perf_counter() - began)
+    if asked.only:
+        print(json.dumps({"rows": compared, "left_out": left_out}, indent=1))
+        return
+    totals = summary(compared)
+    print(record.write("published", {"seconds": seconds, "summary": totals, "rows": compared, "left_out": left_out}))
+    draw(compared, record.RESULTS / "published.png")
+    print(json.dumps({"speed": totals["speed"]["by_kernels"], "memory": totals["memory"]["plain"]}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

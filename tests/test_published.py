@@ -1,0 +1,173 @@
+"""Published runs become the recipes that their words say, or are left out with the reason; errors are summed up."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from published import FAR, compare, published, spread, summary, with_reasons
+from published_reasons import REASONS
+from published_recipes import CannotExpress, Row, counted_by, express, gradients_stayed, samples_per_second
+from tightfit.backends import load_backend
+from tightfit.backends.pytorch.model_size import model_size
+from tightfit.planning.standard_tools import standard_tools
+
+ROWS = {row["id"]: row for row in published()}
+RECORD = json.loads((Path(__file__).parents[1] / "results" / "published.json").read_text("utf-8"))
+RUN: Row = {
+    "id": "run", "grade": "A", "gpu": "V100-SXM2-16GB (cloud)", "shape": "bert-base-uncased", "seq_len": 32,
+    "task": "sequence classification, random", "micro_batch": 2, "accumulation": 3, "precision": "fp32",
+    "optimizer": "AdamW (adamw_hf)", "checkpointing": "none", "attention": "eager", "loss": "plain CE",
+    "source": "somebody/else @1", "notes": "",
+}  # fmt: skip
+LOOP = {"name": "adamw", "implementation": "loop"}
+
+
+def run(**changes: Any) -> Row:
+    return {**RUN, **changes}
+
+
+def test_a_runs_words_become_a_recipe():
+    found = express(run())
+    recipe = found.recipe
+    assert (found.device.name, found.timed, found.memory, found.kernels) == ("V100 16GB", "step", "", "")
+    assert (recipe.model, recipe.task, recipe.seq_len) == ("bert-base", "sequence-classification", 32)
+    assert (recipe.micro_batch_size, recipe.batch_size) == (2, 6)
+    values = recipe.to_dict()
+    assert (values["precision"], values["attention"], values["loss"]) == ("fp32", "eager", "plain")
+    assert (values["checkpointing"], values["compile"]) == ("none", "off")
+    assert values["optimizer"] == LOOP
+    assert recipe.open_choices() == ()
+
+
+@pytest.mark.parametrize(("changes", "field", "value"), [
+    ({"precision": "tf32 (inferred)", "gpu": "A100-SXM4-40GB"}, "precision", {"name": "fp32", "tf32": True}),
+    ({"precision": "fp16 autocast"}, "precision", "fp16"),
+    ({"precision": "fp16 (apex AMP O2, dynamic scale)"}, "precision", "fp16"),
+    ({"precision": "fp16 (apex AMP O2)", "gpu": "L4"}, "precision", {"name": "bf16-pure", "rounding": "nearest"}),
+    ({"optimizer": "torch AdamW", "versions": "torch 1.13.0"}, "optimizer", LOOP),
+    ({"optimizer": "torch AdamW", "versions": "torch 2.1"}, "optimizer", {**LOOP, "implementation": "foreach"}),
+    ({"optimizer": "apex FusedAdam"}, "optimizer", "adamw"),
+    ({"checkpointing": "full per-layer"}, "checkpointing", "every-block"),
+    ({"attention": "HF default (SDPA)"}, "attention", "sdpa"),
+    ({"attention": "SDPA flash"}, "attention", {"name": "sdpa", "kernel": "flash"}),
+    ({"attention": "eager (no flash)"}, "attention", "eager"),
+    ({"task": "inference forward"}, "mode", "inference"),
+])  # fmt: skip
+def test_words_of_a_field(changes, field, value):
+    assert express(run(**changes)).recipe.to_dict()[field] == value
+
+
+@pytest.mark.parametrize(("changes", "reasons"), [
+    ({"gpu": "GTX 1080 Ti"}, ["gpu: GTX 1080 Ti is not in the catalogue"]),
+    ({"gpu": "RTX 3080 Laptop"}, ["gpu: RTX 3080 Laptop is not in the catalogue"]),
+    ({"lora": True}, ["model: LoRA adapters"]),
+    ({"n_gpus": 8}, ["parallel: several GPUs"]),
+    ({"optimizer": "apex FusedLAMB", "task": "MLM+NSP pretraining", "loss": "plain CE on MLM logits"},
+     ["task: logits of the hidden positions alone", "optimizer: LAMB"]),
+    ({"shape": "bigscience/bloom (176B)"}, ["model: bigscience/bloom is not in the table of shapes"]),
+    ({"precision": "FP8 (TE)"}, ["precision: FP8 (TE)"]),
+    ({"seq_len": None}, ["seq_len: not stated"]),
+])  # fmt: skip
+def test_what_no_recipe_says_is_left_out_with_every_reason(changes, reasons):
+    with pytest.raises(CannotExpress) as told:
+        express(run(**changes))
+    assert str(told.value).splitlines() == reasons
+
+
+@pytest.mark.parametrize(("name", "parameters"), [
+    ("peft-full-3b", 3_212_749_824),
+    ("litgpt-full-tinyllama", 1_100_048_384),
+    ("neusight-l4-opt_13-inf-2048-2", 1_315_758_080),
+    ("neusight-h100-sxm5-80gb-gpt3_27-train-2048-1", 2_651_553_280),
+])
+def test_shapes_have_the_published_numbers_of_parameters(name, parameters):
+    assert model_size(express(ROWS[name]).recipe).parameters == parameters
+
+
+def test_a_published_forward_pass_has_no_dropout_and_no_update():
+    found = express(ROWS["neusight-h100-sxm5-80gb-opt_13-inf-2048-2"])
+    assert found.timed == "forward"
+    assert not found.fits
+    assert found.recipe.model_overrides["dropout"] == 0.0
+    both = express(ROWS["neusight-h100-sxm5-80gb-opt_13-train-2048-2"])
+    assert both.timed == "forward and backward"
+    assert "dropout" not in both.recipe.model_overrides
+    assert both.recipe.batch_size == 2 * 2  # the second pass's gradients are added to the first's
+
+
+def test_who_counted_the_memory():
+    assert counted_by("") == ""
+    assert counted_by("torch max_memory_allocated /1e9") == "allocated"
+    assert counted_by("max memory RESERVED") == "reserved"
+    assert counted_by("NVML used (driver)") == counted_by("nvidia-smi used") == "driver"
+
+
+def test_gradients_stayed_between_steps_before_pytorch_2():
+    old, new = "transformers ~4.16, torch ~1.10, driver 460.91", "torch 2.1.0, transformers 4.38.1"
+    assert [gradients_stayed(text) for text in (old, "NGC pytorch 21.11", new, "")] == [True, True, False, False]
+    memory = {"memory_bytes": 1, "memory_kind": "NVML used", "accumulation": 1}
+    found = express(run(**memory, versions=old))
+    assert (found.recipe.batch_size, found.held.batch_size, found.held.micro_batch_size) == (2, 4, 2)
+    assert express(run(**memory, versions=new)).held == found.recipe
+    summed = express(run(**{**memory, "accumulation": 3}, versions=old))
+    assert summed.held == summed.recipe  # whose gradients are there as it is
+
+
+def test_every_reason_is_of_some_run():
+    for ids, figure, why in REASONS:
+        assert figure in ("speed", "memory")
+        assert why
+        assert any(re.match(ids, name) for name in ROWS), ids
+
+
+def test_a_speed_is_in_samples():
+    assert samples_per_second(run(samples_per_second=8.5, step_seconds=9)) == 8.5
+    assert samples_per_second(run(step_seconds=0.25)) == 8
+    assert samples_per_second(RUN) is None
+
+
+def test_a_run_is_compared_by_speed_memory_and_whether_it_fits():
+    backend = load_backend("pytorch")
+    tools = standard_tools(backend.predict, unseen=backend.unseen)
+    row = run(samples_per_second=1e-3, memory_bytes=1 << 40, memory_kind="NVML used", oom=False)
+    found = express(row)
+    trace = tools.predict(found.recipe, found.device)
+    result = with_reasons(compare(row, found, trace, trace, tools))
+    assert result["speed"]["error"] == pytest.approx(result["speed"]["predicted"] / 1e-3 - 1, rel=1e-3)
+    assert result["speed"]["error"] > FAR
+    assert "reason" in result["speed"]
+    memory = result["memory"]
+    assert memory["counted"] == "driver"
+    assert memory["error"] == pytest.approx(memory["predicted"] / (1 << 40) - 1, abs=1e-4)
+    assert result["fits"] == {"published": True, "predicted": "yes", "agree": True}
+    failed = {**row, "oom": True}
+    result = compare(failed, express(failed), trace, trace, tools)
+    assert "speed" not in result
+    assert result["fits"] == {"published": False, "predicted": "yes", "agree": False}
+
+
+def test_errors_are_summed_up_without_sign():
+    found = spread([-0.3, 0.1, 0.2])
+    assert (found["median"], found["p95"], found["worst"], found["median_with_sign"]) == (0.2, 0.3, 0.3, 0.1)
+    assert (found["rows"], found["within_20_percent"]) == (3, 2)
+    row = {"id": "a", "grade": "A", "card": "T4", "source": "s", "precision": "fp32", "timed": "step", "kernels": "",
+           "speed": {"error": 0.1}, "fits": {"published": True, "predicted": "no", "agree": False}}  # fmt: skip
+    totals = summary([row, {**row, "id": "b", "grade": "B", "kernels": "apex", "speed": {"error": 0.5}}])
+    assert totals["speed"]["all"]["rows"] == 1
+    assert totals["speed"]["by_grade"]["B"]["median"] == 0.5
+    assert totals["fits"]["ran_and_refused"] == ["a", "b"]
+    assert totals["fits"]["rows"] == 2
+
+
+def test_the_record_holds_every_run_and_looks_for_a_reason_where_it_is_far_off():
+    assert sorted(row["id"] for part in ("rows", "left_out") for row in RECORD[part]) == sorted(ROWS)
+    assert not [row for row in RECORD["left_out"] if row["why"].startswith("failed")]
+    for row in RECORD["rows"]:
+        for figure in ("speed", "memory"):
+            if figure in row:
+                assert ("reason" in row[figure]) == (abs(row[figure]["error"]) > FAR)
