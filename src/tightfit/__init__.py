@@ -23,7 +23,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Applied": "tightfit.backends.pytorch.own_loop",
-    "ReadablePlan": "tightfit.display.plan",
+    "ReadablePlan": "tightfit.display.plan_table",
     "Recipe": "tightfit.recipe",
     "Trainer": "tightfit.training.trainer",
     "apply": "tightfit.backends.pytorch.own_loop",

@@ -10,6 +10,7 @@ import pytest
 
 from tests.training.runs import logged_losses, same_weights
 from tightfit.backends.pytorch.backend import PytorchBackend
+from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.backends.pytorch.measure import step_profiler
 from tightfit.backends.pytorch.measure.marks import Marks
 from tightfit.commands.report import run_report
@@ -107,9 +108,9 @@ def test_a_step_that_never_comes_is_said(run):
     assert "profile_step: no step from 50 on comes before max_steps 2 that has warmed up; none is profiled" in messages
 
 
-def break_marks(monkeypatch, name, phase, times):
-    """Let a method of the marks fail in that phase, after it has worked so many times."""
-    works, left = getattr(Marks, name), [times]
+def break_marks(monkeypatch, owner, name, phase, times):
+    """Let a method of the marks, or of what they are made from, fail in that phase, after it has worked so often."""
+    works, left = getattr(owner, name), [times]
 
     def fail(self, *arguments):
         left[0] -= self.phase is phase
@@ -117,14 +118,15 @@ def break_marks(monkeypatch, name, phase, times):
             raise RuntimeError("this op is not known\nand more")
         return works(self, *arguments)
 
-    monkeypatch.setattr(Marks, name, fail)
+    monkeypatch.setattr(owner, name, fail)
 
 
-@pytest.mark.parametrize(("name", "phase"), [
-    ("_run", Phase.FORWARD), ("_run", Phase.BACKWARD), ("_note_call", Phase.FORWARD), ("_note_call", Phase.OPTIMIZER),
+@pytest.mark.parametrize(("owner", "name", "phase"), [
+    (Marks, "_run", Phase.FORWARD), (Marks, "_run", Phase.BACKWARD), (Tracker, "_note", Phase.FORWARD),
+    (Tracker, "_note", Phase.OPTIMIZER),
 ])  # fmt: skip
-def test_a_step_that_cannot_be_followed_is_taken_all_the_same(run, plain, monkeypatch, name, phase):
-    break_marks(monkeypatch, name, phase, times=3)
+def test_a_step_that_cannot_be_followed_is_taken_all_the_same(run, plain, monkeypatch, owner, name, phase):
+    break_marks(monkeypatch, owner, name, phase, times=3)
     summary, messages = train({**run, "profile_step": 5})
     assert summary.losses == plain[1].losses
     assert same_weights(plain[0], Path(run["output_dir"]))

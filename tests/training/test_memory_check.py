@@ -57,6 +57,27 @@ def test_a_step_is_weighed_against_what_is_free_and_what_there_is(
         checked(large)
 
 
+def test_the_micro_batch_that_is_named_fits(large: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = load_backend("pytorch")
+    device = backend.device(large)
+
+    def peak(micro: int) -> int:
+        return steps_alone(backend.predict(resolve(large.override(micro_batch_size=micro), device), device)).peak()[1]
+
+    one, two, four = map(peak, (1, 2, 4))
+    for total, free, told in ((four, four, 4), (four - 1, four - 1, 2), (four, two, 2), (two - 1, one, 1),
+                              (four, one - 1, 4)):  # fmt: skip
+        has(monkeypatch, total, free)
+        with pytest.raises(Refused, match=rf"Write micro_batch_size={told} "):
+            checked(large)
+    has(monkeypatch, one - 1, one - 1)
+    with pytest.raises(Refused, match=r"No micro-batch is small enough \(a single sample takes [\d.]+ MiB\): write "
+                       r"checkpointing=selective \(.*\); or checkpointing=every-block \(.*\); or a smaller"):
+        checked(large)
+    with pytest.raises(Refused, match=r"No micro-batch is small enough: write checkpointing=selective"):
+        checked(large.override(micro_batch_size=1))
+
+
 def test_a_sequence_without_positions_is_left_to_the_data_to_refuse(
     large: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from tightfit.backends.base import Backend
@@ -35,20 +36,45 @@ def check_memory(recipe: Recipe, device: Device, backend: Backend, config: Any, 
         positions = facts_of(config, recipe).max_positions
         if positions is not None and recipe.seq_len > positions:
             return
-        from tightfit.planning.estimate import steps_alone, unseen
-        from tightfit.planning.suggestions import smaller
+        micro = recipe.micro_batch_size
+        assert micro != "auto"
+        peak_of = cache(lambda samples: _peak(recipe.override(micro_batch_size=samples), device, backend))
+        peak = peak_of(micro)
+        if peak <= free:
+            return
+        from tightfit.planning.largest import largest_that_fits
 
-        trace = steps_alone(backend.predict(recipe, device))
+        halves = [micro >> shift for shift in range(micro.bit_length() - 1, 0, -1)]
+        rooms = [free, every] if peak > every else [free]
+        fits = next((fits for room in rooms if (fits := largest_that_fits(halves, peak_of, room))), None)
+        advice = _advice(recipe, device, fits, peak_of(1))
     except ModelError:
         return
-    peak = trace.peak()[1] + unseen(trace, "allocator")
-    advice = f"Write {'; or '.join(smaller(recipe, device))}"
     if peak > every:
         raise Refused(f"a step is predicted to take {size(peak)}, and this machine has {size(memory.total)}: the "
                       f"system would end the run. {advice}")
-    if peak > free:
-        log(f"warning: a step is predicted to take {size(peak)}, and {size(free)} are free: the system may end the "
-            f"run. {advice}")
+    log(f"warning: a step is predicted to take {size(peak)}, and {size(free)} are free: the system may end the run. "
+        f"{advice}")
+
+
+def _peak(recipe: Recipe, device: Device, backend: Backend) -> int:
+    """Bytes that a step is predicted to take."""
+    from tightfit.planning.estimate import steps_alone, unseen
+
+    trace = steps_alone(backend.predict(recipe, device))
+    return trace.peak()[1] + unseen(trace, "allocator")
+
+
+def _advice(recipe: Recipe, device: Device, fits: int | None, least: int) -> str:
+    """Changes to write. fits: the micro-batch that fits; None for none. least: the bytes that one sample takes."""
+    from tightfit.planning.suggestions import savings
+
+    others = [str(saving) for saving in savings(recipe.override(micro_batch_size=1), device)]
+    if fits is not None:
+        advice = [f"micro_batch_size={fits} (the same global batch, more accumulation)", *others[:1]]
+        return f"Write {'; or '.join(advice)}"
+    why = f" (a single sample takes {size(least)})" if recipe.micro_batch_size != 1 else ""
+    return f"No micro-batch is small enough{why}: write {'; or '.join([*others[:2], 'a smaller seq_len or model'])}"
 
 
 def rough_bytes(recipe: Recipe, config: Any = None) -> float:
