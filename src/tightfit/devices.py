@@ -62,7 +62,7 @@ class Device:
     @property
     def wants_wide_rows(self) -> bool:
         """Whether its tensor cores are fed best by rows of whole 128 bytes, as the A100's are, and not of 16."""
-        return self.at_least(8) and self.capability is not None and self.capability[1] == 0
+        return self.capability in ((8, 0), (9, 0), (10, 0))  # data-center cards, as the guide to matrix products has it
 
     def peak(self, dtype: str, tf32: bool = False) -> float:
         """Dense peak of matrix products on tensors of a dtype, operations a second; 0 where no peak is known.

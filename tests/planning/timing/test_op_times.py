@@ -29,7 +29,7 @@ def test_one_tile_on_one_multiprocessor():
     rows, columns, speed = contractions.TILES[0]
     assert speed == 1.0
     seconds = contractions.matmul_seconds(Matmul(1, rows, columns, 4096), 1e12, 1)
-    assert seconds == pytest.approx(2 * rows * columns * (4096 + contractions.TENSOR_CORES.prologue) / 1e12)
+    assert seconds == pytest.approx(2 * rows * columns * (4096 + contractions.PROLOGUE) / 1e12)
     ragged = contractions.matmul_seconds(Matmul(1, rows, columns + 1, 65536), 1e12, 1)
     assert ragged > 1.3 * contractions.matmul_seconds(Matmul(1, rows, columns, 65536), 1e12, 1)  # tile quantization
 

@@ -22,8 +22,11 @@ TILES = (
 )  # fmt: skip
 """Rows and columns of cuBLAS's tiles (the guide), and how fast each runs beside the largest: assumed."""
 
-SPLITS = (1, 2, 4, 8, 16)
-"""Parts that a product with few tiles is cut into along K."""
+SPLITS, SPLIT_SECONDS = (1, 2, 4, 8, 16), 4e-6
+"""Parts that a product with few tiles is cut into along K, and what adding them up takes."""
+
+PROLOGUE, PLAIN_PROLOGUE = 150, 8
+"""Filling a tile's pipeline and storing its result, as so many more steps of K, with tensor cores and without."""
 
 ALIGNMENT = {128: 1.0, 64: 1.0, 32: 0.96, 16: 0.93, 8: 0.6, 4: 0.45, 2: 0.38, 1: 0.38}
 """Speed on tensor cores by the bytes that the rows of both operands and of the result are a multiple of. 16 matter
@@ -33,17 +36,6 @@ CAUSAL_HALF, FULL_HALF = {8: 400, 9: 500, 10: 650}, 150
 """Attention over so many positions reaches half of what it does over long sequences, by generation."""
 QUERIES = 128
 """Rows of queries that one block of a fused attention kernel works on (FlashAttention-2)."""
-
-
-class Pipeline(NamedTuple):
-    """What a tile costs beyond its arithmetic. prologue: filling it and storing its result, as so many more steps of K.
-    split: adding up the parts of a product that is cut along K."""
-
-    prologue: int
-    split: float
-
-
-TENSOR_CORES, PLAIN_CORES = Pipeline(200, 2.0), Pipeline(8, 1.1)
 
 
 class Matmul(NamedTuple):
@@ -111,7 +103,7 @@ def alignment(matmul: Matmul, item_bytes: int, wide: bool) -> float:
     return ALIGNMENT[multiple] if wide or multiple < 16 else 1.0
 
 
-def matmul_seconds(matmul: Matmul, rate: float, units: int, pipeline: Pipeline = TENSOR_CORES) -> float:
+def matmul_seconds(matmul: Matmul, rate: float, units: int, prologue: int = PROLOGUE) -> float:
     """Seconds for a matmul on `units` multiprocessors that together do `rate` operations a second: the best way of
     cutting it into tiles."""
     best = math.inf
@@ -119,9 +111,8 @@ def matmul_seconds(matmul: Matmul, rate: float, units: int, pipeline: Pipeline =
         tiles = matmul.batch * -(-matmul.m // rows) * -(-matmul.n // columns)
         for parts in SPLITS:
             waves = -(-tiles * parts // units)
-            depth = matmul.k / parts + pipeline.prologue
-            seconds = waves * 2 * rows * columns * depth * units / (rate * speed)
-            best = min(best, seconds * (pipeline.split if parts > 1 else 1.0))
+            seconds = waves * 2 * rows * columns * (matmul.k / parts + prologue) * units / (rate * speed)
+            best = min(best, seconds + (SPLIT_SECONDS if parts > 1 else 0.0))
             if tiles * parts >= units:
                 break
     return best

@@ -32,15 +32,17 @@ from tightfit.calibration import BATCH, Calibration, family_of
 from tightfit.devices import Device
 from tightfit.errors import TightfitError
 from tightfit.planning.timing import contractions
-from tightfit.planning.timing.contractions import PLAIN_CORES, TENSOR_CORES, Matmul
+from tightfit.planning.timing.contractions import PLAIN_PROLOGUE, Matmul
 from tightfit.trace import COPIES, Op, OpClass, Stream
 
 T = TypeVar("T")
 
 PLAIN_SHARE = {
-    (7, 0): 1.0, (7, 5): 0.53, (8, 0): 0.9, (8, 6): 0.66, (8, 9): 0.6, (9, 0): 0.74, (10, 0): 0.68,
+    (7, 0): 1.0, (7, 5): 0.9, (8, 0): 0.9, (8, 6): 0.66, (8, 9): 0.6, (9, 0): 0.74, (10, 0): 0.68,
 }  # fmt: skip
 """Share of the fp32 peak that matmuls without tensor cores reach, by compute capability, from that one on."""
+LESS_POWER = 1.15
+"""How much further a card's power carries without tensor cores."""
 FLASH_RATE, FLASH_SHARE = (1.42e3, 1.17e3), (1.0, 0.74)
 EFFICIENT_RATE = (0.55e3, 0.4e3)
 CUDNN_SHARE = {(8, 0): (0.6, 0.5), (9, 0): (0.7, 0.58), (10, 0): (0.66, 0.5)}
@@ -132,9 +134,9 @@ def _compute_seconds(op: Op, device: Device, tf32: bool) -> float:
 def _matmul_seconds(matmul: Matmul, dtype: str, device: Device, tf32: bool) -> float:
     rate = _matmul_rate(dtype, device, tf32)
     if not _on_tensor_cores(dtype, device, tf32):
-        return contractions.matmul_seconds(matmul, rate, device.units, PLAIN_CORES)
+        return contractions.matmul_seconds(matmul, rate, device.units, PLAIN_PROLOGUE)
     rate *= contractions.alignment(matmul, ITEM_BYTES.get(dtype, 4), device.wants_wide_rows)
-    return contractions.matmul_seconds(matmul, rate, device.units, TENSOR_CORES)
+    return contractions.matmul_seconds(matmul, rate, device.units)
 
 
 def _on_tensor_cores(dtype: str, device: Device, tf32: bool) -> bool:
@@ -143,8 +145,10 @@ def _on_tensor_cores(dtype: str, device: Device, tf32: bool) -> bool:
 
 def _matmul_rate(dtype: str, device: Device, tf32: bool) -> float:
     """Operations a second that large matmuls sustain."""
-    on_tensor_cores = _on_tensor_cores(dtype, device, tf32)
-    return device.peak(dtype, tf32) * (device.sustains if on_tensor_cores else _of_generation(PLAIN_SHARE, device))
+    share = device.sustains
+    if not _on_tensor_cores(dtype, device, tf32):
+        share = min(_of_generation(PLAIN_SHARE, device), LESS_POWER * share)
+    return device.peak(dtype, tf32) * share
 
 
 def _attention_rate(op: Op, device: Device) -> float:
@@ -168,11 +172,16 @@ def _cycles_a_second(device: Device) -> float:
     return device.flops.get("fp32", 0.0) / 2 / lanes
 
 
+def memory_share(device: Device) -> float:
+    """Share of the bandwidth that contiguous element-wise ops reach."""
+    return _of_generation(MEMORY_SHARE, device)
+
+
 def _memory_seconds(op: Op, device: Device) -> float:
     """Seconds of moving an op's bytes and of working on its elements, whichever are longer."""
-    share, cycles, times = _of_generation(MEMORY_SHARE, device), 0.0, 1.0
+    share, cycles, times = memory_share(device), 0.0, 1.0
     item = ITEM_BYTES.get(op.dtype, 4)
-    elements = op.bytes_written / item
+    elements = max(map(math.prod, op.shapes), default=0)
     backward = "backward" in op.name
     if op.name.startswith(FUSED) or op.op_class in (OpClass.OTHER, OpClass.COMMUNICATION):
         share = FUSED_SHARE.get(op.op_class, 0.85)
@@ -185,7 +194,6 @@ def _memory_seconds(op: Op, device: Device) -> float:
             times = 5 / 3 if backward else 2.0
     elif "_norm" in op.name and op.shapes and op.shapes[0]:
         each_row, each = BACKWARD_NORM_CYCLES if backward else NORM_CYCLES
-        elements = math.prod(op.shapes[0])
         cycles = elements / op.shapes[0][-1] * each_row + elements * each * (2 if item > 2 else 1)
         share = BACKWARD_NORM_SHARE if backward else FULL_NORM_SHARE if item > 2 else share
     elif op.op_class in (OpClass.ELEMENTWISE, OpClass.MOVEMENT):
