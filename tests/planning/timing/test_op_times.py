@@ -127,3 +127,24 @@ def test_measured_matmuls_of_a_gpu_are_met_and_keep_the_shapes_own_tiles_in_betw
                 assert op_seconds(mm(m, n, k), GPU, measured) == pytest.approx(met)
                 assert op_seconds(mm(m, n, k, batch=BATCH), GPU, measured) == pytest.approx(BATCH * met)
     assert op_seconds(mm(4096, 2049, 4096), GPU, measured) > 1.3 * op_seconds(mm(4096, 2048, 4096), GPU, measured)
+
+
+def test_layouts_cost_cycles():
+    wide = {"name": "aten.mul.Tensor", "shapes": ((1 << 28,),), "dtype": "bfloat16", "bytes_written": 1 << 29}
+    plain, strided, cast = (op_seconds(add(1 << 29, layout=layout, **wide), A100) for layout in ("", "strided", "cast"))
+    assert plain < strided < cast
+
+
+def test_power_limits_products_on_tensor_cores_most():
+    full = replace(A100, sustains=1.0)
+    limited = replace(A100, sustains=0.5)
+    half, single = (op_seconds(mm(8192, 8192, 8192, dtype), limited) / op_seconds(mm(8192, 8192, 8192, dtype), full)
+                    for dtype in ("bfloat16", "float32"))
+    assert half == pytest.approx(2.0, rel=0.01)
+    assert 1.0 < single < half
+
+
+def test_rows_that_are_not_aligned_are_slow():
+    product = Matmul(1, 4096, 4096, 4096, rows=(4096, 4096, 4096))
+    assert contractions.alignment(product._replace(rows=(4096, 4097, 4096)), 2, wide=False) < 0.5
+    assert contractions.alignment(product._replace(m=4097), 2, wide=True) == 1.0  # rows lead no dimension

@@ -66,7 +66,8 @@ CACHED_SHARE, CACHE_SPEED = 0.7, 1.5
 """Share of the L2 cache that an op's bytes may take to be there still from the op before, and their speed beside
 memory's."""
 SPILLED_ROW = 200_000
-"""Bytes of a softmax's row from which on it no longer stays in shared memory, and is read again."""
+"""Bytes of a softmax's row from which on it no longer stays in shared memory, and is read again; as are rows that are not
+aligned to 16 bytes."""
 KERNEL_START, STRIDED_START = 2e-6, 3e-6
 CLASS_START = {OpClass.CONTRACTION: 2.3e-6, OpClass.NORMALIZATION: 4e-6}
 """Seconds of a kernel's start and end, of some kinds more."""
@@ -191,7 +192,7 @@ def _memory_seconds(op: Op, device: Device) -> float:
         if row > LONG_ROW:
             cycles = elements * SOFTMAX_CYCLES[(item > 2) if aligned else 2]
         if row * item > SPILLED_ROW or not aligned:
-            times = 5 / 3 if backward else 2.0
+            times = 1.5
     elif "_norm" in op.name and op.shapes and op.shapes[0]:
         each_row, each = BACKWARD_NORM_CYCLES if backward else NORM_CYCLES
         cycles = elements / op.shapes[0][-1] * each_row + elements * each * (2 if item > 2 else 1)

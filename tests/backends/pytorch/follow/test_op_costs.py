@@ -326,3 +326,25 @@ def test_fake_tensors_cost_what_real_ones_do():
     kept = [[(str(f), c) for f, c in found if c.kernels] for found in (real, fake)]
     assert kept[0] == kept[1]
     assert len(kept[0]) > 8
+
+
+def test_rows_of_products_are_those_of_their_operands_and_result():
+    a, b = torch.randn(6, 8), torch.randn(5, 8)
+    found = cost(aten.mm.default, (a, b.t()), {}, a @ b.t())
+    assert (found.leading, found.layout) == ((8, 8, 5), "")
+
+
+def test_layouts_of_what_memory_binds():
+    x, y = torch.randn(2, 3, 4), torch.randn(4)
+    moved = x.transpose(0, 1)
+
+    def layout(func, *args):
+        return cost(func, args, {}, func(*args)).layout
+
+    assert layout(aten.add.Tensor, x, x) == ""
+    assert layout(aten.mul.Tensor, x, torch.tensor(2.0)) == ""
+    assert layout(aten.add.Tensor, moved, moved) == ""  # in another order, but all in the same
+    assert layout(aten.add.Tensor, x, y) == "strided"  # broadcast
+    assert layout(aten.add.Tensor, moved, moved.contiguous()) == "strided"
+    assert layout(aten.gelu.default, x[..., ::2]) == "strided"
+    assert cost(aten._to_copy.default, (x,), {"dtype": torch.bfloat16}, x.bfloat16()).layout == "cast"

@@ -113,7 +113,7 @@ def cost(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> Cos
     # What a product is added to may be wider than what is multiplied.
     dtype = _dtype(inputs[1:] if facts.name == "addmm" else inputs) or _dtype(results)
     op_class, tensors = facts.op_class, [*inputs, *results]
-    plain = facts.lists or facts.traffic is not None or _alike(tensors)
+    plain = op_class is OpClass.CONTRACTION or facts.lists or facts.traffic is not None or _alike(tensors)
     layout: Literal["", "strided", "cast"] = "" if plain and facts.name != "cat" else "strided"
     if facts.name in ("_to_copy", "copy_", "_foreach_copy_"):
         casts = len({t.dtype for t in tensors}) > 1
