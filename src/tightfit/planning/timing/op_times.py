@@ -66,8 +66,8 @@ CACHED_SHARE, CACHE_SPEED = 0.7, 1.5
 """Share of the L2 cache that an op's bytes may take to be there still from the op before, and their speed beside
 memory's."""
 SPILLED_ROW = 200_000
-"""Bytes of a softmax's row from which on it no longer stays in shared memory, and is read again, as rows are that are not
-aligned to 16 bytes."""
+"""Bytes of a softmax's row from which on it leaves shared memory and is read again, as a row is that is not aligned to
+16 bytes."""
 KERNEL_START, STRIDED_START = 2e-6, 3e-6
 CLASS_START = {OpClass.CONTRACTION: 2.3e-6, OpClass.NORMALIZATION: 4e-6}
 """Seconds of a kernel's start and end, of some kinds more."""
