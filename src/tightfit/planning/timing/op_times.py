@@ -16,7 +16,6 @@ cycles that each takes of a multiprocessor. `benchmarks/ops_vs_gpu.py` holds all
 | `KERNEL_START` | 2 to 4 microseconds | the same |
 | `CPU_MATMUL_RATE`, `CPU_BANDWIDTH` | 50 GFLOP/s a core, 8 GB/s a core up to 4 | a rough default; one core of an AMD EPYC (Zen 4) measured 97 GFLOP/s and 13 to 30 GB/s (PyTorch 2.13) |
 | `LINK_SHARE`, `PAGEABLE_SHARE` | 0.8, 0.4 | of PCIe's bandwidth, from pinned and from ordinary memory: assumed, not yet measured |
-| `CPU_SLOW` | 16-bit floats 0.02 | half precision that the processor cannot multiply: 1 to 20 GFLOP/s on the same machine |
 
 Optimizers' kernels, and kernels that a compiler fuses, have no public recordings: `FUSED_SHARE` of the bandwidth is
 assumed for them.
@@ -72,7 +71,6 @@ KERNEL_START, STRIDED_START = 2e-6, 3e-6
 CLASS_START = {OpClass.CONTRACTION: 2.3e-6, OpClass.NORMALIZATION: 4e-6}
 """Seconds of a kernel's start and end, of some kinds more."""
 CPU_MATMUL_RATE, CPU_BANDWIDTH, CPU_BANDWIDTH_CORES = 50e9, 8e9, 4
-CPU_SLOW = {"float16": 0.02}
 LINK_SHARE, PAGEABLE_SHARE = 0.8, 0.4
 UNKNOWN_LINK = 16e9
 """Bytes a second of a link that is not known: PCIe 3.0 with 16 lanes."""
@@ -221,8 +219,9 @@ def _of_generation(table: Mapping[tuple[int, int], T], device: Device) -> T:
 
 
 def _on_cpu(op: Op, cores: int) -> float:
-    """A rough guess for a processor of which nothing was measured but its number of cores."""
-    rate = cores * CPU_MATMUL_RATE * CPU_SLOW.get(op.dtype, 1.0)
+    """A rough guess for a processor of which nothing was measured but its number of cores, the same for every format:
+    some multiply half precision faster than fp32, some far slower."""
+    rate = cores * CPU_MATMUL_RATE
     bandwidth = min(cores, CPU_BANDWIDTH_CORES) * CPU_BANDWIDTH
     return max(op.flops / rate, (op.bytes_read + op.bytes_written) / bandwidth)
 
