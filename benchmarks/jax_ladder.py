@@ -1,4 +1,4 @@
-"""The notebook's ladder compiled for its own card, which need not be there, and recipes that take less: JAX.
+"""The notebook's ladder compiled for its own card, which need not be present, and recipes that take less: JAX.
 
 Each rung's bytes are XLA's own plan of the very step that training runs. Operations are those of the matrix products in
 the compiled program, recomputation included; findings are those of the report. Records results/jax_ladder_a5000.json.

@@ -52,9 +52,9 @@ class Remembered(InProcess):
         return [self.outcomes[f"{device.name} {recipe.model_dump_json()}"] for recipe, device in jobs]
 
 
-def harshness(plan: Plan, slots: Sequence[str]) -> tuple[int, int]:
+def numerics_change(plan: Plan, slots: Sequence[str]) -> tuple[int, int]:
     """How far the choice changes results: its harshest technique in these slots, then the sum of all."""
-    picked = [getattr(plan.recipe, slot).harshness for slot in slots]
+    picked = [getattr(plan.recipe, slot).numerics_change for slot in slots]
     return max(picked, default=0), sum(picked)
 
 
@@ -62,7 +62,7 @@ def row(plan: Plan, slots: Sequence[str]) -> dict[str, Any]:
     """What is recorded of a plan."""
     if plan.chosen is None:
         return {"fits": False, "traces": plan.predictions}
-    return {"fits": True, "throughput": plan.chosen.estimate.time.throughput, "harshness": harshness(plan, slots),
+    return {"fits": True, "throughput": plan.chosen.estimate.time.throughput, "harshness": numerics_change(plan, slots),
             "safe": plan.chosen.estimate.safe, "traces": plan.predictions, "choice": plan.chosen.choices()}
 
 

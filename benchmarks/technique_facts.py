@@ -1,4 +1,4 @@
-"""The rules of thumb that techniques declare for the search, beside what plans predict: `keeps` and `slowdown`.
+"""What techniques declare for the search, `activation_share` and `slowdown`, beside what plans predict.
 
     python benchmarks/technique_facts.py     a few minutes on two cores; no GPU
 

@@ -70,7 +70,7 @@ def technique_page(variant: type[Technique]) -> str:
         "## Knobs",
         _knobs_table(knobs(variant), f"{variant.slot}.") if knobs(variant) else "None.",
     ]
-    rungs = [f"{variant.slot}: {_yaml(_short(rung))}" for rung in variant.rungs()]
+    rungs = [f"{variant.slot}: {_yaml(_short(rung))}" for rung in variant.representative_settings()]
     if len(rungs) > 1:
         parts += ["## Settings worth trying", "\n".join(f"- `{rung}`" for rung in rungs)]
     reasons = refusals(variant)

@@ -112,7 +112,7 @@ def test_a_signal_saves_and_says_so(place, number):
             process.kill()
     assert process.returncode == 128 + number
     assert "Traceback" not in err
-    assert "the same command goes on" in out
+    assert "the same command resumes the run" in out
     assert len(list((place / "run" / "checkpoints").glob("step-*"))) == 1
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+import tightfit
+
 SOURCE = Path(__file__).parents[1] / "src"
 
 LAYERS = (
@@ -37,8 +39,7 @@ LAYERS = (
     ("tightfit.backends.pytorch.measure",),
     ("tightfit.backends.pytorch.simulate",),
     ("tightfit.backends.pytorch.simulate.compiled",),
-    ("tightfit.backends.pytorch.simulate.cpu",),
-    ("tightfit.backends.pytorch.simulate.cuda", "tightfit.backends.pytorch.simulate.decompositions"),
+    ("tightfit.backends.pytorch.simulate.cuda",),
     ("tightfit.backends.pytorch.follow",),
     ("tightfit.backends.pytorch", "tightfit.backends.jax"),
     ("tightfit.backends.measuring",),
@@ -189,6 +190,14 @@ def test_frameworks_are_imported_in_backends_only(modules: dict[str, list[Import
 def test_imported_modules_exist(modules: dict[str, list[Import]]) -> None:
     missing = {i.module for imports in modules.values() for i in imports if i.module.split(".")[0] == "tightfit"}
     assert missing <= set(modules)
+
+
+def test_layers_name_modules_that_exist(modules: dict[str, list[Import]]) -> None:
+    assert {name for names in LAYERS for name in names} <= set(modules)
+
+
+def test_every_public_name_resolves() -> None:
+    assert [name for name in tightfit.__all__ if getattr(tightfit, name, None) is None] == []
 
 
 def write(folder: Path, files: dict[str, str]) -> dict[str, list[Import]]:

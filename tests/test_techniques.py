@@ -15,7 +15,7 @@ from tightfit.techniques import VARIANTS, Technique
 from tightfit.techniques.base import Exactness
 
 EVERY = [variant for variants in VARIANTS.values() for variant in variants]
-RUNGS = [rung for variant in EVERY for rung in variant.rungs()]
+RUNGS = [rung for variant in EVERY for rung in variant.representative_settings()]
 DEVICES = [
     Device(kind="cpu", name="a processor", memory_bytes=0),
     Device(kind="cuda", name="an older GPU", memory_bytes=0, capability=(7, 5)),
@@ -77,7 +77,7 @@ def test_rung_survives_yaml(rung: Technique) -> None:
 
 @each_variant
 def test_rungs_differ(variant: type[Technique]) -> None:
-    rungs = variant.rungs()
+    rungs = variant.representative_settings()
     assert rungs
     assert all(type(rung) is variant for rung in rungs)
     assert len(set(map(repr, rungs))) == len(rungs)
@@ -97,21 +97,22 @@ def test_facts_that_the_search_reads(variant: type[Technique]) -> None:
     for backend in ("pytorch", "jax"):
         recipe = Recipe.from_dict({"backend": backend})
         for device in DEVICES:
-            offered = variant.offered(recipe, device)
+            offered = variant.search_settings(recipe, device)
             assert all(type(setting) is variant for setting in offered)
             assert len(set(map(repr, offered))) == len(offered)
-            assert variant.usual(recipe, device) is None or isinstance(variant.usual(recipe, device), variant)
+            assert isinstance(variant.default_setting(recipe, device), variant | None)
             assert -1 < variant().slowdown(device) < 1
-            assert variant().outdone_by(device) in {"", *(v.name for v in VARIANTS[variant.slot])} - {variant.name}
+            others = {v.name for v in VARIANTS[variant.slot]} - {variant.name}
+            assert variant().dominating_variant(device) in {"", *others}
             assert 0 <= variant().bytes_per_parameter(resolve(recipe, device)) <= 16
-    assert 0 < variant.keeps <= 1
-    assert variant.harshness in range(5)
-    assert variant.exact == "changes" or variant.harshness == 0
+    assert 0 < variant.activation_share <= 1
+    assert variant.numerics_change in range(5)
+    assert variant.exact == "changes" or variant.numerics_change == 0
     assert variant.trace_cost >= 1
 
 
 @pytest.mark.parametrize("slot", VARIANTS)
 def test_no_slot_calls_two_settings_usual(slot: str) -> None:
     for device in DEVICES:
-        named = [variant.usual(Recipe(), device) for variant in VARIANTS[slot]]
+        named = [variant.default_setting(Recipe(), device) for variant in VARIANTS[slot]]
         assert sum(setting is not None for setting in named) <= 1

@@ -130,7 +130,8 @@ SETTLED = {"micro_batch_size": 8, "precision": "fp32", "checkpointing": "none", 
 """A recipe with no field that is auto."""
 
 VARIANTS = [
-    *({slot: rung} for slot, variants in SLOTS.items() for variant in variants for rung in variant.rungs()),
+    *({slot: rung} for slot, variants in SLOTS.items() for variant in variants
+      for rung in variant.representative_settings()),
     {"precision": "tf32"},
     {"precision": {"name": "fp16", "tf32": True, "full_eval": True}},
     {"precision": "bf16", "compile": {"name": "whole", "mode": "reduce-overhead"}},

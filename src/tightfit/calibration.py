@@ -25,7 +25,7 @@ from tightfit.errors import TightfitError
 from tightfit.files import write_atomically
 from tightfit.system import version_of
 
-FOLDER = Path("~/.cache/tightfit/ceilings")
+FOLDER = Path("~/.cache/tightfit/calibration")
 FORMAT: Literal[1] = 1
 """Version of the file's layout; a file of another one is measured anew."""
 

@@ -44,7 +44,7 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 @app.command(context_settings={"ignore_unknown_options": True})  # they reach the overrides, which say what to write
 def train(recipe: RecipeName, overrides: Overrides = None) -> None:
-    """Train a model by a recipe; the same command goes on where it stopped.
+    """Train a model by a recipe; the same command resumes it where it stopped.
 
     Example: `tightfit train gpt2 data=notes.txt seq_len=512 precision=bf16`. Every field is in docs/recipe.md.
     """
@@ -64,14 +64,14 @@ def plan(
     gpu_memory: Annotated[str | None, typer.Option(
         metavar="SIZE", help="Memory such as `24GB`: of a card that is not listed, or instead of the named one's.",
     )] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
     price: Annotated[list[str] | None, typer.Option(
         metavar="NAME=x", help="With `--gpu all`: what a GPU costs, in any unit; once for each GPU.")] = None,
     training_args: Annotated[Path | None, typer.Option(
         metavar="FILE.json", help="Hugging Face TrainingArguments, as `to_json_string` writes them.")] = None,
-    top: Annotated[int | None, typer.Option(metavar="N", help="Show the N best alone.")] = None,
+    top: Annotated[int | None, typer.Option(metavar="N", help="Show only the N best.")] = None,
 ) -> None:  # fmt: skip
-    """Predict memory and speed of every combination of techniques, on a GPU that need not be there, and choose.
+    """Predict memory and speed of every set of techniques on a GPU that need not be in this machine, and choose.
 
     Example: `tightfit plan gpt2 seq_len=1024 --gpu rtx-4090`. How to read it is in docs/plan.md.
     """
@@ -87,7 +87,8 @@ def profile(
     recipe: RecipeName,
     overrides: Overrides = None,
     gpu: Annotated[str | None, typer.Option(
-        metavar="NAME", help="A GPU that need not be there: the step is predicted for it, and not run.")] = None,
+        metavar="NAME", help="A GPU that need not be in this machine: the step is predicted for "
+        "it, and not run.")] = None,
     output: Annotated[Path | None, typer.Option(
         metavar="FILE", help="Where the report goes; by default into the run's folder.")] = None,
 ) -> None:  # fmt: skip
@@ -146,7 +147,7 @@ def ladder(
 ) -> None:  # fmt: skip
     """Measure every technique's effect on this machine, a rung at a time, next to published and predicted figures.
 
-    Example: `tightfit ladder bert-large`. It goes on where it was stopped. How to read it is in docs/ladder.md.
+    Example: `tightfit ladder bert-large`. It resumes where it was stopped. How to read it is in docs/ladder.md.
 
     Exit status: 0, or 1 where no rung came to figures.
     """
@@ -169,7 +170,7 @@ def gpus() -> None:
 
 @app.command()
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
     no_disk: Annotated[bool, typer.Option("--no-disk", help="Leave the disk's speed unmeasured.")] = False,
     calibrate: Annotated[bool, typer.Option(
         "--calibrate", help="Measure instead how fast this machine really is, for plans.")] = False,

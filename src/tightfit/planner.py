@@ -25,7 +25,7 @@ from tightfit.planning.targets import Target, cpu_target, gpu_target
 from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import as_recipe
 
-RecipeOn = Callable[[bool], Recipe]
+RecipeForDevice = Callable[[bool], Recipe]
 """The recipe as it is on a CUDA device, or on the CPU: a recipe file may differ between the two."""
 
 
@@ -37,7 +37,7 @@ def plan(
     gpu_memory: str | None = None,
     progress: Progress | None = None,
 ) -> ReadablePlan:
-    """Predict what each combination of techniques costs on a GPU, which need not be there, and choose one.
+    """Predict what each combination of techniques costs on a GPU, which need not be in this machine, and choose one.
 
     model: a bundled name, Hugging Face id or folder (replacing the recipe's), or a torch module of your own, whose
         weights are not read; None takes the recipe's.
@@ -57,7 +57,7 @@ def plan(
 
 
 def plan_on(
-    recipe_on: RecipeOn, gpu: str | None, gpu_memory: str | None = None, *, module: Any = None,
+    recipe_on: RecipeForDevice, gpu: str | None, gpu_memory: str | None = None, *, module: Any = None,
     progress: Progress | None = None,
 ) -> ReadablePlan:  # fmt: skip
     """As `plan`, of a recipe that may differ between devices."""
@@ -75,7 +75,7 @@ def plan_on(
 
 
 def compare(
-    recipe_on: RecipeOn, prices: Mapping[str, float] | None = None, *, progress: Progress | None = None
+    recipe_on: RecipeForDevice, prices: Mapping[str, float] | None = None, *, progress: Progress | None = None
 ) -> Comparison:
     """The recipe planned for every GPU of the catalogue. prices: by `Device.name`."""
     recipe = recipe_on(True)

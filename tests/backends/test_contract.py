@@ -17,7 +17,8 @@ from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS
 
-RUNGS = [(slot, rung) for slot, variants in SLOTS.items() for variant in variants for rung in variant.rungs()]
+RUNGS = [(slot, rung) for slot, variants in SLOTS.items() for variant in variants
+         for rung in variant.representative_settings()]
 NEEDS = {
     "memory-budget": {"compile": {"name": "per-block", "backend": "aot_eager"}},
     "per-block": {"micro_batch_size": 4}, "whole": {"micro_batch_size": 4},  # one shape, compiled once

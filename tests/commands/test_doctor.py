@@ -56,7 +56,7 @@ def test_a_problem_is_exit_1_and_named_last(doctor):
 def test_advice_is_exit_0(doctor):
     done = doctor("hot-and-throttled")
     assert done.exit_code == 0
-    assert done.stdout.strip().splitlines()[-1] == "Nothing stops training; 4 to look at."
+    assert done.stdout.strip().splitlines()[-1] == "Nothing stops training; 4 lines of advice above."
     assert doctor("healthy").stdout.strip().endswith("Nothing stops training.")
 
 

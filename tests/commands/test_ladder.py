@@ -24,12 +24,12 @@ from tightfit.ladder.rows import Status
 
 @pytest.mark.parametrize(("words", "said"), [
     (["bert-larg"], "did you mean 'bert-large'"),
-    (["nothing-of-this-name"], "'nothing-of-this-name' is no ladder and no recipe; the ladders: bert-large, "),
+    (["nothing-of-this-name"], "'nothing-of-this-name' is neither a ladder nor a recipe; the ladders: bert-large, "),
     (["nothing-of-this-name"], "transformer-156m-jax; or a recipe: see tightfit recipes\n"),
     (["acumulation"], "did you mean 'accumulation'?"),
     (["gpt2-10gb"], "did you mean 'gpt2'?"),
     (["bert-large", "--peer", "hf"], "peer: 'hf'"),
-    (["bert-large", "--scale", "half"], "scale: 'half' is none; write one of full, reduced, smallest"),
+    (["bert-large", "--scale", "half"], "scale: 'half' is not a scale; write one of full, reduced, smallest"),
     (["gpt2", "--scale", "reduced"], "scale: 'reduced' is for the ladders that have a name"),
     (["bert-large", "--gpu", "h2000"], "gpu: 'h2000' is not in the catalogue; write --gpu 24GB for a card that is not "
      "there; did you mean 'h200'?"),
@@ -94,7 +94,7 @@ def test_a_ladder_that_is_stopped_says_where_it_is_and_goes_on(
     assert "2 of 15" in (tmp_path / "ladder.html").read_text("utf-8")
     use(monkeypatch, Processes(lambda job: DONE))
     run_ladder("bert-large", [f"output_dir={tmp_path}"])
-    assert "going on: 2 of 15 rungs have their row" in capsys.readouterr().err
+    assert "resuming: 2 of 15 rungs have their row" in capsys.readouterr().err
 
 
 def test_a_ladder_that_is_stopped_before_its_first_row_has_nothing_to_show(

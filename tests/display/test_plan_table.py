@@ -105,7 +105,7 @@ def test_the_answers_are_there():
         "No smaller GPU would do.", "write pad_vocab_to=8 (50,264)", "optimizer=adamw-8bit changes numerics: #2.",
         "CUDA context, 1.0 GiB outside the allocator: measured on a card", "cuBLAS workspaces, 32.0 MiB: its handbook",
         "Not calibrated: from the sheet; run `tightfit doctor --calibrate` on the card.", "mind the gap",
-        "left out: flex cannot serve", "1,234 combinations weighed, 7 traces made.",
+        "left out: flex cannot serve", "1,234 combinations considered, 7 traces made.",
     ):
         assert sentence in text, sentence
     assert re.search(r"2\* +24 x 3", text)
@@ -158,4 +158,4 @@ def test_an_unknown_peak_leaves_mfu_out():
 
 def test_a_close_fit_is_not_called_safe():
     chosen = candidate(estimate(safe=False))
-    assert re.search(r"13.0 GiB +barely", plan_text(replace(fitting(), candidates=(chosen,), chosen=chosen)))
+    assert re.search(r"13.0 GiB +tight", plan_text(replace(fitting(), candidates=(chosen,), chosen=chosen)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.doctor.recordings import changed, one, recorded, said
-from tightfit.doctor.card_checks import has_leads, leads
+from tightfit.doctor.card_checks import has_power_cables, power_cables
 from tightfit.doctor.checks import checks, problems
 from tightfit.doctor.readings import Process
 
@@ -47,7 +47,7 @@ def test_throttling_is_told_apart():
     lowered = recorded("hot-and-throttled", power_limit=250.0)
     assert said(lowered, "gpus[0].throttling")[0].severity == "advice"
     brake = one(recorded("healthy", throttling=("power-brake",)), "gpus[0].throttling")
-    assert "leads" in brake.action
+    assert "cables" in brake.action
 
 
 def test_memory_held_by_others_is_said_with_what_is_left():
@@ -113,11 +113,11 @@ def test_a_card_of_which_only_torch_knows_is_described():
     (675, "marked for 600 W"),
 ])  # fmt: skip
 def test_leads_carry_the_limit(watts, words):
-    assert words in (leads(watts) or "")
+    assert words in (power_cables(watts) or "")
 
 
 def test_no_lead_carries_more():
-    assert leads(700) is None
+    assert power_cables(700) is None
 
 
 @pytest.mark.parametrize("name", [
@@ -125,8 +125,8 @@ def test_no_lead_carries_more():
     "NVIDIA GH200 480GB", "NVIDIA GeForce RTX 4090 Laptop GPU", "Tesla V100-SXM2-16GB",
 ])
 def test_modules_and_laptops_have_no_leads(name):
-    assert not has_leads(name)
-    assert not [f for f in said(recorded("healthy", name=name), "gpus[0].power_limit") if "leads" in f.sentence]
+    assert not has_power_cables(name)
+    assert not [f for f in said(recorded("healthy", name=name), "gpus[0].power_limit") if "cables" in f.sentence]
     assert said(recorded("healthy", name=name), "gpus[*].power_limit") == []
 
 
@@ -135,11 +135,11 @@ def test_modules_and_laptops_have_no_leads(name):
     "NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "Tesla T4", "NVIDIA B40",
 ])
 def test_cards_in_slots_have_leads(name):
-    assert has_leads(name)
+    assert has_power_cables(name)
 
 
 def test_leads_and_supply_are_said():
-    sentence = next(f.sentence for f in said(recorded("healthy"), "gpus[0].power_limit") if "leads" in f.sentence)
+    sentence = next(f.sentence for f in said(recorded("healthy"), "gpus[0].power_limit") if "cables" in f.sentence)
     for words in ("450 W", "three 8-pin", "cable of its own", "no pigtail", "slot gives 75 W"):
         assert words in sentence
     assert "about 900 W" in one(recorded("healthy"), "gpus[*].power_limit").sentence

@@ -70,7 +70,7 @@ def test_a_recipes_ladder_varies_what_is_open() -> None:
     assert {each.optimizer.name for each in recipes.values()} == {"sgd"}
     assert {each.attention.name for each in recipes.values()} == {"sdpa"}
     for technique in (*SLOTS["precision"], *SLOTS["checkpointing"], *SLOTS["compile"]):
-        for setting in technique.rungs():
+        for setting in technique.representative_settings():
             assert any(setting == getattr(each, setting.slot) for each in recipes.values()), setting
     combined = recipes["combined, as the plan chooses"]
     assert combined.precision == combined.checkpointing == combined.micro_batch_size == "auto"
@@ -102,7 +102,7 @@ def test_every_kind_of_checkpointing_is_in_its_ladder() -> None:
     ladder = find_ladder("checkpointing")
     recipes = [(rung.grows, ladder.recipe(rung).checkpointing) for rung in ladder.rungs]
     for technique in SLOTS["checkpointing"][1:]:
-        for setting in technique.rungs():
+        for setting in technique.representative_settings():
             assert {(False, setting), (True, setting)} <= set(recipes)
 
 

@@ -68,7 +68,7 @@ def test_a_ladder_goes_on_where_it_stopped(go: Go) -> None:
     assert (made.ran(), said[-1]) == (4, "interrupted")
     _, made, said = go()
     assert (made.ran(), made.predicted) == (len(RUNGS) - 3, len(RUNGS))
-    assert said[0] == "going on: 3 of 15 rungs have their row, or need none"
+    assert said[0] == "resuming: 3 of 15 rungs have their row, or need none"
     _, made, _ = go()
     assert (made.ran(), made.predicted) == (0, 0)
     _, made, _ = go(steps=4)
@@ -173,7 +173,7 @@ def test_a_peers_loop_has_one_device(go: Go) -> None:
     _, made, said = go(ladder=ladder, runners=("tightfit", "plain"))
     assert [(job.runner, job.launch) for job in made.jobs] == [
         ("tightfit", "single"), ("plain", "single"), ("tightfit", "ddp")]
-    assert said[0] == "going on: 1 of 4 rungs have their row, or need none"
+    assert said[0] == "resuming: 1 of 4 rungs have their row, or need none"
     assert made.predicted == 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tightfit.devices import Device, find_device
-from tightfit.planning.suggestions import savings, smaller, steadier
+from tightfit.planning.suggestions import memory_suggestions, savings, stability_suggestions
 from tightfit.recipe import Recipe
 
 AMPERE, VOLTA = find_device("a100-80gb-sxm"), find_device("v100-16gb")
@@ -45,14 +45,16 @@ def test_states_are_told_by_their_bytes() -> None:
 
 
 def test_advice_where_no_field_saves_anything() -> None:
-    assert smaller(Recipe.from_dict({**LEAST, "seq_len": 256}), AMPERE) == ["seq_len=128, or a smaller model"]
-    assert smaller(Recipe(micro_batch_size=2), AMPERE) == [
+    least = Recipe.from_dict({**LEAST, "seq_len": 256})
+    assert memory_suggestions(least, AMPERE) == ["seq_len=128, or a smaller model"]
+    assert memory_suggestions(Recipe(micro_batch_size=2), AMPERE) == [
         "micro_batch_size=1 (the same global batch, more accumulation)"]
     many = Recipe.from_dict({"micro_batch_size": 8, "attention": "eager", "checkpointing": "none", "precision": "fp32"})
-    assert [text.partition(" (")[0] for text in smaller(many, AMPERE)] == [
+    assert [text.partition(" (")[0] for text in memory_suggestions(many, AMPERE)] == [
         "micro_batch_size=4", "attention=sdpa", "checkpointing=selective"]
 
 
 def test_advice_against_numbers_that_run_away() -> None:
-    assert steadier(Recipe.from_dict({"learning_rate": 3e-4, "precision": "fp16", "max_grad_norm": 0.0})) == [
+    recipe = Recipe.from_dict({"learning_rate": 3e-4, "precision": "fp16", "max_grad_norm": 0.0})
+    assert stability_suggestions(recipe) == [
         "learning_rate=0.0001", "warmup_steps=100", "max_grad_norm=1.0", "precision=fp32"]

@@ -90,7 +90,7 @@ def test_a_run_that_goes_on_past_the_step_profiles_none(run):
     kept = Path(run["output_dir"]) / "profile/profile.json"
     before = kept.stat().st_mtime_ns
     _, messages = train({**run, "profile_step": 5, "save_steps": 6, "max_steps": 12, "lr_scheduler_type": "cosine"})
-    assert any("going on from step 7" in message for message in messages)
+    assert any("resuming from step 7" in message for message in messages)
     assert not any("profile" in message for message in messages)
     assert kept.stat().st_mtime_ns == before
 
@@ -133,7 +133,8 @@ def test_a_step_that_cannot_be_followed_is_taken_all_the_same(run, plain, monkey
     assert not (Path(run["output_dir"]) / "profile").exists()
     warnings = [message for message in messages if "warning" in message]
     assert len(warnings) == 1
-    assert warnings[0].startswith("warning: step 5 has no profile, and the run goes on: the step could not be followed")
+    assert warnings[0].startswith(
+        "warning: step 5 has no profile, and the run continues: the step could not be followed")
     assert warnings[0].endswith("RuntimeError: this op is not known")
 
 
@@ -146,7 +147,7 @@ def test_a_full_disk_costs_the_profile_alone(run, plain, monkeypatch):
     folder = Path(run["output_dir"])
     assert summary.losses == plain[1].losses
     assert [path.name for path in folder.iterdir() if "trace" in path.name] == []
-    assert (f"warning: step 5 has no profile, and the run goes on: {folder}/trace.json.gz: cannot be written "
+    assert (f"warning: step 5 has no profile, and the run continues: {folder}/trace.json.gz: cannot be written "
             "(No space left on device)") in messages
 
 

@@ -16,7 +16,7 @@ from tightfit.trace import Phase, Trace, UntracedMemory
 
 WARM_UP = 2
 """Steps before any is measured: the first makes the optimizer's states, compiles, and picks kernels."""
-PLAIN = 5
+TIMED_STEPS = 5
 """Plain steps that are timed before the one whose every op is followed; the one of median length counts."""
 
 
@@ -200,7 +200,7 @@ class Backend(Protocol):
         """The training step of a build."""
 
     def predict(self, recipe: Recipe, device: Device, model: Any = None) -> Trace:
-        """The trace of a resolved recipe's step on a device that need not be there: see `trace.Trace`.
+        """The trace of a resolved recipe's step on a device that need not be present: see `trace.Trace`.
 
         No weights are read, and no parameter is allocated. Raises as `build` does, and ModelError where a model cannot
         be traced.

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tightfit.backends.base import PLAIN, WARM_UP, Backend, Measurement
+from tightfit.backends.base import TIMED_STEPS, WARM_UP, Backend, Measurement
 
 
 def measure(
-    backend: Backend, step: Any, global_batches: Iterator[Any], plain: int = PLAIN, chrome_trace: Path | None = None
+    backend: Backend, step: Any, global_batches: Iterator[Any], timed_steps: int = TIMED_STEPS,
+    chrome_trace: Path | None = None,
 ) -> Measurement:
-    """Take WARM_UP + `plain` + 1 steps of `step` on its own `global_batches` and say what they took. The model learns
-    from them.
+    """Take WARM_UP + `timed_steps` + 1 steps of `step` on its own `global_batches` and say what they took. The model
+    learns from them.
 
     chrome_trace: where the profiler's trace of the last one goes, gzipped.
     Raises as the step does, StopIteration where there are fewer global batches, ReportError where the last step could
@@ -24,7 +25,7 @@ def measure(
     with build.session():
         for _ in range(WARM_UP):
             step(next(global_batches), rate).read()
-        for _ in range(plain):
+        for _ in range(timed_steps):
             with profiler.timed():
                 step(next(global_batches), rate)
         profiler.profiled(next(global_batches), rate)

@@ -43,7 +43,7 @@ def run_ladder(
     chosen = _scale(scale, ladder)
     for peer in peers:
         if peer not in PEERS:
-            raise RecipeError(f"peer: {peer!r} is none; {nearest(peer, PEERS)}")
+            raise RecipeError(f"peer: {peer!r} is not a known trainer; {nearest(peer, PEERS)}")
     if peers:
         check_rows(ladder.recipe(ladder.rungs[0], overrides=fields))  # said before the minutes that rungs take
     memory = None if gpu_memory is None else parse_memory(gpu_memory)
@@ -74,7 +74,7 @@ def run_ladder(
     except KeyboardInterrupt:
         if any(result.measured is not None for result in rung_results(run)):
             _present(run, picture)
-        run.log(f"stopped; the rows so far are kept in {run.path}, and the same command goes on"
+        run.log(f"stopped; the rows so far are kept in {run.path}, and the same command resumes it"
                 if run.path.exists() else "stopped; no rung has a row yet")
         raise
     _present(run, picture)
@@ -115,7 +115,7 @@ def _ladder(name: str, fields: list[str]) -> tuple[Ladder, list[str]]:
         except UnknownRecipe:
             hint = (recipe_hint(name, ladders())
                     or f"the ladders: {', '.join(ladders())}; or a recipe: see tightfit recipes")
-            raise UnknownRecipe(f"{name!r} is no ladder and no recipe; {hint}") from None
+            raise UnknownRecipe(f"{name!r} is neither a ladder nor a recipe; {hint}") from None
     ladder = find_ladder(name)
     if "backend=jax" in fields:
         ladder = find_ladder(ladder.in_jax or name)
@@ -140,7 +140,7 @@ def _scale(asked: str | None, ladder: Ladder) -> Scale | None:
     if asked is None:
         return None if ladder.shrunk else "full"
     if asked not in SCALES:
-        raise RecipeError(f"scale: {asked!r} is none; write one of {', '.join(SCALES)}")
+        raise RecipeError(f"scale: {asked!r} is not a scale; write one of {', '.join(SCALES)}")
     if asked != "full" and not ladder.shrunk:
         raise RecipeError(f"scale: {asked!r} is for the ladders that have a name; a recipe's ladder runs as it is, so "
                           "write smaller fields, such as model_overrides.n_layer=2")

@@ -15,7 +15,7 @@ from tightfit.display.gpu_tables import show_comparison
 from tightfit.display.plan_table import show_plan
 from tightfit.display.progress import SearchProgress
 from tightfit.errors import RecipeError, Refused
-from tightfit.planner import RecipeOn, compare, plan_on
+from tightfit.planner import RecipeForDevice, compare, plan_on
 from tightfit.planning.search.every_gpu import parse_prices
 from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import load_recipe, name_and_overrides
@@ -53,7 +53,7 @@ def run_plan(
         _plan(recipe_on, gpu, gpu_memory, as_json, top)
 
 
-def _plan(recipe_on: RecipeOn, gpu: str | None, gpu_memory: str | None, as_json: bool, top: int | None) -> None:
+def _plan(recipe_on: RecipeForDevice, gpu: str | None, gpu_memory: str | None, as_json: bool, top: int | None) -> None:
     # A model's own code may print; what is printed here is the plan alone.
     with SearchProgress(Console(stderr=True), "planning", "traces") as progress, redirect_stdout(sys.stderr):
         plan = plan_on(recipe_on, gpu, gpu_memory, progress=progress)
@@ -68,7 +68,7 @@ def _plan(recipe_on: RecipeOn, gpu: str | None, gpu_memory: str | None, as_json:
 
 
 def _compare(
-    recipe_on: RecipeOn, gpu_memory: str | None, prices: Mapping[str, float], as_json: bool, top: int | None
+    recipe_on: RecipeForDevice, gpu_memory: str | None, prices: Mapping[str, float], as_json: bool, top: int | None
 ) -> None:
     if gpu_memory is not None:
         raise RecipeError(f"gpu-memory: {gpu_memory!r} is for one GPU, and --gpu all compares many; leave it out")

@@ -27,8 +27,8 @@ def run_profile(name: str, overrides: Sequence[str] = (), output: Path | None = 
     """Measure the recipe's step on this machine, and predict it; the report's path.
 
     The run's folder gets `profile/`, `trace.json.gz` for Perfetto, on CUDA `memory.pickle` for PyTorch's memory_viz,
-    and `report.html`, or `output` instead. gpu: a card that need not be there, for which the step is predicted and not
-    run; the folder is then one of its own. Raises TightfitError.
+    and `report.html`, or `output` instead. gpu: a card that need not be present, for which the step is predicted and
+    not run; the folder is then one of its own. Raises TightfitError.
     """
     name, overrides = name_and_overrides([name, *overrides])
     console = Console(stderr=True, soft_wrap=True)

@@ -24,7 +24,7 @@ def run_train(name: str, overrides: Sequence[str] = ()) -> int:
     _show(console, summary)
     if summary.stopped_by is None:
         return 0
-    console.print(f"stopped by {summary.stopped_by} at step {summary.steps}, saved; the same command goes on")
+    console.print(f"stopped by {summary.stopped_by} at step {summary.steps}, saved; the same command resumes the run")
     return 128 + signal.Signals[summary.stopped_by]
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from tightfit.devices import Device
 from tightfit.planning.plan import Candidate, Estimate, Plan, choices_of
 from tightfit.planning.search.explain import changing
-from tightfit.planning.search.space import ALLOCATOR, written
+from tightfit.planning.search.space import ALLOCATOR, field_text
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.text import counted, percent, seconds, size
@@ -52,7 +52,7 @@ def techniques(recipe: Recipe) -> str:
     """The same without the micro-batch."""
     fields = [field for field in choices_of(recipe) if field != "micro_batch_size"]
     fields += [ALLOCATOR] if recipe.expandable_segments is True else []
-    return " ".join(written(field, getattr(recipe, field)) for field in fields)
+    return " ".join(field_text(field, getattr(recipe, field)) for field in fields)
 
 
 def batches(recipe: Recipe) -> str:
@@ -64,7 +64,7 @@ def batches(recipe: Recipe) -> str:
 
 def fits(estimate: Estimate) -> str:
     """Whether it fits, in a word or two."""
-    words = ("yes", "with retries", "barely", f"{size(estimate.missing)} short")
+    words = ("yes", "with retries", "tight", f"{size(estimate.missing)} short")
     return words[1 if estimate.fits == "with-retries" else estimate.fit_rank]
 
 
@@ -133,7 +133,7 @@ def answers(plan: Plan) -> list[tuple[str, str]]:
         say("times", calibration(best.estimate, plan.device))
         say("note", *(note for note in best.estimate.notes if not note.startswith(UNCALIBRATED)))
     say("note", *plan.notes)
-    say("search", f"{counted(plan.tried, 'combination')} weighed, {counted(plan.predictions, 'trace')} made.")
+    say("search", f"{counted(plan.tried, 'combination')} considered, {counted(plan.predictions, 'trace')} made.")
     return lines
 
 

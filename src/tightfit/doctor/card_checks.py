@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from tightfit.catalogue import PCIE_3, PCIE_4, PCIE_5
 from tightfit.devices import GIB
-from tightfit.doctor.findings import Finding, Say
+from tightfit.doctor.findings import Finding, FindingBuilder
 from tightfit.doctor.readings import Gpu, Readings
 from tightfit.text import size
 
@@ -34,16 +34,16 @@ THROTTLES = {
     "power-cap": ("the power limit holds the clocks down", "the usual state of a full load; a higher limit (nvidia-smi "
                   "-pl, where the card allows it) gives a little speed for much heat"),
     "hardware-slowdown": ("the card halves its clocks or worse to protect itself", "look at its temperature, its power "
-                          "leads and the supply"),
+                          "cables and the supply"),
     "software-thermal": ("the driver lowers the clocks because the card is too warm", COOLING),
     "hardware-thermal": ("the card lowers its clocks because it is too hot", f"stop the load; {COOLING}"),
-    "power-brake": ("the power supply signals the card to slow down", "look at the power leads and whether the supply "
+    "power-brake": ("the power supply signals the card to slow down", "look at the power cables and whether the supply "
                     "has enough watts to spare"),
 }  # fmt: skip
 """Of `cards.REASONS` those that cost speed: what happens, and what to do."""
 
 SLOT = 75
-LEADS = (
+CABLES = (
     (0, "none: the slot's 75 W carry it"),
     (75, "one 6-pin (75 W) or one 8-pin (150 W)"),
     (150, "one 8-pin (150 W)"),
@@ -52,19 +52,19 @@ LEADS = (
     (450, "three 8-pin (150 W each), or one 12V-2x6 (12-pin, 500 to 600 W)"),
     (600, "one 12V-2x6 (12-pin) marked for 600 W, or its adapter with four 8-pin (150 W each)"),
 )
-"""Watts on top of the slot's, and the least leads that carry them."""
+"""Watts on top of the slot's, and the least cables that carry them."""
 MODULES = re.compile(r"SXM|HBM3|\bH20\b|\bH200$|\bB[23]00\b|\bG[BH]\d{2,3}\b|Laptop|Max-Q|Orin|Thor", re.IGNORECASE)
-"""Names of cards that sit on a board of their own, or in a laptop, and have no leads. `NVIDIA H100 80GB HBM3` and
-`NVIDIA H200` are the SXM modules; the ones with leads are called PCIe or NVL."""
+"""Names of cards that sit on a board of their own, or in a laptop, and have no power cables. `NVIDIA H100 80GB HBM3`
+and `NVIDIA H200` are the SXM modules; the ones with power cables are called PCIe or NVL."""
 REST_OF_MACHINE, RESERVE = 250, 1.25
 """Watts for processor, disks and fans, and supply over load: rules of thumb, not measurements."""
 
 
-def check_card(gpu: Gpu, say: Say, readings: Readings) -> Iterator[Finding]:
+def check_card(gpu: Gpu, say: FindingBuilder, readings: Readings) -> Iterator[Finding]:
     """All that concerns one card by itself."""
     if gpu.error is not None:
         yield say("problem", "error", f"does not answer: {gpu.error}", "restart the machine; if it comes back, look at "
-                  "its power leads and temperature, and for Xid errors in `dmesg`")
+                  "its power cables and temperature, and for Xid errors in `dmesg`")
         return
     memory = f", {size(gpu.memory_total)}" if gpu.memory_total else ""
     capability = ", compute capability {}.{}".format(*gpu.capability) if gpu.capability else ""
@@ -95,9 +95,9 @@ def check_card(gpu: Gpu, say: Say, readings: Readings) -> Iterator[Finding]:
         yield from _pcie(gpu, gpu.pcie_generation, gpu.pcie_width, say)
 
 
-def check_supply(gpus: tuple[Gpu, ...], say: Say, readings: Readings) -> Iterator[Finding]:
+def check_supply(gpus: tuple[Gpu, ...], say: FindingBuilder, readings: Readings) -> Iterator[Finding]:
     """The power supply that all cards together ask for."""
-    limits = [gpu.power_limit for gpu in gpus if gpu.power_limit and has_leads(gpu.name)]
+    limits = [gpu.power_limit for gpu in gpus if gpu.power_limit and has_power_cables(gpu.name)]
     if limits and readings.host.container != "wsl":
         watts = math.ceil((sum(limits) + REST_OF_MACHINE) * RESERVE / 50) * 50
         yield say("info", "power_limit", f"the cards' limits sum to {sum(limits):.0f} W; with processor, disks and "
@@ -111,17 +111,17 @@ def busy(gpu: Gpu) -> bool:
     return gpu.utilization is not None and gpu.utilization >= BUSY
 
 
-def has_leads(name: str) -> bool:
-    """Whether a card of that name plugs into a slot and is fed by leads."""
+def has_power_cables(name: str) -> bool:
+    """Whether a card of that name plugs into a slot and is fed by cables."""
     return MODULES.search(name) is None
 
 
-def leads(watts: float) -> str | None:
-    """The least leads that carry a power limit, the slot's share taken off; None above what leads carry."""
-    return next((plugs for most, plugs in LEADS if watts - SLOT <= most), None)
+def power_cables(watts: float) -> str | None:
+    """The least cables that carry a power limit, the slot's share taken off; None above what cables carry."""
+    return next((plugs for most, plugs in CABLES if watts - SLOT <= most), None)
 
 
-def _memory(gpu: Gpu, say: Say) -> Iterator[Finding]:
+def _memory(gpu: Gpu, say: FindingBuilder) -> Iterator[Finding]:
     others = gpu.processes or ()
     names = ", ".join(f"{p.name or 'a process'} ({p.pid}{f', {size(p.memory)}' if p.memory else ''})" for p in others)
     if gpu.memory_total is not None and gpu.memory_used is not None:
@@ -145,7 +145,7 @@ def _memory(gpu: Gpu, say: Say) -> Iterator[Finding]:
                   "card's speed", "wait for what runs there, or end it")
 
 
-def _formats(capability: tuple[int, int], say: Say) -> Finding:
+def _formats(capability: tuple[int, int], say: FindingBuilder) -> Finding:
     served = [name for name, least in FORMATS.items() if capability >= least]
     missing = [name for name in FORMATS if name not in served]
     if not served:
@@ -158,22 +158,23 @@ def _formats(capability: tuple[int, int], say: Say) -> Finding:
     return say("ok", "capability", sentence)
 
 
-def _power(gpu: Gpu, limit: float, say: Say) -> Iterator[Finding]:
+def _power(gpu: Gpu, limit: float, say: FindingBuilder) -> Iterator[Finding]:
     default, most = gpu.power_limit_default, gpu.power_limit_max
     drawn = "" if gpu.power_draw is None else f", {gpu.power_draw:.0f} W drawn now"
     if default is not None and limit < default - 1:
         yield say("advice", "power_limit", f"power is limited to {limit:.0f} W of {default:.0f} W{drawn}: slower under "
-                  "full load", f"sudo nvidia-smi -i {gpu.index} -pl {default:.0f}, if leads and cooling allow it")
+                  "full load", f"sudo nvidia-smi -i {gpu.index} -pl {default:.0f}, if power cables and "
+                  "cooling allow it")
     else:
-        room = f", up to {most:.0f} W can be set" if most is not None and most > limit + 1 else ""
-        yield say("ok", "power_limit", f"power limit {limit:.0f} W{room}{drawn}")
+        settable = f", up to {most:.0f} W can be set" if most is not None and most > limit + 1 else ""
+        yield say("ok", "power_limit", f"power limit {limit:.0f} W{settable}{drawn}")
     watts = max(limit, default or 0)
-    if has_leads(gpu.name) and (plugs := leads(watts)):
-        yield say("info", "power_limit", f"power leads for {watts:.0f} W: {plugs}; each plug on a cable of its own "
+    if has_power_cables(gpu.name) and (plugs := power_cables(watts)):
+        yield say("info", "power_limit", f"power cables for {watts:.0f} W: {plugs}; each plug on a cable of its own "
                   "from the supply, no pigtail (two plugs on one cable); the slot gives 75 W besides")
 
 
-def _temperature(gpu: Gpu, now: int, say: Say) -> Finding:
+def _temperature(gpu: Gpu, now: int, say: FindingBuilder) -> Finding:
     if gpu.temperature_shutdown is not None and now >= gpu.temperature_shutdown - 2:
         return say("problem", "temperature", f"{now} C: the card shuts itself off at {gpu.temperature_shutdown} C",
                    "stop the load and see to its cooling")
@@ -184,7 +185,7 @@ def _temperature(gpu: Gpu, now: int, say: Say) -> Finding:
     return say("ok", "temperature", f"{now} C: {RANGE}{again}")
 
 
-def _pcie(gpu: Gpu, generation: int, width: int, say: Say) -> Iterator[Finding]:
+def _pcie(gpu: Gpu, generation: int, width: int, say: FindingBuilder) -> Iterator[Finding]:
     most_generation = gpu.pcie_generation_max or generation
     most_width = max(gpu.pcie_width_card or 0, gpu.pcie_width_max or 0, width)
     lane, best = (LANE.get(number, LANE[max(LANE)]) for number in (generation, most_generation))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tightfit.doctor.card_checks import check_card, check_supply
-from tightfit.doctor.findings import Finding, Say
+from tightfit.doctor.findings import Finding, FindingBuilder
 from tightfit.doctor.host_checks import check_container, check_disk, check_host, check_links
 from tightfit.doctor.readings import Readings
 from tightfit.doctor.software_checks import (
@@ -20,7 +20,7 @@ from tightfit.doctor.software_checks import (
     check_torch,
 )
 
-Judge = Callable[[Any, Say, Readings], Iterator[Finding]]
+Judge = Callable[[Any, FindingBuilder, Readings], Iterator[Finding]]
 
 
 def checks(readings: Readings) -> list[Finding]:
@@ -41,8 +41,8 @@ def checks(readings: Readings) -> list[Finding]:
         ("disk", "disk", readings.disk, check_disk),
         ("container", "host", host, check_container),
     ]
-    return [_weighed(finding, readings) for topic, place, part, judge in table if part is not None
-            for finding in judge(part, Say(topic, place, part), readings)]
+    return [_downgrade_unused_cards(finding, readings) for topic, place, part, judge in table if part is not None
+            for finding in judge(part, FindingBuilder(topic, place, part), readings)]
 
 
 def problems(findings: list[Finding]) -> list[Finding]:
@@ -50,7 +50,7 @@ def problems(findings: list[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.severity == "problem"]
 
 
-def _weighed(finding: Finding, readings: Readings) -> Finding:
+def _downgrade_unused_cards(finding: Finding, readings: Readings) -> Finding:
     """A run takes PyTorch's first card: what is wrong with another one stops nothing while that one works."""
     if finding.severity != "problem" or not finding.topic.startswith("GPU ") or not readings.software.cuda_devices:
         return finding

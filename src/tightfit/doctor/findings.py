@@ -27,7 +27,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Say:
+class FindingBuilder:
     """Makes findings on one part of the readings. place: where that part lies in `Readings`, such as `gpus[0]`."""
 
     topic: str

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tightfit.devices import GIB
-from tightfit.doctor.findings import Finding, Say, Severity
+from tightfit.doctor.findings import Finding, FindingBuilder, Severity
 from tightfit.doctor.readings import Disk, Host, Link, Readings
 from tightfit.planning.offload import HOST_BUFFERS, STATES
 from tightfit.text import size
@@ -26,7 +26,7 @@ IMAGE = "docker run --gpus all --ipc=host -it --rm -v \"$PWD\":/work -w /work nv
 notes serve the driver."""
 
 
-class Path(NamedTuple):
+class LinkKind(NamedTuple):
     """A kind of path between two cards: what `nvidia-smi topo -m` means by it, how it is to be taken, what it means for
     a parallel run, and what to do."""
 
@@ -40,14 +40,14 @@ NEAR = "data parallelism suits; sharding (FSDP, ZeRO), which exchanges at every 
 FAR = "every exchange passes the processor: data parallelism suits, with gradient accumulation; sharding is slowed down"
 ONE_CARD = "prefer data parallelism where the model fits one card"
 PATHS = {
-    "NV#": Path("that many NVLinks, bonded", "ok", "data parallelism hides its exchange; sharding runs well too"),
-    "PIX": Path("at most one PCIe bridge", "ok", NEAR),
-    "PXB": Path("several PCIe bridges, without the processor's", "ok", NEAR),
-    "PHB": Path("through the processor's PCIe host bridge", "info", FAR, ONE_CARD),
-    "NODE": Path("between host bridges of one processor's memory (NUMA node)", "info", FAR, ONE_CARD),
-    "SYS": Path("between processors, over their own link", "advice", "the slowest way: data parallelism wants much "
-                "gradient accumulation; sharding is slow", "use cards of one processor where that is enough "
-                "(CUDA_VISIBLE_DEVICES), or raise gradient accumulation"),
+    "NV#": LinkKind("that many NVLinks, bonded", "ok", "data parallelism hides its exchange; sharding runs well too"),
+    "PIX": LinkKind("at most one PCIe bridge", "ok", NEAR),
+    "PXB": LinkKind("several PCIe bridges, without the processor's", "ok", NEAR),
+    "PHB": LinkKind("through the processor's PCIe host bridge", "info", FAR, ONE_CARD),
+    "NODE": LinkKind("between host bridges of one processor's memory (NUMA node)", "info", FAR, ONE_CARD),
+    "SYS": LinkKind("between processors, over their own link", "advice", "the slowest way: data parallelism wants much "
+                    "gradient accumulation; sharding is slow", "use cards of one processor where that is enough "
+                    "(CUDA_VISIBLE_DEVICES), or raise gradient accumulation"),
 }
 """Nearest first."""
 
@@ -67,14 +67,14 @@ def matrix(readings: Readings) -> list[list[str]]:
     return [["", *(f"GPU{index}" for index in indices)], *rows]
 
 
-def check_links(links: tuple[Link, ...], say: Say, readings: Readings) -> Iterator[Finding]:
+def check_links(links: tuple[Link, ...], say: FindingBuilder, readings: Readings) -> Iterator[Finding]:
     """The paths between each two cards; pairs that are alike are said once."""
     groups: dict[tuple[str | None, bool | None], list[int]] = {}
     for place, link in enumerate(links):
         groups.setdefault((label(link), link.peer), []).append(place)
     for (name, peer), places in groups.items():
         first = links[places[0]]
-        one = Say(say.topic, f"links[{places[0]}]", first)
+        one = FindingBuilder(say.topic, f"links[{places[0]}]", first)
         pairs = ("every two GPUs" if len(places) == len(links) > 1 else
                  ", ".join(f"GPU {links[n].first} and {links[n].second}" for n in places))
         if name is not None:
@@ -87,7 +87,7 @@ def check_links(links: tuple[Link, ...], say: Say, readings: Readings) -> Iterat
                       "the firmware")
 
 
-def check_host(host: Host, say: Say, readings: Readings) -> Iterator[Finding]:
+def check_host(host: Host, say: FindingBuilder, readings: Readings) -> Iterator[Finding]:
     """Processor and memory."""
     cores = f"{host.cores} cores" if host.cores == host.cores_all else f"{host.cores} of {host.cores_all} cores"
     yield say("ok", "cores", f"{host.system}, {host.processor}, {cores}")
@@ -102,13 +102,13 @@ def check_host(host: Host, say: Say, readings: Readings) -> Iterator[Finding]:
         yield say("advice", "memory_available", sentence,
                   "end what else runs: loading a model and its data takes more than 2 GiB")
     elif host.memory_total < card:
-        yield say("advice", "memory_total", f"{sentence}; less than the card's {size(card)}", "going on from a "
+        yield say("advice", "memory_total", f"{sentence}; less than the card's {size(card)}", "resuming from a "
                   "checkpoint reads it into host memory first: look at the plan's host bytes")
     else:
         yield say("ok", "memory_available", sentence)
 
 
-def check_disk(disk: Disk, say: Say, readings: Readings) -> Iterator[Finding]:
+def check_disk(disk: Disk, say: FindingBuilder, readings: Readings) -> Iterator[Finding]:
     """Where runs are written."""
     if disk.error is not None or disk.free is None:
         yield say("problem", "error", f"{disk.folder} cannot be written: {disk.error}",
@@ -130,11 +130,11 @@ def check_disk(disk: Disk, say: Say, readings: Readings) -> Iterator[Finding]:
               "set output_dir to a faster disk, or save less often with save_steps" if slow else "")
 
 
-def check_container(host: Host, say: Say, readings: Readings) -> Iterator[Finding]:
+def check_container(host: Host, say: FindingBuilder, readings: Readings) -> Iterator[Finding]:
     """The container around this process, or the one in which nothing need be built."""
     if host.container is not None:
         name = {"wsl": "Windows' Linux (WSL)", "other": "a container"}.get(host.container, host.container)
-        yield say("info", "container", f"this runs inside {name}: other processes' names, and power leads and supply, "
+        yield say("info", "container", f"this runs inside {name}: other processes' names, and power cables and supply, "
                   "are the host's affair")
     if host.shared_memory is not None and host.shared_memory < SHARED_MEMORY:
         yield say("advice", "shared_memory", f"/dev/shm holds {size(host.shared_memory)}: data workers hand over "

@@ -25,21 +25,21 @@ from packaging.requirements import InvalidRequirement, Requirement
 from tightfit import calibration
 from tightfit.doctor.cards import read_cards
 from tightfit.doctor.readings import Conflict, Disk, Gpu, Host, Readings, Software
+from tightfit.doctor.software_checks import OPTIONAL, SLOWER
 from tightfit.system import cores, host_memory, installed, version_of
 
 TOOLS = ("docker", "nvidia-ctk")
 BYTES, CHUNK = 256 << 20, 8 << 20
 """Written to and read from the disk, at most; and at a time."""
 LIBRARIES = (
-    "torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "accelerate", "datasets", "torchao",
-    "torch-optimi", "flash-attn", "bitsandbytes", "apex", "xformers", "liger-kernel", "deepspeed", "jax", "jaxlib",
-    "optax", "nvidia-ml-py", "pyarrow", "pillow", "tensorboard", "peft",
+    "torch", "transformers", "tokenizers", "safetensors", "numpy", "datasets", "torchao", "torch-optimi",
+    "bitsandbytes", "apex", "xformers", "liger-kernel", "deepspeed", "jax", "jaxlib", "optax", "pyarrow", "peft",
+    *(library.name for library in OPTIONAL),
 )  # fmt: skip
 COMPILED = {"flash-attn": "flash_attn", "torchao": "torchao", "bitsandbytes": "bitsandbytes"}
 """Libraries with kernels of their own, which are built for one version of PyTorch and say so only when they load."""
 VARIABLES = (
-    "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE", "NCCL_P2P_DISABLE", "OMP_NUM_THREADS",
-    "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING", "TORCHDYNAMO_DISABLE",
+    "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", *SLOWER,
 )  # fmt: skip
 
 

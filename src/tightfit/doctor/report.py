@@ -12,6 +12,7 @@ from tightfit.doctor.checks import problems
 from tightfit.doctor.findings import Finding
 from tightfit.doctor.host_checks import PATHS, label, matrix
 from tightfit.doctor.readings import Readings
+from tightfit.text import counted
 
 COLOURS = {"ok": "green", "info": "cyan", "advice": "yellow", "problem": "bold red"}
 
@@ -40,4 +41,4 @@ def verdict(findings: list[Finding]) -> str:
     if stops := problems(findings):
         return "This stops training: " + "; ".join(f"{f.topic}: {f.sentence}" for f in stops) + "."
     advice = sum(finding.severity == "advice" for finding in findings)
-    return f"Nothing stops training; {advice} to look at." if advice else "Nothing stops training."
+    return "Nothing stops training" + (f"; {counted(advice, 'line')} of advice above." if advice else ".")

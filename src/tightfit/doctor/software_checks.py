@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tightfit.doctor.findings import Finding, Say
+from tightfit.doctor.findings import Finding, FindingBuilder
 from tightfit.doctor.readings import Driver, Readings, Software
 
 IN_CONTAINER = ("start the container with the cards: docker run --gpus all (podman run --device nvidia.com/gpu=all); "
@@ -27,7 +27,7 @@ SLOWER = {
 """Variables that cost speed when they are set and not 0, the last one when it is 0."""
 
 
-class Optional(NamedTuple):
+class OptionalLibrary(NamedTuple):
     """A library that tightfit makes use of where it is installed. capability: the least of a card that it serves."""
 
     name: str
@@ -37,19 +37,20 @@ class Optional(NamedTuple):
 
 
 OPTIONAL = (
-    Optional("nvidia-ml-py", "power, temperature, processes and links in this check-up, and the CUDA context's share "
-             "of memory", "pip install 'tightfit[gpu]'"),
-    Optional("flash-attn", "attention=flash-attn; it is built against the installed PyTorch, which takes nvcc and "
-             "minutes to hours", "pip install flash-attn --no-build-isolation", (8, 0)),
-    Optional("triton", "compile=per-block and compile=whole on the GPU", "pip install triton", (7, 0)),
-    Optional("accelerate", "trackers of a run (report_to), and Hugging Face's own loop with tightfit.apply",
-             "pip install accelerate"),
-    Optional("tensorboard", "curves of a run with report_to=[tensorboard]", "pip install accelerate tensorboard"),
-    Optional("pillow", "folders of images as data", "pip install pillow"),
+    OptionalLibrary("nvidia-ml-py", "power, temperature, processes and links in this check-up, and the CUDA context's "
+                    "share of memory", "pip install 'tightfit[gpu]'"),
+    OptionalLibrary("flash-attn", "attention=flash-attn; it is built against the installed PyTorch, which takes nvcc "
+                    "and minutes to hours", "pip install flash-attn --no-build-isolation", (8, 0)),
+    OptionalLibrary("triton", "compile=per-block and compile=whole on the GPU", "pip install triton", (7, 0)),
+    OptionalLibrary("accelerate", "trackers of a run (report_to), and Hugging Face's own loop with tightfit.apply",
+                    "pip install accelerate"),
+    OptionalLibrary("tensorboard", "curves of a run with report_to=[tensorboard]",
+                    "pip install accelerate tensorboard"),
+    OptionalLibrary("pillow", "folders of images as data", "pip install pillow"),
 )
 
 
-def check_presence(driver: Driver, say: Say, readings: Readings) -> Iterator[Finding]:
+def check_presence(driver: Driver, say: FindingBuilder, readings: Readings) -> Iterator[Finding]:
     """A machine without a card."""
     if not (readings.gpus or driver.pci_cards or driver.module):
         yield Finding(
@@ -59,7 +60,7 @@ def check_presence(driver: Driver, say: Say, readings: Readings) -> Iterator[Fin
         )  # fmt: skip
 
 
-def check_driver(driver: Driver, say: Say, readings: Readings) -> Iterator[Finding]:
+def check_driver(driver: Driver, say: FindingBuilder, readings: Readings) -> Iterator[Finding]:
     """The driver, whether or not it is there."""
     nvml, cards, module = driver.nvml, driver.pci_cards, driver.module
     if nvml == "ok":
@@ -67,7 +68,7 @@ def check_driver(driver: Driver, say: Say, readings: Readings) -> Iterator[Findi
         yield say("ok", "version", f"NVIDIA driver {driver.version or 'of unknown version'}{serves}")
         if cards and not readings.gpus:
             yield say("problem", "pci_cards", f"the driver has none of the machine's {len(cards)} NVIDIA cards",
-                      "look for NVRM and Xid lines in `dmesg`; reseat the card and its power leads")
+                      "look for NVRM and Xid lines in `dmesg`; reseat the card and its power cables")
     elif nvml == "mismatch":
         yield say("problem", "nvml", f"the driver's library and the loaded kernel module {module} differ, as after an "
                   "update: no CUDA program starts", "restart the machine")
@@ -111,7 +112,7 @@ def _contained(readings: Readings) -> bool:
     return readings.host.container not in (None, "wsl")
 
 
-def check_cuda(software: Software, say: Say, readings: Readings) -> Iterator[Finding]:
+def check_cuda(software: Software, say: FindingBuilder, readings: Readings) -> Iterator[Finding]:
     """Whether PyTorch, the driver and the cards go together."""
     driver, gpus = readings.driver, [gpu for gpu in readings.gpus if gpu.error is None]
     if software.torch is None or not (gpus or driver.pci_cards):
@@ -142,7 +143,7 @@ def check_cuda(software: Software, say: Say, readings: Readings) -> Iterator[Fin
         yield say("info", "cuda_devices", f"PyTorch sees {software.cuda_devices} of {len(gpus)} GPUs")
 
 
-def check_torch(software: Software, say: Say, readings: Readings) -> Iterator[Finding]:
+def check_torch(software: Software, say: FindingBuilder, readings: Readings) -> Iterator[Finding]:
     """tightfit, PyTorch and cuDNN."""
     yield say("ok", "python", f"tightfit {software.tightfit} on Python {software.python}")
     if software.torch is None:
@@ -164,7 +165,7 @@ def check_torch(software: Software, say: Say, readings: Readings) -> Iterator[Fi
         yield say("ok", "torch", sentence)
 
 
-def check_libraries(software: Software, say: Say, readings: Readings) -> Iterator[Finding]:
+def check_libraries(software: Software, say: FindingBuilder, readings: Readings) -> Iterator[Finding]:
     """Libraries that do not go together or do not load, those that are there, and those that would be of use."""
     for place, conflict in enumerate(software.conflicts):
         own = conflict.library == "tightfit"
@@ -188,7 +189,7 @@ def check_libraries(software: Software, say: Say, readings: Readings) -> Iterato
                       library.install, value=library.name)
 
 
-def check_environment(software: Software, say: Say, readings: Readings) -> Iterator[Finding]:
+def check_environment(software: Software, say: FindingBuilder, readings: Readings) -> Iterator[Finding]:
     """Variables that cost speed."""
     for name, value in software.environment.items():
         is_zero = value in ("", "0")
@@ -196,7 +197,7 @@ def check_environment(software: Software, say: Say, readings: Readings) -> Itera
             yield say("advice", "environment", f"{name}={value} {SLOWER[name]}", f"unset {name}", value=value)
 
 
-def check_calibration(software: Software, say: Say, readings: Readings) -> Iterator[Finding]:
+def check_calibration(software: Software, say: FindingBuilder, readings: Readings) -> Iterator[Finding]:
     """Whether times in plans come from this machine's own measurement."""
     if software.calibrated is not None:
         yield say("ok", "calibrated", "times in plans are calibrated by this machine's measurement of "

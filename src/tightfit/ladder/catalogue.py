@@ -81,7 +81,7 @@ def _whole(name: str, values: dict[str, Any]) -> dict[str, Any]:
 def _each(slot: str, against: str, feature: str) -> Iterator[dict[str, Any]]:
     """Every setting of a slot but its first variant, alone and at the larger batch that it allows."""
     for technique in SLOTS[slot][1:]:
-        for setting in technique.rungs():
+        for setting in technique.representative_settings():
             rung = {"name": setting_name(setting), "changes": setting_alone(setting), "against": against}
             yield {**rung, "feature": feature}
             yield {**rung, "name": f"{rung['name']}, larger batch", "grows": True}
@@ -113,7 +113,7 @@ def ladder_of(recipe: Recipe, name: str) -> Ladder:
     for slot in slots:
         rungs += [Rung(name=f"{slot} {setting_name(setting)}", changes=_alone(setting, recipe), against=BASELINE,
                        feature=None if made and slot == "attention" else FEATURE_OF.get(slot))
-                  for technique in SLOTS[slot] for setting in technique.rungs()
+                  for technique in SLOTS[slot] for setting in technique.representative_settings()
                   if technique_to_yaml(setting) != plain[slot]]
     rungs.append(Rung(name="combined, as the plan chooses", against=BASELINE,
                       changes=dict.fromkeys(open_fields, "auto")))

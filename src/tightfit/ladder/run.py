@@ -193,7 +193,7 @@ def _measure(run: LadderRun) -> None:
                if (runner == OURS or rung.launch == "single") and run.is_due(run.measured(rung, runner))]
     every = len(options.ladder.rungs) * len(options.runners)
     if 0 < len(waiting) < every:
-        run.log(f"going on: {every - len(waiting)} of {every} rungs have their row, or need none")
+        run.log(f"resuming: {every - len(waiting)} of {every} rungs have their row, or need none")
     for number, (rung, runner) in enumerate(waiting, start=1):
         run.log(f"rung {number} of {len(waiting)}: {rung.name}" + ("" if runner == OURS else f", {title_of(runner)}"))
         job = Job(kind="measure", recipe=run.recipe(rung).to_dict(), runner=runner, launch=rung.launch,

@@ -25,7 +25,7 @@ WORKERS = {"cuda": 2, "cpu": 0}
 def resolve(recipe: Recipe, device: Device) -> Recipe:
     """The recipe with every `auto` replaced; what a person pinned stays."""
     changes: dict[str, object] = {
-        slot: usual(recipe, device, slot) for slot in SLOTS if getattr(recipe, slot) == "auto"
+        slot: default_for_slot(recipe, device, slot) for slot in SLOTS if getattr(recipe, slot) == "auto"
     }
     if recipe.micro_batch_size == "auto":
         changes["micro_batch_size"] = default_micro_batch(recipe, device)
@@ -44,9 +44,9 @@ def fill_rest(recipe: Recipe, device: Device) -> Recipe:
     return recipe.model_copy(update=changes) if changes else recipe
 
 
-def usual(recipe: Recipe, device: Device, slot: str) -> Technique:
+def default_for_slot(recipe: Recipe, device: Device, slot: str) -> Technique:
     """The technique that `auto` stands for in a slot where nothing is searched."""
-    named = (variant.usual(recipe, device) for variant in SLOTS[slot])
+    named = (variant.default_setting(recipe, device) for variant in SLOTS[slot])
     return next((setting for setting in named if setting is not None), None) or SLOTS[slot][0]()
 
 

@@ -82,7 +82,7 @@ def fit(
 ) -> Fit:
     """The trace's memory on the device and in the host, and whether it fits both. settings: the allocator's."""
     if device.kind == "cpu":
-        trace = in_one_memory(trace)
+        trace = merge_host_into_device(trace)
     room, spare = capacity(trace, device), margin.of(device)
     fits: Fits
     if device.kind == "cpu" or trace.laid_out:  # no caching allocator: reserved is allocated, and nothing is rounded
@@ -123,7 +123,7 @@ def offloaded(trace: Trace) -> int:
     return Trace(origin=trace.origin, allocations=kept).peak(place=Place.HOST)[1]
 
 
-def in_one_memory(trace: Trace) -> Trace:
+def merge_host_into_device(trace: Trace) -> Trace:
     """The trace on a processor, whose memory is the host's: nothing in it is page-locked."""
     if not trace.lying_in(Place.HOST):
         return trace

@@ -228,7 +228,7 @@ class Plan:
     candidates: those that fit, fastest first, then informative ones that do not.
     chosen: the best; None where nothing fits.
     notes: sentences about the search as a whole: what was refused and why, what was left out.
-    tried: how many combinations were weighed.
+    tried: how many combinations were considered.
     predictions: how many of them, and of their probes, were traced.
     """
 

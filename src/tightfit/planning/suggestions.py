@@ -33,21 +33,21 @@ def savings(recipe: Recipe, device: Device) -> Iterator[Saving]:
     if micro != "auto" and micro > 1:
         yield Saving("micro_batch_size", micro // 2, "the same global batch, more accumulation")
     offered = [setting for slot in SLOTS if getattr(recipe, slot) != "auto" for kind in SLOTS[slot]
-               for setting in kind.offered(recipe, device)[:1] if setting.saving(recipe)]
-    for setting in sorted(offered, key=lambda s: (s.harshness, s.changes_states, s.slowdown(device))):
+               for setting in kind.search_settings(recipe, device)[:1] if setting.saving(recipe)]
+    for setting in sorted(offered, key=lambda s: (s.numerics_change, s.changes_states, s.slowdown(device))):
         changed = recipe.override(**{setting.slot: setting.name})
         if changed != recipe and not changed.refusals(device):
-            changes = "; changes numerics" * (setting.harshness > 0)
+            changes = "; changes numerics" * (setting.numerics_change > 0)
             yield Saving(setting.slot, setting.name, setting.saving(recipe) + changes)
 
 
-def smaller(recipe: Recipe, device: Device) -> list[str]:
+def memory_suggestions(recipe: Recipe, device: Device) -> list[str]:
     """Recipe changes that use less memory and can serve on the device, the least costly first."""
     advice = [str(saving) for saving in savings(recipe, device)][:MOST]
     return advice or [f"seq_len={max(recipe.seq_len // 2, 1)}, or a smaller model"]
 
 
-def steadier(recipe: Recipe) -> list[str]:
+def stability_suggestions(recipe: Recipe) -> list[str]:
     """Recipe changes that keep numbers finite."""
     changes = [
         f"learning_rate={recipe.learning_rate / 3:.1g}",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.backends import load_backend
-from tightfit.backends.base import PLAIN, WARM_UP, Backend, Measurement, PendingResult, Step, StepProfiler
+from tightfit.backends.base import TIMED_STEPS, WARM_UP, Backend, Measurement, PendingResult, Step, StepProfiler
 from tightfit.backends.measuring import measure
 from tightfit.data.loading import GlobalBatchLoader
 from tightfit.devices import Device
@@ -21,7 +21,7 @@ from tightfit.files import replacing
 from tightfit.planning.estimate import capacity, unseen
 from tightfit.planning.plan import Plan
 from tightfit.planning.search.resolve_auto import resolve_auto
-from tightfit.planning.suggestions import smaller
+from tightfit.planning.suggestions import memory_suggestions
 from tightfit.planning.targets import Target, own_target
 from tightfit.planning.timing.op_times import op_seconds
 from tightfit.planning.timing.step_time import step_time
@@ -65,7 +65,7 @@ def profile_recipe(
         with watch(device) as readings:
             measured = measure(backend, step, global_batches, chrome_trace=chrome_trace)
     except OutOfMemory as error:
-        raise OutOfMemory(f"{error}. Try: {'; or '.join(smaller(recipe, device))}") from None
+        raise OutOfMemory(f"{error}. Try: {'; or '.join(memory_suggestions(recipe, device))}") from None
     listener.message("predicting the same step")
     predicted = prediction(backend, recipe, device)
     profile = profile_of(recipe, device, measured, predicted, notes=tuple(build.notes), readings=readings)
@@ -97,7 +97,7 @@ def profile_of(
 
 
 def predicted_profile(recipe: Recipe, target: Target, log: Callable[[str], None]) -> tuple[Profile, Plan | None]:
-    """The profile of a recipe's step on a device that need not be there, predicted and not run; and the plan that
+    """The profile of a recipe's step on a device that need not be present, predicted and not run; and the plan that
     replaced `auto`, None where nothing was planned. log: takes a sentence for the person running this.
 
     Raises the errors of `tightfit.errors`, as planning does.
@@ -165,7 +165,7 @@ class RunProfile:
     def begin(self, step: Step, first_step: int, notes: tuple[str, ...] = ()) -> None:
         """The run's step is there, and the run goes on behind `first_step`. notes: of its build."""
         self._profiler = self._backend.step_profiler(step)
-        self._timed = range(max(first_step + WARM_UP + 1, self.at - PLAIN), self.at)
+        self._timed = range(max(first_step + WARM_UP + 1, self.at - TIMED_STEPS), self.at)
         self._notes = notes
 
     def timed(self, number: int) -> AbstractContextManager[None]:
@@ -188,7 +188,7 @@ class RunProfile:
             found = profile_of(self._recipe, self._device, measured, self._predicted, notes=notes)
             keep_profile(found, measured, self._folder)
         except Exception as error:  # the run is worth more than its profile
-            self._listener.message(f"warning: step {self.at} has no profile, and the run goes on: {_sentence(error)}")
+            self._listener.message(f"warning: step {self.at} has no profile, and the run continues: {_sentence(error)}")
         else:
             self._listener.message(f"profiled step {self.at}; to draw it: tightfit report {self._folder}")
         self._profiler = None  # and all that was recorded

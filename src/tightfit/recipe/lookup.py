@@ -91,7 +91,7 @@ def recipe_values(name: str) -> dict[str, Any]:
     try:
         exists = path.exists()
     except (OSError, ValueError) as error:
-        raise RecipeError(f"{name[:40]!r}... is no recipe: {getattr(error, 'strerror', None) or error}") from None
+        raise RecipeError(f"{name[:40]!r}... is not a recipe: {getattr(error, 'strerror', None) or error}") from None
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             near = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
@@ -112,7 +112,7 @@ def recipe_values(name: str) -> dict[str, Any]:
         raise RecipeError(f"{name}: a recipe file's name ends in .yaml; a model's folder is named by model={name}")
     if HUB_ID.fullmatch(name) or FACTORY.fullmatch(name):
         return {"model": name}
-    raise UnknownRecipe(f"{name!r} is no recipe; {recipe_hint(name) or f'write {RECIPES}'}")
+    raise UnknownRecipe(f"{name!r} is not a recipe; {recipe_hint(name) or f'write {RECIPES}'}")
 
 
 def recipe_hint(name: str, also: Iterable[str] = ()) -> str:

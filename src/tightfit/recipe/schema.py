@@ -159,10 +159,11 @@ class Recipe(BaseModel):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run: auto takes the CUDA device where there is one."""
     allow_numerics: bool = False
-    """Whether `auto` may pick what changes numerics (8-bit states, pure bf16)."""
+    """Whether `auto` may pick techniques that change training results, such as 8-bit optimizer states or pure bf16
+    weights, because they are faster."""
     expandable_segments: bool | Auto = "auto"
     """Let PyTorch's CUDA allocator grow its segments page by page, which leaves less memory cached in pieces; a plan
-    weighs it where this says auto, and without a plan auto is false (no effect on the CPU, nor with backend: jax)."""
+    tries both where this says auto, and without a plan auto is false (no effect on the CPU, nor with backend: jax)."""
     empty_cache_steps: Positive | None = None
     """Give cached memory back to the device every so many steps: less fragmentation, about 10 % slower."""
     learning_rate: Annotated[float, Field(gt=0.0, allow_inf_nan=False), NUMBER] = 3e-4

@@ -37,5 +37,5 @@ class Scan(Accumulation):
     auto_on: ClassVar = ("jax",)
 
     @classmethod
-    def usual(cls, recipe: Recipe, device: Device) -> Self | None:
+    def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:
         return cls() if recipe.backend.compiles_whole_steps else None

@@ -35,8 +35,8 @@ class Eager(Attention):
     speed: ClassVar[str] = "slowest"
     memory: ClassVar[str] = "most: batch x heads x sequence x sequence for each layer"
     keeps_scores: ClassVar[bool] = True
-    slows: ClassVar = {"cpu": -0.1, "cuda": 0.4}
-    outdone: ClassVar = {"cuda": "sdpa"}  # a processor has no fused kernel for some, as with dropout
+    slowdown_share: ClassVar = {"cpu": -0.1, "cuda": 0.4}
+    dominated_by: ClassVar = {"cuda": "sdpa"}  # a processor has no fused kernel for some, as with dropout
 
 
 @technique
@@ -48,7 +48,7 @@ class Sdpa(Attention):
     hf_name: ClassVar[str] = "sdpa"
     speed: ClassVar[str] = "faster, most with long sequences"
     memory: ClassVar[str] = "linear in the sequence (flash, efficient and cuDNN kernels)"
-    keeps: ClassVar[float] = 0.5
+    activation_share: ClassVar[float] = 0.5
 
     kernel: SdpaKernel = "auto"
     """The kernel to allow: auto lets the framework choose; flash and cudnn need half precision; math is the unfused
@@ -74,15 +74,15 @@ class Sdpa(Attention):
         return reasons
 
     @classmethod
-    def rungs(cls) -> list[Self]:
+    def representative_settings(cls) -> list[Self]:
         return [cls(), cls(kernel="flash"), cls(kernel="efficient"), cls(kernel="cudnn"), cls(kernel="math")]
 
     @classmethod
-    def usual(cls, recipe: Recipe, device: Device) -> Self | None:
+    def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:
         return cls()
 
     @classmethod
-    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+    def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
         return [cls(), cls(kernel="cudnn")] if recipe.backend.compiles_whole_steps else [cls()]
 
     def saving(self, recipe: Recipe) -> str:
@@ -99,14 +99,14 @@ class Flex(Attention):
     hf_name: ClassVar[str] = "flex_attention"
     speed: ClassVar[str] = "fast with packed documents"
     memory: ClassVar[str] = "linear in the sequence"
-    keeps: ClassVar[float] = 0.5
+    activation_share: ClassVar[float] = 0.5
     generates: ClassVar[bool] = False
     auto_on: ClassVar = ("pytorch",)
-    outdone: ClassVar = {"cuda": "sdpa"}  # not measured side by side: taken where a model has no sdpa
+    dominated_by: ClassVar = {"cuda": "sdpa"}  # not measured side by side: taken where a model has no sdpa
 
     @classmethod
-    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return super().offered(recipe, device) if device.kind == "cuda" and recipe.mode == "train" else []
+    def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return super().search_settings(recipe, device) if device.kind == "cuda" and recipe.mode == "train" else []
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         if device.kind == "cpu":
@@ -122,7 +122,7 @@ class FlashAttn(Attention):
     hf_name: ClassVar[str] = "flash_attention_2"
     speed: ClassVar[str] = "as the flash kernel, or faster on the newest GPUs"
     memory: ClassVar[str] = "linear in the sequence"
-    keeps: ClassVar[float] = 0.5
+    activation_share: ClassVar[float] = 0.5
     generates: ClassVar[bool] = False
     auto_on: ClassVar = ()
 

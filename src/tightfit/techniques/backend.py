@@ -82,5 +82,5 @@ class Jax(Backend):
         return []
 
     @classmethod
-    def rungs(cls) -> list[Self]:
+    def representative_settings(cls) -> list[Self]:
         return [cls(layers="unrolled"), cls(layers="scanned"), cls(layers="scanned", unroll=2)]

@@ -60,20 +60,20 @@ class Technique:
     """Effect on memory, in a few words, for the docs."""
     needs: ClassVar[Mapping[str, str]] = {}
     """Other fields' values that it cannot be without, as a person writes them."""
-    harshness: ClassVar[int] = 0
+    numerics_change: ClassVar[int] = 0
     """How far it changes results: 0 not at all, or as every training does (mixed precision); 1 states of 8 or 16 bits;
     2 weights of 16 bits; 3 states of 4 bits; 4 another learning rate. `auto` takes the mildest that serves."""
     auto_on: ClassVar[tuple[str, ...]] = ("pytorch", "jax")
-    """The backends on which `auto` weighs it; none for what only those take who name it."""
+    """The backends on which `auto` considers it; none for what only those take who name it."""
     trains_only: ClassVar[bool] = False
     """Whether its slot means nothing where nothing is learned."""
     changes_states: ClassVar[bool] = False
     """Whether it decides what weights, gradients and optimizer states hold."""
-    keeps: ClassVar[float] = 1.0
+    activation_share: ClassVar[float] = 1.0
     """Share of a slot's heaviest variant's bytes that a sample adds to the peak, as a rule of thumb."""
-    slows: ClassVar[Mapping[str, float]] = {}
+    slowdown_share: ClassVar[Mapping[str, float]] = {}
     """Share of a step's time that it adds to its slot's plainest variant's, by kind of device, as a rule of thumb."""
-    outdone: ClassVar[Mapping[str, str]] = {}
+    dominated_by: ClassVar[Mapping[str, str]] = {}
     """The variant of its slot, by name, that takes no more memory and is no slower, by kind of device."""
     trace_cost: ClassVar[int] = 1
     """How many times as long a prediction takes with it."""
@@ -102,28 +102,28 @@ class Technique:
         return None
 
     @classmethod
-    def rungs(cls) -> list[Self]:
+    def representative_settings(cls) -> list[Self]:
         """The settings worth trying: what the ladder and the contract tests run over."""
         return [cls()]
 
     @classmethod
-    def usual(cls, recipe: Recipe, device: Device) -> Self | None:
+    def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:
         """The setting that `auto` stands for where nothing is searched, if it is this variant's; a slot whose variants
         name none stands for its first."""
         return None
 
     @classmethod
-    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        """The settings that `auto` weighs on a device, for a recipe as written."""
-        return cls.rungs() if recipe.backend.name in cls.auto_on else []
+    def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
+        """The settings that `auto` considers on a device, for a recipe as written."""
+        return cls.representative_settings() if recipe.backend.name in cls.auto_on else []
 
     def slowdown(self, device: Device) -> float:
-        """`slows` on that device."""
-        return self.slows.get(device.kind, 0.0)
+        """`slowdown_share` on that device."""
+        return self.slowdown_share.get(device.kind, 0.0)
 
-    def outdone_by(self, device: Device) -> str:
-        """`outdone` on that device; empty where none is known."""
-        return self.outdone.get(device.kind, "")
+    def dominating_variant(self, device: Device) -> str:
+        """`dominated_by` on that device; empty where none is known."""
+        return self.dominated_by.get(device.kind, "")
 
     def bytes_per_parameter(self, recipe: Recipe) -> float:
         """Bytes of weights, gradients and optimizer states that it makes a step of a resolved recipe hold for each

@@ -62,7 +62,7 @@ class EveryBlock(Checkpointing):
     name: ClassVar[str] = "every-block"
     speed: ClassVar[str] = "20 to 30 % slower"
     memory: ClassVar[str] = "activations fall to one block's, plus one input for each block"
-    keeps: ClassVar[float] = 0.1
+    activation_share: ClassVar[float] = 0.1
     recomputing: ClassVar[float] = 0.25
 
     apart: bool = False
@@ -70,11 +70,11 @@ class EveryBlock(Checkpointing):
     and only one part's activations are there at a time."""
 
     @classmethod
-    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+    def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
         return [cls(), cls(apart=True)] if recipe.backend.compiles_whole_steps else [cls()]
 
     def saving(self, recipe: Recipe) -> str:
-        kept = recipe.checkpointing != "auto" and recipe.checkpointing.keeps > self.keeps
+        kept = recipe.checkpointing != "auto" and recipe.checkpointing.activation_share > self.activation_share
         return "activations are computed again, 20 to 30 % slower" if kept else ""
 
     def hf_arguments(self, on_cpu: bool) -> dict[str, Any] | None:
@@ -92,7 +92,7 @@ class EveryNth(Checkpointing):
     name: ClassVar[str] = "every-nth"
     speed: ClassVar[str] = "one n-th of every-block's cost"
     memory: ClassVar[str] = "about one n-th of every-block's saving"
-    keeps: ClassVar[float] = 0.6
+    activation_share: ClassVar[float] = 0.6
     recomputing: ClassVar[float] = 0.1
     auto_on: ClassVar = ("pytorch",)
 
@@ -112,7 +112,7 @@ class EveryNth(Checkpointing):
         return {"n": every} if a["gradient_checkpointing"] and every is not None else None
 
     @classmethod
-    def rungs(cls) -> list[Self]:
+    def representative_settings(cls) -> list[Self]:
         return [cls(n=2), cls(n=3)]
 
 
@@ -124,10 +124,10 @@ class Segments(Checkpointing):
     name: ClassVar[str] = "segments"
     speed: ClassVar[str] = "as every-block"
     memory: ClassVar[str] = "one input for each segment, plus one segment's activations"
-    keeps: ClassVar[float] = 0.2
+    activation_share: ClassVar[float] = 0.2
     recomputing: ClassVar[float] = 0.25
     auto_on: ClassVar = ("pytorch",)
-    outdone: ClassVar = {"cpu": "every-block", "cuda": "every-block"}
+    dominated_by: ClassVar = {"cpu": "every-block", "cuda": "every-block"}
 
     count: Positive | Literal["auto"] = "auto"
     """Number of segments; auto is the square root of the number of blocks, rounded."""
@@ -150,7 +150,7 @@ class MlpOnly(Checkpointing):
     name: ClassVar[str] = "mlp"
     speed: ClassVar[str] = "slower by about the feed-forward part's forward time"
     memory: ClassVar[str] = "saves the wide hidden activations, the largest of a block at short sequences"
-    keeps: ClassVar[float] = 0.5
+    activation_share: ClassVar[float] = 0.5
     recomputing: ClassVar[float] = 0.13
 
 
@@ -161,7 +161,7 @@ class AttentionOnly(Checkpointing):
     name: ClassVar[str] = "attention"
     speed: ClassVar[str] = "slower by about attention's forward time"
     memory: ClassVar[str] = "saves queries, keys and values, and under eager attention the score matrices"
-    keeps: ClassVar[float] = 0.85
+    activation_share: ClassVar[float] = 0.85
     recomputing: ClassVar[float] = 0.06
 
 
@@ -172,7 +172,7 @@ class Selective(Checkpointing):
     name: ClassVar[str] = "selective"
     speed: ClassVar[str] = "a few percent slower"
     memory: ClassVar[str] = "saves the element-wise and normalization results"
-    keeps: ClassVar[float] = 0.3
+    activation_share: ClassVar[float] = 0.3
     recomputing: ClassVar[float] = 0.1
 
     keep: Literal["matmul-and-attention", "attention", "every-other-matmul"] = "matmul-and-attention"
@@ -187,15 +187,15 @@ class Selective(Checkpointing):
         return []
 
     @classmethod
-    def rungs(cls) -> list[Self]:
+    def representative_settings(cls) -> list[Self]:
         return [cls(), cls(keep="attention"), cls(keep="every-other-matmul")]
 
     @classmethod
-    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return [cls()] if recipe.backend.compiles_whole_steps else cls.rungs()
+    def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return [cls()] if recipe.backend.compiles_whole_steps else cls.representative_settings()
 
     def saving(self, recipe: Recipe) -> str:
-        kept = recipe.checkpointing != "auto" and recipe.checkpointing.keeps > Segments.keeps
+        kept = recipe.checkpointing != "auto" and recipe.checkpointing.activation_share > Segments.activation_share
         return "cheap results are computed again" if kept else ""
 
 
@@ -207,7 +207,7 @@ class MemoryBudget(Checkpointing):
     exact: ClassVar = "rounding"
     speed: ClassVar[str] = "a few percent slower; less at larger budgets"
     memory: ClassVar[str] = "saved activations at most the budget's share"
-    keeps: ClassVar[float] = 0.7
+    activation_share: ClassVar[float] = 0.7
     recomputing: ClassVar[float] = 0.02
     needs: ClassVar = {"compile": "per-block"}
     auto_on: ClassVar = ("pytorch",)

@@ -71,10 +71,10 @@ class NoCompile(Compile):
 class _Compiled(Compile):
     exact: ClassVar = "rounding"
     memory: ClassVar[str] = "often less: fused element-wise chains keep fewer results"
-    keeps: ClassVar[float] = 0.65
+    activation_share: ClassVar[float] = 0.65
     trace_cost: ClassVar[int] = 3
     startup_seconds: ClassVar[float] = 60.0
-    slows: ClassVar = {"cpu": -0.2, "cuda": -0.2}
+    slowdown_share: ClassVar = {"cpu": -0.2, "cuda": -0.2}
     auto_on: ClassVar[tuple[str, ...]] = ("pytorch",)
 
     backend: CompileBackend = "inductor"
@@ -102,12 +102,12 @@ class _Compiled(Compile):
         return []
 
     @classmethod
-    def rungs(cls) -> list[Self]:
+    def representative_settings(cls) -> list[Self]:
         return [cls(), cls(backend="aot_eager")]
 
     @classmethod
-    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return super().offered(recipe, device)[:1]  # the other backends are for debugging
+    def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return super().search_settings(recipe, device)[:1]  # the other backends are for debugging
 
 
 @technique

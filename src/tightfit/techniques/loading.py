@@ -47,5 +47,5 @@ class Loading(Technique):
         return {"workers": workers, **ahead, **({} if a["use_cpu"] else {"pin_memory": a["dataloader_pin_memory"]})}
 
     @classmethod
-    def rungs(cls) -> list[Self]:
+    def representative_settings(cls) -> list[Self]:
         return [cls(workers=0), cls(workers=2), cls(workers=2, pin_memory=False)]

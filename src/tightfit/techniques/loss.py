@@ -31,13 +31,13 @@ class Plain(Loss):
     name: ClassVar[str] = "plain"
     speed: ClassVar[str] = "the baseline"
     memory: ClassVar[str] = "the baseline: about 14 bytes a logit with mixed precision, kept or passing"
-    outdone: ClassVar = {"cpu": "chunked", "cuda": "chunked"}
+    dominated_by: ClassVar = {"cpu": "chunked", "cuda": "chunked"}
 
 
 @technique
 class _FromHiddenStates(Loss):
     exact: ClassVar[Exactness] = "rounding"
-    keeps: ClassVar[float] = 0.6
+    activation_share: ClassVar[float] = 0.6
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = []

@@ -80,7 +80,7 @@ class _Quantized(_Adam):
     speed: ClassVar[str] = "as AdamW once compiled"
     own_formats: ClassVar[bool] = True
     bf16_roundings: ClassVar = ("stochastic", "nearest")
-    harshness: ClassVar[int] = 1
+    numerics_change: ClassVar[int] = 1
     hf_adam: ClassVar[bool] = True
     auto_on: ClassVar = ("pytorch",)
 
@@ -123,11 +123,11 @@ class AdamW(_Adam):
                 "write optimizer.implementation=auto"]
 
     @classmethod
-    def rungs(cls) -> list[Self]:
+    def representative_settings(cls) -> list[Self]:
         return [cls(implementation="loop"), cls(implementation="foreach"), cls(implementation="fused")]
 
     @classmethod
-    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+    def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
         return [cls()]
 
 
@@ -140,7 +140,7 @@ class Sgd(_Decaying):
     tolerance: ClassVar[float] = 1.6
     speed: ClassVar[str] = "the cheapest update"
     memory: ClassVar[str] = "4 bytes a parameter; none without momentum"
-    harshness: ClassVar[int] = 4
+    numerics_change: ClassVar[int] = 4
     state_bytes: ClassVar[float] = 4.0
     bf16_roundings: ClassVar = ("kahan", "nearest")
 
@@ -162,7 +162,7 @@ class Adafactor(_Decaying):
     tolerance: ClassVar[float] = 0.5
     speed: ClassVar[str] = "slower than AdamW"
     memory: ClassVar[str] = "almost none for matrices: rows plus columns"
-    harshness: ClassVar[int] = 4
+    numerics_change: ClassVar[int] = 4
     state_bytes: ClassVar[float] = 0.05
     hf_names: ClassVar = {"adafactor": {}}
     hf_note: ClassVar[str] = ("learning_rate: Hugging Face's adafactor takes it as the step itself, and this recipe as "
@@ -185,7 +185,7 @@ class Lion(_Decaying):
     tolerance: ClassVar[float] = 0.5
     speed: ClassVar[str] = "a cheaper update than AdamW's"
     memory: ClassVar[str] = "4 bytes a parameter"
-    harshness: ClassVar[int] = 4
+    numerics_change: ClassVar[int] = 4
     state_bytes: ClassVar[float] = 4.0
     bf16_roundings: ClassVar = ("kahan", "nearest")
 
@@ -223,7 +223,7 @@ class AdamW4bit(_Quantized):
 
     name: ClassVar[str] = "adamw-4bit"
     tolerance: ClassVar[float] = 0.2
-    harshness: ClassVar[int] = 3
+    numerics_change: ClassVar[int] = 3
     memory: ClassVar[str] = "1 byte a parameter, 8 for embeddings"
     state_bytes: ClassVar[float] = 1.0
 
@@ -242,7 +242,7 @@ class AdamWAnyPrecision(_Decaying):
     memory: ClassVar[str] = "4 bytes a parameter (bf16 states); 2 more for Kahan under bf16-pure"
     state_bytes: ClassVar[float] = 4.0
     own_formats: ClassVar[bool] = True
-    harshness: ClassVar[int] = 1
+    numerics_change: ClassVar[int] = 1
     bf16_roundings: ClassVar = ("kahan", "stochastic", "nearest")
 
     hf_adam: ClassVar[bool] = True

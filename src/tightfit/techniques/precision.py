@@ -83,7 +83,7 @@ class _Fp32Weights(Precision):
 class _Mixed(_Fp32Weights):
     exact: ClassVar = "changes"
     autocast: ClassVar[bool] = True
-    keeps: ClassVar[float] = 0.65
+    activation_share: ClassVar[float] = 0.65
     tolerance: ClassVar[float] = 0.05
     speed: ClassVar[str] = "2 to 5 times faster on tensor cores"
     memory: ClassVar[str] = "activations halve; weights stay fp32, with a half copy while a step runs"
@@ -98,13 +98,13 @@ class _Mixed(_Fp32Weights):
         return reasons
 
     @classmethod
-    def usual(cls, recipe: Recipe, device: Device) -> Self | None:
+    def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:
         if device.kind == "cpu" or half_precision(device) is not cls:
             return None
         return cls(full_eval=recipe.mode == "inference")
 
     @classmethod
-    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+    def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
         if half_precision(device) is not cls:
             return []
         return [cls(full_eval=True), cls()] if recipe.mode == "inference" else [cls()]
@@ -123,10 +123,10 @@ class Fp32(_Fp32Weights):
     exact: ClassVar = "bitwise"
     speed: ClassVar[str] = "the baseline; with tf32 up to 3 times faster on Ampere and later"
     memory: ClassVar[str] = "the baseline: 4 bytes a weight, 4 a gradient"
-    slows: ClassVar = {"cuda": 0.4}
+    slowdown_share: ClassVar = {"cuda": 0.4}
 
     @classmethod
-    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
+    def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
         return [cls(tf32=device.at_least(8))]
 
 
@@ -159,12 +159,12 @@ class Bf16Pure(Precision):
     name: ClassVar[str] = "bf16-pure"
     computes_in: ClassVar[str] = "bfloat16"
     exact: ClassVar = "changes"
-    harshness: ClassVar[int] = 2
-    keeps: ClassVar[float] = 0.5
+    numerics_change: ClassVar[int] = 2
+    activation_share: ClassVar[float] = 0.5
     tolerance: ClassVar[float] = 0.15
     speed: ClassVar[str] = "as bf16, with no casts of weights"
     memory: ClassVar[str] = "2 bytes a weight, 2 a gradient, 4 for AdamW's states (6 with Kahan)"
-    slows: ClassVar = {"cuda": -0.1}
+    slowdown_share: ClassVar = {"cuda": -0.1}
 
     rounding: Rounding = "kahan"
     """How a weight takes an update smaller than its last bit: kahan keeps the lost part in one more bf16 tensor,
@@ -183,12 +183,12 @@ class Bf16Pure(Precision):
         return reasons
 
     @classmethod
-    def rungs(cls) -> list[Self]:
+    def representative_settings(cls) -> list[Self]:
         return [cls(), cls(rounding="stochastic")]
 
     @classmethod
-    def offered(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return [] if recipe.mode == "inference" else cls.rungs()
+    def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return [] if recipe.mode == "inference" else cls.representative_settings()
 
     def saving(self, recipe: Recipe) -> str:
         full = recipe.precision != "auto" and recipe.precision.weight_bytes > self.weight_bytes

@@ -58,7 +58,7 @@ class _Interval:
 
 
 @dataclass(frozen=True)
-class _Taken:
+class _DispatchedStep:
     """A step that was dispatched and not yet read. profiled: whether its time is not the run's."""
 
     number: int
@@ -108,25 +108,25 @@ class TrainingLoop:
         self.listener.started(state.step, recipe.max_steps)
         with StopRequest() as stop:
             global_batches = self.step.global_batches(self.source, state.step, recipe.max_steps)
-            taken: _Taken | None = None
+            dispatched: _DispatchedStep | None = None
             self._restart_clock()
             while state.step < recipe.max_steps and stop.signal is None:
-                if taken is not None and profile is not None and state.step + 1 == profile.at:
-                    self._account(taken)  # or the step that is profiled would wait for it
-                    taken = None
-                previous, taken = taken, self._take(global_batches)
+                if dispatched is not None and profile is not None and state.step + 1 == profile.at:
+                    self._record(dispatched)  # or the step that is profiled would wait for it
+                    dispatched = None
+                previous, dispatched = dispatched, self._dispatch(global_batches)
                 if previous is not None:
-                    self._account(previous)
-                if taken.pending.ready() or taken.profiled or self._pauses_at(state.step):
-                    self._account(taken)
-                    taken = None
+                    self._record(previous)
+                if dispatched.pending.ready() or dispatched.profiled or self._pauses_at(state.step):
+                    self._record(dispatched)
+                    dispatched = None
                 if self._pauses_at(state.step):
                     self._pause(state.step)
                 if profile is not None and state.step == profile.at:
                     profile.keep()
                     self._restart_clock()
-            if taken is not None:
-                self._account(taken)
+            if dispatched is not None:
+                self._record(dispatched)
             if stop.signal is not None:
                 state.stopped_by = stop.signal.name
             self.save()
@@ -135,7 +135,7 @@ class TrainingLoop:
         self.listener.finished()
         return state
 
-    def _take(self, global_batches: Iterator[Any]) -> _Taken:
+    def _dispatch(self, global_batches: Iterator[Any]) -> _DispatchedStep:
         """Dispatch the next step."""
         state, profile = self.state, self.profile
         rate, number = learning_rate(self.recipe, state.step), state.step + 1
@@ -149,15 +149,15 @@ class TrainingLoop:
                 pending, profiled = self.step(global_batch, rate), False
                 state.data_wait_seconds += waited
         state.step = number
-        return _Taken(number, global_batch, pending, rate, profiled)
+        return _DispatchedStep(number, global_batch, pending, rate, profiled)
 
     def _restart_clock(self) -> None:
         self._mark, self._compiled = time.perf_counter(), self.step.compile_seconds
 
-    def _account(self, taken: _Taken) -> None:
+    def _record(self, dispatched: _DispatchedStep) -> None:
         """Read a step's figures, check them, and write a line where one is due."""
-        result = taken.pending.read()
-        self._check(taken, result)
+        result = dispatched.pending.read()
+        self._check(dispatched, result)
         now, compiled = time.perf_counter(), self.step.compile_seconds
         seconds = max(now - self._mark - (compiled - self._compiled), 1e-9)
         self._mark, self._compiled = now, compiled
@@ -167,37 +167,37 @@ class TrainingLoop:
         interval.loss += result.loss.sum
         interval.count += result.loss.count
         interval.skipped += result.skipped
-        if not taken.profiled:
+        if not dispatched.profiled:
             state.training_seconds += seconds
             interval.seconds += seconds
             for sums in (state, interval):
-                sums.samples += taken.global_batch.samples
-                sums.tokens += taken.global_batch.tokens
-        self.listener.stepped(taken.number, result.loss.mean, interval.tokens / (interval.seconds or 1.0))
-        if taken.number % self.recipe.logging_steps == 0 or taken.number == self.recipe.max_steps:
-            self._write_line(taken, result)
+                sums.samples += dispatched.global_batch.samples
+                sums.tokens += dispatched.global_batch.tokens
+        self.listener.stepped(dispatched.number, result.loss.mean, interval.tokens / (interval.seconds or 1.0))
+        if dispatched.number % self.recipe.logging_steps == 0 or dispatched.number == self.recipe.max_steps:
+            self._write_line(dispatched, result)
 
-    def _check(self, taken: _Taken, result: StepResult) -> None:
+    def _check(self, dispatched: _DispatchedStep, result: StepResult) -> None:
         """Raises NonFiniteLoss where the step's loss or, without loss scaling to skip the step, its gradients are."""
         what = None
         if not math.isfinite(result.loss.sum):
-            what = f"the loss of step {taken.number} is {result.loss.sum}"
+            what = f"the loss of step {dispatched.number} is {result.loss.sum}"
         elif result.grad_norm is not None and not math.isfinite(result.grad_norm) and not result.skipped:
-            what = f"the gradients of step {taken.number} are not finite (norm {result.grad_norm})"
+            what = f"the gradients of step {dispatched.number} are not finite (norm {result.grad_norm})"
         self._skips = self._skips + 1 if result.skipped else 0
         self.state.skipped_steps += result.skipped
         if self._skips >= SKIPS_IN_A_ROW:
-            what = f"loss scaling has skipped {self._skips} steps up to step {taken.number}: fp16 overflows"
+            what = f"loss scaling has skipped {self._skips} steps up to step {dispatched.number}: fp16 overflows"
         if what is not None:
-            raise NonFiniteLoss(f"{what} (batch: {taken.global_batch.origin}); nothing was saved since. Try "
-                                f"{_steadier(self.recipe)}; or look at that batch")
+            raise NonFiniteLoss(f"{what} (batch: {dispatched.global_batch.origin}); nothing was saved since. Try "
+                                f"{_stability_text(self.recipe)}; or look at that batch")
 
-    def _write_line(self, taken: _Taken, result: StepResult) -> None:
+    def _write_line(self, dispatched: _DispatchedStep, result: StepResult) -> None:
         seen, self._interval = self._interval, _Interval()
         line: dict[str, Any] = {
-            "step": taken.number,
+            "step": dispatched.number,
             "loss": Total(seen.loss, seen.count).mean,
-            "learning_rate": taken.learning_rate,
+            "learning_rate": dispatched.learning_rate,
         }
         if seen.seconds:  # a profiled step alone has none that count
             line["tokens_per_second"] = seen.tokens / seen.seconds
@@ -242,7 +242,7 @@ class TrainingLoop:
             return
         if not self.step.is_finite():
             raise NonFiniteLoss(f"the weights of step {step} are not finite; they were not saved. Try "
-                                + _steadier(self.recipe))
+                                + _stability_text(self.recipe))
         seen = self._interval
         interval = {"loss": seen.loss, "count": seen.count, "skipped": seen.skipped}
         loop = {"interval": interval, "data": _signature(self.source)}
@@ -251,10 +251,10 @@ class TrainingLoop:
         checkpoints.prune(self.folder.checkpoints, self.recipe.save_total_limit)
 
 
-def _steadier(recipe: Recipe) -> str:
-    from tightfit.planning.suggestions import steadier
+def _stability_text(recipe: Recipe) -> str:
+    from tightfit.planning.suggestions import stability_suggestions
 
-    return "; or ".join(steadier(recipe))
+    return "; or ".join(stability_suggestions(recipe))
 
 
 def _signature(source: GlobalBatchSource) -> list[int]:

@@ -80,9 +80,9 @@ class Trainer:
             try:
                 return self._train(session, folder, began)
             except OutOfMemory as error:
-                from tightfit.planning.suggestions import smaller
+                from tightfit.planning.suggestions import memory_suggestions
 
-                ways = smaller(session.recipe, session.device)
+                ways = memory_suggestions(session.recipe, session.device)
                 raise OutOfMemory(f"{error}. Try: {'; or '.join(ways)}") from None
             except (OSError, SafetensorError) as error:
                 raise CheckpointError(f"{folder.path}: {one_line(error)}") from error
@@ -101,7 +101,8 @@ class Trainer:
         if saved is not None and (kept or finished is not None):
             recipe, rounding = continued(recipe, saved)
             if rounding and finished is None:
-                self.listener.message(f"{', '.join(rounding)} changed: the run goes on to rounding, not bit for bit")
+                self.listener.message(f"{', '.join(rounding)} changed: the run resumes with the same results up to "
+                                      "rounding, not bit for bit")
         if finished is not None:
             self.listener.message(
                 f"{folder.path} holds a finished run of {finished.steps} steps; to train on write a larger "
@@ -140,7 +141,7 @@ class Trainer:
             )
             if found is not None:
                 loop.resume(found)
-                self.listener.message(f"going on from step {found.step} of {recipe.max_steps}")
+                self.listener.message(f"resuming from step {found.step} of {recipe.max_steps}")
             state = loop.run()
             summary = self._summary(session, step, data, state, began)
             if summary.stopped_by is not None:

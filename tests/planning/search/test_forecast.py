@@ -9,7 +9,7 @@ from tests.planning.toy import Toy
 from tightfit.devices import Device
 from tightfit.planning.defaults import resolve
 from tightfit.planning.search.evaluate import InProcess
-from tightfit.planning.search.forecast import Fit, Line
+from tightfit.planning.search.forecast import Affine, CostModel
 from tightfit.recipe import Recipe
 
 BATCH = 32
@@ -26,7 +26,7 @@ def costs(toy, *micros, **fields):
 @pytest.mark.parametrize("kind", ["none", "every-block"])
 def test_two_points_tell_the_others(seed, kind):
     toy = Toy.drawn(seed)
-    fit = Fit.of(costs(toy, 2, 8, checkpointing=kind), BATCH, None)
+    fit = CostModel.of(costs(toy, 2, 8, checkpointing=kind), BATCH, None)
     for micro, found in costs(toy, 1, 4, 16, checkpointing=kind).items():
         assert fit.peak(micro, BATCH) == pytest.approx(max(found.passes, found.elsewhere), rel=0.01)
         assert fit.step_seconds(micro, BATCH) == pytest.approx(found.seconds, rel=0.01)
@@ -34,15 +34,15 @@ def test_two_points_tell_the_others(seed, kind):
 
 def test_the_only_micro_batch_of_a_step_finds_no_gradients():
     toy = Toy.drawn(12)
-    fit = Fit.of(costs(toy, 2, 8), BATCH, None)
+    fit = CostModel.of(costs(toy, 2, 8), BATCH, None)
     alone = costs(toy, BATCH)[BATCH]
     assert fit.peak(BATCH, BATCH) <= max(alone.passes, alone.elsewhere) < fit.passes(BATCH)
 
 
 def test_one_point_is_completed_by_a_relative():
     toy = Toy.drawn(22)
-    like = Fit.of(costs(toy, 2, 8), BATCH, None)
-    fit = Fit.of(costs(toy, 8, checkpointing="selective"), BATCH, like)
+    like = CostModel.of(costs(toy, 2, 8), BATCH, None)
+    fit = CostModel.of(costs(toy, 8, checkpointing="selective"), BATCH, like)
     for micro, found in costs(toy, 4, 16, checkpointing="selective").items():
         assert fit.peak(micro, BATCH) == pytest.approx(max(found.passes, found.elsewhere), rel=0.05)
         assert fit.step_seconds(micro, BATCH) == pytest.approx(found.seconds, rel=0.03)
@@ -50,7 +50,7 @@ def test_one_point_is_completed_by_a_relative():
 
 def test_what_checkpointing_does_in_one_precision_it_does_in_another():
     toy = Toy.drawn(22)
-    fits = {(kind, precision): Fit.of(costs(toy, 2, 8, checkpointing=kind, precision=precision), BATCH, None)
+    fits = {(kind, precision): CostModel.of(costs(toy, 2, 8, checkpointing=kind, precision=precision), BATCH, None)
             for kind in ("none", "every-block") for precision in ("bf16", "fp32")}
     effect = fits["none", "bf16"].effect(fits["every-block", "bf16"], 8, BATCH)
     carried, truth = fits["none", "fp32"].changed(effect), fits["every-block", "fp32"]
@@ -61,5 +61,5 @@ def test_what_checkpointing_does_in_one_precision_it_does_in_another():
 
 
 def test_a_line_never_falls_below_zero():
-    assert Line.through(2, 10.0, 4, 8.0) == Line(base=10.0, slope=0.0)
-    assert Line.through(2, 1.0, 4, 9.0) == Line(base=0.0, slope=4.0)
+    assert Affine.through(2, 10.0, 4, 8.0) == Affine(base=10.0, slope=0.0)
+    assert Affine.through(2, 1.0, 4, 9.0) == Affine(base=0.0, slope=4.0)

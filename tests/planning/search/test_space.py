@@ -6,7 +6,7 @@ import pytest
 
 from tightfit.devices import Device
 from tightfit.errors import Refused
-from tightfit.planning.search.space import Space, micro_batch_sizes, named, written
+from tightfit.planning.search.space import Space, choices_text, field_text, micro_batch_sizes
 from tightfit.recipe import Recipe
 from tightfit.techniques.checkpointing import EveryNth
 
@@ -17,7 +17,7 @@ CPU = Device(kind="cpu", name="CPU", memory_bytes=1)
 
 def names(recipe, device, slot, level=None):
     space = Space(recipe, device)
-    return {getattr(space.on(c, 1), slot).name for c in space.choices if level in (None, space.level(c))}
+    return {getattr(space.recipe_for(c, 1), slot).name for c in space.choices if level in (None, space.level(c))}
 
 
 @pytest.mark.parametrize(("batch", "expected"), [
@@ -38,14 +38,14 @@ def test_the_mildest_level_changes_no_numerics():
         assert names(Recipe(), device, "precision", (0, 0)) == precision
         assert names(Recipe(), device, "optimizer", (0, 0)) == {"adamw"}
         space = Space(Recipe(), device)
-        assert all(space.numerics(space.on(c, 1)) == () for c in space.choices if space.level(c) == (0, 0))
+        assert all(space.numerics(space.recipe_for(c, 1)) == () for c in space.choices if space.level(c) == (0, 0))
 
 
 def test_levels_go_from_mild_to_harsh():
     """8-bit and bf16 states, then 16-bit weights, then 4-bit states, then another learning rate."""
     space, by_level = Space(Recipe(), AMPERE), {}
     for choice in space.choices:
-        recipe = space.on(choice, 1)
+        recipe = space.recipe_for(choice, 1)
         by_level.setdefault(space.level(choice), set()).add((recipe.precision.name, recipe.optimizer.name))
     assert sorted(by_level) == [(0, 0), (1, 1), (2, 2), (2, 3), (3, 3), (3, 5), (4, 4)]
     assert {optimizer for _, optimizer in by_level[1, 1]} == {"adamw-8bit", "adamw-anyprecision"}
@@ -57,15 +57,15 @@ def test_levels_go_from_mild_to_harsh():
 
 def test_every_kind_of_checkpointing_is_weighed():
     space = Space(Recipe(), AMPERE)
-    assert len({repr(space.on(c, 1).checkpointing) for c in space.choices}) == 11
-    budgets = [c for c in space.choices if space.on(c, 1).checkpointing.name == "memory-budget"]
-    assert {space.on(c, 1).compile.name for c in budgets} == {"per-block"}
+    assert len({repr(space.recipe_for(c, 1).checkpointing) for c in space.choices}) == 11
+    budgets = [c for c in space.choices if space.recipe_for(c, 1).checkpointing.name == "memory-budget"]
+    assert {space.recipe_for(c, 1).compile.name for c in budgets} == {"per-block"}
 
 
 def test_the_usual_combination_comes_first():
     for device, precision in ((AMPERE, "bf16"), (VOLTA, "fp16"), (CPU, "fp32")):
         space = Space(Recipe(), device)
-        first = space.on(space.choices[0], 1)
+        first = space.recipe_for(space.choices[0], 1)
         assert space.choices[0] == space.plain
         assert (first.precision.name, first.attention.name, first.compile.name) == (precision, "sdpa", "off")
         departures = [space.departures(choice) for choice in space.choices]
@@ -76,7 +76,7 @@ def test_nothing_refused_is_weighed_and_pins_stay():
     recipe = Recipe(optimizer="lion", precision="bf16-pure", checkpointing="mlp")
     space = Space(recipe, AMPERE)
     for choice in space.choices:
-        resolved = space.on(choice, 2)
+        resolved = space.recipe_for(choice, 2)
         assert resolved.refusals(AMPERE) == []
         assert (resolved.optimizer, resolved.precision, resolved.checkpointing) == (
             recipe.optimizer, recipe.precision, recipe.checkpointing)
@@ -87,7 +87,7 @@ def test_generating_weighs_formats_and_kernels_alone():
     space = Space(Recipe(mode="inference"), AMPERE)
     assert set(space.fields) == {"precision", "attention"}
     assert len(space.choices) == 6
-    assert space.on(space.plain, 1).precision.full_eval
+    assert space.recipe_for(space.plain, 1).precision.full_eval
 
 
 def test_the_allocators_way_is_weighed_on_gpus_where_it_is_left_open():
@@ -96,16 +96,16 @@ def test_the_allocators_way_is_weighed_on_gpus_where_it_is_left_open():
     for recipe, device in others:
         assert "expandable_segments" not in Space(recipe, device).fields
     pinned = Space(Recipe(expandable_segments=True), AMPERE)
-    assert pinned.on(pinned.plain, 1).expandable_segments is True
+    assert pinned.recipe_for(pinned.plain, 1).expandable_segments is True
 
 
 def test_fields_are_written_as_a_person_writes_them():
-    assert written("checkpointing", EveryNth(n=3)) == "checkpointing=every-nth checkpointing.n=3"
-    assert written("expandable_segments", True) == "expandable_segments=true"
-    one = Space(Recipe(), AMPERE).on(Space(Recipe(), AMPERE).plain, 4)
-    assert named(one.model_copy(update={"micro_batch_size": 8}), one) == "micro_batch_size=8"
-    assert named(one, one) == "the same"
-    assert named(one, None, ("micro_batch_size", "compile")) == "micro_batch_size=4 compile=off"
+    assert field_text("checkpointing", EveryNth(n=3)) == "checkpointing=every-nth checkpointing.n=3"
+    assert field_text("expandable_segments", True) == "expandable_segments=true"
+    one = Space(Recipe(), AMPERE).recipe_for(Space(Recipe(), AMPERE).plain, 4)
+    assert choices_text(one.model_copy(update={"micro_batch_size": 8}), one) == "micro_batch_size=8"
+    assert choices_text(one, one) == "the same"
+    assert choices_text(one, None, ("micro_batch_size", "compile")) == "micro_batch_size=4 compile=off"
 
 
 @pytest.mark.parametrize(("pins", "device", "words"), [

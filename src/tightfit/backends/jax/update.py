@@ -154,7 +154,7 @@ def jitted_step(build: Build) -> Any:
 
 
 def lower_step(build: Build) -> jax.stages.Lowered:
-    """The step, lowered for the build's devices, which need not be there; no array is made. Compile it with
+    """The step, lowered for the build's devices, which need not be present; no array is made. Compile it with
     `build.compiler_options`."""
     numbers = placed((jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.float32)), build.replicated)
     lowered: jax.stages.Lowered = jitted_step(build).lower(

@@ -31,7 +31,7 @@ LossDenominator = Callable[[TensorGlobalBatch], float]
 GradientSync = Callable[[bool], AbstractContextManager[Any]]
 
 
-class Passes(Protocol):
+class MicroBatchPasses(Protocol):
     """A step's forward and backward pass over one micro-batch, which `accumulation` puts in order."""
 
     def forward(self, global_batch: TensorGlobalBatch, number: int) -> Tensor:
@@ -70,7 +70,7 @@ class Update(Protocol):
 
 
 Check = Callable[["Build", TensorBatch, Tensor], None]
-Accumulation = Callable[["Build", Passes, TensorGlobalBatch], Tensor]
+Accumulation = Callable[["Build", MicroBatchPasses, TensorGlobalBatch], Tensor]
 """Runs every micro-batch's passes, in its order; returns the global batch's summed loss."""
 
 
@@ -111,7 +111,7 @@ class Build:
     loss_scaling: whether gradients are scaled up for fp16.
     optimizer_factory: makes the optimizer from the finished model.
     accumulation: the order of a global batch's passes.
-    update: makes the update of the weights, which owns the optimizer.
+    update_factory: makes the update of the weights, which owns the optimizer.
     global_batches: prepares global batches ahead of the step.
     compile_backend: what torch.compile is given as its backend in the place of one it names, in a mode: planning's own,
         which generates no code.
@@ -137,7 +137,7 @@ class Build:
     loss_scaling: bool = False
     optimizer_factory: OptimizerFactory | None = None
     accumulation: Accumulation | None = None
-    update: Callable[[Build], Update] | None = None
+    update_factory: Callable[[Build], Update] | None = None
     global_batches: GlobalBatches | None = None
     compile_backend: CompileBackend | None = None
     evaluation_dtype: torch.dtype | None = None

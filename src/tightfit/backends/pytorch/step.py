@@ -73,10 +73,10 @@ class Step:
     def __init__(self, build: Build, *, watch: Watch | None = None, inspect: bool = True) -> None:
         """watch: called with each phase as it begins. inspect: whether to look into the first forward pass, and to
         raise what the model's own code raises as a ModelError."""
-        assert build.update is not None
+        assert build.update_factory is not None
         self.build = build
         self.watch = watch
-        self.update = build.update(build)
+        self.update = build.update_factory(build)
         self.steps = 0
         self._highest = 0
         self._doing = "nothing yet"

@@ -15,8 +15,8 @@ from tightfit.planning.offload import offload_advice
 from tightfit.planning.plan import Change
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.explain import changing
-from tightfit.planning.search.exploration import CLOCK_ERROR, MICRO, Exploration, Pair, Spent
-from tightfit.planning.search.space import Level, Space, micro_batch_sizes, named, trace_cost
+from tightfit.planning.search.exploration import CLOCK_ERROR, MICRO, Exploration, Pair, TraceBudgetExceeded
+from tightfit.planning.search.space import Level, Space, choices_text, micro_batch_sizes, trace_cost
 from tightfit.planning.suggestions import savings
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
@@ -40,25 +40,25 @@ def smallest_change(exploration: Exploration) -> tuple[Change | None, str]:
     """
     recipe, none = exploration.space.recipe, "No single change would make it fit"
     least = min(exploration.found.values(), key=lambda found: found.estimate.missing)
-    room = exploration.room(with_margin=True)
+    usable = exploration.usable_bytes(with_margin=True)
     exploration.left = CHANGES_TRACED
     if recipe.mode == "inference":
         return _smaller_batch(exploration, least)
     try:
         for changes, why in _changes(recipe, exploration.device):
-            if "seq_len" in changes and least.held > room:
+            if "seq_len" in changes and least.held > usable:
                 break  # no shorter sequence changes what weights, gradients and states take
             found = _with(exploration, least, changes, why)
             if found is not None:
                 return found, f"The smallest that makes it fit: {found.text} ({found.why})."
         together = _together(exploration, least)
-    except Spent:
+    except TraceBudgetExceeded:
         return None, "No single change was found that would make it fit: the limit on traces was reached."
     if together:
         return None, f"{none}; together these would: {together}."
-    if least.held > room:
+    if least.held > usable:
         return None, (f"{none}: weights, gradients and optimizer states alone take {size(least.held)}, and "
-                      f"{size(max(room, 0))} are left for them.")
+                      f"{size(max(usable, 0))} are left for them.")
     return None, f"{none}."
 
 
@@ -87,7 +87,7 @@ def _with(exploration: Exploration, least: Evaluated, changes: dict[str, Any], w
         if changed.refusals(device):  # what a change needs of an open field, the search finds
             try:
                 opened = Space(space.recipe.override(**changes), device)
-                changed = opened.on(opened.floor(opened.choices), micro)
+                changed = opened.recipe_for(opened.floor(opened.choices), micro)
             except Refused:
                 return None
         found = exploration.cost(changed, f"whether {text} would do")
@@ -111,7 +111,7 @@ def _together(exploration: Exploration, least: Evaluated) -> str:
         return ""
     sizes = [size for size in micro_batch_sizes(recipe.batch_size) if size <= _micro(least)]
     found = exploration.largest(whole, sizes)
-    return "" if found is None else named(found.recipe, least.recipe)
+    return "" if found is None else choices_text(found.recipe, least.recipe)
 
 
 def _micro(found: Evaluated) -> int:
@@ -156,7 +156,7 @@ def _smallest(
     states = None if stated is None else space.states(stated[0])
     choices = [c for c in space.choices if space.level(c) == level and states in (None, space.states(c))]
     cheap = [c for c in choices if space.cost(c) == 1]
-    with contextlib.suppress(Spent):
+    with contextlib.suppress(TraceBudgetExceeded):
         if cheap or not any(c in choices for c, _ in exploration.found):
             floor = space.floor(cheap or choices, stated[0] if stated else None)
             exploration.evaluate([(floor, exploration.sizes[0])])
@@ -177,7 +177,7 @@ def _smallest(
         dear = trace_cost(there) > 1
         try:
             cost = least if dear else exploration.cost(there, f"whether {gpu.name} would do", gpu)
-        except Spent:
+        except TraceBudgetExceeded:
             tried = f"{too_small} is too small, and l" if too_small else "L"
             return None, f"{tried}arger GPUs of the catalogue were not traced: the limit on traces was reached."
         if cost is None:
@@ -187,7 +187,7 @@ def _smallest(
             by = f", by this {device.name}'s trace" if dear else ""
             return gpu, (f"The smallest GPU on which the recipe as written fits is {gpu.name} "
                          f"({size(gpu.memory_bytes)}): {size(cost.estimate.memory.used)} in use with "
-                         f"{named(there, None, shown)}{by}.")
+                         f"{choices_text(there, None, shown)}{by}.")
         too_small, beyond = gpu.name, max(gpu.memory_bytes, cost.estimate.memory.needed)
     if fits:
         return device, f"No smaller GPU of the catalogue than {device.name} would do."
@@ -201,7 +201,7 @@ def _as_usual_there(asked: Recipe, recipe: Recipe, gpu: Device) -> Recipe:
         return recipe
     usual = resolve(asked, gpu)
     changes = {slot: getattr(usual, slot) for slot in SLOTS if getattr(asked, slot) == "auto"
-               and getattr(recipe, slot).refuse(recipe, gpu) and not getattr(recipe, slot).harshness}
+               and getattr(recipe, slot).refuse(recipe, gpu) and not getattr(recipe, slot).numerics_change}
     return recipe.model_copy(update=changes)
 
 
@@ -213,7 +213,7 @@ def gain_of_opening(exploration: Exploration, found: Evaluated) -> str:
         return ""
     left_open = [slot for slot in SLOTS if Recipe.model_fields[slot].default == "auto"]
     opened = recipe.model_copy(update={**dict.fromkeys(left_open, "auto"), MICRO: "auto"})
-    kept = {slot: pinned for slot in SLOTS if (pinned := getattr(recipe, slot)) != "auto" and pinned.harshness}
+    kept = {slot: pinned for slot in SLOTS if (pinned := getattr(recipe, slot)) != "auto" and pinned.numerics_change}
     most = max(default_micro_batch(opened, device), recipe.micro_batch_size)
     exploration.left = 3
     best = exploration.largest(resolve(opened, device).model_copy(update=kept),
@@ -223,7 +223,7 @@ def gain_of_opening(exploration: Exploration, found: Evaluated) -> str:
     fields = [field for field in (MICRO, *SLOTS) if getattr(best.recipe, field) != getattr(found.recipe, field)]
     time = best.estimate.time
     return (f"Left open, {', '.join(fields)} would gain: {time.throughput:,.0f} {time.unit} at least, instead of "
-            f"{found.estimate.time.throughput:,.0f}, with {named(best.recipe, found.recipe)}.")
+            f"{found.estimate.time.throughput:,.0f}, with {choices_text(best.recipe, found.recipe)}.")
 
 
 def offload(exploration: Exploration, host_bytes: int) -> str:
@@ -241,7 +241,7 @@ def misalignments(exploration: Exploration, best: Evaluated) -> tuple[Misalignme
     def gain(padded: Recipe) -> float | None:
         try:
             cost = exploration.cost(padded, "with padded dimensions")
-        except Spent:
+        except TraceBudgetExceeded:
             return None
         return None if cost is None else 1 - cost.seconds / best.seconds
 

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from tightfit.errors import Refused
 from tightfit.planning.defaults import default_micro_batch
-from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair, Spent
+from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair, TraceBudgetExceeded
 from tightfit.planning.search.forecast import Unknown
 from tightfit.planning.search.space import LAST_RESORT, Choice, Level
 
-ROOTS = 4
+FIRST_TRIES = 4
 """Combinations that are tried until one can be built."""
 NO_GAIN = 0.03
 """Share of a step's time for which no larger micro-batch is tried."""
@@ -47,17 +47,17 @@ def explore(exploration: Exploration) -> None:
             _by_level(exploration, with_margin)
             if exploration.best(with_margin=True) is not None:
                 break
-        _plainer(exploration)
+        _try_simpler(exploration)
         if exploration.space.recipe.mode == "inference":  # which has few, and all are shown
-            exploration.evaluate([(choice, micro) for choice in exploration.weighed for micro in exploration.sizes])
-    except Spent:
-        if left := len(_probes(exploration, exploration.weighed, exploration.best(with_margin=True) is not None)):
+            exploration.evaluate([(choice, micro) for choice in exploration.considered for micro in exploration.sizes])
+    except TraceBudgetExceeded:
+        if left := len(_probes(exploration, exploration.considered, exploration.best(with_margin=True) is not None)):
             exploration.notes.append(f"combinations that might be better and were not traced: {left:,}; the limit of "
                                      f"{exploration.limit} traces was reached")
     exploration.kept_back = 0
     if exploration.best() is None:
-        with contextlib.suppress(Spent):
-            _thriftiest(exploration)
+        with contextlib.suppress(TraceBudgetExceeded):
+            _smallest_memory_first(exploration)
 
 
 def _start(exploration: Exploration) -> None:
@@ -68,23 +68,23 @@ def _start(exploration: Exploration) -> None:
     low = max((size for size in exploration.sizes if size <= high // 4), default=high)
     probes = [high] if exploration.limit < 20 else list(dict.fromkeys((low, high)))
     first = space.first
-    roots = [choice for choice in space.choices
-             if len(space.differing(choice, first)) <= 1 and space.level(choice) == (0, 0)]
-    roots.sort(key=lambda root: (root != first, root != space.plain,
-                                 [space.fields.index(field) for field in space.differing(root, first)]))
-    for root in (roots or space.choices)[:ROOTS]:
-        exploration.evaluate([(root, micro) for micro in probes])
-        if any(choice == root for choice, _ in exploration.found):
+    starts = [choice for choice in space.choices
+              if len(space.differing(choice, first)) <= 1 and space.level(choice) == (0, 0)]
+    starts.sort(key=lambda choice: (choice != first, choice != space.plain,
+                                    [space.fields.index(field) for field in space.differing(choice, first)]))
+    for start in (starts or space.choices)[:FIRST_TRIES]:
+        exploration.evaluate([(start, micro) for micro in probes])
+        if any(choice == start for choice, _ in exploration.found):
             exploration.broken |= {(field, first[space.fields.index(field)])
-                                   for field in space.differing(root, first) if first in exploration.refused}
-            _shorten(exploration)
+                                   for field in space.differing(start, first) if first in exploration.refused}
+            _drop_long_traces(exploration)
             return
     if exploration.failure is not None:
         raise exploration.failure
     raise Refused("; ".join(list(dict.fromkeys(exploration.refused.values()))[:3]))
 
 
-def _shorten(exploration: Exploration) -> None:
+def _drop_long_traces(exploration: Exploration) -> None:
     """Leave out micro-batches whose traces would be far longer than those that were made."""
     known = {micro: found.events for (_, micro), found in exploration.found.items()}
     if len(known) < 2:
@@ -116,7 +116,8 @@ def _search(exploration: Exploration, levels: Sequence[Level], with_margin: bool
     by side each teaches something of its own."""
     space = exploration.space
     choices = [choice for choice in space.choices if space.level(choice) in levels]
-    exploration.weighed = [choice for choice in exploration.weighed if space.level(choice) not in levels] + choices
+    others = [choice for choice in exploration.considered if space.level(choice) not in levels]
+    exploration.considered = others + choices
     while not (first and exploration.best(with_margin) is not None):
         probes = sorted(_probes(exploration, choices, with_margin),
                         key=lambda p: (p.fits, p.speed, -space.departures(p.choice)), reverse=True)
@@ -156,18 +157,18 @@ def _probe(exploration: Exploration, choice: Choice, with_margin: bool) -> Probe
     forecast, batch = exploration.forecasts.of(choice), exploration.space.recipe.batch_size
     open_sizes = [micro for micro in exploration.sizes  # a step's only micro-batch finds no gradients
                   if above < micro and micro not in known and (micro < below or micro == batch)]
-    room = exploration.room(with_margin) / exploration.rounding(choice)
-    fitting = [micro for micro in open_sizes if forecast.best.peak(micro, batch) <= room]
+    usable = exploration.usable_bytes(with_margin) / exploration.allocator_overhead(choice)
+    fitting = [micro for micro in open_sizes if forecast.best.peak(micro, batch) <= usable]
     if not fitting:
         return None
-    largest = exploration.space.on(choice, fitting[-1])
+    largest = exploration.space.recipe_for(choice, fitting[-1])
     seconds = exploration.seconds_in_run(forecast.best.step_seconds(fitting[-1], batch), largest)
-    likely = [micro for micro in fitting if forecast.likely.peak(micro, batch) <= room] or fitting[:1]
+    likely = [micro for micro in fitting if forecast.likely.peak(micro, batch) <= usable] or fitting[:1]
     micro = likely[-1]
     if forecast.likely.seconds.slope:  # else nothing is known of other micro-batches' times
         enough = forecast.likely.step_seconds(micro, batch) * (1 + NO_GAIN)
         micro = next(micro for micro in likely if forecast.likely.step_seconds(micro, batch) <= enough)
-    fits = forecast.likely.peak(micro, batch) <= room
+    fits = forecast.likely.peak(micro, batch) <= usable
     return Probe(choice, micro, batch / max(seconds, 1e-12), fits, forecast.unknown)
 
 
@@ -184,29 +185,29 @@ def _dominated(exploration: Exploration, choice: Choice) -> bool:
     return False
 
 
-def _plainer(exploration: Exploration) -> None:
+def _try_simpler(exploration: Exploration) -> None:
     """Evaluate the choice with each of its departures undone, where that may be as fast."""
     best = exploration.best()
     if best is None:
         return
-    batch, room = exploration.space.recipe.batch_size, exploration.room(exploration.found[best].fit_rank < 2)
+    batch, usable = exploration.space.recipe.batch_size, exploration.usable_bytes(exploration.found[best].fit_rank < 2)
     for other in exploration.space.undone(best[0]):
         known = other in exploration.refused or any(choice == other for choice, _ in exploration.found)
         if known or other not in exploration.space.choices:
             continue
         forecast = exploration.forecasts.of(other).best
         as_fast = batch / forecast.step_seconds(best[1], batch) * (1 + CLOCK_ERROR) >= exploration.speed(best)
-        if as_fast and forecast.peak(best[1], batch) * exploration.rounding(other) <= room:
+        if as_fast and forecast.peak(best[1], batch) * exploration.allocator_overhead(other) <= usable:
             exploration.evaluate([(other, best[1])])
 
 
-def _thriftiest(exploration: Exploration) -> None:
+def _smallest_memory_first(exploration: Exploration) -> None:
     """Where nothing is known to fit: evaluate what is likeliest to need least, until it is known."""
     batch = exploration.space.recipe.batch_size
     ends = dict.fromkeys([exploration.sizes[0], *[size for size in exploration.sizes if size == batch]])
-    exploration.weighed = exploration.space.choices
+    exploration.considered = exploration.space.choices
     for _ in range(3):
-        pairs = [(c, m) for c in exploration.weighed if c not in exploration.refused for m in ends]
+        pairs = [(c, m) for c in exploration.considered if c not in exploration.refused for m in ends]
         least = min(pairs, key=lambda p: exploration.forecasts.of(p[0]).likely.peak(p[1], batch), default=None)
         if least is None or least in exploration.found:
             return

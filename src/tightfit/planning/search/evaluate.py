@@ -107,7 +107,7 @@ class InProcess:
         if device.capability != self._capability:
             self._traces.clear()  # traces are large
             self._capability = device.capability
-        key = but_allocator(recipe).model_dump_json()
+        key = without_allocator_setting(recipe).model_dump_json()
         if key not in self._traces:
             self._traces[key] = self.tools.predict(recipe, device)
         elif self.tools.unseen is not None:
@@ -116,7 +116,7 @@ class InProcess:
         return self._traces[key]
 
 
-def but_allocator(recipe: Recipe) -> Recipe:
+def without_allocator_setting(recipe: Recipe) -> Recipe:
     """The recipe with the allocator's usual settings, on which its trace does not depend."""
     return recipe.model_copy(update={ALLOCATOR: False})
 

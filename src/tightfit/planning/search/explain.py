@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from tightfit.errors import ModelError
 from tightfit.planning.plan import Memory
 from tightfit.planning.search.evaluate import Evaluated
-from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair, Spent, startup
-from tightfit.planning.search.space import ALLOCATOR, Choice, named
+from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair, TraceBudgetExceeded, startup
+from tightfit.planning.search.space import ALLOCATOR, Choice, choices_text
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.techniques.optimizer import AdamW
@@ -71,7 +71,7 @@ def too_large(exploration: Exploration) -> list[Evaluated]:
     wanted = [(choice, other) for other in exploration.sizes if other > micro][:1]
     plainer = [other for other in space.undone(choice) if other in space.choices and space.cost(other) == 1]
     wanted += [(other, micro) for other in plainer[:2]]
-    with contextlib.suppress(Spent):
+    with contextlib.suppress(TraceBudgetExceeded):
         exploration.evaluate(wanted)
     near = nearest_in_usual_precision(exploration, best)
     pairs = dict.fromkeys([*wanted, *([near] if near else [])])
@@ -87,7 +87,7 @@ def nearest_in_usual_precision(exploration: Exploration, best: Pair) -> Pair | N
     if exploration.device.kind == "cpu" or space.states(best[0]) == states or space.level(best[0]) != (0, 0):
         return None
     usual = [choice for choice in space.choices if space.states(choice) == states]
-    with contextlib.suppress(Spent):
+    with contextlib.suppress(TraceBudgetExceeded):
         exploration.evaluate([(space.floor(usual), exploration.sizes[0])])
     near = [pair for pair in exploration.found if pair[0] in usual]
     least = min(near, key=lambda pair: exploration.found[pair].estimate.memory.used, default=None)
@@ -107,7 +107,7 @@ def why(exploration: Exploration, best: Pair) -> list[str]:
         if time.prefill_seconds < time.step_seconds:
             quantity += f", {time.prefill_seconds:.3g} s of it until the first token"
     sentences = [f"{_fastest(exploration, best)}: {quantity}, with {in_use} in use at the peak, in the "
-                 f"{memory.peak_in}; {size(memory.margin)} were to stay free."]
+                 f"{memory.peak_in}; the margin to keep free is {size(memory.margin)}."]
     if found.fit_rank == 1:
         sentences.append(f"It fits once the allocator has given cached memory back, without which it is "
                          f"{size(memory.used)}; that costs a little time.")
@@ -116,16 +116,16 @@ def why(exploration: Exploration, best: Pair) -> list[str]:
                          "device's limit.")
     changed = space.numerics(found.recipe)
     if changed:
-        spare = " with the margin to spare" if found.fit_rank < 2 else ""
-        reason = "allow_numerics lets it" if space.recipe.allow_numerics else f"nothing that keeps them fits{spare}"
+        spare = " with the margin free" if found.fit_rank < 2 else ""
+        reason = "allow_numerics allows it" if space.recipe.allow_numerics else f"nothing fits{spare} otherwise"
         sentences.append(f"{changing(changed)} numerics: picked because {reason}.")
         milder = mildest(exploration, best)
         if milder is not None:
             other = exploration.found[milder]
-            what = "is the mildest that fits" if space.numerics(other.recipe) else "keeps them"
+            what = "changes them least of what fits" if space.numerics(other.recipe) else "leaves them unchanged"
             slower = percent(abs(faster_by(other.speed, found.speed)))
-            sentences.append(f"{named(other.recipe, found.recipe)} {what}, and is {slower} slower.")
-    if any(t.harshness >= 4 for t in space.techniques(best[0])):
+            sentences.append(f"{choices_text(other.recipe, found.recipe)} {what}, and is {slower} slower.")
+    if any(t.numerics_change >= 4 for t in space.techniques(best[0])):
         sentences.append("It wants another learning rate than AdamW: for Adafactor about 1e-2.")
     near = nearest_in_usual_precision(exploration, best)
     if near is not None:
@@ -143,11 +143,11 @@ def _fastest(exploration: Exploration, best: Pair) -> str:
     if not faster:
         return "The fastest that fits"
     if min(exploration.found[pair].fit_rank for pair in faster) > found.fit_rank:
-        return "The fastest that fits with the margin to spare"
+        return "The fastest that fits with the margin free"
     level = exploration.space.level
     if all(level(pair[0]) > level(best[0]) for pair in faster):
-        return "The fastest that fits with numerics as mild"
-    return f"The fastest that fits, as far as times are sure ({percent(CLOCK_ERROR)}), and the plainest of those"
+        return "The fastest that fits with no greater change of numerics"
+    return f"The simplest of the fastest that fit (predicted times within {percent(CLOCK_ERROR)} count as equal)"
 
 
 def _why_not_usual_precision(near: Evaluated, best: Evaluated) -> str:
@@ -161,7 +161,7 @@ def _why_not_usual_precision(near: Evaluated, best: Evaluated) -> str:
     if near.fit_rank < 3:
         nothing = f"Nothing in {precision.name} leaves the margin free"
         by = f"is {size(memory.peak_reserved - memory.capacity + memory.margin)} over it"
-    return f"{nothing}: {copies}. The nearest, {named(near.recipe, best.recipe)}, {by}."
+    return f"{nothing}: {copies}. The nearest, {choices_text(near.recipe, best.recipe)}, {by}."
 
 
 def changing(changed: Sequence[str]) -> str:
@@ -175,7 +175,7 @@ def compared(found: Evaluated, best: Evaluated) -> str:
     faster = faster_by(found.speed, best.speed)
     speed = f"{percent(abs(faster))} {'faster' if faster > 0 else 'slower'}" if faster else "as fast"
     remarks = ("", "; it fits only after releasing cached memory", "; it leaves less than the margin free")
-    return (f"{named(found.recipe, best.recipe)}: {speed}, {more_or_less(memory)} at the peak"
+    return (f"{choices_text(found.recipe, best.recipe)}: {speed}, {more_or_less(memory)} at the peak"
             f"{remarks[found.fit_rank]}.")
 
 
@@ -203,7 +203,7 @@ def too_short(exploration: Exploration, best: Pair) -> str:
     if other is None or steps * (other.seconds - found.seconds) >= before:
         return ""
     return (f"compile: {steps:,} steps are too few to win back the {before:.0f} seconds or so that compiling takes; "
-            f"for so short a run write {named(other.recipe, found.recipe)}")
+            f"for so short a run write {choices_text(other.recipe, found.recipe)}")
 
 
 def still_known(recipe: Recipe) -> str:

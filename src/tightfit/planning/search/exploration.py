@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.planning.largest import largest_that_fits
-from tightfit.planning.search.evaluate import Evaluated, Evaluator, Progress, but_allocator
+from tightfit.planning.search.evaluate import Evaluated, Evaluator, Progress, without_allocator_setting
 from tightfit.planning.search.forecast import Forecasts, Unknown
-from tightfit.planning.search.space import ALLOCATOR, LAST_RESORT, Choice, Level, Space, named, trace_cost
+from tightfit.planning.search.space import ALLOCATOR, LAST_RESORT, Choice, Level, Space, choices_text, trace_cost
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS
 
@@ -23,7 +23,7 @@ MICRO = "micro_batch_size"
 Pair = tuple[Choice, int]
 
 
-class Spent(Exception):
+class TraceBudgetExceeded(Exception):
     """No more may be traced."""
 
 
@@ -48,7 +48,7 @@ class Exploration:
         self.broken: set[Unknown] = set()
         self.failure: ModelError | None = None
         self.sizes = list(space.sizes)
-        self.weighed: list[Choice] = []
+        self.considered: list[Choice] = []
         self.notes: list[str] = []
         self.spent = self.made = 0
         self.left = 0
@@ -76,14 +76,14 @@ class Exploration:
         """The levels of numerics of all combinations, the mildest first."""
         return sorted({self.space.level(choice) for choice in self.space.choices})
 
-    def room(self, with_margin: bool) -> int:
+    def usable_bytes(self, with_margin: bool) -> int:
         """Bytes for the allocator, less the margin that is to stay free."""
         memory = next(iter(self.found.values())).estimate.memory
         return memory.capacity - (memory.margin if with_margin else 0)
 
-    def rounding(self, choice: Choice) -> float:
+    def allocator_overhead(self, choice: Choice) -> float:
         """The least that the allocator was seen to reserve at a peak, over what was asked of it there."""
-        asked = self.space.on(choice, 1).expandable_segments
+        asked = self.space.recipe_for(choice, 1).expandable_segments
         alike = [found for found in self.found.values() if found.recipe.expandable_segments == asked]
         return max(min((f.estimate.memory.peak_reserved / max(f.passes, f.elsewhere, 1) for f in alike), default=1.0),
                    1.0)
@@ -105,9 +105,9 @@ class Exploration:
             for pair, found in self.found.items():
                 if found.fit_rank in ranks:
                     levels.setdefault(self.space.level(pair[0]), []).append(pair)
-            weighed = [level for level in sorted(levels) if level[0] < LAST_RESORT] or sorted(levels)
-            fastest = [max(map(self.speed, levels[level])) for level in (weighed[:1] if self.mildest else weighed)]
-            for level, speed in zip(weighed, fastest, strict=False):
+            eligible = [level for level in sorted(levels) if level[0] < LAST_RESORT] or sorted(levels)
+            fastest = [max(map(self.speed, levels[level])) for level in (eligible[:1] if self.mildest else eligible)]
+            for level, speed in zip(eligible, fastest, strict=False):
                 if speed * (1 + CLOCK_ERROR) >= max(fastest):
                     return self._plainest(levels[level])
         return None
@@ -122,17 +122,17 @@ class Exploration:
                                               self.found[pair].estimate.memory.used))
 
     def evaluate(self, pairs: Iterable[Pair]) -> None:
-        """Evaluate what was not, as much of it as may be traced. Raises Spent where that is nothing."""
-        traced = [but_allocator(found.recipe) for found in self.found.values()]
+        """Evaluate what was not, as much of it as may be traced. Raises TraceBudgetExceeded where that is nothing."""
+        traced = [without_allocator_setting(found.recipe) for found in self.found.values()]
         wanted: dict[Pair, Recipe] = {}
         for choice, micro in pairs:
             if (choice, micro) in self.found or choice in self.refused:
                 continue
-            recipe = self.space.on(choice, micro)
+            recipe = self.space.recipe_for(choice, micro)
             try:
-                if but_allocator(recipe) not in traced:
-                    self._count(recipe, named(recipe, None, self.shown))
-            except Spent:
+                if without_allocator_setting(recipe) not in traced:
+                    self._count(recipe, choices_text(recipe, None, self.shown))
+            except TraceBudgetExceeded:
                 if not wanted:
                     raise
                 break
@@ -161,24 +161,25 @@ class Exploration:
                     self.broken.add((fields[0], choice[at]))
 
     def _count(self, recipe: Recipe, text: str) -> None:
-        """Count a recipe that is to be traced, and report it as `text`. Raises Spent where that is too much."""
+        """Count a recipe that is to be traced, and report it as `text`. Raises TraceBudgetExceeded where that is too
+        much."""
         if self.spent >= self.limit - self.kept_back and self.found:
-            raise Spent
+            raise TraceBudgetExceeded
         if self.progress is not None:
             self.progress(self.made, max(self.limit, self.made + 1), text)
         self.made += 1
         self.spent += trace_cost(recipe)
 
     def cost(self, recipe: Recipe, text: str, device: Device | None = None) -> Evaluated | None:
-        """Cost of a resolved recipe beside the search; None where it cannot be built. Raises Spent, also where none are
-        `left`."""
+        """Cost of a resolved recipe beside the search; None where it cannot be built. Raises TraceBudgetExceeded, also
+        where none are `left`."""
         there = device or self.device
         known = [*((self.device, found) for found in self.found.values()), *self._asked]
         for where, found in known:
             if where == there and found.recipe == recipe:
                 return found
         if self.left <= 0 or self.spent >= self.limit:
-            raise Spent
+            raise TraceBudgetExceeded
         self.left -= 1
         self._count(recipe, text)
         outcome = self.evaluator([(recipe, there)])[0]
@@ -198,7 +199,7 @@ class Exploration:
             found[size] = cost
             return cost.estimate.memory.used + cost.estimate.memory.margin
 
-        with contextlib.suppress(Spent):
+        with contextlib.suppress(TraceBudgetExceeded):
             largest_that_fits(sizes, needs, self.device.memory_bytes)
         return found[max(safe)] if (safe := [size for size, cost in found.items() if cost.estimate.safe]) else None
 

@@ -2,8 +2,8 @@
 
 A change of one field does to one combination about what it did to another: so many times the bytes that a sample keeps,
 so many times the time. Where no two evaluated combinations say, the rules of thumb that techniques declare stand in
-(`Technique.keeps`, `Technique.slowdown`); bytes of weights, gradients and optimizer states are always as declared
-(`Technique.bytes_per_parameter`), from the nearest combination that was evaluated.
+(`Technique.activation_share`, `Technique.slowdown`); bytes of weights, gradients and optimizer states are always as
+declared (`Technique.bytes_per_parameter`), from the nearest combination that was evaluated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.space import Choice, Space
 from tightfit.techniques import Technique
 
-DOUBT = 0.3
+HEURISTIC_SLACK = 0.3
 """Share by which memory and the change of time may be better than a rule of thumb says."""
 NEAREST = 4
 """Evaluated combinations that are asked for one that was not."""
@@ -25,7 +25,7 @@ Unknown = tuple[str, Any]
 """A field, and a value of which only rules of thumb are known."""
 
 
-class Line(NamedTuple):
+class Affine(NamedTuple):
     """An affine function."""
 
     base: float
@@ -35,7 +35,7 @@ class Line(NamedTuple):
         return self.base + self.slope * at
 
     @classmethod
-    def through(cls, x: float, y: float, u: float, v: float) -> Line:
+    def through(cls, x: float, y: float, u: float, v: float) -> Affine:
         """The line through two points, with neither part below zero."""
         slope = max((v - y) / (u - x), 0.0)
         return cls(base=max(y - slope * x, 0.0), slope=slope)
@@ -53,16 +53,16 @@ class Effect(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
+class CostModel:
     """Bytes of the peaks, affine in the micro-batch, and seconds of a step, affine in the number of micro-batches.
 
     passes, elsewhere: as of `Evaluated`. held: bytes of weights, gradients and states. gradients: of these; the passes
     of a step's only micro-batch hold none yet.
     """
 
-    passes: Line
-    elsewhere: Line
-    seconds: Line
+    passes: Affine
+    elsewhere: Affine
+    seconds: Affine
     held: float
     gradients: float
 
@@ -75,23 +75,23 @@ class Fit:
         """Seconds of a step; a smaller last micro-batch counts for its share."""
         return self.seconds(batch / micro)
 
-    def changed(self, effect: Effect, held: float = 0.0) -> Fit:
+    def changed(self, effect: Effect, held: float = 0.0) -> CostModel:
         """The same with another value of one field, and so many bytes more held."""
         return replace(
-            self, passes=Line(max(self.passes.base + held, 0.0), self.passes.slope * effect.kept),
-            elsewhere=Line(max(self.elsewhere.base + held, 0.0), self.elsewhere.slope),
-            seconds=Line(self.seconds.base * effect.time, self.seconds.slope * effect.time),
+            self, passes=Affine(max(self.passes.base + held, 0.0), self.passes.slope * effect.kept),
+            elsewhere=Affine(max(self.elsewhere.base + held, 0.0), self.elsewhere.slope),
+            seconds=Affine(self.seconds.base * effect.time, self.seconds.slope * effect.time),
             held=max(self.held + held, 0.0),
         )  # fmt: skip
 
-    def effect(self, other: Fit, micro: int, batch: int) -> Effect:
+    def effect(self, other: CostModel, micro: int, batch: int) -> Effect:
         """The change from this combination to another that differs in one field."""
         seconds, kept = self.step_seconds(micro, batch), self.passes.slope
         return Effect(other.passes.slope / kept if kept else 1.0,
                       other.step_seconds(micro, batch) / seconds if seconds else 1.0)
 
     @classmethod
-    def of(cls, points: Mapping[int, Evaluated], batch: int, like: Fit | None) -> Fit:
+    def of(cls, points: Mapping[int, Evaluated], batch: int, like: CostModel | None) -> CostModel:
         """Of what was evaluated, by micro-batch. like: a relative's, whose shares of what grows are taken where there
         is but one point."""
         low, high = min(points), max(points)
@@ -99,9 +99,9 @@ class Fit:
         first = one.passes_when_accumulating
         if low != high:
             return cls(
-                passes=Line.through(low, first, high, two.passes_when_accumulating),
-                elsewhere=Line.through(low, one.elsewhere, high, two.elsewhere),
-                seconds=Line.through(batch / high, two.seconds, batch / low, one.seconds),
+                passes=Affine.through(low, first, high, two.passes_when_accumulating),
+                elsewhere=Affine.through(low, one.elsewhere, high, two.elsewhere),
+                seconds=Affine.through(batch / high, two.seconds, batch / low, one.seconds),
                 held=one.held, gradients=one.gradients,
             )  # fmt: skip
         growing = max(first - one.held, 0.0)
@@ -110,16 +110,16 @@ class Fit:
             growing *= min(like.passes.slope * low / max(like.passes(low) - like.held, 1.0), 1.0)
             each = like.seconds.slope * one.seconds / max(like.step_seconds(low, batch), 1e-12)
         return cls(
-            passes=Line(first - growing, growing / low), elsewhere=Line(one.elsewhere, 0.0),
-            seconds=Line(max(one.seconds - each * batch / low, 0.0), each), held=one.held, gradients=one.gradients,
+            passes=Affine(first - growing, growing / low), elsewhere=Affine(one.elsewhere, 0.0),
+            seconds=Affine(max(one.seconds - each * batch / low, 0.0), each), held=one.held, gradients=one.gradients,
         )  # fmt: skip
 
 
 class Forecast(NamedTuple):
     """likely: expected cost. best: the least it can be. unknown: values of which only rules of thumb are known."""
 
-    likely: Fit
-    best: Fit
+    likely: CostModel
+    best: CostModel
     unknown: tuple[Unknown, ...] = ()
 
 
@@ -129,13 +129,13 @@ class Forecasts:
     def __init__(self, space: Space, points: Mapping[Choice, Mapping[int, Evaluated]]) -> None:
         self.space, self.batch = space, space.recipe.batch_size
         self.parameters = next((found.parameters for known in points.values() for found in known.values()), 0)
-        self.fits: dict[Choice, Fit] = {}
+        self.cost_models: dict[Choice, CostModel] = {}
         for choice in sorted(points, key=lambda c: (-min(len(points[c]), 2), space.departures(c))):
-            self.fits[choice] = Fit.of(points[choice], self.batch, self._like(choice, points))
+            self.cost_models[choice] = CostModel.of(points[choice], self.batch, self._like(choice, points))
         self._pairs: dict[tuple[str, Any, Any], list[tuple[Choice, Effect]]] = {}
         self._forecasts: dict[Choice, Forecast] = {}
-        for one, mine in self.fits.items():
-            for other, its in self.fits.items():
+        for one, mine in self.cost_models.items():
+            for other, its in self.cost_models.items():
                 fields = space.differing(one, other)
                 if len(fields) == 1:
                     at = space.fields.index(fields[0])
@@ -144,10 +144,10 @@ class Forecasts:
 
     def of(self, choice: Choice) -> Forecast:
         """The forecast of a combination; something must have been evaluated."""
-        if choice in self.fits:
-            return Forecast(self.fits[choice], self.fits[choice])
+        if choice in self.cost_models:
+            return Forecast(self.cost_models[choice], self.cost_models[choice])
         if choice not in self._forecasts:
-            nearest = sorted(self.fits, key=lambda other: len(self.space.differing(choice, other)))[:NEAREST]
+            nearest = sorted(self.cost_models, key=lambda other: len(self.space.differing(choice, other)))[:NEAREST]
             self._forecasts[choice] = min((self._from(relative, choice) for relative in nearest),
                                           key=lambda forecast: len(forecast.unknown))
         return self._forecasts[choice]
@@ -156,7 +156,7 @@ class Forecasts:
         """By one combination that was evaluated; what rules of thumb say may be better by a share."""
         space, device = self.space, self.space.device
         held = self.parameters * (space.bytes_per_parameter(choice) - space.bytes_per_parameter(relative))
-        likely = best = self.fits[relative].changed(Effect(), held)
+        likely = best = self.cost_models[relative].changed(Effect(), held)
         unknown: list[Unknown] = []
         for field, old, new in zip(space.fields, relative, choice, strict=True):
             if old == new:
@@ -166,9 +166,10 @@ class Forecasts:
                 likely, best = likely.changed(known), best.changed(known)
             elif isinstance(new, Technique):
                 unknown.append((field, new))
-                kept, time = new.keeps / old.keeps, (1 + new.slowdown(device)) / (1 + old.slowdown(device))
+                kept = new.activation_share / old.activation_share
+                time = (1 + new.slowdown(device)) / (1 + old.slowdown(device))
                 likely = likely.changed(Effect(kept, time))
-                best = best.changed(Effect(kept * (1 - DOUBT), time - DOUBT * abs(time - 1)))
+                best = best.changed(Effect(kept * (1 - HEURISTIC_SLACK), time - HEURISTIC_SLACK * abs(time - 1)))
         return Forecast(likely, best, tuple(unknown))
 
     def _effect(self, field: str, old: Any, new: Any, near: Choice) -> Effect | None:
@@ -186,8 +187,8 @@ class Forecasts:
         nearest = min(pairs, key=lambda pair: len(self.space.differing(near, pair[0])), default=None)
         return None if nearest is None else nearest[1]
 
-    def _like(self, choice: Choice, points: Mapping[Choice, Mapping[int, Evaluated]]) -> Fit | None:
+    def _like(self, choice: Choice, points: Mapping[Choice, Mapping[int, Evaluated]]) -> CostModel | None:
         """The fit of the nearest combination that was evaluated at two micro-batches."""
-        whole = [c for c in self.fits if len(points[c]) > 1 and c != choice]
+        whole = [c for c in self.cost_models if len(points[c]) > 1 and c != choice]
         nearest = min(whole, key=lambda other: len(self.space.differing(choice, other)), default=None)
-        return None if nearest is None else self.fits[nearest]
+        return None if nearest is None else self.cost_models[nearest]

@@ -17,7 +17,7 @@ from typing import Any
 
 from tightfit.calibration import Calibration
 from tightfit.planning.estimate import Margin, Tools
-from tightfit.planning.search.evaluate import InProcess, Job, Outcome, but_allocator
+from tightfit.planning.search.evaluate import InProcess, Job, Outcome, without_allocator_setting
 from tightfit.system import cores
 
 MOST = 4
@@ -54,7 +54,7 @@ class Pool:
         ready = [worker for worker in self._workers if worker.ready()]
         places: list[Worker | None] = []
         for recipe, device in jobs:
-            key = f"{device.capability} {but_allocator(recipe).model_dump_json()}"
+            key = f"{device.capability} {without_allocator_setting(recipe).model_dump_json()}"
             free = [place for place in (None, *ready) if place not in places]
             place = self._homes.setdefault(key, free[0] if free else None)
             place = place if place in ready else None

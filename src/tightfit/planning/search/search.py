@@ -20,7 +20,7 @@ from tightfit.planning.search.evaluate import Evaluated, Evaluator, InProcess, P
 from tightfit.planning.search.explain import SHOWN, compared, misses, ranked, still_known, too_large, too_short, why
 from tightfit.planning.search.exploration import MICRO, Exploration
 from tightfit.planning.search.pool import Pool
-from tightfit.planning.search.space import Space, named, written
+from tightfit.planning.search.space import Space, choices_text, field_text
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target
 from tightfit.recipe import Recipe
@@ -111,8 +111,8 @@ def _plan(
     shown = ranked(exploration)[:SHOWN]
     head = exploration.found[best] if best is not None else large[0]
     sentences = why(exploration, best) if best is not None else []
-    missed = [misses(named(found.recipe, None, exploration.shown) if found is head else
-                     named(found.recipe, head.recipe), found.estimate.memory) for found in large]
+    missed = [misses(choices_text(found.recipe, None, exploration.shown) if found is head else
+                     choices_text(found.recipe, head.recipe), found.estimate.memory) for found in large]
     answers = Answers(why=" ".join(sentences)) if choice_alone else _answers(
         exploration, shown, missed, sentences, catalogue, margin)
     unread = _unread(recipe) if recipe.mode == "inference" else ()
@@ -136,7 +136,7 @@ def _plan(
         chosen=candidates[0] if best is not None else None, answers=answers,
         notes=(*unread, *exploration.notes, *([short] if short else ()),
                *(f"left out: {reason}" for reason in dict.fromkeys(exploration.refused.values()))),
-        tried=len(exploration.weighed) * len(exploration.sizes), predictions=exploration.made,
+        tried=len(exploration.considered) * len(exploration.sizes), predictions=exploration.made,
     )  # fmt: skip
 
 
@@ -165,6 +165,6 @@ def _answers(
 
 def _unread(recipe: Recipe) -> tuple[str, ...]:
     """Sentences on pins that only training reads."""
-    pinned = [written(field, value) for field in TRAINING_ALONE
+    pinned = [field_text(field, value) for field in TRAINING_ALONE
               if (value := getattr(recipe, field)) != Recipe.model_fields[field].default]
     return (f"{', '.join(pinned)}: for training alone, and not read with mode=inference.",) if pinned else ()

@@ -1,8 +1,8 @@
-"""The space of a search: every combination of settings that `auto` weighs, less what techniques refuse.
+"""The space of a search: every combination of settings that `auto` considers, less what techniques refuse.
 
 What a person pinned stays. A slot that says `auto` takes the settings that its variants offer on the device
-(`Technique.offered`), and a new slot or variant joins by itself. Micro-batches are apart: each combination has all of
-them.
+(`Technique.search_settings`), and a new slot or variant joins by itself. Micro-batches are apart: each combination has
+all of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from tightfit.devices import Device
 from tightfit.errors import Refused
-from tightfit.planning.defaults import fill_rest, usual
+from tightfit.planning.defaults import default_for_slot, fill_rest
 from tightfit.recipe import Recipe
 from tightfit.recipe.yaml import technique_to_yaml
 from tightfit.techniques import SLOTS, VARIANTS, Technique
@@ -26,7 +26,7 @@ Choice = tuple[Any, ...]
 Level = tuple[int, int]
 """Change of numerics of a combination: its harshest technique, then the sum of all."""
 LAST_RESORT = 4
-"""The harshness that is taken only where nothing milder fits: another learning rate is wanted."""
+"""The `numerics_change` that is taken only where nothing milder fits: another learning rate is wanted."""
 ALLOCATOR = "expandable_segments"
 """The field that decides how the allocator lays a step out, and nothing of the step itself."""
 
@@ -45,22 +45,22 @@ class Space:
 
     @cached_property
     def values(self) -> Mapping[str, Sequence[Any]]:
-        """Values weighed of each field, the usual one first."""
+        """Values considered of each field, the usual one first."""
         found: dict[str, Sequence[Any]] = {}
         for slot, variants in SLOTS.items():
             pinned = getattr(self.recipe, slot)
             if pinned != "auto":
                 found[slot] = [getattr(self.base, slot)]
                 continue
-            first = usual(self.recipe, self.device, slot)
+            first = default_for_slot(self.recipe, self.device, slot)
             if first.trains_only and self.recipe.mode == "inference":
                 found[slot] = [first]
                 continue
-            offered = [setting for kind in variants for setting in kind.offered(self.recipe, self.device)]
+            offered = [setting for kind in variants for setting in kind.search_settings(self.recipe, self.device)]
             found[slot] = [first, *(setting for setting in offered if setting != first)]
         caching = self.device.kind == "cuda" and self.recipe.backend.runs_torch and self.recipe.mode == "train"
-        weighed = caching and self.recipe.expandable_segments == "auto"
-        found[ALLOCATOR] = [False, True] if weighed else [self.base.expandable_segments]
+        considered = caching and self.recipe.expandable_segments == "auto"
+        found[ALLOCATOR] = [False, True] if considered else [self.base.expandable_segments]
         return found
 
     @cached_property
@@ -81,7 +81,7 @@ class Space:
 
     def dominating(self, field: str, value: Any) -> Technique | None:
         """The value of a field that is declared to beat this one in memory and time, if there is one."""
-        name = value.outdone_by(self.device) if isinstance(value, Technique) else ""
+        name = value.dominating_variant(self.device) if isinstance(value, Technique) else ""
         return next((other for other in self.values[field] if name and other.name == name), None)
 
     @cached_property
@@ -94,7 +94,7 @@ class Space:
         for choice in itertools.product(*(self.values[field] for field in self.fields)):
             key = tuple(choice[i] for i in techniques)
             if key not in refusals:
-                resolved = self.on(choice, 1)
+                resolved = self.recipe_for(choice, 1)
                 redundant = any(technique.redundant(resolved) for technique in self.techniques(choice))
                 refusals[key] = None if redundant else resolved.refusals(self.device)
             if refusals[key] == []:
@@ -105,7 +105,7 @@ class Space:
             raise Refused("; ".join(always or reasons[0]))
         return sorted(found, key=self.departures)
 
-    def on(self, choice: Choice, micro: int) -> Recipe:
+    def recipe_for(self, choice: Choice, micro: int) -> Recipe:
         """The resolved recipe of a combination at a micro-batch."""
         fixed = {field: values[0] for field, values in self.values.items()}
         return self.base.model_copy(update={**fixed, **dict(zip(self.fields, choice, strict=True)),
@@ -130,28 +130,29 @@ class Space:
 
     def level(self, choice: Choice) -> Level:
         """Change of numerics of a combination; values that a person pinned are not counted."""
-        harshness = [technique.harshness for technique in self.techniques(choice)]
-        return max(harshness, default=0), sum(harshness)
+        changes = [technique.numerics_change for technique in self.techniques(choice)]
+        return max(changes, default=0), sum(changes)
 
     def numerics(self, recipe: Recipe) -> tuple[str, ...]:
         """Values picked that change results, as `field=value`."""
         picked = (getattr(recipe, field) for field in self.fields if field in SLOTS)
-        return tuple(f"{technique.slot}={technique.name}" for technique in picked if technique.harshness)
+        return tuple(f"{technique.slot}={technique.name}" for technique in picked if technique.numerics_change)
 
     def floor(self, choices: Sequence[Choice], states: Choice | None = None) -> Choice:
         """Of combinations the one that is likeliest to need least memory; with `states`, of those with its weights,
         gradients and optimizer states, where there are any."""
         alike = [choice for choice in choices if states is not None and self.states(choice) == self.states(states)]
-        return min(alike or choices, key=lambda c: (self.bytes_per_parameter(c), self.keeps(c), self.departures(c)))
+        return min(alike or choices,
+                   key=lambda c: (self.bytes_per_parameter(c), self.activation_share(c), self.departures(c)))
 
-    def keeps(self, choice: Choice) -> float:
+    def activation_share(self, choice: Choice) -> float:
         """The share of what the heaviest techniques keep for the backward pass, as declared."""
-        return math.prod(technique.keeps for technique in self.techniques(choice))
+        return math.prod(technique.activation_share for technique in self.techniques(choice))
 
     def bytes_per_parameter(self, choice: Choice) -> float:
         """Bytes of weights, gradients and optimizer states, as declared."""
         if choice not in self._bytes:
-            recipe = self.on(choice, 1)
+            recipe = self.recipe_for(choice, 1)
             self._bytes[choice] = sum(getattr(recipe, slot).bytes_per_parameter(recipe) for slot in SLOTS)
         return self._bytes[choice]
 
@@ -165,7 +166,7 @@ class Space:
 
     def cost(self, choice: Choice) -> int:
         """See `trace_cost`."""
-        return trace_cost(self.on(choice, 1))
+        return trace_cost(self.recipe_for(choice, 1))
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -195,21 +196,21 @@ def micro_batch_sizes(batch: int) -> list[int]:
     return sorted(found)
 
 
-def written(field: str, value: Any) -> str:
+def field_text(field: str, value: Any) -> str:
     """A field as a person writes it: `checkpointing=every-nth checkpointing.n=3`."""
     if not isinstance(value, Technique):
         return f"{field}={str(value).lower() if isinstance(value, bool) else value}"
     plain = technique_to_yaml(value)
     if isinstance(plain, str):
         return f"{field}={plain}"
-    knobs = (written(f"{field}.{knob}", setting) for knob, setting in plain.items() if knob != "name")
+    knobs = (field_text(f"{field}.{knob}", setting) for knob, setting in plain.items() if knob != "name")
     return " ".join([f"{field}={value.name}", *knobs])
 
 
-def named(recipe: Recipe, other: Recipe | None = None, fields: Sequence[str] = ()) -> str:
+def choices_text(recipe: Recipe, other: Recipe | None = None, fields: Sequence[str] = ()) -> str:
     """A resolved recipe's choices as a person writes them, the micro-batch first; with `other`, only those that differ
     from it, else `fields` of them."""
     every = ("micro_batch_size", *VARIANTS, ALLOCATOR)
     shown = [field for field in every if (field in fields if other is None else
                                           getattr(recipe, field) != getattr(other, field))]
-    return " ".join(written(field, getattr(recipe, field)) for field in shown) or "the same"
+    return " ".join(field_text(field, getattr(recipe, field)) for field in shown) or "the same"

@@ -146,7 +146,7 @@ def _read(source: Any) -> Arguments:
         given = {name: value for name, value in values.items() if name in table.DEFAULTS or value != usual[name]}
     else:
         raise RecipeError(
-            f"training arguments: {source!r} is none; give a TrainingArguments, a mapping, or a JSON file's path"
+            f"training arguments: {source!r} cannot be read; give a TrainingArguments, a mapping, or a JSON file's path"
         )
     for old, new in table.RENAMED.items():
         if old in given and new in given:

@@ -1,2 +1,2 @@
-"""A compiled step as XLA describes it: for a GPU that need not be there, or as it ran, with its program, its
+"""A compiled step as XLA describes it: for a GPU that need not be present, or as it ran, with its program, its
 kernels, and the memory that it planned."""

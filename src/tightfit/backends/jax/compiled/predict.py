@@ -1,4 +1,4 @@
-"""Prediction of a step on a GPU that need not be there: XLA compiles it in a process of its own; its plan is cached.
+"""Prediction of a step on a GPU that need not be present: XLA compiles it in a process of its own; its plan is cached.
 
 XLA's own description files (openxla/xla, xla/backends/gpu/target_config/specs) are the guide to the fields of a GPU's
 description. What a generation has in common is here, from the CUDA C++ Programming Guide, "Technical Specifications per

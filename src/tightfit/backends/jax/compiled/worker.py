@@ -1,4 +1,4 @@
-"""One step compiled for a GPU that need not be there: `python -m tightfit.backends.jax.compiled.worker DUMP TRACE`,
+"""One step compiled for a GPU that need not be present: `python -m tightfit.backends.jax.compiled.worker DUMP TRACE`,
 with the recipe and the device as JSON on standard input.
 
 In a process of its own: what XLA does not like ends it, and its caller only reads that. Once XLA has planned the step's

@@ -1,1 +1,1 @@
-"""The step, or generation, traced on fake tensors for a device that need not be there."""
+"""The step, or generation, traced on fake tensors for a device that need not be present."""

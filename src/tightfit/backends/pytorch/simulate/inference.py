@@ -29,7 +29,7 @@ from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.backends.pytorch.models import cast_weights
 from tightfit.backends.pytorch.simulate.data_dependent import answer
 from tightfit.backends.pytorch.simulate.generating import generate, one_pass, recompute
-from tightfit.backends.pytorch.simulate.predict import ON_HOST, undrawn, without_values
+from tightfit.backends.pytorch.simulate.predict import ON_HOST, fake_copy, skip_weight_init
 from tightfit.backends.pytorch.simulate.target import fake_tensors, scratch_of
 from tightfit.backends.pytorch.simulate.trace_failure import explain_trace_failure
 from tightfit.backends.pytorch.simulate.unseen import unseen
@@ -56,8 +56,8 @@ def predict_inference(recipe: Recipe, device: Device, model: nn.Module | None = 
     recipe = recipe.model_copy(update={"pretrained": False})
     tracker = Tracker(scratch=scratch_of(device), answer=partial(answer, padded=False))
     with fake_tensors(device):
-        own = None if model is None else without_values(model)
-        with undrawn():
+        own = None if model is None else fake_copy(model)
+        with skip_weight_init():
             build = inference_build(recipe, device, ON_HOST, own)
         tracker.follow(build.model)
         try:

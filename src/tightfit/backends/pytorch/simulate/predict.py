@@ -1,4 +1,4 @@
-"""Reading the training step on fake tensors: what it would allocate and run, on a device that need not be there.
+"""Reading the training step on fake tensors: what it would allocate and run, on a device that need not be present.
 
 The step is the one that training builds. It runs twice, for an optimizer makes its states in the first step; then a
 held-out micro-batch, the writing of a checkpoint, and going on from one: those have peaks of their own.
@@ -63,7 +63,7 @@ def predict(recipe: Recipe, device: Device, model: nn.Module | None = None, *, w
     recipe = recipe.model_copy(update={"pretrained": False})  # a plan reads the configuration, never weights
     regions = Regions(device, scratch_of(device))
     with compiling_for(partial(PlanningMode, device)) if recipe.compiled else nullcontext():
-        trace = _of_any_depth(partial(_traced, recipe, device, model, regions if recipe.compiled else None),
+        trace = _extend_depth(partial(_traced, recipe, device, model, regions if recipe.compiled else None),
                               whole or recipe.one_region)  # whose first and last blocks are fused with what is around
     trace.notes += regions.notes
     if recipe.compiled and recipe.data.eval_fraction:
@@ -74,8 +74,11 @@ def predict(recipe: Recipe, device: Device, model: nn.Module | None = None, *, w
     return trace
 
 
-def _of_any_depth(traced: Callable[..., Trace], whole: bool) -> Trace:
-    """traced: makes the trace, of a model that a `Shorten` has cut where it is given one."""
+def _extend_depth(traced: Callable[..., Trace], whole: bool) -> Trace:
+    """The trace of a model at its full depth, extended from traces at a few blocks where these grow evenly.
+
+    traced: makes the trace, of a model that a `Shorten` has cut where it is given one. whole: do not extend.
+    """
     if whole:
         return traced()
     first = Shorten(SHALLOW, WORTHWHILE)
@@ -105,9 +108,9 @@ def _traced(
         return build if regions is None else replace(build, compile_backend=regions.reporting_to(tracker))
 
     with ExitStack() as stack:
-        stack.enter_context(fake_tensors(device))  # garbage is collected where each phase begins, see `_Watched`
-        own = None if model is None else without_values(model)
-        with undrawn():
+        stack.enter_context(fake_tensors(device))  # garbage is collected where each phase begins, see `_TracedStep`
+        own = None if model is None else fake_copy(model)
+        with skip_weight_init():
             build = assemble(recipe, device, ON_HOST, own, change)
         if build.optimizer_factory is not None:  # what its library makes once a process, such as tables, is no step's
             build.optimizer_factory(build.model)
@@ -144,7 +147,7 @@ def _counted_random_states(tracker: Tracker) -> Iterator[None]:
 
 
 @contextmanager
-def undrawn() -> Iterator[None]:
+def skip_weight_init() -> Iterator[None]:
     """Inside, transformers' models draw no initial weights: fake tensors have no values, which some draws read."""
     draw = PreTrainedModel.initialize_weights
     PreTrainedModel.initialize_weights = lambda model: None
@@ -154,7 +157,7 @@ def undrawn() -> Iterator[None]:
         PreTrainedModel.initialize_weights = draw
 
 
-def without_values(model: nn.Module) -> nn.Module:
+def fake_copy(model: nn.Module) -> nn.Module:
     """A copy of a module whose weights are fake tensors on the CPU; call it inside a fake mode. Ties are kept."""
     copies: dict[int, Any] = {}
     for tensor in [*model.parameters(), *model.buffers()]:
@@ -174,7 +177,7 @@ def _compiled_modules(build: Build) -> list[nn.Module]:
 
 
 def _run(build: Build, tracker: Tracker) -> None:
-    step = _Watched(build, tracker)
+    step = _TracedStep(build, tracker)
     groups = micro_batch_groups(build.recipe)
     with tracker.span("step 1", step=1):
         step.take(1, groups[:1])  # the other micro-batches' peaks are those of step 2, less the states
@@ -192,7 +195,7 @@ def _run(build: Build, tracker: Tracker) -> None:
         step.resume()
 
 
-class _Watched:
+class _TracedStep:
     """A step that reports its phases, global batch and optimizer states to the tracker."""
 
     def __init__(self, build: Build, tracker: Tracker) -> None:

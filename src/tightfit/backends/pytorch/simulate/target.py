@@ -1,4 +1,4 @@
-"""Fake CPU tensors that stand for tensors on a device that need not be there, and torch's choices for that device.
+"""Fake CPU tensors that stand for tensors on a device that need not be present, and torch's choices for that device.
 
     with simulate(device), PlanningMode(device):
         ...  # the training step, on tensors made here

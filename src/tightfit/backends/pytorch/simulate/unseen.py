@@ -147,6 +147,6 @@ def _checkpoint(trace: Trace) -> Iterator[UntracedMemory]:
             held[allocation.category] += allocation.bytes
     yield UntracedMemory(
         name="checkpoint", bytes=sum(held.values()), where="host",
-        source="weights and optimizer states, all of which going on from a checkpoint reads; writing one holds the "
+        source="weights and optimizer states, all of which resuming from a checkpoint reads; writing one holds the "
                f"larger of the two, {max(held.values()) // MIB:,} MiB",
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
-from tightfit.backends.pytorch.build import Build, Passes
+from tightfit.backends.pytorch.build import Build, MicroBatchPasses
 from tightfit.techniques.accumulation import Loop
 
 
@@ -15,7 +15,7 @@ def loop(technique: Loop, build: Build) -> Build:
     return replace(build, accumulation=one_after_the_other)
 
 
-def one_after_the_other(build: Build, passes: Passes, global_batch: TensorGlobalBatch) -> Tensor:
+def one_after_the_other(build: Build, passes: MicroBatchPasses, global_batch: TensorGlobalBatch) -> Tensor:
     """Each micro-batch forward and backward, before the next one."""
     total: Tensor | None = None
     for number in range(len(global_batch.micro_batches)):

@@ -14,7 +14,7 @@ from tightfit.techniques.update import AfterBackward
 
 
 def after_backward(technique: AfterBackward, build: Build) -> Build:
-    return replace(build, update=UpdateAfterBackward)
+    return replace(build, update_factory=UpdateAfterBackward)
 
 
 class UpdateAfterBackward:

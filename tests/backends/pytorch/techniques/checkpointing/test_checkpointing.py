@@ -37,7 +37,7 @@ from tightfit.techniques.checkpointing import (
 
 NAMES = ("plain", "plain-by-keyword", "gpt2", "bert", "llama", "opt", "t5", "vit")
 RUNGS = [
-    *(rung for kind in SLOTS["checkpointing"] if kind is not MemoryBudget for rung in kind.rungs()),
+    *(rung for kind in SLOTS["checkpointing"] if kind is not MemoryBudget for rung in kind.representative_settings()),
     Segments(count=1), Segments(count=3), Segments(count=99), EveryNth(n=1),
 ]  # fmt: skip
 FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
@@ -118,7 +118,8 @@ def test_attention_that_drops_is_not_kept(keep: str) -> None:
     assert policy(context, attend, tensor, tensor, tensor, dropout_p=0.1) is kinds.PREFER_RECOMPUTE
 
 
-@pytest.mark.parametrize("technique", [EveryBlock(), Segments(), MlpOnly(), *Selective.rungs()], ids=str)
+@pytest.mark.parametrize(
+    "technique", [EveryBlock(), Segments(), MlpOnly(), *Selective.representative_settings()], ids=str)
 def test_under_autocast(technique: Checkpointing) -> None:
     def autocast_step(technique: Checkpointing) -> dict[str, Tensor]:
         model = build(make("bert"), technique).model

@@ -61,7 +61,7 @@ class Case:
 
 def _cases() -> list[Case]:
     variants = cast(tuple[type[Declared], ...], SLOTS["optimizer"])
-    return [Case(rung, Fp32()) for variant in variants for rung in variant.rungs()] + [
+    return [Case(rung, Fp32()) for variant in variants for rung in variant.representative_settings()] + [
         Case(variant(), Bf16Pure(rounding=rounding)) for variant in variants for rounding in variant.bf16_roundings
     ]
 
