@@ -146,8 +146,10 @@ def padding_gain(
         """The share of an op's seconds."""
         more = {name: getattr(op, name) * side // rows for name in ("flops", "bytes_read", "bytes_written")}
         shapes = tuple(tuple(side if each == rows else each for each in shape) for shape in op.shapes)
+        leading = tuple(side if each == rows else each for each in op.leading)
         now = op_seconds(op, device, tf32=padded.tf32)
-        return 1 - op_seconds(replace(op, shapes=shapes, **more), device, tf32=padded.tf32) / now if now else 0.0
+        then = op_seconds(replace(op, shapes=shapes, leading=leading, **more), device, tf32=padded.tf32)
+        return 1 - then / now if now else 0.0
 
     try:
         gained = sum(times * (op.seconds or 0.0) * saved(op) for op, times in ops if has_side(op, rows))
