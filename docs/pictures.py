@@ -25,7 +25,7 @@ WINDOW = (1300, 1000)
 def plan_picture() -> None:
     """The plan of gpt2-large for an RTX 4090, its two first parts."""
     console = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True)
-    plan = tightfit.plan("gpt2-large", {"seq_len": 1024, "model_overrides": {"attn_pdrop": 0}}, gpu="rtx-4090")
+    plan = tightfit.plan("gpt2-large", {"seq_len": 1024}, gpu="rtx-4090")
     show_plan(plan, console)
     console.save_svg(str(PICTURES / "plan.svg"), title="tightfit plan gpt2-large seq_len=1024 --gpu rtx-4090")
 
