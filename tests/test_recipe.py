@@ -213,6 +213,11 @@ def test_text_that_only_looks_like_a_date_stays_text():
     assert apply_overrides({}, ["sample_prompt=2026-99-99"]) == {"sample_prompt": "2026-99-99"}
 
 
+def test_numbers_without_a_dot_are_numbers():
+    assert apply_overrides({}, ["model_overrides={eps: 2E+1}"]) == {"model_overrides": {"eps": 20.0}}
+    assert apply_overrides({}, ["model_overrides.eps=-1e-6"]) == {"model_overrides": {"eps": -1e-6}}
+
+
 def test_a_merged_yaml_key_may_be_written_over(tmp_path: Path):
     (tmp_path / "a.yaml").write_text("model_overrides: {<<: {n_layer: 1, n_head: 2}, n_layer: 3}\n")
     assert load_recipe(str(tmp_path / "a.yaml")).model_overrides == {"n_layer": 3, "n_head": 2}

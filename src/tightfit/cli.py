@@ -58,7 +58,7 @@ def train(recipe: RecipeName, overrides: Overrides = None) -> None:
 def plan(
     recipe: Annotated[str | None, RECIPE] = None,
     overrides: Overrides = None,
-    gpu: Annotated[str | None, typer.Option(
+    gpu: Annotated[list[str] | None, typer.Option(
         metavar="NAME", help="A GPU such as `rtx-4090` (`tightfit gpus` lists them), `all` of them, or `cpu` for this "
         "machine's processor; by default its own GPU.")] = None,
     gpu_memory: Annotated[str | None, typer.Option(
@@ -78,7 +78,7 @@ def plan(
     _quiet_libraries()
     from tightfit.commands.plan import run_plan
 
-    run_plan(recipe, overrides or [], gpu=gpu, gpu_memory=gpu_memory, as_json=as_json, prices=price or [],
+    run_plan(recipe, overrides or [], gpus=gpu or [], gpu_memory=gpu_memory, as_json=as_json, prices=price or [],
              training_arguments=training_args, top=top)
 
 

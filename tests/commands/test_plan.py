@@ -173,6 +173,7 @@ def test_bad_input_is_one_line_and_exit_2(recipe, run, words, expected):
 @pytest.mark.parametrize(("words", "expected"), [
     (["plan", "--gpu", "l4"], ["RECIPE"]),
     (["plan", "nope", "--gpu", "l4"], ["'nope'", "recipe"]),
+    (["plan", "gpt2", "--gpu", "l4", "--gpu", "t4"], ["gpu: l4, t4 are several", "--gpu all"]),
     (["doctor", "--device", "cpu"], ["--calibrate"]),
     (["plan", "gpt2", "model_overrides.n_head=0", "--gpu", "l4"], ["model_overrides.n_head: 0 should be 1 or more"]),
     (["plan", "seq_len=16", "--gpu", "l4"], ["RECIPE is missing before seq_len=16; write model=..."]),

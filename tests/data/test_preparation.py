@@ -166,6 +166,8 @@ def test_labels_that_are_numbers_stay_so() -> None:
     assert class_ids([True, False], "label")[0] == [1, 0]
     with pytest.raises(DataError, match="holds -1"):
         class_ids([-1, 0], "label")
+    with pytest.raises(DataError, match="row 2 is ''"):
+        class_ids(["good", "", "bad"], "label")
 
 
 def test_seq2seq(tmp_path: Path) -> None:

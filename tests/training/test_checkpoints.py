@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def test_what_is_saved_is_read(tmp_path):
     assert (found.step, found.meta, found.loop) == (7, {"note": "from the backend"}, {"tokens": 5})
 
 
-@pytest.mark.parametrize("harm", ["flip", "cut", "remove", "manifest", "manifest type"])
+@pytest.mark.parametrize("harm", ["flip", "cut", "remove", "manifest", "manifest type", "meta"])
 def test_a_broken_newest_falls_back_saying_so(tmp_path, harm):
     checkpoints.save(tmp_path, 1, write(b"first"), {})
     newest = checkpoints.save(tmp_path, 2, write(b"second"), {})
@@ -36,6 +37,7 @@ def test_a_broken_newest_falls_back_saying_so(tmp_path, harm):
         "remove": weights.unlink,
         "manifest": lambda: manifest.write_text('{"step": 2'),
         "manifest type": lambda: manifest.write_text("[]"),
+        "meta": lambda: manifest.write_text(re.sub(r'"meta": {.*?}', '"meta": null', manifest.read_text())),
     }[harm]()
     said: list[str] = []
     found = checkpoints.newest(tmp_path, said.append)

@@ -157,6 +157,27 @@ def test_saving_comes_before_evaluating_and_once_a_step(tmp_path):
     assert step.asked == ["save 3", "evaluate", "save 6", "evaluate"]
 
 
+def test_an_evaluation_that_an_end_of_the_process_came_before_is_made_up_for(tmp_path):
+    run(FakeStep(), tmp_path, max_steps=3, save_steps=3, eval_steps=3)
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("".join(line for line in metrics.read_text().splitlines(True) if "eval_loss" not in line))
+    step = FakeStep()
+    run(step, tmp_path, save_steps=3, eval_steps=3)
+    assert step.asked == ["evaluate", "save 6", "evaluate"]
+    assert [line["step"] for line in lines(tmp_path) if "eval_loss" in line] == [3, 6]
+    again = FakeStep()
+    run(again, tmp_path, max_steps=7, save_steps=3, eval_steps=3)
+    assert again.asked[0] != "evaluate"  # step 6 has been evaluated
+
+
+def test_lines_that_are_no_metrics_are_dropped_on_resume(tmp_path):
+    run(FakeStep(), tmp_path, max_steps=2)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write("[" * 100_000 + "\n")
+    run(FakeStep(), tmp_path)
+    assert lines(tmp_path)[-1]["step"] == 6
+
+
 def test_an_interval_that_a_stop_cut_is_logged_whole(tmp_path):
     class StopAtThree(Listener):
         def stepped(self, step, loss, tokens_per_second):

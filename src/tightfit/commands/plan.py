@@ -24,7 +24,7 @@ EVERY_GPU = "all"
 
 
 def run_plan(
-    name: str | None, words: Sequence[str] = (), *, gpu: str | None = None, gpu_memory: str | None = None,
+    name: str | None, words: Sequence[str] = (), *, gpus: Sequence[str] = (), gpu_memory: str | None = None,
     as_json: bool = False, prices: Sequence[str] = (), training_arguments: Path | None = None, top: int | None = None,
 ) -> None:  # fmt: skip
     """Print a plan, or a comparison of all GPUs; a progress bar goes to standard error.
@@ -34,6 +34,9 @@ def run_plan(
     """
     if top is not None and top < 1:
         raise RecipeError(f"top: {top} should be 1 or more, such as --top 3")
+    if len(gpus) > 1 or any("," in each for each in gpus):
+        raise RecipeError(f"gpu: {', '.join(gpus)} are several; write one GPU, or --gpu all to compare all of them")
+    gpu = next(iter(gpus), None)
     overrides = list(words)
     if name is not None and training_arguments is not None and "=" in name:
         overrides.insert(0, name)

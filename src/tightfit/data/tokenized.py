@@ -157,7 +157,7 @@ def class_ids(labels: list[Any], field: str) -> tuple[list[int], list[str]]:
             raise DataError(f"{LABEL}: field {field!r} holds {min(ids)}; classes are numbered from 0")
         return ids, []
     for number, label in enumerate(labels, 1):
-        if not isinstance(label, str):
+        if not isinstance(label, str) or not label.strip():
             raise DataError(f"{LABEL}: field {field!r} of row {number} is {label!r}; write a whole number or a text")
     names = sorted(set(labels))
     places = {name: place for place, name in enumerate(names)}

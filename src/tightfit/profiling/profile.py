@@ -128,7 +128,8 @@ def load(folder: Path, limit: int | None = LIMIT) -> Profile:
     """
     home = next((home for home in (folder / FOLDER, folder) if (home / VALUES).is_file()), None)
     if home is None:
-        raise ReportError(f"{folder}: {_missing(folder)}; write a folder that `tightfit profile RECIPE` made")
+        raise ReportError(f"{folder}: {_missing(folder)}; write a folder that `tightfit profile RECIPE` made, "
+                          "or `tightfit train RECIPE profile_step=10`")
     path = home / VALUES
     try:
         values = json.loads(path.read_text("utf-8"), parse_constant=_no_constant)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ SHORT_FORMS: dict[tuple[str, str], dict[str, Any]] = {
 
 SHORT_FIELDS = {"data": "source", "inference": "new_tokens"}
 """Fields that are mappings, and the one of theirs that a plain value stands for."""
+
 
 def parse_technique(slot: str, value: Any) -> Technique | str:
     """The technique that `value` stands for in `slot`: its name, a mapping with `name` and knobs, or itself.
@@ -121,8 +123,17 @@ def _sentence(error: Any, fields: Mapping[str, Any], slot: str, where: str) -> s
     return f"{path}: {_shown(error['input'])} should be {message}"
 
 
+PLAIN = yaml.SafeLoader.yaml_implicit_resolvers
+NO_DOT = ("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+$"))
+"""Numbers such as 1e-6, which YAML 1.1 takes for texts because they have no dot."""
+RESOLVERS = {**PLAIN, **{first: [NO_DOT, *PLAIN.get(first, ())] for first in "-+0123456789"}}
+"""What plain values may be, by their first character."""
+
+
 class _Loader(yaml.SafeLoader):
     """YAML's plain values; a key that stands twice in a mapping is refused, where the last would win."""
+
+    yaml_implicit_resolvers = RESOLVERS
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge")]

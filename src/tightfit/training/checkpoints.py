@@ -81,6 +81,8 @@ def read(folder: Path) -> Checkpoint:
             path = folder / name
             if path.stat().st_size != expected["bytes"] or _crc32(path) != expected["crc32"]:
                 raise CheckpointError(f"{path}: not as it was written")
+        if not manifest["files"] or not all(isinstance(manifest[key], dict) for key in ("meta", "loop")):
+            raise CheckpointError(f"{folder / MANIFEST}: not as it was written")
         return Checkpoint(folder=folder, step=manifest["step"], meta=manifest["meta"], loop=manifest["loop"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder}: {one_line(error)}") from None

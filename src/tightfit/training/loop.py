@@ -95,7 +95,7 @@ class TrainingLoop:
         if checkpoint.step > self.recipe.max_steps:
             raise CheckpointError(f"max_steps: this run has already taken {checkpoint.step} steps, more than "
                                   f"{self.recipe.max_steps}; write a larger max_steps, or another output_dir")
-        if checkpoint.loop["data"] != _signature(self.source):
+        if checkpoint.loop.get("data") != _signature(self.source):
             raise CheckpointError("data: it is not what it was when this run began (its first global batch or its "
                                   "number of batches differs); bring it back, or write another output_dir")
         self.step.load(checkpoint.folder, checkpoint.meta)
@@ -109,6 +109,8 @@ class TrainingLoop:
         with StopRequest() as stop:
             global_batches = self.step.global_batches(self.source, state.step, recipe.max_steps)
             dispatched: _DispatchedStep | None = None
+            if self._evaluates_at(state.step) and self.log.evaluated_at != state.step:
+                self.evaluate()  # which an end of the process came before
             self._restart_clock()
             while state.step < recipe.max_steps and stop.signal is None:
                 if dispatched is not None and profile is not None and state.step + 1 == profile.at:
@@ -216,9 +218,12 @@ class TrainingLoop:
         """Save and evaluate where they are due, off the clock; saving first, for nothing may be lost to the other."""
         if self.recipe.save_steps and step % self.recipe.save_steps == 0:
             self.save()
-        if self.recipe.eval_steps and step % self.recipe.eval_steps == 0:
+        if self._evaluates_at(step):
             self.evaluate()
         self._restart_clock()
+
+    def _evaluates_at(self, step: int) -> bool:
+        return bool(step and self.recipe.eval_steps and step % self.recipe.eval_steps == 0)
 
     def evaluate(self) -> None:
         """The held-out loss, written down; nothing where nothing is held out."""

@@ -21,17 +21,20 @@ class MetricsLog:
     through Accelerate.
 
     The file holds one JSON object a line: `step`, and what was measured there; null for what is not a finite number.
-    Lines after `resume_step` are dropped first.
+    Lines after `resume_step` are dropped first; `evaluated_at` is the last step up to it that was evaluated.
     """
 
     def __init__(self, recipe: Recipe, folder: Path, resume_step: int) -> None:
         path, kept = folder / METRICS, []
+        self.evaluated_at: int | None = None
         if path.exists() and resume_step:
             for line in path.read_text(errors="replace").splitlines():
                 try:
-                    if json.loads(line)["step"] <= resume_step:
+                    values = json.loads(line)
+                    if values["step"] <= resume_step:
                         kept.append(line)
-                except (ValueError, TypeError, KeyError):  # such as the last line of a run that was cut off
+                        self.evaluated_at = values["step"] if "eval_loss" in values else self.evaluated_at
+                except (ValueError, TypeError, KeyError, RecursionError):  # such as the last line of a run cut off
                     continue
         write_atomically(path, "".join(f"{line}\n" for line in kept))
         self._trackers = ExitStack()

@@ -222,7 +222,7 @@ def gain_of_opening(exploration: Exploration, found: Evaluated) -> str:
         return ""
     fields = [field for field in (MICRO, *SLOTS) if getattr(best.recipe, field) != getattr(found.recipe, field)]
     time = best.estimate.time
-    return (f"Left open, {', '.join(fields)} would gain: {time.throughput:,.0f} {time.unit} at least, instead of "
+    return (f"Left open, {', '.join(fields)} would give at least {time.throughput:,.0f} {time.unit} instead of "
             f"{found.estimate.time.throughput:,.0f}, with {choices_text(best.recipe, found.recipe)}.")
 
 
@@ -231,6 +231,8 @@ def offload(exploration: Exploration, host_bytes: int) -> str:
     least = min(exploration.found.values(), key=lambda found: found.passes_when_accumulating - found.held)
     outside = sum(figure.bytes for figure in least.estimate.unseen if figure.where == "context")
     other = max(least.passes_when_accumulating - least.held, 0) + outside
+    if other > exploration.device.memory_bytes:  # which no offloading of states would mend
+        return ""
     return offload_advice(least.parameters, other, exploration.device.memory_bytes, host_bytes)
 
 

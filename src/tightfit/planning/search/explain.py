@@ -136,7 +136,8 @@ def why(exploration: Exploration, best: Pair) -> list[str]:
 def _fastest(exploration: Exploration, best: Pair) -> str:
     """The set that the choice is the best of, as the beginning of a sentence."""
     found = exploration.found[best]
-    if len(exploration.space.choices) == len(exploration.sizes) == 1:
+    open_fields = [field for field in exploration.space.fields if field != ALLOCATOR]
+    if not open_fields and len(exploration.sizes) == 1:
         return "It fits as asked for"
     faster = [pair for pair, other in exploration.found.items()
               if other.fit_rank < 3 and faster_by(other.speed, found.speed) > 0]
