@@ -20,7 +20,7 @@ from tightfit.text import percent
 from tightfit.trace import Op, Trace
 
 INTERMEDIATE = ("intermediate_size", "n_inner", "d_ff", "ffn_dim", "hidden_dim", "encoder_ffn_dim")
-"""What configurations call the width of a feed-forward layer."""
+"""Names that configurations have for the width of a feed-forward layer."""
 
 WORTH_SAYING = 0.001
 """The predicted share of a step's time below which padding is not worth a word."""

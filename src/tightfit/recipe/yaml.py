@@ -127,7 +127,7 @@ PLAIN = yaml.SafeLoader.yaml_implicit_resolvers
 NO_DOT = ("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+$"))
 """Numbers such as 1e-6, which YAML 1.1 takes for texts because they have no dot."""
 RESOLVERS = {**PLAIN, **{first: [NO_DOT, *PLAIN.get(first, ())] for first in "-+0123456789"}}
-"""What plain values may be, by their first character."""
+"""YAML's rules for the types of plain values, by their first character."""
 
 
 class _Loader(yaml.SafeLoader):

@@ -123,7 +123,7 @@ def _compute_seconds(op: Op, device: Device, tf32: bool) -> float:
         return 0.0
     if contractions.attention_length(op):
         return op.flops / _attention_rate(op, device)
-    tf32 = tf32 or "convolution" in op.name  # which torch runs so unless it is told not to
+    tf32 = tf32 or "convolution" in op.name  # cuDNN's default, torch.backends.cudnn.allow_tf32
     matmul = contractions.matmul_of(op)
     if matmul is None:
         return op.flops / _matmul_rate(op.dtype, device, tf32)

@@ -216,7 +216,8 @@ def _recipe_values(a: Arguments, default_steps: int) -> dict[str, Any]:
 
     def steps(name: str) -> float:
         """A number of steps, written as one or as a share of all."""
-        return a[name] if a[name] >= 1 else math.ceil(total * a[name])  # type: ignore[no-any-return]
+        given = float(a[name])
+        return given if given >= 1 else math.ceil(total * given)
 
     micro = a["per_device_train_batch_size"]
     values = {
@@ -246,7 +247,7 @@ def _recipe_values(a: Arguments, default_steps: int) -> dict[str, Any]:
 
 
 def _unsaid(a: Arguments) -> Iterator[str]:
-    """What complete arguments say that no recipe can, and how they contradict one another."""
+    """Arguments that no recipe can express or that contradict one another, as sentences."""
     for name, (default, reason) in table.REFUSED.items():
         if a[name] != default:
             yield f"{name}: {'(hidden)' if name.endswith('_token') else repr(a[name])} {reason}"
