@@ -125,7 +125,7 @@ def _spread(name: str, row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _why(reasons: str) -> str:
-    """The first reason; cards are told together."""
+    """The first reason; one for all rows that lack a card of the catalogue."""
     first = reasons.splitlines()[0]
     return "gpu: a card that is not in the catalogue" if first.startswith("gpu: ") else first
 

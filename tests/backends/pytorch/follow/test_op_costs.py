@@ -332,6 +332,8 @@ def test_rows_of_products_are_those_of_their_operands_and_result():
     a, b = torch.randn(6, 8), torch.randn(5, 8)
     found = cost(aten.mm.default, (a, b.t()), {}, a @ b.t())
     assert (found.leading, found.layout) == ((8, 8, 5), "")
+    bias = torch.randn(5).expand(6, 5)  # read again for each row, and lies in none
+    assert cost(aten.addmm.default, (bias, a, b.t()), {}, a @ b.t()).leading == (8, 8, 5)
 
 
 def test_layouts_of_what_memory_binds():

@@ -123,7 +123,7 @@ def cost(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> Cos
     if not (read or written or flops):
         kernels = 0  # nothing in it
     shapes = tuple(tuple(t.shape) for t in inputs[:MAX_SHAPES])
-    leading = tuple(max(t.stride()[-2:]) for t in tensors if t.dim() > 1) if op_class is OpClass.CONTRACTION else ()
+    leading = tuple(map(_row_stride, filter(_has_rows, tensors))) if op_class is OpClass.CONTRACTION else ()
     return Cost(op_class, flops, read * facts.passes, written, kernels, dtype, shapes, leading, layout)
 
 
@@ -183,6 +183,15 @@ def _bytes(tensor: Tensor) -> int:
     if tensor.layout is torch.strided and 0 in (stride := tensor.stride()):
         count = math.prod(size if step else min(size, 1) for size, step in zip(tensor.shape, stride, strict=True))
     return count * tensor.element_size()
+
+
+def _has_rows(tensor: Tensor) -> bool:
+    """Whether a product's operand has rows in memory: neither a vector nor a bias that is expanded."""
+    return tensor.dim() > 1 and min(tensor.shape[-2:]) > 1 and min(tensor.stride()[-2:]) > 0
+
+
+def _row_stride(tensor: Tensor) -> int:
+    return int(max(tensor.stride()[-2:]))
 
 
 def _alike(tensors: Sequence[Tensor]) -> bool:
