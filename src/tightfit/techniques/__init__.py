@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tightfit.techniques.accumulation import Accumulation, Loop, Scan
+from tightfit.techniques.accumulation import Accumulation, ByBlock, Loop, Scan
 from tightfit.techniques.attention import Attention, Eager, FlashAttn, Flex, Sdpa
 from tightfit.techniques.backend import Backend, Jax, Pytorch
 from tightfit.techniques.base import Technique
@@ -20,7 +20,7 @@ from tightfit.techniques.checkpointing import (
 from tightfit.techniques.compile import Compile, NoCompile, PerBlock, WholeModel
 from tightfit.techniques.loading import Loading
 from tightfit.techniques.loss import Chunked, Liger, Loss, Plain
-from tightfit.techniques.offload import NoOffload, Offload
+from tightfit.techniques.offload import Host, NoOffload, Offload
 from tightfit.techniques.optimizer import (
     Adafactor,
     AdamW,
@@ -33,7 +33,7 @@ from tightfit.techniques.optimizer import (
 )
 from tightfit.techniques.parallel import Ddp, Dp, NoParallel, Parallel
 from tightfit.techniques.precision import Bf16, Bf16Pure, Fp16, Fp32, Precision
-from tightfit.techniques.update import AfterBackward, Update
+from tightfit.techniques.update import AfterBackward, Update, WithForward
 
 SLOTS: dict[str, tuple[type[Technique], ...]] = {
     "attention": (Eager, Sdpa, Flex, FlashAttn),
@@ -42,11 +42,11 @@ SLOTS: dict[str, tuple[type[Technique], ...]] = {
     "checkpointing": (
         NoCheckpointing, EveryBlock, EveryNth, Segments, MlpOnly, AttentionOnly, Selective, MemoryBudget,
     ),
-    "offload": (NoOffload,),
+    "offload": (NoOffload, Host),
     "compile": (NoCompile, PerBlock, WholeModel),
     "optimizer": (AdamW, Sgd, Adafactor, Lion, AdamW8bit, AdamW4bit, AdamWAnyPrecision),
-    "accumulation": (Loop, Scan),
-    "update": (AfterBackward,),
+    "accumulation": (Loop, ByBlock, Scan),
+    "update": (AfterBackward, WithForward),
     "parallel": (NoParallel, Dp, Ddp),
     "loading": (Loading,),
 }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from tightfit.techniques.base import Exactness, Technique, technique
+from tightfit.techniques.base import Exactness, Positive, Technique, technique
 
 if TYPE_CHECKING:
     from tightfit.devices import Device
@@ -15,6 +15,8 @@ class Accumulation(Technique):
     slot: ClassVar[str] = "accumulation"
     trains_only: ClassVar[bool] = True
     exact: ClassVar[Exactness] = "rounding"
+    by_block: ClassVar[bool] = False
+    """Whether micro-batches wait for one another at every block."""
 
 
 @technique
@@ -25,6 +27,38 @@ class Loop(Accumulation):
     speed: ClassVar[str] = "the baseline; where whole steps are compiled, compile time grows with the micro-batches"
     memory: ClassVar[str] = "the baseline: one micro-batch's activations, and the summed gradients"
     auto_on: ClassVar = ("pytorch",)
+
+
+@technique
+class ByBlock(Accumulation):
+    """All micro-batches through a block before the next block, forward and backward. What waits in host memory is
+    fetched once for all of them, and a block's gradient is final when its backward passes end."""
+
+    name: ClassVar[str] = "by-block"
+    speed: ClassVar[str] = "as a loop; with offload, as many times less traffic as micro-batches go together"
+    memory: ClassVar[str] = "what every micro-batch of a sweep keeps for its backward pass, instead of one's"
+    auto_on: ClassVar = ()
+    by_block: ClassVar[bool] = True
+
+    sweep: Literal["auto"] | Positive = "auto"
+    """Micro-batches that go through the blocks together; `auto` for all of a global batch's."""
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        reasons = []
+        if recipe.one_region:
+            reasons.append(f"accumulation=by-block stops between a model's blocks, and compile={recipe.compile} makes "
+                           "one region of them; write compile=per-block, or accumulation=loop")
+        if recipe.parallel.name != "none":
+            reasons.append(f"accumulation=by-block runs one model; write accumulation=loop beside "
+                           f"parallel={recipe.parallel.name}")
+        if recipe.checkpointing != "auto" and recipe.checkpointing.spans_blocks:
+            reasons.append(f"checkpointing={recipe.checkpointing.name} recomputes several blocks together, and "
+                           "accumulation=by-block stops between them; write checkpointing=every-block")
+        return reasons
+
+    @classmethod
+    def representative_settings(cls) -> list[Self]:
+        return [cls(), cls(sweep=2)]
 
 
 @technique

@@ -18,6 +18,8 @@ class Checkpointing(Technique):
     slot: ClassVar[str] = "checkpointing"
     exact: ClassVar[Exactness] = "bitwise"
     trains_only: ClassVar[bool] = True
+    spans_blocks: ClassVar[bool] = False
+    """Whether it recomputes several blocks as one."""
     recomputes: ClassVar[bool] = True
     """Whether anything is computed again in the backward pass."""
 
@@ -127,6 +129,7 @@ class Segments(Checkpointing):
     activation_share: ClassVar[float] = 0.2
     recomputing: ClassVar[float] = 0.25
     auto_on: ClassVar = ("pytorch",)
+    spans_blocks: ClassVar[bool] = True
     dominated_by: ClassVar = {"cpu": "every-block", "cuda": "every-block"}
 
     count: Positive | Literal["auto"] = "auto"

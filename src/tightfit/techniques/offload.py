@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from tightfit.techniques.base import Technique, technique
+from pydantic import Field
+
+from tightfit.techniques.base import NUMBER, Technique, technique
+
+if TYPE_CHECKING:
+    from tightfit.devices import Device
+    from tightfit.recipe import Recipe
 
 
 class Offload(Technique):
@@ -19,3 +25,39 @@ class NoOffload(Offload):
     name: ClassVar[str] = "none"
     speed: ClassVar[str] = "the baseline"
     memory: ClassVar[str] = "the baseline"
+
+
+Share = Annotated[float, Field(ge=0, le=1), NUMBER]
+"""A share of a model's blocks, from 0 to 1."""
+
+
+@technique
+class Host(Offload):
+    """Keep blocks' weights, gradients and optimizer states in the host's memory, and bring each block's to the device
+    while it is used, the next block's meanwhile. The arithmetic is the device's: results stay what they are."""
+
+    name: ClassVar[str] = "host"
+    speed: ClassVar[str] = "the same where a global batch computes for as long as its copies take, slower below"
+    memory: ClassVar[str] = "two blocks' instead of all blocks'; as much in the host's memory as leaves the device's"
+
+    weights: Share = 1.0
+    """Share of the blocks whose weights wait in host memory; needs accumulation=by-block."""
+    gradients: Share = 1.0
+    """Share of the blocks whose gradients do."""
+    optimizer: Share = 1.0
+    """Share of the blocks whose optimizer states do."""
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        reasons = []
+        if device.kind == "cpu":
+            reasons.append("offload=host moves tensors out of a GPU's memory into the processor's, where they are "
+                           "already; write offload=none, or device=cuda")
+        if recipe.one_region:
+            reasons.append(f"offload=host works between a model's blocks, and compile={recipe.compile} makes one "
+                           "region of them; write compile=per-block, or offload=none")
+        if recipe.parallel.name != "none":
+            reasons.append(f"offload=host serves one model; write offload=none beside parallel={recipe.parallel.name}")
+        if (self.weights or self.gradients) and recipe.accumulation != "auto" and not recipe.accumulation.by_block:
+            reasons.append("offload=host fetches weights and gradients once for all micro-batches; write "
+                           "accumulation=by-block, or offload: {name: host, weights: 0, gradients: 0}")
+        return reasons

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from tightfit.techniques.base import Technique, technique
+
+if TYPE_CHECKING:
+    from tightfit.devices import Device
+    from tightfit.recipe import Recipe
 
 
 class Update(Technique):
@@ -19,3 +23,23 @@ class AfterBackward(Update):
     name: ClassVar[str] = "after-backward"
     speed: ClassVar[str] = "the baseline"
     memory: ClassVar[str] = "the baseline: every gradient is there at once, and the optimizer's temporaries beside them"
+
+
+@technique
+class WithForward(Update):
+    """Update each block when the next forward pass comes to it. Everything an update needs is known by then: clipping,
+    loss scaling and schedules are exact (forward-fusion: Jiang et al. 2021, arXiv 2104.00237)."""
+
+    name: ClassVar[str] = "with-forward"
+    speed: ClassVar[str] = "as after-backward; with offload, states come and go while blocks compute"
+    memory: ClassVar[str] = "the optimizer's temporaries of one block; gradients go block by block"
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        reasons = []
+        if recipe.one_region:
+            reasons.append(f"update=with-forward works between a model's blocks, and compile={recipe.compile} makes "
+                           "one region of them; write compile=per-block, or update=after-backward")
+        if recipe.parallel.name != "none":
+            reasons.append(f"update=with-forward serves one model; write update=after-backward beside "
+                           f"parallel={recipe.parallel.name}")
+        return reasons

@@ -126,3 +126,9 @@ def test_what_is_left_is_listed():
     text = "\n".join(applied.left_to_you)
     for word in ("torch.float16", "GradScaler", "4 micro-batches of 4", "clip_grad_norm_", "5 warm-up steps"):
         assert word in text
+
+
+@pytest.mark.parametrize("fields", [{"accumulation": "by-block"}, {"update": "with-forward"}])
+def test_what_needs_our_own_step_is_refused(fields):
+    with pytest.raises(Refused, match="tightfit's own step"):
+        apply(tiny_model("gpt2"), {**CLOSED, **fields})

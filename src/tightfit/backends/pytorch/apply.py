@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.techniques import accumulation, compile, loading, parallel, precision, update
+from tightfit.backends.pytorch.techniques import accumulation, compile, loading, offload, parallel, precision, update
 from tightfit.backends.pytorch.techniques.attention import apply as attention
 from tightfit.backends.pytorch.techniques.checkpointing import apply as checkpointing
 from tightfit.backends.pytorch.techniques.loss import apply as loss
@@ -51,6 +51,7 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     checkpointings.Selective: checkpointing.blocks,
     checkpointings.MemoryBudget: checkpointing.memory_budget,
     offloads.NoOffload: unchanged,
+    offloads.Host: offload.host,
     compiles.NoCompile: unchanged,
     compiles.PerBlock: compile.per_block,
     compiles.WholeModel: compile.whole_model,
@@ -62,7 +63,9 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     optimizers.AdamW4bit: optimizer.quantized,
     optimizers.AdamWAnyPrecision: optimizer.adamw_anyprecision,
     accumulations.Loop: accumulation.loop,
+    accumulations.ByBlock: accumulation.by_block,
     updates.AfterBackward: update.after_backward,
+    updates.WithForward: update.with_forward,
     parallels.NoParallel: unchanged,
     parallels.Dp: parallel.dp,
     parallels.Ddp: parallel.ddp,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,10 @@ from tightfit.errors import ModelError
 from tightfit.models import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import Task
+from tightfit.trace import Phase
+
+if TYPE_CHECKING:
+    from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
 
 Context = Callable[[], AbstractContextManager[Any]]
 MaskArguments = Callable[[TensorBatch], dict[str, Any]]
@@ -34,6 +38,17 @@ GradientSync = Callable[[bool], AbstractContextManager[Any]]
 class MicroBatchPasses(Protocol):
     """A step's forward and backward pass over one micro-batch, which `accumulation` puts in order."""
 
+    @property
+    def blocks(self) -> BlockCalls | None:
+        """The calls of the model's blocks, where the build wants them."""
+
+    @property
+    def update(self) -> Update:
+        """The update that learns from the gradients."""
+
+    def enter(self, phase: Phase, doing: str) -> None:
+        """Say what comes next."""
+
     def forward(self, global_batch: TensorGlobalBatch, number: int) -> Tensor:
         """The summed loss of a global batch's micro-batch, detached; the first is number 0."""
 
@@ -44,7 +59,7 @@ class MicroBatchPasses(Protocol):
 class Update(Protocol):
     """The update of the weights: it owns clipping, the scaler, stepping, dropping gradients, and the state of these.
 
-    optimizer: the one it steps; another may be put in its place. scaled: whether losses are scaled up for fp16, so that
+    optimizer: the one it steps. scaled: whether losses are scaled up for fp16, so that
     gradients that are not finite only skip the step.
     """
 
@@ -61,6 +76,18 @@ class Update(Protocol):
 
     def __call__(self) -> Tensor | None:
         """Learn from the gradients, and drop them. Returns their norm before clipping, if it was taken."""
+
+    def gather_gradients(self, block: int, then: int | None) -> None:
+        """Let a block's backward passes add to the sums of earlier ones. then: the block that is expected next."""
+
+    def put_gradients(self, block: int, final: bool) -> None:
+        """A block's gradients of some micro-batches are summed; `final` if none of the global batch's are missing."""
+
+    def flush(self) -> None:
+        """Finish what was put off: before anything else reads weights or optimizer states."""
+
+    def new_optimizer(self) -> None:
+        """Go on with a new optimizer, without states."""
 
     def state(self) -> dict[str, Any]:
         """Its part of a checkpoint, without weights and optimizer, as JSON values."""
@@ -98,6 +125,15 @@ def _held(contexts: tuple[Context, ...]) -> Iterator[None]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostShare:
+    """The shares of the blocks whose tensors wait in host memory, from 0 to 1."""
+
+    weights: float = 0.0
+    gradients: float = 0.0
+    optimizer: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Build:
     """A model on its way to a step. Each technique takes one and returns one, changed with `dataclasses.replace`.
 
@@ -111,7 +147,10 @@ class Build:
     loss_scaling: whether gradients are scaled up for fp16.
     optimizer_factory: makes the optimizer from the finished model.
     accumulation: the order of a global batch's passes.
-    update_factory: makes the update of the weights, which owns the optimizer.
+    host_share: what of the blocks waits in host memory.
+    calls_blocks: whether a step calls the model's blocks through `BlockCalls`.
+    update_factory: makes the update of the weights, which owns the optimizer, given the calls of the blocks where the
+        build wants them.
     global_batches: prepares global batches ahead of the step.
     compile_backend: what torch.compile is given as its backend in the place of one it names, in a mode: planning's own,
         which generates no code.
@@ -137,7 +176,9 @@ class Build:
     loss_scaling: bool = False
     optimizer_factory: OptimizerFactory | None = None
     accumulation: Accumulation | None = None
-    update_factory: Callable[[Build], Update] | None = None
+    host_share: HostShare = HostShare()
+    calls_blocks: bool = False
+    update_factory: Callable[[Build, BlockCalls | None], Update] | None = None
     global_batches: GlobalBatches | None = None
     compile_backend: CompileBackend | None = None
     evaluation_dtype: torch.dtype | None = None
@@ -153,6 +194,20 @@ class Build:
     def forward_context(self) -> AbstractContextManager[None]:
         """Everything that surrounds a forward pass and its loss."""
         return _held(self.forward_contexts)
+
+    def block_calls(self) -> BlockCalls | None:
+        """The calls of the model's blocks from now on, where a technique works between them."""
+        if not self.calls_blocks:
+            return None
+        # Only whoever asks for it pays for it.
+        from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
+
+        return BlockCalls(self.stacks)
+
+    def optimizer(self) -> Optimizer:
+        """A new optimizer over the finished model."""
+        assert self.optimizer_factory is not None
+        return self.optimizer_factory(self.model)
 
     def logits(self, batch: TensorBatch) -> Tensor:
         """The model's logits for a micro-batch on the device: (B, T, vocabulary) or (B, classes).

@@ -14,7 +14,7 @@ from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.batch import TensorBatch
 from tightfit.backends.pytorch.build import Build, no_mask
 from tightfit.backends.pytorch.techniques.loss.of_logits import LOSS_OF_LOGITS
-from tightfit.errors import RecipeError
+from tightfit.errors import RecipeError, Refused
 from tightfit.recipe import Recipe
 from tightfit.techniques.loss import Plain
 
@@ -67,14 +67,16 @@ def apply(model: nn.Module, recipe: Recipe | dict[str, Any]) -> Applied:
                           "tightfit.plan(model, recipe)")
     backend = PytorchBackend()
     build = backend.build(recipe, backend.device(recipe), model)
-    assert build.optimizer_factory is not None
+    if build.calls_blocks:
+        raise Refused("accumulation, update, offload: what works block by block needs tightfit's own step; write "
+                      "accumulation=loop update=after-backward offload=none, or call tightfit.train")
     assert recipe.precision != "auto"
     assert recipe.micro_batch_size != "auto"
     accumulation = math.ceil(recipe.batch_size / recipe.micro_batch_size)
     mixed = recipe.precision.name if recipe.precision.autocast else "no"
     return Applied(
         model=build.model,
-        optimizer=build.optimizer_factory(build.model),
+        optimizer=build.optimizer(),
         accelerator_kwargs={
             "mixed_precision": mixed,
             "gradient_accumulation_steps": accumulation,

@@ -76,7 +76,8 @@ class Step:
         assert build.update_factory is not None
         self.build = build
         self.watch = watch
-        self.update = build.update_factory(build)
+        self.blocks = build.block_calls()
+        self.update = build.update_factory(build, self.blocks)
         self.steps = 0
         self._highest = 0
         self._doing = "nothing yet"
@@ -105,7 +106,7 @@ class Step:
         with self._running("the step"):
             self.update.set_learning_rate(learning_rate)
             loss = self.accumulate(global_batch)
-            self._enter(Phase.OPTIMIZER, "the optimizer step")
+            self.enter(Phase.OPTIMIZER, "the optimizer step")
             norm = self.update()
             self.steps += 1
             every = self.build.recipe.empty_cache_steps
@@ -116,15 +117,16 @@ class Step:
     def accumulate(self, global_batch: TensorGlobalBatch) -> Tensor:
         """Add every micro-batch's gradients; return the global batch's summed loss."""
         assert self.build.accumulation is not None
+        if self._to_inspect:
+            self.build.loss.check(self.build, global_batch.micro_batches[0].to(self.build.torch_device))
         self._denominator = self.build.loss_denominator(global_batch)  # once: processes agree on it
         return self.build.accumulation(self.build, self, global_batch)
 
     def forward(self, global_batch: TensorGlobalBatch, number: int) -> Tensor:
-        self._enter(Phase.FORWARD, f"the forward pass of micro-batch {number + 1} of {len(global_batch.micro_batches)}")
+        self.enter(Phase.FORWARD, f"the forward pass of micro-batch {number + 1} of {len(global_batch.micro_batches)}")
         batch = global_batch.micro_batches[number].to(self.build.torch_device)
         if self._to_inspect:
             self._to_inspect = False
-            self.build.loss.check(self.build, batch)
             with attention_kernels() as kernels:
                 self._loss = self.build.loss_sum(batch, check_outputs)
             self.attention_kernels = kernels()
@@ -134,7 +136,7 @@ class Step:
 
     def backward(self, global_batch: TensorGlobalBatch, number: int) -> None:
         of = len(global_batch.micro_batches)
-        self._enter(Phase.BACKWARD, f"the backward pass of micro-batch {number + 1} of {of}")
+        self.enter(Phase.BACKWARD, f"the backward pass of micro-batch {number + 1} of {of}")
         assert self._loss is not None
         loss, self._loss = self._loss / self._denominator, None
         self.update.scale(loss).backward()
@@ -157,6 +159,7 @@ class Step:
         build.model.eval()
         loss, count = torch.zeros((), dtype=torch.float64, device=build.torch_device), 0
         try:
+            self.update.flush()
             with self._running("evaluation"), build.evaluation_weights():
                 for global_batch in global_batches:
                     made = global_batch
@@ -174,10 +177,12 @@ class Step:
         return self.build.global_batches(source, start, stop)
 
     def generate(self, prompt: Sequence[int], new_tokens: int, temperature: float, seed: int) -> list[int]:
+        self.update.flush()
         with self._running("generating a sample"):
             return generate(self.build, prompt, new_tokens, temperature, seed)
 
     def save(self, folder: Path) -> dict[str, Any]:
+        self.update.flush()
         meta = save_state(self.build.model, self.optimizer, folder)
         return {**meta, **self.update.state(), "steps": self.steps}
 
@@ -188,10 +193,12 @@ class Step:
         self.update.load(meta)
 
     def export(self, folder: Path, classes: dict[int, str] | None) -> None:
+        self.update.flush()
         with self._guarded("writing the model"):
             save_model(self.build.model, folder, classes)
 
     def is_finite(self) -> bool:
+        self.update.flush()
         learned = [p.detach() for p in self.build.model.parameters() if p.requires_grad]
         norms = torch._foreach_norm(learned, ord=float("inf"))
         return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
@@ -209,7 +216,7 @@ class Step:
     def context_memory(self) -> int | None:
         return gpu_memory().context if self.build.torch_device.type == "cuda" else None
 
-    def _enter(self, phase: Phase, doing: str) -> None:
+    def enter(self, phase: Phase, doing: str) -> None:
         self._doing = doing
         if self.watch is not None:
             self.watch(phase)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from tightfit.backends.pytorch.follow.memory import TrackedMemory
-from tightfit.backends.pytorch.techniques.offload import WAIT, TransferWatch
+from tightfit.backends.pytorch.techniques.by_block.transfers import WAIT, TransferWatch
 from tightfit.trace import Op, OpClass, Phase, Place, Stream
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -32,6 +33,9 @@ tensor; NotImplemented where the op reads none."""
 
 DEVICE = torch.ops.prim.device.default
 
+_RUNNING: ContextVar[tuple[str, ...]] = ContextVar("modules that run, the innermost last", default=("",))
+"""Of each forward pass: several may be under way, suspended at a block, each in a context of its own."""
+
 OUTSIDE_MODULES = (Phase.OPTIMIZER, Phase.SAVE, Phase.RESUME)
 """Phases in which no module runs: work belongs to the module whose tensor it is done on."""
 
@@ -51,7 +55,6 @@ class Tracker(OpStreams, TorchDispatchMode):
         self._answer = answer
         self._alone = counts_of_a_gradient()
         self._backwards: list[int] = []
-        self._modules: list[str] = []
         self._module_of_node: dict[int, str] = {}
         self._hooks: list[Any] = []
         self._wrapped: list[tuple[nn.Module, Any]] = []
@@ -113,11 +116,11 @@ class Tracker(OpStreams, TorchDispatchMode):
 
         def named(*args: Any, **kwargs: Any) -> Any:
             first = _newest_node() + 1
-            self._modules.append(name)
+            before = _RUNNING.set((*_RUNNING.get(), name))
             try:
                 return call(*args, **kwargs)
             finally:
-                self._modules.pop()
+                _RUNNING.reset(before)
                 for node in range(first, _newest_node() + 1):  # a compiled graph's node is made behind its work
                     self._module_of_node.setdefault(node, name)
 
@@ -238,7 +241,7 @@ class Tracker(OpStreams, TorchDispatchMode):
     def _place(self) -> tuple[Phase, str]:
         """The phase and the module that the work at hand belongs to."""
         node = torch._C._current_autograd_node()
-        inside = self._modules[-1] if self._modules else ""
+        inside = _RUNNING.get()[-1]
         if node is None:
             self._module_of_node.setdefault(_newest_node(), inside)  # an autograd function's own ops need no gradient
             return self.phase, inside
@@ -265,10 +268,11 @@ class Tracker(OpStreams, TorchDispatchMode):
         return found is not None and found.category is Category.WEIGHTS
 
     def _enter_module(self, name: str, module: nn.Module, args: Any) -> None:
-        self._modules.append(name)
+        _RUNNING.set((*_RUNNING.get(), name))
 
     def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
-        name, error = self._modules.pop(), sys.exception()
+        (*outer, name), error = _RUNNING.get(), sys.exception()
+        _RUNNING.set(tuple(outer))
         if error is not None and (self._failure is None or self._failure[0] != id(error)):
             self._failure = (id(error), name, "")
 

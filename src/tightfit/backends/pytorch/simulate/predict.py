@@ -113,7 +113,7 @@ def _traced(
         with skip_weight_init():
             build = assemble(recipe, device, ON_HOST, own, change)
         if build.optimizer_factory is not None:  # what its library makes once a process, such as tables, is no step's
-            build.optimizer_factory(build.model)
+            build.optimizer()
         tracker.follow(build.model, _compiled_modules(build))
         stack.callback(tracker.unfollow)
         stack.enter_context(tracker)
@@ -219,13 +219,12 @@ class _TracedStep:
 
     def resume(self) -> None:
         """Put saved states into a new optimizer, as going on from a checkpoint does."""
-        assert self.build.optimizer_factory is not None
         with self._host_memory():
             found, meta = state_tensors(self.step.optimizer, self.build.model)
             saved = {name: torch.empty_like(tensor) for name, tensor in found.items()}
         del found
         self.step.optimizer.state.clear()
-        self.step.update.optimizer = self.build.optimizer_factory(self.build.model)
+        self.step.update.new_optimizer()
         load_state(self.step.optimizer, self.build.model, saved, meta)
         self._mark_states()
 

@@ -8,11 +8,19 @@ from torch import Tensor
 
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build, MicroBatchPasses
-from tightfit.techniques.accumulation import Loop
+from tightfit.techniques import accumulation as declared
 
 
-def loop(technique: Loop, build: Build) -> Build:
+def loop(technique: declared.Loop, build: Build) -> Build:
     return replace(build, accumulation=one_after_the_other)
+
+
+def by_block(technique: declared.ByBlock, build: Build) -> Build:
+    # Only whoever asks for it pays for coroutines.
+    from tightfit.backends.pytorch.techniques.by_block.sweep import ByBlock
+
+    size = None if technique.sweep == "auto" else technique.sweep
+    return replace(build, accumulation=ByBlock(size), calls_blocks=True)
 
 
 def one_after_the_other(build: Build, passes: MicroBatchPasses, global_batch: TensorGlobalBatch) -> Tensor:

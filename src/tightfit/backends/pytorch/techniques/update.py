@@ -1,28 +1,45 @@
-"""The update of the weights, once a global batch's gradients are there."""
+"""The update of the weights: of all at once when a global batch's gradients are there, or block by block."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques.optimizer.apply import set_learning_rate
-from tightfit.techniques.update import AfterBackward
+from tightfit.techniques.update import AfterBackward, WithForward
+
+if TYPE_CHECKING:
+    from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
 
 
 def after_backward(technique: AfterBackward, build: Build) -> Build:
+    if build.calls_blocks:  # whose gradients or states may lie in host memory
+        return _by_block(build, with_forward=False)
     return replace(build, update_factory=UpdateAfterBackward)
+
+
+def with_forward(technique: WithForward, build: Build) -> Build:
+    return _by_block(build, with_forward=True)
+
+
+def _by_block(build: Build, with_forward: bool) -> Build:
+    # Only whoever asks for it pays for what moves between device and host.
+    from tightfit.backends.pytorch.techniques.by_block.update import UpdateByBlock
+
+    return replace(build, update_factory=partial(UpdateByBlock, with_forward=with_forward), calls_blocks=True)
 
 
 class UpdateAfterBackward:
     """Clip, step and drop at once. See `build.Update` for what each method promises."""
 
-    def __init__(self, build: Build) -> None:
-        assert build.optimizer_factory is not None
-        self.optimizer = build.optimizer_factory(build.model)
+    def __init__(self, build: Build, calls: BlockCalls | None = None) -> None:
+        self._build = build
+        self.optimizer = build.optimizer()
         self._scaler = torch.amp.GradScaler(build.torch_device.type) if build.loss_scaling else None
         self._parameters = [p for p in build.model.parameters() if p.requires_grad]
         self._max_norm = build.recipe.max_grad_norm
@@ -52,6 +69,18 @@ class UpdateAfterBackward:
             self._scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         return norm
+
+    def gather_gradients(self, block: int, then: int | None) -> None:
+        """They are where passes add to them."""
+
+    def put_gradients(self, block: int, final: bool) -> None:
+        """They stay where they are."""
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def new_optimizer(self) -> None:
+        self.optimizer = self._build.optimizer()
 
     def state(self) -> dict[str, Any]:
         return {"scaler": None if self._scaler is None else self._scaler.state_dict()}

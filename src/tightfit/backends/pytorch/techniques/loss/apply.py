@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from contextlib import nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -128,22 +129,24 @@ def read_change(build: Build, head: nn.Linear) -> LogitChange:
 class _HeadForward:
     """The head's forward pass, which can hand its input out instead, and be lent for other work.
 
-    taken: the inputs handed out, while it does; else None.
+    taking: where the inputs handed out go, and of how many tokens the model sees logits all the same; None while none
+        are handed out. It belongs to a forward pass: several may be under way, each in a context of its own.
     """
 
     def __init__(self, head: nn.Linear) -> None:
         self._own = head.forward
-        self.taken: list[Tensor] | None = None
-        self.shown = 0
+        self.taking: ContextVar[tuple[list[Tensor], int] | None] = ContextVar("taking", default=None)
 
     def __call__(self, hidden: Tensor, work: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         if work is not None:
             return work(hidden)
-        if self.taken is None:
+        taking = self.taking.get()
+        if taking is None:
             return self._own(hidden)
-        self.taken.append(hidden)
-        if self.shown:  # so many tokens' logits, for the model to do with as it does
-            return self._own(hidden[:1, : self.shown])
+        taken, shown = taking
+        taken.append(hidden)
+        if shown:  # so many tokens' logits, for the model to do with as it does
+            return self._own(hidden[:1, :shown])
         return hidden.detach()[:1, :1, :1]
 
 
@@ -193,7 +196,7 @@ class LossOfHiddenStates:
     def _run(self, build: Build, batch: TensorBatch, shown: int = 0) -> tuple[Tensor, Any]:
         """The head's input, (B, T, H), and what the model returned."""
         taken: list[Tensor] = []
-        self._forward.taken, self._forward.shown = taken, shown
+        before = self._forward.taking.set((taken, shown))
         try:
             output = build.outputs(batch)
         except (RuntimeError, ValueError, IndexError) as error:
@@ -202,7 +205,7 @@ class LossOfHiddenStates:
             raise ModelError(f"loss: {type(build.model).__name__} works on its logits as a whole: {one_line(error)}; "
                              "write loss=plain") from error
         finally:
-            self._forward.taken, self._forward.shown = None, 0
+            self._forward.taking.reset(before)
         if len(taken) != 1:
             raise ModelError(f"loss: {type(build.model).__name__} calls its head {len(taken)} times in a forward pass; "
                              "write loss=plain")

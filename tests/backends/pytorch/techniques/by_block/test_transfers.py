@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from tightfit.backends.measuring import measure
 from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.backends.pytorch.simulate.target import PlanningMode, simulate
-from tightfit.backends.pytorch.techniques.offload import TO_DEVICE, TO_HOST, UNPINNED, WAIT, Copy, Transfers
+from tightfit.backends.pytorch.techniques.by_block.transfers import TO_DEVICE, TO_HOST, UNPINNED, WAIT, Copy, Transfers
 from tightfit.devices import Device, find_device
 from tightfit.planning.estimate import Margin, fit
 from tightfit.planning.standard_tools import standard_tools

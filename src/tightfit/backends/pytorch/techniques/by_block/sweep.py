@@ -1,0 +1,111 @@
+"""All micro-batches of a sweep through a block before the next block, forward and backward.
+
+What a block needs, such as its weights from host memory, is fetched once for all of them, and its gradient is final
+when its backward passes end: vertical scheduling (GreedySnake, Wang et al. 2025, arXiv 2512.17570).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tightfit.backends.pytorch.batch import TensorGlobalBatch
+from tightfit.backends.pytorch.build import Build, MicroBatchPasses
+from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
+from tightfit.backends.pytorch.techniques.by_block.suspended_pass import SuspendedPass
+from tightfit.errors import ModelError
+from tightfit.trace import Phase
+
+
+class ByBlock:
+    """An accumulation. size: micro-batches of a sweep; None for all of a global batch's."""
+
+    def __init__(self, size: int | None) -> None:
+        self._size = size
+
+    def __call__(self, build: Build, passes: MicroBatchPasses, global_batch: TensorGlobalBatch) -> Tensor:
+        count = len(global_batch.micro_batches)
+        size = self._size or count
+        losses: list[Tensor] = []
+        for start in range(0, count, size):
+            stop = min(start + size, count)
+            losses += _Sweep(build, passes, global_batch, range(start, stop)).run()
+        total = losses[0]
+        for loss in losses[1:]:
+            total = total + loss
+        return total
+
+
+class _Sweep:
+    def __init__(self, build: Build, passes: MicroBatchPasses, global_batch: TensorGlobalBatch, members: range) -> None:
+        self._build, self._passes, self._global_batch = build, passes, global_batch
+        self._later, self._last = members.start > 0, members.stop == len(global_batch.micro_batches)
+        blocks = passes.blocks
+        assert blocks is not None
+        self._blocks: BlockCalls = blocks
+        self._members = {number: SuspendedPass(self._forward_of(number)) for number in members}
+        self._order: list[int] = []
+
+    def run(self) -> list[Tensor]:
+        """The summed loss of each member."""
+        try:
+            self._forward()
+            self._backward()
+        finally:
+            for member in self._members.values():
+                with self._build.forward_context():
+                    member.close()
+        return [member.loss for member in self._members.values() if member.loss is not None]
+
+    def _forward_of(self, number: int) -> Callable[[], Tensor]:
+        return lambda: self._passes.forward(self._global_batch, number)
+
+    def _forward(self) -> None:
+        first = next(iter(self._members.values()))
+        for number in self._members:
+            self._advance(number)
+        while first.at is not None:
+            block = first.at
+            if any(member.at != block for member in self._members.values()):
+                raise ModelError("accumulation: the micro-batches call the model's blocks in different orders, and "
+                                 "cannot go through them together; write accumulation=loop")
+            self._order.append(block)
+            self._blocks.enter(block, self._after(block))
+            for number in self._members:
+                self._advance(number)
+            torch.clear_autocast_cache()  # casts of this block's weights, which no later block needs
+            self._blocks.leave(block)
+
+    def _after(self, block: int) -> int | None:
+        following = block + 1
+        return following if following < len(self._blocks.blocks) else None
+
+    def _advance(self, number: int) -> None:
+        """Go on with a forward pass; at its end comes the backward pass of what follows the last block."""
+        member = self._members[number]
+        # Entered for each stretch: the pass itself enters the same, and would leave it to others when it is suspended.
+        with self._build.forward_context(), self._blocks.called_by(member.call):
+            member.advance()
+        if member.loss is not None:
+            self._passes.backward(self._global_batch, number)
+            if number != [*self._members][-1]:
+                self._passes.enter(Phase.FORWARD, "the forward passes, block by block")
+
+    def _backward(self) -> None:
+        last_calls = {block: call for call, block in enumerate(self._order)}
+        first_calls = {block: call for call, block in reversed([*enumerate(self._order)])}
+        update = self._passes.update
+        for call in reversed(range(len(self._order))):
+            block, before = self._order[call], self._order[call - 1] if call else None
+            self._blocks.enter(block, before)
+            if self._later and last_calls[block] == call:
+                update.gather_gradients(block, before)
+            for member in self._members.values():
+                member.backward(call)
+            if first_calls[block] == call:
+                update.put_gradients(block, self._last)
+            self._blocks.leave(block)
+        for member in self._members.values():
+            member.backward_outside()

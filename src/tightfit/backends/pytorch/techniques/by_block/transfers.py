@@ -1,0 +1,181 @@
+"""Copies between a device's memory and the host's, while the device computes: how offloaded tensors move.
+
+    transfers = Transfers(device)                 # once; its two side streams live as long as it does
+    copy = transfers.to_host(tensor, buffer)      # begins when what was computed so far is there
+    copy.wait()                                   # what is computed from here on finds the copy made
+
+On CUDA copies run on side streams, in order, one stream for each direction, to and from page-locked memory. A tensor
+that is copied is kept until its copy was waited for, so that its memory is not handed out again before. On a processor
+a copy is made at once. A `TransferWatch` among the dispatch modes hears of each: on fake tensors that stand for a
+GPU's, this alone distinguishes the host's memory from the device's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from tightfit.trace import COPIES, Stream
+
+TO_HOST, TO_DEVICE, WAIT = "tightfit.to_host", "tightfit.to_device", "tightfit.wait"
+NAMES = {Stream.COPY_OUT: TO_HOST, Stream.COPY_IN: TO_DEVICE}
+UNPINNED = ".pageable"
+"""Behind the name of a copy whose host memory is not page-locked: the host waits for it."""
+
+
+class TransferWatch(ABC):
+    """A dispatch mode that follows memory by its place, and ops by their stream. Moments are ticks of its own; None is
+    one that it has not seen."""
+
+    @abstractmethod
+    def lies_on_host(self, tensor: Tensor, *, pinned: bool) -> None:
+        """A tensor's memory is the host's, from its birth on."""
+
+    @abstractmethod
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Whether a tensor's memory is page-locked memory of the host."""
+
+    @abstractmethod
+    def copying(self, name: str, stream: Stream, after: Sequence[int]) -> AbstractContextManager[None]:
+        """Around a copy of that name on that stream, which begins after those moments."""
+
+    @abstractmethod
+    def last(self, stream: Stream) -> int | None:
+        """The moment of the stream's last op."""
+
+    @abstractmethod
+    def waits(self, stream: Stream, moment: int) -> None:
+        """The stream's next op begins after that moment; the host waits at once."""
+
+
+class Point:
+    """A moment on a stream that others can wait for: the end of what it was asked to do so far."""
+
+    def __init__(self, event: torch.cuda.Event | None = None, tick: int | None = None) -> None:
+        self.event = event
+        self.tick = tick
+
+
+class Copy(Point):
+    """A copy that was begun. target: where it goes; to be read after `wait` or `wait_on_host`."""
+
+    def __init__(self, transfers: Transfers, source: Tensor, target: Tensor, stream: Stream) -> None:
+        super().__init__()
+        self.source, self.target, self.stream = source, target, stream
+        self._transfers = transfers
+
+    def wait(self) -> Tensor:
+        """Later computation begins after the copy. The target."""
+        if self.event is not None:
+            torch.cuda.current_stream(self._transfers.device).wait_event(self.event)
+        return self._waited_for(Stream.COMPUTE)
+
+    def wait_on_host(self) -> Tensor:
+        """The host waits until the copy is made. The target."""
+        if self.event is not None:
+            self.event.synchronize()
+        return self._waited_for(Stream.HOST)
+
+    def _waited_for(self, stream: Stream) -> Tensor:
+        self._transfers.finish(self)
+        for watch in watches():
+            if self.tick is not None:
+                watch.waits(stream, self.tick)
+        return self.target
+
+
+class Transfers:
+    """The copies of one device. pinned: whether host memory is to be page-locked; by default on CUDA."""
+
+    def __init__(self, device: torch.device, *, pinned: bool | None = None) -> None:
+        self.device = device
+        self.pinned = device.type == "cuda" if pinned is None else pinned
+        self._streams = {s: torch.cuda.Stream(device) for s in COPIES} if device.type == "cuda" else {}
+        self._begun: dict[int, Copy] = {}
+
+    def host_memory(self, like: Tensor) -> Tensor:
+        """Memory of the host for a tensor of the same shape, strides and dtype, without values."""
+        made = torch.empty_like(like, device="cpu", pin_memory=self.device.type == "cuda" and self.pinned,
+                                requires_grad=False)
+        for watch in watches():
+            watch.lies_on_host(made, pinned=self.pinned)
+        return made
+
+    def now(self) -> Point:
+        """The end of what was computed so far."""
+        event = torch.cuda.current_stream(self.device).record_event() if self._streams else None
+        return Point(event, next((watch.last(Stream.COMPUTE) for watch in watches()), None))
+
+    def to_host(self, source: Tensor, target: Tensor | None = None, after: Sequence[Point] | None = None, *,
+                keep: bool = True) -> Copy:
+        """Copy a tensor of the device into host memory, `target` or new memory.
+
+        after: what the copy waits for, such as another that writes the source; by default all that was computed so
+            far. Whoever names less sees to it that the source is written and the target is free by then.
+        keep: hold on to both until the copy is waited for. Whoever does not sees to it that they outlive it.
+        """
+        target = self.host_memory(source) if target is None else target
+        return self._copy(Stream.COPY_OUT, source, target, [self.now()] if after is None else after, keep)
+
+    def to_device(self, source: Tensor, target: Tensor | None = None, after: Sequence[Point] | None = None, *,
+                  keep: bool = True) -> Copy:
+        """Copy a tensor of the host into the device's memory, `target` or new memory; `after` and `keep` as in
+        `to_host`. New memory may have been used until now, so that its copy waits for what was computed so far in any
+        case."""
+        if target is None:
+            target = torch.empty_like(source, device=self.device, pin_memory=False, requires_grad=False)
+            after = [*(after or ()), self.now()]
+        return self._copy(Stream.COPY_IN, source, target, [self.now()] if after is None else after, keep)
+
+    def finish(self, copy: Copy) -> None:
+        """A copy is waited for: what it held is let go."""
+        self._begun.pop(id(copy), None)
+
+    def _copy(self, stream: Stream, source: Tensor, target: Tensor, after: Sequence[Point], keep: bool) -> Copy:
+        if source.shape != target.shape or source.dtype != target.dtype:
+            raise ValueError(f"target: {tuple(target.shape)} {target.dtype} should be as the source, "
+                             f"{tuple(source.shape)} {source.dtype}")
+        copy = Copy(self, source, target, stream)
+        if keep:
+            self._begun[id(copy)] = copy
+        host = target if stream is Stream.COPY_OUT else source
+        locked = self._locked(host)
+        name = NAMES[stream] + ("" if locked else UNPINNED)
+        ticks = [point.tick for point in after if point.tick is not None]
+        with torch.no_grad(), ExitStack() as stack:
+            for watch in watches():
+                stack.enter_context(watch.copying(name, stream, ticks))
+            self._run(copy, after)
+        for watch in watches():  # which may not have seen it made
+            watch.lies_on_host(host, pinned=self.pinned and locked)
+        copy.tick = next((watch.last(stream) for watch in watches()), None)
+        return copy
+
+    def _run(self, copy: Copy, after: Sequence[Point]) -> None:
+        """Begin a copy on its stream; without streams, make it."""
+        if not self._streams:
+            copy.target.copy_(copy.source)
+            return
+        stream = self._streams[copy.stream]
+        for point in after:
+            if point.event is not None:
+                stream.wait_event(point.event)
+        with torch.cuda.stream(stream):
+            copy.target.copy_(copy.source, non_blocking=True)
+        copy.event = stream.record_event()
+
+    def _locked(self, host: Tensor) -> bool:
+        """Whether host memory is page-locked, or need not be."""
+        if self.device.type == "cuda":
+            return host.is_pinned()
+        return not self.pinned or all(watch.is_pinned(host) for watch in watches())
+
+
+def watches() -> Iterator[TransferWatch]:
+    """The modes that watch."""
+    return (mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, TransferWatch))

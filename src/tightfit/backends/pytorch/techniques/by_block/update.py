@@ -1,0 +1,176 @@
+"""The update of the weights block by block: behind the backward pass, or when the next forward pass comes to a block.
+
+Everything that an update needs is known before any block is updated: the norm of all gradients, whether they are
+finite, the learning rate. So clipping, loss scaling and schedules are exact, whenever a block's turn comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_
+
+from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
+from tightfit.backends.pytorch.techniques.by_block.residence import Residence
+from tightfit.backends.pytorch.techniques.optimizer.apply import set_learning_rate
+
+
+@dataclass
+class _Pending:
+    """An update that some blocks still wait for. norm: of all gradients before clipping; None where none was taken."""
+
+    learning_rate: float
+    norm: Tensor | None
+    blocks: set[int]
+
+
+class UpdateByBlock:
+    """See `build.Update` for what each method promises.
+
+    with_forward: let each block wait for the next forward pass; else all are updated behind the backward pass.
+    """
+
+    def __init__(self, build: Build, calls: BlockCalls | None, *, with_forward: bool) -> None:
+        assert calls is not None
+        self._build = build
+        self._residence = residence = Residence(build, calls.blocks)
+        self.optimizer = build.optimizer()
+        calls.ready.append(self._enter)
+        calls.done.append(residence.leave)
+        self._with_forward = with_forward
+        self._scaler = torch.amp.GradScaler(build.torch_device.type) if build.loss_scaling else None
+        self._max_norm = build.recipe.max_grad_norm
+        self._learning_rate = build.recipe.learning_rate
+        self._norms: dict[nn.Parameter, Tensor] = {}
+        self._finite: list[_Gradients] = []
+        self._final: set[int] = set()
+        self._pending: _Pending | None = None
+
+    @property
+    def scaled(self) -> bool:
+        return self._scaler is not None
+
+    def scale(self, loss: Tensor) -> Tensor:
+        return loss if self._scaler is None else self._scaler.scale(loss)
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        self._learning_rate = learning_rate
+
+    def gather_gradients(self, block: int, then: int | None) -> None:
+        self._residence.gather_gradients(block, then)
+
+    def put_gradients(self, block: int, final: bool) -> None:
+        if final:
+            self._final.add(block)
+            self._measure(self._residence.parameters[block])
+        self._residence.put_gradients(block, final)
+
+    def _measure(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Unscale gradients that are complete, and take their norms."""
+        learned = [p for p in parameters if p.grad is not None]
+        if learned and self._scaler is not None:
+            self._finite.append(_Gradients(learned))
+            self._scaler.unscale_(self._finite[-1])  # type: ignore[arg-type]
+        if learned and (self._max_norm or self._scaler is not None):
+            norms = torch._foreach_norm([p.grad for p in learned if p.grad is not None])
+            self._norms.update(zip(learned, norms, strict=True))
+
+    def __call__(self) -> Tensor | None:
+        blocks = range(len(self._residence.parameters))
+        for block in blocks:
+            if block not in self._final:
+                self.put_gradients(block, final=True)
+        self._final.clear()
+        self._measure(self._residence.outside)
+        self._residence.settle_gradients()
+        norm = self._norm()
+        if not self._are_finite():
+            self._residence.drop_gradients()
+            return norm
+        self._pending = _Pending(self._learning_rate, norm, {*blocks})
+        self._apply(self._residence.outside)
+        if not self._with_forward:
+            self.flush()
+        return norm
+
+    def _enter(self, block: int, then: int | None) -> None:
+        self._residence.enter(block, then)
+        self._update(block, then)
+
+    def _update(self, block: int, then: int | None) -> None:
+        """Apply what a block waits for; its weights are on the device. then: the block that is expected next."""
+        if self._pending is None or block not in self._pending.blocks:
+            return
+        self._pending.blocks.discard(block)
+        with self._residence.learning(block, then if then in self._pending.blocks else None, self.optimizer):
+            self._apply(self._residence.parameters[block])
+        if not self._pending.blocks:
+            self._pending = None
+
+    def flush(self) -> None:
+        """Apply everything that waits: before anyone else reads weights or states."""
+        waiting = sorted(self._pending.blocks) if self._pending is not None else []
+        for block, then in zip(waiting, [*waiting[1:], None], strict=False):
+            self._enter(block, then)
+            self._residence.leave(block)
+        self._residence.settle()
+
+    def new_optimizer(self) -> None:
+        self._residence.forget_states()
+        self.optimizer = self._build.optimizer()
+
+    def state(self) -> dict[str, Any]:
+        return {"scaler": None if self._scaler is None else self._scaler.state_dict()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._residence.reload(self.optimizer)
+        if self._scaler is not None and state["scaler"]:
+            self._scaler.load_state_dict(state["scaler"])
+
+    def _apply(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Step the optimizer over parameters: no others have a gradient meanwhile."""
+        assert self._pending is not None
+        if self._max_norm and self._pending.norm is not None:
+            clip_grads_with_norm_(parameters, self._max_norm, self._pending.norm)
+        set_learning_rate(self.optimizer, self._pending.learning_rate)
+        self.optimizer.step()
+        for parameter in parameters:
+            parameter.grad = None
+
+    def _norm(self) -> Tensor | None:
+        """The norm of all gradients, from those of each parameter: the sum runs in the order of torch's own."""
+        if not self._norms:
+            return None
+        by_format: dict[torch.dtype, list[Tensor]] = {}
+        for parameter in self._build.model.parameters():
+            if parameter in self._norms:
+                by_format.setdefault(parameter.dtype, []).append(self._norms.pop(parameter))
+        total: Tensor = torch.linalg.vector_norm(torch.stack([n for norms in by_format.values() for n in norms]))
+        return total
+
+    def _are_finite(self) -> bool:
+        """Whether loss scaling lets this update pass."""
+        if self._scaler is None:
+            return True
+        found, self._finite = self._finite, []
+        for gradients in found:
+            self._scaler.step(gradients)  # type: ignore[arg-type]
+        self._scaler.update()
+        return all(gradients.finite for gradients in found)
+
+
+class _Gradients:
+    """Some parameters as a loss scaler sees an optimizer: it unscales their gradients, and steps where all are
+    finite."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.param_groups = [{"params": list(parameters)}]
+        self.finite = False
+
+    def step(self) -> None:
+        self.finite = True

@@ -1,0 +1,82 @@
+"""Steps of tiny models, plain and with blocks streamed, over the same ragged global batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tests.architectures import TASK_OF, tiny_model
+from tests.backends.test_exactness import collate, rows
+from tightfit.backends.base import StepResult
+from tightfit.backends.pytorch.assembly import apply_techniques, bare_build
+from tightfit.backends.pytorch.batch import TensorGlobalBatch, tensor_global_batch
+from tightfit.backends.pytorch.step import Step
+from tightfit.devices import Device
+from tightfit.recipe import Recipe
+from tightfit.tasks import global_batch_of
+
+CPU = Device(kind="cpu", name="cpu", memory_bytes=1 << 30)
+SPLITS = ((2, 2, 2), (1, 3, 2), (6,), (2, 1, 1, 2))
+"""Rows of each micro-batch, step by step."""
+DEPTH = {"gpt2": "n_layer", "distilbert": "n_layers", "t5": "num_layers", "bart": "decoder_layers"}
+
+BY_BLOCK = {"accumulation": "by-block", "update": "with-forward"}
+HOST = {**BY_BLOCK, "offload": "host"}
+SWEEPS = {**HOST, "accumulation": {"name": "by-block", "sweep": 2}}
+HALF = {**SWEEPS, "offload": {"name": "host", "weights": 0.5, "gradients": 0.75, "optimizer": 0.25}}
+STATES = {"offload": {"name": "host", "weights": 0, "gradients": 0}}
+STREAMED = {"by-block": {"accumulation": "by-block"}, "with-forward": {"update": "with-forward"}, "both": BY_BLOCK,
+            "host": HOST, "sweeps": SWEEPS, "half": HALF, "states": STATES}
+
+
+class Run(NamedTuple):
+    """What a run left: each step's result, the weights, and the optimizer's states."""
+
+    results: list[StepResult]
+    weights: dict[str, Tensor]
+    step: Step
+
+
+def step_of(architecture: str, **fields: Any) -> Step:
+    """A step of a tiny model of four blocks. Techniques are applied as on a card, whose memory is the processor's."""
+    task = TASK_OF[architecture]
+    model = tiny_model(architecture, **{DEPTH.get(architecture, "num_hidden_layers"): 4})
+    recipe = Recipe.from_dict({
+        "task": task, "batch_size": 6, "micro_batch_size": 2, "seq_len": 24, "max_grad_norm": 0.05, "precision": "fp32",
+        "attention": "eager", "compile": "off", "loss": "plain", "checkpointing": "none", "optimizer": "adamw",
+        **fields,
+    })
+    return Step(apply_techniques(bare_build(recipe, CPU, torch.device("cpu"), model)))
+
+
+def global_batches(architecture: str, steps: int = len(SPLITS)) -> Iterator[TensorGlobalBatch]:
+    """Ragged global batches: rows of unequal length, in micro-batches of unequal size."""
+    task = TASK_OF[architecture]
+    for number in range(steps):
+        left, parts = rows(task, seed=number), []
+        for size in SPLITS[number % len(SPLITS)]:
+            parts.append(collate(left[:size], task))
+            left = left[size:]
+        yield tensor_global_batch(global_batch_of(tuple(parts)))
+
+
+def run(architecture: str, steps: int = len(SPLITS), **fields: Any) -> Run:
+    """A run from the first weights, with a learning rate that changes from step to step."""
+    step = step_of(architecture, **fields)
+    with step.build.session():
+        results = [step(batch, 3e-3 / (number + 1)).read()
+                   for number, batch in enumerate(global_batches(architecture, steps))]
+        step.update.flush()
+    return Run(results, weights(step), step)
+
+
+def weights(step: Step) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in step.build.model.named_parameters()}
+
+
+def same(one: Run, other: Run) -> bool:
+    """Whether losses, norms and weights are the same to the last bit."""
+    return one.results == other.results and all(torch.equal(one.weights[n], other.weights[n]) for n in one.weights)

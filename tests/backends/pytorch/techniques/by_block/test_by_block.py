@@ -1,0 +1,172 @@
+"""Blocks streamed from host memory, micro-batches that go through them together, and updates that wait for the next
+forward pass, held against the plain step: the same losses, norms and weights."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import pytest
+import torch
+
+from tests.architectures import CAUSAL, IMAGES, MASKED, SEQ2SEQ
+from tests.backends.pytorch.techniques.by_block.streaming_cases import (
+    CPU,
+    HALF,
+    HOST,
+    STREAMED,
+    SWEEPS,
+    global_batches,
+    run,
+    same,
+    step_of,
+    weights,
+)
+from tightfit.devices import find_device
+from tightfit.errors import ModelError
+from tightfit.recipe import Recipe
+
+EXACT = ("llama", "mistral", "qwen2", "qwen3", "phi", "gpt_neox", "vit")
+"""Models whose gradients are each the sum of one use a micro-batch. Where embedding and head are one, or blocks share
+weights, those sums run in another order."""
+
+TECHNIQUES = {
+    "bf16": {"precision": "bf16"}, "fp16": {"precision": "fp16"}, "bf16 weights": {"precision": "bf16-pure"},
+    "kahan": {"precision": {"name": "bf16-pure", "rounding": "kahan"}},
+    **{name: {"optimizer": name} for name in ("sgd", "adafactor", "lion", "adamw-8bit", "adamw-4bit",
+                                              "adamw-anyprecision")},
+    **{f"recomputed {name}": {"checkpointing": name} for name in ("every-block", "every-nth", "mlp", "attention",
+                                                                  "selective")},
+    "recomputed in bf16": {"precision": "bf16", "checkpointing": "every-block"},
+    "chunked": {"loss": "chunked"}, "sdpa": {"attention": "sdpa"}, "unclipped": {"max_grad_norm": 0},
+    "compiled": {"compile": {"name": "per-block", "backend": "aot_eager"}},
+    "compiled and recomputed": {"compile": {"name": "per-block", "backend": "aot_eager"},
+                                "checkpointing": "every-block"},
+}
+
+
+plain_run = cache(run)
+
+
+@pytest.mark.parametrize(("architecture", "kind"), [
+    *((architecture, "sweeps") for architecture in (*CAUSAL, *MASKED, *SEQ2SEQ, *IMAGES)),
+    *((architecture, kind) for architecture in ("llama", "albert", "t5") for kind in STREAMED if kind != "sweeps"),
+])
+def test_streamed_steps_are_the_plain_step(architecture, kind):
+    plain, streamed = plain_run(architecture), run(architecture, **STREAMED[kind])
+
+    if architecture in EXACT or "accumulation" not in STREAMED[kind]:
+        assert same(plain, streamed)
+    for name, weight in plain.weights.items():
+        torch.testing.assert_close(streamed.weights[name], weight, rtol=0, atol=1e-4)  # of 3e-3 a step
+    assert all(result.grad_norm > 0.05 for result in plain.results)  # clipping acts
+
+
+@pytest.mark.parametrize("fields", TECHNIQUES.values(), ids=TECHNIQUES)
+def test_every_technique_streams(fields):
+    plain = run("llama", **fields)
+
+    assert same(plain, run("llama", **fields, **HOST))
+    assert same(plain, run("llama", **fields, **HALF))
+
+
+def test_skipped_steps_leave_weights_and_states_alone():
+    def overflowing(**fields):
+        step, found = step_of("llama", precision="fp16", **fields), []
+        step.update._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=2)
+        with step.build.session():
+            for batch in global_batches("llama", 24):
+                found.append(step(batch, 1e-3).read())
+            step.update.flush()
+        return found, weights(step)
+
+    (plain, wanted), (streamed, got) = overflowing(), overflowing(**SWEEPS)
+
+    assert any(result.skipped for result in plain)
+    assert not all(result.skipped for result in plain)
+    assert [repr(result) for result in streamed] == [repr(result) for result in plain]
+    assert all(torch.equal(got[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize("fields", [HOST, HALF], ids=["host", "half in sweeps"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit"])
+def test_a_run_goes_on_from_its_checkpoint_bit_for_bit(fields, optimizer, tmp_path):
+    whole = run("llama", optimizer=optimizer, **fields)
+    first, second = (step_of("llama", optimizer=optimizer, **fields) for _ in range(2))
+    batches = [*global_batches("llama")]
+    for number, batch in enumerate(batches[:2]):
+        first(batch, 3e-3 / (number + 1))
+    meta = first.save(tmp_path)
+    for parameter in second.build.model.parameters():
+        torch.nn.init.zeros_(parameter)
+
+    second.load(tmp_path, meta)
+    results = [second(batch, 3e-3 / (number + 3)).read() for number, batch in enumerate(batches[2:])]
+    second.update.flush()
+
+    assert results == whole.results[2:]
+    assert all(torch.equal(weight, whole.weights[name]) for name, weight in weights(second).items())
+
+
+def test_a_checkpoint_of_a_plain_run_goes_on_streamed(tmp_path):
+    plain, streamed = step_of("llama"), step_of("llama", **HOST)
+    first, second = tuple(global_batches("llama", 2))
+    plain(first, 1e-3)
+    streamed.load(tmp_path, plain.save(tmp_path))
+
+    assert streamed(second, 1e-3).read() == plain(second, 1e-3).read()
+    streamed.update.flush()
+    assert all(torch.equal(weight, weights(plain)[name]) for name, weight in weights(streamed).items())
+
+
+def test_evaluation_and_finiteness_see_the_updated_weights():
+    plain, streamed = step_of("llama"), step_of("llama", **HOST)
+    first, held_out = tuple(global_batches("llama", 2))
+    before = streamed.evaluate([held_out])
+    for step in (plain, streamed):
+        step(first, 1e-2)
+
+    assert streamed.evaluate([held_out]) == plain.evaluate([held_out]) != before
+    assert streamed.is_finite()
+
+
+def test_dropout_draws_in_another_order_and_trains():
+    step = step_of("llama", **HOST)
+    for module in step.build.model.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.3
+    losses = [step(batch, 1e-2).read().loss for batch in global_batches("llama", 8)]
+
+    assert all(math.isfinite(loss.sum) for loss in losses)
+
+
+def test_micro_batches_that_call_blocks_in_different_orders_are_refused_by_name():
+    step = step_of("llama", accumulation="by-block")
+    layers, calls = step.build.model.model.layers, []
+    reordered = layers[::-1]
+    inner = step.build.model.model.forward
+
+    def forward(*args, **kwargs):
+        calls.append(0)
+        step.build.model.model.layers = reordered if len(calls) == 3 else layers
+        return inner(*args, **kwargs)
+
+    step.build.model.model.forward = forward
+    with pytest.raises(ModelError, match="accumulation=loop"):
+        step(next(global_batches("llama")), 1e-3)
+    assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize(("fields", "named"), [
+    ({"accumulation": "by-block", "compile": "whole"}, "compile"),
+    ({"update": "with-forward", "compile": "whole"}, "compile"),
+    ({"offload": "host", "device": "cpu"}, "offload"),
+    ({"offload": "host", "accumulation": "loop"}, "accumulation"),
+    ({"accumulation": "by-block", "checkpointing": "segments"}, "checkpointing"),
+    ({"accumulation": "by-block", "parallel": "dp"}, "parallel"),
+])
+def test_what_cannot_stream_is_refused_by_name(fields, named):
+    recipe = Recipe.from_dict({"model": "tiny", **fields})
+    device = CPU if "device" in fields else find_device("a100-80gb-sxm")
+
+    assert any(f"{named}=" in reason for reason in recipe.refusals(device))

@@ -1,0 +1,85 @@
+"""Copies at other times than the processor's own: as late as their waits allow, with NaN in their targets until then.
+
+A wait that is missing shows as a changed bit. Each wait is taken out in turn, to see that it does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from tests.backends.pytorch.techniques.by_block.streaming_cases import HALF, HOST, SWEEPS, run, same
+from tightfit.backends.pytorch.techniques.by_block import residence, streamed
+from tightfit.backends.pytorch.techniques.by_block.transfers import Copy, Point, Transfers
+
+POISON = 0xFF
+"""Every byte of a target before its copy: NaN in each floating-point format."""
+
+
+class LateTransfers(Transfers):
+    """Copies that run when something waits for them, and no earlier; in order on each stream."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.queue: list[Copy] = []
+
+    def _run(self, copy: Copy, after: Sequence[Point]) -> None:
+        for point in after:  # the target is free then, and no sooner
+            if isinstance(point, Copy):
+                self.finish(point)
+        copy.target.view(torch.uint8).reshape(-1).fill_(POISON)
+        self.queue.append(copy)
+
+    def finish(self, copy: Copy) -> None:
+        while copy in self.queue:
+            first = next(queued for queued in self.queue if queued.stream is copy.stream)
+            self.queue.remove(first)
+            first.target.copy_(first.source)
+        super().finish(copy)
+
+
+def mutated(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
+    """Change `Streamed`'s source."""
+    source = inspect.getsource(streamed)
+    assert source.count(old) == 1
+    changed = type(sys)("changed")
+    changed.__dict__["__name__"] = streamed.__name__
+    exec(compile(source.replace(old, new), "changed.py", "exec"), changed.__dict__)
+    monkeypatch.setattr(residence, "Streamed", changed.Streamed)
+
+
+@pytest.mark.parametrize("fields", [HOST, SWEEPS, HALF], ids=["host", "sweeps", "half"])
+@pytest.mark.parametrize("changes", [{}, {"checkpointing": "every-block"}, {"optimizer": "adamw-8bit"}], ids=str)
+def test_late_copies_change_no_bit(fields, changes, monkeypatch):
+    plain = run("llama", **changes)
+    monkeypatch.setattr(residence, "Transfers", LateTransfers)
+
+    assert same(plain, run("llama", **changes, **fields))
+
+
+@pytest.mark.parametrize(("old", "new"), [
+    ("                slot.arriving.wait()\n", ""),
+    ("before = [*slot.free, *home.written,", "before = [*slot.free,"),
+    ("slot.free = [self._transfers.now(), *self._homes[block].written]", "slot.free = []"),
+    ("                copy.wait_on_host()\n", "                pass\n"),
+], ids=["arrival", "what the host is sent", "what leaves a place", "the host's own"])
+def test_a_missing_wait_shows(old, new, monkeypatch):
+    plain = run("llama")
+    monkeypatch.setattr(residence, "Transfers", LateTransfers)
+    mutated(monkeypatch, old, new)
+
+    assert not same(plain, run("llama", **SWEEPS))
+
+
+def test_host_memory_is_what_blocks_need():
+    step = run("llama", **HOST).step
+    blocks = step.update._residence
+    needed = sum(-(-p.numel() * p.element_size() // streamed.ALIGNMENT) * streamed.ALIGNMENT
+                 for parameters in blocks.parameters for p in parameters)
+
+    assert blocks.host_bytes() == {"weights": needed, "gradients": needed, "optimizer": 2 * needed}
