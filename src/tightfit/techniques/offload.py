@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 class Offload(Technique):
     slot: ClassVar[str] = "offload"
     may_be_auto: ClassVar[bool] = False
+    reach: ClassVar[int] = 1
+    """Blocks in front of a block and behind it that its own work has to do with."""
 
 
 @technique
@@ -39,6 +41,8 @@ class Host(Offload):
     name: ClassVar[str] = "host"
     speed: ClassVar[str] = "the same where a global batch computes for as long as its copies take, slower below"
     memory: ClassVar[str] = "two blocks' instead of all blocks'; as much in the host's memory as leaves the device's"
+
+    reach: ClassVar[int] = 2  # the next one is fetched into the place of the one before
 
     weights: Share = 1.0
     """Share of the blocks whose weights wait in host memory; needs accumulation=by-block."""

@@ -86,6 +86,9 @@ class Update(Protocol):
     def flush(self) -> None:
         """Finish what was put off: before anything else reads weights or optimizer states."""
 
+    def make_states(self) -> None:
+        """Let the optimizer make its states, to be written into: a step that learns nothing counts as one."""
+
     def new_optimizer(self) -> None:
         """Go on with a new optimizer, without states."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,18 @@ def save_state(model: nn.Module, optimizer: Optimizer, folder: Path) -> dict[str
     return {"optimizer": meta, "python_random": python_random, "torch": torch.__version__}
 
 
-def load_state(model: nn.Module, optimizer: Optimizer, folder: Path, meta: dict[str, Any]) -> None:
-    """Restore what `save_state` wrote. Raises CheckpointError where names, shapes or formats differ."""
+def load_state(
+    model: nn.Module, optimizer: Optimizer, folder: Path, meta: dict[str, Any], make_states: Callable[[], None]
+) -> None:
+    """Restore what `save_state` wrote. make_states: as `make` of `optimizer_state.load_state`.
+
+    Raises CheckpointError where names, shapes or formats differ.
+    """
     try:
         weights, states, streams = (load_file(folder / name) for name in (WEIGHTS, OPTIMIZER, RANDOM))
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{folder}: {' '.join(str(error).split())}") from None
-    optimizer_state.load_state(optimizer, model, states, meta["optimizer"])
+    optimizer_state.load_state(optimizer, model, states, meta["optimizer"], make_states)
     optimizer_state.copy_tensors("weights", weights, named_tensors(model))
     restore_random(streams, meta["python_random"])
 

@@ -188,7 +188,7 @@ class Step:
 
     def load(self, folder: Path, meta: dict[str, Any]) -> None:
         with self._guarded("restoring a checkpoint"):
-            load_state(self.build.model, self.optimizer, folder, meta)
+            load_state(self.build.model, self.optimizer, folder, meta, self.update.make_states)
         self.steps = meta["steps"]
         self.update.load(meta)
 

@@ -57,6 +57,7 @@ class Tracker(OpStreams, TorchDispatchMode):
         self._backwards: list[int] = []
         self._module_of_node: dict[int, str] = {}
         self._hooks: list[Any] = []
+        self._names: dict[nn.Module, str] = {}
         self._wrapped: list[tuple[nn.Module, Any]] = []
         self._begun: int | None = None
         self._failure: tuple[int, str, str] | None = None
@@ -78,6 +79,7 @@ class Tracker(OpStreams, TorchDispatchMode):
 
         compiled: modules that run as one: those inside them go unnamed, and a hook would become part of the graph.
         """
+        self._names = {module: name for name, module in model.named_modules()}
         whole = set(compiled)
         hidden = {inner for module in whole for inner in module.modules() if inner is not module}
         for name, module in model.named_modules():
@@ -134,6 +136,19 @@ class Tracker(OpStreams, TorchDispatchMode):
     def ignore(self, tensor: Tensor) -> None:
         """Count nothing for memory that is not the device's."""
         self.memory.ignore(tensor, self.phase)
+
+    def holds(self, tensor: Tensor, category: Category, module: nn.Module | None) -> None:
+        self.mark(tensor, category, module=self._names.get(module, "") if module is not None else "", from_birth=True)
+
+    @contextmanager
+    def working_on(self, module: nn.Module, phase: Phase | None) -> Iterator[None]:
+        before, self.phase = self.phase, phase or self.phase
+        running = _RUNNING.set((*_RUNNING.get(), self._names.get(module, "")))
+        try:
+            yield
+        finally:
+            _RUNNING.reset(running)
+            self.phase = before
 
     @contextmanager
     def span(self, name: str, *, step: int = 0, times: int = 1) -> Iterator[None]:

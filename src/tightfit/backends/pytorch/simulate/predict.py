@@ -64,7 +64,8 @@ def predict(recipe: Recipe, device: Device, model: nn.Module | None = None, *, w
     regions = Regions(device, scratch_of(device))
     with compiling_for(partial(PlanningMode, device)) if recipe.compiled else nullcontext():
         trace = _extend_depth(partial(_traced, recipe, device, model, regions if recipe.compiled else None),
-                              whole or recipe.one_region)  # whose first and last blocks are fused with what is around
+                              whole or recipe.one_region,  # whose first and last blocks are fused with what is around
+                              SHALLOW + recipe.offload.reach - 1)
     trace.notes += regions.notes
     if recipe.compiled and recipe.data.eval_fraction:
         trace.notes.append("compile: evaluation, which keeps nothing for a backward pass, is not traced")
@@ -74,19 +75,20 @@ def predict(recipe: Recipe, device: Device, model: nn.Module | None = None, *, w
     return trace
 
 
-def _extend_depth(traced: Callable[..., Trace], whole: bool) -> Trace:
+def _extend_depth(traced: Callable[..., Trace], whole: bool, start: int) -> Trace:
     """The trace of a model at its full depth, extended from traces at a few blocks where these grow evenly.
 
     traced: makes the trace, of a model that a `Shorten` has cut where it is given one. whole: do not extend.
+    start: groups of blocks in the shallowest.
     """
     if whole:
         return traced()
-    first = Shorten(SHALLOW, WORTHWHILE)
+    first = Shorten(start, WORTHWHILE)
     shallow = traced(first)
     if not first.stacks:
         return shallow
     stacks = [Stack(path=s.path, period=s.period, template=TEMPLATE, head=s.head) for s in first.stacks]
-    for depth in range(SHALLOW + 1, DEEPEST + 1):
+    for depth in range(start + 1, DEEPEST + 1):
         deeper = traced(Shorten(depth, WORTHWHILE))
         with gc_paused():  # the collector would go through a deep trace's ops again and again
             extended = extend(shallow, deeper, stacks, first.groups - depth + 1)
@@ -179,10 +181,16 @@ def _compiled_modules(build: Build) -> list[nn.Module]:
 def _run(build: Build, tracker: Tracker) -> None:
     step = _TracedStep(build, tracker)
     groups = micro_batch_groups(build.recipe)
-    with tracker.span("step 1", step=1):
-        step.take(1, groups[:1])  # the other micro-batches' peaks are those of step 2, less the states
-    with tracker.span("step 2", step=2):
-        step.take(2, groups)
+    if build.calls_blocks:  # every micro-batch is there at every block
+        groups = [(size, 1) for size, times in groups for _ in range(times)]
+    # The optimizer makes its states in its first update, which may wait for the next step. Before that step one
+    # micro-batch will do: the others' peaks are those of the last step, less the states.
+    before = 2 if build.calls_blocks else 1
+    for number in range(1, before + 1):
+        with tracker.span(f"step {number}", step=number):
+            step.take(number, groups[:1])
+    with tracker.span(f"step {before + 1}", step=before + 1):
+        step.take(before + 1, groups)
     if build.recipe.data.eval_fraction and not build.recipe.compiled:  # evaluation is compiled a second time
         with tracker.span("evaluation"):
             tracker.phase = Phase.EVALUATION
@@ -223,9 +231,10 @@ class _TracedStep:
             found, meta = state_tensors(self.step.optimizer, self.build.model)
             saved = {name: torch.empty_like(tensor) for name, tensor in found.items()}
         del found
+        self.step.update.flush()
         self.step.optimizer.state.clear()
         self.step.update.new_optimizer()
-        load_state(self.step.optimizer, self.build.model, saved, meta)
+        load_state(self.step.optimizer, self.build.model, saved, meta, self.step.update.make_states)
         self._mark_states()
 
     def _host_memory(self) -> AbstractContextManager[None]:

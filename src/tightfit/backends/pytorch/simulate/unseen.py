@@ -140,7 +140,9 @@ def _global_batches(recipe: Recipe, trace: Trace) -> Iterator[UntracedMemory]:
 
 def _checkpoint(trace: Trace) -> Iterator[UntracedMemory]:
     """Weights and optimizer states as the step leaves them."""
-    tick = trace.span("step 2").stop
+    last = trace.last_step()
+    assert last is not None
+    tick = last.stop
     held = dict.fromkeys((Category.WEIGHTS, Category.OPTIMIZER), 0)
     for allocation in trace.allocations:
         if allocation.category in held and allocation.born <= tick and (allocation.died or tick + 1) > tick:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques.optimizer.apply import set_learning_rate
+from tightfit.backends.pytorch.techniques.optimizer.state import make_states
 from tightfit.techniques.update import AfterBackward, WithForward
 
 if TYPE_CHECKING:
@@ -78,6 +79,9 @@ class UpdateAfterBackward:
 
     def flush(self) -> None:
         """Nothing waits."""
+
+    def make_states(self) -> None:
+        make_states(self.optimizer, self._parameters)
 
     def new_optimizer(self) -> None:
         self.optimizer = self._build.optimizer()

@@ -195,7 +195,7 @@ def test_what_is_copied_lives_until_the_copy_was_waited_for():
         del copy
         torch.ones(1)
         assert tracker.allocations[0].died is None
-        next(iter(transfers._begun.values())).wait()
+        next(iter(transfers._begun)).wait()
         assert tracker.allocations[0].died is not None
         assert target.sum() == 8
 
@@ -203,13 +203,13 @@ def test_what_is_copied_lives_until_the_copy_was_waited_for():
 class Late(Transfers):
     """Makes each copy as late as it may: when it is waited for. Until then its target holds nothing to be read."""
 
-    def _run(self, copy, after):
+    def _run(self, copy, source, after):
         copy.target.fill_(torch.nan)
 
     def finish(self, copy):
-        for begun in [c for c in self._begun.values() if c.stream is copy.stream]:  # a stream keeps its order
-            if id(begun) in self._begun:
-                begun.target.copy_(begun.source)
+        for begun in [c for c in self._begun if c.stream is copy.stream]:  # a stream keeps its order
+            if begun in self._begun:
+                begun.target.copy_(self._begun[begun])
                 super().finish(begun)
             if begun is copy:
                 break

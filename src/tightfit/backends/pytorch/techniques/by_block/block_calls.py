@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from tightfit.backends.pytorch.techniques.by_block.transfers import working_on
+
 Call = Callable[..., Any]
 Caller = Callable[[int, Call, tuple[Any, ...], dict[str, Any]], Any]
 """Calls a block, given by its number, the call, and its arguments."""
@@ -41,13 +43,15 @@ class BlockCalls:
 
     def enter(self, number: int, then: int | None = None) -> None:
         """Make a block ready. then: the one that is expected next."""
-        for ready in self.ready:
-            ready(number, then)
+        with working_on(self.blocks[number]):
+            for ready in self.ready:
+                ready(number, then)
 
     def leave(self, number: int) -> None:
         """A block is not used any more for now."""
-        for done in reversed(self.done):
-            done(number)
+        with working_on(self.blocks[number]):
+            for done in reversed(self.done):
+                done(number)
 
     def _called(self, number: int, call: Call, *args: Any, **kwargs: Any) -> Any:
         return self._caller(number, call, args, kwargs)

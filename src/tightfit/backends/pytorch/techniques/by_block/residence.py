@@ -11,8 +11,9 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.techniques.by_block.streamed import Streamed
+from tightfit.backends.pytorch.techniques.by_block.streamed import Bind, Streamed
 from tightfit.backends.pytorch.techniques.by_block.transfers import Transfers
+from tightfit.trace import Category, Stream
 
 
 class Residence:
@@ -26,15 +27,19 @@ class Residence:
         inside = {p for parameters in self.parameters for p in parameters}
         self.outside = [p for p in build.model.parameters() if p not in inside]
         self._share = build.host_share
-        transfers = Transfers(build.torch_device, pinned=build.device.kind == "cuda")
-        self._weights = Streamed(transfers, self._bind_weights)
-        self._gradients = Streamed(transfers, self._bind_gradients)
-        self._states = Streamed(transfers, self._bind_states)
+        self._transfers = transfers = Transfers(build.torch_device, pinned=build.device.kind == "cuda")
+        self.blocks = blocks
+        self._weights = Streamed(transfers, blocks, Category.WEIGHTS, self._bind_weights)
+        self._gradients = Streamed(transfers, blocks, Category.GRADIENTS, self._bind_gradients)
+        self._states = Streamed(transfers, blocks, Category.OPTIMIZER, self._bind_states)
+        self._parts = alike_parts(self.outside)
+        roots = [build.model] * len(self._parts)
+        self._states_outside = Streamed(transfers, roots, Category.OPTIMIZER, self._bind_states_outside, places=1)
         self._optimizer: Optimizer | None = None
         self._held: dict[int, list[Tensor | None]] = {}
         self._sent: int | None = None
         for block in self._first(build.host_share.weights):
-            self._weights.send(block, [p.data for p in self.parameters[block]])
+            self._weights.move_in(block, [p.data for p in self.parameters[block]])
             self._bind_weights(block, None)
 
     def enter(self, block: int, then: int | None) -> None:
@@ -93,50 +98,61 @@ class Residence:
         self._states.changed(block)
         self._states.leave(block)
         self._gradients.leave(block)
-        self._adopt_states(block, optimizer)
+        self._adopt(self._states, block, parameters, block in self._first(self._share.optimizer), self._bind_states)
+
+    def learning_outside(self, optimizer: Optimizer) -> Iterator[list[nn.Parameter]]:
+        """The parameters outside of the blocks, in parts whose gradients and states are on the device in turn."""
+        self._optimizer = optimizer
+        gradients = {parameter: parameter.grad for parameter in self.outside}
+        for parameter in self.outside:
+            parameter.grad = None
+        for number, part in enumerate(self._parts):
+            for parameter in part:
+                parameter.grad = gradients.pop(parameter)
+            self._states_outside.enter(number)
+            yield part
+            self._states_outside.changed(number)
+            self._states_outside.leave(number)
+            self._adopt(self._states_outside, number, part, self._share.optimizer == 1, self._bind_states_outside)
+        self._states_outside.release()
 
     def forget_states(self) -> None:
         """The optimizer is about to be another one."""
         self._states.forget()
+        self._states_outside.forget()
 
     def reload(self, optimizer: Optimizer) -> None:
         """Weights and states were written where they wait, or the states are new."""
         self._optimizer = optimizer
         self._weights.drop()
-        self._states.forget()
-        for block in range(len(self.parameters)):
-            self._adopt_states(block, optimizer)
+        self._states.drop()
+        self._states_outside.drop()
 
-    def settle(self) -> None:
-        """The host waits until what was sent to its memory has arrived."""
-        for kind in (self._weights, self._states):
-            kind.wait_on_host()
+    def settle(self, on_host: bool) -> None:
+        """What is computed from here on, or what the host does, comes after every copy into host memory."""
+        latest = self._transfers.latest.get(Stream.COPY_OUT)
+        if latest is not None:
+            latest.wait_on_host() if on_host else latest.wait()
+        for kind in (self._weights, self._gradients, self._states, self._states_outside):
+            kind.all_sent()
 
     def host_bytes(self) -> dict[str, int]:
         """Bytes of host memory, by what they hold."""
-        kinds = {"weights": self._weights, "gradients": self._gradients, "optimizer": self._states}
-        return {name: kind.host_bytes for name, kind in kinds.items()}
+        states = self._states.host_bytes + self._states_outside.host_bytes
+        return {"weights": self._weights.host_bytes, "gradients": self._gradients.host_bytes, "optimizer": states}
 
     def _first(self, share: float) -> range:
         """The blocks that this share of them are: the first ones, whose gradients come last."""
         return range(round(share * len(self.parameters)))
 
-    def _adopt_states(self, block: int, optimizer: Optimizer) -> None:
-        """Give a block's states host memory, once the optimizer has made them."""
-        if block not in self._first(self._share.optimizer) or block in self._states:
-            return
-        found = [tensor for _, _, value in self._values(block, optimizer) for tensor in plain_tensors(value)]
-        if found:
-            self._states.send(block, found)
-            self._bind_states(block, None)
-            self._states.settle(block)
-
-    def _values(self, block: int, optimizer: Optimizer) -> Iterator[tuple[nn.Parameter, str, Tensor]]:
-        """A block's optimizer states; those of no dimension, such as counts of steps, stay where they are."""
-        for parameter in self.parameters[block]:
-            for key, value in optimizer.state.get(parameter, {}).items():
-                if isinstance(value, Tensor) and value.dim():
-                    yield parameter, key, value
+    def _adopt(self, kind: Streamed, number: int, parameters: Sequence[nn.Parameter], wanted: bool, bind: Bind) -> None:
+        """Give states host memory, once the optimizer has made them."""
+        assert self._optimizer is not None
+        found = [tensor for _, _, value in values(self._optimizer, parameters) for tensor in plain_tensors(value)]
+        if wanted and found and number not in kind:
+            kind.send(number, found)
+            bind(number, None)
+            kind.settle(number)
 
     def _bind_weights(self, block: int, tensors: Sequence[Tensor] | None) -> None:
         for parameter, tensor in zip(self.parameters[block], tensors or self._weights.views(block), strict=True):
@@ -147,10 +163,38 @@ class Residence:
             parameter.grad = None if tensors is None else tensors[number]
 
     def _bind_states(self, block: int, tensors: Sequence[Tensor] | None) -> None:
+        self._put_states(self.parameters[block], tensors or self._states.views(block))
+
+    def _bind_states_outside(self, number: int, tensors: Sequence[Tensor] | None) -> None:
+        self._put_states(self._parts[number], tensors or self._states_outside.views(number))
+
+    def _put_states(self, parameters: Sequence[nn.Parameter], tensors: Sequence[Tensor]) -> None:
         assert self._optimizer is not None
-        parts = iter(tensors or self._states.views(block))
-        for parameter, key, value in [*self._values(block, self._optimizer)]:
-            self._optimizer.state[parameter][key] = with_tensors(value, parts)
+        left = iter(tensors)
+        for parameter, key, value in [*values(self._optimizer, parameters)]:
+            self._optimizer.state[parameter][key] = with_tensors(value, left)
+
+
+def values(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> Iterator[tuple[nn.Parameter, str, Tensor]]:
+    """Optimizer states of parameters; those of no dimension, such as counts of steps, stay where they are."""
+    for parameter in parameters:
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor) and value.dim():
+                yield parameter, key, value
+
+
+def alike_parts(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """The parameters in order, in runs that hold no more than the largest of them does."""
+    largest = max((p.numel() for p in parameters), default=0)
+    parts: list[list[nn.Parameter]] = []
+    room = 0
+    for parameter in parameters:
+        if parameter.numel() > room:
+            parts.append([])
+            room = largest
+        parts[-1].append(parameter)
+        room -= parameter.numel()
+    return parts
 
 
 def own_parameters(model: nn.Module, blocks: Sequence[nn.Module]) -> list[list[nn.Parameter]]:

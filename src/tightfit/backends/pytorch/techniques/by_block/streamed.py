@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from math import prod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from tightfit.backends.pytorch.techniques.by_block.transfers import Copy, Point, Transfers
+from tightfit.backends.pytorch.techniques.by_block.transfers import Copy, Point, Transfers, watches
+from tightfit.trace import Category
 
 ALIGNMENT = 256
 """Bytes at whose multiples a packed tensor begins: what CUDA's own allocations do, and compiled kernels rely on."""
@@ -64,8 +66,13 @@ class Streamed:
     Blocks that were never adopted are nobody's here: for them nothing happens.
     """
 
-    def __init__(self, transfers: Transfers, bind: Bind) -> None:
+    def __init__(
+        self, transfers: Transfers, blocks: Sequence[nn.Module], category: Category, bind: Bind, places: int = 2
+    ) -> None:
+        self._places = places
         self._transfers = transfers
+        self._blocks = blocks
+        self._category = category
         self._bind = bind
         self._homes: dict[int, _Home] = {}
         self._slots: list[_Slot] = []
@@ -83,6 +90,14 @@ class Streamed:
         """A block's tensors in host memory."""
         home = self._homes[block]
         return home.packing.views(home.memory)
+
+    def move_in(self, block: int, tensors: Sequence[Tensor]) -> None:
+        """Give tensors of the host itself, which nothing has used on the device yet, their place in host memory."""
+        for watch, tensor in product(watches(), tensors):
+            watch.lies_on_host(tensor, pinned=False)
+        self._give_home(block, tensors)
+        for tensor, view in zip(tensors, self.views(block), strict=True):
+            view.copy_(tensor)
 
     def send(self, block: int, tensors: Sequence[Tensor]) -> None:
         """Copy tensors that lie elsewhere into the block's host memory. They are kept until `settle`."""
@@ -103,11 +118,12 @@ class Streamed:
         for copy in self._homes[block].written:
             copy.wait()
 
-    def wait_on_host(self) -> None:
-        """The host waits until everything that was sent has arrived."""
+    def all_sent(self) -> None:
+        """Every copy out has been waited for: nothing later need name one."""
         for home in self._homes.values():
-            for copy in home.written:
-                copy.wait_on_host()
+            home.written = []
+        for slot in self._slots:
+            slot.free = []
 
     def fetch(self, block: int | None) -> None:
         """Begin to bring a block's tensors, unless they are on the device or under way."""
@@ -152,6 +168,13 @@ class Streamed:
         for slot in self._slots:
             slot.holds = None
 
+    def release(self) -> None:
+        """Give the places on the device back, once what left them has arrived."""
+        for home in self._homes.values():
+            for copy in home.written:
+                copy.wait()
+        self._slots = []
+
     def forget(self) -> None:
         """Nothing that waits in host memory is worth keeping."""
         self.drop()
@@ -160,7 +183,9 @@ class Streamed:
     def _give_home(self, block: int, tensors: Sequence[Tensor]) -> None:
         packing = Packing(tensors)
         like = torch.empty(packing.bytes, dtype=torch.uint8, device="meta")
-        self._homes[block] = _Home(packing, self._transfers.host_memory(like))
+        self._homes[block] = home = _Home(packing, self._transfers.host_memory(like))
+        for watch in watches():
+            watch.holds(home.memory, self._category, self._blocks[block])
 
     def _slot(self, block: int) -> _Slot:
         """A block's place on the device, always the same: what autograd saved of a block's weights in the forward pass,
@@ -169,5 +194,7 @@ class Streamed:
         if not self._slots or self._slots[0].memory.numel() < size:
             assert self._entered is None, "a larger block came while another was in use"
             device = self._transfers.device
-            self._slots = [_Slot(torch.empty(size, dtype=torch.uint8, device=device)) for _ in range(2)]
-        return self._slots[block % 2]
+            self._slots = [_Slot(torch.empty(size, dtype=torch.uint8, device=device)) for _ in range(self._places)]
+            for watch, slot in product(watches(), self._slots):
+                watch.holds(slot.memory, self._category, None)
+        return self._slots[block % self._places]

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from tightfit.trace import COPIES, Stream
+from tightfit.trace import COPIES, Category, Phase, Stream
 
 TO_HOST, TO_DEVICE, WAIT = "tightfit.to_host", "tightfit.to_device", "tightfit.wait"
 NAMES = {Stream.COPY_OUT: TO_HOST, Stream.COPY_IN: TO_DEVICE}
@@ -39,6 +39,14 @@ class TransferWatch(ABC):
     @abstractmethod
     def is_pinned(self, tensor: Tensor) -> bool:
         """Whether a tensor's memory is page-locked memory of the host."""
+
+    @abstractmethod
+    def holds(self, tensor: Tensor, category: Category, module: nn.Module | None) -> None:
+        """A tensor's memory is of that category, and of a module of the model; None for no one's."""
+
+    @abstractmethod
+    def working_on(self, module: nn.Module, phase: Phase | None) -> AbstractContextManager[None]:
+        """Around work on a module's tensors outside of its calls, of a phase or of the one at hand."""
 
     @abstractmethod
     def copying(self, name: str, stream: Stream, after: Sequence[int]) -> AbstractContextManager[None]:
@@ -64,9 +72,9 @@ class Point:
 class Copy(Point):
     """A copy that was begun. target: where it goes; to be read after `wait` or `wait_on_host`."""
 
-    def __init__(self, transfers: Transfers, source: Tensor, target: Tensor, stream: Stream) -> None:
+    def __init__(self, transfers: Transfers, target: Tensor, stream: Stream) -> None:
         super().__init__()
-        self.source, self.target, self.stream = source, target, stream
+        self.target, self.stream = target, stream
         self._transfers = transfers
 
     def wait(self) -> Tensor:
@@ -96,7 +104,9 @@ class Transfers:
         self.device = device
         self.pinned = device.type == "cuda" if pinned is None else pinned
         self._streams = {s: torch.cuda.Stream(device) for s in COPIES} if device.type == "cuda" else {}
-        self._begun: dict[int, Copy] = {}
+        self._begun: dict[Copy, Tensor] = {}
+        self.latest: dict[Stream, Copy] = {}
+        """The copy begun last on each stream: whoever waits for it waits for all before."""
 
     def host_memory(self, like: Tensor) -> Tensor:
         """Memory of the host for a tensor of the same shape, strides and dtype, without values."""
@@ -117,7 +127,7 @@ class Transfers:
 
         after: what the copy waits for, such as another that writes the source; by default all that was computed so
             far. Whoever names less sees to it that the source is written and the target is free by then.
-        keep: hold on to both until the copy is waited for. Whoever does not sees to it that they outlive it.
+        keep: hold on to the source until the copy is waited for. Whoever does not sees to it that it outlives it.
         """
         target = self.host_memory(source) if target is None else target
         return self._copy(Stream.COPY_OUT, source, target, [self.now()] if after is None else after, keep)
@@ -133,16 +143,16 @@ class Transfers:
         return self._copy(Stream.COPY_IN, source, target, [self.now()] if after is None else after, keep)
 
     def finish(self, copy: Copy) -> None:
-        """A copy is waited for: what it held is let go."""
-        self._begun.pop(id(copy), None)
+        """A copy is waited for: its source is let go."""
+        self._begun.pop(copy, None)
 
     def _copy(self, stream: Stream, source: Tensor, target: Tensor, after: Sequence[Point], keep: bool) -> Copy:
         if source.shape != target.shape or source.dtype != target.dtype:
             raise ValueError(f"target: {tuple(target.shape)} {target.dtype} should be as the source, "
                              f"{tuple(source.shape)} {source.dtype}")
-        copy = Copy(self, source, target, stream)
+        copy = Copy(self, target, stream)
         if keep:
-            self._begun[id(copy)] = copy
+            self._begun[copy] = source
         host = target if stream is Stream.COPY_OUT else source
         locked = self._locked(host)
         name = NAMES[stream] + ("" if locked else UNPINNED)
@@ -150,23 +160,24 @@ class Transfers:
         with torch.no_grad(), ExitStack() as stack:
             for watch in watches():
                 stack.enter_context(watch.copying(name, stream, ticks))
-            self._run(copy, after)
+            self._run(copy, source, after)
         for watch in watches():  # which may not have seen it made
             watch.lies_on_host(host, pinned=self.pinned and locked)
         copy.tick = next((watch.last(stream) for watch in watches()), None)
+        self.latest[stream] = copy
         return copy
 
-    def _run(self, copy: Copy, after: Sequence[Point]) -> None:
+    def _run(self, copy: Copy, source: Tensor, after: Sequence[Point]) -> None:
         """Begin a copy on its stream; without streams, make it."""
         if not self._streams:
-            copy.target.copy_(copy.source)
+            copy.target.copy_(source)
             return
         stream = self._streams[copy.stream]
         for point in after:
             if point.event is not None:
                 stream.wait_event(point.event)
         with torch.cuda.stream(stream):
-            copy.target.copy_(copy.source, non_blocking=True)
+            copy.target.copy_(source, non_blocking=True)
         copy.event = stream.record_event()
 
     def _locked(self, host: Tensor) -> bool:
@@ -174,6 +185,15 @@ class Transfers:
         if self.device.type == "cuda":
             return host.is_pinned()
         return not self.pinned or all(watch.is_pinned(host) for watch in watches())
+
+
+@contextmanager
+def working_on(module: nn.Module, phase: Phase | None = None) -> Iterator[None]:
+    """Around work on a module's tensors outside of its calls, of a phase or of the one at hand."""
+    with ExitStack() as stack:
+        for watch in watches():
+            stack.enter_context(watch.working_on(module, phase))
+        yield
 
 
 def watches() -> Iterator[TransferWatch]:

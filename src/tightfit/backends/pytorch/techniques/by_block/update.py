@@ -17,7 +17,10 @@ from torch.nn.utils import clip_grads_with_norm_
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
 from tightfit.backends.pytorch.techniques.by_block.residence import Residence
+from tightfit.backends.pytorch.techniques.by_block.transfers import working_on
 from tightfit.backends.pytorch.techniques.optimizer.apply import set_learning_rate
+from tightfit.backends.pytorch.techniques.optimizer.state import make_states
+from tightfit.trace import Phase
 
 
 @dataclass
@@ -65,10 +68,11 @@ class UpdateByBlock:
         self._residence.gather_gradients(block, then)
 
     def put_gradients(self, block: int, final: bool) -> None:
-        if final:
-            self._final.add(block)
-            self._measure(self._residence.parameters[block])
-        self._residence.put_gradients(block, final)
+        with working_on(self._residence.blocks[block]):
+            if final:
+                self._final.add(block)
+                self._measure(self._residence.parameters[block])
+            self._residence.put_gradients(block, final)
 
     def _measure(self, parameters: Sequence[nn.Parameter]) -> None:
         """Unscale gradients that are complete, and take their norms."""
@@ -88,12 +92,14 @@ class UpdateByBlock:
         self._final.clear()
         self._measure(self._residence.outside)
         self._residence.settle_gradients()
+        self._residence.settle(on_host=False)
         norm = self._norm()
         if not self._are_finite():
             self._residence.drop_gradients()
             return norm
         self._pending = _Pending(self._learning_rate, norm, {*blocks})
-        self._apply(self._residence.outside)
+        for part in self._residence.learning_outside(self.optimizer):
+            self._apply(part)
         if not self._with_forward:
             self.flush()
         return norm
@@ -107,7 +113,9 @@ class UpdateByBlock:
         if self._pending is None or block not in self._pending.blocks:
             return
         self._pending.blocks.discard(block)
-        with self._residence.learning(block, then if then in self._pending.blocks else None, self.optimizer):
+        following = then if then in self._pending.blocks else None
+        with (working_on(self._residence.blocks[block], Phase.OPTIMIZER),
+              self._residence.learning(block, following, self.optimizer)):
             self._apply(self._residence.parameters[block])
         if not self._pending.blocks:
             self._pending = None
@@ -116,9 +124,21 @@ class UpdateByBlock:
         """Apply everything that waits: before anyone else reads weights or states."""
         waiting = sorted(self._pending.blocks) if self._pending is not None else []
         for block, then in zip(waiting, [*waiting[1:], None], strict=False):
-            self._enter(block, then)
-            self._residence.leave(block)
-        self._residence.settle()
+            with working_on(self._residence.blocks[block]):
+                self._enter(block, then)
+                self._residence.leave(block)
+        self._residence.settle(on_host=True)
+
+    def make_states(self) -> None:
+        for block in range(len(self._residence.parameters)):
+            with working_on(self._residence.blocks[block]):
+                self._residence.enter(block, None)
+                with self._residence.learning(block, None, self.optimizer):
+                    make_states(self.optimizer, self._residence.parameters[block])
+                self._residence.leave(block)
+        for part in self._residence.learning_outside(self.optimizer):
+            make_states(self.optimizer, part)
+        self._residence.settle(on_host=True)
 
     def new_optimizer(self) -> None:
         self._residence.forget_states()

@@ -6,7 +6,7 @@ by its name in the model. Nothing is pickled: tensors go to safetensors, the res
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,11 +31,14 @@ def state_tensors(optimizer: Optimizer, model: nn.Module) -> tuple[dict[str, Ten
     return {name: tensor.contiguous() for name, tensor in tensors.items()}, meta
 
 
-def load_state(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+def load_state(
+    optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor], meta: Mapping[str, Any],
+    make: Callable[[], None] | None = None,
+) -> None:
     """Give a new optimizer of the same kind, over the same model, the state that `state_tensors` returned.
 
-    The optimizer makes its states by one step with zero gradients and a learning rate of 0; then they are copied into.
-    That step may turn a weight of -0.0 into 0.0: restore the weights afterwards. Gradients are None when this returns.
+    make: makes its states, by `make_states` of every parameter, those of some after others; then they are copied into.
+    That may turn a weight of -0.0 into 0.0: restore the weights afterwards. Gradients are None when this returns.
     Group options, the learning rate among them, stay its own. Raises CheckpointError naming what is missing or differs;
     the optimizer is then of no further use.
     """
@@ -43,8 +46,10 @@ def load_state(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Ten
     if meta["optimizer"] != kind:
         raise CheckpointError(f"optimizer: the checkpoint holds the state of {meta['optimizer']}, and this is {kind}")
     optimizer.state.clear()
-    with _no_trace(optimizer):
-        optimizer.step()
+    if make is None:
+        make_states(optimizer, [parameter for group in optimizer.param_groups for parameter in group["params"]])
+    else:
+        make()
     names = _names(model)
     owners = {name.partition("/")[0] for name in (*tensors, *meta["scalars"])}
     for parameter in list(optimizer.state):  # one that never had a gradient has no state yet
@@ -112,15 +117,20 @@ def _names(model: nn.Module) -> dict[Tensor, str]:
     return {parameter: name for name, parameter in model.named_parameters()}
 
 
+def make_states(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
+    """Let an optimizer make the states of parameters, by one step with zero gradients and a learning rate of 0."""
+    with _no_trace(optimizer, list(parameters)):
+        optimizer.step()
+
+
 @contextmanager
-def _no_trace(optimizer: Optimizer) -> Iterator[None]:
+def _no_trace(optimizer: Optimizer, parameters: list[nn.Parameter]) -> Iterator[None]:
     """Zero gradients and a learning rate of 0 inside; afterwards no gradients, and rates and random state as before."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     rates = [float(group["lr"]) for group in optimizer.param_groups]
     devices = {parameter.device for parameter in parameters if parameter.is_cuda}
     try:
         for parameter in parameters:
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         for group in optimizer.param_groups:
             set_rate(group, 0.0)
         with torch.random.fork_rng(devices=list(devices)):
