@@ -44,7 +44,8 @@ def plan(
     recipe: a Recipe, a mapping of its fields, or the name or path of a recipe file. What it pins is kept.
     gpu: a name such as `rtx-4090`, or `cpu` for this machine's processor; by default its own CUDA device.
     gpu_memory: a size such as `24GB`, of a card that has no name here, or instead of the named one's.
-    progress: called with how many traces are done, how many there are at most, and what comes next.
+    progress: called before each trace with how many are done, None, and what comes next; at the end with their number
+        twice and `done`.
 
     The plan shows as a table where it is printed and in a notebook; `plan.recipe` is the choice. Raises the errors of
     `tightfit.errors`: for an unknown GPU, contradictory pins, and a model that cannot be traced. Where nothing fits

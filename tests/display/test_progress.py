@@ -14,7 +14,7 @@ def test_lines_say_what_is_counted_of_how_many():
     with SearchProgress(console, "planning", "traces", between=0.0) as progress:
         progress(3, 30, "whether [RTX 5090] would do")
         progress(7, 7, "done")
-    assert console.file.getvalue() == "planning: 3 of at most 30 traces done, now whether [RTX 5090] would do\n"
+    assert console.file.getvalue() == "planning: 3 of 30 traces done, now whether [RTX 5090] would do\n"
 
 
 def test_on_a_terminal_the_text_comes_after_the_bar():
@@ -22,4 +22,4 @@ def test_on_a_terminal_the_text_comes_after_the_bar():
     with SearchProgress(console, "planning", "traces") as progress:
         progress(3, 30, "this")
     line = next(line for line in console.file.getvalue().splitlines() if "this" in line)
-    assert line.index("0:00:0") < line.index("━") < line.index("3 of at most 30 traces done, now this")
+    assert line.index("0:00:0") < line.index("━") < line.index("3 of 30 traces done, now this")

@@ -15,7 +15,7 @@ SECONDS_BETWEEN_LINES = 10.0
 class SearchProgress:
     """A bar that goes away when the work is done; plain lines, some seconds apart, where there is no terminal.
 
-    Called with the number done, the most there can be, and what comes next. what: the work, such as `planning`.
+    Called with the number done, how many there are or None, and what comes next. what: the work, such as `planning`.
     counted: the things that are counted.
     """
 
@@ -38,10 +38,11 @@ class SearchProgress:
     ) -> None:
         self._bar.stop()
 
-    def __call__(self, done: int, most: int, text: str) -> None:
-        line = f"{done} of at most {most} {self._counted} done, now {text}"
-        self._bar.update(self._task, description=line, completed=done, total=most)
+    def __call__(self, done: int, total: int | None, text: str) -> None:
+        of = "" if total is None else f" of {total}"
+        line = f"{done}{of} {self._counted} done, now {text}"
+        self._bar.update(self._task, description=line, completed=done, total=total)
         now = time.monotonic()
-        if self._bar.disable and done < most and now - self._last >= self._between:
+        if self._bar.disable and done != total and now - self._last >= self._between:
             self._last = now
             self._console.print(f"{self._what}: {line}", highlight=False, markup=False, soft_wrap=True)

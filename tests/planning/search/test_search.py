@@ -10,7 +10,11 @@ from tests.planning.toy import Toy
 from tightfit.devices import MIB, Device
 from tightfit.errors import ModelError, Refused
 from tightfit.planning.estimate import Margin, estimate
+from tightfit.planning.search.budget import TraceBudget, TraceBudgetExceeded
+from tightfit.planning.search.choose import explore
+from tightfit.planning.search.comparisons import evaluate_comparisons
 from tightfit.planning.search.evaluate import InProcess
+from tightfit.planning.search.explain import ranked, too_large, why
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration
 from tightfit.planning.search.search import TRACES, search
 from tightfit.planning.search.space import Space
@@ -30,7 +34,7 @@ def brute_force(toy, recipe, device):
     """The choice by the documented rule among every combination at every micro-batch, each traced itself, as speed,
     fit and what changes numerics; None where nothing fits."""
     space = Space(recipe, device)
-    whole = Exploration(space, InProcess(toy.tools(), MARGIN), limit=10**9, kept_back=0)
+    whole = Exploration(space, InProcess(toy.tools(), MARGIN), TraceBudget(limit=10**9))
     whole.evaluate([(choice, micro) for choice in space.choices for micro in space.sizes])
     best = whole.best()
     kept = {pair: found for pair, found in whole.found.items() if space.level(pair[0]) == (0, 0)}
@@ -136,6 +140,32 @@ def test_keeps_to_a_smaller_number_of_traces_and_says_what_was_left_out(monkeypa
     assert len(toy.calls) == plan.predictions <= 5
     assert any("not traced" in note for note in plan.notes)
     assert plan.recipe
+
+
+def test_explaining_traces_nothing():
+    toy = Toy.drawn(15)
+    recipe = Recipe(batch_size=16, loading={"workers": 2})
+    found = Exploration(Space(recipe, gpu(memory_for(toy, 15))), InProcess(toy.tools(), MARGIN), TraceBudget(limit=40))
+    explore(found)
+    evaluate_comparisons(found)
+    made = len(toy.calls)
+    assert found.budget.made == made
+    best = found.best()
+    assert why(found, best)
+    assert {cost.fit_rank for cost in too_large(found)} == {3}
+    assert ranked(found)[0] is found.found[best]
+    assert len(toy.calls) == made
+
+
+def test_a_budget_keeps_traces_back_until_they_are_released():
+    recipe = search(Recipe(batch_size=4), gpu(1 << 34), Toy.drawn(12).tools()).recipe
+    budget = TraceBudget(limit=2, kept_back=1)
+    budget.check()
+    budget.take(recipe)
+    with pytest.raises(TraceBudgetExceeded):
+        budget.check()
+    budget.release()
+    budget.check()
 
 
 def test_pins_are_kept():
@@ -248,7 +278,7 @@ def test_progress_is_told():
     toy, told = Toy.drawn(12), []
     search(Recipe(batch_size=4), gpu(1 << 34), toy.tools(), progress=lambda *state: told.append(state))
     assert [done for done, _, _ in told] == list(range(len(toy.calls) + 1))
-    assert {total for _, total, text in told if text != "done"} == {TRACES}
+    assert {total for _, total, text in told if text != "done"} == {None}
     assert "micro_batch_size=1" in told[0][2]
 
 

@@ -13,10 +13,12 @@ from tightfit.planning.defaults import default_micro_batch, resolve
 from tightfit.planning.estimate import Margin
 from tightfit.planning.offload import offload_advice
 from tightfit.planning.plan import Change
+from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.explain import changing
-from tightfit.planning.search.exploration import CLOCK_ERROR, MICRO, Exploration, Pair, TraceBudgetExceeded
-from tightfit.planning.search.space import Level, Space, choices_text, micro_batch_sizes, trace_cost
+from tightfit.planning.search.exploration import CLOCK_ERROR, MICRO, Exploration
+from tightfit.planning.search.question import Question
+from tightfit.planning.search.space import Choice, Space, choices_text, micro_batch_sizes, trace_cost
 from tightfit.planning.suggestions import savings
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
@@ -41,17 +43,17 @@ def smallest_change(exploration: Exploration) -> tuple[Change | None, str]:
     recipe, none = exploration.space.recipe, "No single change would make it fit"
     least = min(exploration.found.values(), key=lambda found: found.estimate.missing)
     usable = exploration.usable_bytes(with_margin=True)
-    exploration.left = CHANGES_TRACED
+    question = Question(exploration, CHANGES_TRACED)
     if recipe.mode == "inference":
-        return _smaller_batch(exploration, least)
+        return _smaller_batch(question, least)
     try:
         for changes, why in _changes(recipe, exploration.device):
             if "seq_len" in changes and least.held > usable:
                 break  # no shorter sequence changes what weights, gradients and states take
-            found = _with(exploration, least, changes, why)
+            found = _with(question, least, changes, why)
             if found is not None:
                 return found, f"The smallest that makes it fit: {found.text} ({found.why})."
-        together = _together(exploration, least)
+        together = _together(question, least)
     except TraceBudgetExceeded:
         return None, "No single change was found that would make it fit: the limit on traces was reached."
     if together:
@@ -72,12 +74,12 @@ def _changes(recipe: Recipe, device: Device) -> Iterator[tuple[dict[str, Any], s
         shorter //= 2
 
 
-def _with(exploration: Exploration, least: Evaluated, changes: dict[str, Any], why: str) -> Change | None:
+def _with(question: Question, least: Evaluated, changes: dict[str, Any], why: str) -> Change | None:
     """The change, if the thriftiest recipe fits with it; of the micro-batch the largest that does."""
-    space, device, micro = exploration.space, exploration.device, _micro(least)
+    space, device, micro = question.exploration.space, question.exploration.device, _micro(least)
     if MICRO in changes:
         sizes = [size for size in micro_batch_sizes(space.recipe.batch_size) if size < micro]
-        found = exploration.largest(least.recipe, sizes)
+        found = question.largest(least.recipe, sizes)
         text = "" if found is None else f"{MICRO}={found.recipe.micro_batch_size}"
     else:
         changed = least.recipe.override(**changes)
@@ -90,7 +92,7 @@ def _with(exploration: Exploration, least: Evaluated, changes: dict[str, Any], w
                 changed = opened.recipe_for(opened.floor(opened.choices), micro)
             except Refused:
                 return None
-        found = exploration.cost(changed, f"whether {text} would do")
+        found = question.cost(changed, f"whether {text} would do")
     if found is None or not found.estimate.safe:
         return None
     numerics = [change for change in space.numerics(found.recipe) if change.partition("=")[0] not in changes]
@@ -98,10 +100,10 @@ def _with(exploration: Exploration, least: Evaluated, changes: dict[str, Any], w
     return Change(text=text, why=why + also, estimate=found.estimate)
 
 
-def _together(exploration: Exploration, least: Evaluated) -> str:
+def _together(question: Question, least: Evaluated) -> str:
     """Changes with which it fits: every pin that can save memory without changing numerics does; empty where that is
     not enough."""
-    recipe, device = exploration.space.recipe, exploration.device
+    recipe, device = question.exploration.space.recipe, question.exploration.device
     thrifty = {saving.field: saving.value for saving in savings(recipe, device) if "numerics" not in saving.why}
     if len(thrifty) < 2:
         return ""
@@ -110,7 +112,7 @@ def _together(exploration: Exploration, least: Evaluated) -> str:
     if whole.refusals(device):
         return ""
     sizes = [size for size in micro_batch_sizes(recipe.batch_size) if size <= _micro(least)]
-    found = exploration.largest(whole, sizes)
+    found = question.largest(whole, sizes)
     return "" if found is None else choices_text(found.recipe, least.recipe)
 
 
@@ -120,10 +122,10 @@ def _micro(found: Evaluated) -> int:
     return micro
 
 
-def _smaller_batch(exploration: Exploration, nearest: Evaluated) -> tuple[Change | None, str]:
+def _smaller_batch(question: Question, nearest: Evaluated) -> tuple[Change | None, str]:
     """Of inference: the largest batch, halving, with which the nearest combination fits, and that as a sentence."""
     batches = [nearest.recipe.batch_size >> shift for shift in range(nearest.recipe.batch_size.bit_length())][:0:-1]
-    found = exploration.largest(nearest.recipe, batches, ("batch_size", MICRO))
+    found = question.largest(nearest.recipe, batches, ("batch_size", MICRO))
     if found is None:
         return None, "No smaller batch would make it fit, not even batch_size=1."
     change = Change(text=f"batch_size={found.recipe.batch_size}", why="fewer at once", estimate=found.estimate)
@@ -135,36 +137,35 @@ def smallest_gpu(
 ) -> tuple[Device | None, str, str]:
     """The smallest GPU of the catalogue on which the recipe as written fits; that as a sentence, and the same of the
     choice where it changes numerics."""
-    space = exploration.space
+    space, found = exploration.space, exploration.found
     if exploration.device.kind != "cuda" or not catalogue or space.recipe.backend.compiles_whole_steps:
         return None, "", ""
-    gpu, text = _smallest(exploration, catalogue, margin, exploration.levels[0])
-    best = exploration.best() or min(exploration.found, key=lambda pair: exploration.found[pair].estimate.missing)
-    changed = space.numerics(exploration.found[best].recipe)
+    mildest = exploration.levels[0]
+    gpu, text = _smallest(exploration, catalogue, margin, [c for c in space.choices if space.level(c) == mildest])
+    best, _ = exploration.best() or min(found, key=lambda pair: found[pair].estimate.missing)
+    changed = space.numerics(space.recipe_for(best, 1))
     if not changed:
         return gpu, text, ""
-    _, other = _smallest(exploration, catalogue, margin, space.level(best[0]), best)
+    level, states = space.level(best), space.states(best)
+    alike = [choice for choice in space.choices if space.level(choice) == level and space.states(choice) == states]
+    _, other = _smallest(exploration, catalogue, margin, alike)
     return gpu, text, (f"With {' and '.join(changed)}, which {changing(changed).split()[-1]} numerics: "
                        f"{other[0].lower()}{other[1:]}")
 
 
 def _smallest(
-    exploration: Exploration, catalogue: Sequence[Device], margin: Margin, level: Level, stated: Pair | None = None
+    exploration: Exploration, catalogue: Sequence[Device], margin: Margin, choices: Sequence[Choice]
 ) -> tuple[Device | None, str]:
-    """For one level of numerics; `stated`: a combination of it whose states are to be kept."""
+    """The smallest GPU for the thriftiest of some combinations, and that as a sentence."""
     space, device = exploration.space, exploration.device
-    states = None if stated is None else space.states(stated[0])
-    choices = [c for c in space.choices if space.level(c) == level and states in (None, space.states(c))]
-    cheap = [c for c in choices if space.cost(c) == 1]
-    with contextlib.suppress(TraceBudgetExceeded):
-        if cheap or not any(c in choices for c, _ in exploration.found):
-            floor = space.floor(cheap or choices, stated[0] if stated else None)
-            exploration.evaluate([(floor, exploration.sizes[0])])
+    cheap = [choice for choice in choices if space.cost(choice) == 1]
+    if cheap or not any(choice in choices for choice, _ in exploration.found):
+        with contextlib.suppress(TraceBudgetExceeded):
+            exploration.evaluate([(space.floor(cheap or choices), exploration.sizes[0])])
     known = [found for (choice, _), found in exploration.found.items() if choice in choices]
     if not known:
         return None, "The smallest GPU is not known: the limit on traces was reached."
-    exploration.left = GPUS_TRACED
-    least = min(known, key=lambda found: found.estimate.memory.used)
+    question, least = Question(exploration, GPUS_TRACED), min(known, key=lambda found: found.estimate.memory.used)
     fits, too_small, beyond = least.fit_rank < 3, "", 0
     for gpu in sorted(catalogue, key=lambda d: (d.memory_bytes, d.name)):
         if fits and gpu.memory_bytes >= device.memory_bytes:
@@ -176,7 +177,7 @@ def _smallest(
             continue
         dear = trace_cost(there) > 1
         try:
-            cost = least if dear else exploration.cost(there, f"whether {gpu.name} would do", gpu)
+            cost = least if dear else question.cost(there, f"whether {gpu.name} would do", gpu)
         except TraceBudgetExceeded:
             tried = f"{too_small} is too small, and l" if too_small else "L"
             return None, f"{tried}arger GPUs of the catalogue were not traced: the limit on traces was reached."
@@ -215,9 +216,8 @@ def gain_of_opening(exploration: Exploration, found: Evaluated) -> str:
     opened = recipe.model_copy(update={**dict.fromkeys(left_open, "auto"), MICRO: "auto"})
     kept = {slot: pinned for slot in SLOTS if (pinned := getattr(recipe, slot)) != "auto" and pinned.numerics_change}
     most = max(default_micro_batch(opened, device), recipe.micro_batch_size)
-    exploration.left = 3
-    best = exploration.largest(resolve(opened, device).model_copy(update=kept),
-                               [size for size in micro_batch_sizes(recipe.batch_size) if size <= most])
+    best = Question(exploration, 3).largest(resolve(opened, device).model_copy(update=kept),
+                                            [size for size in micro_batch_sizes(recipe.batch_size) if size <= most])
     if best is None or best.speed <= (1 + CLOCK_ERROR) * found.speed:
         return ""
     fields = [field for field in (MICRO, *SLOTS) if getattr(best.recipe, field) != getattr(found.recipe, field)]
@@ -238,11 +238,11 @@ def offload(exploration: Exploration, host_bytes: int) -> str:
 
 def misalignments(exploration: Exploration, best: Evaluated) -> tuple[Misalignment, ...]:
     """The chosen recipe's awkward dimensions, with the gain from padding by a trace of the padded recipe."""
-    exploration.left = 2
+    question = Question(exploration, 2)
 
     def gain(padded: Recipe) -> float | None:
         try:
-            cost = exploration.cost(padded, "with padded dimensions")
+            cost = question.cost(padded, "with padded dimensions")
         except TraceBudgetExceeded:
             return None
         return None if cost is None else 1 - cost.seconds / best.seconds

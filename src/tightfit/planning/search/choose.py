@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from tightfit.errors import Refused
 from tightfit.planning.defaults import default_micro_batch
-from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair, TraceBudgetExceeded
+from tightfit.planning.search.budget import TraceBudgetExceeded
+from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair
 from tightfit.planning.search.forecast import Unknown
 from tightfit.planning.search.space import LAST_RESORT, Choice, Level
 
@@ -53,8 +54,8 @@ def explore(exploration: Exploration) -> None:
     except TraceBudgetExceeded:
         if left := len(_probes(exploration, exploration.considered, exploration.best(with_margin=True) is not None)):
             exploration.notes.append(f"combinations that might be better and were not traced: {left:,}; the limit of "
-                                     f"{exploration.limit} traces was reached")
-    exploration.kept_back = 0
+                                     f"{exploration.budget.limit} traces was reached")
+    exploration.budget.release()
     if exploration.best() is None:
         with contextlib.suppress(TraceBudgetExceeded):
             _smallest_memory_first(exploration)
@@ -66,7 +67,7 @@ def _start(exploration: Exploration) -> None:
     at = default_micro_batch(space.recipe, space.device)
     high = max((size for size in exploration.sizes if size <= at), default=exploration.sizes[0])
     low = max((size for size in exploration.sizes if size <= high // 4), default=high)
-    probes = [high] if exploration.limit < 20 else list(dict.fromkeys((low, high)))
+    probes = [high] if exploration.budget.limit < 20 else list(dict.fromkeys((low, high)))
     first = space.first
     starts = [choice for choice in space.choices
               if len(space.differing(choice, first)) <= 1 and space.level(choice) == (0, 0)]

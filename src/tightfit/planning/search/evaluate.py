@@ -61,8 +61,8 @@ class Evaluated:
         return self.estimate.fit_rank
 
 
-Progress = Callable[[int, int, str], None]
-"""Called with how many traces are done, how many there are at most, and what comes next."""
+Progress = Callable[[int, int | None, str], None]
+"""Called with how many things are done, how many there are, None where that is not known yet, and what comes next."""
 Job = tuple[Recipe, Device]
 Outcome = Evaluated | TightfitError
 

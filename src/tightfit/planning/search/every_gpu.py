@@ -119,7 +119,7 @@ def parse_prices(given: Sequence[str]) -> dict[str, float]:
     return prices
 
 
-def _tell(progress: Progress, number: int, count: int, name: str, done: int, most: int, text: str) -> None:
+def _tell(progress: Progress, number: int, count: int, name: str, done: int, most: int | None, text: str) -> None:
     progress(number, count, f"{name}: {text}")
 
 

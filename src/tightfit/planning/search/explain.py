@@ -1,14 +1,14 @@
-"""Reasons of a plan: why its choice is, the next best, and combinations that do not fit."""
+"""Reasons of a plan, from what was evaluated: why its choice is, the next best, combinations that do not fit."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 
 from tightfit.errors import ModelError
 from tightfit.planning.plan import Memory
+from tightfit.planning.search.comparisons import usual_precision
 from tightfit.planning.search.evaluate import Evaluated
-from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair, TraceBudgetExceeded, startup
+from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair, startup
 from tightfit.planning.search.space import ALLOCATOR, Choice, choices_text
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
@@ -60,21 +60,15 @@ def too_large(exploration: Exploration) -> list[Evaluated]:
     """Combinations that do not fit, those that miss least first. Beside a choice: it at the next larger micro-batch,
     it with each departure undone, and its like in the usual precision; without one all that were evaluated, each where
     it needs least."""
-    best, space = exploration.best(), exploration.space
+    best = exploration.best()
     large: dict[Choice, Evaluated] = {}
     if best is None:
         for (choice, _), found in exploration.found.items():
             if choice not in large or found.estimate.missing < large[choice].estimate.missing:
                 large[choice] = found
         return sorted(large.values(), key=lambda found: found.estimate.missing)[:SHOWN]
-    choice, micro = best
-    wanted = [(choice, other) for other in exploration.sizes if other > micro][:1]
-    plainer = [other for other in space.undone(choice) if other in space.choices and space.cost(other) == 1]
-    wanted += [(other, micro) for other in plainer[:2]]
-    with contextlib.suppress(TraceBudgetExceeded):
-        exploration.evaluate(wanted)
     near = nearest_in_usual_precision(exploration, best)
-    pairs = dict.fromkeys([*wanted, *([near] if near else [])])
+    pairs = dict.fromkeys([*exploration.compared, *([near] if near else [])])
     shown = [exploration.found[pair] for pair in pairs if pair in exploration.found]
     return sorted((found for found in shown if found.fit_rank == 3), key=lambda found: found.estimate.missing)
 
@@ -82,13 +76,7 @@ def too_large(exploration: Exploration) -> list[Evaluated]:
 def nearest_in_usual_precision(exploration: Exploration, best: Pair) -> Pair | None:
     """Where a choice that keeps numerics has not the usual precision, since that leaves too little room: the evaluated
     combination in it that comes nearest. None elsewhere."""
-    space = exploration.space
-    states = space.states(space.plain)
-    if exploration.device.kind == "cpu" or space.states(best[0]) == states or space.level(best[0]) != (0, 0):
-        return None
-    usual = [choice for choice in space.choices if space.states(choice) == states]
-    with contextlib.suppress(TraceBudgetExceeded):
-        exploration.evaluate([(space.floor(usual), exploration.sizes[0])])
+    usual = usual_precision(exploration, best)
     near = [pair for pair in exploration.found if pair[0] in usual]
     least = min(near, key=lambda pair: exploration.found[pair].estimate.memory.used, default=None)
     fits = least is not None and exploration.found[least].fit_rank <= exploration.found[best].fit_rank

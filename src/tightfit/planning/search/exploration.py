@@ -1,16 +1,15 @@
-"""The state of a search: what was evaluated, the best of it, and how much more may be traced."""
+"""The state of a search: what was evaluated, and the best of it."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
-from tightfit.planning.largest import largest_that_fits
+from tightfit.planning.search.budget import TraceBudget, TraceBudgetExceeded
 from tightfit.planning.search.evaluate import Evaluated, Evaluator, Progress, without_allocator_setting
 from tightfit.planning.search.forecast import Forecasts, Unknown
-from tightfit.planning.search.space import ALLOCATOR, LAST_RESORT, Choice, Level, Space, choices_text, trace_cost
+from tightfit.planning.search.space import ALLOCATOR, LAST_RESORT, Choice, Level, Space, choices_text
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS
 
@@ -23,26 +22,20 @@ MICRO = "micro_batch_size"
 Pair = tuple[Choice, int]
 
 
-class TraceBudgetExceeded(Exception):
-    """No more may be traced."""
-
-
 class Exploration:
     """The evaluations of a search under way.
 
     found: what was evaluated, by combination and micro-batch. refused: what could not be built, and why. broken: values
-    that cannot be built in any combination. limit: traces at most, a compiled one counted as several; `kept_back` of
-    them are left for what is asked beside the choice. for_run: whether the choice is for a run of `max_steps`, which
-    pays for what comes before its first step. mildest: never take harsher numerics for speed.
+    that cannot be built in any combination. for_run: whether the choice is for a run of `max_steps`, which pays for
+    what comes before its first step. mildest: never take harsher numerics for speed.
     """
 
     def __init__(
-        self, space: Space, evaluator: Evaluator, *, limit: int, kept_back: int, progress: Progress | None = None,
+        self, space: Space, evaluator: Evaluator, budget: TraceBudget, *, progress: Progress | None = None,
         for_run: bool = False, mildest: bool = False,
     ) -> None:  # fmt: skip
-        self.space, self.evaluator, self.progress, self.for_run = space, evaluator, progress, for_run
-        self.device = space.device
-        self.limit, self.kept_back, self.mildest = limit, kept_back, mildest
+        self.space, self.evaluator, self.budget, self.progress = space, evaluator, budget, progress
+        self.device, self.for_run, self.mildest = space.device, for_run, mildest
         self.found: dict[Pair, Evaluated] = {}
         self.refused: dict[Choice, str] = {}
         self.broken: set[Unknown] = set()
@@ -50,10 +43,10 @@ class Exploration:
         self.sizes = list(space.sizes)
         self.considered: list[Choice] = []
         self.notes: list[str] = []
-        self.spent = self.made = 0
-        self.left = 0
-        """Traces that the question under way may still cost."""
-        self._asked: list[tuple[Device, Evaluated]] = []
+        self.compared: list[Pair] = []
+        """What was evaluated to be shown beside the choice."""
+        self.beside: list[tuple[Device, Evaluated]] = []
+        """What was evaluated to answer a `Question`, and on which device."""
         self._forecasts: Forecasts | None = None
 
     @property
@@ -131,7 +124,7 @@ class Exploration:
             recipe = self.space.recipe_for(choice, micro)
             try:
                 if without_allocator_setting(recipe) not in traced:
-                    self._count(recipe, choices_text(recipe, None, self.shown))
+                    self.count(recipe, choices_text(recipe, None, self.shown))
             except TraceBudgetExceeded:
                 if not wanted:
                     raise
@@ -150,6 +143,15 @@ class Exploration:
             self._blame(pair[0])
         self._forecasts = None
 
+    def count(self, recipe: Recipe, text: str) -> None:
+        """Report a recipe that is to be traced as `text`, and count it. Raises TraceBudgetExceeded where that is too
+        much; something is evaluated all the same."""
+        if self.found:
+            self.budget.check()
+        if self.progress is not None:
+            self.progress(self.budget.made, None, text)
+        self.budget.take(recipe)
+
     def _blame(self, choice: Choice) -> None:
         """Hold the one value against it in which a combination that cannot be built differs from one that can."""
         working = {c for c, _ in self.found}
@@ -159,49 +161,6 @@ class Exploration:
                 at = self.space.fields.index(fields[0])
                 if all(c[at] != choice[at] for c in working):
                     self.broken.add((fields[0], choice[at]))
-
-    def _count(self, recipe: Recipe, text: str) -> None:
-        """Count a recipe that is to be traced, and report it as `text`. Raises TraceBudgetExceeded where that is too
-        much."""
-        if self.spent >= self.limit - self.kept_back and self.found:
-            raise TraceBudgetExceeded
-        if self.progress is not None:
-            self.progress(self.made, max(self.limit, self.made + 1), text)
-        self.made += 1
-        self.spent += trace_cost(recipe)
-
-    def cost(self, recipe: Recipe, text: str, device: Device | None = None) -> Evaluated | None:
-        """Cost of a resolved recipe beside the search; None where it cannot be built. Raises TraceBudgetExceeded, also
-        where none are `left`."""
-        there = device or self.device
-        known = [*((self.device, found) for found in self.found.values()), *self._asked]
-        for where, found in known:
-            if where == there and found.recipe == recipe:
-                return found
-        if self.left <= 0 or self.spent >= self.limit:
-            raise TraceBudgetExceeded
-        self.left -= 1
-        self._count(recipe, text)
-        outcome = self.evaluator([(recipe, there)])[0]
-        if not isinstance(outcome, Evaluated):
-            return None
-        self._asked.append((there, outcome))
-        return outcome
-
-    def largest(self, recipe: Recipe, sizes: Sequence[int], fields: Sequence[str] = (MICRO,)) -> Evaluated | None:
-        """Cost of a resolved recipe with the largest of some sizes that fits with the margin; None where none does."""
-        found: dict[int, Evaluated] = {}
-
-        def needs(size: int) -> float:
-            cost = self.cost(recipe.model_copy(update=dict.fromkeys(fields, size)), f"{fields[0]}={size}")
-            if cost is None:
-                return float("inf")
-            found[size] = cost
-            return cost.estimate.memory.used + cost.estimate.memory.margin
-
-        with contextlib.suppress(TraceBudgetExceeded):
-            largest_that_fits(sizes, needs, self.device.memory_bytes)
-        return found[max(safe)] if (safe := [size for size, cost in found.items() if cost.estimate.safe]) else None
 
 
 def startup(recipe: Recipe) -> float:

@@ -31,9 +31,9 @@ def resolve_auto(
     if target.is_guessed_processor or (slowly and device.kind == "cpu") or not recipe.open_choices():
         return resolve(recipe, device), None
 
-    def tell(done: int, most: int, text: str) -> None:
-        if slowly and done < most:
-            log(f"planning: {done} of at most {most} compiled, now {text}")
+    def tell(done: int, total: int | None, text: str) -> None:
+        if slowly and done != total:
+            log(f"planning: {done} compiled, now {text}")
 
     try:
         plan = search_with(backend, recipe, target, module=module, for_run=True, progress=tell)

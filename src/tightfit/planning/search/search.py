@@ -14,8 +14,10 @@ from tightfit.garbage import gc_paused
 from tightfit.models import model_facts
 from tightfit.planning.estimate import Margin, Tools
 from tightfit.planning.plan import Answers, Candidate, Plan
+from tightfit.planning.search.budget import TraceBudget
 from tightfit.planning.search.changes import gain_of_opening, misalignments, offload, smallest_change, smallest_gpu
 from tightfit.planning.search.choose import explore
+from tightfit.planning.search.comparisons import evaluate_comparisons
 from tightfit.planning.search.evaluate import Evaluated, Evaluator, InProcess, Progress
 from tightfit.planning.search.explain import SHOWN, compared, misses, ranked, still_known, too_large, too_short, why
 from tightfit.planning.search.exploration import MICRO, Exploration
@@ -80,14 +82,17 @@ def search(
                       "backend=pytorch")
     asked = recipe.model_copy(update=dict.fromkeys(TRAINING_ALONE, "auto")) if inference else recipe
     exploration = Exploration(
-        Space(asked, device), evaluator or InProcess(tools, margin), progress=progress, for_run=for_run,
-        mildest=choice_alone, limit=COMPILATIONS if compiles else TRACES,
-        kept_back=2 if compiles or choice_alone else min(KEPT_BACK, TRACES // 4),
+        Space(asked, device), evaluator or InProcess(tools, margin),
+        TraceBudget(limit=COMPILATIONS if compiles else TRACES,
+                    kept_back=2 if compiles or choice_alone else min(KEPT_BACK, TRACES // 4)),
+        progress=progress, for_run=for_run, mildest=choice_alone,
     )  # fmt: skip
     try:
         explore(exploration)
     except ModelError as error:
         raise ModelError(f"{error}{still_known(recipe)}") from error
+    if not choice_alone:
+        evaluate_comparisons(exploration)
     return _plan(exploration, recipe, catalogue, margin or Margin(), choice_alone)
 
 
@@ -106,8 +111,8 @@ def check_length(recipe: Recipe) -> None:
 def _plan(
     exploration: Exploration, recipe: Recipe, catalogue: Sequence[Device], margin: Margin, choice_alone: bool
 ) -> Plan:
-    large = [] if choice_alone and exploration.best() is not None else too_large(exploration)
-    best = exploration.best()  # what was evaluated for comparison may be the better choice
+    best = exploration.best()
+    large = [] if choice_alone and best is not None else too_large(exploration)
     shown = ranked(exploration)[:SHOWN]
     head = exploration.found[best] if best is not None else large[0]
     sentences = why(exploration, best) if best is not None else []
@@ -129,14 +134,14 @@ def _plan(
         for found, texts in zip([*shown, *large], reasons, strict=True)
     )
     if exploration.progress is not None:
-        exploration.progress(exploration.made, exploration.made, "done")
+        exploration.progress(exploration.budget.made, exploration.budget.made, "done")
     short = too_short(exploration, best) if best is not None else ""
     return Plan(
         device=exploration.device, asked=recipe, candidates=candidates,
         chosen=candidates[0] if best is not None else None, answers=answers,
         notes=(*unread, *exploration.notes, *([short] if short else ()),
                *(f"left out: {reason}" for reason in dict.fromkeys(exploration.refused.values()))),
-        tried=len(exploration.considered) * len(exploration.sizes), predictions=exploration.made,
+        tried=len(exploration.considered) * len(exploration.sizes), predictions=exploration.budget.made,
     )  # fmt: skip
 
 

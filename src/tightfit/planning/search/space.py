@@ -138,12 +138,9 @@ class Space:
         picked = (getattr(recipe, field) for field in self.fields if field in SLOTS)
         return tuple(f"{technique.slot}={technique.name}" for technique in picked if technique.numerics_change)
 
-    def floor(self, choices: Sequence[Choice], states: Choice | None = None) -> Choice:
-        """Of combinations the one that is likeliest to need least memory; with `states`, of those with its weights,
-        gradients and optimizer states, where there are any."""
-        alike = [choice for choice in choices if states is not None and self.states(choice) == self.states(states)]
-        return min(alike or choices,
-                   key=lambda c: (self.bytes_per_parameter(c), self.activation_share(c), self.departures(c)))
+    def floor(self, choices: Sequence[Choice]) -> Choice:
+        """Of combinations the one that is likeliest to need least memory."""
+        return min(choices, key=lambda c: (self.bytes_per_parameter(c), self.activation_share(c), self.departures(c)))
 
     def activation_share(self, choice: Choice) -> float:
         """The share of what the heaviest techniques keep for the backward pass, as declared."""

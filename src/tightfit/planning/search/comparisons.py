@@ -1,0 +1,34 @@
+"""Combinations that a plan shows beside its choice, evaluated once that stands."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from tightfit.planning.search.budget import TraceBudgetExceeded
+from tightfit.planning.search.exploration import Exploration, Pair
+from tightfit.planning.search.space import Choice
+
+
+def evaluate_comparisons(exploration: Exploration) -> None:
+    """Evaluate the choice at the next larger micro-batch, with each of its departures undone, and its like in the usual
+    precision. One of them may prove to be the better choice."""
+    best, space = exploration.best(), exploration.space
+    if best is None:
+        return
+    choice, micro = best
+    larger = [(choice, other) for other in exploration.sizes if other > micro][:1]
+    plainer = [other for other in space.undone(choice) if other in space.choices and space.cost(other) == 1]
+    exploration.compared = larger + [(other, micro) for other in plainer[:2]]
+    usual = usual_precision(exploration, best)
+    with suppress(TraceBudgetExceeded):
+        exploration.evaluate(exploration.compared)
+        exploration.evaluate([(space.floor(usual), exploration.sizes[0])] if usual else [])
+
+
+def usual_precision(exploration: Exploration, best: Pair) -> list[Choice]:
+    """Where a choice keeps numerics and has not the usual precision, the combinations that have it; else none."""
+    space = exploration.space
+    states = space.states(space.plain)
+    if exploration.device.kind == "cpu" or space.states(best[0]) == states or space.level(best[0]) != (0, 0):
+        return []
+    return [choice for choice in space.choices if space.states(choice) == states]
