@@ -33,7 +33,7 @@ def compiled(rung: Rung, overrides: Sequence[str] = ()) -> dict[str, Any]:
     backend, device = JaxBackend(), find_device(GPU)
     recipe = find_ladder("transformer-156m-jax").recipe(rung, overrides=overrides)
     trace = backend.predict(recipe, device)
-    found = estimate(trace, recipe, device, standard_tools(backend.predict, unseen=backend.unseen))
+    found = estimate(trace, recipe, device, standard_tools(backend))
     profile, _ = predicted_profile(recipe, Target(device=device), print)
     figures = {
         "rung": rung.name, "changes": dict(rung.changes), "predicted_bytes": found.memory.peak_allocated,

@@ -41,7 +41,7 @@ class Remembered(InProcess):
 
     def __init__(self) -> None:
         backend = load_backend("pytorch")
-        super().__init__(standard_tools(backend.predict, unseen=backend.unseen))
+        super().__init__(standard_tools(backend))
         self.outcomes: dict[str, Outcome] = {}
 
     def __call__(self, jobs: Sequence[Job]) -> list[Outcome]:

@@ -103,7 +103,7 @@ def _pair(told: float, said: float) -> dict[str, float]:
 def run(rows: Iterable[Row]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
     """Every row compared, and what cannot be, with the reason. Each trace is made once; each row prints a line."""
     backend = load_backend("pytorch")
-    tools = standard_tools(backend.predict, unseen=backend.unseen)
+    tools = standard_tools(backend)
     expressed, left_out = [], []
     for row in rows:
         try:

@@ -139,7 +139,7 @@ def plan(values: Mapping[str, Any], device: Device, calibration: Calibration) ->
         return Entry(recipe, step_time(backend.predict(recipe, device), recipe, device, calibration).seconds)
 
     entries = [entry(recipe) for recipe in grid(values)]
-    tools = standard_tools(backend.predict, calibration)
+    tools = standard_tools(backend, calibration)
     found = search(Recipe.from_dict({**COMMON, **values}), device, tools)
     same = [e for e in entries if _settings(e.recipe) == _settings(found.recipe)]
     chosen = same[0] if same else entry(found.recipe)

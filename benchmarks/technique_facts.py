@@ -50,7 +50,7 @@ def cost(evaluate: InProcess, model: str, gpu: str, changes: tuple[str, ...]) ->
 
 def main() -> None:
     backend = load_backend("pytorch")
-    evaluate = InProcess(standard_tools(backend.predict, unseen=backend.unseen))
+    evaluate = InProcess(standard_tools(backend))
     shares: dict[str, dict[str, list[float]]] = {}
     for model, gpu in CASES:
         for slot, variants in VARIANTS.items():

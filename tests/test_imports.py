@@ -187,6 +187,14 @@ def test_frameworks_are_imported_in_backends_only(modules: dict[str, list[Import
     assert frameworks_outside(modules) == []
 
 
+def test_planning_names_no_backend(modules: dict[str, list[Import]]) -> None:
+    """It knows the protocol, and what loads one by the name that a recipe has."""
+    known = {"tightfit.backends", "tightfit.backends.base"}
+    named = {f"{name} imports {i.module}" for name, imports in modules.items() if lies_in(name, ("tightfit.planning",))
+             for i in imports if lies_in(i.module, ("tightfit.backends",)) and i.module not in known}
+    assert named == set()
+
+
 def test_imported_modules_exist(modules: dict[str, list[Import]]) -> None:
     missing = {i.module for imports in modules.values() for i in imports if i.module.split(".")[0] == "tightfit"}
     assert missing <= set(modules)

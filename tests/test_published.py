@@ -133,7 +133,7 @@ def test_a_speed_is_in_samples():
 
 def test_a_run_is_compared_by_speed_memory_and_whether_it_fits():
     backend = load_backend("pytorch")
-    tools = standard_tools(backend.predict, unseen=backend.unseen)
+    tools = standard_tools(backend)
     row = run(samples_per_second=1e-3, memory_bytes=1 << 40, memory_kind="NVML used", oom=False)
     found = express(row)
     trace = tools.predict(found.recipe, found.device)

@@ -83,7 +83,7 @@ def compare(
     _check_device(recipe, "all", "cuda")
     read_config(recipe)
     backend = load_backend(recipe.backend.name)
-    tools = standard_tools(backend.predict, unseen=backend.unseen)
+    tools = standard_tools(backend)
     with Pool(tools, recipe.backend.name) as evaluator:
         return compare_devices(recipe, catalogue(), tools, prices, progress, evaluator)
 

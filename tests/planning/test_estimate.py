@@ -65,7 +65,7 @@ def test_the_allocator_rounds():
     """By its rules: 3 MiB in a segment of 20 MiB, from which the workspace's 2 MiB are cut too; 700,001 bytes are
     rounded to a multiple of 512 in a segment of 2 MiB."""
     device = gpu(64 * MIB)
-    tools = standard_tools(TOY.predict)
+    tools = standard_tools(TOY)
     trace = small()
     trace.unseen.pop(1)
     found = fit(trace, device, tools, NOTHING)
@@ -80,7 +80,7 @@ def test_the_allocator_rounds():
 
 
 def test_the_margin_decides_what_is_safe_not_what_fits():
-    tools = standard_tools(TOY.predict)
+    tools = standard_tools(TOY)
     trace = small()
     trace.unseen.clear()
     for fixed, safe in ((2 * MIB, True), (2 * MIB + 1, False)):
@@ -92,7 +92,7 @@ def test_the_margin_decides_what_is_safe_not_what_fits():
 def test_categories_sum_to_the_peak():
     device = gpu(1 << 34)
     recipe = recipe_on(device, precision="bf16")
-    tools = replace(standard_tools(TOY.predict), step_time=TOY.seconds)
+    tools = replace(standard_tools(TOY), step_time=TOY.seconds)
     for checkpointing in ("none", "every-block"):
         changed = recipe.override(checkpointing=checkpointing)
         cost = estimate(TOY.predict(changed, device), changed, device, tools)
@@ -142,7 +142,7 @@ def test_standard_tools_count_flops_from_the_shape():
     """12 layers of 7,077,888 weights and a head of 38,597,376: 6 FLOPs each a token, and 12 for each pair, layer and
     feature (arXiv 2204.02311, appendix B)."""
     device = gpu(1 << 34)
-    tools = standard_tools(TOY.predict)
+    tools = standard_tools(TOY)
     recipe = recipe_on(device, model="gpt2", seq_len=1024, precision="bf16")
     flops = 8 * 1024 * (6 * (12 * 7_077_888 + 768 * 50_257) + 12 * 12 * 768 * 1024)
     assert tools.mfu(recipe, device, 2.0) == pytest.approx(flops / 2.0 / 1e14, rel=1e-6)
@@ -165,7 +165,7 @@ def offloading(pinned=True):
 
 
 def test_what_lies_in_the_host_takes_nothing_of_the_device():
-    plain, found = (fit(trace, gpu(64 * MIB), standard_tools(TOY.predict), NOTHING).memory
+    plain, found = (fit(trace, gpu(64 * MIB), standard_tools(TOY), NOTHING).memory
                     for trace in (small(), offloading()))
     assert found == replace(plain, host=found.host)
     assert plain.host == 77
@@ -176,10 +176,10 @@ def test_what_lies_in_the_host_takes_nothing_of_the_device():
 def test_a_host_that_is_too_small_is_the_reason():
     need = 77 + 5 * MIB
     for have, fits, missing in ((need, "yes", 0), (need - 1, "no", 1)):
-        found = fit(offloading(), replace(gpu(64 * MIB), host_bytes=have), standard_tools(TOY.predict), NOTHING)
+        found = fit(offloading(), replace(gpu(64 * MIB), host_bytes=have), standard_tools(TOY), NOTHING)
         assert (found.fits, found.memory.host_missing, found.memory.missing) == (fits, missing, 0)
         assert len(found.notes) == missing
-    nothing = fit(small(), replace(gpu(64 * MIB), host_bytes=1), standard_tools(TOY.predict), NOTHING)
+    nothing = fit(small(), replace(gpu(64 * MIB), host_bytes=1), standard_tools(TOY), NOTHING)
     assert nothing.fits == "yes"  # what loading takes is a matter of the run
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.devices import find_device
 from tightfit.planning.estimate import inference_time, stage
 from tightfit.planning.standard_tools import standard_tools
@@ -37,7 +38,7 @@ TRACE = Trace(
         Span(name="decode", start=6, stop=8, times=4),
     ],
 )  # fmt: skip
-TOOLS = standard_tools(lambda recipe, device: TRACE)
+TOOLS = standard_tools(PytorchBackend())
 
 
 def test_a_stage_holds_its_own_ops_as_often_as_they_run():

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from tightfit.backends import load_backend
 from tightfit.devices import MIB, Device
 from tightfit.planning.estimate import Tools
 from tightfit.planning.timing.step_time import StepTime
@@ -108,6 +109,9 @@ class Toy:
         unseen = [UntracedMemory(name="context", bytes=self.context, where="context", source="drawn"),
                   UntracedMemory(name="workspace", bytes=MIB, where="allocator", source="drawn")]
         return Trace(origin="predicted", ops=r.ops, allocations=r.allocations, spans=r.spans, unseen=unseen)
+
+    unseen = None
+    model_size = staticmethod(load_backend("pytorch").model_size)
 
     def seconds(self, trace: Trace, recipe: Recipe, device: Device) -> StepTime:
         rate = self.rates[recipe.precision.name]

@@ -95,6 +95,24 @@ class Timings:
     context: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelSize:
+    """A model's parameters, and what it takes to train on one sample of the recipe's length.
+
+    parameters: tied ones once.
+    flops: model FLOPs of one sample's forward and backward pass, by the convention of PaLM (arXiv 2204.02311,
+        appendix B): 6 for each weight that a token is multiplied by, which is 6 N without embeddings that are only
+        looked up, and 12 for each pair of positions, layer and feature of the queries, masked or not. The backward
+        pass counts twice the forward pass; recomputation, norms, softmax and the optimizer count nothing, and of a
+        mixture of experts only the experts that are used. 0 where the forward pass needs values.
+    values: numbers that one sample's forward pass makes, attention's scores written out; 0 likewise.
+    """
+
+    parameters: int
+    flops: int
+    values: int
+
+
 class GlobalBatchSource(Protocol):
     """Where global batches come from: each is a pure function of its index. It must survive pickling to a worker
     process."""
@@ -204,6 +222,12 @@ class Backend(Protocol):
 
         No weights are read, and no parameter is allocated. Raises as `build` does, and ModelError where a model cannot
         be traced.
+        """
+
+    def model_size(self, recipe: Recipe, config: Any = None) -> ModelSize:
+        """The size of the model that a recipe names, for its task, with no technique applied. config: as of `build`.
+
+        No weight is allocated. Raises ModelError for a model that cannot be built.
         """
 
     def step_profiler(self, step: Any) -> StepProfiler:

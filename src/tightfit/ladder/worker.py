@@ -130,7 +130,7 @@ def predict(job: Job) -> Outcome:
     if refused := recipe.refusals(target.device):
         raise Refused("; ".join(refused))
     trace = backend.predict(recipe, target.device)
-    tools = standard_tools(backend.predict, target.calibration)
+    tools = standard_tools(backend, target.calibration)
     found = fit(steps_alone(trace), target.device, tools, Margin())
     timed = tools.step_time(trace, recipe, target.device)
     return Outcome(values={
@@ -155,7 +155,7 @@ def largest_batch(recipe: Recipe, within: Recipe, target: Target, backend: Backe
 
     recipe, within: resolved. Raises as predicting does.
     """
-    tools = standard_tools(backend.predict, target.calibration)
+    tools = standard_tools(backend, target.calibration)
 
     def needs(asked: Recipe) -> int:
         trace = steps_alone(backend.predict(asked, target.device))

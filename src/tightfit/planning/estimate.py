@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from tightfit.backends.base import ModelSize
 from tightfit.devices import Device
 from tightfit.planning.allocator.replay import Fits, Replay
 from tightfit.planning.allocator.settings import AllocatorSettings
@@ -28,6 +29,7 @@ class Tools:
     step_time: the time of the trace's last step.
     mfu: model FLOPs utilization, 0 to 1, of a step that takes so many seconds; 0 where the peak is not known.
     unseen: what a trace that was made from another recipe's or device's does not show; None: the same as that one.
+    model_size: size of the model that a recipe names; raises ModelError. None where it is not known.
     """
 
     predict: Callable[[Recipe, Device], Trace]
@@ -35,6 +37,7 @@ class Tools:
     step_time: Callable[[Trace, Recipe, Device], StepTime]
     mfu: Callable[[Recipe, Device, float], float]
     unseen: Callable[[Recipe, Device, Trace], list[UntracedMemory]] | None = None
+    model_size: Callable[[Recipe], ModelSize] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

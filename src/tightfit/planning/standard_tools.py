@@ -1,13 +1,11 @@
-"""The tools that planning is done with outside of tests: the allocator's simulation, the time model, model FLOPs.
-
-`predict` and `unseen` are a backend's and come from the caller.
-"""
+"""The tools that planning is done with: a backend's predictions, the allocator's simulation, the time model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+from tightfit.backends.base import Backend
 from tightfit.calibration import Calibration
 from tightfit.devices import Device
 from tightfit.errors import ModelError
@@ -16,25 +14,23 @@ from tightfit.planning.allocator.replay import replay
 from tightfit.planning.estimate import Tools
 from tightfit.planning.timing.step_time import step_time
 from tightfit.recipe import Recipe
-from tightfit.trace import Trace, UntracedMemory
 
 
-def standard_tools(
-    predict: Callable[[Recipe, Device], Trace],
-    calibration: Calibration | None = None,
-    unseen: Callable[[Recipe, Device, Trace], list[UntracedMemory]] | None = None,
-) -> Tools:
-    """The tools. calibration: measured on this machine, where the device is its own. unseen: see `Tools`."""
+def standard_tools(backend: Backend, calibration: Calibration | None = None, module: Any = None) -> Tools:
+    """The tools. calibration: measured on this machine, where the device is its own. module: the caller's own, instead
+    of what the recipe names."""
     flops: dict[tuple[str, str, str, int, int], int] = {}
 
     def utilization(recipe: Recipe, device: Device, seconds: float) -> float:
         key = (recipe.model, repr(recipe.model_overrides), recipe.task, recipe.batch_size, recipe.seq_len)
         if key not in flops:
-            flops[key] = model_flops(recipe)
+            flops[key] = model_flops(backend, recipe)
         return model_flops_utilization(flops[key], recipe, device, seconds)
 
-    return Tools(predict=predict, replay=replay, step_time=partial(step_time, calibration=calibration),
-                 mfu=utilization, unseen=unseen)
+    predict = backend.predict if module is None else partial(backend.predict, model=module)
+    return Tools(predict=predict, replay=replay,
+                 step_time=partial(step_time, calibration=calibration), mfu=utilization, unseen=backend.unseen,
+                 model_size=backend.model_size)
 
 
 def model_flops_utilization(flops: float, recipe: Recipe, device: Device, seconds: float) -> float:
@@ -46,12 +42,10 @@ def model_flops_utilization(flops: float, recipe: Recipe, device: Device, second
     return flops / seconds / peak if seconds > 0 and peak else 0.0
 
 
-def model_flops(recipe: Recipe) -> int:
+def model_flops(backend: Backend, recipe: Recipe) -> int:
     """Model FLOPs of a step, by the convention that `ModelSize` states; 0 for a factory, which may stand for a module
     of the caller's own, and for a model that cannot be built."""
-    from tightfit.backends.pytorch.model_size import model_size
-
     try:
-        return 0 if resolve_source(recipe).kind == "factory" else recipe.batch_size * model_size(recipe).flops
+        return 0 if resolve_source(recipe).kind == "factory" else recipe.batch_size * backend.model_size(recipe).flops
     except ModelError:
         return 0

@@ -31,7 +31,7 @@ def check_memory(recipe: Recipe, device: Device, backend: Backend, config: Any, 
     memory = host_memory()
     free, every = memory.available + memory.swap, memory.total + memory.swap
     try:
-        if rough_bytes(recipe, config) < free:
+        if rough_bytes(recipe, backend, config) < free:
             return
         positions = facts_of(config, recipe).max_positions
         if positions is not None and recipe.seq_len > positions:
@@ -77,14 +77,12 @@ def _advice(recipe: Recipe, device: Device, fits: int | None, least: int) -> str
     return f"No micro-batch is small enough{why}: write {'; or '.join([*others[:2], 'a smaller seq_len or model'])}"
 
 
-def rough_bytes(recipe: Recipe, config: Any = None) -> float:
+def rough_bytes(recipe: Recipe, backend: Backend, config: Any = None) -> float:
     """A bound on what a step takes, as if every value that a forward pass makes were kept with its gradient, in fp32,
     attention's scores written out; infinite where that is not known. Raises ModelError for a model that cannot be
     built."""
-    from tightfit.backends.pytorch.model_size import model_size
-
     assert recipe.micro_batch_size != "auto"
     assert recipe.optimizer != "auto"
-    found = model_size(recipe, config)
+    found = backend.model_size(recipe, config)
     states = found.parameters * (8 + recipe.optimizer.bytes_beside(None))
     return states + 8.0 * recipe.micro_batch_size * found.values if found.values else math.inf

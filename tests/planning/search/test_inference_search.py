@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from tightfit.backends import load_backend
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.planning.estimate import Margin, Tools
@@ -174,7 +176,7 @@ def test_what_cannot_be_built_is_told_and_what_cannot_be_traced_raises():
                 raise ModelError("model: op x in y cannot be traced")
             return toy.predict(recipe, device)
 
-        return Tools(predict=predict, replay=replay, step_time=toy.tools().step_time, mfu=lambda r, d, s: 0.0)
+        return replace(toy.tools(), predict=predict, model_size=load_backend("pytorch").model_size)
 
     plan = search(asked(), gpu(4096 * MIB), tools(lambda r: r.attention.name == "sdpa"))
     assert chosen(plan)[2] == "eager"

@@ -26,8 +26,7 @@ def recipes(tiny):
 
 
 def tools():
-    backend = PytorchBackend()
-    return standard_tools(backend.predict, unseen=backend.unseen)
+    return standard_tools(PytorchBackend())
 
 
 @pytest.mark.cold

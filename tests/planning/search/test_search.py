@@ -18,6 +18,7 @@ from tightfit.planning.search.explain import ranked, too_large, why
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration
 from tightfit.planning.search.search import TRACES, search
 from tightfit.planning.search.space import Space
+from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.timing.step_time import StepTime
 from tightfit.recipe import Recipe
 
@@ -259,7 +260,7 @@ def test_a_model_that_cannot_be_traced_is_told_with_what_is_known():
         raise ModelError("model: h.3.attn: aten.nonzero has no shape without values")
 
     with pytest.raises(ModelError) as caught:
-        search(Recipe(model="gpt2"), gpu(1 << 34), replace(Toy.drawn(1).tools(), predict=broken))
+        search(Recipe(model="gpt2"), gpu(1 << 34), replace(standard_tools(Toy.drawn(1)), predict=broken))
     text = str(caught.value)
     assert "h.3.attn: aten.nonzero" in text
     assert "124,439,808 parameters" in text

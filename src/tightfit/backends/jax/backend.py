@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import psutil
 
-from tightfit.backends.base import Timings
+from tightfit.backends.base import ModelSize, Timings
 from tightfit.backends.jax.assembly import assemble
 from tightfit.backends.jax.build import Build
 from tightfit.backends.jax.step import Step
@@ -55,6 +55,11 @@ class JaxBackend:
         from tightfit.backends.jax.compiled.predict import predict
 
         return predict(recipe, device)
+
+    def model_size(self, recipe: Recipe, config: Any = None) -> ModelSize:
+        from tightfit.backends.pytorch.model_size import model_size  # whose modules have the same shapes
+
+        return model_size(recipe, config)
 
     def step_profiler(self, step: Step) -> StepProfiler:
         from tightfit.backends.jax.compiled.step_profiler import StepProfiler

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from tightfit.backends.base import Timings
+from tightfit.backends.base import ModelSize, Timings
 from tightfit.backends.pytorch.assembly import assemble
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build
@@ -75,6 +75,11 @@ class PytorchBackend:
         from tightfit.backends.pytorch.simulate.inference import predict_inference
 
         return predict_inference(recipe, device, model)
+
+    def model_size(self, recipe: Recipe, config: Any = None) -> ModelSize:
+        from tightfit.backends.pytorch.model_size import model_size
+
+        return model_size(recipe, config)
 
     def step_profiler(self, step: Step) -> StepProfiler:
         from tightfit.backends.pytorch.measure.step_profiler import StepProfiler

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,30 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from tightfit.backends.base import ModelSize
 from tightfit.backends.pytorch.models import build_model, parameter_count
 from tightfit.models import model_facts
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
 
 READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSize:
-    """A model's parameters, and what it takes to train on one sample of the recipe's length.
-
-    parameters: tied ones once.
-    flops: model FLOPs of one sample's forward and backward pass, by the convention of PaLM (arXiv 2204.02311,
-        appendix B): 6 for each weight that a token is multiplied by, which is 6 N without embeddings that are only
-        looked up, and 12 for each pair of positions, layer and feature of the queries, masked or not. The backward
-        pass counts twice the forward pass; recomputation, norms, softmax and the optimizer count nothing, and of a
-        mixture of experts only the experts that are used. 0 where the forward pass needs values.
-    values: numbers that one sample's forward pass makes, attention's scores written out; 0 likewise.
-    """
-
-    parameters: int
-    flops: int
-    values: int
 
 
 def model_size(recipe: Recipe, config: Any = None) -> ModelSize:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tightfit.errors import ModelError
+from tightfit.planning.estimate import Tools
 from tightfit.planning.plan import Memory
 from tightfit.planning.search.comparisons import usual_precision
 from tightfit.planning.search.evaluate import Evaluated
@@ -195,13 +196,13 @@ def too_short(exploration: Exploration, best: Pair) -> str:
             f"for so short a run write {choices_text(other.recipe, found.recipe)}")
 
 
-def still_known(recipe: Recipe) -> str:
+def still_known(recipe: Recipe, tools: Tools) -> str:
     """The end of a sentence on a model that cannot be traced: what its parameters take by the rules of thumb; nothing
     for one that cannot be built."""
-    from tightfit.backends.pytorch.model_size import model_size
-
+    if tools.model_size is None:
+        return ""
     try:
-        count = model_size(recipe).parameters
+        count = tools.model_size(recipe).parameters
     except ModelError:
         return ""
     precision = Fp32() if recipe.precision == "auto" else recipe.precision

@@ -122,8 +122,7 @@ def work(connection: Connection) -> None:
     from tightfit.backends import load_backend
     from tightfit.planning.standard_tools import standard_tools
 
-    backend = load_backend(name)
-    evaluate = InProcess(standard_tools(backend.predict, calibration, unseen=backend.unseen), margin)
+    evaluate = InProcess(standard_tools(load_backend(name), calibration), margin)
     connection.send("ready")
     with suppress(EOFError):
         while True:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 from tightfit.backends.base import Backend
@@ -45,7 +44,7 @@ def search_with(
 ) -> Plan:  # fmt: skip
     """As `search`, by a backend's predictions, in several processes where that pays. module: the caller's own, instead
     of what `recipe.model` names; it stays in this process."""
-    tools = standard_tools(partial(backend.predict, model=module), target.calibration, unseen=backend.unseen)
+    tools = standard_tools(backend, target.calibration, module)
     pool = Pool(tools, recipe.backend.name, target.calibration) if module is None else nullcontext(None)
     with pool as evaluator:
         return search(recipe, target.device, tools, catalogue=catalogue, progress=progress, for_run=for_run,
@@ -90,7 +89,7 @@ def search(
     try:
         explore(exploration)
     except ModelError as error:
-        raise ModelError(f"{error}{still_known(recipe)}") from error
+        raise ModelError(f"{error}{still_known(recipe, tools)}") from error
     if not choice_alone:
         evaluate_comparisons(exploration)
     return _plan(exploration, recipe, catalogue, margin or Margin(), choice_alone)

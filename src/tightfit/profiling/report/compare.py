@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tightfit import text
+from tightfit.backends import load_backend
 from tightfit.bundled import BUNDLED
 from tightfit.errors import TightfitError
 from tightfit.planning.standard_tools import model_flops, model_flops_utilization
@@ -46,7 +47,7 @@ def step_flops(profile: Profile) -> tuple[int, str]:
     recomputation left out. Nothing is downloaded, and no code of a model's is run. 0 where neither is there."""
     if profile.recipe.model in BUNDLED:
         try:
-            if flops := model_flops(profile.recipe):
+            if flops := model_flops(load_backend(profile.recipe.backend.name), profile.recipe):
                 return flops, "from the model's shape"
         except (TightfitError, ValueError, TypeError):
             pass

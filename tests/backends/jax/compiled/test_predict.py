@@ -101,7 +101,7 @@ def test_cudnn_attention_is_compiled_for_without_cudnn(cache):
 
 
 def test_an_estimate_rounds_nothing_and_says_what_it_assumes(recipe, trace):
-    found = estimate(trace, recipe, A5000, standard_tools(BACKEND.predict, unseen=BACKEND.unseen))
+    found = estimate(trace, recipe, A5000, standard_tools(BACKEND))
     assert found.memory.peak_reserved == found.memory.peak_allocated == trace.peak()[1]
     assert found.memory.context > 0
     assert found.fits == "yes"

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from tightfit.backends import load_backend
 from tightfit.backends.measuring import measure
 from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.backends.pytorch.simulate.target import PlanningMode, simulate
@@ -150,7 +151,7 @@ def test_copies_are_ops_on_their_streams_that_wait_and_are_waited_for():
 def test_the_card_and_the_host_are_planned_for_each_by_itself():
     trace = predicted(A10)
     trace.spans.append(Span(name="step 2", start=0, stop=10**6, step=2))
-    memory = fit(trace, A10, standard_tools(lambda recipe, device: trace), Margin()).memory
+    memory = fit(trace, A10, standard_tools(load_backend("pytorch")), Margin()).memory
     assert memory.host == BLOCKS * ROWS * WIDTH * 4
     assert memory.peak_allocated == pytest.approx(trace.peak()[1], abs=512 * len(trace.allocations))
 
