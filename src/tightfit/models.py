@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field, PositiveInt, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from tightfit.bundled import BUNDLED, HUB_NAMES
-from tightfit.errors import ModelError, nearest, one_line
+from tightfit.errors import ModelError, Refused, nearest, one_line
 from tightfit.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -42,6 +42,12 @@ class ModelFacts:
     num_channels: int = 3
     pad_token_id: int = 0
     decoder_start_token_id: int = 0
+
+    def check_length(self, seq_len: int) -> None:
+        """Raise Refused where a sequence is longer than the model has positions."""
+        if self.max_positions is not None and seq_len > self.max_positions:
+            raise Refused(f"seq_len: {seq_len} exceeds the model's {self.max_positions} positions; write "
+                          f"seq_len={self.max_positions}")
 
 
 @pydantic_dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True, extra="forbid"))

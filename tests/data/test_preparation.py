@@ -14,7 +14,7 @@ from tightfit.data import GlobalBatchLoader, Prepared, prepare
 from tightfit.data.samples import Packed, truncated
 from tightfit.data.sources import read_image
 from tightfit.data.tokenized import class_ids
-from tightfit.errors import DataError
+from tightfit.errors import DataError, Refused
 from tightfit.models import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, TASKS, MicroBatch
@@ -286,7 +286,7 @@ def test_too_short_and_too_long(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("few words")
     with pytest.raises(DataError, match=r"seq_len: .* has \d+ training tokens, fewer than one sequence of 64; write"):
         prepare(recipe(tmp_path, data=str(tmp_path / "a.txt"), seq_len=64), FACTS)
-    with pytest.raises(DataError, match="seq_len: 65 exceeds the model's 64 positions; write seq_len=64"):
+    with pytest.raises(Refused, match="seq_len: 65 exceeds the model's 64 positions; write seq_len=64"):
         prepare(recipe(tmp_path, data="dummy", seq_len=65), FACTS)
     unpacked = {"source": "dummy", "packing": False}
     with pytest.raises(DataError, match=r"pad_sequence_to: .* multiple of 48 .*; write seq_len=48"):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tightfit.backends import load_backend
-from tightfit.errors import DataError, Refused
+from tightfit.errors import Refused
 from tightfit.models import read_config
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import steps_alone
@@ -78,14 +78,14 @@ def test_the_micro_batch_that_is_named_fits(large: Recipe, monkeypatch: pytest.M
         checked(large.override(micro_batch_size=1))
 
 
-def test_a_sequence_without_positions_is_left_to_the_data_to_refuse(
+def test_a_sequence_without_positions_is_refused_and_not_predicted(
     large: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has(monkeypatch, GIB, GIB)
     longer = large.override(seq_len=20_000)
-    assert checked(longer) == []
-    with pytest.raises(DataError, match=r"^seq_len: 20000 exceeds the model's 1024 positions"):
-        profile_recipe(longer)
+    for run in (checked, profile_recipe):
+        with pytest.raises(Refused, match=r"^seq_len: 20000 exceeds the model's 1024 positions"):
+            run(longer)
 
 
 def test_a_small_step_is_not_predicted(large: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,13 +57,9 @@ def prepare(
 
 
 def _check_positions(recipe: Recipe, facts: ModelFacts, padded: bool) -> None:
-    limit = facts.max_positions
-    if limit is None:
-        return
-    if recipe.seq_len > limit:
-        raise DataError(f"seq_len: {recipe.seq_len} exceeds the model's {limit} positions; write seq_len={limit}")
-    multiple = recipe.pad_sequence_to or 1
-    if padded and -(-recipe.seq_len // multiple) * multiple > limit:
+    facts.check_length(recipe.seq_len)
+    limit, multiple = facts.max_positions, recipe.pad_sequence_to or 1
+    if limit is not None and padded and -(-recipe.seq_len // multiple) * multiple > limit:
         raise DataError(f"pad_sequence_to: rounding seq_len={recipe.seq_len} up to a multiple of {multiple} passes the "
                         f"model's {limit} positions; write seq_len={max(limit // multiple * multiple, 1)}")
 

@@ -9,8 +9,8 @@ from functools import partial
 
 from tightfit.devices import Device
 from tightfit.planning.plan import Candidate, Estimate, Plan, choices_of
-from tightfit.planning.search.explain import changing
-from tightfit.planning.search.space import ALLOCATOR, field_text
+from tightfit.planning.search.space import ALLOCATOR
+from tightfit.planning.search.wording import changing, field_text
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.text import counted, percent, seconds, size

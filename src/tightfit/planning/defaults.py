@@ -15,8 +15,7 @@ from dataclasses import replace
 
 from tightfit.devices import Device
 from tightfit.recipe import Recipe
-from tightfit.techniques import SLOTS
-from tightfit.techniques.base import Technique
+from tightfit.techniques import SLOTS, default_for_slot
 
 MICRO_BATCH_TOKENS = {"cuda": 16_384, "cpu": 4_096}
 WORKERS = {"cuda": 2, "cpu": 0}
@@ -42,12 +41,6 @@ def fill_rest(recipe: Recipe, device: Device) -> Recipe:
     if recipe.expandable_segments == "auto":
         changes["expandable_segments"] = False
     return recipe.model_copy(update=changes) if changes else recipe
-
-
-def default_for_slot(recipe: Recipe, device: Device, slot: str) -> Technique:
-    """The technique that `auto` stands for in a slot where nothing is searched."""
-    named = (variant.default_setting(recipe, device) for variant in SLOTS[slot])
-    return next((setting for setting in named if setting is not None), None) or SLOTS[slot][0]()
 
 
 def default_micro_batch(recipe: Recipe, device: Device) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tightfit.techniques.accumulation import Accumulation, ByBlock, Loop, Scan
 from tightfit.techniques.attention import Attention, Eager, FlashAttn, Flex, Sdpa
 from tightfit.techniques.backend import Backend, Jax, Pytorch
@@ -35,6 +37,10 @@ from tightfit.techniques.parallel import Ddp, Dp, NoParallel, Parallel
 from tightfit.techniques.precision import Bf16, Bf16Pure, Fp16, Fp32, Precision
 from tightfit.techniques.update import AfterBackward, Update, WithForward
 
+if TYPE_CHECKING:
+    from tightfit.devices import Device
+    from tightfit.recipe import Recipe
+
 SLOTS: dict[str, tuple[type[Technique], ...]] = {
     "attention": (Eager, Sdpa, Flex, FlashAttn),
     "precision": (Fp32, Fp16, Bf16, Bf16Pure),
@@ -57,5 +63,12 @@ VARIANTS: dict[str, tuple[type[Technique], ...]] = {**SLOTS, "backend": (Pytorch
 
 __all__ = [
     "SLOTS", "VARIANTS", "Accumulation", "Attention", "Backend", "Checkpointing", "Compile", "Loading", "Loss",
-    "Offload", "Optimizer", "Parallel", "Precision", "Technique", "Update",
+    "Offload", "Optimizer", "Parallel", "Precision", "Technique", "Update", "default_for_slot",
 ]
+
+
+def default_for_slot(recipe: Recipe, device: Device, slot: str) -> Technique:
+    """The technique that `auto` stands for in a slot where nothing is searched: what one of its variants calls usual,
+    else the first."""
+    named = (variant.default_setting(recipe, device) for variant in SLOTS[slot])
+    return next((setting for setting in named if setting is not None), None) or SLOTS[slot][0]()

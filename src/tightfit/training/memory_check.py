@@ -23,8 +23,8 @@ def check_memory(recipe: Recipe, device: Device, backend: Backend, config: Any, 
     """Say where a resolved recipe's step is predicted to take more memory than is free.
 
     config: of the recipe's model. Predicting takes seconds, so that a step that fits by a rough bound is not predicted;
-    nor is one that its backend would have to compile for it, nor sequences that the model has no positions for, which
-    its data refuses. Raises Refused where the step takes more than the machine has.
+    nor is one that its backend would have to compile for it. Raises Refused where the step takes more than the machine
+    has, and for sequences that the model has no positions for.
     """
     if device.kind != "cpu" or recipe.backend.compiles_whole_steps:
         return
@@ -33,9 +33,7 @@ def check_memory(recipe: Recipe, device: Device, backend: Backend, config: Any, 
     try:
         if rough_bytes(recipe, backend, config) < free:
             return
-        positions = facts_of(config, recipe).max_positions
-        if positions is not None and recipe.seq_len > positions:
-            return
+        facts_of(config, recipe).check_length(recipe.seq_len)
         micro = recipe.micro_batch_size
         assert micro != "auto"
         peak_of = cache(lambda samples: _peak(recipe.override(micro_batch_size=samples), device, backend))

@@ -6,7 +6,8 @@ import pytest
 
 from tightfit.devices import Device
 from tightfit.errors import Refused
-from tightfit.planning.search.space import Space, choices_text, field_text, micro_batch_sizes
+from tightfit.planning.search.space import Space, micro_batch_sizes
+from tightfit.planning.search.wording import choices_text, field_text
 from tightfit.recipe import Recipe
 from tightfit.techniques.checkpointing import EveryNth
 

@@ -22,9 +22,7 @@ from tightfit.errors import Refused
 from tightfit.models import model_facts, module_facts, read_config
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
-from tightfit.techniques import SLOTS, Technique
-from tightfit.techniques.accumulation import Loop
-from tightfit.techniques.loss import Plain
+from tightfit.techniques import SLOTS, default_for_slot
 
 
 def assemble(
@@ -76,8 +74,7 @@ def bare_build(
 
 def apply_techniques(build: Build) -> Build:
     """Every technique of the recipe, applied in the fixed order of the slots."""
-    # Fields that may still be `auto` have one variant here, or a plain one.
-    open_to: dict[str, Technique] = {"accumulation": Loop(), "loss": Plain()}
     named = {slot: getattr(build.recipe, slot) for slot in SLOTS}
-    techniques = [open_to[slot] if technique == "auto" else technique for slot, technique in named.items()]
+    techniques = [default_for_slot(build.recipe, build.device, slot) if technique == "auto" else technique
+                  for slot, technique in named.items()]
     return reduce(lambda sofar, technique: APPLY[type(technique)](technique, sofar), techniques, build)

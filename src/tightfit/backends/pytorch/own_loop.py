@@ -16,7 +16,6 @@ from tightfit.backends.pytorch.build import Build, no_mask
 from tightfit.backends.pytorch.techniques.loss.of_logits import LOSS_OF_LOGITS
 from tightfit.errors import RecipeError, Refused
 from tightfit.recipe import Recipe
-from tightfit.techniques.loss import Plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +59,7 @@ def apply(model: nn.Module, recipe: Recipe | dict[str, Any]) -> Applied:
     if not recipe.backend.runs_torch:
         raise RecipeError(f"backend: {recipe.backend.name!r} has nothing to apply to a torch module; "
                           "write backend=pytorch")
-    if recipe.loss == "auto":
-        recipe = recipe.model_copy(update={"loss": Plain()})  # the loop has one of its own
-    if open_fields := recipe.open_choices():
+    if open_fields := [field for field in recipe.open_choices() if field != "loss"]:  # the loop has one of its own
         raise RecipeError(f"{', '.join(open_fields)}: still auto; write a value for each, or take the recipe of "
                           "tightfit.plan(model, recipe)")
     backend = PytorchBackend()

@@ -15,10 +15,10 @@ from tightfit.planning.offload import offload_advice
 from tightfit.planning.plan import Change
 from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.evaluate import Evaluated
-from tightfit.planning.search.explain import changing
 from tightfit.planning.search.exploration import CLOCK_ERROR, MICRO, Exploration
 from tightfit.planning.search.question import Question
-from tightfit.planning.search.space import Choice, Space, choices_text, micro_batch_sizes, trace_cost
+from tightfit.planning.search.space import Choice, Space, micro_batch_sizes, trace_cost
+from tightfit.planning.search.wording import changing, choices_text
 from tightfit.planning.suggestions import savings
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS

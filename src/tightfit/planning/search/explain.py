@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from tightfit.devices import Device
 from tightfit.errors import ModelError
+from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Tools
 from tightfit.planning.plan import Memory
 from tightfit.planning.search.comparisons import usual_precision
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair, startup
-from tightfit.planning.search.space import ALLOCATOR, Choice, choices_text
+from tightfit.planning.search.space import ALLOCATOR, Choice
+from tightfit.planning.search.wording import changing, choices_text
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
-from tightfit.techniques.optimizer import AdamW
-from tightfit.techniques.precision import Fp32
 from tightfit.text import more_or_less, percent, size
 
 SHOWN = 5
@@ -154,11 +153,6 @@ def _why_not_usual_precision(near: Evaluated, best: Evaluated) -> str:
     return f"{nothing}: {copies}. The nearest, {choices_text(near.recipe, best.recipe)}, {by}."
 
 
-def changing(changed: Sequence[str]) -> str:
-    """Subjects of a change, and the verb."""
-    return f"{' and '.join(changed)} change{'s' * (len(changed) == 1)}"
-
-
 def compared(found: Evaluated, best: Evaluated) -> str:
     """Cost of another combination that fits against the choice, as a sentence."""
     memory = found.estimate.memory.peak_reserved - best.estimate.memory.peak_reserved
@@ -196,7 +190,7 @@ def too_short(exploration: Exploration, best: Pair) -> str:
             f"for so short a run write {choices_text(other.recipe, found.recipe)}")
 
 
-def still_known(recipe: Recipe, tools: Tools) -> str:
+def still_known(recipe: Recipe, device: Device, tools: Tools) -> str:
     """The end of a sentence on a model that cannot be traced: what its parameters take by the rules of thumb; nothing
     for one that cannot be built."""
     if tools.model_size is None:
@@ -205,11 +199,13 @@ def still_known(recipe: Recipe, tools: Tools) -> str:
         count = tools.model_size(recipe).parameters
     except ModelError:
         return ""
-    precision = Fp32() if recipe.precision == "auto" else recipe.precision
+    recipe = resolve(recipe, device)
+    precision, optimizer = recipe.precision, recipe.optimizer
+    assert precision != "auto"
+    assert optimizer != "auto"
     weights = size(precision.weight_bytes * count)
     if recipe.mode == "inference":
         return f"; what can still be said: {count:,} parameters, so {weights} of weights, before any activation"
-    optimizer = AdamW() if recipe.optimizer == "auto" else recipe.optimizer
     states = optimizer.bytes_beside(precision.weight_rounding)
     return (f"; what can still be said: {count:,} parameters, so {weights} of weights, {weights} of gradients and "
             f"{size(round(states * count))} of optimizer states, before any activation")

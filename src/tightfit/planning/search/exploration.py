@@ -9,7 +9,8 @@ from tightfit.errors import ModelError, Refused
 from tightfit.planning.search.budget import TraceBudget, TraceBudgetExceeded
 from tightfit.planning.search.evaluate import Evaluated, Evaluator, Progress, without_allocator_setting
 from tightfit.planning.search.forecast import Forecasts, Unknown
-from tightfit.planning.search.space import ALLOCATOR, LAST_RESORT, Choice, Level, Space, choices_text
+from tightfit.planning.search.space import ALLOCATOR, LAST_RESORT, Choice, Level, Space
+from tightfit.planning.search.wording import choices_text
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS
 

@@ -21,7 +21,8 @@ from tightfit.planning.search.evaluate import Evaluated, Evaluator, InProcess, P
 from tightfit.planning.search.explain import SHOWN, compared, misses, ranked, still_known, too_large, too_short, why
 from tightfit.planning.search.exploration import MICRO, Exploration
 from tightfit.planning.search.pool import Pool
-from tightfit.planning.search.space import Space, choices_text, field_text
+from tightfit.planning.search.space import Space
+from tightfit.planning.search.wording import choices_text, field_text
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target
 from tightfit.recipe import Recipe
@@ -89,7 +90,7 @@ def search(
     try:
         explore(exploration)
     except ModelError as error:
-        raise ModelError(f"{error}{still_known(recipe, tools)}") from error
+        raise ModelError(f"{error}{still_known(recipe, device, tools)}") from error
     if not choice_alone:
         evaluate_comparisons(exploration)
     return _plan(exploration, recipe, catalogue, margin or Margin(), choice_alone)
@@ -100,11 +101,9 @@ def check_length(recipe: Recipe) -> None:
     if TASKS[recipe.task].reads != "tokens":
         return
     try:
-        limit = model_facts(recipe).max_positions
+        model_facts(recipe).check_length(recipe.seq_len)
     except ModelError:  # a model of the caller's own, or one whose configuration says nothing: tracing tells
         return
-    if limit is not None and recipe.seq_len > limit:
-        raise Refused(f"seq_len: {recipe.seq_len} exceeds the model's {limit} positions; write seq_len={limit}")
 
 
 def _plan(

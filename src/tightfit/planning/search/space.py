@@ -16,10 +16,9 @@ from typing import Any
 
 from tightfit.devices import Device
 from tightfit.errors import Refused
-from tightfit.planning.defaults import default_for_slot, fill_rest
+from tightfit.planning.defaults import fill_rest
 from tightfit.recipe import Recipe
-from tightfit.recipe.yaml import technique_to_yaml
-from tightfit.techniques import SLOTS, VARIANTS, Technique
+from tightfit.techniques import SLOTS, Technique, default_for_slot
 
 Choice = tuple[Any, ...]
 """A value for each of `Space.fields`: a technique, or a plain value."""
@@ -191,23 +190,3 @@ def micro_batch_sizes(batch: int) -> list[int]:
         power *= 2
     found |= {batch // parts for parts in (2, 3) if batch % parts == 0}
     return sorted(found)
-
-
-def field_text(field: str, value: Any) -> str:
-    """A field as a person writes it: `checkpointing=every-nth checkpointing.n=3`."""
-    if not isinstance(value, Technique):
-        return f"{field}={str(value).lower() if isinstance(value, bool) else value}"
-    plain = technique_to_yaml(value)
-    if isinstance(plain, str):
-        return f"{field}={plain}"
-    knobs = (field_text(f"{field}.{knob}", setting) for knob, setting in plain.items() if knob != "name")
-    return " ".join([f"{field}={value.name}", *knobs])
-
-
-def choices_text(recipe: Recipe, other: Recipe | None = None, fields: Sequence[str] = ()) -> str:
-    """A resolved recipe's choices as a person writes them, the micro-batch first; with `other`, only those that differ
-    from it, else `fields` of them."""
-    every = ("micro_batch_size", *VARIANTS, ALLOCATOR)
-    shown = [field for field in every if (field in fields if other is None else
-                                          getattr(recipe, field) != getattr(other, field))]
-    return " ".join(field_text(field, getattr(recipe, field)) for field in shown) or "the same"

@@ -1,0 +1,36 @@
+"""Fields and changes of a recipe in the words of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tightfit.planning.search.space import ALLOCATOR
+from tightfit.recipe import Recipe
+from tightfit.recipe.yaml import technique_to_yaml
+from tightfit.techniques import VARIANTS, Technique
+
+
+def field_text(field: str, value: Any) -> str:
+    """A field as a person writes it: `checkpointing=every-nth checkpointing.n=3`."""
+    if not isinstance(value, Technique):
+        return f"{field}={str(value).lower() if isinstance(value, bool) else value}"
+    plain = technique_to_yaml(value)
+    if isinstance(plain, str):
+        return f"{field}={plain}"
+    knobs = (field_text(f"{field}.{knob}", setting) for knob, setting in plain.items() if knob != "name")
+    return " ".join([f"{field}={value.name}", *knobs])
+
+
+def choices_text(recipe: Recipe, other: Recipe | None = None, fields: Sequence[str] = ()) -> str:
+    """A resolved recipe's choices as a person writes them, the micro-batch first; with `other`, only those that differ
+    from it, else `fields` of them."""
+    every = ("micro_batch_size", *VARIANTS, ALLOCATOR)
+    shown = [field for field in every if (field in fields if other is None else
+                                          getattr(recipe, field) != getattr(other, field))]
+    return " ".join(field_text(field, getattr(recipe, field)) for field in shown) or "the same"
+
+
+def changing(changed: Sequence[str]) -> str:
+    """Subjects of a change, and the verb."""
+    return f"{' and '.join(changed)} change{'s' * (len(changed) == 1)}"
