@@ -52,6 +52,7 @@ LAYERS = (
     ("tightfit.recipe.yaml",),
     ("tightfit.recipe.hf_arguments.table",),
     ("tightfit.models",),
+    ("tightfit.hub",),
     ("tightfit.bundled",),
     ("tightfit.techniques",),
     ("tightfit.tasks",),

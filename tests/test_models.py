@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +13,10 @@ from huggingface_hub import errors as hub_errors
 
 from tightfit.bundled import BUNDLED, HUB_NAMES
 from tightfit.errors import ModelError
+from tightfit.hub import explain_hub_error, only_local
 from tightfit.models import (
     ModelSource,
     TransformerConfig,
-    explain_hub_error,
     model_facts,
     module_facts,
     read_config,
@@ -220,3 +221,22 @@ def test_each_hub_error_has_its_own_sentence() -> None:
 def test_overrides_that_make_no_model(name: str, overrides: dict[str, Any], says: str) -> None:
     with pytest.raises(ModelError, match=says):
         read_config(recipe(name, task=BUNDLED[name].task, model_overrides=overrides))
+
+
+def test_a_configuration_for_another_loss_is_refused(tmp_path: Path) -> None:
+    folder = write_config(tmp_path / "r", model_type="bert", problem_type="regression")
+    with pytest.raises(ModelError, match=r"problem_type: 'regression' .* write model_overrides.problem_type=single"):
+        read_config(recipe(folder, task="sequence-classification"))
+    assert read_config(recipe(folder, task="masked-lm"))
+    mended = {"problem_type": "single_label_classification"}
+    assert read_config(recipe(folder, task="sequence-classification", model_overrides=mended))
+
+
+def test_a_hub_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tightfit.hub.getproxies", lambda: {"https": "http://127.0.0.1:9"})
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    assert only_local("no-one/nothing")
+    assert not only_local(str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr("tightfit.hub.getproxies", lambda: {"https": f"http://127.0.0.1:{server.getsockname()[1]}"})
+        assert not only_local("no-one/nothing")

@@ -19,11 +19,14 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from tightfit.bundled import BUNDLED, HUB_NAMES
 from tightfit.errors import ModelError, Refused, nearest, one_line
+from tightfit.hub import explain_hub_error, only_local
 from tightfit.tasks import TASKS
 
 if TYPE_CHECKING:
     from tightfit.recipe import Recipe
 
+ONE_CLASS = "single_label_classification"
+"""The `problem_type` of a configuration that tasks of one class have; others are regression and several labels."""
 OUR_TRANSFORMER = "tightfit-transformer"
 """The `model_type` written into the configuration of a saved `TransformerConfig` model."""
 
@@ -214,7 +217,8 @@ def _stored_config(name: str, changes: dict[str, Any], recipe: Recipe) -> Any:
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=recipe.trust_remote_code)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=recipe.trust_remote_code,
+                                            local_files_only=only_local(name))
     except Exception as error:  # the hub's client, its transport and remote code each raise their own
         raise ModelError(explain_hub_error(name, error)) from error
     values = config.to_dict()
@@ -255,6 +259,11 @@ def _make_config(config: Any, values: dict[str, Any], changes: dict[str, Any], r
             raise ModelError(f"model_overrides: {config_class.__name__} refuses {changes}: {one_line(error)}") from None
     if num_labels is not None:
         config.num_labels = num_labels
+    problem = getattr(config, "problem_type", None)
+    if TASKS[recipe.task].predicts == "class" and problem not in (None, ONE_CLASS):
+        raise ModelError(f"model_overrides.problem_type: {problem!r} is what the model's configuration asks for, and "
+                         f"{recipe.task} is trained with the cross-entropy of one class; write "
+                         f"model_overrides.problem_type={ONE_CLASS}")
     return config
 
 
@@ -263,28 +272,6 @@ def _check_fields(owner: str, changes: Iterable[str], known: Iterable[str]) -> N
     for name in changes:
         if name not in names:
             raise ModelError(f"model_overrides.{name}: not a field of {owner}; {nearest(name, names)}")
-
-
-def explain_hub_error(name: str, error: BaseException) -> str:
-    """One sentence for what went wrong while a folder or a Hugging Face model was read, and what to do."""
-    from huggingface_hub import errors
-
-    causes = [error]
-    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
-        causes.append(cause)
-    where = f"model: {name!r}"
-    for kinds, sentence in (
-        ((errors.GatedRepoError,), "is gated: accept its terms on its page, then run: hf auth login"),
-        ((errors.RepositoryNotFoundError, errors.RevisionNotFoundError),
-         f"is not on the Hugging Face hub, or is private; {nearest(name, BUNDLED)}"),
-        ((errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, ConnectionError, TimeoutError),
-         "is not cached, and the Hugging Face hub cannot be reached; name a local folder or a bundled model"),
-    ):
-        if any(isinstance(cause, kinds) for cause in causes):
-            return f"{where} {sentence}"
-    if "trust_remote_code" in str(error):
-        return f"{where} comes with Python code of its own; read it, then write trust_remote_code=true"
-    return f"{where} cannot be read: {one_line(error)}"
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -154,6 +154,13 @@ def test_files_without_rows(tmp_path: Path) -> None:
     refused("a.csv has no rows", tmp_path / "a.csv")
 
 
+def test_a_row_of_another_length_than_the_first_line_is_refused(tmp_path: Path) -> None:
+    for row, count in (("a, b,0", 3), ("a", 1)):
+        (tmp_path / "a.csv").write_text(f"text,label\nfine,1\n{row}\n")
+        refused(rf"a.csv line 3 has {count} values, and its first line names 2 fields; put .* in double quotes",
+                tmp_path / "a.csv")
+
+
 def test_binary_and_otherwise_encoded_files(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"PK\0\1\2")
     (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.display.plans import CARD, GIB, memory
-from tightfit.display.memory_bar import legend, memory_bar, parts_of, scale_of
+from tightfit.display.memory_bar import cells_of, legend, memory_bar, parts_of, scale_of
 
 
 def test_parts_sum_to_what_is_used():
@@ -50,7 +50,7 @@ def test_where_nothing_fits_every_bar_is_seen_whole():
     assert scale == both[0].used == 242 * GIB
     bars = [memory_bar(one, CARD.memory_bytes, scale, 30).plain for one in both]
     assert [bar.index("|") for bar in bars] == [3, 3]
-    assert bars[0] == "WWG|ggooooo" + 15 * "a" + "ttttr"
+    assert bars[0] == "WWG|ggooooo" + 13 * "a" + "ttttrcx"
     assert len(bars[1]) == 16
     assert ">" not in "".join(bars)
 
@@ -77,3 +77,20 @@ def test_the_legend_names_what_the_bars_have():
     assert "small letters: beyond it" in passing
     assert "> cut off" not in passing
     assert "> cut off" in legend([memory(), memory(20.0)], CARD.memory_bytes, 80).plain
+
+
+def test_a_part_too_small_for_a_cell_is_seen_all_the_same():
+    held = {"weights": 100, "gradients": 100, "optimizer": 200, "activations": 900, "temporary": 3, "context": 1}
+    assert letters(held, 20) == "WWGOOOAAAAAAAAAAAATX"
+    assert letters(held, 6) == "WGOATX"
+
+
+def test_more_parts_than_cells_leave_the_largest_and_the_rest():
+    held = {"weights": 100, "gradients": 90, "optimizer": 200, "activations": 900, "temporary": 3}
+    assert letters(held, 3) == "OAR"
+    assert letters(held, 1) == "A"
+    assert letters({}, 0) == ""
+
+
+def letters(held, count):
+    return "".join(part.letter for part in cells_of(held, count))

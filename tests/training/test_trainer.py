@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tightfit import Trainer, models
-from tightfit.errors import CheckpointError, ModelError, RecipeError
+from tightfit.errors import CheckpointError, DataError, ModelError, RecipeError
 from tightfit.training.listeners import LastingConsole, Listener, Terminal
 from tightfit.training.run_folder import LOCK
 
@@ -121,3 +121,30 @@ def test_the_models_configuration_is_read_once(tiny, monkeypatch):
     monkeypatch.setattr(models, "_make_config", lambda *words: read.append(words) or made(*words))
     Trainer(recipe=tiny).train()
     assert len(read) == 1
+
+
+def test_refused_data_leaves_no_folder_and_does_not_blame_it(recipe, monkeypatch):
+    def unreadable(*_, **__):
+        raise PermissionError(13, "Permission denied", "/proc/1/cwd")
+
+    with pytest.raises(DataError, match=r"has no 'input_ids'"):
+        Trainer(Named(), recipe, [{"text": "a"}]).train()
+    monkeypatch.setattr("tightfit.training.session.prepare", unreadable)
+    with pytest.raises(DataError, match=r"^data: '/proc' cannot be prepared: .*Permission denied: '/proc/1/cwd'"):
+        Trainer(Named(), {**recipe, "data": "/proc"}).train()
+    assert not Path(recipe["output_dir"]).exists()
+
+
+def test_more_loader_processes_than_a_machine_can_hold_are_refused(recipe):
+    with pytest.raises(RecipeError, match=r"^loading.workers: 1000 processes are too many for this machine's \d+ core"):
+        Trainer(Named(), {**recipe, "loading": {"workers": 1000}}, ROWS).train()
+
+
+def test_fp16_on_a_processor_is_remarked_on(recipe):
+    class Said(Listener):
+        def message(self, text):
+            said.append(text)
+
+    said = []
+    Trainer(Named(), {**recipe, "precision": "fp16"}, ROWS, listener=Said()).train()
+    assert any(text.startswith("note: precision: most processors compute fp16 slowly") for text in said)

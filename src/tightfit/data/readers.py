@@ -90,13 +90,19 @@ def read_jsonl(path: Path, wanted: Wanted) -> Iterator[Row]:
 
 
 def read_csv(path: Path, wanted: Wanted, delimiter: str = ",") -> Iterator[Row]:
-    """Separated values under a line of names; values are texts."""
+    """Separated values under a line of names; values are texts, as many in each row as there are names."""
     csv.field_size_limit(sys.maxsize)  # the default refuses documents above 128 KiB
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = csv.DictReader(file, delimiter=delimiter)
         try:
             require_fields(wanted, rows.fieldnames or (), str(path))
+            names = len(rows.fieldnames or ())
             for row in rows:
+                short = sum(value is None for value in row.values())
+                if short or None in row:
+                    raise DataError(f"data: {path} line {rows.line_num} has {names - short + len(row.get(None) or ())} "
+                                    f"values, and its first line names {names} fields; put a value that holds a "
+                                    f"{delimiter!r} in double quotes")
                 yield pick(row, wanted, f"{path} line {rows.line_num}")
         except (UnicodeDecodeError, csv.Error) as error:
             raise DataError(f"data: {path} is not CSV in UTF-8 behind line {rows.line_num}: {error}") from None

@@ -16,6 +16,7 @@ import numpy as np
 
 from tightfit.data.caching import digest, files_digest
 from tightfit.errors import DataError, one_line
+from tightfit.hub import only_local
 from tightfit.system import cores
 from tightfit.tasks import Array
 
@@ -148,7 +149,8 @@ def load_tokenizer(name: str, trust_remote_code: bool) -> Tokenizer:
     from transformers import AutoTokenizer
 
     try:
-        backend = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        backend = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code,
+                                                local_files_only=only_local(name))
     except Exception as error:  # the hub's client, its transport and remote code each raise their own
         raise DataError(f"tokenizer: {name!r} cannot be loaded: {one_line(error)}; write a folder with a tokenizer, or "
                         "tokenizer=train to train one on the data") from None

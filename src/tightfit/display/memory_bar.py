@@ -6,7 +6,7 @@ memory ends; what lies beyond it is in small letters.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -69,9 +69,7 @@ def memory_bar(memory: Memory, device_bytes: int, scale: int, width: int) -> Tex
         filled = max(round(width * used / scale), end + 1)
     else:
         filled = min(max(round(width * used / scale), 1), end) if held else 0
-    parts = [part for part in PARTS if part.key in held]
-    ends = [round(filled * at / used) for at in accumulate(held.values())]
-    cells = [part for part, (start, stop) in zip(parts, pairwise([0, *ends]), strict=True) for _ in range(start, stop)]
+    cells = cells_of(held, filled)
     bar = Text(no_wrap=True, overflow="crop")
     for place, part in enumerate(cells[:width]):
         if place == end:
@@ -82,6 +80,23 @@ def memory_bar(memory: Memory, device_bytes: int, scale: int, width: int) -> Tex
     if used <= device_bytes:
         bar.append(FREE * (end - filled) + END)
     return bar
+
+
+def cells_of(held: Mapping[str, int], count: int) -> list[Part]:
+    """The part that each of so many cells shows, to scale, but none of `held` left out: a part too small for a cell has
+    one of the largest's. Where there are more parts than cells, the smallest are shown as `rounding and other`; a
+    single cell is the largest's."""
+    if count < len(held):
+        named = sorted(held.keys() - {Category.OTHER}, key=lambda key: -held[key])[: max(count - 1, 1)]
+        rest = sum(held.values()) - sum(held[key] for key in named) if count > 1 else 0
+        held = {**{key: held[key] for key in named}, **({Category.OTHER: rest} if rest else {})}
+    held = {part.key: held[part.key] for part in PARTS if part.key in held}
+    ends = [round(count * at / sum(held.values())) for at in accumulate(held.values())]
+    cells = {key: stop - start for key, (start, stop) in zip(held, pairwise([0, *ends]), strict=True)}
+    for key in [key for key, number in cells.items() if not number]:
+        cells[max(cells, key=lambda each: cells[each])] -= 1
+        cells[key] = 1
+    return [part for part in PARTS for _ in range(cells.get(part.key, 0))]
 
 
 def scale_of(memories: Iterable[Memory], device_bytes: int) -> int:

@@ -94,8 +94,8 @@ def recipe_values(name: str) -> dict[str, Any]:
         raise RecipeError(f"{name[:40]!r}... is not a recipe: {getattr(error, 'strerror', None) or error}") from None
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
-            near = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
-            hint = nearest(path.name, near) if near else "no recipe file is in that folder"
+            near = [str(p) for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+            hint = nearest(str(path), near) if near else "no recipe file is in that folder"
             raise RecipeError(f"{name}: no such recipe file; {hint}")
         try:
             return read_yaml(path.read_text(encoding="utf-8"), name)

@@ -38,7 +38,8 @@ def parse_technique(slot: str, value: Any) -> Technique | str:
     knobs = dict(value)
     name = knobs.pop("name", slot if slot in variants else "")
     if name is None or name is False:  # YAML reads `null` and `off` so
-        name = next((off for off in ("off", "none") if off in variants), str(name).lower())
+        written = "null" if name is None else "off"
+        name = next((off for off in ("off", "none") if off in variants), written)
     if not isinstance(name, str) or not name:
         raise RecipeError(f"{slot}: {_shown(value)} has no `name`; choose from: {', '.join(sorted(variants))}")
     if (slot, name) in SHORT_FORMS:
@@ -113,7 +114,10 @@ def _sentence(error: Any, fields: Mapping[str, Any], slot: str, where: str) -> s
         return f"{path}: not a field{owner}; {nearest(name, fields)}"
     if error["type"] == "invalid_key":
         return f"{path}: {_shown(error['input'])} is not the name of a field"
-    message = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    message = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ").partition(", unable")[0]
+    if error["type"] in ("tuple_type", "missing", "too_long"):
+        default = getattr(fields.get(written[-1]), "default", None)
+        message = "a list" + (f" such as {list(default)}" if isinstance(default, tuple) and default else "")
     expected = error.get("ctx", {}).get("expected")
     if expected == "'auto'":
         return f"{path}: {_shown(error['input'])} should be {expected}"

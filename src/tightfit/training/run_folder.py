@@ -26,9 +26,11 @@ LOCK = ".lock"
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Make a folder if need be, and keep other processes from writing into it. The lock falls with the process, however
-    it ends. Raises RecipeError where another process holds it, and where the folder cannot be written."""
+    """Make a folder if need be, and keep other processes from writing into it; one that was made and stays empty goes
+    again. The lock falls with the process, however it ends. Raises RecipeError where another process holds it, and
+    where the folder cannot be written."""
     with ExitStack() as held:
+        made = not folder.exists()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             # A lock of lockf's is, unlike one of flock's, not inherited by loader workers.
@@ -40,7 +42,12 @@ def locked(folder: Path) -> Iterator[None]:
         except OSError as error:
             raise RecipeError(f"output_dir: {folder} cannot be written ({error.strerror or error}: {error.filename}); "
                               "write output_dir=... elsewhere") from None
-        yield
+        try:
+            yield
+        finally:
+            if made and [path.name for path in folder.iterdir()] == [LOCK]:
+                (folder / LOCK).unlink()
+                folder.rmdir()
 
 
 def run_path(recipe: Recipe, name: str) -> Path:

@@ -13,17 +13,22 @@ from tightfit.backends.base import Backend
 from tightfit.data import GlobalBatchLoader, Prepared, prepare
 from tightfit.data.splitting import Progress
 from tightfit.devices import Device
+from tightfit.errors import Refused
 from tightfit.models import ModelFacts, model_facts, module_facts, read_config
 from tightfit.planning.defaults import resolve
 from tightfit.planning.targets import own_target
 from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import as_recipe
+from tightfit.system import cores
+from tightfit.text import counted
 from tightfit.training.memory_check import check_memory
 
 if TYPE_CHECKING:
     from tightfit.data.sources import Rows
     from tightfit.planning.plan import Plan
 
+MOST_WORKERS = 8
+"""Worker processes for each core, at most: each takes hundreds of megabytes."""
 Log = Callable[[str], None]
 """Takes a sentence for the person running this."""
 
@@ -77,6 +82,10 @@ def open_session(recipe: Recipe, log: Log, *, module: Any = None) -> Session:
     """
     backend = load_backend(recipe.backend.name)
     device = backend.device(recipe)
+    workers, most = recipe.loading.workers, MOST_WORKERS * cores()
+    if workers != "auto" and workers > most:
+        raise Refused(f"loading.workers: {workers} processes are too many for this machine's "
+                      f"{counted(cores(), 'core')}; write loading.workers={cores()}, or {most} at most")
     if not recipe.open_choices() or (target := own_target(device)).is_guessed_processor:
         return Session(recipe=resolve(recipe, device), device=device, backend=backend, module=module)
     from tightfit.planning.search.resolve_auto import resolve_auto

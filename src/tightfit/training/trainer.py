@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from tightfit.backends import load_backend
 from tightfit.backends.base import Backend, Step
 from tightfit.data import GlobalBatchLoader, Prepared, evaluation_global_batches
-from tightfit.errors import CheckpointError, OutOfMemory, RecipeError, one_line
+from tightfit.errors import CheckpointError, DataError, OutOfMemory, RecipeError, one_line
 from tightfit.models import resolve_source
 from tightfit.recipe import Recipe
 from tightfit.recipe.resume import continued
@@ -118,7 +118,10 @@ class Trainer:
 
     def _train(self, session: Session, folder: RunFolder, began: float) -> Summary:
         recipe = session.recipe
-        data = session.prepare(self.dataset, self.listener.preparing)
+        try:
+            data = session.prepare(self.dataset, self.listener.preparing)
+        except OSError as error:
+            raise DataError(f"data: {recipe.data.source!r} cannot be prepared: {one_line(error)}") from error
         source, evaluation = GlobalBatchLoader(data.train, recipe), data.evaluation
         found = checkpoints.newest(folder.checkpoints, self.listener.message)
         first_step = found.step if found else 0

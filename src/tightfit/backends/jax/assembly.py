@@ -18,7 +18,8 @@ from tightfit.backends.jax.decoders import FAMILIES, network_of
 from tightfit.backends.jax.network import Network
 from tightfit.devices import Device
 from tightfit.errors import ModelError, RecipeError, Refused, one_line
-from tightfit.models import explain_hub_error, model_facts, read_config, resolve_source
+from tightfit.hub import explain_hub_error, only_local
+from tightfit.models import model_facts, read_config, resolve_source
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
 from tightfit.techniques import SLOTS
@@ -86,7 +87,8 @@ def _downloaded(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=["*.safetensors", "*.json"]))
+        return Path(snapshot_download(name, allow_patterns=["*.safetensors", "*.json"],
+                                      local_files_only=only_local(name)))
     except Exception as error:  # the hub's client and its transport each raise their own
         raise ModelError(explain_hub_error(name, error)) from error
 

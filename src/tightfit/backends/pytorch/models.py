@@ -24,10 +24,10 @@ from tightfit.backends.pytorch.padding import stored_tensors
 from tightfit.backends.pytorch.state import named_tensors
 from tightfit.backends.pytorch.transformer import Transformer
 from tightfit.errors import ModelError, TightfitError, nearest, one_line
+from tightfit.hub import explain_hub_error, only_local
 from tightfit.models import (
     OUR_TRANSFORMER,
     TransformerConfig,
-    explain_hub_error,
     facts_of,
     read_config,
     resolve_source,
@@ -144,7 +144,7 @@ def _from_stored(
     try:
         model, loading = auto.from_pretrained(
             name, config=config, dtype=dtype, trust_remote_code=recipe.trust_remote_code,
-            ignore_mismatched_sizes=True, output_loading_info=True,
+            ignore_mismatched_sizes=True, output_loading_info=True, local_files_only=only_local(name),
         )
     except Exception as error:  # the hub's client, its transport and remote code each raise their own
         unserved = isinstance(error, ValueError) and "Unrecognized configuration class" in str(error)

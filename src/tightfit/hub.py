@@ -1,0 +1,62 @@
+"""The Hugging Face hub: whether it can be asked, and what went wrong where it was."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from threading import Thread
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from tightfit.bundled import BUNDLED
+from tightfit.errors import nearest, one_line
+
+PATIENCE = 2.0
+"""Seconds that the hub has to answer; its client would try again for half a minute."""
+
+
+def only_local(name: str) -> bool:
+    """Whether files of a name on the hub are to be taken from this machine's cache alone, since neither the hub nor the
+    proxy before it answers; False for a folder."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE or Path(name).is_dir():  # of which the client knows itself
+        return False
+    address = urlsplit(getproxies().get("https") or constants.ENDPOINT)
+    answered: list[bool] = []
+
+    def connect() -> None:
+        try:
+            port = address.port or (80 if address.scheme == "http" else 443)
+            with socket.create_connection((address.hostname, port), timeout=PATIENCE):
+                answered.append(True)
+        except OSError:
+            pass
+
+    thread = Thread(target=connect, daemon=True)  # looking up a name knows no time limit
+    thread.start()
+    thread.join(PATIENCE)
+    return not answered
+
+
+def explain_hub_error(name: str, error: BaseException) -> str:
+    """One sentence for what went wrong while a folder or a Hugging Face model was read, and what to do."""
+    from huggingface_hub import errors
+
+    causes = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    where = f"model: {name!r}"
+    for kinds, sentence in (
+        ((errors.GatedRepoError,), "is gated: accept its terms on its page, then run: hf auth login"),
+        ((errors.RepositoryNotFoundError, errors.RevisionNotFoundError),
+         f"is not on the Hugging Face hub, or is private; {nearest(name, BUNDLED)}"),
+        ((errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, ConnectionError, TimeoutError),
+         "is not cached, and the Hugging Face hub cannot be reached; name a folder that holds it, "
+         "model=path/to/folder, or a bundled model"),
+    ):
+        if any(isinstance(cause, kinds) for cause in causes):
+            return f"{where} {sentence}"
+    if "trust_remote_code" in str(error):
+        return f"{where} comes with Python code of its own; read it, then write trust_remote_code=true"
+    return f"{where} cannot be read: {one_line(error)}"
