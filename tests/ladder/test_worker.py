@@ -65,8 +65,11 @@ def test_what_cannot_run_says_why(tmp_path: Path) -> None:
     assert found.status == "refused"
     assert "attention" in found.reason
     found = measured(tmp_path, seq_len=2000)
-    assert found.status == "failed"
+    assert found.status == "refused"
     assert "seq_len" in found.reason
+    found = measured(tmp_path, data="nowhere.txt")
+    assert found.status == "failed"
+    assert "nowhere.txt" in found.reason
 
 
 @pytest.mark.parametrize("runner", [OURS, "plain"])
