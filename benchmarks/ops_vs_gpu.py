@@ -7,7 +7,8 @@ rows, columns) and `traced_ops` (op, dtype, shapes, strides of profiled kernels)
 What is recorded, of each kind and card: the error predicted / recorded - 1, its median and 95th percentile without
 sign. Products are given apart where their operands fit the L2 cache, from which a kernel repeated alone reads them.
 `left out`: a tile's prologue fitted on the other cards and the share of the peak on half of a card's own rows, and the
-error on the other half.
+error on the other half. `work`: for cards that the catalogue calls measured, what all recordings of one card and format
+are off by together, by the kinds of work that errors of steps are made of; the 90th percentile is their error.
 Run: python benchmarks/ops_vs_gpu.py FOLDER
 """
 
@@ -35,6 +36,7 @@ from tightfit.backends.pytorch.follow.op_costs import cost
 from tightfit.devices import Device, find_device
 from tightfit.planning.timing import contractions, op_times
 from tightfit.planning.timing.contractions import Matmul
+from tightfit.planning.timing.errors import Work, work_of
 from tightfit.planning.timing.op_times import ITEM_BYTES, op_seconds
 from tightfit.trace import Op, OpClass, Phase
 
@@ -143,6 +145,22 @@ def summary(values: list[float]) -> dict[str, Any]:
             "median_with_sign": round(statistics.median(values), 4)}
 
 
+def by_work(found: Iterable[tuple[Row, Op]]) -> dict[str, Any]:
+    """Errors of all the seconds of each measured card and format, by kind of work."""
+    totals: dict[tuple[Work, str, str], list[tuple[float, float]]] = defaultdict(list)
+    for row, made in found:
+        card = device(row["device"])
+        if card.evidence == "measured" and made.dtype in ("float32", "float16", "bfloat16"):
+            pair = op_seconds(made, card) * 1e6, float(row["microseconds"])
+            totals[work_of(made, card, False), card.name, made.dtype].append(pair)
+    kinds: dict[Work, dict[str, float]] = defaultdict(dict)
+    for (kind, name, dtype), pairs in sorted(totals.items()):
+        predicted, recorded = map(sum, zip(*pairs, strict=True))
+        kinds[kind][f"{name} {dtype}"] = round(predicted / recorded - 1, 4)
+    return {kind: {"90th percentile": sorted(map(abs, each.values()))[math.ceil(0.9 * len(each)) - 1], **each}
+            for kind, each in kinds.items()}
+
+
 def in_cache(row: Row, made: Op) -> bool:
     return made.bytes_read + made.bytes_written < op_times.CACHED_SHARE * device(row["device"]).l2_bytes
 
@@ -176,7 +194,7 @@ def _with(row: Row, made: Op, share: float, prologue: int) -> float:
     card = device(row["device"])
     rate = card.peak(row["dtype"]) * share
     product = Matmul(1, row["m"], row["n"], row["k"], made.leading)
-    rate *= contractions.alignment(product, 2, card.wants_wide_rows)
+    rate *= contractions.alignment(product, 2, card)
     busy = contractions.matmul_seconds(product, rate, card.units, prologue)
     moved = (made.bytes_read + made.bytes_written) / card.bandwidth / op_times.memory_share(card)
     return (max(busy, moved) + op_times.CLASS_START[OpClass.CONTRACTION]) * 1e6 / float(row["microseconds"]) - 1
@@ -191,18 +209,22 @@ def main() -> int:
     profiled = [(row, made) for row in rows(folder, "traced_ops") if (made := traced(row)) is not None]
     large = [(row, made) for row in rows(folder, "memory_bound_neusight")
              if (made := memory_bound(row)).bytes_read + made.bytes_written > LARGE]
+    fused = [(row, attention(row)) for row in rows(folder, "attention")]
+    bound = [(row, made) for row, made in profiled if not made.flops]
     results = {
+        "work": by_work([*(p for p in products if not in_cache(*p)), *fused, *large, *bound]),
         "products": errors((p for p in products if not in_cache(*p)), lambda r, _: f"{r['device']} {r['dtype']}"),
         "products in the cache": errors((p for p in products if in_cache(*p)),
                                         lambda r, _: f"{r['device']} {r['dtype']}"),
         "products left out": left_out(products),
-        "attention": errors(((row, attention(row)) for row in rows(folder, "attention")),
+        "attention": errors(fused,
                             lambda r, _: f"{r['device']} {r['backend'].split()[0]} {r['direction']}"),
         "element-wise and norms, fp32": errors(large, lambda r, _: f"{r['device']} {r['op']}"),
         "profiled": errors(profiled, lambda r, made: " ".join(
             [r["device"], r["dtype"], r["op"].removeprefix("aten::"), made.layout]).strip()),
     }
-    for kind, found in results.items():
+    print(json.dumps(results["work"], indent=1))
+    for kind, found in list(results.items())[1:]:
         print(kind)
         for name, each in found.items():
             print(f"  {name:44} {each['rows']:5} rows  median {each['median']:6.1%}  p95 {each['p95']:6.1%}  "

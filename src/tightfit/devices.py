@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from tightfit.catalogue import CARDS, Card
+from tightfit.catalogue import CARDS, Card, Evidence
 from tightfit.errors import RecipeError, nearest
 from tightfit.text import size
 
@@ -18,6 +18,10 @@ GIB = 1 << 30
 
 FORMATS = {"float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}
 """Number formats with peaks of their own, by PyTorch's name."""
+
+RESIDENT_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
+"""Resident threads of a multiprocessor by compute capability, 2,048 on others (CUDA C++ Programming Guide, "Technical
+Specifications per Compute Capability")."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +42,8 @@ class Device:
     16 and 8 bits accumulate in fp32. A format that the hardware has no units for is left out."""
     sustains: float = 0.8
     """Share of a format's peak that large products on tensor cores sustain."""
+    evidence: Evidence = "assumed"
+    """What its speed is known from."""
     units: int = 0
     """Streaming multiprocessors, or cores of a CPU."""
     l2_bytes: int = 0
@@ -58,6 +64,11 @@ class Device:
     def at_least(self, major: int, minor: int = 0) -> bool:
         """Whether this is a CUDA device of at least that compute capability."""
         return self.capability is not None and self.capability >= (major, minor)
+
+    @property
+    def resident_threads(self) -> int:
+        """Threads that are resident at once on one of its multiprocessors."""
+        return RESIDENT_THREADS.get(self.capability or (0, 0), 2048)
 
     @property
     def wants_wide_rows(self) -> bool:
@@ -142,6 +153,7 @@ def device_of_memory(memory_bytes: int) -> Device:
         like,
         name=f"{size(memory_bytes)} card (like {like.name})",
         memory_bytes=memory_bytes,
+        evidence="assumed",
         notes=f"only its memory is known: compute capability {major}.{minor}, peaks and bandwidth are assumed to be "
               f"those of the {like.name}",
     )
@@ -168,6 +180,7 @@ def _device(card: Card) -> Device:
         bandwidth=card.bandwidth * 1e9,
         flops={number_format: peak * 1e12 for number_format, peak in peaks.items() if peak},
         sustains=card.sustains,
+        evidence=card.evidence,
         units=card.units,
         l2_bytes=round(card.l2_mib * MIB),
         link_bandwidth=card.link * 1e9,

@@ -10,6 +10,7 @@ import pytest
 from tests.planning.ops import CPU, GPU, MEASURED, RATE, add, mm
 from tightfit.planning.defaults import resolve
 from tightfit.planning.timing import step_time as timing
+from tightfit.planning.timing.errors import Work
 from tightfit.planning.timing.op_times import KERNEL_START, LINK_SHARE, PAGEABLE_SHARE, op_seconds
 from tightfit.planning.timing.step_time import HOST_SECONDS, step_time
 from tightfit.planning.timing.streams import QUEUE
@@ -46,6 +47,14 @@ def test_a_step_of_large_ops_takes_what_the_device_takes():
     assert found.seconds - found.data == pytest.approx(sum(map(device_seconds, ops)))
     assert (found.forward, found.backward) == pytest.approx(tuple(map(device_seconds, ops[:2])))
     assert not found.calibrated
+
+
+def test_a_steps_seconds_are_told_apart_by_what_they_go_to():
+    ops = [add(10**10), mm(8192, 8192, 8192), add(10**9, Phase.OPTIMIZER), *[add()] * 5000]
+    found = step_time(trace(ops, repeated=(2, 3)), recipe(), GPU)
+    assert sum(found.work.values()) == pytest.approx(found.seconds - found.data)
+    assert found.work[Work.TENSOR_CORES] == pytest.approx(3 * device_seconds(ops[1]))
+    assert found.work[Work.HOST] > 0
 
 
 def test_a_step_of_small_ops_takes_what_the_host_takes():

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from tightfit.devices import Device
 from tightfit.trace import Op
 
 TILES = (
@@ -30,7 +31,11 @@ PROLOGUE, PLAIN_PROLOGUE = 150, 8
 
 ALIGNMENT = {128: 1.0, 64: 1.0, 32: 0.96, 16: 0.93, 8: 0.6, 4: 0.45, 2: 0.38, 1: 0.38}
 """Speed on tensor cores by the bytes that the rows of both operands and of the result are a multiple of. 16 matter
-everywhere and 128 on the A100 and its successors (the guide); 8, 4 and 2 as 430 products on an H100 have it."""
+from Ampere on, 128 on the A100 and its successors (the guide); 8, 4 and 2 as 430 products on an H100 have it, of which
+4 and 8 cost nothing on a V100 and a T4."""
+ODD_BATCHED = 0.1
+"""The same from Hopper on for batched products over odd rows of 16 bits, whose kernels have a short prologue: attention
+written out, 264 recordings on an H100."""
 
 CAUSAL_HALF, FULL_HALF = {8: 400, 9: 500, 10: 650}, 150
 """Attention over so many positions reaches half of what it does over long sequences, by generation."""
@@ -93,14 +98,14 @@ def head_size(op: Op) -> int:
     return next((shape[-1] for shape in op.shapes if len(shape) in (3, 4)), 0)
 
 
-def alignment(matmul: Matmul, item_bytes: int, wide: bool) -> float:
-    """Speed, up to 1, that its rows' multiples allow on tensor cores; without known rows, those of contiguous tensors.
-
-    wide: whether 128 bytes are better than 16, as on the A100, H100 and B200.
-    """
+def alignment(matmul: Matmul, item_bytes: int, device: Device) -> float:
+    """Speed, up to 1, that its rows' multiples allow on a device's tensor cores; without known rows, those of
+    contiguous tensors."""
     common = math.gcd(*(matmul.rows or (matmul.n, matmul.k))) * item_bytes
     multiple = min(common & -common, 128)
-    return ALIGNMENT[multiple] if wide or multiple < 16 else 1.0
+    if multiple >= (16 if device.at_least(8) else 4) and not device.wants_wide_rows:
+        return 1.0
+    return ODD_BATCHED if multiple == 2 and matmul.batch > 1 and device.at_least(9) else ALIGNMENT[multiple]
 
 
 def matmul_seconds(matmul: Matmul, rate: float, units: int, prologue: int = PROLOGUE) -> float:

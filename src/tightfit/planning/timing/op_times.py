@@ -18,7 +18,7 @@ cycles that each takes of a multiprocessor. `benchmarks/ops_vs_gpu.py` holds all
 | `LINK_SHARE`, `PAGEABLE_SHARE` | 0.8, 0.4 | of PCIe's bandwidth, from pinned and from ordinary memory: assumed, not yet measured |
 
 Optimizers' kernels, and kernels that a compiler fuses, have no public recordings: `FUSED_SHARE` of the bandwidth is
-assumed for them.
+assumed for them, and that operands which the cache still holds are read from it, as by other ops.
 """  # noqa: E501 - a table's row is one line
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MEMORY_SHARE = {
 """Share of the bandwidth that contiguous element-wise ops reach, by compute capability, from that one on."""
 FUSED_SHARE = {OpClass.NORMALIZATION: 0.75, OpClass.MOVEMENT: 0.75, OpClass.OTHER: 0.5, OpClass.COMMUNICATION: 0.75}
 """The same for a compiler's and an optimizer's kernels, 0.85 for other classes, and for ops of other kinds."""
-FULL_NORM_SHARE, BACKWARD_NORM_SHARE = 0.65, 0.62
+FULL_NORM_SHARE, BACKWARD_NORM_SHARE = 0.55, 0.62
 """Share of the bandwidth of norms in fp32, and of norms' backward passes."""
 CYCLES = {"strided": 0.76, "cast": 0.83, "": 0.28}
 """Cycles of a multiprocessor for each element of an element-wise op or a copy, by its layout."""
@@ -132,20 +132,22 @@ def _compute_seconds(op: Op, device: Device, tf32: bool) -> float:
 
 def _matmul_seconds(matmul: Matmul, dtype: str, device: Device, tf32: bool) -> float:
     rate = _matmul_rate(dtype, device, tf32)
-    if not _on_tensor_cores(dtype, device, tf32):
+    if not on_tensor_cores(dtype, device, tf32):
         return contractions.matmul_seconds(matmul, rate, device.units, PLAIN_PROLOGUE)
-    rate *= contractions.alignment(matmul, ITEM_BYTES.get(dtype, 4), device.wants_wide_rows)
-    return contractions.matmul_seconds(matmul, rate, device.units)
+    aligned = contractions.alignment(matmul, ITEM_BYTES.get(dtype, 4), device)
+    prologue = PLAIN_PROLOGUE if aligned == contractions.ODD_BATCHED else contractions.PROLOGUE
+    return contractions.matmul_seconds(matmul, rate * aligned, device.units, prologue)
 
 
-def _on_tensor_cores(dtype: str, device: Device, tf32: bool) -> bool:
+def on_tensor_cores(dtype: str, device: Device, tf32: bool) -> bool:
+    """Whether matmuls of a dtype run on tensor cores."""
     return device.peak(dtype, tf32) > device.flops.get("fp32", 0.0)
 
 
 def _matmul_rate(dtype: str, device: Device, tf32: bool) -> float:
     """Operations a second that large matmuls sustain."""
     share = device.sustains
-    if not _on_tensor_cores(dtype, device, tf32):
+    if not on_tensor_cores(dtype, device, tf32):
         share = min(_of_generation(PLAIN_SHARE, device), LESS_POWER * share)
     return device.peak(dtype, tf32) * share
 

@@ -19,8 +19,8 @@ one process: measured on one core of an AMD EPYC (Zen 4) at 2.6 GHz | """  # noq
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import groupby
 
 import numpy as np
@@ -28,6 +28,7 @@ import numpy as np
 from tightfit.calibration import Calibration
 from tightfit.devices import Device
 from tightfit.models import ModelFacts
+from tightfit.planning.timing.errors import Work, work_of
 from tightfit.planning.timing.op_times import PAGEABLE, link_bandwidth, op_seconds
 from tightfit.planning.timing.streams import Block, Elapsed, Piece, simulate
 from tightfit.recipe import Recipe
@@ -60,6 +61,7 @@ class StepTime:
 
     forward, recompute, backward, optimizer: the device's time in each, waiting for the host and for copies included.
     data: copying the global batch to the device, and preparing it where nothing hides that. They sum to `seconds`.
+    work: seconds of `seconds` by what takes them, without the data's.
     calibrated: whether this machine's own calibration was used.
     notes: sentences about how sure it is, and what binds it.
     """
@@ -70,6 +72,7 @@ class StepTime:
     backward: float = 0.0
     optimizer: float = 0.0
     data: float = 0.0
+    work: Mapping[Work, float] = field(default_factory=dict)
     calibrated: bool = False
     notes: tuple[str, ...] = ()
 
@@ -83,16 +86,19 @@ def step_time(trace: Trace, recipe: Recipe, device: Device, calibration: Calibra
     if calibration is not None and calibration.kind != device.kind:
         calibration = None
     main = Stream.HOST if device.kind == "cpu" else Stream.COMPUTE
-    blocks = [([_data_piece(recipe, device, calibration)], 1), *_blocks(trace, recipe, device, calibration)]
-    found = simulate(blocks, main)
+    blocks, work = _blocks(trace, recipe, device, calibration)
+    found = simulate([([_data_piece(recipe, device, calibration)], 1), *blocks], main)
     return StepTime(
         seconds=found.seconds, **{phase.value: found.by_phase[phase] for phase in (*PHASES, Phase.DATA)},
+        work={**work, Work.HOST: found.for_host, Work.TRANSFERS: found.for_streams},
         calibrated=calibration is not None, notes=tuple(_notes(device, calibration, recipe, found)),
     )  # fmt: skip
 
 
-def _blocks(trace: Trace, recipe: Recipe, device: Device, calibration: Calibration | None) -> list[Block]:
-    """The step's ops as pieces, in stretches that run so many times each."""
+def _blocks(
+    trace: Trace, recipe: Recipe, device: Device, calibration: Calibration | None
+) -> tuple[list[Block], dict[Work, float]]:
+    """The step's ops as pieces, in stretches that run so many times each, and their seconds by what takes them."""
     host = _host_seconds(recipe, device, calibration)
     ops = list(trace.step_ops())
     fused = any("_fused_" in op.name for op, _ in ops if op.phase is Phase.OPTIMIZER)
@@ -108,21 +114,24 @@ def _blocks(trace: Trace, recipe: Recipe, device: Device, calibration: Calibrati
         stream = Stream.HOST if device.kind == "cpu" else op.stream
         return Piece(issues, op_seconds(op, device, calibration, tf32=recipe.tf32), phase, waits, stream)
 
-    known: dict[tuple[object, ...], Piece] = {}
+    known: dict[tuple[object, ...], tuple[Piece, Work]] = {}
     blocks: list[Block] = []
+    work = dict.fromkeys(Work, 0.0)
     for times, run in groupby(ops, key=lambda pair: pair[1]):
         pieces = []
         for op, _ in run:
             key = (op.name, op.phase, op.shapes, op.dtype, op.flops, op.bytes_read, op.bytes_written, op.kernels,
                    op.stream, op.leading, op.layout)
-            piece = known.get(key)
-            if piece is None:
-                piece = known[key] = piece_of(op)
+            found = known.get(key)
+            if found is None:
+                found = known[key] = piece_of(op), work_of(op, device, recipe.tf32)
+            piece, kind = found
+            work[kind] += times * piece.work
             if op.after or op.tick in awaited:
                 piece = piece._replace(tick=op.tick, after=op.after)
             pieces.append(piece)
         blocks.append((pieces, times))
-    return blocks
+    return blocks, work
 
 
 def _host_seconds(recipe: Recipe, device: Device, calibration: Calibration | None) -> dict[str, float]:

@@ -1,0 +1,84 @@
+"""Error to expect of a predicted time: by what its card's speed is known from, and by what its seconds go to.
+
+Errors of kinds of work are independent of each other and of the card's: their squares add up. A speed lies within the
+error of its prediction in nine runs of ten; `benchmarks/published.py` holds that to runs that others published.
+
+| constant | figure | where it comes from |
+|---|---|---|
+| `CARD_ERROR` | 10, 24, 21 % | what published runs are off by beyond their kinds of work's errors, nine of ten: intervals in results/published.json |
+| `WORK_ERROR` | 7, 9, 8, 31 % | what a card's recordings of such work are off by in all, nine cards and formats of ten, cards measured: work in results/ops_vs_gpu.json |
+| `CALIBRATED_ERROR` | 11 % | products of a card whose share is fitted on half of its own recordings, at the median: products left out, there |
+| `PROCESSOR_ERROR` | 32 % | steps of a calibrated processor, nine of ten: results/search_quality.json |
+"""  # noqa: E501 - a table's row is one line
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from enum import StrEnum
+
+from tightfit.devices import Device
+from tightfit.planning.timing import contractions
+from tightfit.planning.timing.op_times import FUSED, on_tensor_cores
+from tightfit.trace import COPIES, Op, Stream
+
+
+class Work(StrEnum):
+    """What a step's seconds go to, told apart by how well they are predicted."""
+
+    TENSOR_CORES = "matrix products on tensor cores"
+    PLAIN = "matrix products without tensor cores"
+    ATTENTION = "fused attention"
+    MEMORY = "element-wise, norms and copies"
+    FUSED = "compiled and optimizer kernels"
+    HOST = "waiting for the host"
+    TRANSFERS = "waiting for copies from and to the host"
+
+
+CARD_ERROR = {"measured": 0.10, "few": 0.24, "assumed": 0.21}
+"""By `Device.evidence`."""
+UNRECORDED = 0.31
+"""Of work that no recording tells of: as much as the worst that is recorded."""
+WORK_ERROR = {Work.TENSOR_CORES: 0.07, Work.PLAIN: 0.09, Work.ATTENTION: 0.08, Work.MEMORY: 0.31,
+              Work.FUSED: UNRECORDED, Work.HOST: UNRECORDED, Work.TRANSFERS: UNRECORDED}
+CALIBRATED_ERROR = 0.11
+"""Of the work that a calibration measures on the card itself: all but compiled kernels and copies to the host."""
+PROCESSOR_ERROR = 0.32
+
+
+def work_of(op: Op, device: Device, tf32: bool) -> Work:
+    """What an op's seconds on its stream go to."""
+    if op.stream in COPIES or op.stream is Stream.HOST:
+        return Work.TRANSFERS
+    if op.name.startswith(FUSED):
+        return Work.FUSED
+    if not op.flops:
+        return Work.MEMORY
+    if contractions.attention_length(op):
+        return Work.ATTENTION
+    return Work.TENSOR_CORES if on_tensor_cores(op.dtype, device, tf32 or "convolution" in op.name) else Work.PLAIN
+
+
+def seconds_error(work: Mapping[Work, float], device: Device, calibrated: bool) -> float | None:
+    """Seconds that a predicted time is off by at most in nine cases of ten; None where nothing was recorded, as of a
+    processor that is not calibrated.
+
+    work: its seconds by what they go to; of a difference of two times those of the difference, so that errors which
+        both share cancel out.
+    """
+    total = sum(work.values())
+    if device.kind == "cpu":
+        return PROCESSOR_ERROR * abs(total) if calibrated else None
+    card = 0.0 if calibrated else CARD_ERROR[device.evidence] * total
+    return math.hypot(card, *(_work_error(kind, calibrated) * seconds for kind, seconds in work.items()))
+
+
+def _work_error(kind: Work, calibrated: bool) -> float:
+    """Share of its seconds."""
+    return CALIBRATED_ERROR if calibrated and kind not in (Work.FUSED, Work.TRANSFERS) else WORK_ERROR[kind]
+
+
+def speed_error(work: Mapping[Work, float], device: Device, calibrated: bool) -> float | None:
+    """Share that a predicted speed is off by at most in nine cases of ten, None as of `seconds_error`."""
+    total, error = sum(work.values()), seconds_error(work, device, calibrated)
+    return error / total if error is not None and total > 0 else None
