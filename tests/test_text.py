@@ -18,6 +18,9 @@ from tightfit import text
     (text.more_or_less(1000), "as much memory"), (text.more_or_less(-3 << 30), "3.0 GiB less"),
     (text.relative(0, 5), "-"), (text.relative(100, 99.5), "-0.50 %"), (text.relative(1e6, 1e6 - 1), "0 %"),
     (text.relative(2, 3), "+50.0 %"), (text.percent(0.0123), "1.2 %"), (text.percent(0.5), "50 %"),
+    (text.around(8265, 1240), "8.3k ± 1.2k"), (text.around(57_123, 9_012), "57.1k ± 9.0k"),
+    (text.around(157_000, 25_100), "157k ± 25k"), (text.around(1_200, 120), "1.20k ± 0.12k"),
+    (text.around(20.04, 3.1), "20.0 ± 3.1"), (text.around(20, 0), "20.0 ± 0.0"),
     (text.flops(0.0), "-"), (text.flops(3.2e13), "32.0 TFLOP/s"), (text.counted(1, "trace"), "1 trace"),
     (text.counted(1234, "trace"), "1,234 traces"), (text.shape((2, 64)), "2x64"), (text.shape(()), "scalar"),
 ])

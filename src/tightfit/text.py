@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 BYTES = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
@@ -13,6 +14,14 @@ def size(count: float) -> str:
     """Bytes: three digits, one of them behind the point at most. `19.4 GiB`, `724 MiB`, `8.0 MiB`, `512 B`."""
     unit, scale = _unit(BYTES, count)
     return f"{_digits(count / scale, 0 if scale == 1 else 1)} {unit}"
+
+
+def around(value: float, error: float) -> str:
+    """A figure and how far it may be off, in thousands from 1,000 on, by the error's first two digits: `8.3k ± 1.2k`,
+    `157k ± 25k`, `20.0 ± 3.1`."""
+    scale, unit = (1000, "k") if abs(value) >= 1000 else (1, "")
+    decimals = max(1 - math.floor(math.log10(error / scale)), 0) if error > 0 else 1
+    return f"{value / scale:,.{decimals}f}{unit} ± {error / scale:,.{decimals}f}{unit}"
 
 
 def signed_size(count: float) -> str:

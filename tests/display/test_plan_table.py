@@ -36,7 +36,7 @@ def test_no_line_is_wider_than_the_terminal(make, width):
 
 def test_eighty_columns_hold_every_choice_and_figure_unbroken():
     text = plan_text(fitting(), width=80)
-    for word in ("16 x 4", "24 x 3", "32 x 2", "bf16", "none", "adamw-8bit", "sdpa", "off", "13.0 GiB", "7.0 GiB",
+    for word in ("16 x 4", "24 x 3", "32 x 2", "bf16", "none", "adamw-8bit", "sdpa", "off", "13.0 / 14.0", "7.0 / 8.0",
                  "with retries", "3.0 GiB short", "10,000", "9,000", "40 %", "3.28 s"):
         assert re.search(rf"(^|\s){re.escape(word)}(\s|$)", text, re.MULTILINE), (word, text)
     heads = [line.split() for line in text.splitlines() if line.lstrip().startswith("#  ")]
@@ -48,7 +48,7 @@ def test_a_wide_terminal_has_one_table():
     heads = [line for line in lines if line.lstrip().startswith("#  ")]
     assert len(heads) == 1
     row = next(line for line in lines if line.lstrip().startswith("1  "))
-    assert all(word in row for word in ("16 x 4", "bf16", "13.0 GiB", "yes", "10,000", "WW"))
+    assert all(word in row for word in ("16 x 4", "bf16", "13.0 / 14.0", "yes", "10,000", "WW"))
 
 
 def test_a_techniques_knobs_go_on_a_line_of_their_own_where_they_would_be_too_wide():
@@ -65,10 +65,10 @@ def test_long_choices_and_narrow_terminals_lose_nothing():
     long = candidate(estimate(), precision="bf16-pure", checkpointing={"name": "memory-budget", "budget": 0.25},
                      optimizer="adamw-anyprecision", attention="flash-attn", compile="per-block")
     text = plan_text(replace(plan, candidates=(long,), chosen=long), width=80)
-    choices, _, costs = text.partition("reserved")
+    choices, _, costs = text.partition("PyTorch")
     for word in ("memory-budget", "budget=0.25", "adamw-anyprecision", "flash-attn", "per-block"):
         assert word in squeezed(choices), word
-    assert "WW" in costs
+    assert "OAA" in costs
 
 
 def test_without_a_terminal_there_are_no_escapes_and_no_colours_are_needed():
@@ -158,4 +158,4 @@ def test_an_unknown_peak_leaves_mfu_out():
 
 def test_a_close_fit_is_not_called_safe():
     chosen = candidate(estimate(safe=False))
-    assert re.search(r"13.0 GiB +tight", plan_text(replace(fitting(), candidates=(chosen,), chosen=chosen)))
+    assert re.search(r"13.0 / 14.0 +tight", plan_text(replace(fitting(), candidates=(chosen,), chosen=chosen)))

@@ -60,13 +60,16 @@ def test_json_has_the_documented_shape():
     for candidate in told["candidates"]:
         assert list(candidate) == ["rank", "recipe", "fits", "memory", "time", "calibrated", "unseen", "reasons"]
         memory = candidate["memory"]
-        assert list(memory) == ["peak_reserved", "peak_allocated", "context", "host", "by_category"]
-        assert list(candidate["time"]) == ["step_seconds", "samples_per_second", "tokens_per_second", "mfu"]
+        assert list(memory) == ["peak_reserved", "peak_allocated", "context", "driver", "driver_low", "driver_high",
+                                "host", "by_category"]
+        assert list(candidate["time"]) == ["step_seconds", "samples_per_second", "tokens_per_second", "mfu",
+                                           "intervals"]
         counts = [*memory["by_category"].values(), *(memory[k] for k in memory if k != "by_category")]
         assert all(type(count) is int for count in counts)
         assert sum(memory["by_category"].values()) == memory["peak_allocated"]
         assert candidate["calibrated"] is False
-        assert [list(figure) for figure in candidate["unseen"]] == 2 * [["name", "bytes", "where", "source"]]
+        figure = ["name", "bytes", "where", "source", "uncertainty"]
+        assert [list(unseen) for unseen in candidate["unseen"]] == 2 * [figure]
         assert sum(u["bytes"] for u in candidate["unseen"] if u["where"] == "context") == memory["context"] > 0
         assert candidate["reasons"]
         assert Recipe.from_dict(candidate["recipe"]).to_dict() == candidate["recipe"]

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tightfit.devices import catalogue
-from tightfit.display.words import batches, fits, techniques, work
+from tightfit.display.words import batches, fits, techniques, throughput, work
 from tightfit.planning.search.every_gpu import Compared, Comparison
 from tightfit.text import size
 
@@ -83,7 +83,7 @@ def _cells(row: Compared, priced: bool, changed: bool, letters: Mapping[str, str
     word = fits(row.chosen.estimate)
     choice = ", ".join([" ".join([*micro, letters[techniques(recipe)]]), *[word] * (word != "yes")])
     numerics = "changed" if row.chosen.changes_numerics else "same"
-    return [row.device.name, memory, f"{row.speed:,.0f}", *price, choice, *[numerics] * changed]
+    return [row.device.name, memory, throughput(row.chosen.estimate.time), *price, choice, *[numerics] * changed]
 
 
 def _remarks(rows: Sequence[Compared], priced: bool, throughput: str) -> list[str]:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from tightfit.devices import Device
-from tightfit.planning.plan import Candidate, Estimate, Plan, choices_of
+from tightfit.devices import GIB, Device
+from tightfit.planning.plan import Candidate, Estimate, Memory, Plan, Time, choices_of
 from tightfit.planning.search.space import ALLOCATOR
 from tightfit.planning.search.wording import changing, field_text
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
-from tightfit.text import counted, percent, seconds, size
+from tightfit.text import around, counted, percent, seconds, size
+from tightfit.trace import UntracedMemory
 
 CALIBRATE = {"cuda": "run `tightfit doctor --calibrate` on the card",
              "cpu": "run `tightfit doctor --calibrate --device cpu`"}
@@ -68,6 +69,17 @@ def fits(estimate: Estimate) -> str:
     return words[1 if estimate.fits == "with-retries" else estimate.fit_rank]
 
 
+def _counted_twice(memory: Memory) -> str:
+    """GiB that the allocator holds, and that the driver counts, with the context."""
+    return f"{memory.peak_reserved / GIB:.1f} / {memory.used / GIB:.1f}"
+
+
+def throughput(time: Time) -> str:
+    """What is done in a second, and how far that may be off where it is known."""
+    value = time.throughput
+    return f"{value:,.0f}" if time.error is None else around(value, value * time.error)
+
+
 def heading(plan: Plan) -> str:
     """The model, the device and the size of a step."""
     memory = size(plan.device.memory_bytes)
@@ -83,9 +95,10 @@ def columns(plan: Plan) -> tuple[list[Column], list[Column]]:
     choices += [Column(field, partial(_choice, field)) for field in fields if field != "micro_batch_size"]
     unit = next((candidate.estimate.time.unit for candidate in plan.candidates), "samples/s")
     costs = [
-        Column("reserved", lambda c: size(c.estimate.memory.peak_reserved), True),
+        Column("PyTorch /\ndriver, GiB", lambda c: _counted_twice(c.estimate.memory), True)
+        if plan.device.kind == "cuda" else Column("reserved", lambda c: size(c.estimate.memory.peak_reserved), True),
         Column("fits", lambda c: fits(c.estimate)),
-        Column(unit, lambda c: f"{c.estimate.time.throughput:,.0f}", True),
+        Column(unit, lambda c: throughput(c.estimate.time), True),
     ]
     if inference and TASKS[plan.asked.task].generates:
         costs.append(Column("prefill", lambda c: seconds(c.estimate.time.prefill_seconds), True))
@@ -129,12 +142,18 @@ def answers(plan: Plan) -> list[tuple[str, str]]:
     say("alignment", *(misaligned.sentence for misaligned in given.misaligned))
     say("numerics", *_numerics(plan.candidates))
     if best is not None:
-        say("not traced", *(f"{u.name}, {size(u.bytes)}{PLACES[u.where]}: {u.source}" for u in best.estimate.unseen))
+        say("not traced", *map(_untraced, best.estimate.unseen))
         say("times", calibration(best.estimate, plan.device))
         say("note", *(note for note in best.estimate.notes if not note.startswith(UNCALIBRATED)))
     say("note", *plan.notes)
     say("search", f"{counted(plan.tried, 'combination')} considered, {counted(plan.predictions, 'trace')} made.")
     return lines
+
+
+def _untraced(figure: UntracedMemory) -> str:
+    """Memory that no trace shows, and where its figure comes from."""
+    either_way = f" (± {size(figure.uncertainty)})" if figure.uncertainty else ""
+    return f"{figure.name}, {size(figure.bytes)}{either_way}{PLACES[figure.where]}: {figure.source}"
 
 
 def calibration(estimate: Estimate, device: Device) -> str:

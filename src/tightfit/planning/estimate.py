@@ -10,6 +10,7 @@ from tightfit.devices import Device
 from tightfit.planning.allocator.replay import Fits, Replay
 from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.planning.plan import Estimate, Memory, Time
+from tightfit.planning.timing.errors import speed_error
 from tightfit.planning.timing.step_time import StepTime
 from tightfit.recipe import Recipe
 from tightfit.system import pinned_size
@@ -116,6 +117,7 @@ def fit(
         capacity=room,
         margin=spare,
         missing=missing,
+        context_uncertainty=sum(figure.uncertainty for figure in trace.unseen if figure.where == "context"),
     )
     return Fit(memory=memory, fits=fits, safe=safe)
 
@@ -183,6 +185,7 @@ def training_time(trace: Trace, recipe: Recipe, device: Device, tools: Tools) ->
     return Time(
         step_seconds=timed.seconds, samples_per_second=samples, tokens_per_second=samples * tokens,
         mfu=tools.mfu(recipe, device, timed.seconds), calibrated=timed.calibrated,
+        error=speed_error(timed.work, device, timed.calibrated),
     ), timed.notes  # fmt: skip
 
 
@@ -194,9 +197,10 @@ def inference_time(trace: Trace, recipe: Recipe, device: Device, tools: Tools) -
     task = TASKS[recipe.task]
     tokens = recipe.inference.new_tokens if task.generates else recipe.seq_len if task.reads == "tokens" else 0
     samples = recipe.batch_size / (first + rest) if first + rest > 0 else 0.0
+    work = {kind: seconds + decode.work.get(kind, 0.0) for kind, seconds in prefill.work.items()}
     return Time(
         step_seconds=first + rest, samples_per_second=samples, tokens_per_second=samples * tokens, mfu=0.0,
-        calibrated=prefill.calibrated, prefill_seconds=first,
+        error=speed_error(work, device, prefill.calibrated), calibrated=prefill.calibrated, prefill_seconds=first,
     ), [*prefill.notes, *decode.notes]  # fmt: skip
 
 

@@ -37,7 +37,7 @@ class Memory:
 
     peak_allocated: the most that tensors hold at once, as the device's allocator rounds them; unrounded on the CPU.
     peak_reserved: the most that the allocator holds, were there no limit; on the CPU the same as peak_allocated.
-    context: what the device's driver and kernels take outside the allocator.
+    context: what the device's driver and kernels take outside the allocator, `context_uncertainty` more or less.
     host: the machine's own memory, where the device is not it.
     by_category: what is held at the peak, by `trace.Category` values; sums to peak_allocated. Rounding is `other`.
     peak_in: what runs at the peak, such as `backward of a micro-batch`.
@@ -57,10 +57,12 @@ class Memory:
     margin: int
     missing: int = 0
     host_missing: int = 0
+    context_uncertainty: int = 0
 
     @property
     def used(self) -> int:
-        """Bytes of the device's memory in use at the peak, were there no limit: reserved and context."""
+        """Bytes of the device's memory in use at the peak, were there no limit: reserved and context, as the driver and
+        nvidia-smi count them."""
         return self.peak_reserved + self.context
 
     @property
@@ -77,6 +79,7 @@ class Time:
     tokens_per_second: of the sequences read; of those generated where something is; 0 for images.
     mfu: model FLOPs utilization, FLOPs of forward and backward without recomputation over the device's dense peak, 0
         to 1; 0 where the peak is not known.
+    error: share that the speed is off by at most in nine runs of ten; None where that is not known.
     calibrated: whether times come from measurements of the machine at hand; else from the device's data sheet.
     prefill_seconds: of `step_seconds`, how long until the first token; 0 for training.
     """
@@ -85,6 +88,7 @@ class Time:
     samples_per_second: float
     tokens_per_second: float
     mfu: float
+    error: float | None = None
     calibrated: bool = False
     prefill_seconds: float = 0.0
 
@@ -92,6 +96,17 @@ class Time:
     def throughput(self) -> float:
         """Tokens a second; samples a second for images."""
         return self.tokens_per_second or self.samples_per_second
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float]] | None:
+        """Both ends of what the step's seconds, and samples and tokens a second, lie within in nine runs of ten; None
+        where the error is not known."""
+        if self.error is None:
+            return None
+        slow, fast = 1 - self.error, 1 + self.error
+        return {"step_seconds": (self.step_seconds / fast, self.step_seconds / slow),
+                "samples_per_second": (self.samples_per_second * slow, self.samples_per_second * fast),
+                "tokens_per_second": (self.tokens_per_second * slow, self.tokens_per_second * fast)}
 
     @property
     def unit(self) -> str:
@@ -160,6 +175,9 @@ class Candidate:
                 "peak_reserved": memory.peak_reserved,
                 "peak_allocated": memory.peak_allocated,
                 "context": memory.context,
+                "driver": memory.used,
+                "driver_low": memory.used - memory.context_uncertainty,
+                "driver_high": memory.used + memory.context_uncertainty,
                 "host": memory.host,
                 "by_category": dict(memory.by_category),
             },
@@ -168,6 +186,7 @@ class Candidate:
                 "samples_per_second": time.samples_per_second,
                 "tokens_per_second": time.tokens_per_second,
                 "mfu": time.mfu,
+                "intervals": time.intervals,
                 **first,
             },
             "calibrated": time.calibrated,

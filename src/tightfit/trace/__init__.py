@@ -184,12 +184,14 @@ class UntracedMemory:
 
     where: `context` outside the allocator, `allocator` inside it, `host` in the machine's own memory.
     source: where the figure comes from, as a sentence.
+    uncertainty: bytes that it may be more or less by.
     """
 
     name: str
     bytes: int
     where: Literal["context", "allocator", "host"]
     source: str
+    uncertainty: int = 0
 
 
 @dataclass(kw_only=True)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tightfit.backends.context import assumed
 from tightfit.backends.pytorch.simulate import unseen as module
 from tightfit.backends.pytorch.simulate.predict import predict
 from tightfit.backends.pytorch.simulate.unseen import recorded_context, unseen, workspace_bytes
@@ -81,7 +82,7 @@ def test_a_measured_context_takes_the_place_of_the_assumed_one(monkeypatch, tmp_
         assert context.bytes == size
         for part in ("measured", "A100-SXM4", "2026-01-02", "580.1"):
             assert part in context.source
-    assert sizes(traced(), H100, "context") == [module.CONTEXT, module.KERNELS]
+    assert sizes(traced(), H100, "context") == [figure.bytes for figure in assumed(H100)]
 
 
 @pytest.mark.parametrize("changes", [{"step": 0}, {"compiled": "much"}, {"driver": ...}])

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tightfit import errors
-from tightfit.devices import MIB, Device
+from tightfit.backends import context
+from tightfit.devices import Device
 from tightfit.errors import MissingLibrary, ModelError, Refused, ReportError
 from tightfit.models import read_config
 from tightfit.recipe import Recipe
@@ -43,28 +44,24 @@ SAID = 300
 """Characters of a failed compilation's last words that are kept."""
 SHARE = 0.75
 """The share of a GPU's memory that JAX takes as it starts, by default (XLA_PYTHON_CLIENT_MEM_FRACTION)."""
-CONTEXT = 590 * MIB
-"""Bytes that PyTorch's context and kernels are assumed to take, see the PyTorch backend's `unseen`."""
 KIB = 1024
 DNN = (9, 10, 0)
 """The cuDNN that XLA compiles for: the one that XLA's own descriptions of newer cards have."""
 
 
 class Generation(NamedTuple):
-    """One streaming multiprocessor. shared_kib: its shared memory, of which a block may have `block_kib`.
-    threads: resident at once. lanes: fp32 units."""
+    """One streaming multiprocessor. shared_kib: its shared memory, of which a block may have `block_kib`. lanes: fp32
+    units."""
 
     shared_kib: int
     block_kib: int
-    threads: int
     lanes: int
 
 
 GENERATIONS = {
-    (7, 0): Generation(96, 96, 2048, 64), (7, 5): Generation(64, 64, 1024, 64),
-    (8, 0): Generation(164, 163, 2048, 64), (8, 6): Generation(100, 99, 1536, 128),
-    (8, 9): Generation(100, 99, 1536, 128), (9, 0): Generation(228, 227, 2048, 128),
-    (10, 0): Generation(228, 227, 2048, 128), (12, 0): Generation(100, 99, 1536, 128),
+    (7, 0): Generation(96, 96, 64), (7, 5): Generation(64, 64, 64), (8, 0): Generation(164, 163, 64),
+    (8, 6): Generation(100, 99, 128), (8, 9): Generation(100, 99, 128), (9, 0): Generation(228, 227, 128),
+    (10, 0): Generation(228, 227, 128), (12, 0): Generation(100, 99, 128),
 }  # fmt: skip
 ACCELERATED = {(9, 0), (10, 0)}
 """Capabilities for which XLA compiles with the features that no later generation keeps, such as sm_90a."""
@@ -86,11 +83,8 @@ def predict(recipe: Recipe, device: Device) -> Trace:
 
 
 def unseen(device: Device) -> list[UntracedMemory]:
-    """Memory of a step besides what XLA plans."""
-    return [] if device.kind == "cpu" else [UntracedMemory(
-        name="CUDA context and kernels", bytes=CONTEXT, where="context",
-        source="assumed, not yet measured with JAX: what PyTorch is assumed to take",
-    )]  # fmt: skip
+    """Memory of a step besides what XLA plans: what PyTorch's context and kernels are assumed to take."""
+    return [] if device.kind == "cpu" else context.assumed(device)
 
 
 def _cached(recipe: Recipe, device: Device) -> Trace:
@@ -165,7 +159,7 @@ def target_description(device: Device) -> str:
     clock = fp32 / (2 * own.lanes * device.units) / 1e9  # a lane multiplies and adds in a cycle
     extension = "ACCELERATED_FEATURES" if (major, minor) in ACCELERATED else "NONE"
     fields = {
-        "threads_per_block_limit": 1024, "threads_per_warp": 32, "threads_per_core_limit": own.threads,
+        "threads_per_block_limit": 1024, "threads_per_warp": 32, "threads_per_core_limit": device.resident_threads,
         "shared_memory_per_block": 48 * KIB, "shared_memory_per_core": own.shared_kib * KIB,
         "shared_memory_per_block_optin": own.block_kib * KIB,
         "core_count": device.units, "fpus_per_core": own.lanes, "clock_rate_ghz": f"{clock:.3f}",

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tightfit.backends import context
 from tightfit.devices import MIB, Device, find_device
 from tightfit.errors import RecipeError
 from tightfit.recipe import Recipe
@@ -23,14 +24,6 @@ RECORDS = (Path("~/.cache/tightfit/context_bytes.json"), Path(__file__).with_nam
 """Contexts that were measured, by the GPU's name: this machine's own first, then those that come with the package."""
 SIZES, ORIGIN = ("step", "compiled"), ("date", "torch", "driver")
 """Fields of a record: bytes, and where and when they were measured."""
-
-ASSUMED = "assumed, not yet measured on this GPU"
-CONTEXT = 426 * MIB
-"""A bare context on an RTX 6000 Ada with PyTorch 2.10 for CUDA 13, as nvidia-smi shows it: unsloth-zoo, pull request
-1053. Before CUDA 11.7, which loaded every kernel at once, it was far more: 1,343 MB on a V100."""
-KERNELS = 164 * MIB
-"""Loaded kernels: a model's run on an H100 added 0.16 GiB outside PyTorch's allocator (vLLM, pull request 12126).
-Kernels are loaded when they are first used, by default since CUDA 12.2; PyTorch has asked for it since 1.13."""
 
 WORKSPACE, WIDE_WORKSPACE = 8_519_680, 32 * MIB
 WIDE_MAJORS = (9, 10, 12)
@@ -62,10 +55,7 @@ def unseen(recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemory]
 def _context(recipe: Recipe, device: Device) -> Iterator[UntracedMemory]:
     record = recorded_context(device.name)
     if record is None:
-        yield UntracedMemory(name="CUDA context", bytes=CONTEXT, where="context",
-                     source=f"{ASSUMED}: a bare context on an RTX 6000 Ada with PyTorch 2.10")
-        yield UntracedMemory(name="CUDA kernels", bytes=KERNELS, where="context",
-                     source=f"{ASSUMED}: loaded on first use; what a model on an H100 added, compiled kernels included")
+        yield from context.assumed(device)
         return
     yield UntracedMemory(
         name="CUDA context and kernels", where="context", bytes=int(record["compiled" if recipe.compiled else "step"]),
