@@ -3,8 +3,8 @@
 Every row of results/published_runs.jsonl that a recipe can express is traced for the card it names, with every field
 pinned, and its time and memory are predicted from data sheets alone. Nothing is searched, fitted or run. A speed's
 error is predicted over published samples a second, less 1; a driver's figure of memory is held against what the
-allocator reserves and the context together, as a plan shows them. Headline figures are of the grades A and A-, whose
-settings are stated in full; those of grade B stand apart.
+allocator reserves and the context of the run's own software together, as a plan shows them. Headline figures are of the
+grades A and A-, whose settings are stated in full; those of grade B stand apart.
 
 Run: python benchmarks/published.py [--only ID] [--sum-up]     about ten minutes on one core; no GPU
 With an id, or a part of some, only those rows are made, and nothing is recorded. With --sum-up, rows on record are not
@@ -29,12 +29,15 @@ from typing import Any
 import torch
 
 import record
+from published_context import as_loaded
+from published_intervals import intervals, work_error
+from published_mfu import utilizations
 from published_reasons import reason
 from published_recipes import CannotExpress, Expressed, Row, express, samples_per_second
 from tightfit.backends import load_backend
 from tightfit.devices import find_device
 from tightfit.errors import TightfitError
-from tightfit.planning.estimate import Margin, Tools, fit, inference_time, steps_alone
+from tightfit.planning.estimate import Margin, Tools, fit, stage, steps_alone
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.trace import Trace
 
@@ -51,17 +54,16 @@ def published() -> list[Row]:
     return [json.loads(line) for line in RUNS.read_text("utf-8").splitlines()]
 
 
-def speed_of(found: Expressed, trace: Trace, tools: Tools) -> float | None:
-    """Samples a second of the part of a step that was published; None where none was."""
+def speed_of(found: Expressed, trace: Trace, tools: Tools) -> tuple[float, float] | None:
+    """Samples a second of the part of a step that was published, and the share of it that the step's kinds of work
+    leave open; None where no speed was."""
     if found.timed == "nothing":
         return None
-    if found.recipe.mode == "inference":
-        seconds = inference_time(trace, found.recipe, found.device, tools)[0].prefill_seconds
-    else:
-        timed = tools.step_time(trace, found.recipe, found.device)
-        passes = timed.forward + timed.recompute + timed.backward
-        seconds = {"step": timed.seconds, "forward": timed.forward}.get(found.timed, passes)
-    return found.recipe.batch_size / seconds
+    inference = found.recipe.mode == "inference"
+    timed = tools.step_time(stage(trace, "prefill") if inference else trace, found.recipe, found.device)
+    passes = timed.forward + timed.recompute + timed.backward
+    seconds = {"step": timed.seconds, "forward": timed.forward}.get(found.timed, passes)
+    return found.recipe.batch_size / seconds, work_error(timed.work)
 
 
 def compare(row: Row, found: Expressed, trace: Trace, held: Trace, tools: Tools) -> dict[str, Any]:
@@ -72,7 +74,7 @@ def compare(row: Row, found: Expressed, trace: Trace, held: Trace, tools: Tools)
     }  # fmt: skip
     told, said = samples_per_second(row), speed_of(found, trace, tools)
     if told is not None and said is not None:
-        result["speed"] = _pair(told, said)
+        result["speed"] = {**_pair(told, said[0]), "work_error": round(said[1], 4)}
     memory = fit(steps_alone(held), found.device, tools, Margin())
     if found.memory and "memory_bytes" in row:
         bytes_of = {"allocated": memory.memory.peak_allocated, "reserved": memory.memory.peak_reserved}
@@ -119,12 +121,17 @@ def run(rows: Iterable[Row]) -> tuple[list[dict[str, Any]], list[dict[str, str]]
             latest = None
             gc.collect()  # before the next one: traces are large
             latest = found.key, tools.predict(found.recipe, found.device)
-        return replace(latest[1], unseen=backend.unseen(found.recipe, found.device, latest[1]))
+        return latest[1]
+
+    def of_its_software(row: Row, found: Expressed, trace: Trace) -> Trace:
+        unseen = backend.unseen(found.recipe, found.device, trace)
+        return replace(trace, unseen=as_loaded(unseen, found.device, row.get("versions", "")))
 
     for number, (row, found) in enumerate(sorted(expressed, key=lambda pair: pair[1].key), 1):
         try:
             trace = traced(found)
             held = trace if found.held == found.recipe else tools.predict(found.held, found.device)
+            held = of_its_software(row, found, held)
             compared.append(with_reasons(compare(row, found, trace, held, tools)))
         except TightfitError as why:  # its failure is a row's result
             left_out.append({"id": row["id"], "grade": row["grade"], "why": f"failed: {why}"})
@@ -176,6 +183,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             "by_card": grouped(best, "speed", lambda row: row["card"]),
             "plain_by_card": grouped(plain, "speed", lambda row: row["card"]),
         },
+        "intervals": intervals(best),
         "memory": {
             **grouped(best, "memory", lambda row: row["memory"]["counted"]),
             "plain": grouped(plain, "memory", lambda row: row["memory"]["counted"]),
@@ -238,16 +246,20 @@ def main() -> None:
     if asked.sum_up:
         kept = json.loads((record.RESULTS / "published.json").read_text("utf-8"))
         seconds, compared, left_out = kept["seconds"], list(map(with_reasons, kept["rows"])), kept["left_out"]
+        mfu = kept["mfu"]
     else:
         compared, left_out = run(row for row in published() if asked.only in row["id"])
+        mfu = [] if asked.only else utilizations()
         seconds = round(time.perf_counter() - began)
     if asked.only:
         print(json.dumps({"rows": compared, "left_out": left_out}, indent=1))
         return
     totals = summary(compared)
-    print(record.write("published", {"seconds": seconds, "summary": totals, "rows": compared, "left_out": left_out}))
+    print(record.write("published", {"seconds": seconds, "summary": totals, "mfu": mfu, "rows": compared,
+                                     "left_out": left_out}))
     draw(compared, record.RESULTS / "published.png")
-    print(json.dumps({"speed": totals["speed"]["by_kernels"], "memory": totals["memory"]["plain"]}, indent=1))
+    print(json.dumps({"speed": totals["speed"]["by_kernels"], "memory": totals["memory"]["plain"],
+                      "intervals": totals["intervals"]}, indent=1))
 
 
 if __name__ == "__main__":

@@ -37,8 +37,6 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("lambda-LambdaCloudA10040GBPCIev", "speed", "the PCIe card of 250 W is predicted as the SXM card of 400 W, whose "
      "data sheet says the same; the same source has it 9 to 12 % slower"),
     ("lambda-(2080Ti|TitanRTX|V100)-", "memory", OF_2020),
-    ("hf-", "memory", "the published figure holds a context of 1,343 MiB, that driver's, of which less than "
-     "half is predicted for today's"),
 )
 """The first that fits counts. What is off for a reason that is not known has none."""
 

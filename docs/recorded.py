@@ -93,9 +93,27 @@ def published_page(record: Mapping[str, Any]) -> Iterator[str | Table]:
     yield SPREAD, [_spread(name, row) for name, row in parts]
     yield "By card, every kernel:"
     yield SPREAD, [_spread(card, row) for card, row in speed["by_card"].items()]
+    yield "## Intervals"
+    yield ("A plan gives a speed with its interval, from what is known of the card and from what the step's seconds go "
+           "to, meant to hold nine runs of ten. *Left out*: the same when the error of cards known as well is fitted "
+           "without the run's own card.")
+    yield ("of", "runs", "inside", "left out", "interval at the median", "error of the card alone"), [
+        (name, str(row["rows"]), *(f"{row[key] / max(row['rows'], 1):.0%}" for key in ("inside", "inside_left_out")),
+         f"± {row['median_interval']:.0%}", f"{row['card_error']:.0%}" if "card_error" in row else "")
+        for name, row in record["summary"]["intervals"].items()
+    ]
+    yield "## MFU"
+    yield ("Predicted beside the highest that was published for the card. MFU counts 6 FLOPs a token for each weight "
+           "that it is multiplied by, and 12 for each pair of positions, layer and feature, masked or not, as PaLM, "
+           "torchtitan, llm-foundry and nanochat do; recomputation counts nothing.")
+    yield ("model", "tokens", "checkpointing", "card", "predicted", "highest", "where"), [
+        (row["model"], f"{row['micro_batch_size']} x {row['seq_len']:,}", row.get("checkpointing", "none"), row["card"],
+         f"{row['predicted']:.0%}", f"{row['mfu']:.0%}", row["source"]) for row in record["mfu"]
+    ]
     yield "## Memory"
     yield ("By who counted it: PyTorch's allocator, or the driver, whose figure is what is reserved and the context "
-           "together.")
+           "together. Software before CUDA 11.7 and PyTorch 1.13 loaded every kernel into its context, and is "
+           "predicted so, from contexts that others published; a plan is for today's, which loads what it uses.")
     parts = [(name, row) for name, row in memory.items() if name in ("allocated", "reserved", "driver")]
     parts += [(f"plain kernels: {name}", row) for name, row in memory["plain"].items()]
     parts += [(f"grade {name}", row) for name, row in memory["by_grade"].items()]

@@ -10,11 +10,16 @@ from typing import Any
 import pytest
 
 from published import FAR, compare, published, spread, summary, with_reasons
+from published_context import as_loaded, loads_all_with
+from published_intervals import card_error, interval, intervals, needed, work_error
 from published_reasons import REASONS
 from published_recipes import CannotExpress, Row, counted_by, express, gradients_stayed, samples_per_second
 from tightfit.backends import load_backend
+from tightfit.backends.context import assumed
 from tightfit.backends.pytorch.model_size import model_size
+from tightfit.devices import MIB, find_device
 from tightfit.planning.standard_tools import standard_tools
+from tightfit.planning.timing.errors import CARD_ERROR, WORK_ERROR, Work
 
 ROWS = {row["id"]: row for row in published()}
 RECORD = json.loads((Path(__file__).parents[1] / "results" / "published.json").read_text("utf-8"))
@@ -156,12 +161,59 @@ def test_errors_are_summed_up_without_sign():
     assert (found["median"], found["p95"], found["worst"], found["median_with_sign"]) == (0.2, 0.3, 0.3, 0.1)
     assert (found["rows"], found["within_20_percent"]) == (3, 2)
     row = {"id": "a", "grade": "A", "card": "T4", "source": "s", "precision": "fp32", "timed": "step", "kernels": "",
-           "speed": {"error": 0.1}, "fits": {"published": True, "predicted": "no", "agree": False}}  # fmt: skip
-    totals = summary([row, {**row, "id": "b", "grade": "B", "kernels": "apex", "speed": {"error": 0.5}}])
+           "speed": {"error": 0.1, "published": 1.0, "predicted": 1.1, "work_error": 0.1},
+           "fits": {"published": True, "predicted": "no", "agree": False}}  # fmt: skip
+    other = {**row, "id": "b", "grade": "B", "kernels": "apex", "speed": {**row["speed"], "error": 0.5}}
+    totals = summary([row, other])
     assert totals["speed"]["all"]["rows"] == 1
     assert totals["speed"]["by_grade"]["B"]["median"] == 0.5
     assert totals["fits"]["ran_and_refused"] == ["a", "b"]
     assert totals["fits"]["rows"] == 2
+
+
+def test_intervals_hold_what_they_say():
+    row = {"card": "A100 40GB", "kernels": "", "speed": {"published": 1.0, "predicted": 1.25, "work_error": 0.12}}
+    assert needed(row) == pytest.approx(0.2)
+    assert card_error([row]) == pytest.approx(0.16)  # 0.12 and 0.16 are 0.2 in squares
+    near = {**row, "card": "H100 SXM", "speed": {**row["speed"], "predicted": 1.0}}
+    found = intervals([row, near])
+    assert (found["all"]["rows"], found["measured"]["rows"], found["few"]["rows"]) == (2, 2, 0)
+    assert found["all"]["inside"] == sum(needed(each) <= interval(each) for each in (row, near))
+    assert found["all"]["inside_left_out"] == 1  # the other card's runs let none expect a fifth
+
+
+def test_work_errors_are_weighed_by_seconds():
+    alone = work_error({Work.MEMORY: 2.0})
+    assert alone == WORK_ERROR[Work.MEMORY]
+    assert work_error({Work.MEMORY: 1.0, Work.TENSOR_CORES: 1.0}) < alone
+    assert work_error({}) == 0
+
+
+def test_nine_published_runs_of_ten_lie_within_their_interval():
+    held = RECORD["summary"]["intervals"]
+    assert held["all"]["inside"] >= 0.9 * held["all"]["rows"]
+    assert held["all"]["inside_left_out"] >= 0.85 * held["all"]["rows"]
+    assert held["plain"]["median_interval"] < 0.2
+    for kind, error in CARD_ERROR.items():
+        assert abs(held[kind]["card_error"] - error) < 0.01
+
+
+@pytest.mark.parametrize("case", RECORD["mfu"], ids=lambda case: f"{case['model']} on {case['card']}")
+def test_no_mfu_is_above_what_was_ever_published_for_the_card(case):
+    assert 0.05 < case["predicted"] <= case["mfu"], case["source"]
+
+
+def test_old_software_loads_every_kernel():
+    versions = {"torch 1.4.0": 10, "transformers ~4.16, torch ~1.10, driver 460.91": 11, "NGC pytorch 19.07": 10,
+                "NGC pytorch 20.06": 11, "torch 1.13.0a0+936e930, CUDA 11.8, driver 470": 11, "torch 1.13.1": None,
+                "torch 2.1.0, transformers 4.38.1": None, "2024": None, "": None}
+    assert {text: loads_all_with(text) for text in versions} == versions
+    device = find_device("v100-16gb")
+    today = assumed(device)
+    assert as_loaded(today, device, "torch 2.1.0") == today
+    old = as_loaded(today, device, "torch ~1.10")
+    total, range_ = sum(figure.bytes for figure in old), sum(figure.uncertainty for figure in old)
+    assert abs(total - 1343 * MIB) < range_  # its own context with one tensor
 
 
 def test_the_record_holds_every_run_and_looks_for_a_reason_where_it_is_far_off():

@@ -49,8 +49,8 @@ class Card(NamedTuple):
 
     name: as people write it; in lower case with hyphens it is the name to give as `--gpu`.
     also: other words that may stand in the card's name, as drivers and shops write it.
-    sustains: share of its 16-bit peak that large matrix products sustain in a long run; power decides, and GeForce
-        cards run above their sheets. Long runs and short ones are weighed.
+    sustains: share of its 16-bit peak that large matrix products sustain; power decides, and GeForce cards run above
+        their sheets. Fitted to all the seconds of a card's recordings, of which large products take most.
     evidence: where `sustains` comes from: `measured`, fitted on recordings of the card (`benchmarks/ops_vs_gpu.py`);
         `few`, of which there are few; `assumed`, its neighbours'.
     """
@@ -115,13 +115,13 @@ CARDS = (
          sustains=1.07, evidence="few"),
     Card("A100 40GB", "sxm pcie", 40339, 1555, 19.5, 156, 312, 312, 0, (8, 0), 108, 40, 300, 16 * PCIE_4,
          f"{AMPERE}; {XLA} (SXM; PCIe 40,377)",
-         sustains=0.87, evidence="measured"),
+         sustains=0.83, evidence="measured"),
     Card("A100 80GB PCIe", "", 81154, 1935, 19.5, 156, 312, 312, 0, (8, 0), 108, 40, 300, 16 * PCIE_4,
          f"{AMPERE}; {LOG} 2.6 (CUDA 12.4)",
          sustains=0.79, evidence="few"),
     Card("A100 80GB SXM", "", 81153, 2039, 19.5, 156, 312, 312, 0, (8, 0), 108, 40, 300, 16 * PCIE_4,
          f"{AMPERE}; {LOG} 2.7 (CUDA 12.6)",
-         sustains=0.87, evidence="measured"),
+         sustains=0.83, evidence="measured"),
     Card("RTX 4060 Ti 8GB", "", 7806, 288, 22.1, 22.1, 44.1, 44.1, 88.3, (8, 9), 34, 32, 0, 8 * PCIE_4,
          f"{ADA}, by ratio; {LOG} 2.12 (CUDA 13.0); L2 not verified",
          sustains=1.00, evidence="assumed"),
@@ -142,7 +142,7 @@ CARDS = (
          sustains=0.44, evidence="few"),
     Card("L40S", "", 45467, 864, 91.6, 183, 362, 362, 733, (8, 9), 142, 96, 0, 16 * PCIE_4,
          "NVIDIA L40S datasheet, 2023; memory from a public log of llama.cpp; L2 not verified",
-         sustains=0.58, evidence="measured"),
+         sustains=0.55, evidence="measured"),
     Card("RTX 6000 Ada", "", 48520, 960, 91.1, 182.1, 364.2, 364.2, 728.5, (8, 9), 142, 96, 0, 16 * PCIE_4,
          f"NVIDIA RTX 6000 Ada datasheet, 2023, tensor peaks by ratio; {LOG} 2.7 (CUDA 12.8); bandwidth and L2 not "
          "verified",
@@ -152,7 +152,7 @@ CARDS = (
          sustains=0.65, evidence="few"),
     Card("H100 SXM", "80gb hbm3", 81089, 3352, 67, 494.7, 989.4, 989.4, 1978.9, (9, 0), 132, 50, 450, 16 * PCIE_5,
          f"{HOPPER}; {LOG} 2.7 (CUDA 12.8); bandwidth from OpenXLA's device specifications, read off the card",
-         sustains=0.80, evidence="measured"),
+         sustains=0.79, evidence="measured"),
     Card("H100 NVL", "94gb pcie", 95320, 3938, 60, 417.5, 835.5, 835.5, 1670.5, (9, 0), 132, 60, 300, 16 * PCIE_5,
          f"NVIDIA H100 NVL datasheet and product brief, 2024; {LOG} 2.13 (CUDA 13.0); L2 taken from the H200, not "
          "verified",
@@ -160,14 +160,14 @@ CARDS = (
     Card("GH200 96GB", "480gb", 96768, 4000, 67, 494.7, 989.4, 989.4, 1978.9, (9, 0), 132, 60, 450, 450,
          "NVIDIA GH200 datasheet, 2024, peaks as the H100 SXM's; `pcie` is NVLink-C2C to its own processor; memory "
          "from a public log of PyTorch, to 10 MiB; L2 taken from the H200; bandwidth and L2 not verified",
-         sustains=0.80, evidence="assumed"),
+         sustains=0.79, evidence="assumed"),
     Card("H200", "141gb sxm", 143156, 4800, 67, 494.7, 989.4, 989.4, 1978.9, (9, 0), 132, 60, 450, 16 * PCIE_5,
          f"NVIDIA H200 datasheet, 2024, peaks as the H100 SXM's; {LOG} 2.11 (CUDA 12.8), L2 likewise",
-         sustains=0.77, evidence="measured"),
+         sustains=0.71, evidence="measured"),
     Card("B200", "180gb sxm", 182631, 7672, 75, 1100, 2250, 2250, 4500, (10, 0), 148, 126.5, 900, 16 * PCIE_5,
          f"NVIDIA HGX B200 datasheet, 2025, an eighth of its eight GPUs; {LOG}; bandwidth and L2 from OpenXLA's device "
          "specifications, read off the card (8,000 on the datasheet); fp32 is given as 75 to 80",
-         sustains=0.72, evidence="measured"),
+         sustains=0.67, evidence="measured"),
     Card("RTX 5060 Ti 16GB", "", 15825, 448, 23.7, 23.7, 47.4, 47.4, 94.8, (12, 0), 36, 32, 0, 8 * PCIE_5,
          f"{BLACKWELL}, by ratio; memory from a public log of llama.cpp; bandwidth and L2 not verified",
          sustains=1.08, evidence="assumed"),

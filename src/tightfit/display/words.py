@@ -111,6 +111,8 @@ def columns(plan: Plan) -> tuple[list[Column], list[Column]]:
 def marks(candidates: Sequence[Candidate]) -> str:
     """The meaning of the marks in the table; empty where there are none."""
     found = []
+    if any(candidate.estimate.time.mfu for candidate in candidates):
+        found.append("MFU: 6 N a token, and every pair of positions")
     if any(candidate.changes_numerics for candidate in candidates):
         found.append("* changes numerics")
     if any(c.recipe.mode == "inference" and getattr(c.recipe.precision, "full_eval", False) for c in candidates):

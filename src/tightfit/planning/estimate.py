@@ -185,7 +185,7 @@ def training_time(trace: Trace, recipe: Recipe, device: Device, tools: Tools) ->
     return Time(
         step_seconds=timed.seconds, samples_per_second=samples, tokens_per_second=samples * tokens,
         mfu=tools.mfu(recipe, device, timed.seconds), calibrated=timed.calibrated,
-        error=speed_error(timed.work, device, timed.calibrated),
+        error=speed_error(timed.work, device, timed.calibrated), work=timed.work,
     ), timed.notes  # fmt: skip
 
 
@@ -200,7 +200,8 @@ def inference_time(trace: Trace, recipe: Recipe, device: Device, tools: Tools) -
     work = {kind: seconds + decode.work.get(kind, 0.0) for kind, seconds in prefill.work.items()}
     return Time(
         step_seconds=first + rest, samples_per_second=samples, tokens_per_second=samples * tokens, mfu=0.0,
-        error=speed_error(work, device, prefill.calibrated), calibrated=prefill.calibrated, prefill_seconds=first,
+        error=speed_error(work, device, prefill.calibrated), work=work, calibrated=prefill.calibrated,
+        prefill_seconds=first,
     ), [*prefill.notes, *decode.notes]  # fmt: skip
 
 

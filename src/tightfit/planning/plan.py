@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.planning.alignment import Misalignment
 from tightfit.planning.allocator.replay import Fits
+from tightfit.planning.timing.errors import Work
 from tightfit.recipe import CHOICES, CHOSEN_SLOTS, Recipe
 from tightfit.techniques import SLOTS
 from tightfit.text import size
@@ -80,6 +81,7 @@ class Time:
     mfu: model FLOPs utilization, FLOPs of forward and backward without recomputation over the device's dense peak, 0
         to 1; 0 where the peak is not known.
     error: share that the speed is off by at most in nine runs of ten; None where that is not known.
+    work: seconds of the step by what they go to.
     calibrated: whether times come from measurements of the machine at hand; else from the device's data sheet.
     prefill_seconds: of `step_seconds`, how long until the first token; 0 for training.
     """
@@ -89,6 +91,7 @@ class Time:
     tokens_per_second: float
     mfu: float
     error: float | None = None
+    work: Mapping[Work, float] = field(default_factory=dict)
     calibrated: bool = False
     prefill_seconds: float = 0.0
 

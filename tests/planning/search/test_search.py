@@ -19,6 +19,7 @@ from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration
 from tightfit.planning.search.search import TRACES, search
 from tightfit.planning.search.space import Space
 from tightfit.planning.standard_tools import standard_tools
+from tightfit.planning.timing.errors import Work
 from tightfit.planning.timing.step_time import StepTime
 from tightfit.recipe import Recipe
 
@@ -88,6 +89,25 @@ def test_a_compiler_is_weighed_however_short_a_run_is_and_a_note_says_where_it_d
     recipe = Recipe.from_dict({"batch_size": 16, "max_steps": 10, "loading": {"workers": 2}, **FEWER, **pins})
     run = search(recipe, gpu(1 << 34), toy.tools(), margin=MARGIN, for_run=True)
     assert run.recipe.compile.name == "off"
+
+
+@pytest.mark.parametrize(("shared", "chosen"), [(0.01, 4), (0.5, 2)])
+def test_of_what_none_can_tell_apart_the_one_with_less_memory_is_taken(shared, chosen):
+    """Two micro-batches of 2 are a little slower than one of 4 in all, by two kinds of work that go opposite ways."""
+    toy = replace(Toy.drawn(13), fused=1.0)
+
+    def seconds(trace, recipe, device):
+        fewer = recipe.micro_batch_size == 4
+        work = {Work.MEMORY: 1.0 + shared * fewer, Work.TENSOR_CORES: 2.0 - (shared + 0.02) * fewer}
+        return StepTime(seconds=sum(work.values()), work=work)
+
+    pins = {"compile": "off", "checkpointing": "none", "precision": "bf16", **FEWER}
+    recipe = Recipe.from_dict({"batch_size": 64, "vocab_size": 50_304, **pins})
+    exploration = Exploration(Space(recipe, gpu(1 << 34)), InProcess(replace(toy.tools(), step_time=seconds), MARGIN),
+                              limit=99, kept_back=0)
+    choice = exploration.space.plain
+    exploration.evaluate([(choice, 2), (choice, 4)])
+    assert exploration.best() == (choice, chosen)
 
 
 def test_eager_attention_is_weighed_on_processors_alone():

@@ -11,6 +11,7 @@ from tightfit.planning.search.evaluate import Evaluated, Evaluator, Progress, wi
 from tightfit.planning.search.forecast import Forecasts, Unknown
 from tightfit.planning.search.space import ALLOCATOR, LAST_RESORT, Choice, Level, Space
 from tightfit.planning.search.wording import choices_text
+from tightfit.planning.timing.errors import seconds_error
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS
 
@@ -107,13 +108,24 @@ class Exploration:
         return None
 
     def _plainest(self, pairs: Sequence[Pair]) -> Pair:
-        """Of one level the plainest of what is as fast as the fastest; what needs no retries first."""
+        """Of one level the plainest of what is as fast as the fastest, and of those that none can tell apart the one
+        with the least memory; what needs no retries first."""
         rank = min(self.found[pair].fit_rank for pair in pairs)
         pairs = [pair for pair in pairs if self.found[pair].fit_rank == rank]
         enough = max(map(self.speed, pairs)) / (1 + CLOCK_ERROR)
         as_fast = [pair for pair in pairs if self.speed(pair) >= enough]
-        return min(as_fast, key=lambda pair: (self.space.departures(pair[0]), -self.speed(pair),
-                                              self.found[pair].estimate.memory.used))
+        least = min(self.space.departures(choice) for choice, _ in as_fast)
+        plain = [pair for pair in as_fast if self.space.departures(pair[0]) == least]
+        fastest = max(plain, key=self.speed)
+        return min((pair for pair in plain if pair == fastest or self._equally_fast(pair, fastest)),
+                   key=lambda pair: (self.found[pair].estimate.memory.used, -self.speed(pair)))
+
+    def _equally_fast(self, one: Pair, other: Pair) -> bool:
+        """Whether the error of their times' difference, in which errors of both cancel out, is above the difference."""
+        a, b = self.found[one].estimate.time, self.found[other].estimate.time
+        difference = {kind: seconds - b.work.get(kind, 0.0) for kind, seconds in a.work.items()}
+        error = seconds_error(difference, self.device, a.calibrated)
+        return abs(a.step_seconds - b.step_seconds) <= (error or 0.0)
 
     def evaluate(self, pairs: Iterable[Pair]) -> None:
         """Evaluate what was not, as much of it as may be traced. Raises TraceBudgetExceeded where that is nothing."""
