@@ -13,7 +13,7 @@ from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.planning.alignment import Misalignment
 from tightfit.planning.allocator.replay import Fits
-from tightfit.planning.timing.errors import Work
+from tightfit.planning.timing.errors import Work, intervals
 from tightfit.recipe import CHOICES, CHOSEN_SLOTS, Recipe
 from tightfit.techniques import SLOTS
 from tightfit.text import size
@@ -101,17 +101,6 @@ class Time:
         return self.tokens_per_second or self.samples_per_second
 
     @property
-    def intervals(self) -> dict[str, tuple[float, float]] | None:
-        """Both ends of what the step's seconds, and samples and tokens a second, lie within in nine runs of ten; None
-        where the error is not known."""
-        if self.error is None:
-            return None
-        slow, fast = 1 - self.error, 1 + self.error
-        return {"step_seconds": (self.step_seconds / fast, self.step_seconds / slow),
-                "samples_per_second": (self.samples_per_second * slow, self.samples_per_second * fast),
-                "tokens_per_second": (self.tokens_per_second * slow, self.tokens_per_second * fast)}
-
-    @property
     def unit(self) -> str:
         """Unit of `throughput`."""
         return "tokens/s" if self.tokens_per_second else "samples/s"
@@ -189,7 +178,10 @@ class Candidate:
                 "samples_per_second": time.samples_per_second,
                 "tokens_per_second": time.tokens_per_second,
                 "mfu": time.mfu,
-                "intervals": time.intervals,
+                "intervals": intervals(
+                    time.error, seconds={"step_seconds": time.step_seconds},
+                    rates={"samples_per_second": time.samples_per_second, "tokens_per_second": time.tokens_per_second},
+                ),
                 **first,
             },
             "calibrated": time.calibrated,

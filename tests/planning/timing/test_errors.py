@@ -14,6 +14,7 @@ from tightfit.planning.timing.errors import (
     CARD_ERROR,
     WORK_ERROR,
     Work,
+    intervals,
     seconds_error,
     speed_error,
     work_of,
@@ -53,6 +54,13 @@ def test_of_two_steps_only_what_differs_is_uncertain():
     more = {**STEP, Work.MEMORY: 0.25}
     difference = {kind: more[kind] - STEP[kind] for kind in STEP}
     assert seconds_error(difference, MEASURED, False) < 0.05 < seconds_error(STEP, MEASURED, False)
+
+
+def test_a_step_is_longest_where_its_speed_is_least():
+    found = intervals(0.2, seconds={"step": 6.0}, rates={"tokens": 10.0})
+    assert found["step"] == pytest.approx((5.0, 7.5))
+    assert found["tokens"] == pytest.approx((8.0, 12.0))
+    assert intervals(None, seconds={"step": 6.0}, rates={}) is None
 
 
 def test_nothing_is_known_of_a_processor_that_was_not_measured():

@@ -82,3 +82,13 @@ def speed_error(work: Mapping[Work, float], device: Device, calibrated: bool) ->
     """Share that a predicted speed is off by at most in nine cases of ten, None as of `seconds_error`."""
     total, error = sum(work.values()), seconds_error(work, device, calibrated)
     return error / total if error is not None and total > 0 else None
+
+
+def intervals(
+    error: float | None, *, seconds: Mapping[str, float], rates: Mapping[str, float]
+) -> dict[str, tuple[float, float]] | None:
+    """Both ends of what times, and rates whose share `error` is, lie within in nine cases of ten; None without one."""
+    if error is None:
+        return None
+    return {**{name: (value / (1 + error), value / (1 - error)) for name, value in seconds.items()},
+            **{name: (value * (1 - error), value * (1 + error)) for name, value in rates.items()}}
