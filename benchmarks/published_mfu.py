@@ -52,7 +52,7 @@ USUAL = {"data": {"source": "dummy"}, "attention": "sdpa", "loss": "chunked", "o
 def utilizations() -> list[dict[str, Any]]:
     """Every case on every card."""
     backend = load_backend("pytorch")
-    tools = standard_tools(backend.predict, unseen=backend.unseen)
+    tools = standard_tools(backend)
     found = []
     for case, cards in CASES:
         for card in cards:
