@@ -35,8 +35,9 @@ Share = Annotated[float, Field(ge=0, le=1), NUMBER]
 
 @technique
 class Host(Offload):
-    """Keep blocks' weights, gradients and optimizer states in the host's memory, and bring each block's to the device
-    while it is used, the next block's meanwhile. The arithmetic is the device's: results stay what they are."""
+    """Keep blocks' weights, gradients, optimizer states and activations in the host's memory, and bring each block's to
+    the device while it is used, the next block's meanwhile. The arithmetic is the device's: results stay what they
+    are."""
 
     name: ClassVar[str] = "host"
     speed: ClassVar[str] = "the same where a global batch computes for as long as its copies take, slower below"
@@ -49,7 +50,9 @@ class Host(Offload):
     gradients: Share = 1.0
     """Share of the blocks whose gradients do."""
     optimizer: Share = 1.0
-    """Share of the blocks whose optimizer states do."""
+    """Share of the blocks whose optimizer states do; with all of them, the states of the rest of the model as well."""
+    activations: Share = 0.0
+    """Share of the blocks whose tensors kept for the backward pass do: what checkpointing leaves of them."""
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = []

@@ -134,6 +134,7 @@ class HostShare:
     weights: float = 0.0
     gradients: float = 0.0
     optimizer: float = 0.0
+    activations: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,8 +205,10 @@ class Build:
             return None
         # Only whoever asks for it pays for it.
         from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
+        from tightfit.backends.pytorch.techniques.by_block.transfers import Transfers
 
-        return BlockCalls(self.stacks)
+        transfers = Transfers(self.torch_device, pinned=self.device.kind == "cuda")
+        return BlockCalls(self.stacks, transfers, self.host_share.activations)
 
     def optimizer(self) -> Optimizer:
         """A new optimizer over the finished model."""

@@ -9,5 +9,6 @@ from tightfit.techniques.offload import Host
 
 
 def host(technique: Host, build: Build) -> Build:
-    share = HostShare(weights=technique.weights, gradients=technique.gradients, optimizer=technique.optimizer)
+    share = HostShare(weights=technique.weights, gradients=technique.gradients, optimizer=technique.optimizer,
+                      activations=technique.activations)
     return replace(build, host_share=share, calls_blocks=True)

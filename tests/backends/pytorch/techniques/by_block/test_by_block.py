@@ -11,6 +11,7 @@ import torch
 
 from tests.architectures import CAUSAL, IMAGES, MASKED, SEQ2SEQ
 from tests.backends.pytorch.techniques.by_block.streaming_cases import (
+    ALL,
     CPU,
     HALF,
     HOST,
@@ -68,6 +69,7 @@ def test_every_technique_streams(fields):
 
     assert same(plain, run("llama", **fields, **HOST))
     assert same(plain, run("llama", **fields, **HALF))
+    assert same(plain, run("llama", **fields, **ALL))
 
 
 def test_skipped_steps_leave_weights_and_states_alone():

@@ -13,13 +13,21 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backends.pytorch.techniques.by_block.streaming_cases import HALF, HOST, SWEEPS, run, same
-from tightfit.backends.pytorch.techniques.by_block import residence, streamed
+from tests.backends.pytorch.techniques.by_block.streaming_cases import (
+    ALL,
+    HALF,
+    HOST,
+    LOOPED,
+    SWEEPS,
+    run,
+    same,
+)
+from tightfit.backends.pytorch.techniques.by_block import residence, streamed, transfers
 from tightfit.backends.pytorch.techniques.by_block.transfers import Copy, Point, Transfers
 from tightfit.trace import Category
 
 POISON = 0xFF
-"""Every byte of a target before its copy: NaN in each floating-point format."""
+"""Every byte of a target before its copy: NaN in each floating-point format that lies there."""
 
 
 class LateTransfers(Transfers):
@@ -33,7 +41,7 @@ class LateTransfers(Transfers):
         for point in after:  # the target is free then, and no sooner
             if isinstance(point, Copy):
                 self.finish(point)
-        copy.target.view(torch.uint8).reshape(-1).fill_(POISON)
+        copy.target.fill_(torch.nan if copy.target.is_floating_point() else POISON)
         self.queue[copy] = source
 
     def finish(self, copy: Copy) -> None:
@@ -53,11 +61,11 @@ def mutated(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
     monkeypatch.setattr(residence, "Streamed", changed.Streamed)
 
 
-@pytest.mark.parametrize("fields", [HOST, SWEEPS, HALF], ids=["host", "sweeps", "half"])
+@pytest.mark.parametrize("fields", [HOST, SWEEPS, HALF, ALL, LOOPED], ids=["host", "sweeps", "half", "all", "looped"])
 @pytest.mark.parametrize("changes", [{}, {"checkpointing": "every-block"}, {"optimizer": "adamw-8bit"}], ids=str)
 def test_late_copies_change_no_bit(fields, changes, monkeypatch):
     plain = run("llama", **changes)
-    monkeypatch.setattr(residence, "Transfers", LateTransfers)
+    monkeypatch.setattr(transfers, "Transfers", LateTransfers)
 
     assert same(plain, run("llama", **changes, **fields))
 
@@ -68,7 +76,7 @@ def test_late_copies_change_no_bit(fields, changes, monkeypatch):
 ], ids=["arrival", "what leaves a place"])
 def test_a_missing_wait_shows(old, new, monkeypatch):
     plain = run("llama")
-    monkeypatch.setattr(residence, "Transfers", LateTransfers)
+    monkeypatch.setattr(transfers, "Transfers", LateTransfers)
     mutated(monkeypatch, old, new)
 
     assert not same(plain, run("llama", **SWEEPS))

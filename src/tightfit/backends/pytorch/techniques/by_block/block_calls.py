@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from tightfit.backends.pytorch.techniques.by_block.transfers import working_on
+from tightfit.backends.pytorch.techniques.by_block.activations import HostActivations
+from tightfit.backends.pytorch.techniques.by_block.transfers import Transfers, working_on
 
 Call = Callable[..., Any]
 Caller = Callable[[int, Call, tuple[Any, ...], dict[str, Any]], Any]
@@ -22,8 +23,12 @@ class BlockCalls:
     ready: called with a block's number, and that of the one expected next, before the block runs. done: called behind.
     """
 
-    def __init__(self, stacks: Sequence[Sequence[nn.Module]]) -> None:
+    def __init__(self, stacks: Sequence[Sequence[nn.Module]], transfers: Transfers, activations: float = 0.0) -> None:
+        """activations: share of the blocks whose activations wait in host memory."""
         self.blocks = tuple(dict.fromkeys(block for stack in stacks for block in stack))
+        self.transfers = transfers
+        count = round(activations * len(self.blocks))
+        self.activations = HostActivations(transfers, self.blocks, count) if count else None
         self.ready: list[Callable[[int, int | None], None]] = []
         self.done: list[Callable[[int], None]] = []
         self._caller: Caller = self._at_once
@@ -54,6 +59,8 @@ class BlockCalls:
                 done(number)
 
     def _called(self, number: int, call: Call, *args: Any, **kwargs: Any) -> Any:
+        if self.activations is not None:
+            call = partial(self.activations.run, number, call)
         return self._caller(number, call, args, kwargs)
 
     def _at_once(self, number: int, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
 from tightfit.backends.pytorch.techniques.by_block.streamed import Bind, Streamed
-from tightfit.backends.pytorch.techniques.by_block.transfers import Transfers
 from tightfit.trace import Category, Stream
 
 
@@ -22,13 +22,13 @@ class Residence:
     parameters: of each block, without those that others share. outside: the rest.
     """
 
-    def __init__(self, build: Build, blocks: Sequence[nn.Module]) -> None:
+    def __init__(self, build: Build, calls: BlockCalls) -> None:
+        self.blocks = blocks = calls.blocks
         self.parameters = own_parameters(build.model, blocks)
         inside = {p for parameters in self.parameters for p in parameters}
         self.outside = [p for p in build.model.parameters() if p not in inside]
         self._share = build.host_share
-        self._transfers = transfers = Transfers(build.torch_device, pinned=build.device.kind == "cuda")
-        self.blocks = blocks
+        self._transfers = transfers = calls.transfers
         self._weights = Streamed(transfers, blocks, Category.WEIGHTS, self._bind_weights)
         self._gradients = Streamed(transfers, blocks, Category.GRADIENTS, self._bind_gradients)
         self._states = Streamed(transfers, blocks, Category.OPTIMIZER, self._bind_states)

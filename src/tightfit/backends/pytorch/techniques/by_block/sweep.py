@@ -47,6 +47,7 @@ class _Sweep:
         self._blocks: BlockCalls = blocks
         self._members = {number: SuspendedPass(self._forward_of(number)) for number in members}
         self._order: list[int] = []
+        self._first_call = 0 if blocks.activations is None else blocks.activations.calls
 
     def run(self) -> list[Tensor]:
         """The summed loss of each member."""
@@ -96,7 +97,11 @@ class _Sweep:
     def _backward(self) -> None:
         last_calls = {block: call for call, block in enumerate(self._order)}
         first_calls = {block: call for call, block in reversed([*enumerate(self._order)])}
-        update = self._passes.update
+        update, activations = self._passes.update, self._blocks.activations
+        if activations is not None:
+            count = len(self._members)
+            activations.expect([self._first_call + call * count + member
+                                for call in reversed(range(len(self._order))) for member in range(count)])
         for call in reversed(range(len(self._order))):
             block, before = self._order[call], self._order[call - 1] if call else None
             self._blocks.enter(block, before)

@@ -41,7 +41,7 @@ class UpdateByBlock:
     def __init__(self, build: Build, calls: BlockCalls | None, *, with_forward: bool) -> None:
         assert calls is not None
         self._build = build
-        self._residence = residence = Residence(build, calls.blocks)
+        self._residence = residence = Residence(build, calls)
         self.optimizer = build.optimizer()
         calls.ready.append(self._enter)
         calls.done.append(residence.leave)

@@ -1,0 +1,106 @@
+"""What blocks keep for their backward pass, in host memory until then, whatever their checkpointing lets them keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
+
+from tightfit.backends.pytorch.techniques.by_block.transfers import Copy, Transfers, watches
+from tightfit.trace import Category
+
+SMALLEST = 1 << 20
+"""Bytes of a tensor that is worth a copy."""
+
+
+class _Kept:
+    """A tensor that a block's call keeps. out: its copy into host memory. back: the copy to the device again, once it
+    was begun."""
+
+    def __init__(self, call: int, out: Copy) -> None:
+        self.call, self.out = call, out
+        self.back: Copy | None = None
+
+
+class HostActivations:
+    """The tensors that the first blocks' calls keep. blocks: all of the model's. count: of them, the first so many.
+
+    calls: of blocks so far, by which each of them is numbered.
+    """
+
+    def __init__(self, transfers: Transfers, blocks: Sequence[nn.Module], count: int) -> None:
+        self.calls = 0
+        self._transfers, self._blocks, self._count = transfers, blocks, count
+        self._kept: dict[int, list[_Kept]] = {}
+        self._following: dict[int, int] = {}
+        self._latest: list[_Kept] = []
+        self._current: int | None = None
+
+    def run(self, block: int, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A block's call, whose saved tensors go to host memory."""
+        number = self.calls
+        self.calls += 1
+        if block >= self._count or not torch.is_grad_enabled():
+            return call(*args, **kwargs)
+        module = self._blocks[block]
+        shared = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and not t.requires_grad]
+        stay = {_memory(tensor) for tensor in (*module.parameters(), *module.buffers(), *shared)}
+        kept: dict[tuple[Any, ...], _Kept] = {}
+        with saved_tensors_hooks(partial(self._pack, number, module, stay, kept), self._unpack):
+            output = call(*args, **kwargs)
+        for earlier in self._latest:  # what has left by now is let go
+            earlier.out.wait()
+        self._latest = self._kept[number] = [*kept.values()]
+        return output
+
+    def expect(self, calls: Sequence[int]) -> None:
+        """The order in which backward passes will come to calls; without it the last call comes first."""
+        self._following = dict(pairwise(calls))
+        self._fetch(calls[0])
+
+    def _pack(
+        self, number: int, module: nn.Module, stay: set[int], kept: dict[tuple[Any, ...], _Kept], tensor: Tensor
+    ) -> Tensor | _Kept:
+        if tensor.numel() * tensor.element_size() < SMALLEST or _memory(tensor) in stay:
+            return tensor
+        key = _memory(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+        if key not in kept:
+            kept[key] = _Kept(number, self._transfers.to_host(tensor.detach()))
+            self._holds(kept[key].out.target, module)
+        return kept[key]
+
+    def _unpack(self, kept: Tensor | _Kept) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        if kept.call != self._current:
+            self._current = kept.call
+            self._kept.pop(kept.call, None)
+            self._fetch(self._following.pop(kept.call, kept.call - 1))
+        if kept.back is None:
+            self._bring(kept)
+        assert kept.back is not None
+        return kept.back.wait()
+
+    def _fetch(self, number: int) -> None:
+        """Begin to bring what a call kept."""
+        for kept in self._kept.pop(number, []):
+            self._bring(kept)
+
+    def _bring(self, kept: _Kept) -> None:
+        kept.back = self._transfers.to_device(kept.out.target, after=[kept.out])
+        self._holds(kept.back.target, None)
+
+    def _holds(self, tensor: Tensor, module: nn.Module | None) -> None:
+        for watch in watches():
+            watch.holds(tensor, Category.ACTIVATIONS, module)
+
+
+def _memory(tensor: Tensor) -> int:
+    """A number for the memory that a tensor lies in."""
+    return int(tensor.untyped_storage()._cdata)
