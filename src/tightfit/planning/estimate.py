@@ -16,7 +16,7 @@ from tightfit.recipe import Recipe
 from tightfit.system import pinned_size
 from tightfit.tasks import TASKS
 from tightfit.text import size
-from tightfit.trace import Category, Place, Span, Trace, UntracedMemory
+from tightfit.trace import COPIES, Category, Place, Span, Stream, Trace, UntracedMemory
 
 PLAIN = AllocatorSettings()
 
@@ -174,7 +174,22 @@ def estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools, margin:
     settings = AllocatorSettings(expandable_segments=recipe.expandable_segments is True)
     found = fit(trace, device, tools, margin or Margin(), settings)
     return Estimate(fits=found.fits, safe=found.safe, memory=found.memory, time=time, unseen=tuple(trace.unseen),
-                    notes=tuple(dict.fromkeys([*trace.notes, *notes, *found.notes])))
+                    notes=tuple(dict.fromkeys([*trace.notes, *notes, *found.notes, *traffic(trace)])))
+
+
+def traffic(trace: Trace) -> list[str]:
+    """The sentence on what waits in host memory, and what a step moves to the device and back."""
+    tick, _ = trace.peak(place=Place.HOST)
+    held = {category: count for category, count in trace.by_category(tick, Place.HOST).items() if count}
+    moved = dict.fromkeys(COPIES, 0)
+    for op, times in trace.step_ops():
+        if op.stream in moved:
+            moved[op.stream] += op.bytes_read * times
+    if not any(moved.values()):
+        return []
+    parts = ", ".join(f"{category.value} {size(count)}" for category, count in held.items())
+    return [f"offload: {size(offloaded(trace))} of host memory as PyTorch page-locks it ({parts}); a step moves "
+            f"{size(moved[Stream.COPY_IN])} to the GPU and {size(moved[Stream.COPY_OUT])} back"]
 
 
 def training_time(trace: Trace, recipe: Recipe, device: Device, tools: Tools) -> tuple[Time, Sequence[str]]:

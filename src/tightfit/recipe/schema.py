@@ -27,7 +27,6 @@ from tightfit.techniques import (
 )
 from tightfit.techniques.backend import Pytorch
 from tightfit.techniques.base import NUMBER, Natural, Positive, at_most
-from tightfit.techniques.offload import NoOffload
 from tightfit.techniques.parallel import NoParallel
 from tightfit.techniques.update import AfterBackward
 
@@ -148,7 +147,7 @@ class Recipe(BaseModel):
     """torch.compile."""
     loading: Annotated[Loading, *_slot("loading")] = Loading()
     """How batches reach the device."""
-    offload: Annotated[Offload, *_slot("offload")] = NoOffload()
+    offload: Annotated[Offload | Auto, *_slot("offload")] = "auto"
     """Parts of a step that wait in the host's memory; none can yet."""
     update: Annotated[Update, *_slot("update")] = AfterBackward()
     """When gradients are clipped, applied and dropped."""

@@ -15,9 +15,13 @@ if TYPE_CHECKING:
 
 class Offload(Technique):
     slot: ClassVar[str] = "offload"
-    may_be_auto: ClassVar[bool] = False
     reach: ClassVar[int] = 1
     """Blocks in front of a block and behind it that its own work has to do with."""
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether weights wait in the host's memory."""
+        return False
 
 
 @technique
@@ -43,6 +47,7 @@ class Host(Offload):
     speed: ClassVar[str] = "the same where a global batch computes for as long as its copies take, slower below"
     memory: ClassVar[str] = "two blocks' instead of all blocks'; as much in the host's memory as leaves the device's"
 
+    auto_on: ClassVar = ()
     reach: ClassVar[int] = 2  # the next one is fetched into the place of the one before
 
     weights: Share = 1.0
@@ -53,6 +58,10 @@ class Host(Offload):
     """Share of the blocks whose optimizer states do; with all of them, the states of the rest of the model as well."""
     activations: Share = 0.0
     """Share of the blocks whose tensors kept for the backward pass do: what checkpointing leaves of them."""
+
+    @property
+    def keeps_weights(self) -> bool:
+        return self.weights > 0
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = []

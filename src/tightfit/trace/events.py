@@ -25,13 +25,15 @@ class Stack:
 
     path: what its blocks are called, up to their number, such as `model.layers`.
     period: blocks in a group; groups are alike. template: the number of the group to copy, one with a group on either
-        side of it. head: blocks in front of the first group.
+        side of it. head: blocks in front of the first group. reach: groups on either side that a group's work has to do
+        with.
     """
 
     path: str
     period: int
     template: int
     head: int = 0
+    reach: int = 1
 
 
 class Group(NamedTuple):

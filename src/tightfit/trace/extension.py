@@ -18,10 +18,6 @@ from tightfit.trace.events import Event, Group, Reader, Run, Stack
 
 T = TypeVar("T")
 
-REACH = 2
-"""Groups that a group's work may refer across: what streams has two places on the device, and waits for the block two
-before."""
-
 
 class NotAlike(Exception):
     """The traces are not built of alike groups."""
@@ -159,7 +155,7 @@ class Writer:
         born = self.reader.groups[event]
         keys: Sequence[tuple[int, int]]
         if group is not None and born is not None and group.stack == born.stack \
-                and abs(born.distance - group.distance) <= REACH:
+                and abs(born.distance - group.distance) <= self.reader.stacks[group.stack].reach:
             keys = [self._neighbours(event, born, group, copy)]
         elif group is not None and group.distance == 0:
             raise NotAlike

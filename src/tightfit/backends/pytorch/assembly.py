@@ -52,17 +52,19 @@ def bare_build(
 ) -> Build:
     """The model on its device, with no technique applied yet but the format of its weights."""
     task, dtype = get_task(recipe.task), weight_dtype(recipe.precision)
+    # Weights that wait in host memory are made there: the device may not hold them all.
+    where = torch.device("cpu") if recipe.offload != "auto" and recipe.offload.keeps_weights else torch_device
     notes: tuple[str, ...] = ()
     if model is None:
         config = read_config(recipe) if config is None else config
         facts = model_facts(recipe, config)
-        model, notes = build_model(recipe, task, torch_device, dtype, config)
+        model, notes = build_model(recipe, task, where, dtype, config)
     else:
         facts = module_facts(model, recipe)
         if dtype != torch.float32:
             cast_weights(model, dtype)  # before it moves, so that the device never holds it wider
         if not any(isinstance(parameter, FakeTensor) for parameter in model.parameters()):  # those are there already
-            model = model.to(torch_device)
+            model = model.to(where)
         model = ready_to_train(model, recipe)
     if recipe.pad_vocab_to:
         pad_vocab(model, recipe.pad_vocab_to, facts.vocab_size)

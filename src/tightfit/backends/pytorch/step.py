@@ -199,9 +199,15 @@ class Step:
 
     def is_finite(self) -> bool:
         self.update.flush()
-        learned = [p.detach() for p in self.build.model.parameters() if p.requires_grad]
-        norms = torch._foreach_norm(learned, ord=float("inf"))
-        return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
+        by_device: dict[torch.device, list[Tensor]] = {}  # some may wait in host memory
+        for parameter in self.build.model.parameters():
+            if parameter.requires_grad:
+                by_device.setdefault(parameter.device, []).append(parameter.detach())
+        for learned in by_device.values():
+            norms = torch._foreach_norm(learned, ord=float("inf"))
+            if not torch.stack([norm.float() for norm in norms]).isfinite().all():
+                return False
+        return True
 
     def restart_peak(self) -> None:
         """Let the device's own account of its peak begin anew; `peak_memory` remembers what it was."""

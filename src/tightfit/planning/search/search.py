@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 from tightfit.backends.base import Backend
@@ -22,6 +23,9 @@ from tightfit.planning.search.explain import SHOWN, compared, misses, ranked, st
 from tightfit.planning.search.exploration import MICRO, Exploration
 from tightfit.planning.search.pool import Pool
 from tightfit.planning.search.space import Space
+from tightfit.planning.search.streamed import FIELDS as STREAMED_FIELDS
+from tightfit.planning.search.streamed import TRACES as STREAMED_TRACES
+from tightfit.planning.search.streamed import streamed
 from tightfit.planning.search.wording import choices_text, field_text
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target
@@ -35,6 +39,10 @@ TRACES, COMPILATIONS = 72, 16
 a whole step."""
 KEPT_BACK = 8
 """Of these, how many are kept for the answers."""
+NOTHING_RESIDENT = (
+    "nothing fits with all of the model in the GPU's memory: with {}, blocks wait in the host's and come to the GPU "
+    "while they are used; write offload=none for what would help without"
+)
 TRAINING_ALONE = (MICRO, *(slot for slot, variants in SLOTS.items() if variants[0].trains_only))
 """Fields that generating has no use for."""
 
@@ -64,18 +72,21 @@ def search(
     choice_alone: bool = False,
     for_run: bool = False,
     evaluator: Evaluator | None = None,
+    traces: int | None = None,
 ) -> Plan:
-    """The plan of a recipe on a device.
+    """The plan of a recipe on a device. Where nothing fits, what keeps its blocks in host memory is planned instead.
 
     tools: see `standard_tools`. margin: what is to stay free. catalogue: GPUs among which the smallest that would do is
     named; none are asked about where it is empty. progress: called before each trace. choice_alone: make no trace that
     only an answer beside the choice needs, and take the mildest numerics that fit. for_run: choose for a run of
     `max_steps`, compiling counted. evaluator: evaluates in place of `tools`, such as a pool of processes.
+    traces: at most, a compiled one counted as several.
 
     Raises Refused for pins that contradict each other, naming them, and where nothing can be built; ModelError for a
     model that cannot be traced, with what can be said all the same.
     """
     check_length(recipe)
+    traces = TRACES if traces is None else traces
     compiles, inference = recipe.backend.compiles_whole_steps, recipe.mode == "inference"
     if compiles and inference:
         raise Refused(f"backend: {recipe.backend.name} is planned for training alone; write mode=train, or "
@@ -83,14 +94,22 @@ def search(
     asked = recipe.model_copy(update=dict.fromkeys(TRAINING_ALONE, "auto")) if inference else recipe
     exploration = Exploration(
         Space(asked, device), evaluator or InProcess(tools, margin),
-        TraceBudget(limit=COMPILATIONS if compiles else TRACES,
-                    kept_back=2 if compiles or choice_alone else min(KEPT_BACK, TRACES // 4)),
+        TraceBudget(limit=COMPILATIONS if compiles else traces,
+                    kept_back=2 if compiles or choice_alone else min(KEPT_BACK, traces // 4)),
         progress=progress, for_run=for_run, mildest=choice_alone,
     )  # fmt: skip
     try:
         explore(exploration)
     except ModelError as error:
         raise ModelError(f"{error}{still_known(recipe, device, tools)}") from error
+    if exploration.best() is None:
+        for thriftier in streamed(recipe, device):
+            # Without a catalogue: which GPU would do resident is another question.
+            found = search(thriftier, device, tools, margin=margin, progress=progress, choice_alone=True,
+                           for_run=for_run, evaluator=evaluator, traces=STREAMED_TRACES)
+            if found.chosen is not None:
+                fields = choices_text(found.chosen.recipe, None, STREAMED_FIELDS)
+                return replace(found, notes=(NOTHING_RESIDENT.format(fields), *found.notes))
     if not choice_alone:
         evaluate_comparisons(exploration)
     return _plan(exploration, recipe, catalogue, margin or Margin(), choice_alone)

@@ -65,7 +65,7 @@ def predict(recipe: Recipe, device: Device, model: nn.Module | None = None, *, w
     with compiling_for(partial(PlanningMode, device)) if recipe.compiled else nullcontext():
         trace = _extend_depth(partial(_traced, recipe, device, model, regions if recipe.compiled else None),
                               whole or recipe.one_region,  # whose first and last blocks are fused with what is around
-                              SHALLOW + recipe.offload.reach - 1)
+                              1 if recipe.offload == "auto" else recipe.offload.reach)
     trace.notes += regions.notes
     if recipe.compiled and recipe.data.eval_fraction:
         trace.notes.append("compile: evaluation, which keeps nothing for a backward pass, is not traced")
@@ -75,19 +75,21 @@ def predict(recipe: Recipe, device: Device, model: nn.Module | None = None, *, w
     return trace
 
 
-def _extend_depth(traced: Callable[..., Trace], whole: bool, start: int) -> Trace:
+def _extend_depth(traced: Callable[..., Trace], whole: bool, reach: int) -> Trace:
     """The trace of a model at its full depth, extended from traces at a few blocks where these grow evenly.
 
     traced: makes the trace, of a model that a `Shorten` has cut where it is given one. whole: do not extend.
-    start: groups of blocks in the shallowest.
+    reach: groups of blocks on either side that a group's work refers to.
     """
     if whole:
         return traced()
+    start = SHALLOW + reach - 1
     first = Shorten(start, WORTHWHILE)
     shallow = traced(first)
     if not first.stacks:
         return shallow
-    stacks = [Stack(path=s.path, period=s.period, template=TEMPLATE, head=s.head) for s in first.stacks]
+    stacks = [Stack(path=s.path, period=s.period, template=TEMPLATE, head=s.head, reach=reach)
+              for s in first.stacks]
     for depth in range(start + 1, DEEPEST + 1):
         deeper = traced(Shorten(depth, WORTHWHILE))
         with gc_paused():  # the collector would go through a deep trace's ops again and again

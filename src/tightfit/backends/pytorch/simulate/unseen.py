@@ -130,9 +130,7 @@ def _global_batches(recipe: Recipe, trace: Trace) -> Iterator[UntracedMemory]:
 
 def _checkpoint(trace: Trace) -> Iterator[UntracedMemory]:
     """Weights and optimizer states as the step leaves them."""
-    last = trace.last_step()
-    assert last is not None
-    tick = last.stop
+    tick = max(span.stop for span in trace.spans if span.name.startswith("step "))
     held = dict.fromkeys((Category.WEIGHTS, Category.OPTIMIZER), 0)
     for allocation in trace.allocations:
         if allocation.category in held and allocation.born <= tick and (allocation.died or tick + 1) > tick:

@@ -1,0 +1,130 @@
+"""Plans of streamed steps, held against the same steps run for real, with every storage followed in both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.backends.pytorch.techniques.by_block.streaming_cases import BY_BLOCK, HOST, SWEEPS
+from tightfit.backends import load_backend
+from tightfit.backends.pytorch.assembly import apply_techniques, bare_build
+from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
+from tightfit.backends.pytorch.follow.tracker import Tracker
+from tightfit.backends.pytorch.simulate.predict import predict
+from tightfit.backends.pytorch.step import Step
+from tightfit.devices import find_device, with_memory
+from tightfit.planning.defaults import resolve
+from tightfit.planning.estimate import estimate
+from tightfit.planning.search.search import search_with
+from tightfit.planning.standard_tools import standard_tools
+from tightfit.planning.targets import Target
+from tightfit.recipe import Recipe
+from tightfit.trace import Category, Phase, Place, Stream, Trace
+
+A100 = find_device("a100-80gb-sxm")
+FIELDS: dict[str, Any] = {
+    "model": "gpt2", "model_overrides": {"n_embd": 64, "n_head": 4, "vocab_size": 512, "tie_word_embeddings": False,
+                                         "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0},
+    "data": {"source": "dummy", "eval_fraction": 0}, "batch_size": 6, "micro_batch_size": 2, "seq_len": 64,
+    "precision": "fp32", "attention": "eager", "compile": "off", "loss": "plain", "checkpointing": "every-block",
+    "optimizer": {"name": "adamw", "implementation": "loop"}, "max_grad_norm": 1.0,
+}
+ALL = {**HOST, "offload": {"name": "host", "activations": 1}}
+
+
+def recipe_of(layers: int, **fields: Any) -> Recipe:
+    overrides = {**FIELDS["model_overrides"], "n_layer": layers}
+    return resolve(Recipe.from_dict({**FIELDS, "model_overrides": overrides, **fields}), A100)
+
+
+def taken(recipe: Recipe) -> Trace:
+    """Three real steps on the processor, whose memory stands for both places."""
+    build = apply_techniques(bare_build(recipe, A100, torch.device("cpu")))
+    tracker = Tracker()
+    tracker.follow(build.model)
+    vocabulary = build.facts.vocab_size
+    with tracker, build.session():
+        step = Step(build, inspect=False)
+        for number, sizes in enumerate(([2], [2], [2, 2, 2])):
+            batches = tuple(TensorBatch(inputs={"input_ids": torch.randint(0, vocabulary, (size, recipe.seq_len))},
+                                        labels=torch.randint(0, vocabulary, (size, recipe.seq_len))) for size in sizes)
+            samples = sum(sizes)
+            with tracker.span(f"step {number + 1}", step=number + 1):
+                step(TensorGlobalBatch(micro_batches=batches, count=samples * recipe.seq_len, samples=samples,
+                                       tokens=samples * recipe.seq_len, origin="test"), 1e-3)
+        return tracker.trace("measured")
+
+
+@pytest.mark.parametrize("fields", [BY_BLOCK, HOST, SWEEPS, ALL], ids=["resident", "host", "sweeps", "all"])
+def test_memory_is_what_the_step_takes(fields):
+    recipe = recipe_of(4, **fields)
+    planned, real = predict(recipe, A100, whole=True), taken(recipe)
+
+    for place in (Place.DEVICE, Place.HOST):
+        last = [trace.span("step 3") for trace in (planned, real)]
+        peaks = [trace.peak(span.start, span.stop, place)[1]
+                 for trace, span in zip((planned, real), last, strict=True)]
+        assert peaks[0] == pytest.approx(peaks[1], rel=0.02)
+    assert bool(planned.lying_in(Place.HOST)) == ("offload" in fields)
+
+
+@pytest.mark.parametrize("fields", [BY_BLOCK, HOST, ALL], ids=["resident", "host", "all"])
+def test_few_blocks_tell_of_the_rest(fields):
+    recipe = recipe_of(14, **fields)
+    extended, whole = predict(recipe, A100), predict(recipe, A100, whole=True)
+
+    assert len(extended.ops) == len(whole.ops)
+    for place in (Place.DEVICE, Place.HOST):
+        assert extended.peak(place=place)[1] == whole.peak(place=place)[1]
+    for stream in Stream:
+        moved = [sum(op.bytes_read * times for op, times in trace.step_ops() if op.stream is stream)
+                 for trace in (extended, whole)]
+        assert moved[0] == moved[1]
+
+
+def test_the_device_holds_two_blocks_and_the_host_all():
+    plain, streamed = (predict(recipe_of(14, **fields), A100) for fields in ({}, HOST))
+    tick, _ = streamed.peak(place=Place.HOST)
+    block = streamed.by_category(tick, Place.HOST)[Category.WEIGHTS] // 14
+
+    assert streamed.peak()[1] < plain.peak()[1]
+    assert {category for category, count in streamed.by_category(tick, Place.HOST).items() if count} == {
+        Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER}
+    places = [a for a in streamed.alive(streamed.span("step 3").stop) if a.dtype == "uint8"]
+    assert sum(a.bytes for a in places if a.category is Category.WEIGHTS) == 2 * block
+
+
+def test_updates_are_timed_as_updates_where_blocks_wait_for_them():
+    trace = predict(recipe_of(14, **HOST), A100)
+    updated = {op.module for op, _ in trace.step_ops() if op.phase is Phase.OPTIMIZER}
+
+    assert {f"transformer.h.{number}" for number in range(14)} <= updated
+
+
+def test_what_fits_no_other_way_is_streamed_and_says_so():
+    card = with_memory(A100, 1200 << 20)
+    overrides = {**FIELDS["model_overrides"], "n_layer": 14, "n_embd": 512}
+    recipe = Recipe.from_dict({**FIELDS, "model_overrides": overrides})
+    backend = load_backend("pytorch")
+
+    plan = search_with(backend, recipe, Target(device=card))
+    resident = search_with(backend, recipe.override(offload="none"), Target(device=card))
+
+    assert plan.chosen is not None
+    assert plan.chosen.recipe.offload.name == "host"
+    assert any("offload=none" in note for note in plan.notes)
+    assert any("of host memory" in note for note in plan.chosen.estimate.notes)
+    assert resident.chosen is None
+
+
+def test_host_memory_that_does_not_suffice_is_said():
+    recipe, tools = recipe_of(14, **HOST), standard_tools(load_backend("pytorch"))
+    trace = predict(recipe, A100)
+    fitting, lacking = (estimate(trace, recipe, replace(A100, host_bytes=size), tools) for size in (1 << 30, 1 << 20))
+
+    assert fitting.fits == "yes"
+    assert lacking.fits == "no"
+    assert lacking.memory.host_missing == fitting.memory.host - (1 << 20)
