@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
 from tightfit.backends.pytorch.techniques.by_block.streamed import Bind, Streamed
-from tightfit.trace import Category, Stream
+from tightfit.trace import Category
 
 
 class Residence:
@@ -100,6 +100,12 @@ class Residence:
         self._gradients.leave(block)
         self._adopt(self._states, block, parameters, block in self._first(self._share.optimizer), self._bind_states)
 
+    def all_learned(self) -> None:
+        """No block learns before the next step: give back the places of gradients and states."""
+        self.settle(on_host=False)
+        self._gradients.release()
+        self._states.release()
+
     def learning_outside(self, optimizer: Optimizer) -> Iterator[list[nn.Parameter]]:
         """The parameters outside of the blocks, in parts whose gradients and states are on the device in turn."""
         self._optimizer = optimizer
@@ -114,6 +120,7 @@ class Residence:
             self._states_outside.changed(number)
             self._states_outside.leave(number)
             self._adopt(self._states_outside, number, part, self._share.optimizer == 1, self._bind_states_outside)
+        self.settle(on_host=False)
         self._states_outside.release()
 
     def forget_states(self) -> None:
@@ -130,9 +137,10 @@ class Residence:
 
     def settle(self, on_host: bool) -> None:
         """What is computed from here on, or what the host does, comes after every copy into host memory."""
-        latest = self._transfers.latest.get(Stream.COPY_OUT)
+        latest = self._transfers.latest_out
         if latest is not None:
             latest.wait_on_host() if on_host else latest.wait()
+            self._transfers.hold_copies_in(latest, self._transfers.now())
         for kind in (self._weights, self._gradients, self._states, self._states_outside):
             kind.all_sent()
 

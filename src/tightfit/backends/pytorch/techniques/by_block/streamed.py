@@ -169,10 +169,7 @@ class Streamed:
             slot.holds = None
 
     def release(self) -> None:
-        """Give the places on the device back, once what left them has arrived."""
-        for home in self._homes.values():
-            for copy in home.written:
-                copy.wait()
+        """Give the places on the device back: every copy out has been waited for."""
         self._slots = []
 
     def forget(self) -> None:
@@ -197,4 +194,5 @@ class Streamed:
             self._slots = [_Slot(torch.empty(size, dtype=torch.uint8, device=device)) for _ in range(self._places)]
             for watch, slot in product(watches(), self._slots):
                 watch.holds(slot.memory, self._category, None)
+            self._transfers.hold_copies_in(self._transfers.now())  # which may use this memory until now
         return self._slots[block % self._places]

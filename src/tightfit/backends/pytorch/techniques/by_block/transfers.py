@@ -105,8 +105,9 @@ class Transfers:
         self.pinned = device.type == "cuda" if pinned is None else pinned
         self._streams = {s: torch.cuda.Stream(device) for s in COPIES} if device.type == "cuda" else {}
         self._begun: dict[Copy, Tensor] = {}
-        self.latest: dict[Stream, Copy] = {}
-        """The copy begun last on each stream: whoever waits for it waits for all before."""
+        self.latest_out: Copy | None = None
+        """The copy to the host begun last: whoever waits for it waits for all before."""
+        self._held: list[Point] = []
 
     def host_memory(self, like: Tensor) -> Tensor:
         """Memory of the host for a tensor of the same shape, strides and dtype, without values."""
@@ -142,6 +143,10 @@ class Transfers:
             after = [*(after or ()), self.now()]
         return self._copy(Stream.COPY_IN, source, target, [self.now()] if after is None else after, keep)
 
+    def hold_copies_in(self, *points: Point) -> None:
+        """The next copy to the device, and so all behind it, begin after these moments."""
+        self._held += points
+
     def finish(self, copy: Copy) -> None:
         """A copy is waited for: its source is let go."""
         self._begun.pop(copy, None)
@@ -150,6 +155,8 @@ class Transfers:
         if source.shape != target.shape or source.dtype != target.dtype:
             raise ValueError(f"target: {tuple(target.shape)} {target.dtype} should be as the source, "
                              f"{tuple(source.shape)} {source.dtype}")
+        if stream is Stream.COPY_IN:
+            after, self._held = [*after, *self._held], []
         copy = Copy(self, target, stream)
         if keep:
             self._begun[copy] = source
@@ -164,7 +171,8 @@ class Transfers:
         for watch in watches():  # which may not have seen it made
             watch.lies_on_host(host, pinned=self.pinned and locked)
         copy.tick = next((watch.last(stream) for watch in watches()), None)
-        self.latest[stream] = copy
+        if stream is Stream.COPY_OUT:
+            self.latest_out = copy
         return copy
 
     def _run(self, copy: Copy, source: Tensor, after: Sequence[Point]) -> None:

@@ -119,6 +119,7 @@ class UpdateByBlock:
             self._apply(self._residence.parameters[block])
         if not self._pending.blocks:
             self._pending = None
+            self._residence.all_learned()
 
     def flush(self) -> None:
         """Apply everything that waits: before anyone else reads weights or states."""
