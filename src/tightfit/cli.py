@@ -64,6 +64,8 @@ def plan(
     gpu_memory: Annotated[str | None, typer.Option(
         metavar="SIZE", help="Memory such as `24GB`: of a card that is not listed, or instead of the named one's.",
     )] = None,
+    host_memory: Annotated[str | None, typer.Option(
+        metavar="SIZE", help="Memory such as `64GB` of the machine around the GPU, for what waits there.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
     price: Annotated[list[str] | None, typer.Option(
         metavar="NAME=x", help="With `--gpu all`: what a GPU costs, in any unit; once for each GPU.")] = None,
@@ -78,8 +80,8 @@ def plan(
     _quiet_libraries()
     from tightfit.commands.plan import run_plan
 
-    run_plan(recipe, overrides or [], gpus=gpu or [], gpu_memory=gpu_memory, as_json=as_json, prices=price or [],
-             training_arguments=training_args, top=top)
+    run_plan(recipe, overrides or [], gpus=gpu or [], gpu_memory=gpu_memory, host_memory=host_memory, as_json=as_json,
+             prices=price or [], training_arguments=training_args, top=top)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

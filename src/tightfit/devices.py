@@ -128,6 +128,15 @@ def parse_memory(text: str) -> int:
     return reported_memory(round(given)) if unit == "gb" else round(given)
 
 
+def parse_host_memory(text: str) -> int:
+    """Bytes of a machine's memory from `64GB`, `62.5GiB` or `512MiB`; modules are sold in GiB and called GB. Raises
+    RecipeError for anything else."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(gb|gib|mib)\s*", text, re.IGNORECASE | re.ASCII)
+    if match is None:
+        raise RecipeError(f"host-memory: {text!r} is not a size of memory; write 64GB, or what is free as 55.5GiB")
+    return round(float(match[1]) * (MIB if match[2].lower() == "mib" else GIB))
+
+
 def reported_memory(nominal: int) -> int:
     """Bytes that CUDA reports on a card sold by `nominal` bytes: less 576 MiB or 2.1 %, whichever is more.
 

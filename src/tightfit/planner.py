@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tightfit.backends import load_backend
-from tightfit.devices import Device, catalogue
+from tightfit.devices import Device, catalogue, parse_host_memory
 from tightfit.display.plan_table import ReadablePlan
 from tightfit.errors import RecipeError
 from tightfit.models import read_config
@@ -35,6 +36,7 @@ def plan(
     gpu: str | None = None,
     *,
     gpu_memory: str | None = None,
+    host_memory: str | None = None,
     progress: Progress | None = None,
 ) -> ReadablePlan:
     """Predict what each combination of techniques costs on a GPU, which need not be in this machine, and choose one.
@@ -44,6 +46,8 @@ def plan(
     recipe: a Recipe, a mapping of its fields, or the name or path of a recipe file. What it pins is kept.
     gpu: a name such as `rtx-4090`, or `cpu` for this machine's processor; by default its own CUDA device.
     gpu_memory: a size such as `24GB`, of a card that has no name here, or instead of the named one's.
+    host_memory: a size such as `64GB`, of the machine around the GPU, for what waits there; by default this machine's
+        where the GPU is its own, and no limit elsewhere.
     progress: called before each trace with how many are done, None, and what comes next; at the end with their number
         twice and `done`.
 
@@ -54,16 +58,21 @@ def plan(
     >>> print(tightfit.plan("gpt2", {"seq_len": 512}, gpu="rtx-4090"))  # doctest: +SKIP
     """
     module = None if model is None or isinstance(model, str) else model
-    return plan_on(lambda cuda: as_recipe(recipe, model, cuda=cuda), gpu, gpu_memory, module=module, progress=progress)
+    return plan_on(lambda cuda: as_recipe(recipe, model, cuda=cuda), gpu, gpu_memory, host_memory,
+                   module=module, progress=progress)
 
 
 def plan_on(
-    recipe_on: RecipeForDevice, gpu: str | None, gpu_memory: str | None = None, *, module: Any = None,
-    progress: Progress | None = None,
+    recipe_on: RecipeForDevice, gpu: str | None, gpu_memory: str | None = None, host_memory: str | None = None, *,
+    module: Any = None, progress: Progress | None = None,
 ) -> ReadablePlan:  # fmt: skip
     """As `plan`, of a recipe that may differ between devices."""
     recipe = recipe_on(False)
     target = target_for(recipe, gpu, gpu_memory)
+    if host_memory is not None:
+        if target.device.kind == "cpu":
+            raise RecipeError(f"host-memory: {host_memory!r} is beside a GPU's, and this plan is for the processor")
+        target = replace(target, device=replace(target.device, host_bytes=parse_host_memory(host_memory)))
     cuda = target.device.kind == "cuda"
     recipe = recipe_on(True) if cuda else recipe
     if module is None:

@@ -361,3 +361,17 @@ def test_the_machines_own_devices():
     recipe = Recipe(device="cpu")
     assert own_device(recipe, "cpu").kind == "cpu"
     assert (own_device(recipe, "cuda") is not None) == torch.cuda.is_available()
+
+
+def test_host_memory_limits_what_waits_there():
+    streamed = {"accumulation": "by-block", "update": "with-forward", "offload": "host", "attention": "sdpa",
+                "precision": "fp32", "optimizer": "adamw", "loss": "plain", "data": {"source": "dummy"}}
+    recipe = {**FIELDS, **streamed}
+
+    assert tightfit.plan(None, recipe, "rtx-4090", host_memory="8GB").chosen is not None
+    lacking = tightfit.plan(None, recipe, "rtx-4090", host_memory="0.01MiB")
+    assert lacking.chosen is None
+    assert lacking.candidates[0].estimate.memory.host_missing > 0
+    for gpu, size in (("cpu", "8GB"), ("rtx-4090", "lots")):
+        with pytest.raises(RecipeError, match="host-memory"):
+            tightfit.plan(None, FIELDS, gpu, host_memory=size)

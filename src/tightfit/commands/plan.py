@@ -25,7 +25,8 @@ EVERY_GPU = "all"
 
 def run_plan(
     name: str | None, words: Sequence[str] = (), *, gpus: Sequence[str] = (), gpu_memory: str | None = None,
-    as_json: bool = False, prices: Sequence[str] = (), training_arguments: Path | None = None, top: int | None = None,
+    host_memory: str | None = None, as_json: bool = False, prices: Sequence[str] = (),
+    training_arguments: Path | None = None, top: int | None = None,
 ) -> None:  # fmt: skip
     """Print a plan, or a comparison of all GPUs; a progress bar goes to standard error.
 
@@ -48,18 +49,23 @@ def run_plan(
         return load_recipe(name, overrides, cuda=cuda, training_arguments=training_arguments)
 
     by_name = parse_prices(prices)
+    if gpu == EVERY_GPU and host_memory is not None:
+        raise RecipeError(f"host-memory: {host_memory!r} is for one GPU, and --gpu all compares many; leave it out")
     if gpu == EVERY_GPU:
         _compare(recipe_on, gpu_memory, by_name, as_json, top)
     elif prices:
         raise RecipeError(f"price: {prices[0]!r} is for comparing GPUs; write --gpu all with it")
     else:
-        _plan(recipe_on, gpu, gpu_memory, as_json, top)
+        _plan(recipe_on, gpu, gpu_memory, host_memory, as_json, top)
 
 
-def _plan(recipe_on: RecipeForDevice, gpu: str | None, gpu_memory: str | None, as_json: bool, top: int | None) -> None:
+def _plan(
+    recipe_on: RecipeForDevice, gpu: str | None, gpu_memory: str | None, host_memory: str | None, as_json: bool,
+    top: int | None,
+) -> None:  # fmt: skip
     # A model's own code may print; what is printed here is the plan alone.
     with SearchProgress(Console(stderr=True), "planning", "traces") as progress, redirect_stdout(sys.stderr):
-        plan = plan_on(recipe_on, gpu, gpu_memory, progress=progress)
+        plan = plan_on(recipe_on, gpu, gpu_memory, host_memory, progress=progress)
     plan = replace(plan, candidates=plan.candidates[:top])
     if as_json:
         _print_json(plan.to_json())
