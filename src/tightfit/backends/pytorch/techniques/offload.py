@@ -24,11 +24,8 @@ def host(technique: Host, build: Build) -> Build:
 def move_to_device(build: Build, share: float) -> None:
     """Move what does not wait in host memory to the device: the model was built on the host, for it may be larger."""
     blocks = list(dict.fromkeys(block for stack in build.stacks for block in stack))
-    waiting = {p for block in blocks[: round(share * len(blocks))] for p in block.parameters()}
+    waiting: set[torch.Tensor] = {p for block in blocks[: round(share * len(blocks))] for p in block.parameters()}
     with torch.no_grad():
-        for parameter in build.model.parameters():
-            if parameter not in waiting:
-                parameter.data = parameter.data.to(build.torch_device)
-        for module in build.model.modules():
-            for name, buffer in module.named_buffers(recurse=False):
-                module._buffers[name] = buffer.to(build.torch_device)
+        for tensor in (*build.model.parameters(), *build.model.buffers()):
+            if tensor not in waiting:  # in place: techniques that came before may hold on to it
+                tensor.data = tensor.data.to(build.torch_device)

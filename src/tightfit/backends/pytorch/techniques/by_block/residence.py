@@ -89,9 +89,12 @@ class Residence:
         """A block's gradients and states are on the device inside. then: the block that learns next."""
         self._optimizer = optimizer
         parameters = self.parameters[block]
-        for parameter, gradient in zip(parameters, self._held.pop(block, [None] * len(parameters)), strict=True):
-            parameter.grad = gradient
-        self._gradients.enter(block, then)
+        held = self._held.pop(block, None)
+        if held is None:
+            self._gradients.enter(block, then)
+        else:  # they never left, and what an earlier step sent is of no use
+            for parameter, gradient in zip(parameters, held, strict=True):
+                parameter.grad = gradient
         self._states.enter(block, then)
         yield
         self._weights.changed(block)
