@@ -24,7 +24,11 @@ def host(technique: Host, build: Build) -> Build:
 def move_to_device(build: Build, share: float) -> None:
     """Move what does not wait in host memory to the device: the model was built on the host, for it may be larger."""
     blocks = list(dict.fromkeys(block for stack in build.stacks for block in stack))
-    waiting: set[torch.Tensor] = {p for block in blocks[: round(share * len(blocks))] for p in block.parameters()}
+    # Only whoever offloads pays for it.
+    from tightfit.backends.pytorch.techniques.by_block.residence import own_parameters
+
+    own = own_parameters(build.model, blocks)[: round(share * len(blocks))]
+    waiting: set[torch.Tensor] = {parameter for parameters in own for parameter in parameters}
     with torch.no_grad():
         for tensor in (*build.model.parameters(), *build.model.buffers()):
             if tensor not in waiting:  # in place: techniques that came before may hold on to it

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.architectures import tiny_model
 from tests.backends.pytorch.techniques.by_block.streaming_cases import BY_BLOCK, HOST, SWEEPS, weights
 from tightfit.backends.pytorch.assembly import assemble
 from tightfit.backends.pytorch.backend import PytorchBackend
@@ -18,9 +19,6 @@ from tightfit.recipe import Recipe
 pytestmark = pytest.mark.gpu
 ALL = {**HOST, "offload": {"name": "host", "activations": 1}}
 FIELDS: dict[str, Any] = {
-    "model": "gpt2", "model_overrides": {"n_layer": 12, "n_embd": 1024, "n_head": 16, "vocab_size": 1024,
-                                         "tie_word_embeddings": False, "resid_pdrop": 0, "embd_pdrop": 0,
-                                         "attn_pdrop": 0},
     "data": {"source": "dummy"}, "batch_size": 6, "micro_batch_size": 2, "seq_len": 256, "precision": "fp32",
     "attention": "eager", "compile": "off", "loss": "plain", "checkpointing": "every-block", "optimizer": "adamw",
 }
@@ -31,7 +29,9 @@ def taken(**fields: Any) -> tuple[list[Any], dict[str, torch.Tensor], int]:
     recipe = Recipe.from_dict({**FIELDS, **fields})
     device = PytorchBackend().device(recipe)
     cuda = torch.device("cuda")
-    step = Step(assemble(resolve(recipe, device), device, cuda))
+    model = tiny_model("gpt2", n_layer=12, n_embd=1024, n_head=16, vocab_size=1024, n_positions=256,
+                       tie_word_embeddings=False)  # drawn on the processor: the same weights for every run
+    step = Step(assemble(resolve(recipe, device), device, cuda, model))
     generator = torch.Generator().manual_seed(0)
     results = []
     with step.build.session():

@@ -104,3 +104,10 @@ def test_host_memory_is_what_blocks_need():
     outside = sum(-(-p.numel() * p.element_size() // streamed.ALIGNMENT) * streamed.ALIGNMENT for p in blocks.outside)
 
     assert blocks.host_bytes() == {"weights": needed, "gradients": needed, "optimizer": 2 * (needed + outside)}
+
+
+def test_what_blocks_share_is_no_blocks_own():
+    shared = torch.nn.Linear(2, 2)
+    blocks = [torch.nn.Sequential(torch.nn.Linear(2, 2), shared) for _ in range(2)]
+
+    assert [len(own) for own in residence.own_parameters(torch.nn.Sequential(*blocks), blocks)] == [2, 2]

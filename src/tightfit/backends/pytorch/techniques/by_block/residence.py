@@ -38,6 +38,7 @@ class Residence:
         self._optimizer: Optimizer | None = None
         self._held: dict[int, list[Tensor | None]] = {}
         self._sent: int | None = None
+        self._summed: set[int] = set()
         for block in self._first(build.host_share.weights):
             self._weights.move_in(block, [p.data for p in self.parameters[block]])
             self._bind_weights(block, None)
@@ -51,8 +52,9 @@ class Residence:
         self._weights.leave(block)
 
     def gather_gradients(self, block: int, then: int | None) -> None:
-        """Let a block's backward passes add to the gradients that earlier ones left in host memory."""
-        self._gradients.enter(block, then)
+        """Let a block's backward passes add to the gradients that earlier ones of this step left in host memory."""
+        if block in self._summed:
+            self._gradients.enter(block, then if then in self._summed else None)
 
     def put_gradients(self, block: int, final: bool) -> None:
         """A block's gradients of a sweep are summed. Those of the device stay where passes add to them until they are
@@ -65,6 +67,7 @@ class Residence:
             self._gradients.send(block, gradients)
             self._gradients.leave(block)
             self._sent = block
+            (self._summed.discard if final else self._summed.add)(block)
         elif final:
             self._held[block] = found
         else:
@@ -210,11 +213,14 @@ def alike_parts(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 def own_parameters(model: nn.Module, blocks: Sequence[nn.Module]) -> list[list[nn.Parameter]]:
     """Each block's learned parameters that no other part of the model has as well."""
+    inside: dict[nn.Module, set[nn.Module]] = {}
+    for block in blocks:
+        for module in block.modules():
+            inside.setdefault(module, set()).add(block)
     owners: dict[nn.Parameter, set[nn.Module]] = {}
-    inside = {module: block for block in blocks for module in block.modules()}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
-            owners.setdefault(parameter, set()).add(inside.get(module, model))
+            owners.setdefault(parameter, set()).update(inside.get(module, {model}))
     return [[p for p in block.parameters() if p.requires_grad and owners[p] == {block}] for block in blocks]
 
 

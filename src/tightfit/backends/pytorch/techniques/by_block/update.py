@@ -159,7 +159,8 @@ class UpdateByBlock:
         if self._max_norm and self._pending.norm is not None:
             clip_grads_with_norm_(parameters, self._max_norm, self._pending.norm)
         set_learning_rate(self.optimizer, self._pending.learning_rate)
-        self.optimizer.step()
+        with torch.autocast(self._build.torch_device.type, enabled=False):  # a block may be entered inside it
+            self.optimizer.step()
         for parameter in parameters:
             parameter.grad = None
 
