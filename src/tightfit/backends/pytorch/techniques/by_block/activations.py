@@ -67,7 +67,8 @@ class HostActivations:
     def _pack(
         self, number: int, module: nn.Module, stay: set[int], kept: dict[tuple[Any, ...], _Kept], tensor: Tensor
     ) -> Tensor | _Kept:
-        if tensor.numel() * tensor.element_size() < SMALLEST or _memory(tensor) in stay:
+        small = tensor.numel() * tensor.element_size() < SMALLEST
+        if small or _memory(tensor) in stay or not _dense(tensor):
             return tensor
         key = _memory(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
         if key not in kept:
@@ -93,7 +94,7 @@ class HostActivations:
             self._bring(kept)
 
     def _bring(self, kept: _Kept) -> None:
-        kept.back = self._transfers.to_device(kept.out.target, after=[kept.out])
+        kept.back = self._transfers.to_device(kept.out.target, after=[kept.out], keep=False)
         self._holds(kept.back.target, None)
 
     def _holds(self, tensor: Tensor, module: nn.Module | None) -> None:
@@ -104,3 +105,9 @@ class HostActivations:
 def _memory(tensor: Tensor) -> int:
     """A number for the memory that a tensor lies in."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def _dense(tensor: Tensor) -> bool:
+    """Whether it fills its memory without gaps: a copy then has the same strides, which compiled code relies on."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in steps) == tensor.numel()

@@ -101,7 +101,7 @@ class UpdateByBlock:
         for part in self._residence.learning_outside(self.optimizer):
             self._apply(part)
         if not self._with_forward:
-            self.flush()
+            self._update_all()
         return norm
 
     def _enter(self, block: int, then: int | None) -> None:
@@ -122,13 +122,16 @@ class UpdateByBlock:
             self._residence.all_learned()
 
     def flush(self) -> None:
+        self._update_all()
+        self._residence.settle(on_host=True)
+
+    def _update_all(self) -> None:
         """Apply everything that waits: before anyone else reads weights or states."""
         waiting = sorted(self._pending.blocks) if self._pending is not None else []
         for block, then in zip(waiting, [*waiting[1:], None], strict=False):
             with working_on(self._residence.blocks[block]):
                 self._enter(block, then)
                 self._residence.leave(block)
-        self._residence.settle(on_host=True)
 
     def make_states(self) -> None:
         for block in range(len(self._residence.parameters)):
