@@ -2,12 +2,12 @@
 
 | field | choice |
 |---|---|
-| micro_batch_size | the largest power of two with at most 16,384 tokens on a CUDA device and 4,096 on the CPU, at most the global batch |
+| micro_batch_size | largest power of two of at most 16,384 tokens (CUDA) or 4,096 (CPU), at most the global batch |
 | a technique's slot | the setting that one of its variants calls usual; else the first variant |
 | backend.layers | unrolled |
 | loading.workers | CUDA: 2; CPU: 0 |
 | expandable_segments | false |
-"""  # noqa: E501 - a table's row is one line
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from tightfit.techniques.base import Exactness, Positive, Technique, technique
+from tightfit.techniques.base import Exactness, Positive, Technique, refuse_between_blocks, technique
 
 if TYPE_CHECKING:
     from tightfit.devices import Device
@@ -44,13 +44,7 @@ class ByBlock(Accumulation):
     """Micro-batches that go through the blocks together; `auto` for all of a global batch's."""
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        reasons = []
-        if recipe.one_region:
-            reasons.append(f"accumulation=by-block stops between a model's blocks, and compile={recipe.compile} makes "
-                           "one region of them; write compile=per-block, or accumulation=loop")
-        if recipe.parallel.name != "none":
-            reasons.append(f"accumulation=by-block runs one model; write accumulation=loop beside "
-                           f"parallel={recipe.parallel.name}")
+        reasons = refuse_between_blocks(recipe, "accumulation=by-block", "accumulation=loop")
         if recipe.checkpointing != "auto" and recipe.checkpointing.spans_blocks:
             reasons.append(f"checkpointing={recipe.checkpointing.name} recomputes several blocks together, and "
                            "accumulation=by-block stops between them; write checkpointing=every-block")

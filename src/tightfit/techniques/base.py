@@ -140,6 +140,20 @@ class Technique:
         return ""
 
 
+def refuse_between_blocks(recipe: Recipe, written: str, plain: str) -> list[str]:
+    """Reasons why what works between a model's blocks cannot serve a recipe.
+
+    written: the field as it stands in the recipe, such as `offload=host`. plain: what to write instead.
+    """
+    reasons = []
+    if recipe.compile != "auto" and recipe.compile.one_region:
+        reasons.append(f"{written} works between a model's blocks, and compile={recipe.compile.name} makes one region of "
+                       f"them; write compile=per-block, or {plain}")
+    if recipe.parallel.name != "none":
+        reasons.append(f"{written} serves one model; write {plain} beside parallel={recipe.parallel.name}")
+    return reasons
+
+
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def technique(cls: type[T]) -> type[T]:
     """Make a class a technique: frozen, keyword-only, validated, its knobs' docstrings kept at run time."""

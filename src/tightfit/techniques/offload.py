@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from tightfit.techniques.base import NUMBER, Technique, technique
+from tightfit.techniques.base import NUMBER, Technique, refuse_between_blocks, technique
 
 if TYPE_CHECKING:
     from tightfit.devices import Device
@@ -64,15 +64,10 @@ class Host(Offload):
         return self.weights > 0
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        reasons = []
+        reasons = refuse_between_blocks(recipe, "offload=host", "offload=none")
         if device.kind == "cpu":
             reasons.append("offload=host moves tensors out of a GPU's memory into the processor's, where they are "
                            "already; write offload=none, or device=cuda")
-        if recipe.one_region:
-            reasons.append(f"offload=host works between a model's blocks, and compile={recipe.compile} makes one "
-                           "region of them; write compile=per-block, or offload=none")
-        if recipe.parallel.name != "none":
-            reasons.append(f"offload=host serves one model; write offload=none beside parallel={recipe.parallel.name}")
         if (self.weights or self.gradients) and recipe.accumulation != "auto" and not recipe.accumulation.by_block:
             reasons.append("offload=host fetches weights and gradients once for all micro-batches; write "
                            "accumulation=by-block, or offload: {name: host, weights: 0, gradients: 0}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from tightfit.techniques.base import Technique, technique
+from tightfit.techniques.base import Technique, refuse_between_blocks, technique
 
 if TYPE_CHECKING:
     from tightfit.devices import Device
@@ -35,11 +35,4 @@ class WithForward(Update):
     memory: ClassVar[str] = "the optimizer's temporaries of one block; gradients go block by block"
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        reasons = []
-        if recipe.one_region:
-            reasons.append(f"update=with-forward works between a model's blocks, and compile={recipe.compile} makes "
-                           "one region of them; write compile=per-block, or update=after-backward")
-        if recipe.parallel.name != "none":
-            reasons.append(f"update=with-forward serves one model; write update=after-backward beside "
-                           f"parallel={recipe.parallel.name}")
-        return reasons
+        return refuse_between_blocks(recipe, "update=with-forward", "update=after-backward")

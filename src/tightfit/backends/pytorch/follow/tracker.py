@@ -28,8 +28,7 @@ Scratch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int]
 """Bytes that a kernel asks for and gives back while it runs, by op, arguments and result."""
 
 Answer = Callable[[Any, tuple[Any, ...], Callable[[Tensor], str]], Any]
-"""Answer to a read of a value out of a tensor, by op and arguments, and by a function that names the op that made a
-tensor; NotImplemented where the op reads none."""
+"""Answer to a read of a tensor's value, by op, arguments and what names a tensor's op; NotImplemented for other ops."""
 
 DEVICE = torch.ops.prim.device.default
 
@@ -138,7 +137,7 @@ class Tracker(OpStreams, TorchDispatchMode):
         self.memory.ignore(tensor, self.phase)
 
     def holds(self, tensor: Tensor, category: Category, module: nn.Module | None) -> None:
-        self.mark(tensor, category, module=self._names.get(module, "") if module is not None else "", from_birth=True)
+        self.mark(tensor, category, module=self._names.get(module, "") if module else "", from_birth=True)
 
     @contextmanager
     def working_on(self, module: nn.Module, phase: Phase | None) -> Iterator[None]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.techniques.optimizer.apply import set_learning_rate
+from tightfit.backends.pytorch.techniques.optimizer.apply import ScaledUpdate, set_learning_rate
 from tightfit.backends.pytorch.techniques.optimizer.state import make_states
 from tightfit.techniques.update import AfterBackward, WithForward
 
@@ -35,22 +35,12 @@ def _by_block(build: Build, with_forward: bool) -> Build:
     return replace(build, update_factory=partial(UpdateByBlock, with_forward=with_forward), calls_blocks=True)
 
 
-class UpdateAfterBackward:
+class UpdateAfterBackward(ScaledUpdate):
     """Clip, step and drop at once. See `build.Update` for what each method promises."""
 
     def __init__(self, build: Build, calls: BlockCalls | None = None) -> None:
-        self._build = build
-        self.optimizer = build.optimizer()
-        self._scaler = torch.amp.GradScaler(build.torch_device.type) if build.loss_scaling else None
+        super().__init__(build)
         self._parameters = [p for p in build.model.parameters() if p.requires_grad]
-        self._max_norm = build.recipe.max_grad_norm
-
-    @property
-    def scaled(self) -> bool:
-        return self._scaler is not None
-
-    def scale(self, loss: Tensor) -> Tensor:
-        return loss if self._scaler is None else self._scaler.scale(loss)
 
     def set_learning_rate(self, learning_rate: float) -> None:
         set_learning_rate(self.optimizer, learning_rate)
@@ -82,13 +72,3 @@ class UpdateAfterBackward:
 
     def make_states(self) -> None:
         make_states(self.optimizer, self._parameters)
-
-    def new_optimizer(self) -> None:
-        self.optimizer = self._build.optimizer()
-
-    def state(self) -> dict[str, Any]:
-        return {"scaler": None if self._scaler is None else self._scaler.state_dict()}
-
-    def load(self, state: dict[str, Any]) -> None:
-        if self._scaler is not None and state["scaler"]:
-            self._scaler.load_state_dict(state["scaler"])

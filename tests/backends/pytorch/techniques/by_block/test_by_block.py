@@ -3,7 +3,6 @@ forward pass, held against the plain step: the same losses, norms and weights.""
 
 from __future__ import annotations
 
-import math
 from functools import cache
 
 import pytest
@@ -135,14 +134,16 @@ def test_evaluation_and_finiteness_see_the_updated_weights():
     assert streamed.is_finite()
 
 
-def test_dropout_draws_in_another_order_and_trains():
-    step = step_of("llama", **HOST)
-    for module in step.build.model.modules():
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.3
-    losses = [step(batch, 1e-2).read().loss for batch in global_batches("llama", 8)]
+def test_dropout_is_drawn_and_a_seed_repeats_it():
+    def losses(rate: float) -> list[float]:
+        step = step_of("llama", **HOST)
+        for module in step.build.model.modules():
+            if hasattr(module, "attention_dropout"):
+                setattr(module, "attention_dropout", rate)  # noqa: B010 - a module's attribute has no other type
+        torch.manual_seed(0)
+        return [step(batch, 1e-2).read().loss.sum for batch in global_batches("llama")]
 
-    assert all(math.isfinite(loss.sum) for loss in losses)
+    assert losses(0.3) == losses(0.3) != losses(0.0)
 
 
 def test_micro_batches_that_call_blocks_in_different_orders_are_refused_by_name():

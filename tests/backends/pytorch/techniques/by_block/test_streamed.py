@@ -89,7 +89,7 @@ def test_what_was_sent_arrives_before_it_is_brought_back(waits, monkeypatch):
     found: dict[int, Any] = {}
     late, block = LateTransfers(torch.device("cpu")), torch.nn.Identity()
     kind = residence.Streamed(late, [block], Category.GRADIENTS, found.__setitem__)
-    kind.send(0, [torch.arange(3.0)])
+    kind.copy_out(0, [torch.arange(3.0)])
     kind.enter(0)
 
     assert torch.equal(found[0][0], torch.arange(3.0)) == waits

@@ -1,4 +1,4 @@
-"""What blocks keep for their backward pass, in host memory until then, whatever their checkpointing lets them keep."""
+"""Activation offloading: what blocks save for the backward pass waits in host memory, under any checkpointing."""
 
 from __future__ import annotations
 

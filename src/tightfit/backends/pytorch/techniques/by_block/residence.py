@@ -63,8 +63,8 @@ class Residence:
         found = [parameter.grad for parameter in parameters]
         gradients = [gradient for gradient in found if gradient is not None]
         if block in self._first(self._share.gradients) and len(gradients) == len(found):
-            self.settle_gradients()
-            self._gradients.send(block, gradients)
+            self.free_sent_gradients()
+            self._gradients.copy_out(block, gradients)
             self._gradients.leave(block)
             self._sent = block
             (self._summed.discard if final else self._summed.add)(block)
@@ -75,10 +75,10 @@ class Residence:
         for parameter in parameters:
             parameter.grad = None
 
-    def settle_gradients(self) -> None:
+    def free_sent_gradients(self) -> None:
         """Let go of the gradients that were sent last, once they have arrived."""
         if self._sent is not None:
-            self._gradients.settle(self._sent)
+            self._gradients.wait_for_copies_out(self._sent)
             self._sent = None
 
     def drop_gradients(self) -> None:
@@ -100,15 +100,15 @@ class Residence:
                 parameter.grad = gradient
         self._states.enter(block, then)
         yield
-        self._weights.changed(block)
-        self._states.changed(block)
+        self._weights.copy_back(block)
+        self._states.copy_back(block)
         self._states.leave(block)
         self._gradients.leave(block)
         self._adopt(self._states, block, parameters, block in self._first(self._share.optimizer), self._bind_states)
 
     def all_learned(self) -> None:
         """No block learns before the next step: give back the places of gradients and states."""
-        self.settle(on_host=False)
+        self.wait_for_copies_out(on_host=False)
         self._gradients.release()
         self._states.release()
 
@@ -123,10 +123,10 @@ class Residence:
                 parameter.grad = gradients.pop(parameter)
             self._states_outside.enter(number)
             yield part
-            self._states_outside.changed(number)
+            self._states_outside.copy_back(number)
             self._states_outside.leave(number)
             self._adopt(self._states_outside, number, part, self._share.optimizer == 1, self._bind_states_outside)
-        self.settle(on_host=False)
+        self.wait_for_copies_out(on_host=False)
         self._states_outside.release()
 
     def forget_states(self) -> None:
@@ -141,14 +141,14 @@ class Residence:
         self._states.drop()
         self._states_outside.drop()
 
-    def settle(self, on_host: bool) -> None:
+    def wait_for_copies_out(self, on_host: bool) -> None:
         """What is computed from here on, or what the host does, comes after every copy into host memory."""
         latest = self._transfers.latest_out
         if latest is not None:
             latest.wait_on_host() if on_host else latest.wait()
             self._transfers.hold_copies_in(latest, self._transfers.now())
         for kind in (self._weights, self._gradients, self._states, self._states_outside):
-            kind.all_sent()
+            kind.forget_copies_out()
 
     def host_bytes(self) -> dict[str, int]:
         """Bytes of host memory, by what they hold."""
@@ -164,9 +164,9 @@ class Residence:
         assert self._optimizer is not None
         found = [tensor for _, _, value in values(self._optimizer, parameters) for tensor in plain_tensors(value)]
         if wanted and found and number not in kind:
-            kind.send(number, found)
+            kind.copy_out(number, found)
             bind(number, None)
-            kind.settle(number)
+            kind.wait_for_copies_out(number)
 
     def _bind_weights(self, block: int, tensors: Sequence[Tensor] | None) -> None:
         for parameter, tensor in zip(self.parameters[block], tensors or self._weights.views(block), strict=True):

@@ -99,13 +99,13 @@ class Streamed:
         for tensor, view in zip(tensors, self.views(block), strict=True):
             view.copy_(tensor)
 
-    def send(self, block: int, tensors: Sequence[Tensor]) -> None:
-        """Copy tensors that lie elsewhere into the block's host memory. They are kept until `settle`."""
+    def copy_out(self, block: int, tensors: Sequence[Tensor]) -> None:
+        """Copy tensors that lie elsewhere into the block's host memory. They are kept until `wait_for_copies_out`."""
         if block not in self._homes:
             self._give_home(block, tensors)
         home = self._homes[block]
         if self._entered is not None and self._entered.holds == block:  # they lie there
-            self.changed(block)
+            self.copy_back(block)
             return
         for slot in self._slots:
             if slot.holds == block:  # what was there before
@@ -113,12 +113,12 @@ class Streamed:
         pairs = zip(tensors, home.packing.views(home.memory), strict=True)
         home.written = [self._transfers.to_host(tensor.detach(), view) for tensor, view in pairs]
 
-    def settle(self, block: int) -> None:
-        """What is computed from here on begins after the copies that `send` began, whose sources are let go."""
+    def wait_for_copies_out(self, block: int) -> None:
+        """What is computed from here on begins after the copies that `copy_out` began, whose sources are let go."""
         for copy in self._homes[block].written:
             copy.wait()
 
-    def all_sent(self) -> None:
+    def forget_copies_out(self) -> None:
         """Every copy out has been waited for: nothing later need name one."""
         for home in self._homes.values():
             home.written = []
@@ -148,7 +148,7 @@ class Streamed:
             self._bind(block, self._homes[block].packing.views(slot.memory))
         self.fetch(then)
 
-    def changed(self, block: int) -> None:
+    def copy_back(self, block: int) -> None:
         """The block's tensors were changed on the device: copy them into host memory."""
         if block in self._homes:
             home, slot = self._homes[block], self._entered

@@ -38,8 +38,8 @@ class _Cut:
         self.gradient = gradient if self.gradient is None else self.gradient + gradient
 
 
-class _Behind(torch.autograd.Function):
-    """The identity behind a cut: its gradient stays there."""
+class _AfterCut(torch.autograd.Function):
+    """The identity after a cut: its gradient stays there."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, anchor: Tensor, cut: _Cut) -> Tensor:
@@ -86,11 +86,11 @@ class SuspendedPass:
         """Wait for the block's turn, and run it; called by the forward pass."""
         self.at = number
         self._scheduler.switch()
-        args, kwargs = tree_map_only(Tensor, self._cut_before, (args, kwargs))
+        args, kwargs = tree_map_only(Tensor, self._cut_argument, (args, kwargs))
         output = call(*args, **kwargs)
         made = self._calls
         self._calls += 1
-        return tree_map_only(Tensor, lambda tensor: self._cut_behind(tensor, made), output)
+        return tree_map_only(Tensor, lambda tensor: self._cut_output(tensor, made), output)
 
     def backward(self, call: int) -> None:
         """Run the backward pass of a block's call, given by its place in their order, and of what depends on it."""
@@ -105,15 +105,15 @@ class SuspendedPass:
         self.loss = forward()
         self.at = None
 
-    def _cut_behind(self, tensor: Tensor, call: int) -> Tensor:
+    def _cut_output(self, tensor: Tensor, call: int) -> Tensor:
         """A block's output, cut off from the block."""
         if not tensor.requires_grad:
             return tensor
         cut = _Cut(tensor, call)
         self._outputs[call].append(cut)
-        return self._behind(tensor, cut)
+        return self._after_cut(tensor, cut)
 
-    def _cut_before(self, tensor: Tensor) -> Tensor:
+    def _cut_argument(self, tensor: Tensor) -> Tensor:
         """A block's argument, cut off from what was computed between the blocks; a block's output is so already."""
         node = tensor.grad_fn
         if node is None or isinstance(getattr(node, "cut", None), _Cut):
@@ -123,13 +123,13 @@ class SuspendedPass:
         if known is None:
             cut = _Cut(tensor, self._deepest(get_gradient_edge(tensor)))
             self._between.append(cut)  # whose edge keeps the node, so that its id stays its own
-            known = self._behind(tensor, cut)
+            known = self._after_cut(tensor, cut)
             self._known[key] = weakref.ref(known)
         return known
 
-    def _behind(self, tensor: Tensor, cut: _Cut) -> Tensor:
-        behind: Tensor = _Behind.apply(tensor.detach(), self._anchor, cut)  # type: ignore[no-untyped-call]
-        return behind
+    def _after_cut(self, tensor: Tensor, cut: _Cut) -> Tensor:
+        after: Tensor = _AfterCut.apply(tensor.detach(), self._anchor, cut)  # type: ignore[no-untyped-call]
+        return after
 
     def _deepest(self, edge: GradientEdge) -> int:
         """The last block's call that a tensor depends on."""

@@ -18,7 +18,7 @@ from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
 from tightfit.backends.pytorch.techniques.by_block.residence import Residence
 from tightfit.backends.pytorch.techniques.by_block.transfers import working_on
-from tightfit.backends.pytorch.techniques.optimizer.apply import set_learning_rate
+from tightfit.backends.pytorch.techniques.optimizer.apply import ScaledUpdate, set_learning_rate
 from tightfit.backends.pytorch.techniques.optimizer.state import make_states
 from tightfit.trace import Phase
 
@@ -32,7 +32,7 @@ class _Pending:
     blocks: set[int]
 
 
-class UpdateByBlock:
+class UpdateByBlock(ScaledUpdate):
     """See `build.Update` for what each method promises.
 
     with_forward: let each block wait for the next forward pass; else all are updated behind the backward pass.
@@ -40,26 +40,16 @@ class UpdateByBlock:
 
     def __init__(self, build: Build, calls: BlockCalls | None, *, with_forward: bool) -> None:
         assert calls is not None
-        self._build = build
         self._residence = residence = Residence(build, calls)
-        self.optimizer = build.optimizer()
+        super().__init__(build)
         calls.ready.append(self._enter)
         calls.done.append(residence.leave)
         self._with_forward = with_forward
-        self._scaler = torch.amp.GradScaler(build.torch_device.type) if build.loss_scaling else None
-        self._max_norm = build.recipe.max_grad_norm
         self._learning_rate = build.recipe.learning_rate
         self._norms: dict[nn.Parameter, Tensor] = {}
         self._finite: list[_Gradients] = []
         self._final: set[int] = set()
         self._pending: _Pending | None = None
-
-    @property
-    def scaled(self) -> bool:
-        return self._scaler is not None
-
-    def scale(self, loss: Tensor) -> Tensor:
-        return loss if self._scaler is None else self._scaler.scale(loss)
 
     def set_learning_rate(self, learning_rate: float) -> None:
         self._learning_rate = learning_rate
@@ -91,8 +81,8 @@ class UpdateByBlock:
                 self.put_gradients(block, final=True)
         self._final.clear()
         self._measure(self._residence.outside)
-        self._residence.settle_gradients()
-        self._residence.settle(on_host=False)
+        self._residence.free_sent_gradients()
+        self._residence.wait_for_copies_out(on_host=False)
         norm = self._norm()
         if not self._are_finite():
             self._residence.drop_gradients()
@@ -123,7 +113,7 @@ class UpdateByBlock:
 
     def flush(self) -> None:
         self._update_all()
-        self._residence.settle(on_host=True)
+        self._residence.wait_for_copies_out(on_host=True)
 
     def _update_all(self) -> None:
         """Apply everything that waits: before anyone else reads weights or states."""
@@ -142,19 +132,15 @@ class UpdateByBlock:
                 self._residence.leave(block)
         for part in self._residence.learning_outside(self.optimizer):
             make_states(self.optimizer, part)
-        self._residence.settle(on_host=True)
+        self._residence.wait_for_copies_out(on_host=True)
 
     def new_optimizer(self) -> None:
         self._residence.forget_states()
-        self.optimizer = self._build.optimizer()
-
-    def state(self) -> dict[str, Any]:
-        return {"scaler": None if self._scaler is None else self._scaler.state_dict()}
+        super().new_optimizer()
 
     def load(self, state: dict[str, Any]) -> None:
         self._residence.reload(self.optimizer)
-        if self._scaler is not None and state["scaler"]:
-            self._scaler.load_state_dict(state["scaler"])
+        super().load(state)
 
     def _apply(self, parameters: Sequence[nn.Parameter]) -> None:
         """Step the optimizer over parameters: no others have a gradient meanwhile."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 from torch.optim import Optimizer
 
@@ -77,6 +77,33 @@ def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
     """Use `learning_rate` from the next step on, in every parameter group."""
     for group in optimizer.param_groups:
         set_rate(group, learning_rate)
+
+
+class ScaledUpdate:
+    """The parts of an update that do not depend on when it is applied: optimizer, loss scaling and their state."""
+
+    def __init__(self, build: Build) -> None:
+        self._build = build
+        self.optimizer = build.optimizer()
+        self._scaler = torch.amp.GradScaler(build.torch_device.type) if build.loss_scaling else None
+        self._max_norm = build.recipe.max_grad_norm
+
+    @property
+    def scaled(self) -> bool:
+        return self._scaler is not None
+
+    def scale(self, loss: Tensor) -> Tensor:
+        return loss if self._scaler is None else self._scaler.scale(loss)
+
+    def new_optimizer(self) -> None:
+        self.optimizer = self._build.optimizer()
+
+    def state(self) -> dict[str, Any]:
+        return {"scaler": None if self._scaler is None else self._scaler.state_dict()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        if self._scaler is not None and state["scaler"]:
+            self._scaler.load_state_dict(state["scaler"])
 
 
 def adamw(technique: declared.AdamW, build: Build) -> Build:
