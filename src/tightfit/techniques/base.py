@@ -145,10 +145,13 @@ def refuse_between_blocks(recipe: Recipe, written: str, plain: str) -> list[str]
 
     written: the field as it stands in the recipe, such as `offload=host`. plain: what to write instead.
     """
-    reasons = []
-    if recipe.compile != "auto" and recipe.compile.one_region:
-        reasons.append(f"{written} works between a model's blocks, and compile={recipe.compile.name} makes one region of "
+    reasons, compiled = [], recipe.compile
+    if compiled != "auto" and compiled.one_region:
+        reasons.append(f"{written} works between a model's blocks, and compile={compiled.name} makes one region of "
                        f"them; write compile=per-block, or {plain}")
+    elif compiled != "auto" and compiled.records_graphs:
+        reasons.append(f"{written} moves what blocks work on, and CUDA graphs record addresses; write "
+                       f"compile=per-block with its usual backend and mode, or {plain}")
     if recipe.parallel.name != "none":
         reasons.append(f"{written} serves one model; write {plain} beside parallel={recipe.parallel.name}")
     return reasons

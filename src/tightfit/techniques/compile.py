@@ -48,6 +48,11 @@ class Compile(Technique):
         """Whether forward and backward are partitioned by a compiler, which then decides what is kept between them."""
         return False
 
+    @property
+    def records_graphs(self) -> bool:
+        """Whether kernels are launched together, as CUDA graphs, over memory that stays where it is."""
+        return False
+
 
 @technique
 class NoCompile(Compile):
@@ -85,6 +90,10 @@ class _Compiled(Compile):
     @property
     def partitions(self) -> bool:
         return self.backend != "eager"
+
+    @property
+    def records_graphs(self) -> bool:
+        return self.backend == "cudagraphs" or self.mode in ("reduce-overhead", "max-autotune")
 
     def hf_arguments(self, on_cpu: bool) -> dict[str, Any]:
         mode = {} if self.mode == "default" else {"torch_compile_mode": self.mode}

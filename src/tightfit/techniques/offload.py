@@ -58,17 +58,21 @@ class Host(Offload):
     """Share of the blocks whose optimizer states do; with all of them, the states of the rest of the model as well."""
     activations: Share = 0.0
     """Share of the blocks whose tensors kept for the backward pass do: what checkpointing leaves of them."""
+    embeddings: bool = False
+    """Whether weights and gradients of the input embedding and the head do as well: for the smallest cards; their
+    copies are waited for."""
 
     @property
     def keeps_weights(self) -> bool:
-        return self.weights > 0
+        return self.weights > 0 or self.embeddings
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = refuse_between_blocks(recipe, "offload=host", "offload=none")
         if device.kind == "cpu":
             reasons.append("offload=host moves tensors out of a GPU's memory into the processor's, where they are "
                            "already; write offload=none, or device=cuda")
-        if (self.weights or self.gradients) and recipe.accumulation != "auto" and not recipe.accumulation.by_block:
+        by_block = recipe.accumulation == "auto" or recipe.accumulation.by_block
+        if (self.keeps_weights or self.gradients) and not by_block:
             reasons.append("offload=host fetches weights and gradients once for all micro-batches; write "
                            "accumulation=by-block, or offload: {name: host, weights: 0, gradients: 0}")
         return reasons

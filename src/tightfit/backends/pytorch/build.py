@@ -129,12 +129,14 @@ def _held(contexts: tuple[Context, ...]) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class HostShare:
-    """The shares of the blocks whose tensors wait in host memory, from 0 to 1."""
+    """The shares of the blocks whose tensors wait in host memory, from 0 to 1. embeddings: whether those of the input
+    embedding and the head do as well."""
 
     weights: float = 0.0
     gradients: float = 0.0
     optimizer: float = 0.0
     activations: float = 0.0
+    embeddings: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,10 +207,12 @@ class Build:
             return None
         # Only whoever asks for it pays for it.
         from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
+        from tightfit.backends.pytorch.techniques.by_block.parts import Parts
         from tightfit.backends.pytorch.techniques.by_block.transfers import Transfers
 
-        transfers = Transfers(self.torch_device, pinned=self.device.kind == "cuda")
-        return BlockCalls(self.stacks, transfers, self.host_share.activations)
+        transfers, share = Transfers(self.torch_device, pinned=self.device.kind == "cuda"), self.host_share
+        return BlockCalls(Parts(self.model, self.stacks), transfers, activations=share.activations,
+                          embeddings=share.embeddings)
 
     def optimizer(self) -> Optimizer:
         """A new optimizer over the finished model."""

@@ -140,8 +140,7 @@ def _host_seconds(recipe: Recipe, device: Device, calibration: Calibration | Non
     host = {**defaults, **(calibration.host if calibration is not None else {})}
     if device.kind == "cpu":
         return {**host, "compiled": COMPILED_CPU_SECONDS, "launch": 0.0}
-    mode, backend = getattr(recipe.compile, "mode", ""), getattr(recipe.compile, "backend", "")
-    graphs = backend == "cudagraphs" or mode in ("reduce-overhead", "max-autotune")
+    graphs = recipe.compile != "auto" and recipe.compile.records_graphs
     return {**host, "compiled": GRAPH_SECONDS if graphs else COMPILED_SECONDS, "launch": LAUNCH_SECONDS}
 
 

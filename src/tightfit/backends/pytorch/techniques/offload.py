@@ -11,24 +11,24 @@ from tightfit.techniques.offload import Host
 
 
 def host(technique: Host, build: Build) -> Build:
-    if technique.weights:
-        move_to_device(build, technique.weights)
+    if technique.keeps_weights:
+        move_to_device(build, technique)
         if build.evaluation_dtype is not None:
             note = "evaluation runs in the weights' own format: a narrower copy of weights in host memory is not kept"
             build = replace(build, evaluation_dtype=None, notes=(*build.notes, note))
     share = HostShare(weights=technique.weights, gradients=technique.gradients, optimizer=technique.optimizer,
-                      activations=technique.activations)
+                      activations=technique.activations, embeddings=technique.embeddings)
     return replace(build, host_share=share, calls_blocks=True)
 
 
-def move_to_device(build: Build, share: float) -> None:
+def move_to_device(build: Build, technique: Host) -> None:
     """Move what does not wait in host memory to the device: the model was built on the host, for it may be larger."""
-    blocks = list(dict.fromkeys(block for stack in build.stacks for block in stack))
     # Only whoever offloads pays for it.
-    from tightfit.backends.pytorch.techniques.by_block.residence import own_parameters
+    from tightfit.backends.pytorch.techniques.by_block.parts import Parts
 
-    own = own_parameters(build.model, blocks)[: round(share * len(blocks))]
-    waiting: set[torch.Tensor] = {parameter for parameters in own for parameter in parameters}
+    parts = Parts(build.model, build.stacks)
+    waiting = {p for number in parts.first(technique.weights, embeddings=technique.embeddings)
+               for p in parts.parameters[number]}
     with torch.no_grad():
         for tensor in (*build.model.parameters(), *build.model.buffers()):
             if tensor not in waiting:  # in place: techniques that came before may hold on to it

@@ -29,10 +29,11 @@ SWEEPS = {**HOST, "accumulation": {"name": "by-block", "sweep": 2}}
 HALF = {**SWEEPS, "offload": {"name": "host", "weights": 0.5, "gradients": 0.75, "optimizer": 0.25}}
 STATES = {"offload": {"name": "host", "weights": 0, "gradients": 0}}
 ALL = {**SWEEPS, "offload": {"name": "host", "activations": 1}}
+EVERYTHING = {**SWEEPS, "offload": {"name": "host", "activations": 1, "embeddings": True}}
 LOOPED = {"offload": {"name": "host", "weights": 0, "gradients": 0, "optimizer": 0, "activations": 0.75}}
 STREAMED = {"by-block": {"accumulation": "by-block"}, "with-forward": {"update": "with-forward"}, "both": BY_BLOCK,
             "host": HOST, "sweeps": SWEEPS, "half": HALF, "states": STATES,
-            "all": ALL, "activations in a loop": LOOPED}
+            "all": ALL, "everything": EVERYTHING, "activations in a loop": LOOPED}
 
 
 class Run(NamedTuple):

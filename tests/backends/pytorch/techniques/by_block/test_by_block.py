@@ -8,10 +8,12 @@ from functools import cache
 import pytest
 import torch
 
-from tests.architectures import CAUSAL, IMAGES, MASKED, SEQ2SEQ
+from tests.architectures import CAUSAL, IMAGES, MASKED, SEQ2SEQ, tiny_model
+from tests.backends.pytorch.techniques.by_block import streaming_cases
 from tests.backends.pytorch.techniques.by_block.streaming_cases import (
     ALL,
     CPU,
+    EVERYTHING,
     HALF,
     HOST,
     STREAMED,
@@ -72,6 +74,7 @@ def test_every_technique_streams(fields):
     assert same(plain, run("llama", **fields, **HOST))
     assert same(plain, run("llama", **fields, **HALF))
     assert same(plain, run("llama", **fields, **ALL))
+    assert same(plain, run("llama", **fields, **EVERYTHING))
 
 
 def test_skipped_steps_leave_weights_and_states_alone():
@@ -144,6 +147,51 @@ def test_dropout_is_drawn_and_a_seed_repeats_it():
         return [step(batch, 1e-2).read().loss.sum for batch in global_batches("llama")]
 
     assert losses(0.3) == losses(0.3) != losses(0.0)
+
+
+@pytest.mark.parametrize("kind", ["with-forward", "sweeps", "half", "everything"])
+def test_blocks_that_some_steps_leave_out_learn_from_the_others(kind):
+    def weights_after(**fields):
+        step = step_of("llama", **fields)
+        for number, batch in enumerate(global_batches("llama", 6)):
+            step.build.model.config.num_hidden_layers = 4 - number % 2
+            step(batch, 1e-2)
+        step.update.flush()
+        return weights(step)
+
+    plain, streamed = weights_after(), weights_after(**STREAMED[kind])
+
+    assert all(torch.equal(streamed[name], plain[name]) for name in plain)
+
+
+@pytest.mark.parametrize("kind", ["sweeps", "everything"])
+def test_a_parameter_may_get_its_first_gradient_late(kind, monkeypatch):
+    class Scaled(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner, self.scale, self.used = inner, torch.nn.Parameter(torch.ones(16)), False
+
+        def forward(self, hidden):
+            return self.inner(hidden) * (self.scale.mean() if self.used else 1.0)
+
+    def weights_after(**fields):
+        def model_of(*args, **kwargs):
+            model = tiny_model(*args, **kwargs)
+            model.model.layers[1].mlp = scaled.append(Scaled(model.model.layers[1].mlp)) or scaled[-1]
+            return model
+
+        scaled = []
+        monkeypatch.setattr(streaming_cases, "tiny_model", model_of)
+        step = step_of("llama", **fields)
+        for number, batch in enumerate(global_batches("llama", 5)):
+            scaled[0].used = number >= 2
+            step(batch, 1e-2)
+        step.update.flush()
+        return weights(step)
+
+    plain, streamed = weights_after(), weights_after(**STREAMED[kind])
+
+    assert all(torch.equal(streamed[name], plain[name]) for name in plain)
 
 
 def test_micro_batches_that_call_blocks_in_different_orders_are_refused_by_name():

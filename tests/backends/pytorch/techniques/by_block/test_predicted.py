@@ -33,6 +33,7 @@ FIELDS: dict[str, Any] = {
     "optimizer": {"name": "adamw", "implementation": "loop"}, "max_grad_norm": 1.0,
 }
 ALL = {**HOST, "offload": {"name": "host", "activations": 1}}
+EVERYTHING = {**HOST, "loss": "chunked", "offload": {"name": "host", "activations": 1, "embeddings": True}}
 
 
 def recipe_of(layers: int, **fields: Any) -> Recipe:
@@ -58,7 +59,8 @@ def taken(recipe: Recipe) -> Trace:
         return tracker.trace("measured")
 
 
-@pytest.mark.parametrize("fields", [BY_BLOCK, HOST, SWEEPS, ALL], ids=["resident", "host", "sweeps", "all"])
+@pytest.mark.parametrize("fields", [BY_BLOCK, HOST, SWEEPS, ALL, EVERYTHING],
+                         ids=["resident", "host", "sweeps", "all", "everything"])
 def test_memory_is_what_the_step_takes(fields):
     recipe = recipe_of(4, **fields)
     planned, real = predict(recipe, A100, whole=True), taken(recipe)
@@ -71,7 +73,7 @@ def test_memory_is_what_the_step_takes(fields):
     assert bool(planned.lying_in(Place.HOST)) == ("offload" in fields)
 
 
-@pytest.mark.parametrize("fields", [BY_BLOCK, HOST, ALL], ids=["resident", "host", "all"])
+@pytest.mark.parametrize("fields", [BY_BLOCK, HOST, ALL, EVERYTHING], ids=["resident", "host", "all", "everything"])
 def test_few_blocks_tell_of_the_rest(fields):
     recipe = recipe_of(14, **fields)
     extended, whole = predict(recipe, A100), predict(recipe, A100, whole=True)

@@ -15,6 +15,7 @@ import torch
 
 from tests.backends.pytorch.techniques.by_block.streaming_cases import (
     ALL,
+    EVERYTHING,
     HALF,
     HOST,
     LOOPED,
@@ -23,6 +24,7 @@ from tests.backends.pytorch.techniques.by_block.streaming_cases import (
     same,
 )
 from tightfit.backends.pytorch.techniques.by_block import residence, streamed, transfers
+from tightfit.backends.pytorch.techniques.by_block.parts import Parts
 from tightfit.backends.pytorch.techniques.by_block.transfers import Copy, Point, Transfers
 from tightfit.trace import Category
 
@@ -61,7 +63,8 @@ def mutated(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
     monkeypatch.setattr(residence, "Streamed", changed.Streamed)
 
 
-@pytest.mark.parametrize("fields", [HOST, SWEEPS, HALF, ALL, LOOPED], ids=["host", "sweeps", "half", "all", "looped"])
+@pytest.mark.parametrize("fields", [HOST, SWEEPS, HALF, ALL, EVERYTHING, LOOPED],
+                         ids=["host", "sweeps", "half", "all", "everything", "looped"])
 @pytest.mark.parametrize("changes", [{}, {"checkpointing": "every-block"}, {"optimizer": "adamw-8bit"}], ids=str)
 def test_late_copies_change_no_bit(fields, changes, monkeypatch):
     plain = run("llama", **changes)
@@ -72,7 +75,7 @@ def test_late_copies_change_no_bit(fields, changes, monkeypatch):
 
 @pytest.mark.parametrize(("old", "new"), [
     ("                slot.arriving.wait()\n", ""),
-    ("slot.free = [self._transfers.now(), *self._homes[block].written]", "slot.free = []"),
+    ("slot.free = [self._transfers.now(), *self._homes[part].written]", "slot.free = []"),
 ], ids=["arrival", "what leaves a place"])
 def test_a_missing_wait_shows(old, new, monkeypatch):
     plain = run("llama")
@@ -88,26 +91,26 @@ def test_what_was_sent_arrives_before_it_is_brought_back(waits, monkeypatch):
         mutated(monkeypatch, "before = [*slot.free, *home.written,", "before = [*slot.free,")
     found: dict[int, Any] = {}
     late, block = LateTransfers(torch.device("cpu")), torch.nn.Identity()
-    kind = residence.Streamed(late, [block], Category.GRADIENTS, found.__setitem__)
+    kind = residence.Streamed(late, [block], Category.GRADIENTS, found.__setitem__, 1)
     kind.copy_out(0, [torch.arange(3.0)])
     kind.enter(0)
 
     assert torch.equal(found[0][0], torch.arange(3.0)) == waits
 
 
-def test_host_memory_is_what_blocks_need():
-    step = run("llama", **HOST).step
-    blocks = step.update._residence
-    needed = sum(-(-p.numel() * p.element_size() // streamed.ALIGNMENT) * streamed.ALIGNMENT
-                 for parameters in blocks.parameters for p in parameters)
+def test_host_memory_is_what_parts_need():
+    resident = run("llama", **HOST).step.update._residence
+    streamed_ends = run("llama", **EVERYTHING).step.update._residence
+    sizes = [sum(-(-p.numel() * p.element_size() // streamed.ALIGNMENT) * streamed.ALIGNMENT for p in parameters)
+             for parameters in resident.parts.parameters]
+    blocks, streams, every = sum(sizes[: len(resident.parts.blocks)]), sum(sizes[:-1]), sum(sizes)
 
-    outside = sum(-(-p.numel() * p.element_size() // streamed.ALIGNMENT) * streamed.ALIGNMENT for p in blocks.outside)
-
-    assert blocks.host_bytes() == {"weights": needed, "gradients": needed, "optimizer": 2 * (needed + outside)}
+    assert resident.host_bytes() == {"weights": blocks, "gradients": blocks, "optimizer": 2 * every}
+    assert streamed_ends.host_bytes() == {"weights": streams, "gradients": streams, "optimizer": 2 * every}
 
 
 def test_what_blocks_share_is_no_blocks_own():
     shared = torch.nn.Linear(2, 2)
     blocks = [torch.nn.Sequential(torch.nn.Linear(2, 2), shared) for _ in range(2)]
 
-    assert [len(own) for own in residence.own_parameters(torch.nn.Sequential(*blocks), blocks)] == [2, 2]
+    assert [len(own) for own in Parts(torch.nn.Sequential(*blocks), [blocks]).parameters] == [2, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -37,9 +38,9 @@ class HostActivations:
     def __init__(self, transfers: Transfers, blocks: Sequence[nn.Module], count: int) -> None:
         self.calls = 0
         self._transfers, self._blocks, self._count = transfers, blocks, count
-        self._kept: dict[int, list[_Kept]] = {}
+        self._kept: dict[int, list[weakref.ref[_Kept]]] = {}
         self._following: dict[int, int] = {}
-        self._latest: list[_Kept] = []
+        self._latest: list[Copy] = []
         self._current: int | None = None
 
     def run(self, block: int, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -54,21 +55,29 @@ class HostActivations:
         kept: dict[tuple[Any, ...], _Kept] = {}
         with saved_tensors_hooks(partial(self._pack, number, module, stay, kept), self._unpack):
             output = call(*args, **kwargs)
-        for earlier in self._latest:  # what has left by now is let go
-            earlier.out.wait()
-        self._latest = self._kept[number] = [*kept.values()]
+        self._let_go()
+        self._latest = [found.out for found in kept.values()]
+        self._kept[number] = [weakref.ref(found) for found in kept.values()]
         return output
 
     def expect(self, calls: Sequence[int]) -> None:
         """The order in which backward passes will come to calls; without it the last call comes first."""
+        self._kept = {call: self._kept[call] for call in calls if call in self._kept}
         self._following = dict(pairwise(calls))
+        self._let_go()
         self._fetch(calls[0])
+
+    def _let_go(self) -> None:
+        """Wait for the copies of the last call's tensors, whose memory on the device is free then."""
+        for copy in self._latest:
+            copy.wait()
+        self._latest = []
 
     def _pack(
         self, number: int, module: nn.Module, stay: set[int], kept: dict[tuple[Any, ...], _Kept], tensor: Tensor
     ) -> Tensor | _Kept:
         small = tensor.numel() * tensor.element_size() < SMALLEST
-        if small or _memory(tensor) in stay or not _dense(tensor):
+        if small or tensor.device.type != self._transfers.device.type or _memory(tensor) in stay or not _dense(tensor):
             return tensor
         key = _memory(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
         if key not in kept:
@@ -80,6 +89,7 @@ class HostActivations:
         if isinstance(kept, Tensor):
             return kept
         if kept.call != self._current:
+            self._let_go()
             self._current = kept.call
             self._kept.pop(kept.call, None)
             self._fetch(self._following.pop(kept.call, kept.call - 1))
@@ -90,8 +100,10 @@ class HostActivations:
 
     def _fetch(self, number: int) -> None:
         """Begin to bring what a call kept."""
-        for kept in self._kept.pop(number, []):
-            self._bring(kept)
+        for reference in self._kept.pop(number, []):
+            kept = reference()  # None where its backward pass was never asked for
+            if kept is not None and kept.back is None:
+                self._bring(kept)
 
     def _bring(self, kept: _Kept) -> None:
         kept.back = self._transfers.to_device(kept.out.target, after=[kept.out], keep=False)

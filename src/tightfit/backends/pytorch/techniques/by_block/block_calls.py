@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from torch import nn
 
 from tightfit.backends.pytorch.techniques.by_block.activations import HostActivations
+from tightfit.backends.pytorch.techniques.by_block.parts import Parts
 from tightfit.backends.pytorch.techniques.by_block.transfers import Transfers, working_on
 
 Call = Callable[..., Any]
@@ -17,46 +19,68 @@ Caller = Callable[[int, Call, tuple[Any, ...], dict[str, Any]], Any]
 """Calls a block, given by its number, the call, and its arguments."""
 
 
+class Listener(Protocol):
+    """Whoever makes a model's parts ready, and lets them go."""
+
+    def enter(self, part: int, then: int | None) -> None:
+        """Make a part ready. then: the block that is expected next."""
+
+    def leave(self, part: int) -> None:
+        """A part is not used any more for now."""
+
+    def gather_gradients(self, part: int, then: int | None) -> None:
+        """A part's backward passes are about to add to the sums of earlier ones."""
+
+
 class BlockCalls:
-    """Every call of a block goes through here, outside of its compiled graph and of its recomputation.
+    """Every call of a block goes through here, outside of its compiled graph and of its recomputation; those of the
+    embeddings as well, where their weights wait in host memory."""
 
-    ready: called with a block's number, and that of the one expected next, before the block runs. done: called behind.
-    """
-
-    def __init__(self, stacks: Sequence[Sequence[nn.Module]], transfers: Transfers, activations: float = 0.0) -> None:
-        """activations: share of the blocks whose activations wait in host memory."""
-        self.blocks = tuple(dict.fromkeys(block for stack in stacks for block in stack))
-        self.transfers = transfers
-        count = round(activations * len(self.blocks))
-        self.activations = HostActivations(transfers, self.blocks, count) if count else None
-        self.ready: list[Callable[[int, int | None], None]] = []
-        self.done: list[Callable[[int], None]] = []
+    def __init__(
+        self, parts: Parts, transfers: Transfers, *, activations: float = 0.0, embeddings: bool = False
+    ) -> None:
+        """activations: share of the blocks whose activations wait in host memory. embeddings: whether their weights
+        do."""
+        self.parts, self.transfers = parts, transfers
+        count = round(activations * len(parts.blocks))
+        self.activations = HostActivations(transfers, parts.blocks, count) if count else None
+        self.listener: Listener | None = None
         self._caller: Caller = self._at_once
-        for number, block in enumerate(self.blocks):
-            # The outermost place of a module's call: `_call_impl` runs its hooks and its forward, compiled or not.
-            call = block._compiled_call_impl or block._call_impl
-            block._compiled_call_impl = partial(self._called, number, call)
+        self._entered_ends: set[int] = set()
+        for number, block in enumerate(parts.blocks):
+            _wrap(block, partial(self._called, number))
+        for number, modules in parts.end_modules.items() if embeddings else ():
+            for module in modules:
+                _wrap(module, partial(self._called_end, number, isinstance(module, nn.Linear)))
 
     @contextmanager
     def called_by(self, caller: Caller) -> Iterator[None]:
-        """Inside, calls of blocks go to `caller`, who sees to `enter` and `leave` as well."""
+        """Inside, calls of blocks go to `caller`, who sees to `enter` and `leave` as well, and to `leave_ends`."""
         before, self._caller = self._caller, caller
         try:
             yield
         finally:
             self._caller = before
 
-    def enter(self, number: int, then: int | None = None) -> None:
-        """Make a block ready. then: the one that is expected next."""
-        with working_on(self.blocks[number]):
-            for ready in self.ready:
-                ready(number, then)
+    def enter(self, part: int, then: int | None = None) -> None:
+        """Make a part ready. then: the one that is expected next."""
+        if part in self.parts.end_modules:
+            self._entered_ends.add(part)
+        if self.listener is not None:
+            with working_on(self.parts.modules[part]):
+                self.listener.enter(part, then)
 
-    def leave(self, number: int) -> None:
-        """A block is not used any more for now."""
-        with working_on(self.blocks[number]):
-            for done in reversed(self.done):
-                done(number)
+    def leave(self, part: int) -> None:
+        """A part is not used any more for now."""
+        if self.listener is not None:
+            with working_on(self.parts.modules[part]):
+                self.listener.leave(part)
+
+    def leave_ends(self) -> None:
+        """No embedding is used any more for now."""
+        for part in sorted(self._entered_ends):
+            self.leave(part)
+        self._entered_ends.clear()
 
     def _called(self, number: int, call: Call, *args: Any, **kwargs: Any) -> Any:
         if self.activations is not None:
@@ -64,8 +88,28 @@ class BlockCalls:
         return self._caller(number, call, args, kwargs)
 
     def _at_once(self, number: int, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.enter(number, number + 1 if number + 1 < len(self.blocks) else None)
+        self.enter(number, number + 1 if number + 1 < len(self.parts.blocks) else None)
         try:
             return call(*args, **kwargs)
         finally:
             self.leave(number)
+
+    def _called_end(self, number: int, is_head: bool, call: Call, *args: Any, **kwargs: Any) -> Any:
+        """An embedding's call; in training a head's backward pass follows at once, and only a sweep knows its end."""
+        learns = torch.is_grad_enabled()
+        if number not in self._entered_ends:
+            self.leave_ends()
+            self.enter(number)
+        if learns and is_head and self.listener is not None:
+            self.listener.gather_gradients(number, None)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            if not learns:
+                self.leave_ends()
+
+
+def _wrap(module: nn.Module, caller: Callable[..., Any]) -> None:
+    """Let `caller` run a module's calls: at their outermost place, for `_call_impl` runs hooks and forward, compiled or
+    not."""
+    module._compiled_call_impl = partial(caller, module._compiled_call_impl or module._call_impl)

@@ -1,4 +1,5 @@
-"""Tensors of a model's blocks that wait in host memory, and have a place on the device while their block needs them."""
+"""Tensors of a model's blocks and of its embeddings that wait in host memory, and come to the device while they are
+used."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ ALIGNMENT = 256
 """Bytes at whose multiples a packed tensor begins: what CUDA's own allocations do, and compiled kernels rely on."""
 
 Bind = Callable[[int, "Sequence[Tensor] | None"], None]
-"""Put a block's tensors where the model or its optimizer looks for them; None for those that wait in host memory."""
+"""Put a part's tensors where the model or its optimizer looks for them; None for those that wait in host memory."""
 
 
 class Packing:
@@ -31,6 +32,10 @@ class Packing:
             self.places.append((self.bytes, size, tensor.shape, tensor.dtype))
             self.bytes += -(-size // ALIGNMENT) * ALIGNMENT
 
+    def fits(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether the places are those of such tensors."""
+        return [(t.shape, t.dtype) for t in tensors] == [(shape, dtype) for _, _, shape, dtype in self.places]
+
     def views(self, memory: Tensor) -> list[Tensor]:
         """The tensors in `memory`, uint8 of at least `bytes`."""
         return [memory[start : start + size].view(dtype).view(shape) for start, size, shape, dtype in self.places]
@@ -38,7 +43,7 @@ class Packing:
 
 @dataclass(eq=False)
 class _Home:
-    """A block's host memory. written: the copies after which it holds what was sent last."""
+    """A part's host memory. written: the copies after which it holds what was sent last."""
 
     packing: Packing
     memory: Tensor
@@ -47,10 +52,10 @@ class _Home:
 
 @dataclass(eq=False)
 class _Slot:
-    """A place on the device for one block's tensors.
+    """A place on the device for one part's tensors.
 
-    holds: the block. arriving: the copy that brings it, until it was waited for. free: what must have ended before
-    another block's may be brought.
+    holds: the part. arriving: the copy that brings it, until it was waited for. free: what must have ended before
+    another part's may be brought.
     """
 
     memory: Tensor
@@ -60,139 +65,160 @@ class _Slot:
 
 
 class Streamed:
-    """One kind of the blocks' tensors, such as their weights, in host memory; two blocks' at a time are on the device.
+    """One kind of the parts' tensors, such as their weights, in host memory; each comes to the device while it is used.
 
-    A block's are used between `enter` and `leave`, one block's at a time, while the next one's may be under way.
-    Blocks that were never adopted are nobody's here: for them nothing happens.
+    A part is a block of the model, or an embedding at one of its ends. A part's tensors are used between `enter` and
+    `leave`, while the next one's may be under way. Parts that were never adopted are nobody's here: for them nothing
+    happens.
     """
 
     def __init__(
-        self, transfers: Transfers, blocks: Sequence[nn.Module], category: Category, bind: Bind, places: int = 2
+        self, transfers: Transfers, parts: Sequence[nn.Module], category: Category, bind: Bind, blocks: int
     ) -> None:
-        self._places = places
+        """blocks: how many of the parts, the first, are blocks. Two places are theirs, and one the others'."""
         self._transfers = transfers
-        self._blocks = blocks
+        self._parts = parts
         self._category = category
         self._bind = bind
+        self._blocks = blocks
         self._homes: dict[int, _Home] = {}
-        self._slots: list[_Slot] = []
-        self._entered: _Slot | None = None
+        self._slots: dict[int, _Slot] = {}
+        self._entered: dict[int, _Slot] = {}
 
-    def __contains__(self, block: int) -> bool:
-        return block in self._homes
+    def __contains__(self, part: int) -> bool:
+        return part in self._homes
 
     @property
     def host_bytes(self) -> int:
         """Bytes of host memory."""
         return sum(home.memory.numel() for home in self._homes.values())
 
-    def views(self, block: int) -> list[Tensor]:
-        """A block's tensors in host memory."""
-        home = self._homes[block]
+    def is_entered(self, part: int) -> bool:
+        """Whether the part's tensors are on the device, and bound."""
+        return part in self._entered
+
+    def views(self, part: int) -> list[Tensor]:
+        """A part's tensors in host memory."""
+        home = self._homes[part]
         return home.packing.views(home.memory)
 
-    def move_in(self, block: int, tensors: Sequence[Tensor]) -> None:
+    def move_in(self, part: int, tensors: Sequence[Tensor]) -> None:
         """Give tensors of the host itself, which nothing has used on the device yet, their place in host memory."""
         for watch, tensor in product(watches(), tensors):
             watch.lies_on_host(tensor, pinned=False)
-        self._give_home(block, tensors)
-        for tensor, view in zip(tensors, self.views(block), strict=True):
+        self._give_home(part, tensors)
+        for tensor, view in zip(tensors, self.views(part), strict=True):
             view.copy_(tensor)
 
-    def copy_out(self, block: int, tensors: Sequence[Tensor]) -> None:
-        """Copy tensors that lie elsewhere into the block's host memory. They are kept until `wait_for_copies_out`."""
-        if block not in self._homes:
-            self._give_home(block, tensors)
-        home = self._homes[block]
-        if self._entered is not None and self._entered.holds == block:  # they lie there
-            self.copy_back(block)
+    def copy_out(self, part: int, tensors: Sequence[Tensor]) -> None:
+        """Copy tensors into the part's host memory. They are kept until `wait_for_copies_out`."""
+        if part in self._entered:  # they lie there
+            self.copy_back(part)
             return
-        for slot in self._slots:
-            if slot.holds == block:  # what was there before
+        if part not in self._homes or not self._homes[part].packing.fits(tensors):
+            self._give_home(part, tensors)
+        for slot in self._slots.values():
+            if slot.holds == part:  # what was there before
                 slot.holds = None
-        pairs = zip(tensors, home.packing.views(home.memory), strict=True)
-        home.written = [self._transfers.to_host(tensor.detach(), view) for tensor, view in pairs]
+        pairs = zip(tensors, self.views(part), strict=True)
+        self._homes[part].written = [self._transfers.to_host(tensor.detach(), view) for tensor, view in pairs]
 
-    def wait_for_copies_out(self, block: int) -> None:
+    def wait_for_copies_out(self, part: int) -> None:
         """What is computed from here on begins after the copies that `copy_out` began, whose sources are let go."""
-        for copy in self._homes[block].written:
+        for copy in self._homes[part].written:
             copy.wait()
 
     def forget_copies_out(self) -> None:
         """Every copy out has been waited for: nothing later need name one."""
         for home in self._homes.values():
             home.written = []
-        for slot in self._slots:
+        for slot in self._slots.values():
             slot.free = []
 
-    def fetch(self, block: int | None) -> None:
-        """Begin to bring a block's tensors, unless they are on the device or under way."""
-        if block is None or block not in self._homes or any(slot.holds == block for slot in self._slots):
+    def fetch(self, part: int | None) -> None:
+        """Begin to bring a part's tensors, unless they are on the device or under way."""
+        if part is None or part not in self._homes:
             return
-        home, slot = self._homes[block], self._slot(block)
-        if slot is self._entered:
+        home, slot = self._homes[part], self._slot(part)
+        if slot.holds == part or slot in self._entered.values():
             return
         before = [*slot.free, *home.written, *([slot.arriving] if slot.arriving else [])]
         target = slot.memory[: home.packing.bytes]
-        slot.holds, slot.arriving = block, self._transfers.to_device(home.memory, target, before, keep=False)
+        slot.holds, slot.arriving = part, self._transfers.to_device(home.memory, target, before, keep=False)
 
-    def enter(self, block: int, then: int | None = None) -> None:
-        """Use a block's tensors on the device from here on, and begin to bring those of the block `then`."""
-        if block in self._homes:
-            self.fetch(block)
-            slot = next(slot for slot in self._slots if slot.holds == block)
+    def enter(self, part: int, then: int | None = None) -> None:
+        """Use a part's tensors on the device from here on, and begin to bring those of the part `then`."""
+        if part in self._homes and part not in self._entered:
+            self.fetch(part)
+            slot = self._slot(part)
+            assert slot.holds == part, "another part's tensors are used in its place"
             if slot.arriving is not None:
                 slot.arriving.wait()
                 slot.arriving = None
-            self._entered = slot
-            self._bind(block, self._homes[block].packing.views(slot.memory))
+            self._entered[part] = slot
+            self._bind(part, self._homes[part].packing.views(slot.memory))
         self.fetch(then)
 
-    def copy_back(self, block: int) -> None:
-        """The block's tensors were changed on the device: copy them into host memory."""
-        if block in self._homes:
-            home, slot = self._homes[block], self._entered
-            assert slot is not None
+    def copy_back(self, part: int) -> None:
+        """The part's tensors were changed on the device: copy them into host memory."""
+        if part in self._entered:
+            home, slot = self._homes[part], self._entered[part]
             size = home.packing.bytes
             home.written = [self._transfers.to_host(slot.memory[:size], home.memory, keep=False)]
 
-    def leave(self, block: int) -> None:
-        """The block's tensors are not used any more for now."""
-        slot, self._entered = self._entered, None
+    def leave(self, part: int) -> None:
+        """The part's tensors are not used any more for now."""
+        slot = self._entered.pop(part, None)
         if slot is not None:
-            slot.free = [self._transfers.now(), *self._homes[block].written]
-            self._bind(block, None)
+            slot.free = [self._transfers.now(), *self._homes[part].written]
+            self._bind(part, None)
 
     def drop(self) -> None:
         """Nothing on the device is worth keeping: what waits in host memory was changed there."""
-        for slot in self._slots:
+        for slot in self._slots.values():
             slot.holds = None
 
-    def release(self) -> None:
-        """Give the places on the device back: every copy out has been waited for."""
-        self._slots = []
+    def release(self, part: int | None = None) -> None:
+        """Give a part's place on the device back, or all of them: every copy out has been waited for."""
+        if part is None:
+            self._slots = {}
+        else:
+            self._slots.pop(self._place(part), None)
 
     def forget(self) -> None:
         """Nothing that waits in host memory is worth keeping."""
         self.drop()
         self._homes.clear()
 
-    def _give_home(self, block: int, tensors: Sequence[Tensor]) -> None:
+    def _give_home(self, part: int, tensors: Sequence[Tensor]) -> None:
+        if part in self._homes:  # whose memory is about to be let go
+            for copy in self._homes[part].written:
+                copy.wait_on_host()
         packing = Packing(tensors)
         like = torch.empty(packing.bytes, dtype=torch.uint8, device="meta")
-        self._homes[block] = home = _Home(packing, self._transfers.host_memory(like))
+        self._homes[part] = home = _Home(packing, self._transfers.host_memory(like))
         for watch in watches():
-            watch.holds(home.memory, self._category, self._blocks[block])
+            watch.holds(home.memory, self._category, self._parts[part])
 
-    def _slot(self, block: int) -> _Slot:
-        """A block's place on the device, always the same: what autograd saved of a block's weights in the forward pass,
+    def _place(self, part: int) -> int:
+        """A part's place on the device, always the same: what autograd saved of a block's weights in the forward pass,
         such as a transposed view, shows them again in the backward pass."""
-        size = max(home.packing.bytes for home in self._homes.values())
-        if not self._slots or self._slots[0].memory.numel() < size:
-            assert self._entered is None, "a larger block came while another was in use"
-            device = self._transfers.device
-            self._slots = [_Slot(torch.empty(size, dtype=torch.uint8, device=device)) for _ in range(self._places)]
-            for watch, slot in product(watches(), self._slots):
-                watch.holds(slot.memory, self._category, None)
-            self._transfers.hold_copies_in(self._transfers.now())  # which may use this memory until now
-        return self._slots[block % self._places]
+        return part % 2 if part < self._blocks else 2
+
+    def _slot(self, part: int) -> _Slot:
+        place = self._place(part)
+        size = max(home.packing.bytes for other, home in self._homes.items() if self._shares_size(other, part))
+        slot = self._slots.get(place)
+        if slot is None or slot.memory.numel() < size:
+            if slot is not None:
+                assert slot not in self._entered.values(), "a larger part came while another was in use"
+                self._transfers.wait_for_copies_out()  # which may read the memory that is given back
+            memory = torch.empty(size, dtype=torch.uint8, device=self._transfers.device)
+            slot = self._slots[place] = _Slot(memory)
+            for watch in watches():
+                watch.holds(memory, self._category, None)
+            self._transfers.hold_copies_in()  # others may have used this memory until now
+        return slot
+
+    def _shares_size(self, one: int, other: int) -> bool:
+        return (one < self._blocks) == (other < self._blocks)

@@ -67,6 +67,7 @@ class _Sweep:
         first = next(iter(self._members.values()))
         for number in self._members:
             self._advance(number)
+        self._blocks.leave_ends()
         while first.at is not None:
             block = first.at
             if any(member.at != block for member in self._members.values()):
@@ -78,10 +79,14 @@ class _Sweep:
                 self._advance(number)
             torch.clear_autocast_cache()  # casts of this block's weights, which no later block needs
             self._blocks.leave(block)
+            self._blocks.leave_ends()
+        head, embedding = self._blocks.parts.head, self._blocks.parts.embedding
+        if head is not None:
+            self._passes.update.put_gradients(head, self._last and head != embedding)
 
     def _after(self, block: int) -> int | None:
         following = block + 1
-        return following if following < len(self._blocks.blocks) else None
+        return following if following < len(self._blocks.parts.blocks) else None
 
     def _advance(self, number: int) -> None:
         """Go on with a forward pass; at its end comes the backward pass of what follows the last block."""
@@ -112,5 +117,16 @@ class _Sweep:
             if first_calls[block] == call:
                 update.put_gradients(block, self._last)
             self._blocks.leave(block)
+        self._backward_outside()
+
+    def _backward_outside(self) -> None:
+        """The backward pass of what comes before the blocks: the embedding's weights are there beside its gradient."""
+        embedding, update = self._blocks.parts.embedding, self._passes.update
+        if embedding is not None:
+            self._blocks.enter(embedding)
+            update.gather_gradients(embedding, None)
         for member in self._members.values():
             member.backward_outside()
+        if embedding is not None:
+            update.put_gradients(embedding, self._last)
+        self._blocks.leave_ends()

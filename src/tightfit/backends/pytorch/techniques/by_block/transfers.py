@@ -107,7 +107,7 @@ class Transfers:
         self._begun: dict[Copy, Tensor] = {}
         self.latest_out: Copy | None = None
         """The copy to the host begun last: whoever waits for it waits for all before."""
-        self._held: list[Point] = []
+        self._held: dict[Stream, Point] = {}
 
     def host_memory(self, like: Tensor) -> Tensor:
         """Memory of the host for a tensor of the same shape, strides and dtype, without values."""
@@ -143,9 +143,16 @@ class Transfers:
             after = [*(after or ()), self.now()]
         return self._copy(Stream.COPY_IN, source, target, [self.now()] if after is None else after, keep)
 
-    def hold_copies_in(self, *points: Point) -> None:
-        """The next copy to the device, and so all behind it, begin after these moments."""
-        self._held += points
+    def wait_for_copies_out(self, *, on_host: bool = False) -> None:
+        """What is computed from here on, or what the host does, comes after every copy into host memory so far."""
+        if self.latest_out is not None:
+            self.latest_out.wait_on_host() if on_host else self.latest_out.wait()
+            self._held[Stream.COPY_OUT] = self.latest_out
+        self.hold_copies_in()
+
+    def hold_copies_in(self) -> None:
+        """The next copy to the device, and so all behind it, begin after what was computed so far."""
+        self._held[Stream.COMPUTE] = self.now()
 
     def finish(self, copy: Copy) -> None:
         """A copy is waited for: its source is let go."""
@@ -156,7 +163,7 @@ class Transfers:
             raise ValueError(f"target: {tuple(target.shape)} {target.dtype} should be as the source, "
                              f"{tuple(source.shape)} {source.dtype}")
         if stream is Stream.COPY_IN:
-            after, self._held = [*after, *self._held], []
+            after, self._held = [*after, *self._held.values()], {}
         copy = Copy(self, target, stream)
         if keep:
             self._begun[copy] = source

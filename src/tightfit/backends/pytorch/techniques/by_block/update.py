@@ -25,11 +25,11 @@ from tightfit.trace import Phase
 
 @dataclass
 class _Pending:
-    """An update that some blocks still wait for. norm: of all gradients before clipping; None where none was taken."""
+    """An update that some parts still wait for. norm: of all gradients before clipping; None where none was taken."""
 
     learning_rate: float
     norm: Tensor | None
-    blocks: set[int]
+    parts: set[int]
 
 
 class UpdateByBlock(ScaledUpdate):
@@ -40,10 +40,10 @@ class UpdateByBlock(ScaledUpdate):
 
     def __init__(self, build: Build, calls: BlockCalls | None, *, with_forward: bool) -> None:
         assert calls is not None
-        self._residence = residence = Residence(build, calls)
+        self._parts = calls.parts
+        self._residence = Residence(build, calls.parts, calls.transfers)
         super().__init__(build)
-        calls.ready.append(self._enter)
-        calls.done.append(residence.leave)
+        calls.listener = self
         self._with_forward = with_forward
         self._learning_rate = build.recipe.learning_rate
         self._norms: dict[nn.Parameter, Tensor] = {}
@@ -54,15 +54,16 @@ class UpdateByBlock(ScaledUpdate):
     def set_learning_rate(self, learning_rate: float) -> None:
         self._learning_rate = learning_rate
 
-    def gather_gradients(self, block: int, then: int | None) -> None:
-        self._residence.gather_gradients(block, then)
+    def gather_gradients(self, part: int, then: int | None) -> None:
+        self._residence.gather_gradients(part, then)
 
-    def put_gradients(self, block: int, final: bool) -> None:
-        with working_on(self._residence.blocks[block]):
+    def put_gradients(self, part: int, final: bool) -> None:
+        with working_on(self._parts.modules[part]):
+            self._residence.gather_gradients(part, None)  # of a part that no pass of this sweep came to
             if final:
-                self._final.add(block)
-                self._measure(self._residence.parameters[block])
-            self._residence.put_gradients(block, final)
+                self._final.add(part)
+                self._measure(self._parts.parameters[part])
+            self._residence.put_gradients(part, final)
 
     def _measure(self, parameters: Sequence[nn.Parameter]) -> None:
         """Unscale gradients that are complete, and take their norms."""
@@ -75,39 +76,45 @@ class UpdateByBlock(ScaledUpdate):
             self._norms.update(zip(learned, norms, strict=True))
 
     def __call__(self) -> Tensor | None:
-        blocks = range(len(self._residence.parameters))
-        for block in blocks:
-            if block not in self._final:
-                self.put_gradients(block, final=True)
+        left = {*self._pending.parts} if self._pending is not None else set()  # no pass of this step came to them
+        self._put_all({*range(len(self._parts.modules))} - self._final - left)
+        self._update_all()
+        self._put_all(left)
         self._final.clear()
-        self._measure(self._residence.outside)
         self._residence.free_sent_gradients()
         self._residence.wait_for_copies_out(on_host=False)
         norm = self._norm()
         if not self._are_finite():
             self._residence.drop_gradients()
             return norm
-        self._pending = _Pending(self._learning_rate, norm, {*blocks})
-        for part in self._residence.learning_outside(self.optimizer):
-            self._apply(part)
+        self._pending = _Pending(self._learning_rate, norm, {*range(len(self._parts.modules))})
+        self._update_parts(self._parts.behind_blocks)
+        self._residence.all_learned()
         if not self._with_forward:
             self._update_all()
         return norm
 
-    def _enter(self, block: int, then: int | None) -> None:
-        self._residence.enter(block, then)
-        self._update(block, then)
+    def _put_all(self, parts: set[int]) -> None:
+        for part in sorted(parts):
+            self.put_gradients(part, final=True)
 
-    def _update(self, block: int, then: int | None) -> None:
-        """Apply what a block waits for; its weights are on the device. then: the block that is expected next."""
-        if self._pending is None or block not in self._pending.blocks:
+    def enter(self, part: int, then: int | None) -> None:
+        self._residence.enter(part, then)
+        self._update(part, then)
+
+    def leave(self, part: int) -> None:
+        self._residence.leave(part)
+
+    def _update(self, part: int, then: int | None) -> None:
+        """Apply what a part waits for; its weights are on the device. then: the part that is expected next."""
+        if self._pending is None or part not in self._pending.parts:
             return
-        self._pending.blocks.discard(block)
-        following = then if then in self._pending.blocks else None
-        with (working_on(self._residence.blocks[block], Phase.OPTIMIZER),
-              self._residence.learning(block, following, self.optimizer)):
-            self._apply(self._residence.parameters[block])
-        if not self._pending.blocks:
+        self._pending.parts.discard(part)
+        following = then if then in self._pending.parts else None
+        with (working_on(self._parts.modules[part], Phase.OPTIMIZER),
+              self._residence.learning(part, following, self.optimizer)):
+            self._apply(self._parts.parameters[part])
+        if not self._pending.parts:
             self._pending = None
             self._residence.all_learned()
 
@@ -117,21 +124,22 @@ class UpdateByBlock(ScaledUpdate):
 
     def _update_all(self) -> None:
         """Apply everything that waits: before anyone else reads weights or states."""
-        waiting = sorted(self._pending.blocks) if self._pending is not None else []
-        for block, then in zip(waiting, [*waiting[1:], None], strict=False):
-            with working_on(self._residence.blocks[block]):
-                self._enter(block, then)
-                self._residence.leave(block)
+        if self._pending is not None:
+            self._update_parts(sorted(self._pending.parts))
+
+    def _update_parts(self, waiting: Sequence[int]) -> None:
+        for part, then in zip(waiting, [*waiting[1:], None], strict=False):
+            with working_on(self._parts.modules[part]):
+                self.enter(part, then)
+                self.leave(part)
 
     def make_states(self) -> None:
-        for block in range(len(self._residence.parameters)):
-            with working_on(self._residence.blocks[block]):
-                self._residence.enter(block, None)
-                with self._residence.learning(block, None, self.optimizer):
-                    make_states(self.optimizer, self._residence.parameters[block])
-                self._residence.leave(block)
-        for part in self._residence.learning_outside(self.optimizer):
-            make_states(self.optimizer, part)
+        for part, module in enumerate(self._parts.modules):
+            with working_on(module):
+                self._residence.enter(part, None)
+                with self._residence.learning(part, None, self.optimizer):
+                    make_states(self.optimizer, self._parts.parameters[part])
+                self._residence.leave(part)
         self._residence.wait_for_copies_out(on_host=True)
 
     def new_optimizer(self) -> None:

@@ -182,7 +182,7 @@ class LossOfHiddenStates:
             with eager, build.forward_context():
                 hidden, output = self._run(build, _first_row(batch), COMPARED)
                 expected = logits_of(output)[..., : self._change.vocabulary]
-                ours = self._logits(hidden[:1, :COMPARED])
+                ours = self._head(hidden[:1, :COMPARED], self._logits)
         finally:
             build.model.train(training)
         if ours.shape == expected.shape:

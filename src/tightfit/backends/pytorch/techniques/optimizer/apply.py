@@ -9,6 +9,7 @@ gradient.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -146,7 +147,10 @@ def lion(technique: declared.Lion, build: Build) -> Build:
     kahan = _rounding(build) == "kahan"
     import optimi
 
-    return _with(build, optimi.Lion, technique.weight_decay, betas=technique.betas, kahan_sum=kahan)
+    # Left to itself it decides in the first step, and names later states otherwise than the first ones.
+    triton = (build.torch_device.type == "cuda" and importlib.util.find_spec("triton") is not None
+              and torch.cuda.is_bf16_supported())
+    return _with(build, optimi.Lion, technique.weight_decay, betas=technique.betas, kahan_sum=kahan, triton=triton)
 
 
 def adamw_anyprecision(technique: declared.AdamWAnyPrecision, build: Build) -> Build:

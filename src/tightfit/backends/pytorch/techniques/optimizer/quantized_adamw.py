@@ -53,7 +53,8 @@ class _Quantized:
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update: torchao's compiled kernel for each parameter on CUDA, the same formula uncompiled elsewhere,
         where compiling may lack a C++ compiler and would not pay."""
-        if self.param_groups[0]["params"][0].is_cuda and not self._declared:
+        learned = (p for group in self.param_groups for p in group["params"] if p.grad is not None)
+        if any(p.is_cuda for p in learned) and not self._declared:  # others may wait in host memory
             return super().step(closure)  # type: ignore[misc]
         loss = None if closure is None else closure()
         for group in self.param_groups:
