@@ -147,8 +147,8 @@ def refuse_between_blocks(recipe: Recipe, written: str, plain: str) -> list[str]
     """
     reasons = []
     if recipe.compile != "auto" and recipe.compile.one_region:
-        reasons.append(f"{written} works between a model's blocks, and compile={recipe.compile.name} makes one region of "
-                       f"them; write compile=per-block, or {plain}")
+        reasons.append(f"{written} works between a model's blocks, and compile={recipe.compile.name} makes one region "
+                       f"of them; write compile=per-block, or {plain}")
     if recipe.parallel.name != "none":
         reasons.append(f"{written} serves one model; write {plain} beside parallel={recipe.parallel.name}")
     return reasons

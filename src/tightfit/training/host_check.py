@@ -32,7 +32,7 @@ def check_host_memory(
     machine has, or than its control group or the limits on this process leave of it.
     """
     assert recipe.offload != "auto"
-    if device.kind != "cuda" or not recipe.offload.uses_host:
+    if not recipe.offload.uses_host:
         return
     memory = host_memory()
     try:
