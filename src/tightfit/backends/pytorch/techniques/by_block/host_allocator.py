@@ -38,7 +38,7 @@ class HostAllocator:
         no more."""
         taken = whole_pages(count)
         if self._device.type != "cuda" or not count:
-            return torch.empty(taken, dtype=torch.uint8)[:count]
+            return torch.empty(taken, dtype=torch.uint8, device="cpu")[:count]
         try:
             pages = mmap.mmap(-1, taken, flags=mmap.MAP_PRIVATE)
         except OSError:
