@@ -16,7 +16,7 @@ from typing import Any
 from tightfit.backends import load_backend
 from tightfit.devices import GIB, find_device
 from tightfit.planning.defaults import resolve
-from tightfit.planning.estimate import estimate, offloaded
+from tightfit.planning.estimate import estimate
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.recipe import Recipe
 from tightfit.trace import COPIES, Place, Stream
@@ -60,7 +60,6 @@ def rows() -> Iterator[dict[str, Any]]:
                 "model": model, "gpu": device.name, "optimizer": optimizer, "tokens": sequences * SEQUENCE,
                 "fits": found.fits, "reserved_gib": round(found.memory.peak_reserved / GIB, 2),
                 "host_gib": round(trace.peak(place=Place.HOST)[1] / GIB, 1),
-                "host_page_locked_gib": round(offloaded(trace) / GIB, 1),
                 "to_device_gib": round(moved[Stream.COPY_IN] / GIB, 1),
                 "to_host_gib": round(moved[Stream.COPY_OUT] / GIB, 1),
                 "tokens_per_second": round(found.time.tokens_per_second), "mfu": round(found.time.mfu, 3),

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tightfit import calibration, files
-from tightfit.calibration import FAMILIES, Calibration, Curve, Grid, family_of, load, save
+from tightfit.calibration import FAMILIES, Calibration, CopyRates, Curve, Grid, Link, family_of, load, save
 from tightfit.errors import TightfitError
 
 RATES = tuple(tuple(tuple(10.0 ** (i + 2 * j + 3 * h) for h in range(2)) for j in range(2)) for i in range(2))
@@ -85,6 +85,19 @@ def test_records_of_other_devices_and_threads_lie_beside_it(tmp_path):
     assert load("CPU", tmp_path, threads=1) == made(threads=1)
     assert load("CPU", tmp_path, threads=4) is None
     assert load("NVIDIA A100", tmp_path) is None
+
+
+def test_what_was_measured_of_the_link_comes_back_and_older_records_are_read(tmp_path):
+    rates = CopyRates(alone=5e10, both_ways=4e10, beside_matmuls=3e10, pageable=1e10)
+    card = made(device="NVIDIA H100 80GB HBM3", kind="cuda", threads=0, link=Link(to_device=rates, to_host=rates,
+                                                                                   matmuls=0.9))
+    path = save(card, tmp_path)
+    assert load(card.device, tmp_path) == card
+    older = json.loads(path.read_text())
+    del older["calibration"]["link"]
+    older["calibration"]["host_to_device"] = 2.5e10
+    path.write_text(json.dumps(older))
+    assert load(card.device, tmp_path) == replace(card, link=None, host_to_device=2.5e10)
 
 
 @pytest.mark.parametrize("changes", [{"processor": "another, 2 cores"}, {"torch": "0.4.1"}])

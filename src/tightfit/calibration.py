@@ -77,6 +77,30 @@ def _neighbours(sizes: Sequence[int], size: float) -> list[tuple[int, float]]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CopyRates:
+    """Bytes a second of large copies in one direction between the host's memory and a GPU's.
+
+    alone: from or to page-locked memory, nothing else running. both_ways: while copies go the other way.
+    beside_matmuls: the same, while the GPU multiplies matrices as well. pageable: from or to ordinary memory, alone.
+    """
+
+    alone: float
+    both_ways: float
+    beside_matmuls: float
+    pageable: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """Copies between the host's memory and a GPU's. matmuls: share of their speed that matrix products keep while
+    copies go both ways."""
+
+    to_device: CopyRates
+    to_host: CopyRates
+    matmuls: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Calibration:
     """Measured speeds of one device in one machine.
 
@@ -90,7 +114,9 @@ class Calibration:
         number format.
     host: the host's seconds for an op by phase: `forward`, `recompute`, `backward`, `optimizer`. On a CUDA device the
         whole time to issue an op's kernel; on the CPU what comes on top of the op itself.
-    host_to_device: bytes a second from pinned host memory; 0 where there is nothing to copy.
+    link: copies between the host's memory and the device's; None where there is nothing to copy, where memory could not
+        be page-locked, and in older records.
+    host_to_device: bytes a second from page-locked memory, as older records have it; 0 elsewhere.
     """
 
     device: str
@@ -104,6 +130,7 @@ class Calibration:
     attention: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)
     memory: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)
     host: Mapping[str, float] = field(default_factory=dict)
+    link: Link | None = None
     host_to_device: float = 0.0
 
     def attention_rate(self, direction: str, dtype: str, length: float, head: float) -> float | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import mmap
 import os
 import platform
 import resource
@@ -118,6 +119,11 @@ def pinned_size(size: int) -> int:
     """Bytes that PyTorch page-locks for `size` bytes, at least 1: the next power of two
     (aten/src/ATen/core/CachingHostAllocator.h)."""
     return 1 << (size - 1).bit_length()
+
+
+def whole_pages(size: int) -> int:
+    """Bytes of the system's pages that hold `size` bytes."""
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def host_memory() -> HostMemory:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tightfit.backends.pytorch.measure.calibration import measure as measuring
-from tightfit.calibration import Calibration, Curve, Grid, load, processor, torch_version
+from tightfit.calibration import Calibration, CopyRates, Curve, Grid, Link, load, processor, torch_version
 from tightfit.doctor.calibrate import calibrate, calibration_rows
 from tightfit.errors import RecipeError, Refused
 
@@ -38,11 +38,23 @@ def test_each_figure_is_the_best_that_was_measured():
 def test_a_card_of_the_catalogue_is_set_beside_its_data_sheet():
     rows = dict(calibration_rows(made(
         device="NVIDIA L4", kind="cuda", threads=0, matmuls={"bfloat16": grid(60.5e12)},
-        memory={"add": {"float32": Curve((3e8,), (2e-3,))}}, host_to_device=12.5e9,
+        memory={"add": {"float32": Curve((3e8,), (2e-3,))}}, link=Link(
+            to_device=CopyRates(alone=24e9, both_ways=20e9, beside_matmuls=19.5e9, pageable=9e9),
+            to_host=CopyRates(alone=25e9, both_ways=21e9, beside_matmuls=20.5e9, pageable=8e9), matmuls=0.97),
     )))
     assert rows["matmuls in bfloat16"] == "60.50 TFLOP/s at best, 50% of the data sheet's 121"
     assert rows["memory"] == "150.0 GB/s in additions, 50% of the data sheet's 300"
-    assert rows["host to device"] == "12.5 GB/s"
+    assert rows["host to device"] == (
+        "24.0 GB/s, 76% of the data sheet's 32; 20.0 while copies go both ways, 19.5 with matmuls besides; 9.0 from "
+        "memory that is not page-locked")
+    assert rows["device to host"].startswith("25.0 GB/s, 79% of")
+    assert rows["matmuls beside copies"] == "97% of their speed while copies go both ways"
+
+
+def test_a_machine_that_locks_no_memory_is_said():
+    rows = dict(calibration_rows(made(device="NVIDIA L4", kind="cuda", threads=0)))
+    assert rows["host to device"] == "not measured: no memory of the host could be page-locked"
+    assert "host to device" not in dict(calibration_rows(made()))
 
 
 def test_what_is_measured_is_kept_for_plans(tmp_path, monkeypatch):

@@ -62,16 +62,25 @@ def calibration_rows(calibration: Calibration) -> list[tuple[str, str]]:
     if calibration.host:
         phases = ", ".join(f"{phase} {seconds * 1e6:,.1f}" for phase, seconds in calibration.host.items())
         rows.append(("host", f"microseconds an op: {phases}"))
-    if calibration.host_to_device:
-        rows.append(("host to device", f"{calibration.host_to_device / 1e9:,.1f} GB/s"))
+    if (link := calibration.link) is not None:
+        for name, copies in (("host to device", link.to_device), ("device to host", link.to_host)):
+            alone, both, all_at_once, pageable = (f"{rate / 1e9:,.1f}" for rate in (
+                copies.alone, copies.both_ways, copies.beside_matmuls, copies.pageable))
+            rows.append((name, f"{alone} GB/s{beside('link', copies.alone, 1e9)}; {both} while copies go both ways, "
+                               f"{all_at_once} with matmuls besides; {pageable} from memory that is not page-locked"))
+        rows.append(("matmuls beside copies", f"{link.matmuls:.0%} of their speed while copies go both ways"))
+    elif calibration.kind == "cuda":
+        rows.append(("host to device", "not measured: no memory of the host could be page-locked"))
     return rows
 
 
 def _data_sheet(device: str) -> dict[str, float]:
-    """The catalogue's peaks, by the names that a calibration has, and the bandwidth; empty for a device it lacks."""
+    """The catalogue's peaks, by the names that a calibration has, the bandwidth, and PCIe's as `link`; empty for a
+    device that it lacks."""
     try:
         card = find_device(device)
     except RecipeError:
         return {}
     names = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "tf32": "tf32"}
-    return {"bandwidth": card.bandwidth, **{name: card.flops.get(short, 0.0) for name, short in names.items()}}
+    peaks = {name: card.flops.get(short, 0.0) for name, short in names.items()}
+    return {"bandwidth": card.bandwidth, "link": card.pcie_bandwidth, **peaks}

@@ -13,7 +13,6 @@ from tightfit.planning.plan import Estimate, Memory, Time
 from tightfit.planning.timing.errors import speed_error
 from tightfit.planning.timing.step_time import StepTime
 from tightfit.recipe import Recipe
-from tightfit.system import pinned_size
 from tightfit.tasks import TASKS
 from tightfit.text import size
 from tightfit.trace import COPIES, Category, Place, Span, Stream, Trace, UntracedMemory
@@ -101,7 +100,7 @@ def fit(
         tick, allocated, reserved = replayed.peak_tick, replayed.peak_allocated, replayed.peak_reserved
         # with all that it would take without end, it fits; a tight allocator can be said to miss more
         fits, missing = replayed.fits, min(replayed.missing, max(reserved - room, 0))
-    kept = offloaded(trace)
+    kept = trace.peak(place=Place.HOST)[1]
     host = kept + unseen(trace, "host")
     lacking = max(host - device.host_bytes, 0) if kept and device.host_bytes else 0  # what loading takes is the run's
     if lacking:
@@ -120,12 +119,6 @@ def fit(
         context_uncertainty=sum(figure.uncertainty for figure in trace.unseen if figure.where == "context"),
     )
     return Fit(memory=memory, fits=fits, safe=safe)
-
-
-def offloaded(trace: Trace) -> int:
-    """The most bytes that a trace keeps in the host's memory, page-locked ones as PyTorch rounds them up."""
-    kept = [replace(a, bytes=pinned_size(a.bytes)) if a.pinned and a.bytes else a for a in trace.lying_in(Place.HOST)]
-    return Trace(origin=trace.origin, allocations=kept).peak(place=Place.HOST)[1]
 
 
 def merge_host_into_device(trace: Trace) -> Trace:
@@ -179,7 +172,7 @@ def estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools, margin:
 
 def traffic(trace: Trace) -> list[str]:
     """The sentence on what waits in host memory, and what a step moves to the device and back."""
-    tick, _ = trace.peak(place=Place.HOST)
+    tick, kept = trace.peak(place=Place.HOST)
     held = {category: count for category, count in trace.by_category(tick, Place.HOST).items() if count}
     moved = dict.fromkeys(COPIES, 0)
     for op, times in trace.step_ops():
@@ -188,7 +181,7 @@ def traffic(trace: Trace) -> list[str]:
     if not any(moved.values()):
         return []
     parts = ", ".join(f"{category.value} {size(count)}" for category, count in held.items())
-    return [f"offload: {size(offloaded(trace))} of host memory as PyTorch page-locks it ({parts}); a step moves "
+    return [f"offload: {size(kept)} of host memory, page-locked ({parts}); a step moves "
             f"{size(moved[Stream.COPY_IN])} to the GPU and {size(moved[Stream.COPY_OUT])} back"]
 
 

@@ -23,6 +23,11 @@ class Offload(Technique):
         """Whether weights wait in the host's memory."""
         return False
 
+    @property
+    def uses_host(self) -> bool:
+        """Whether anything waits in the host's memory."""
+        return False
+
 
 @technique
 class NoOffload(Offload):
@@ -65,6 +70,10 @@ class Host(Offload):
     @property
     def keeps_weights(self) -> bool:
         return self.weights > 0 or self.embeddings
+
+    @property
+    def uses_host(self) -> bool:
+        return max(self.weights, self.gradients, self.optimizer, self.activations) > 0
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = refuse_between_blocks(recipe, "offload=host", "offload=none")

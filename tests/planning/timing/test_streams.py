@@ -6,7 +6,8 @@ import pytest
 
 from tests.planning.ops import CPU, GPU, add
 from tests.planning.timing.test_step_time import recipe
-from tightfit.planning.timing.op_times import LINK_SHARE, PAGEABLE_SHARE, op_seconds
+from tightfit.planning.timing.link import LINK_SHARE, PAGEABLE_SHARE
+from tightfit.planning.timing.op_times import op_seconds
 from tightfit.planning.timing.step_time import step_time
 from tightfit.planning.timing.streams import Piece, simulate
 from tightfit.trace import Op, OpClass, Phase, Span, Stream, Trace

@@ -42,7 +42,8 @@ UNRECORDED = 0.31
 WORK_ERROR = {Work.TENSOR_CORES: 0.12, Work.PLAIN: 0.09, Work.ATTENTION: 0.08, Work.MEMORY: 0.31,
               Work.FUSED: UNRECORDED, Work.HOST: UNRECORDED, Work.TRANSFERS: UNRECORDED}
 CALIBRATED_ERROR = 0.11
-"""Of the work that a calibration measures on the card itself: all but compiled kernels and copies to the host."""
+"""Of the work that a calibration measures on the card itself: all but compiled kernels. How far waiting for copies is
+off that it measured is recorded nowhere yet."""
 PROCESSOR_ERROR = 0.32
 
 

@@ -15,7 +15,6 @@ cycles that each takes of a multiprocessor. `benchmarks/ops_vs_gpu.py` holds all
 | `CYCLES` | by class and layout | traced kernels on an H100, public recordings of norms and softmax |
 | `KERNEL_START` | 2 to 4 microseconds | the same |
 | `CPU_MATMUL_RATE`, `CPU_BANDWIDTH` | 50 GFLOP/s a core, 8 GB/s a core up to 4 | a rough default; one core of an AMD EPYC (Zen 4) measured 97 GFLOP/s and 13 to 30 GB/s (PyTorch 2.13) |
-| `LINK_SHARE`, `PAGEABLE_SHARE` | 0.8, 0.4 | of PCIe's bandwidth, from pinned and from ordinary memory: assumed, not yet measured |
 
 Optimizers' kernels, and kernels that a compiler fuses, have no public recordings: `FUSED_SHARE` of the bandwidth is
 assumed for them, and that operands which the cache still holds are read from it, as by other ops.
@@ -32,6 +31,7 @@ from tightfit.devices import Device
 from tightfit.errors import TightfitError
 from tightfit.planning.timing import contractions
 from tightfit.planning.timing.contractions import PLAIN_PROLOGUE, Matmul
+from tightfit.planning.timing.link import PAGEABLE, copy_rate
 from tightfit.trace import COPIES, Op, OpClass, Stream
 
 T = TypeVar("T")
@@ -71,13 +71,8 @@ KERNEL_START, STRIDED_START = 2e-6, 3e-6
 CLASS_START = {OpClass.CONTRACTION: 2.3e-6, OpClass.NORMALIZATION: 4e-6}
 """Seconds of a kernel's start and end, of some kinds more."""
 CPU_MATMUL_RATE, CPU_BANDWIDTH, CPU_BANDWIDTH_CORES = 50e9, 8e9, 4
-LINK_SHARE, PAGEABLE_SHARE = 0.8, 0.4
-UNKNOWN_LINK = 16e9
-"""Bytes a second of a link that is not known: PCIe 3.0 with 16 lanes."""
 FUSED = ("fused ", "aten._foreach_", "aten._fused_ad", "aten._fused_sgd", "aten._amp_")
 """How the names of a compiler's and of optimizers' kernels begin."""
-PAGEABLE = "pageable"
-"""How the name ends of a copy to or from host memory that is not page-locked."""
 
 ITEM_BYTES = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1,
@@ -96,7 +91,7 @@ def op_seconds(op: Op, device: Device, calibration: Calibration | None = None, *
     if not op.kernels:
         return 0.0
     if device.kind == "cuda" and op.stream in COPIES:
-        return op.bytes_written / link_bandwidth(device, calibration, pinned=not op.name.endswith(PAGEABLE))
+        return op.bytes_written / copy_rate(device, calibration, op.stream, pinned=not op.name.endswith(PAGEABLE))
     if device.kind == "cuda" and op.stream is Stream.HOST:
         return _on_cpu(op, CPU_BANDWIDTH_CORES)
     measured = None if calibration is None else _measured(op, device, calibration, tf32)
@@ -108,13 +103,6 @@ def op_seconds(op: Op, device: Device, calibration: Calibration | None = None, *
         raise TightfitError(f"device: the figures of {device.name} are not known; write --gpu with one that is in the "
                             "catalogue, or run: tightfit doctor --calibrate")
     return max(_compute_seconds(op, device, tf32), _memory_seconds(op, device)) + _start(op) * op.kernels
-
-
-def link_bandwidth(device: Device, calibration: Calibration | None, *, pinned: bool) -> float:
-    """Bytes a second between the host's memory and a GPU's, the same in both directions, each by itself."""
-    if calibration is not None and calibration.host_to_device:
-        return calibration.host_to_device * (1.0 if pinned else PAGEABLE_SHARE / LINK_SHARE)
-    return (device.pcie_bandwidth or UNKNOWN_LINK) * (LINK_SHARE if pinned else PAGEABLE_SHARE)
 
 
 def _compute_seconds(op: Op, device: Device, tf32: bool) -> float:

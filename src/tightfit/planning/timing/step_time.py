@@ -29,7 +29,8 @@ from tightfit.calibration import Calibration
 from tightfit.devices import Device
 from tightfit.models import ModelFacts
 from tightfit.planning.timing.errors import Work, work_of
-from tightfit.planning.timing.op_times import PAGEABLE, link_bandwidth, op_seconds
+from tightfit.planning.timing.link import PAGEABLE, contended, copy_rate
+from tightfit.planning.timing.op_times import op_seconds
 from tightfit.planning.timing.streams import Block, Elapsed, Piece, simulate
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
@@ -87,7 +88,10 @@ def step_time(trace: Trace, recipe: Recipe, device: Device, calibration: Calibra
         calibration = None
     main = Stream.HOST if device.kind == "cpu" else Stream.COMPUTE
     blocks, work = _blocks(trace, recipe, device, calibration)
-    found = simulate([([_data_piece(recipe, device, calibration)], 1), *blocks], main)
+    blocks = [([_data_piece(recipe, device, calibration)], 1), *blocks]
+    found = simulate(blocks, main)
+    if calibration is not None and calibration.link is not None:
+        found = simulate(contended(blocks, calibration.link, found.seconds), main)
     return StepTime(
         seconds=found.seconds, **{phase.value: found.by_phase[phase] for phase in (*PHASES, Phase.DATA)},
         work={**work, Work.HOST: found.for_host, Work.TRANSFERS: found.for_streams},
@@ -155,7 +159,7 @@ def _data_piece(recipe: Recipe, device: Device, calibration: Calibration | None)
     spec = task.batch_spec(recipe.batch_size, recipe.seq_len, ModelFacts(image_size=IMAGE_SIZE), recipe.data.packing)
     arrays = (*spec.inputs.values(), spec.labels)
     size = sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays)
-    bandwidth = link_bandwidth(device, calibration, pinned=recipe.loading.pin_memory)
+    bandwidth = copy_rate(device, calibration, Stream.COPY_IN, pinned=recipe.loading.pin_memory)
     return Piece(preparing, size / bandwidth, Phase.DATA)
 
 

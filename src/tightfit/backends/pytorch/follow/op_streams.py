@@ -38,10 +38,11 @@ class OpStreams(TransferWatch):
         self._last[op.stream] = op.tick
         self.ops.append(op)
 
-    def lies_on_host(self, tensor: Tensor, *, pinned: bool) -> None:
+    def lies_on_host(self, tensor: Tensor, *, pinned: bool, taken: int | None = None) -> None:
         found = self.memory.of(tensor)
         if found is not None:
             found.place, found.pinned = Place.HOST, pinned
+            found.bytes = found.bytes if taken is None else taken
 
     def is_pinned(self, tensor: Tensor) -> bool:
         found = self.memory.of(tensor)

@@ -22,6 +22,7 @@ from tightfit.planning.search.search import search_with
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target
 from tightfit.recipe import Recipe
+from tightfit.system import whole_pages
 from tightfit.trace import Category, Phase, Place, Stream, Trace
 
 A100 = find_device("a100-80gb-sxm")
@@ -69,7 +70,7 @@ def test_memory_is_what_the_step_takes(fields):
         last = [trace.span("step 3") for trace in (planned, real)]
         peaks = [trace.peak(span.start, span.stop, place)[1]
                  for trace, span in zip((planned, real), last, strict=True)]
-        assert peaks[0] == pytest.approx(peaks[1], rel=0.02)
+        assert peaks[0] == pytest.approx(peaks[1], rel=0.02 if place is Place.DEVICE else 0)
     assert bool(planned.lying_in(Place.HOST)) == ("offload" in fields)
 
 
@@ -96,7 +97,7 @@ def test_the_device_holds_two_blocks_and_the_host_all():
     assert {category for category, count in streamed.by_category(tick, Place.HOST).items() if count} == {
         Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER}
     places = [a for a in streamed.alive(streamed.span("step 3").stop) if a.dtype == "uint8"]
-    assert sum(a.bytes for a in places if a.category is Category.WEIGHTS) == 2 * block
+    assert block == whole_pages(sum(a.bytes for a in places if a.category is Category.WEIGHTS) // 2)
 
 
 def test_updates_are_timed_as_updates_where_blocks_wait_for_them():

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tightfit.backends.pytorch.measure.calibration.link import measure_link
 from tightfit.backends.pytorch.measure.calibration.timing import Call, host_seconds, ops_of, seconds
 from tightfit.backends.pytorch.techniques.precision import fp32_products
 from tightfit.calibration import BATCH, Calibration, Curve, Grid, processor, torch_version
@@ -45,7 +46,6 @@ HEADS = {"cpu": (32, 128), "cuda": (64, 128)}
 ATTENTION_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 25}
 LONGEST = {"cpu": 0.03, "cuda": 0.05}
 """Seconds: a call that would take longer is not made; its neighbour's speed is taken."""
-COPIED_BYTES = 1 << 26
 
 Case = Callable[[Tensor, Tensor], Call]
 """Makes a call from two vectors of as many elements each, none below 0."""
@@ -129,10 +129,13 @@ def measure(device: torch.device, progress: Progress | None = None) -> Calibrati
             device="CPU" if cpu else torch.cuda.get_device_name(device), kind="cpu" if cpu else "cuda",
             processor=processor(), torch=torch_version(), threads=torch.get_num_threads() if cpu else 0,
             date=datetime.now(UTC).date().isoformat(), **_arithmetic(device, report),
-            memory=_families(device, report), host_to_device=_copying(device),
+            memory=_families(device, report),
         )
         report("the host", 0.9)
         calibration = replace(calibration, host=host_seconds(device, calibration))
+        if not cpu:
+            report("copies from and to the host", 0.95)
+            calibration = replace(calibration, link=measure_link(device))
     report("done", 1.0)
     return calibration
 
@@ -257,15 +260,6 @@ def _in_turn(calls: list[Call]) -> Call:
     """The calls one after another, the latest results kept."""
     turns, results = cycle(calls), deque[Any](maxlen=len(calls))
     return lambda: results.append(next(turns)())
-
-
-def _copying(device: torch.device) -> float:
-    """Bytes a second from pinned host memory to the device; 0 on the CPU."""
-    if device.type == "cpu":
-        return 0.0
-    host = torch.empty(COPIED_BYTES, dtype=torch.uint8, pin_memory=True)
-    there = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=device)
-    return COPIED_BYTES / seconds(lambda: there.copy_(host, non_blocking=True), device, graph=False)
 
 
 def _random(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:

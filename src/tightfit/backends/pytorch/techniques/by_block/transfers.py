@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from tightfit.backends.pytorch.techniques.by_block.host_allocator import HostAllocator
+from tightfit.system import pinned_size
 from tightfit.trace import COPIES, Category, Phase, Stream
 
 TO_HOST, TO_DEVICE, WAIT = "tightfit.to_host", "tightfit.to_device", "tightfit.wait"
@@ -33,8 +35,9 @@ class TransferWatch(ABC):
     one that it has not seen."""
 
     @abstractmethod
-    def lies_on_host(self, tensor: Tensor, *, pinned: bool) -> None:
-        """A tensor's memory is the host's, from its birth on."""
+    def lies_on_host(self, tensor: Tensor, *, pinned: bool, taken: int | None = None) -> None:
+        """A tensor's memory is the host's, from its birth on. taken: bytes that it takes of it, where they are not its
+        own."""
 
     @abstractmethod
     def is_pinned(self, tensor: Tensor) -> bool:
@@ -103,6 +106,7 @@ class Transfers:
     def __init__(self, device: torch.device, *, pinned: bool | None = None) -> None:
         self.device = device
         self.pinned = device.type == "cuda" if pinned is None else pinned
+        self._host = HostAllocator(device, locked=self.pinned)
         self._streams = {s: torch.cuda.Stream(device) for s in COPIES} if device.type == "cuda" else {}
         self._begun: dict[Copy, Tensor] = {}
         self.latest_out: Copy | None = None
@@ -110,11 +114,17 @@ class Transfers:
         self._held: dict[Stream, Point] = {}
 
     def host_memory(self, like: Tensor) -> Tensor:
-        """Memory of the host for a tensor of the same shape, strides and dtype, without values."""
-        made = torch.empty_like(like, device="cpu", pin_memory=self.device.type == "cuda" and self.pinned,
-                                requires_grad=False)
+        """Memory of the host that lasts, for a tensor of the same shape, strides and dtype, without values."""
+        made = self._host.lasting(like.numel() * like.element_size())
         for watch in watches():
-            watch.lies_on_host(made, pinned=self.pinned)
+            watch.lies_on_host(made, pinned=self._host.locked)
+        return made.view(like.dtype).as_strided(like.shape, like.stride())
+
+    def _passing_memory(self, like: Tensor) -> Tensor:
+        """Memory of the host that is given back soon, for a tensor as in `host_memory`."""
+        made, pinned = self._host.passing(like), self._host.locked
+        for watch in watches():
+            watch.lies_on_host(made, pinned=pinned, taken=pinned_size(made.nbytes) if pinned else None)
         return made
 
     def now(self) -> Point:
@@ -130,7 +140,7 @@ class Transfers:
             far. Whoever names less sees to it that the source is written and the target is free by then.
         keep: hold on to the source until the copy is waited for. Whoever does not sees to it that it outlives it.
         """
-        target = self.host_memory(source) if target is None else target
+        target = self._passing_memory(source) if target is None else target
         return self._copy(Stream.COPY_OUT, source, target, [self.now()] if after is None else after, keep)
 
     def to_device(self, source: Tensor, target: Tensor | None = None, after: Sequence[Point] | None = None, *,

@@ -1,0 +1,134 @@
+"""Measures the copies between the host's memory and a GPU's: what `calibration.Link` keeps.
+
+Copies are made as a step with offloading makes them, by `Transfers`, from and to memory of the same kind. What runs
+beside the measured work begins before it and ends after it, so that a figure holds while all of it is under way. It is
+not yet run on a GPU.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tightfit.backends.pytorch.techniques.by_block.transfers import Point, Transfers
+from tightfit.calibration import CopyRates, Link
+from tightfit.trace import COPIES, Stream
+
+COPIED_BYTES = 1 << 28
+"""Of one copy: about those of a large model's block."""
+SIDE = 8192
+"""Of the square matrices that are multiplied beside copies."""
+ROUND, ROUNDS = 0.1, 3
+"""Seconds of a round, at least one piece of work; and rounds, of which the fastest counts."""
+ATTEMPTS = 5
+"""Attempts, each with twice as much beside the measured work, until that outlasts it."""
+
+Work = Callable[[], Point]
+"""Begins one piece of work on its stream; its end."""
+
+
+def measure_link(device: torch.device) -> Link | None:
+    """The copies of a CUDA device; None where its driver locks no memory of the host."""
+    transfers = Transfers(device)
+    locked = {stream: _copies(transfers, stream) for stream in COPIES}
+    if any(host.device.type != device.type and not host.is_pinned() for host, _ in locked.values()):
+        return None
+    work = {stream: begin for stream, (_, begin) in locked.items()}
+    matmuls = _matmuls(transfers, torch.bfloat16 if _has_bf16(device) else torch.float16)
+    ordinary = Transfers(device, pinned=False)
+    pageable = {stream: _copies(ordinary, stream)[1] for stream in COPIES}
+    return link_of(work, pageable, matmuls, COPIED_BYTES)
+
+
+def link_of(
+    locked: dict[Stream, Work], pageable: dict[Stream, Work], matmuls: Work, copied: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Link:
+    """The figures from pieces of work on the three streams, copies of `copied` bytes and matrix products."""
+    seconds = partial(seconds_beside, clock=clock)
+
+    def rates(stream: Stream, other: Stream) -> CopyRates:
+        mine, back = locked[stream], locked[other]
+        return CopyRates(
+            alone=copied / seconds(mine), both_ways=copied / seconds(mine, [back]),
+            beside_matmuls=copied / seconds(mine, [back, matmuls]), pageable=copied / seconds(pageable[stream]),
+        )  # fmt: skip
+
+    return Link(
+        to_device=rates(Stream.COPY_IN, Stream.COPY_OUT), to_host=rates(Stream.COPY_OUT, Stream.COPY_IN),
+        matmuls=min(seconds(matmuls) / seconds(matmuls, list(locked.values())), 1.0),
+    )  # fmt: skip
+
+
+def seconds_beside(work: Work, beside: Sequence[Work] = (), *, clock: Callable[[], float]) -> float:
+    """The least seconds of a piece of work, in a row of them, while all that is `beside` it goes on."""
+    once = [_alone(each, clock) for each in (work, *beside)]
+    count = max(round(ROUND / once[0]), 1)
+    best = float("inf")
+    for _ in range(ROUNDS):
+        for attempt in range(ATTEMPTS):
+            room = 2 ** (attempt + 1) * count * once[0]
+            others = [_begin(each, round(room / seconds) + 1) for each, seconds in zip(beside, once[1:], strict=True)]
+            began = clock()
+            _wait(_begin(work, count))
+            taken = clock() - began
+            outlasted = all(map(_under_way, others))
+            for other in others:
+                _wait(other)
+            if outlasted:
+                break
+        best = min(best, taken / count)
+    return best
+
+
+def _alone(work: Work, clock: Callable[[], float]) -> float:
+    """Seconds of one piece of work, after a first one."""
+    _wait(work())
+    began = clock()
+    _wait(work())
+    return max(clock() - began, 1e-6)
+
+
+def _begin(work: Work, count: int) -> Point:
+    """Begin so many pieces of work. The end of the last."""
+    for _ in range(count - 1):
+        work()
+    return work()
+
+
+def _wait(end: Point) -> None:
+    if end.event is not None:
+        end.event.synchronize()
+
+
+def _under_way(end: Point) -> bool:
+    """Whether a piece of work has not ended yet; on a processor, which ends each before the next, it counts as such."""
+    return end.event is None or not end.event.query()
+
+
+def _copies(transfers: Transfers, stream: Stream) -> tuple[Tensor, Work]:
+    """Host memory, and copies from or to it."""
+    there = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=transfers.device)
+    host = transfers.host_memory(there).zero_()
+    copy: Any = transfers.to_host if stream is Stream.COPY_OUT else transfers.to_device
+    ends = (there, host) if stream is Stream.COPY_OUT else (host, there)
+    return host, lambda: copy(*ends, after=(), keep=False)
+
+
+def _matmuls(transfers: Transfers, dtype: torch.dtype) -> Work:
+    a, b, product = (torch.randn(SIDE, SIDE, device=transfers.device).to(dtype) for _ in range(3))
+
+    def multiply() -> Point:
+        torch.mm(a, b, out=product)
+        return transfers.now()
+
+    return multiply
+
+
+def _has_bf16(device: torch.device) -> bool:
+    return device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 0)

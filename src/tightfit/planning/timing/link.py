@@ -1,0 +1,61 @@
+"""Speed of copies between the host's memory and a GPU's: measured on the machine at hand, else a share of PCIe's.
+
+| constant | figure | where it comes from |
+|---|---|---|
+| `LINK_SHARE`, `PAGEABLE_SHARE` | 0.8, 0.4 | of PCIe's bandwidth, from page-locked and from ordinary memory: assumed, where no calibration measured it |
+| `UNKNOWN_LINK` | 16 GB/s | a link that is not known: PCIe 3.0 with 16 lanes |
+"""  # noqa: E501 - a table's row is one line
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tightfit.calibration import Calibration, CopyRates, Link
+from tightfit.devices import Device
+from tightfit.planning.timing.streams import Block
+from tightfit.trace import COPIES, Stream
+
+LINK_SHARE, PAGEABLE_SHARE = 0.8, 0.4
+UNKNOWN_LINK = 16e9
+PAGEABLE = "pageable"
+"""How the name ends of a copy to or from host memory that is not page-locked."""
+
+
+def copy_rate(device: Device, calibration: Calibration | None, stream: Stream, *, pinned: bool) -> float:
+    """Bytes a second of copies on that stream while nothing else runs."""
+    if calibration is not None and calibration.link is not None:
+        rates = _rates(calibration.link, stream)
+        return rates.alone if pinned else rates.pageable
+    if calibration is not None and calibration.host_to_device:
+        return calibration.host_to_device * (1.0 if pinned else PAGEABLE_SHARE / LINK_SHARE)
+    return (device.pcie_bandwidth or UNKNOWN_LINK) * (LINK_SHARE if pinned else PAGEABLE_SHARE)
+
+
+def contended(blocks: Sequence[Block], link: Link, seconds: float) -> list[Block]:
+    """A step's ops with what copies and computing cost one another, each stretched by the share of the step's `seconds`
+    that the others are busy."""
+    busy = dict.fromkeys(Stream, 0.0)
+    for pieces, times in blocks:
+        for piece in pieces:
+            busy[piece.stream] += times * piece.work
+    if not any(busy[stream] for stream in COPIES):
+        return list(blocks)
+    share = {stream: min(work / seconds, 1.0) for stream, work in busy.items()}
+    longer = dict.fromkeys(Stream, 1.0)
+    for stream, other in ((Stream.COPY_IN, Stream.COPY_OUT), (Stream.COPY_OUT, Stream.COPY_IN)):
+        rates = _rates(link, stream)
+        longer[stream] = (_stretch(rates.alone / rates.both_ways, share[other])
+                          * _stretch(rates.both_ways / rates.beside_matmuls, share[Stream.COMPUTE]))
+    copying = sum(share[stream] for stream in COPIES) / len(COPIES)
+    longer[Stream.COMPUTE] = _stretch(1 / link.matmuls, copying)
+    return [([piece._replace(work=piece.work * longer[piece.stream]) for piece in pieces], times)
+            for pieces, times in blocks]
+
+
+def _rates(link: Link, stream: Stream) -> CopyRates:
+    return link.to_host if stream is Stream.COPY_OUT else link.to_device
+
+
+def _stretch(times: float, share: float) -> float:
+    """How many times as long something takes that takes `times` as long for that share of the time."""
+    return 1 + share * (max(times, 1.0) - 1)
