@@ -113,7 +113,7 @@ def test_a_run_with_locked_memory_changes_no_bit_and_gives_it_back(fields, drive
 
     assert same(plain, streamed)
     kept = streamed.step.update._residence
-    homes = [home.memory for kind in (kept._weights, kept._gradients, kept._states, kept._states_outside)
+    homes = [home.memory for kind in (kept._weights, kept._gradients, kept._states)
              for home in kind._homes.values()]
     assert {memory.data_ptr(): whole_pages(memory.numel()) for memory in homes} == driver.locked
     del streamed, kept, homes
@@ -180,7 +180,7 @@ def test_on_a_gpu_copies_are_right_without_locks(monkeypatch):
     copies = Transfers(CUDA)
     x = torch.rand(1 << 20, device=CUDA)
     with pytest.warns(UserWarning, match="page-locking"):
-        home = copies.host_memory(x)
+        home = copies.host_memory(x.nbytes).view(x.dtype)
     assert not home.is_pinned()
     for _ in range(3):
         copies.to_host(x, home)

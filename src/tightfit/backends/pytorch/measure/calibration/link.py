@@ -114,7 +114,7 @@ def _under_way(end: Point) -> bool:
 def _copies(transfers: Transfers, stream: Stream) -> tuple[Tensor, Work]:
     """Host memory, and copies from or to it."""
     there = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=transfers.device)
-    host = transfers.host_memory(there).zero_()
+    host = transfers.host_memory(there.nbytes).zero_()
     copy: Any = transfers.to_host if stream is Stream.COPY_OUT else transfers.to_device
     ends = (there, host) if stream is Stream.COPY_OUT else (host, there)
     return host, lambda: copy(*ends, after=(), keep=False)

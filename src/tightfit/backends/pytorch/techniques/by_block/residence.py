@@ -112,7 +112,7 @@ class Residence:
         self._adopt_states(part)
 
     def all_learned(self) -> None:
-        """No part learns before the next step: give back the places of gradients and states."""
+        """No part learns for now: give back the places of gradients and states."""
         self.wait_for_copies_out(on_host=False)
         self._gradients.release()
         self._states.release()

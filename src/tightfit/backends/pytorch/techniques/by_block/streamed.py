@@ -195,8 +195,7 @@ class Streamed:
             for copy in self._homes[part].written:
                 copy.wait_on_host()
         packing = Packing(tensors)
-        like = torch.empty(packing.bytes, dtype=torch.uint8, device="meta")
-        self._homes[part] = home = _Home(packing, self._transfers.host_memory(like))
+        self._homes[part] = home = _Home(packing, self._transfers.host_memory(packing.bytes))
         for watch in watches():
             watch.holds(home.memory, self._category, self._parts[part])
 

@@ -113,15 +113,15 @@ class Transfers:
         """The copy to the host begun last: whoever waits for it waits for all before."""
         self._held: dict[Stream, Point] = {}
 
-    def host_memory(self, like: Tensor) -> Tensor:
-        """Memory of the host that lasts, for a tensor of the same shape, strides and dtype, without values."""
-        made = self._host.lasting(like.numel() * like.element_size())
+    def host_memory(self, count: int) -> Tensor:
+        """Memory of the host that lasts: `count` bytes without values, uint8, (count,)."""
+        made = self._host.lasting(count)
         for watch in watches():
             watch.lies_on_host(made, pinned=self._host.locked)
-        return made.view(like.dtype).as_strided(like.shape, like.stride())
+        return made
 
     def _passing_memory(self, like: Tensor) -> Tensor:
-        """Memory of the host that is given back soon, for a tensor as in `host_memory`."""
+        """Memory of the host that is given back soon, for a tensor of the same shape, strides and dtype."""
         made, pinned = self._host.passing(like), self._host.locked
         for watch in watches():
             watch.lies_on_host(made, pinned=pinned, taken=pinned_size(made.nbytes) if pinned else None)

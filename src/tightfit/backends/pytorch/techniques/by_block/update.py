@@ -82,7 +82,7 @@ class UpdateByBlock(ScaledUpdate):
         self._put_all(left)
         self._final.clear()
         self._residence.free_sent_gradients()
-        self._residence.wait_for_copies_out(on_host=False)
+        self._residence.all_learned()
         norm = self._norm()
         if not self._are_finite():
             self._residence.drop_gradients()
@@ -137,9 +137,11 @@ class UpdateByBlock(ScaledUpdate):
         for part, module in enumerate(self._parts.modules):
             with working_on(module):
                 self._residence.enter(part, None)
+                self._residence.put_gradients(part, final=True)  # there are none: what waits is of no use
                 with self._residence.learning(part, None, self.optimizer):
                     make_states(self.optimizer, self._parts.parameters[part])
                 self._residence.leave(part)
+        self._residence.all_learned()
         self._residence.wait_for_copies_out(on_host=True)
 
     def new_optimizer(self) -> None:
