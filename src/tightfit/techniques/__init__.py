@@ -35,7 +35,7 @@ from tightfit.techniques.optimizer import (
 )
 from tightfit.techniques.parallel import Ddp, Dp, NoParallel, Parallel
 from tightfit.techniques.precision import Bf16, Bf16Pure, Fp16, Fp32, Precision
-from tightfit.techniques.update import AfterBackward, Update, WithForward
+from tightfit.techniques.update import AfterBackward, InBackward, Update, WithForward
 
 if TYPE_CHECKING:
     from tightfit.devices import Device
@@ -52,7 +52,7 @@ SLOTS: dict[str, tuple[type[Technique], ...]] = {
     "compile": (NoCompile, PerBlock, WholeModel),
     "optimizer": (AdamW, Sgd, Adafactor, Lion, AdamW8bit, AdamW4bit, AdamWAnyPrecision),
     "accumulation": (Loop, ByBlock, Scan),
-    "update": (AfterBackward, WithForward),
+    "update": (AfterBackward, WithForward, InBackward),
     "parallel": (NoParallel, Dp, Ddp),
     "loading": (Loading,),
 }

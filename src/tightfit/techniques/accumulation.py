@@ -42,6 +42,9 @@ class ByBlock(Accumulation):
 
     sweep: Literal["auto"] | Positive = "auto"
     """Micro-batches that go through the blocks together; `auto` for all of a global batch's."""
+    gradient_sums: Literal["weights", "fp32"] = "weights"
+    """The format in which a block's gradients of a sweep's micro-batches are summed: that of its weights, or fp32,
+    rounded once to theirs."""
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = refuse_between_blocks(recipe, "accumulation=by-block", "accumulation=loop")
@@ -53,6 +56,11 @@ class ByBlock(Accumulation):
     @classmethod
     def representative_settings(cls) -> list[Self]:
         return [cls(), cls(sweep=2)]
+
+    @classmethod
+    def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:
+        offloads = recipe.offload != "auto" and recipe.offload.needs_by_block
+        return cls() if offloads or recipe.update.needs_by_block else None
 
 
 @technique

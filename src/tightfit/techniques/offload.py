@@ -24,6 +24,11 @@ class Offload(Technique):
         return False
 
     @property
+    def needs_by_block(self) -> bool:
+        """Whether micro-batches have to go through the blocks together."""
+        return False
+
+    @property
     def uses_host(self) -> bool:
         """Whether anything waits in the host's memory."""
         return False
@@ -75,13 +80,17 @@ class Host(Offload):
     def uses_host(self) -> bool:
         return max(self.weights, self.gradients, self.optimizer, self.activations) > 0
 
+    @property
+    def needs_by_block(self) -> bool:
+        return self.keeps_weights or self.gradients > 0
+
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = refuse_between_blocks(recipe, "offload=host", "offload=none")
         if device.kind == "cpu":
             reasons.append("offload=host moves tensors out of a GPU's memory into the processor's, where they are "
                            "already; write offload=none, or device=cuda")
         by_block = recipe.accumulation == "auto" or recipe.accumulation.by_block
-        if (self.keeps_weights or self.gradients) and not by_block:
+        if self.needs_by_block and not by_block:
             reasons.append("offload=host fetches weights and gradients once for all micro-batches; write "
                            "accumulation=by-block, or offload: {name: host, weights: 0, gradients: 0}")
         return reasons

@@ -21,6 +21,8 @@ class Precision(Technique):
     """The format of matrix products."""
     autocast: ClassVar[bool] = False
     """Whether weights are cast to `computes_in` while a step runs."""
+    loss_scaling: ClassVar[bool] = False
+    """Whether losses are scaled up, so that a step whose gradients overflow is skipped."""
 
     hf_flag: ClassVar[str | None] = None
     """The argument of Hugging Face's TrainingArguments that turns it on; empty where none has to, None where none can.
@@ -135,6 +137,7 @@ class Fp16(_Mixed):
     """Mixed precision with 16-bit floating point under autocast, and dynamic loss scaling against its small range."""
 
     name: ClassVar[str] = "fp16"
+    loss_scaling: ClassVar[bool] = True
     hf_flag: ClassVar = "fp16"
     computes_in: ClassVar[str] = "float16"
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 class Update(Technique):
     slot: ClassVar[str] = "update"
     may_be_auto: ClassVar[bool] = False
+    needs_by_block: ClassVar[bool] = False
+    """Whether micro-batches have to go through the blocks together."""
 
 
 @technique
@@ -36,3 +38,26 @@ class WithForward(Update):
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         return refuse_between_blocks(recipe, "update=with-forward", "update=after-backward")
+
+
+@technique
+class InBackward(Update):
+    """Update each block as soon as its gradient is final, and drop the gradient: there is one block's at a time. No
+    norm of all gradients is known then, so that nothing can be clipped by it."""
+
+    name: ClassVar[str] = "in-backward"
+    speed: ClassVar[str] = "as after-backward"
+    memory: ClassVar[str] = "one block's gradients instead of all"
+    needs_by_block: ClassVar[bool] = True
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        reasons = refuse_between_blocks(recipe, "update=in-backward", "update=after-backward")
+        if recipe.max_grad_norm:
+            reasons.append("update=in-backward cannot clip by the norm of all gradients, which is not known in the "
+                           "backward pass; write max_grad_norm=0, or update=with-forward")
+        if recipe.precision != "auto" and recipe.precision.loss_scaling:
+            reasons.append("update=in-backward cannot skip a step whose scaled gradients overflow; write "
+                           "precision=bf16, or update=with-forward")
+        if recipe.accumulation != "auto" and not recipe.accumulation.by_block:
+            reasons.append("update=in-backward needs final gradients block by block; write accumulation=by-block")
+        return reasons

@@ -55,8 +55,9 @@ ABSENT: Mapping[type[Technique], str] = {
     techniques.offload.Host: "blocks are fetched by PyTorch's step; write offload=none, or backend=pytorch",
     techniques.accumulation.ByBlock: "XLA compiles all micro-batches as one program; write accumulation=scan, or "
                                      "backend=pytorch",
-    techniques.update.WithForward: "XLA compiles a step with its update; write update=after-backward, or "
-                                   "backend=pytorch",
+    **dict.fromkeys(
+        (techniques.update.WithForward, techniques.update.InBackward),
+        "XLA compiles a step with its update; write update=after-backward, or backend=pytorch"),
     techniques.attention.Flex: "FlexAttention is PyTorch's; write attention=sdpa",
     techniques.attention.FlashAttn: "the flash-attn library serves PyTorch; write attention=sdpa with "
                                     "attention.kernel=cudnn",

@@ -20,7 +20,7 @@ def by_block(technique: declared.ByBlock, build: Build) -> Build:
     from tightfit.backends.pytorch.techniques.by_block.sweep import ByBlock
 
     size = None if technique.sweep == "auto" else technique.sweep
-    return replace(build, accumulation=ByBlock(size), calls_blocks=True)
+    return replace(build, accumulation=ByBlock(size, technique.gradient_sums == "fp32"), calls_blocks=True)
 
 
 def one_after_the_other(build: Build, passes: MicroBatchPasses, global_batch: TensorGlobalBatch) -> Tensor:

@@ -24,10 +24,10 @@ def mixed(technique: Fp16 | Bf16, build: Build) -> Build:
     dtype = getattr(torch, technique.computes_in)
     autocast = partial(torch.autocast, build.torch_device.type, dtype=dtype)
     build = replace(
-        build, forward_contexts=(*build.forward_contexts, autocast), loss_scaling=isinstance(technique, Fp16),
+        build, forward_contexts=(*build.forward_contexts, autocast), loss_scaling=technique.loss_scaling,
         evaluation_dtype=dtype if technique.full_eval else None,
     )
-    if isinstance(technique, Fp16) and build.device.kind == "cpu":
+    if technique.loss_scaling and build.device.kind == "cpu":
         slow = "precision: most processors compute fp16 slowly, by way of fp32; write precision=bf16 or fp32"
         build = replace(build, notes=(*build.notes, slow))
     return _with_tf32(build, technique.tf32)

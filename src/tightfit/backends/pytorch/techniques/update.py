@@ -12,7 +12,7 @@ from torch import Tensor
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques.optimizer.apply import ScaledUpdate, set_learning_rate
 from tightfit.backends.pytorch.techniques.optimizer.state import make_states
-from tightfit.techniques.update import AfterBackward, WithForward
+from tightfit.techniques.update import AfterBackward, InBackward, WithForward
 
 if TYPE_CHECKING:
     from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
@@ -20,19 +20,15 @@ if TYPE_CHECKING:
 
 def after_backward(technique: AfterBackward, build: Build) -> Build:
     if build.calls_blocks:  # whose gradients or states may lie in host memory
-        return _by_block(build, with_forward=False)
+        return by_block(technique, build)
     return replace(build, update_factory=UpdateAfterBackward)
 
 
-def with_forward(technique: WithForward, build: Build) -> Build:
-    return _by_block(build, with_forward=True)
-
-
-def _by_block(build: Build, with_forward: bool) -> Build:
+def by_block(technique: AfterBackward | WithForward | InBackward, build: Build) -> Build:
     # Only whoever asks for it pays for what moves between device and host.
     from tightfit.backends.pytorch.techniques.by_block.update import UpdateByBlock
 
-    return replace(build, update_factory=partial(UpdateByBlock, with_forward=with_forward), calls_blocks=True)
+    return replace(build, update_factory=partial(UpdateByBlock, when=technique.name), calls_blocks=True)
 
 
 class UpdateAfterBackward(ScaledUpdate):

@@ -95,6 +95,45 @@ def test_skipped_steps_leave_weights_and_states_alone():
     assert all(torch.equal(got[name], wanted[name]) for name in wanted)
 
 
+@pytest.mark.parametrize("fields", [{}, {"optimizer": "adamw-8bit"}, {"precision": "bf16-pure"}], ids=str)
+@pytest.mark.parametrize("kind", ["both", "sweeps", "half", "everything"])
+def test_updates_within_the_backward_pass_are_the_plain_ones(fields, kind):
+    plain = run("llama", **fields, max_grad_norm=0)
+
+    assert same(plain, run("llama", **fields, **{**STREAMED[kind], "update": "in-backward"}, max_grad_norm=0))
+
+
+def test_updates_within_the_backward_pass_hold_one_blocks_gradients():
+    step = step_of("llama", accumulation="by-block", update="in-backward", max_grad_norm=0)
+    (batch,) = global_batches("llama", 1)
+    held = []
+    step.update.gather_gradients = lambda *args: held.append(
+        sum(any(p.grad is not None for p in layer.parameters()) for layer in step.build.model.model.layers))
+    step.blocks.listener = step.update
+    step(batch, 1e-3)
+
+    assert max(held) <= 1
+
+
+@pytest.mark.parametrize("kind", ["both", "sweeps", "everything"])
+def test_gradients_summed_in_fp32_are_nearer_to_the_true_sum(kind):
+    def gradients(sums, precision="bf16-pure", **fields):
+        step = step_of("llama", precision=precision, **fields,
+                       accumulation={"name": "by-block", "gradient_sums": sums}, max_grad_norm=0)
+        found = {}
+        step.update.put_gradients = lambda part, final: found.update(
+            {name: p.grad.double() for name, p in step.build.model.named_parameters() if p.grad is not None})
+        step.accumulate([*global_batches("llama", 4)][-1])
+        return {name: gradient for name, gradient in found.items() if "layers" in name}
+
+    exact = gradients("weights", "fp32")
+    fields = {key: value for key, value in STREAMED[kind].items() if key != "accumulation"}
+    wide, narrow = gradients("fp32", **fields), gradients("weights", **fields)
+    errors = [sum(float((found[name] - exact[name]).square().sum()) for name in exact) for found in (wide, narrow)]
+
+    assert errors[0] < errors[1]
+
+
 @pytest.mark.parametrize("fields", [HOST, HALF], ids=["host", "half in sweeps"])
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit"])
 def test_a_run_goes_on_from_its_checkpoint_bit_for_bit(fields, optimizer, tmp_path):

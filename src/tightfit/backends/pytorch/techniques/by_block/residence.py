@@ -61,13 +61,13 @@ class Residence:
                 if gradient is not None and parameter.grad is not None:
                     parameter.grad.add_(gradient)
 
-    def put_gradients(self, part: int, final: bool) -> None:
+    def put_gradients(self, part: int, final: bool, *, leave: bool = True) -> None:
         """A part's gradients of a sweep are summed. Those of the device stay where passes add to them until they are
-        `final`, and are kept out of the optimizer's sight then."""
+        `final`, and are kept out of the optimizer's sight then. leave: whether final ones may go to host memory."""
         parameters = self.parts.parameters[part]
         found = [parameter.grad for parameter in parameters]
         gradients = [gradient for gradient in found if gradient is not None]
-        if part in self._gradients_leave and found and len(gradients) == len(found):
+        if part in self._gradients_leave and found and len(gradients) == len(found) and (leave or not final):
             self.free_sent_gradients()
             self._gradients.copy_out(part, gradients)
             self._gradients.leave(part)
@@ -75,6 +75,7 @@ class Residence:
             (self._summed.discard if final else self._summed.add)(part)
         elif final:
             self._held[part] = found
+            self._summed.discard(part)
         else:
             return
         for parameter in parameters:

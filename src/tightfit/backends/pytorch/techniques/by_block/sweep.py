@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build, MicroBatchPasses
@@ -20,10 +20,11 @@ from tightfit.trace import Phase
 
 
 class ByBlock:
-    """An accumulation. size: micro-batches of a sweep; None for all of a global batch's."""
+    """An accumulation. size: micro-batches of a sweep; None for all of a global batch's. wide: sum a part's gradients
+    of a sweep in fp32."""
 
-    def __init__(self, size: int | None) -> None:
-        self._size = size
+    def __init__(self, size: int | None, wide: bool = False) -> None:
+        self._size, self._wide = size, wide
 
     def __call__(self, build: Build, passes: MicroBatchPasses, global_batch: TensorGlobalBatch) -> Tensor:
         count = len(global_batch.micro_batches)
@@ -31,7 +32,7 @@ class ByBlock:
         losses: list[Tensor] = []
         for start in range(0, count, size):
             stop = min(start + size, count)
-            losses += _Sweep(build, passes, global_batch, range(start, stop)).run()
+            losses += _Sweep(build, passes, global_batch, range(start, stop), self._wide).run()
         total = losses[0]
         for loss in losses[1:]:
             total = total + loss
@@ -39,7 +40,9 @@ class ByBlock:
 
 
 class _Sweep:
-    def __init__(self, build: Build, passes: MicroBatchPasses, global_batch: TensorGlobalBatch, members: range) -> None:
+    def __init__(
+        self, build: Build, passes: MicroBatchPasses, global_batch: TensorGlobalBatch, members: range, wide: bool
+    ) -> None:
         self._build, self._passes, self._global_batch = build, passes, global_batch
         self._later, self._last = members.start > 0, members.stop == len(global_batch.micro_batches)
         blocks = passes.blocks
@@ -47,6 +50,8 @@ class _Sweep:
         self._blocks: BlockCalls = blocks
         self._members = {number: SuspendedPass(self._forward_of(number)) for number in members}
         self._order: list[int] = []
+        self._wide = wide and len(members) > 1
+        self._sums: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
         self._first_call = 0 if blocks.activations is None else blocks.activations.calls
 
     def run(self) -> list[Tensor]:
@@ -82,7 +87,7 @@ class _Sweep:
             self._blocks.leave_ends()
         head, embedding = self._blocks.parts.head, self._blocks.parts.embedding
         if head is not None:
-            self._passes.update.put_gradients(head, self._last and head != embedding)
+            self._put_gradients(head, self._last and head != embedding)
 
     def _after(self, block: int) -> int | None:
         following = block + 1
@@ -96,6 +101,8 @@ class _Sweep:
             member.advance()
         if member.loss is not None:
             self._passes.backward(self._global_batch, number)
+            if self._blocks.parts.head is not None:
+                self._add_up(self._blocks.parts.head)
             if number != [*self._members][-1]:
                 self._passes.enter(Phase.FORWARD, "the forward passes, block by block")
 
@@ -114,8 +121,9 @@ class _Sweep:
                 update.gather_gradients(block, before)
             for member in self._members.values():
                 member.backward(call)
+                self._add_up(block)
             if first_calls[block] == call:
-                update.put_gradients(block, self._last)
+                self._put_gradients(block, self._last)
             self._blocks.leave(block)
         self._backward_outside()
 
@@ -127,6 +135,25 @@ class _Sweep:
             update.gather_gradients(embedding, None)
         for member in self._members.values():
             member.backward_outside()
+            if embedding is not None:
+                self._add_up(embedding)
         if embedding is not None:
-            update.put_gradients(embedding, self._last)
+            self._put_gradients(embedding, self._last)
         self._blocks.leave_ends()
+
+    def _add_up(self, part: int) -> None:
+        """Add a part's gradients to its sums in fp32, where there are such."""
+        for parameter in self._blocks.parts.parameters[part] if self._wide else ():
+            gradient, parameter.grad = parameter.grad, None
+            if gradient is not None and parameter in self._sums:
+                self._sums[parameter][1].add_(gradient)
+            elif gradient is not None:
+                self._sums[parameter] = gradient, gradient.float()
+
+    def _put_gradients(self, part: int, final: bool) -> None:
+        """Hand a part's summed gradients over; sums in fp32 are rounded into the memory of the first gradients."""
+        for parameter in self._blocks.parts.parameters[part] if self._wide else ():
+            if parameter in self._sums:
+                parameter.grad, summed = self._sums.pop(parameter)
+                parameter.grad.copy_(summed)
+        self._passes.update.put_gradients(part, final)

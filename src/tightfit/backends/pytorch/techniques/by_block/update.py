@@ -35,16 +35,17 @@ class _Pending:
 class UpdateByBlock(ScaledUpdate):
     """See `build.Update` for what each method promises.
 
-    with_forward: let each block wait for the next forward pass; else all are updated behind the backward pass.
+    when: a block is updated, which only the passes of the last sweep leave final: as soon as it is (`in-backward`),
+        behind the backward pass, or as the next forward pass comes to it (`with-forward`).
     """
 
-    def __init__(self, build: Build, calls: BlockCalls | None, *, with_forward: bool) -> None:
+    def __init__(self, build: Build, calls: BlockCalls | None, *, when: str) -> None:
         assert calls is not None
         self._parts = calls.parts
         self._residence = Residence(build, calls.parts, calls.transfers)
         super().__init__(build)
         calls.listener = self
-        self._with_forward = with_forward
+        self._when = when
         self._learning_rate = build.recipe.learning_rate
         self._norms: dict[nn.Parameter, Tensor] = {}
         self._finite: list[_Gradients] = []
@@ -63,7 +64,10 @@ class UpdateByBlock(ScaledUpdate):
             if final:
                 self._final.add(part)
                 self._measure(self._parts.parameters[part])
-            self._residence.put_gradients(part, final)
+            self._residence.put_gradients(part, final, leave=self._when != "in-backward")
+        if final and self._when == "in-backward":
+            self._pending = _Pending(self._learning_rate, None, {part})
+            self._update_parts([part], part - 1 if 0 < part < len(self._parts.blocks) else None)
 
     def _measure(self, parameters: Sequence[nn.Parameter]) -> None:
         """Unscale gradients that are complete, and take their norms."""
@@ -84,13 +88,15 @@ class UpdateByBlock(ScaledUpdate):
         self._residence.free_sent_gradients()
         self._residence.all_learned()
         norm = self._norm()
+        if self._when == "in-backward":
+            return norm
         if not self._are_finite():
             self._residence.drop_gradients()
             return norm
         self._pending = _Pending(self._learning_rate, norm, {*range(len(self._parts.modules))})
         self._update_parts(self._parts.behind_blocks)
         self._residence.all_learned()
-        if not self._with_forward:
+        if self._when == "after-backward":
             self._update_all()
         return norm
 
@@ -110,13 +116,14 @@ class UpdateByBlock(ScaledUpdate):
         if self._pending is None or part not in self._pending.parts:
             return
         self._pending.parts.discard(part)
-        following = then if then in self._pending.parts else None
+        following = then if then in self._pending.parts or self._when == "in-backward" else None
         with (working_on(self._parts.modules[part], Phase.OPTIMIZER),
               self._residence.learning(part, following, self.optimizer)):
             self._apply(self._parts.parameters[part])
         if not self._pending.parts:
             self._pending = None
-            self._residence.all_learned()
+            if self._when != "in-backward":
+                self._residence.all_learned()
 
     def flush(self) -> None:
         self._update_all()
@@ -127,8 +134,8 @@ class UpdateByBlock(ScaledUpdate):
         if self._pending is not None:
             self._update_parts(sorted(self._pending.parts))
 
-    def _update_parts(self, waiting: Sequence[int]) -> None:
-        for part, then in zip(waiting, [*waiting[1:], None], strict=False):
+    def _update_parts(self, waiting: Sequence[int], last_then: int | None = None) -> None:
+        for part, then in zip(waiting, [*waiting[1:], last_then], strict=True):
             with working_on(self._parts.modules[part]):
                 self.enter(part, then)
                 self.leave(part)
@@ -153,13 +160,20 @@ class UpdateByBlock(ScaledUpdate):
         super().load(state)
 
     def _apply(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Step the optimizer over parameters: no others have a gradient meanwhile."""
+        """Step the optimizer over parameters. In a backward pass others may have gradients already, which wait."""
         assert self._pending is not None
+        waiting = {}
+        if self._when == "in-backward":
+            waiting = {p: p.grad for part in self._parts.parameters for p in part if p.grad is not None}
+            for parameter in waiting.keys() - {*parameters}:
+                parameter.grad = None
         if self._max_norm and self._pending.norm is not None:
             clip_grads_with_norm_(parameters, self._max_norm, self._pending.norm)
         set_learning_rate(self.optimizer, self._pending.learning_rate)
         with torch.autocast(self._build.torch_device.type, enabled=False):  # a block may be entered inside it
             self.optimizer.step()
+        for parameter, gradient in waiting.items():
+            parameter.grad = gradient
         for parameter in parameters:
             parameter.grad = None
 
