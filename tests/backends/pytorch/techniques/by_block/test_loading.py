@@ -1,0 +1,117 @@
+"""A model whose blocks wait in host memory is loaded, saved and resumed block by block: the host holds it once."""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from tests.backends.pytorch.techniques.by_block.streaming_cases import HOST
+from tightfit.backends.pytorch.assembly import apply_techniques, bare_build
+from tightfit.backends.pytorch.step import Step
+from tightfit.devices import find_device
+from tightfit.planning.defaults import resolve
+from tightfit.recipe import Recipe
+
+A100 = find_device("a100-80gb-sxm")
+BLOCKS = 3
+SLACK = 48 << 20
+"""What the process takes beside tensors, and small tensors' freed memory that it has not given back."""
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Weights of a model in bf16, 163 MiB: nearly all of them too large for malloc to keep what is freed."""
+    path = tmp_path_factory.mktemp("model")
+    config = transformers.LlamaConfig(hidden_size=1024, intermediate_size=9216, num_hidden_layers=BLOCKS,
+                                      num_attention_heads=2, num_key_value_heads=2, head_dim=32, vocab_size=64,
+                                      tie_word_embeddings=False)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model = model.to_empty(device="cpu")
+    for number, parameter in enumerate(model.parameters()):
+        nn.init.constant_(parameter, number / 256)
+    model.save_pretrained(path)
+    return path
+
+
+def anonymous() -> int:
+    """Bytes of this process's memory that no file stands behind."""
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+@contextmanager
+def peak() -> Iterator[SimpleNamespace]:
+    """The most memory taken inside, over what was taken before, in `bytes`."""
+    gc.collect()
+    before, over, seen = anonymous(), threading.Event(), [0]
+    taken = SimpleNamespace(bytes=0)
+
+    def watch() -> None:
+        while not over.wait(0.001):
+            seen.append(anonymous())
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield taken
+    finally:
+        over.set()
+        watching.join()
+        taken.bytes = max(*seen, anonymous()) - before
+
+
+def streamed(folder: Path, **fields: object) -> Step:
+    recipe = Recipe.from_dict({
+        "model": str(folder), "data": {"source": "dummy", "eval_fraction": 0}, "batch_size": 2, "micro_batch_size": 1,
+        "seq_len": 16, "attention": "eager", "compile": "off", "loss": "plain", "checkpointing": "every-block",
+        "precision": "fp32", "optimizer": "sgd", **HOST, **fields,
+    })
+    return Step(apply_techniques(bare_build(resolve(recipe, A100), A100, torch.device("cpu"))), inspect=False)
+
+
+def block_bytes(step: Step) -> int:
+    return sum(p.numel() * p.element_size() for p in step.build.stacks[0][0].parameters())
+
+
+def test_the_host_holds_the_model_once_and_a_block_twice(folder, tmp_path):
+    for precision in "bf16-pure", "fp32":  # the files' own format, and one to convert to
+        with peak() as loading:
+            step = streamed(folder, precision=precision)
+        block = block_bytes(step)
+        assert BLOCKS * block - SLACK < loading.bytes < (BLOCKS + 1) * block + SLACK
+        if precision == "bf16-pure":
+            del step
+    with peak() as making:
+        step.update.make_states()
+    assert making.bytes < (BLOCKS + 2 + 2 + 3) * block + SLACK  # states, places on the device, a block's own work
+    with peak() as writing:
+        meta = step.save(tmp_path)
+        step.export(tmp_path / "model", None)
+    assert writing.bytes < SLACK
+    wanted = {name: p.detach().clone() for name, p in step.build.model.named_parameters()}
+
+    del step
+    step = streamed(folder)
+    for parameter in step.build.model.parameters():
+        nn.init.zeros_(parameter)
+    with peak() as resuming:
+        step.load(tmp_path, meta)
+    assert resuming.bytes < making.bytes + SLACK
+    assert all(torch.equal(p, wanted[name]) for name, p in step.build.model.named_parameters())
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert all(torch.equal(p, wanted[name]) for name, p in again.named_parameters())
