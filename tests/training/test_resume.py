@@ -100,7 +100,7 @@ def test_killed_at_random_moments(run, tmp_path, seed):
 @pytest.mark.parametrize("change", [
     {"optimizer": "adamw-8bit"}, {"optimizer": "lion"}, {"precision": "fp16"}, {"precision": "bf16-pure"},
     {"precision": {"name": "bf16-pure", "rounding": "stochastic"}}, {"checkpointing": "every-block"},
-    {"loading": {"workers": 2}},
+    {"precision": {"name": "bf16-pure", "rounding": "stochastic"}, **BY_BLOCK}, {"loading": {"workers": 2}},
 ], ids=str)
 def test_stopped_half_way(run, tmp_path, change):
     values = {**run, **change, "save_steps": 5, "max_steps": 8}

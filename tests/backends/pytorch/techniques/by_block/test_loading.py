@@ -10,20 +10,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import transformers
 from torch import nn
 
-from tests.backends.pytorch.techniques.by_block.streaming_cases import HOST
+from tests.backends.pytorch.techniques.by_block.streaming_cases import BY_BLOCK, HOST
+from tests.backends.pytorch.techniques.by_block.test_predicted import A100, recipe_of
 from tightfit.backends.pytorch.assembly import apply_techniques, bare_build
+from tightfit.backends.pytorch.simulate.predict import predict
 from tightfit.backends.pytorch.step import Step
-from tightfit.devices import find_device
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
+from tightfit.trace import Place
 
-A100 = find_device("a100-80gb-sxm")
 BLOCKS = 3
 SLACK = 48 << 20
 """What the process takes beside tensors, and small tensors' freed memory that it has not given back."""
@@ -75,13 +77,17 @@ def peak() -> Iterator[SimpleNamespace]:
         taken.bytes = max(*seen, anonymous()) - before
 
 
-def streamed(folder: Path, **fields: object) -> Step:
-    recipe = Recipe.from_dict({
+def recipe_for(folder: Path, **fields: object) -> Recipe:
+    return Recipe.from_dict({
         "model": str(folder), "data": {"source": "dummy", "eval_fraction": 0}, "batch_size": 2, "micro_batch_size": 1,
         "seq_len": 16, "attention": "eager", "compile": "off", "loss": "plain", "checkpointing": "every-block",
         "precision": "fp32", "optimizer": "sgd", **HOST, **fields,
     })
-    return Step(apply_techniques(bare_build(resolve(recipe, A100), A100, torch.device("cpu"))), inspect=False)
+
+
+def streamed(folder: Path, **fields: object) -> Step:
+    recipe = resolve(recipe_for(folder, **fields), A100)
+    return Step(apply_techniques(bare_build(recipe, A100, torch.device("cpu"))), inspect=False)
 
 
 def block_bytes(step: Step) -> int:
@@ -115,3 +121,32 @@ def test_the_host_holds_the_model_once_and_a_block_twice(folder, tmp_path):
     assert all(torch.equal(p, wanted[name]) for name, p in step.build.model.named_parameters())
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert all(torch.equal(p, wanted[name]) for name, p in again.named_parameters())
+
+
+@pytest.mark.parametrize("share", [1, 0.34])
+def test_the_device_gets_what_does_not_wait_and_no_more(folder, share, monkeypatch):
+    device, move, moved = torch.device("cuda"), torch.Tensor.to, []
+
+    def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if args[:1] != (device,):
+            return move(tensor, *args, **kwargs)
+        moved.append(tensor.numel())
+        return tensor.clone()
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    recipe = recipe_for(folder, **{**HOST, "offload": {"name": "host", "weights": share}})
+    build = apply_techniques(bare_build(resolve(recipe, A100), A100, device))
+    tensors = [*build.model.parameters(), *build.model.buffers()]
+    waiting = [p.numel() for block in build.stacks[0][: round(share * BLOCKS)] for p in block.parameters()]
+
+    assert sum(moved) == sum(tensor.numel() for tensor in tensors) - sum(waiting)
+
+
+def test_a_plan_counts_the_block_that_loading_holds_twice():
+    fields = {**BY_BLOCK, "offload": {"name": "host", "gradients": 0, "optimizer": 0}}
+    trace = predict(recipe_of(3, **fields), A100)
+    before, _ = trace.peak(stop=trace.span("step 1").start, place=Place.HOST)
+    homes = [a.bytes for a in trace.lying_in(Place.HOST) if a.pinned]
+
+    assert len(homes) == 3
+    assert trace.peak(place=Place.HOST) == (before, sum(homes) + homes[0])
