@@ -21,7 +21,8 @@ from tightfit.training.trainer import Trainer
 
 FORK = multiprocessing.get_context("fork")
 BY_BLOCK = {"accumulation": "by-block", "update": "with-forward"}
-STREAMED = {"by block": BY_BLOCK, "from host memory": {**BY_BLOCK, "offload": {"name": "host", "activations": 1}}}
+STREAMED = {"by block": BY_BLOCK, "from host memory": {
+    **BY_BLOCK, "offload": {"name": "host", "activations": 1, "embeddings": True}}}
 
 
 @pytest.fixture

@@ -74,8 +74,9 @@ def trained(recipe: Recipe, limit: int | None = None) -> tuple[list[StepResult],
         card = Card(limit or 1 << 40)
         card.follow(build.model)
         if recipe.offload.keeps_weights:
-            for block in step.blocks.blocks:
-                for parameter in block.parameters():
+            parts = step.blocks.parts
+            for number in parts.first(recipe.offload.weights, embeddings=recipe.offload.embeddings):
+                for parameter in parts.parameters[number]:
                     card.lies_on_host(parameter, pinned=True)
         generator, results = torch.Generator().manual_seed(0), []
         with nullcontext() if limit is None else card:
