@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.backends.pytorch.techniques.by_block.streaming_cases import ALL, HOST, weights
+from tests.backends.pytorch.techniques.by_block.streaming_cases import EVERYTHING, HOST, weights
 from tests.backends.pytorch.techniques.by_block.test_predicted import A100, recipe_of
 from tightfit.backends.base import StepResult
 from tightfit.backends.pytorch.assembly import apply_techniques, bare_build
@@ -96,7 +96,7 @@ def test_what_the_card_cannot_hold_trains_on_it_streamed_bit_for_bit(monkeypatch
     resident = recipe_of(LAYERS)
     results, wanted = trained(resident)
     needed = predict(resident, A100, whole=True).peak()[1]
-    for fields in HOST, ALL:
+    for fields in HOST, EVERYTHING:
         streamed = recipe_of(LAYERS, **fields)
         least = predict(streamed, A100, whole=True).peak()[1]
         assert least < 0.6 * needed  # the plans' own word

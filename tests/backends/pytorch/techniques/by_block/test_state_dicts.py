@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tests.backends.pytorch.techniques.by_block.streaming_cases import (
     BY_BLOCK,
+    EVERYTHING,
     HOST,
     STATES,
     STREAMED,
@@ -23,7 +24,8 @@ from tests.backends.pytorch.techniques.by_block.streaming_cases import (
 )
 from tightfit.backends.pytorch.step import Step
 
-KINDS = {"both": BY_BLOCK, "host": HOST, "states with forward": {**STATES, "update": "with-forward"}}
+KINDS = {"both": BY_BLOCK, "host": HOST, "everything": EVERYTHING,
+         "states with forward": {**STATES, "update": "with-forward"}}
 
 
 def taken(model: nn.Module) -> dict[str, Tensor]:
@@ -44,7 +46,7 @@ def test_between_steps_they_hold_the_updated_weights(fields):
         assert equal(weights(streamed), weights(plain))
 
 
-@pytest.mark.parametrize("kind", ["with-forward", "host", "all"])
+@pytest.mark.parametrize("kind", ["with-forward", "host", "everything"])
 def test_those_taken_within_a_step_change_nothing(kind, monkeypatch):
     fields: dict[str, Any] = STREAMED[kind]
     plain, inner, asked = run("llama", **fields), Step.__init__, []
