@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,13 @@ from tests.training.runs import logged_losses, same_weights, train
 from tightfit.errors import CheckpointError, RecipeError
 from tightfit.recipe import Recipe
 from tightfit.recipe.resume import continued
+from tightfit.techniques.offload import Host
 from tightfit.training.trainer import Trainer
 
 FORK = multiprocessing.get_context("fork")
+BY_BLOCK = {"accumulation": "by-block", "update": "with-forward"}
+STREAMED = {"by block": BY_BLOCK, "from host memory": {
+    **BY_BLOCK, "offload": {"name": "host", "activations": 1, "embeddings": True}}}
 
 
 @pytest.fixture
@@ -49,6 +54,39 @@ def killed_after(values, seconds: float) -> bool:
     return process.exitcode == -signal.SIGKILL
 
 
+def killed_while_saving(values) -> bool:
+    """Train in a forked process and kill it as it writes a checkpoint; whether that is left half written."""
+    folder = Path(values["output_dir"]) / "checkpoints"
+
+    def half_written() -> set[int]:
+        with suppress(OSError):  # gone, or given its name meanwhile
+            return {path.stat().st_ino for path in folder.glob(".writing-*")}
+        return set()
+
+    before = half_written()
+    process = FORK.Process(target=train, args=(values,))
+    process.start()
+    while process.is_alive() and not half_written() - before:
+        time.sleep(0.0002)
+    process.kill()
+    process.join()
+    return process.exitcode == -signal.SIGKILL and bool(half_written())
+
+
+@pytest.mark.parametrize("kind", STREAMED)
+def test_killed_while_a_streamed_run_saves(run, tmp_path, kind, monkeypatch):
+    monkeypatch.setattr(Host, "refuse", lambda *_: [])  # a processor's memory stands for a card's as well
+    run, whole, moments = {**run, **STREAMED[kind], "max_steps": 30}, tmp_path / "undisturbed", random.Random(0)
+    train({**run, "output_dir": str(whole), "save_steps": None})
+    saving = sum(killed_while_saving(run) for _ in range(4))
+    kills = sum(killed_after(run, moments.uniform(0.0, 0.15)) for _ in range(3))
+    train(run)
+    assert saving > 0
+    assert kills > 0
+    assert same_weights(whole, Path(run["output_dir"]))
+    assert logged_losses(whole) == logged_losses(Path(run["output_dir"]))
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_killed_at_random_moments(run, tmp_path, seed):
     run, undisturbed, moments = {**run, "max_steps": 40}, tmp_path / "undisturbed", random.Random(seed)
@@ -63,7 +101,7 @@ def test_killed_at_random_moments(run, tmp_path, seed):
 @pytest.mark.parametrize("change", [
     {"optimizer": "adamw-8bit"}, {"optimizer": "lion"}, {"precision": "fp16"}, {"precision": "bf16-pure"},
     {"precision": {"name": "bf16-pure", "rounding": "stochastic"}}, {"checkpointing": "every-block"},
-    {"loading": {"workers": 2}},
+    {"precision": {"name": "bf16-pure", "rounding": "stochastic"}, **BY_BLOCK}, {"loading": {"workers": 2}},
 ], ids=str)
 def test_stopped_half_way(run, tmp_path, change):
     values = {**run, **change, "save_steps": 5, "max_steps": 8}

@@ -58,7 +58,7 @@ def bare_build(
     if model is None:
         config = read_config(recipe) if config is None else config
         facts = model_facts(recipe, config)
-        model, notes = build_model(recipe, task, where, dtype, config)
+        model, notes = build_model(recipe, task, where, dtype, config, torch_device)
     else:
         facts = module_facts(model, recipe)
         if dtype != torch.float32:

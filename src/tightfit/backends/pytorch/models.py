@@ -6,7 +6,7 @@ import importlib
 import inspect
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,22 +55,25 @@ class BuiltModel(NamedTuple):
 
 def build_model(
     recipe: Recipe, task: Task, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32,
-    config: Any = None,
+    config: Any = None, drawn_on: torch.device | None = None,
 ) -> BuiltModel:
     """The recipe's model for the task, on `device` (`meta` for shapes alone), its weights in `dtype`, which the device
     never holds wider. Buffers keep the format that the model gives them: fp32 for the frequencies of rotary positions.
 
     Weights are the stored ones where the recipe wants them and there are any; others are drawn on the device, from
-    `recipe.seed` alone. A factory's module is drawn on the host where `dtype` is not fp32, since only it knows what it
-    must not round. Normal draws, which most models start from, are the fp32 ones rounded; a transformers model that
-    draws from another distribution may differ from its fp32 build in more than the rounding.
+    `recipe.seed` alone, or as `drawn_on` would draw them: another device that they are to be used on. A factory's
+    module is drawn on the host where `dtype` is not fp32, since only it knows what it must not round. Normal draws,
+    which most models start from, are the fp32 ones rounded; a transformers model that draws from another distribution
+    may differ from its fp32 build in more than the rounding.
     Raises ModelError for what cannot be found, loaded or built.
     """
     device, source = torch.device(device), resolve_source(recipe)
+    drawing = nullcontext() if drawn_on is None or drawn_on == device else _drawn_on(drawn_on)
     torch.manual_seed(recipe.seed)
     if source.kind == "factory":
         on_host = dtype != torch.float32 and device.type != "meta"
-        model = _from_factory(source.name, recipe.model_overrides, torch.device("cpu") if on_host else device)
+        with nullcontext() if on_host else drawing:
+            model = _from_factory(source.name, recipe.model_overrides, torch.device("cpu") if on_host else device)
         model = cast_weights(model, dtype)
         if any(tensor.device != device for tensor in [*model.parameters(), *model.buffers()]):
             model = model.to(device)  # which fake tensors with other references to them cannot do
@@ -82,7 +85,8 @@ def build_model(
         stored = False
         notes.append(f"the folder {source.name} holds no weights: the model starts from its configuration")
     if isinstance(config, TransformerConfig):
-        model = _our_transformer(config, Path(source.name) if stored else None, task, device, dtype)
+        with nullcontext() if stored else drawing:
+            model = _our_transformer(config, Path(source.name) if stored else None, task, device, dtype)
         return BuiltModel(ready_to_train(model, recipe), tuple(notes))
     if task.name == "causal-lm" and config.model_type in SEES_BOTH_SIDES:
         notes.append(f"{type(config).__name__} sees the tokens it predicts: its causal-lm loss says nothing")
@@ -93,8 +97,16 @@ def build_model(
         model, found = _from_stored(source.name, config, recipe, task, device, dtype)
         notes += found
     else:
-        model = _from_config(config, recipe, task, device, dtype)
+        with drawing:
+            model = _from_config(config, recipe, task, device, dtype)
     return BuiltModel(ready_to_train(model, recipe), tuple(notes))
+
+
+def _drawn_on(device: torch.device) -> AbstractContextManager[Any]:
+    # Only whoever offloads pays for it.
+    from tightfit.backends.pytorch.computed_on import ComputedOn
+
+    return ComputedOn(device)
 
 
 def cast_weights(model: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -252,6 +264,15 @@ def _no_progress_bars() -> Iterator[None]:
             transformers.utils.logging.enable_progress_bar()
 
 
+def _alone(tensor: Tensor) -> Tensor:
+    """The same memory as a storage of its own: transformers copies tensors that share one, such as those of a block
+    that waits in host memory, before it writes any."""
+    if tensor.device.type != "cpu" or tensor.untyped_storage().nbytes() == tensor.nbytes or not tensor.is_contiguous():
+        return tensor
+    memory = torch.from_numpy(tensor.detach().view(-1).view(torch.uint8).numpy())
+    return memory.view(tensor.dtype).view(tensor.shape)
+
+
 def save_model(model: nn.Module, folder: Path | str, classes: dict[int, str] | None = None) -> None:
     """Write the model's configuration and weights (safetensors) so that `model: <folder>` reads them.
 
@@ -265,7 +286,7 @@ def save_model(model: nn.Module, folder: Path | str, classes: dict[int, str] | N
             model.config.id2label = {**model.config.id2label, **classes}
             model.config.label2id = {name: number for number, name in model.config.id2label.items()}
         with _no_progress_bars():
-            model.save_pretrained(folder, state_dict=stored_tensors(model))
+            model.save_pretrained(folder, state_dict={n: _alone(t) for n, t in stored_tensors(model).items()})
         return
     stored = stored_tensors(model)
     save_file({name: stored[name].contiguous() for name in named_tensors(model)}, folder / WEIGHTS)

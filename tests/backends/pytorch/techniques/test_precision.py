@@ -108,9 +108,9 @@ def test_weights_are_never_wider_on_the_device(tiny, monkeypatch):
     device = backend.device(recipe)
     asked = []
 
-    def seen(recipe, task, device, dtype, config):
+    def seen(recipe, task, device, dtype, *others):
         asked.append(dtype)
-        return build_model(recipe, task, device, dtype, config)
+        return build_model(recipe, task, device, dtype, *others)
 
     monkeypatch.setattr("tightfit.backends.pytorch.assembly.build_model", seen)
     backend.build(resolve(recipe, device), device)

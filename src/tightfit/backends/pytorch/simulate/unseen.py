@@ -129,14 +129,11 @@ def _global_batches(recipe: Recipe, trace: Trace) -> Iterator[UntracedMemory]:
 
 
 def _checkpoint(trace: Trace) -> Iterator[UntracedMemory]:
-    """Weights and optimizer states as the step leaves them."""
+    """The device's weights or optimizer states as the step leaves them, whichever are more: what waits in host memory
+    is written from where it lies, and a file that is read is mapped."""
     tick = max(span.stop for span in trace.spans if span.name.startswith("step "))
-    held = dict.fromkeys((Category.WEIGHTS, Category.OPTIMIZER), 0)
-    for allocation in trace.allocations:
-        if allocation.category in held and allocation.born <= tick and (allocation.died or tick + 1) > tick:
-            held[allocation.category] += allocation.bytes
+    held = trace.by_category(tick)
     yield UntracedMemory(
-        name="checkpoint", bytes=sum(held.values()), where="host",
-        source="weights and optimizer states, all of which resuming from a checkpoint reads; writing one holds the "
-               f"larger of the two, {max(held.values()) // MIB:,} MiB",
+        name="checkpoint", bytes=max(held[Category.WEIGHTS], held[Category.OPTIMIZER]), where="host",
+        source="weights or optimizer states, the larger of the two, which leave the GPU before they are written",
     )

@@ -55,3 +55,22 @@ def test_a_streamed_step_is_the_resident_one(fields):
         torch.testing.assert_close(got[name], weight, rtol=0, atol=1e-5)
     if "offload" in fields:
         assert least < 0.6 * most
+
+
+def test_weights_that_wait_in_host_memory_are_drawn_as_the_gpu_draws_them():
+    def built(**fields: Any) -> tuple[dict[str, torch.Tensor], int, int]:
+        overrides = {"n_layer": 6, "n_embd": 1024, "n_head": 16, "n_positions": 256}
+        recipe = Recipe.from_dict({**FIELDS, "model": "gpt2", "model_overrides": overrides, "vocab_size": 1024,
+                                   **fields})
+        device = PytorchBackend().device(recipe)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        model = assemble(resolve(recipe, device), device, torch.device("cuda")).model
+        taken = torch.cuda.max_memory_allocated() - before
+        whole = sum(p.numel() * p.element_size() for p in model.parameters())
+        return {name: tensor.cpu() for name, tensor in model.state_dict().items()}, taken, whole
+
+    (wanted, _, _), (got, taken, whole) = built(), built(**HOST)
+
+    assert all(torch.equal(got[name], wanted[name]) for name in wanted)
+    assert taken < 0.3 * whole

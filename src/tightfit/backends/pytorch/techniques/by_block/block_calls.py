@@ -34,7 +34,10 @@ class Listener(Protocol):
 
 class BlockCalls:
     """Every call of a block goes through here, outside of its compiled graph and of its recomputation; those of the
-    embeddings as well, where their weights wait in host memory."""
+    embeddings as well, where their weights wait in host memory.
+
+    entered: the parts in use.
+    """
 
     def __init__(
         self, parts: Parts, transfers: Transfers, *, activations: float = 0.0, embeddings: bool = False
@@ -45,6 +48,7 @@ class BlockCalls:
         count = round(activations * len(parts.blocks))
         self.activations = HostActivations(transfers, parts.blocks, count) if count else None
         self.listener: Listener | None = None
+        self.entered: set[int] = set()
         self._caller: Caller = self._at_once
         self._entered_ends: set[int] = set()
         for number, block in enumerate(parts.blocks):
@@ -64,6 +68,7 @@ class BlockCalls:
 
     def enter(self, part: int, then: int | None = None) -> None:
         """Make a part ready. then: the one that is expected next."""
+        self.entered.add(part)
         if part in self.parts.end_modules:
             self._entered_ends.add(part)
         if self.listener is not None:
@@ -75,6 +80,7 @@ class BlockCalls:
         if self.listener is not None:
             with working_on(self.parts.modules[part]):
                 self.listener.leave(part)
+        self.entered.discard(part)
 
     def leave_ends(self) -> None:
         """No embedding is used any more for now."""

@@ -6,7 +6,9 @@ finite, the learning rate. So clipping, loss scaling and schedules are exact, wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
 from tightfit.backends.pytorch.techniques.by_block.residence import Residence
+from tightfit.backends.pytorch.techniques.by_block.state_dicts import StateDictHooks
 from tightfit.backends.pytorch.techniques.by_block.transfers import working_on
 from tightfit.backends.pytorch.techniques.optimizer.apply import ScaledUpdate, set_learning_rate
 from tightfit.backends.pytorch.techniques.optimizer.state import make_states
@@ -25,11 +28,16 @@ from tightfit.trace import Phase
 
 @dataclass
 class _Pending:
-    """An update that some parts still wait for. norm: of all gradients before clipping; None where none was taken."""
+    """An update that some parts still wait for.
+
+    norm: of all gradients before clipping; None where none was taken. seed: of the random numbers that round weights;
+    None where nothing is drawn.
+    """
 
     learning_rate: float
     norm: Tensor | None
     parts: set[int]
+    seed: int | None
 
 
 class UpdateByBlock(ScaledUpdate):
@@ -47,10 +55,14 @@ class UpdateByBlock(ScaledUpdate):
         calls.listener = self
         self._when = when
         self._learning_rate = build.recipe.learning_rate
+        precision = build.recipe.precision
+        self._draws = with_forward and precision != "auto" and precision.weight_rounding == "stochastic"
         self._norms: dict[nn.Parameter, Tensor] = {}
         self._finite: list[_Gradients] = []
         self._final: set[int] = set()
         self._pending: _Pending | None = None
+        self._calls = calls
+        StateDictHooks(weakref.ref(self)).register(build.model)
 
     def set_learning_rate(self, learning_rate: float) -> None:
         self._learning_rate = learning_rate
@@ -93,7 +105,8 @@ class UpdateByBlock(ScaledUpdate):
         if not self._are_finite():
             self._residence.drop_gradients()
             return norm
-        self._pending = _Pending(self._learning_rate, norm, {*range(len(self._parts.modules))})
+        seed = int(torch.randint(1 << 62, ())) if self._draws else None
+        self._pending = _Pending(self._learning_rate, norm, {*range(len(self._parts.modules))}, seed)
         self._update_parts(self._parts.behind_blocks)
         self._residence.all_learned()
         if self._when == "after-backward":
@@ -118,7 +131,7 @@ class UpdateByBlock(ScaledUpdate):
         self._pending.parts.discard(part)
         following = then if then in self._pending.parts or self._when == "in-backward" else None
         with (working_on(self._parts.modules[part], Phase.OPTIMIZER),
-              self._residence.learning(part, following, self.optimizer)):
+              self._residence.learning(part, following, self.optimizer), self._own_draws(part)):
             self._apply(self._parts.parameters[part])
         if not self._pending.parts:
             self._pending = None
@@ -128,6 +141,15 @@ class UpdateByBlock(ScaledUpdate):
     def flush(self) -> None:
         self._update_all()
         self._residence.wait_for_copies_out(on_host=True)
+
+    def flush_between_steps(self) -> None:
+        """As `flush`; nothing while a part is in use, whose place another would take."""
+        if not self._calls.entered:
+            self.flush()
+
+    def reload(self) -> None:
+        """Weights or states were written where they wait, or the states are new."""
+        self._residence.reload(self.optimizer)
 
     def _update_all(self) -> None:
         """Apply everything that waits: before anyone else reads weights or states."""
@@ -156,7 +178,7 @@ class UpdateByBlock(ScaledUpdate):
         super().new_optimizer()
 
     def load(self, state: dict[str, Any]) -> None:
-        self._residence.reload(self.optimizer)
+        self.reload()
         super().load(state)
 
     def _apply(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -176,6 +198,21 @@ class UpdateByBlock(ScaledUpdate):
             parameter.grad = gradient
         for parameter in parameters:
             parameter.grad = None
+
+    @contextmanager
+    def _own_draws(self, part: int) -> Iterator[None]:
+        """Random numbers of a part's own inside: the same ones whenever its turn comes, whatever is drawn meanwhile,
+        so that a run that is stopped goes on as if it had not been."""
+        assert self._pending is not None
+        if self._pending.seed is None:
+            yield
+            return
+        device = self._build.torch_device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.default_generator.manual_seed(self._pending.seed + part)
+            if device.type == "cuda":
+                torch.cuda.manual_seed(self._pending.seed + part)
+            yield
 
     def _norm(self) -> Tensor | None:
         """The norm of all gradients, from those of each parameter: the sum runs in the order of torch's own."""

@@ -1,0 +1,49 @@
+"""State dicts of a model whose updates wait: who asks for one between steps gets the updated weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import nn
+
+
+class Waiting(Protocol):
+    """An update that may wait for the next forward pass."""
+
+    def flush_between_steps(self) -> None:
+        """Finish what was put off, unless a step is under way."""
+
+    def reload(self) -> None:
+        """Weights were written where they wait."""
+
+
+class StateDictHooks:
+    """Hooks of a model's `state_dict` and `load_state_dict`. A copy of the model has weights of its own, and copied or
+    pickled hooks do nothing.
+
+    update: a weak reference to the update, which holds on to the model itself.
+    """
+
+    update: Callable[[], Waiting | None] = staticmethod(lambda: None)
+
+    def __init__(self, update: Callable[[], Waiting | None]) -> None:
+        self.update = update
+
+    def register(self, model: nn.Module) -> None:
+        model.register_state_dict_pre_hook(self.flush)
+        model.register_load_state_dict_pre_hook(self.flush)
+        model.register_load_state_dict_post_hook(self.reload)
+
+    def flush(self, *_: Any) -> None:
+        """Before weights are read, or written: an update that waits would change those that were."""
+        if (update := self.update()) is not None:
+            update.flush_between_steps()
+
+    def reload(self, *_: Any) -> None:
+        """Behind writing."""
+        if (update := self.update()) is not None:
+            update.reload()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
