@@ -56,7 +56,7 @@ class UpdateByBlock(ScaledUpdate):
         self._when = when
         self._learning_rate = build.recipe.learning_rate
         precision = build.recipe.precision
-        self._draws = with_forward and precision != "auto" and precision.weight_rounding == "stochastic"
+        self._draws = when == "with-forward" and precision != "auto" and precision.weight_rounding == "stochastic"
         self._norms: dict[nn.Parameter, Tensor] = {}
         self._finite: list[_Gradients] = []
         self._final: set[int] = set()
@@ -78,7 +78,7 @@ class UpdateByBlock(ScaledUpdate):
                 self._measure(self._parts.parameters[part])
             self._residence.put_gradients(part, final, leave=self._when != "in-backward")
         if final and self._when == "in-backward":
-            self._pending = _Pending(self._learning_rate, None, {part})
+            self._pending = _Pending(self._learning_rate, None, {part}, None)
             self._update_parts([part], part - 1 if 0 < part < len(self._parts.blocks) else None)
 
     def _measure(self, parameters: Sequence[nn.Parameter]) -> None:
