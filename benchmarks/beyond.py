@@ -1,5 +1,6 @@
-"""Full fine-tuning of models larger than the card, planned: device and host memory, traffic, and speed by the tokens of
-a global batch, beside the same step with everything resident on a card that had the room.
+"""Full fine-tuning of a model larger than the card, planned: device and host memory, traffic, and speed by the tokens
+of a global batch, until copies are hidden. Beside it what the card would do with room for everything: the same step
+with all of it resident, and the fastest plan there is.
 
     python benchmarks/beyond.py            # writes results/beyond.json; no GPU is needed
 """
@@ -8,73 +9,129 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from itertools import count, takewhile
 from typing import Any
 
+import record
+import tightfit
 from tightfit.backends import load_backend
-from tightfit.devices import GIB, find_device
+from tightfit.devices import GIB, Device, find_device
+from tightfit.display.words import as_written
+from tightfit.planning.costs import Estimate
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import estimate
 from tightfit.planning.standard_tools import standard_tools
+from tightfit.planning.timing.copies import FREE, Copies
 from tightfit.recipe import Recipe
-from tightfit.trace import COPIES, Place, Stream
 
-RESULTS = Path(__file__).parents[1] / "results" / "beyond.json"
-SEQUENCE = 4096
-COMMON: dict[str, Any] = {
-    "precision": {"name": "bf16-pure", "rounding": "stochastic"}, "attention": "sdpa", "compile": "off",
-    "loss": "chunked", "checkpointing": "every-block", "seq_len": SEQUENCE, "micro_batch_size": 1,
-    "data": {"source": "dummy", "eval_fraction": 0},
+MODEL, OPTIMIZER, SEQUENCE = "llama-3.1-8b", "adamw", 4096
+PINNED: dict[str, Any] = {
+    "model": MODEL, "optimizer": OPTIMIZER, "precision": {"name": "bf16-pure", "rounding": "stochastic"},
+    "seq_len": SEQUENCE, "data": {"source": "dummy", "eval_fraction": 0},
+}
+RESIDENT: dict[str, Any] = {
+    "attention": "sdpa", "compile": "off", "loss": "chunked", "checkpointing": "every-block", "micro_batch_size": 1,
 }
 STREAMED: dict[str, Any] = {
     "accumulation": "by-block", "update": "with-forward", "offload": {"name": "host", "activations": 1},
 }
-CASES = (
-    ("llama-3.1-8b", "h200", "adamw"), ("llama-3.1-8b", "rtx-4090", "adamw"),
-    ("llama-3.1-8b", "rtx-5060-ti-16gb", "adamw"), ("llama-3.1-8b", "rtx-3060", "adamw"),
-)
-SEQUENCES = (2, 4, 8, 16)
-"""Of a global batch: 8k to 64k tokens."""
+CARDS = ("h200", "rtx-4090", "rtx-5060-ti-16gb", "rtx-3060")
+SEQUENCES = (1, 2, 4, 8, 16)
+"""Of a global batch, of each card; twice as many, and twice as many again, up to one that hides copies."""
+ROOM = 1 << 40
+"""Bytes of memory for a card that has room for everything."""
 
 
-def rows() -> Iterator[dict[str, Any]]:
-    """Each case at each global batch."""
-    backend = load_backend("pytorch")
-    tools = standard_tools(backend)
-    for model, gpu, optimizer in CASES:
-        device = find_device(gpu)
-        for sequences in SEQUENCES:
-            fields = {**COMMON, "model": model, "optimizer": optimizer, "batch_size": sequences}
-            streamed = resolve(Recipe.from_dict({**fields, **STREAMED}), device)
+class Card:
+    """Predictions of one card. fastest: the fastest plan with everything resident, of a global batch of the most of
+    SEQUENCES."""
+
+    def __init__(self, name: str) -> None:
+        self.device = find_device(name)
+        self._backend = load_backend("pytorch")
+        self._tools = standard_tools(self._backend)
+        asked = {**PINNED, "batch_size": SEQUENCES[-1], "offload": "none"}
+        chosen = tightfit.plan(MODEL, asked, gpu=name, gpu_memory=f"{ROOM // GIB}GiB").chosen
+        assert chosen is not None, "there is room for everything"
+        self.fastest = chosen
+        self._streamed: dict[int, tuple[Estimate, float]] = {}
+
+    def predict(self, recipe: Recipe, device: Device | None = None) -> Estimate:
+        device = device or self.device
+        resolved = resolve(recipe, device)
+        return estimate(self._backend.predict(resolved, device), resolved, device, self._tools)
+
+    def streamed(self, sequences: int) -> tuple[Estimate, Copies, float]:
+        """The streamed step, its copies, and the seconds that predicting it took."""
+        if sequences not in self._streamed:
             begun = time.perf_counter()
-            trace = backend.predict(streamed, device)
-            seconds = time.perf_counter() - begun
-            found = estimate(trace, streamed, device, tools)
-            resident = resolve(Recipe.from_dict(fields), device)
-            whole = estimate(backend.predict(resident, device), resident, replace(device, memory_bytes=1 << 40), tools)
-            moved = {stream: sum(op.bytes_read * n for op, n in trace.step_ops() if op.stream is stream)
-                     for stream in COPIES}
-            yield {
-                "model": model, "gpu": device.name, "optimizer": optimizer, "tokens": sequences * SEQUENCE,
-                "fits": found.fits, "reserved_gib": round(found.memory.peak_reserved / GIB, 2),
-                "host_gib": round(trace.peak(place=Place.HOST)[1] / GIB, 1),
-                "to_device_gib": round(moved[Stream.COPY_IN] / GIB, 1),
-                "to_host_gib": round(moved[Stream.COPY_OUT] / GIB, 1),
-                "tokens_per_second": round(found.time.tokens_per_second), "mfu": round(found.time.mfu, 3),
-                "resident_gib": round(whole.memory.peak_reserved / GIB, 1),
-                "of_resident_speed": round(found.time.tokens_per_second / whole.time.tokens_per_second, 3),
-                "trace_seconds": round(seconds, 1),
-            }
+            found = self.predict(Recipe.from_dict({**PINNED, **RESIDENT, **STREAMED, "batch_size": sequences}))
+            self._streamed[sequences] = found, time.perf_counter() - begun
+        found, seconds = self._streamed[sequences]
+        assert found.time.copies is not None
+        return found, found.time.copies, seconds
+
+    def resident(self, sequences: int) -> Estimate:
+        """The same recomputation with everything on the card."""
+        return self.predict(Recipe.from_dict({**PINNED, **RESIDENT, "batch_size": sequences}),
+                            replace(self.device, memory_bytes=ROOM))
+
+
+def row(card: Card, sequences: int) -> dict[str, Any]:
+    """A card at one global batch."""
+    found, copies, seconds = card.streamed(sequences)
+    memory, speed = found.memory, found.time.tokens_per_second
+    return {
+        "gpu": card.device.name, "tokens": sequences * SEQUENCE, "fits": found.fits,
+        "reserved_gib": round(memory.peak_reserved / GIB, 2),
+        "host_gib": round(sum(memory.host_by_category.values()) / GIB, 1),
+        "host_by_category_gib": {name: round(held / GIB, 1) for name, held in memory.host_by_category.items() if held},
+        "to_device_gib": round(copies.bytes_in / GIB, 1), "to_host_gib": round(copies.bytes_out / GIB, 1),
+        "copying_seconds": round(copies.seconds_in + copies.seconds_out, 2),
+        "added_seconds": round(copies.added, 3), "of_speed_without_copies": round(copies.speed, 3),
+        "hidden_from_tokens": copies.hidden_from and copies.hidden_from * SEQUENCE,
+        "tokens_per_second": round(speed), "mfu": round(found.time.mfu, 3),
+        "of_resident_speed": round(speed / card.resident(sequences).time.tokens_per_second, 3),
+        "of_fastest_speed": round(speed / card.fastest.estimate.time.tokens_per_second, 3),
+        "trace_seconds": round(seconds, 1),
+    }  # fmt: skip
+
+
+def hidden_from(card: Card) -> int:
+    """Sequences of the smallest global batch that hides copies, predicted itself, as is the one below it."""
+
+    def hides(sequences: int) -> bool:
+        return card.streamed(sequences)[1].speed >= FREE
+
+    above = next((each for each in SEQUENCES if hides(each)), None)
+    below = max((each for each in SEQUENCES if above is None or each < above), default=0)
+    guess = card.streamed(below)[1].hidden_from if below else None
+    sequences = max(guess or below + 1, below + 1) if above is None else min(guess or above, above)
+    while not hides(sequences):
+        sequences += 1
+    while sequences > below + 1 and hides(sequences - 1):
+        sequences -= 1
+    return sequences
 
 
 def main() -> None:
-    found = []
-    for row in rows():
-        print(json.dumps(row), flush=True)
-        found.append(row)
-        RESULTS.write_text(json.dumps({"rows": found}, indent=1) + "\n")
+    cards, kept = [], []
+    for name in CARDS:
+        card = Card(name)
+        free = hidden_from(card)
+        fits = all(card.streamed(each)[0].fits == "yes" for each in SEQUENCES)
+        doubled = takewhile(free.__gt__, (SEQUENCES[-1] << power for power in count()))
+        best = card.fastest.estimate
+        cards.append({
+            "gpu": card.device.name, "memory_gib": round(card.device.memory_bytes / GIB, 1), "fits": fits,
+            "hidden_from_tokens": free * SEQUENCE if fits else None, "fastest": as_written(card.fastest.recipe),
+            "fastest_gib": round(best.memory.used / GIB, 1),
+            "fastest_tokens_per_second": round(best.time.tokens_per_second),
+        })  # fmt: skip
+        kept += [row(card, each) for each in sorted({*SEQUENCES, *doubled, free})]
+        print(json.dumps(cards[-1]), flush=True)
+    print(record.write("beyond", {"model": MODEL, "optimizer": OPTIMIZER, "share": FREE, "cards": cards, "rows": kept}))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""Draw the README's pictures: a plan as it stands in a terminal, and the page of a profile in a browser.
+"""Draw the pictures of the pages: a plan as it stands in a terminal, the page of a profile in a browser, and what
+results/beyond.json says of streamed steps.
 
-Run: python docs/pictures.py. Needs Chromium on the PATH, for the second.
+    python docs/pictures.py                  # all; the profile's needs Chromium on the PATH
+    python docs/pictures.py beyond           # plan, report, beyond: only those named
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -18,6 +21,9 @@ import tightfit
 from tightfit.display.plan_table import show_plan
 
 PICTURES = Path(__file__).parent / "pictures"
+RECORD = Path(__file__).parents[1] / "results" / "beyond.json"
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
+"""Of Okabe and Ito's palette, dark enough for lines on white."""
 COLUMNS = 150
 WINDOW = (1300, 1000)
 
@@ -47,7 +53,32 @@ def report_picture() -> None:
         )  # fmt: skip
 
 
+def beyond_picture() -> None:
+    """Speed of streamed steps beside that without copies, by tokens of a global batch, a line for each card."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    recorded = json.loads(RECORD.read_text("utf-8"))
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for place, card in enumerate(recorded["cards"]):
+        rows = [row for row in recorded["rows"] if row["gpu"] == card["gpu"] and row["fits"] == "yes"]
+        axes.plot([row["tokens"] / 1000 for row in rows], [row["of_speed_without_copies"] for row in rows],
+                  marker="os^D"[place % 4], markersize=5, color=COLOURS[place % 4], label=card["gpu"])
+    axes.axhline(recorded["share"], color="0.5", linestyle="--", linewidth=1)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:,.0f}k")
+    axes.set(ylim=(0, 1.03), xlabel="tokens in a global batch", ylabel="speed beside that without copies",
+             title=f"{recorded['model']}, full fine-tuning from host memory, predicted")
+    axes.legend(loc="lower right")
+    axes.grid(alpha=0.3)
+    with rc_context({"svg.hashsalt": "beyond", "svg.fonttype": "none"}):
+        figure.savefig(PICTURES / "beyond.svg", metadata={"Date": None})
+
+
+DRAWN = {"plan": plan_picture, "report": report_picture, "beyond": beyond_picture}
+
 if __name__ == "__main__":
     PICTURES.mkdir(exist_ok=True)
-    plan_picture()
-    report_picture()
+    for name in sys.argv[1:] or DRAWN:
+        DRAWN[name]()

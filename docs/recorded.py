@@ -14,15 +14,19 @@ PEERS = {
     "deepspeed_zero3": "DeepSpeed ZeRO-3",
 }  # fmt: skip
 
+PAGES = {"beyond": "beyond_cards"}
+"""Pages that have another name than their record."""
+
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 """A header and rows."""
 
 
 def recorded_pages() -> dict[str, list[str | Table]]:
     """The parts of each page whose record exists, paragraphs and tables, by the page's path below docs/."""
-    made = {"rules_of_thumb": rules_page, "peer_estimates": peers_page, "published": published_page}
+    made = {"rules_of_thumb": rules_page, "peer_estimates": peers_page, "published": published_page,
+            "beyond": beyond_page}
     return {
-        f"{name}.md": list(page(json.loads((RESULTS / f"{name}.json").read_text("utf-8"))))
+        f"{PAGES.get(name, name)}.md": list(page(json.loads((RESULTS / f"{name}.json").read_text("utf-8"))))
         for name, page in made.items()
         if (RESULTS / f"{name}.json").exists()
     }
@@ -132,6 +136,35 @@ def published_page(record: Mapping[str, Any]) -> Iterator[str | Table]:
         ((str(count), why) for why, count in Counter(_why(row["why"]) for row in record["left_out"]).items()),
         key=lambda row: -int(row[0]),
     )
+
+
+def beyond_page(record: Mapping[str, Any]) -> Iterator[str | Table]:
+    """Streamed steps by card and global batch."""
+    yield "# Bigger than the card: how fast"
+    yield (f"Full fine-tuning of {record['model']} in bf16 with stochastic rounding, {record['optimizer']}, 4,096 "
+           "tokens a sequence, one sequence a micro-batch, recomputed blocks, [all of each block in the host's "
+           f"memory](beyond.md). Planned by `benchmarks/beyond.py`, not measured on a GPU; {_where(record, 'beyond')}.")
+    yield "![Speed beside that without copies, by tokens of a global batch](pictures/beyond.svg)"
+    yield "## When copies cost nothing"
+    yield (f"From that global batch on a streamed step has {record['share']:.0%} of the speed that it would have with "
+           "copies that take no time. Beside it the fastest plan with everything on a card of the same speed that had "
+           "room for it, which recomputes less, and what it would take.")
+    yield ("card", "memory, GiB", "hidden from, tokens a step", "fastest resident plan, GiB", "its tokens/s",
+           "its choice"), [
+        (row["gpu"], f"{row['memory_gib']:.1f}",
+         f"{row['hidden_from_tokens']:,}" if row["fits"] else "does not fit", f"{row['fastest_gib']:.0f}",
+         f"{row['fastest_tokens_per_second']:,}", f"`{row['fastest']}`") for row in record["cards"]
+    ]
+    yield "## By global batch"
+    yield ("Speed as a share of: the same step with copies that take no time; the same recomputation with everything "
+           "on the card, one micro-batch after the other; the fastest resident plan, at its own global batch.")
+    yield ("card", "tokens a step", "GPU memory, GiB", "host memory, GiB", "to the GPU, GiB", "back, GiB", "tokens/s",
+           "MFU", "without copies", "resident", "fastest resident"), [
+        (row["gpu"], f"{row['tokens']:,}", f"{row['reserved_gib']:.1f}", f"{row['host_gib']:.0f}",
+         f"{row['to_device_gib']:.0f}", f"{row['to_host_gib']:.0f}", f"{row['tokens_per_second']:,}",
+         f"{row['mfu']:.0%}", *(f"{row[f'of_{speed}']:.2f}" for speed in (
+             "speed_without_copies", "resident_speed", "fastest_speed"))) for row in record["rows"]
+    ]
 
 
 SPREAD = ("of", "runs", "median", "95 of 100", "worst", "median with sign", "within 20 %")

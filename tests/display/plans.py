@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tightfit.devices import Device
 from tightfit.planning.alignment import Misalignment
-from tightfit.planning.plan import Answers, Candidate, Change, Estimate, Memory, Plan, Time
+from tightfit.planning.costs import Estimate, Memory, Time
+from tightfit.planning.plan import Answers, Candidate, Change, Plan
+from tightfit.planning.timing.copies import Copies
 from tightfit.recipe import Recipe
 from tightfit.trace import UntracedMemory
 
@@ -57,6 +61,19 @@ def fitting():
     return Plan(device=CARD, asked=Recipe.from_dict({"model": "gpt2", "seq_len": 512}), chosen=chosen,
                 candidates=(chosen, eight, large), answers=answers, notes=("left out: flex cannot serve",),
                 tried=1234, predictions=7)
+
+
+COPIES = Copies(bytes_in=60 * GIB, bytes_out=50 * GIB, seconds_in=3.0, seconds_out=2.5, added=1.1, step_seconds=11.0,
+                hidden_from=15)
+
+
+def streamed(host_bytes=64 * GIB):
+    """One candidate that keeps 48 GiB in the host's memory, beside one that keeps nothing there."""
+    held = {"weights": 12 * GIB, "gradients": 12 * GIB, "optimizer": 16 * GIB, "activations": 4 * GIB, "other": 0}
+    cost = estimate(0.5, host=48 * GIB, host_by_category=held)
+    moving = candidate(replace(cost, time=replace(cost.time, copies=COPIES)), offload="host", accumulation="by-block")
+    return Plan(device=replace(CARD, host_bytes=host_bytes), asked=Recipe.from_dict({"model": "gpt2", "seq_len": 512}),
+                candidates=(candidate(estimate()), moving), chosen=moving, answers=Answers())
 
 
 def nothing_fits():

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from tests.display.plans import GIB, candidate, estimate, fitting, nothing_fits
+from tests.display.plans import COPIES, GIB, candidate, estimate, fitting, nothing_fits, streamed
 from tightfit.display.plan_table import plan_text, show_plan
 from tightfit.display.words import fits
 from tightfit.recipe import Recipe
@@ -27,7 +27,7 @@ def squeezed(text):
     return " ".join(text.split())
 
 
-@pytest.mark.parametrize("make", [fitting, nothing_fits])
+@pytest.mark.parametrize("make", [fitting, nothing_fits, streamed])
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
 def test_no_line_is_wider_than_the_terminal(make, width):
     lines = plan_text(make(), width).splitlines()
@@ -159,3 +159,31 @@ def test_an_unknown_peak_leaves_mfu_out():
 def test_a_close_fit_is_not_called_safe():
     chosen = candidate(estimate(safe=False))
     assert re.search(r"13.0 / 14.0 +tight", plan_text(replace(fitting(), candidates=(chosen,), chosen=chosen)))
+
+
+def test_host_memory_and_copies_of_what_is_streamed_have_a_table_and_a_sentence():
+    text = plan_text(streamed(), width=100)
+    row = next(line for line in text.splitlines() if "60.0 / 50.0" in line)
+    assert row.split()[:7] == ["2", "48.0", "60.0", "/", "50.0", "1.10", "s"]
+    assert re.search(r" WWW\w*GGG\w*OOO\w*A+D+\.+\|$", row)
+    assert "| 64.0 GiB, its end" in text
+    assert "D data and checkpoints" in squeezed(text)
+    said = squeezed(text).partition("copies A step")[2]
+    for word in ("copies 60.0 GiB to the GPU and 50.0 GiB back", "3.00 s and 2.50 s side by side", "1.10 s longer",
+                 "80 % of the copying is hidden", "90 % of that without copies",
+                 "From about 7,700 tokens in a global batch on, that is 97 %"):
+        assert word in said, word
+
+
+def test_a_host_of_unknown_memory_has_no_end_and_one_too_small_is_passed():
+    assert "its end" not in plan_text(streamed(0))
+    row = next(line for line in plan_text(streamed(32 * GIB)).splitlines() if "60.0 / 50.0" in line)
+    assert re.search(r"G+O+\|o+a+d+$", row)
+
+
+def test_copies_stand_in_a_plans_json():
+    first, second = streamed().to_json()["candidates"]
+    assert "copies" not in first["time"]
+    assert "host_by_category" not in first["memory"]
+    assert second["time"]["copies"] == COPIES.to_json()
+    assert second["memory"]["host_by_category"]["activations"] == 4 * GIB

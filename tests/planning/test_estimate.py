@@ -167,9 +167,12 @@ def offloading():
 def test_what_lies_in_the_host_takes_nothing_of_the_device():
     plain, found = (fit(trace, gpu(64 * MIB), standard_tools(TOY), NOTHING).memory
                     for trace in (small(), offloading()))
-    assert found == replace(plain, host=found.host)
+    assert found == replace(plain, host=found.host, host_by_category=found.host_by_category)
     assert plain.host == 77
     assert found.host == 77 + 4 * MIB
+    assert found.host_by_category["optimizer"] == 3 * MIB
+    assert sum(found.host_by_category.values()) == found.host - 77
+    assert plain.host_by_category == {}
 
 
 def test_a_host_that_is_too_small_is_the_reason():

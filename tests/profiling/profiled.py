@@ -15,7 +15,7 @@ import numpy as np
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.devices import find_device
 from tightfit.planning.timing.op_times import op_seconds
-from tightfit.planning.timing.step_time import step_time
+from tightfit.planning.timing.step_time import step_lanes, step_time
 from tightfit.profiling.profile import Profile
 from tightfit.recipe import Recipe
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Trace, UntracedMemory
@@ -27,6 +27,7 @@ FIELDS = {
     "checkpointing": "none", "optimizer": "adamw", "attention": "eager", "compile": "off",
     "loading": {"workers": 0},
 }  # fmt: skip
+STREAMED = {"accumulation": "by-block", "update": "with-forward", "checkpointing": "every-block", "offload": "host"}
 CARD = "rtx-4090"
 EVIL = "<script>alert(1)</script>"
 EVILS = (EVIL, "</script><img src=x onerror=alert(2)>", '" onmouseover="alert(3)', "%{x} <b>bold</b> &amp; 'q'")
@@ -50,8 +51,8 @@ def recipe(**fields):
 def measured(trace, device, seed=0):
     """A stand-in for a measured trace: the second step alone, its micro-batches one by one."""
     random = np.random.default_rng(seed)
-    step = trace.span("step 2")
-    parts = sorted((s for s in trace.spans if s.step == 2 and s is not step), key=lambda s: s.start)
+    step = trace.last_step()
+    parts = sorted((s for s in trace.spans if s.step == step.step and s is not step), key=lambda s: s.start)
     order = [s for s in parts if s.times == 1 and s.name != "optimizer"]
     order += [s for s in parts if s.times > 1] * max(s.times for s in parts)
     order += [s for s in parts if s.name == "optimizer"]
@@ -98,14 +99,18 @@ def profile(waiting=0.18, seed=0, **fields):
     wall = {Phase.FORWARD: 1.1 * time.forward, Phase.BACKWARD: 1.05 * (time.backward + time.recompute),
             Phase.OPTIMIZER: time.optimizer}
     wall[Phase.DATA] = waiting / (1 - waiting) * sum(wall.values())
-    step = trace.span("step 2")
+    step = trace.last_step()
+    lanes = {}
+    if time.copies is not None:
+        lanes["predicted"] = step_lanes(trace, settled, device)
+        lanes["measured"] = tuple(replace(s, begin=1.2 * s.begin, end=1.2 * s.end) for s in lanes["predicted"])
     return Profile(
         recipe=settled, device=device, step_seconds=sum(wall.values()), measured=seen, predicted=trace,
         phase_seconds=wall,
         predicted_seconds={Phase.DATA: time.data, Phase.FORWARD: time.forward,
                            Phase.BACKWARD: time.backward + time.recompute, Phase.OPTIMIZER: time.optimizer},
         peak_bytes=seen.peak()[1] + 4096, predicted_peak_bytes=trace.peak(step.start, step.stop)[1],
-        capacity_bytes=device.memory_bytes, overhead=1.4,
+        capacity_bytes=device.memory_bytes, overhead=1.4, lanes=lanes,
         readings={"utilization %": (10.0, 55.0, 60.0, None, 58.0), "power W": (90.0, 240.0, 244.0)},
         versions={"torch": "2.13.0"}, notes=("plain steps differ by 3 %",),
     )  # fmt: skip

@@ -7,14 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from tests.profiling.profiled import empty, hostile, profile
+from tests.profiling.profiled import STREAMED, empty, hostile, profile
 from tightfit.errors import ReportError
 from tightfit.profiling import profile as profiles
 from tightfit.profiling.profile import VERSION
 from tightfit.trace import PHASES, Op, OpClass, Phase, Trace
 
 
-@pytest.mark.parametrize("make", [profile, hostile, empty], ids=["whole", "hostile", "empty"])
+def streamed():
+    return profile(**STREAMED)
+
+
+@pytest.mark.parametrize("make", [profile, hostile, empty, streamed])
 def test_what_is_saved_is_loaded(tmp_path, make):
     saved = make()
     home = profiles.save(saved, tmp_path / "run")

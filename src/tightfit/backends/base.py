@@ -13,6 +13,7 @@ from tightfit.recipe import Recipe
 from tightfit.tasks import GlobalBatch
 from tightfit.techniques import SLOTS, Technique
 from tightfit.trace import Phase, Trace, UntracedMemory
+from tightfit.trace.lanes import Stretch
 
 WARM_UP = 2
 """Steps before any is measured: the first makes the optimizer's states, compiles, and picks kernels."""
@@ -65,6 +66,7 @@ class Measurement:
     overhead: what the step that `trace` is of took, over `step_seconds`.
     peak_bytes: the most allocated in that step, by the allocator's own account where it has one; of a compiled step
         what was planned for it.
+    lanes: when the device computed and copied in the step that `trace` is of; none where that was not recorded.
     memory_record: that account, as PyTorch's memory_viz reads it once it is pickled; None on the CPU.
     xplane: the profile as JAX's profiler serializes it, for xprof and TensorBoard; None from PyTorch.
     """
@@ -74,6 +76,7 @@ class Measurement:
     phase_seconds: dict[Phase, float]
     overhead: float
     peak_bytes: int
+    lanes: tuple[Stretch, ...] = ()
     memory_record: dict[str, Any] | None = None
     xplane: bytes | None = None
 

@@ -6,13 +6,13 @@ memory ends; what lies beyond it is in small letters.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from rich.text import Text
 
-from tightfit.planning.plan import Memory
+from tightfit.planning.costs import Memory
 from tightfit.text import size
 from tightfit.trace import Category
 
@@ -26,8 +26,9 @@ class Part(NamedTuple):
     name: str
 
 
-CACHED, CONTEXT = "cached", "context"
-"""Parts that are no category: what the allocator holds and no tensor uses; what lies outside the allocator."""
+CACHED, CONTEXT, DATA = "cached", "context", "data"
+"""Parts that are no category: what the allocator holds and no tensor uses; what lies outside the allocator; host memory
+of data and checkpoints."""
 
 PARTS = (
     Part(Category.WEIGHTS, "W", "#56b4e9", "weights"),
@@ -39,6 +40,7 @@ PARTS = (
     Part(Category.OTHER, "R", "#bcbcbc", "rounding and other"),
     Part(CACHED, "C", "#9a9a9a", "cached by the allocator"),
     Part(CONTEXT, "X", "#c8b6a6", "context"),
+    Part(DATA, "D", "#b3a2c7", "data and checkpoints"),
 )
 """The colours follow Okabe and Ito's palette for colour-blind readers, bright enough for black letters on them."""
 
@@ -50,7 +52,7 @@ BEYOND = "not bold {}"
 """The style of what the device has no room for."""
 FREE, END, MORE = ".", "|", ">"
 LARGEST = 1.5
-"""Devices that a bar is wide at most where another candidate fits; what needs more is cut off and ends in MORE."""
+"""Memories that a bar is wide at most where another candidate fits; what needs more is cut off and ends in MORE."""
 
 
 def parts_of(memory: Memory) -> dict[str, int]:
@@ -59,12 +61,19 @@ def parts_of(memory: Memory) -> dict[str, int]:
     return {part.key: held[part.key] for part in PARTS if held.get(part.key, 0) > 0}
 
 
-def memory_bar(memory: Memory, device_bytes: int, scale: int, width: int) -> Text:
-    """The parts, what is free, and a mark where the device's memory ends, all to scale: `width` cells and the mark
-    stand for `scale` bytes."""
-    used, held = memory.used, parts_of(memory)
-    end = min(max(round(width * device_bytes / scale), 1), width)
-    if used > device_bytes:
+def host_parts_of(memory: Memory) -> dict[str, int]:
+    """The same of the host's memory, at its own peak, which sum to `memory.host`; none where nothing is offloaded."""
+    kept = memory.host_by_category
+    held = {**kept, DATA: memory.host - sum(kept.values())} if kept else {}
+    return {part.key: held[part.key] for part in PARTS if held.get(part.key, 0) > 0}
+
+
+def memory_bar(held: Mapping[str, int], limit: int, scale: int, width: int) -> Text:
+    """The parts, what is free, and a mark where the memory ends, at `limit` bytes, all to scale: `width` cells and the
+    mark stand for `scale` bytes."""
+    used = sum(held.values())
+    end = min(max(round(width * limit / scale), 1), width)
+    if used > limit:
         end = min(end, width - 1)
         filled = max(round(width * used / scale), end + 1)
     else:
@@ -77,7 +86,7 @@ def memory_bar(memory: Memory, device_bytes: int, scale: int, width: int) -> Tex
         letter = part.letter if place < end else part.letter.lower()
         cut = place == width - 1 and len(cells) > width
         bar.append(MORE if cut else letter, style=(INK if place < end else BEYOND).format(part.colour))
-    if used <= device_bytes:
+    if used <= limit:
         bar.append(FREE * (end - filled) + END)
     return bar
 
@@ -99,22 +108,22 @@ def cells_of(held: Mapping[str, int], count: int) -> list[Part]:
     return [part for part in PARTS for _ in range(cells.get(part.key, 0))]
 
 
-def scale_of(memories: Iterable[Memory], device_bytes: int) -> int:
-    """Bytes that a bar's full width stands for, so that bars can be compared: the device, or the largest need, up to
-    LARGEST devices where something fits."""
-    needs = [memory.used for memory in memories]
-    most = max([device_bytes, *needs])
-    return min(most, round(LARGEST * device_bytes)) if min(needs, default=0) <= device_bytes else most
+def scale_of(needs: Sequence[int], limit: int) -> int:
+    """Bytes that a bar's full width stands for, so that bars can be compared: the memory, or the largest need, up to
+    LARGEST memories where something fits."""
+    most = max([limit, *needs])
+    return min(most, round(LARGEST * limit)) if min(needs, default=0) <= limit else most
 
 
 def legend(memories: Sequence[Memory], device_bytes: int, width: int) -> Text:
     """The meaning of the letters and marks that the bars have, in lines of at most `width` characters."""
-    present = {key for memory in memories for key in parts_of(memory)}
+    present = {key for memory in memories for key in (*parts_of(memory), *host_parts_of(memory))}
+    needs = [memory.used for memory in memories]
     items = [Text.assemble((p.letter, INK.format(p.colour)), f" {p.name}") for p in PARTS if p.key in present]
-    marks = [f"{FREE} free"] if any(memory.used < device_bytes for memory in memories) else []
+    marks = [f"{FREE} free"] if min(needs, default=0) < device_bytes else []
     marks.append(f"{END} {size(device_bytes)}, end of the device's memory")
-    marks += ["small letters: beyond it"] if any(memory.used > device_bytes for memory in memories) else []
-    marks += [f"{MORE} cut off"] if any(memory.used > scale_of(memories, device_bytes) for memory in memories) else []
+    marks += ["small letters: beyond it"] if max(needs, default=0) > device_bytes else []
+    marks += [f"{MORE} cut off"] if max(needs, default=0) > scale_of(needs, device_bytes) else []
     lines: list[Text] = []
     for item in [*items, *map(Text, marks)]:
         if lines and lines[-1].cell_len + 2 + item.cell_len <= width:

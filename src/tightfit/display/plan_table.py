@@ -6,9 +6,9 @@ Plain text where there is no terminal. On 80 columns the table stands in two par
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 from rich import box
 from rich.console import Console, RenderableType
@@ -16,8 +16,18 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from tightfit.display.memory_bar import legend, memory_bar, scale_of
-from tightfit.display.words import Column, answers, as_written, batches, columns, heading, marks
+from tightfit.display.memory_bar import host_parts_of, legend, memory_bar, parts_of, scale_of
+from tightfit.display.words import (
+    Column,
+    answers,
+    as_written,
+    batches,
+    columns,
+    copy_columns,
+    heading,
+    marks,
+)
+from tightfit.planning.costs import Memory
 from tightfit.planning.plan import Candidate, Plan
 from tightfit.text import size
 
@@ -79,6 +89,7 @@ def _blocks(plan: Plan, width: int) -> list[RenderableType]:
     if plan.candidates:
         memories = [candidate.estimate.memory for candidate in plan.candidates]
         blocks += [block for table in _tables(plan, width) for block in (Text(), table)]
+        blocks += _copies(plan, width)
         blocks.append(legend(memories, plan.device.memory_bytes, width))
         remarks = marks(plan.candidates)
         blocks += [Text(remarks)] if remarks else []
@@ -119,19 +130,50 @@ def _rank(rank: int, candidate: Candidate) -> str:
 
 
 def _table(plan: Plan, chosen: Sequence[Column], bar: int | None = None) -> Table:
+    """The candidates in those columns. bar: cells of the device's memory bars; None for no bars."""
+    total = plan.device.memory_bytes
+    bars = None if bar is None else _Bars("memory at the peak", parts_of, total, bar)
+    return _table_of(plan, plan.candidates, chosen, bars)
+
+
+def _copies(plan: Plan, width: int) -> list[RenderableType]:
+    """What candidates keep in the host's memory, and what they copy; nothing where none does."""
+    moving = [candidate for candidate in plan.candidates if candidate.estimate.memory.host_by_category]
+    if not moving:
+        return []
+    limit = plan.device.host_bytes
+    called = "host memory at its peak" + (f"\n| {size(limit)}, its end" if limit else "")
+    most = max(candidate.estimate.memory.host for candidate in moving)
+    least = _table_of(plan, moving, copy_columns(), _Bars(called, host_parts_of, limit or most, BAR[0]))
+    spare = max(width - _width(least), 0)
+    bars = _Bars(called, host_parts_of, limit or most, min(BAR[0] + spare, BAR[1]))
+    return [Text(), _table_of(plan, moving, copy_columns(), bars)]
+
+
+class _Bars(NamedTuple):
+    """A column of bars: its heading, a candidate's bytes by part, where that memory ends, and the cells of a bar."""
+
+    heading: str
+    held: Callable[[Memory], Mapping[str, int]]
+    limit: int
+    cells: int
+
+
+def _table_of(plan: Plan, shown: Sequence[Candidate], chosen: Sequence[Column], bars: _Bars | None) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("#", justify="right")
     for column in chosen:
         table.add_column(column.heading, justify="right" if column.right else "left")
-    if bar is not None:
-        table.add_column("memory at the peak", no_wrap=True)
-    total = plan.device.memory_bytes
-    scale = scale_of([candidate.estimate.memory for candidate in plan.candidates], total)
-    for rank, candidate in enumerate(plan.candidates, start=1):
-        cells: list[RenderableType] = [_rank(rank, candidate)]
+    held = []
+    if bars is not None:
+        table.add_column(bars.heading, no_wrap=True)
+        held = [bars.held(candidate.estimate.memory) for candidate in shown]
+    for number, candidate in enumerate(shown):
+        cells: list[RenderableType] = [_rank(plan.candidates.index(candidate) + 1, candidate)]
         cells += [Text(column.text(candidate)) for column in chosen]
-        if bar is not None:
-            cells.append(memory_bar(candidate.estimate.memory, total, scale, bar))
+        if bars is not None:
+            scale = scale_of([sum(each.values()) for each in held], bars.limit)
+            cells.append(memory_bar(held[number], bars.limit, scale, bars.cells))
         table.add_row(*cells, style="bold" if candidate is plan.chosen else None)
     return table
 

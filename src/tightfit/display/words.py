@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from tightfit.devices import GIB, Device
-from tightfit.planning.plan import Candidate, Estimate, Memory, Plan, Time, choices_of
+from tightfit.planning.costs import Estimate, Memory, Time
+from tightfit.planning.plan import Candidate, Plan, choices_of
 from tightfit.planning.search.space import ALLOCATOR
 from tightfit.planning.search.wording import changing, field_text
+from tightfit.planning.timing.copies import FREE, Copies
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.text import around, counted, percent, seconds, size
@@ -108,6 +110,38 @@ def columns(plan: Plan) -> tuple[list[Column], list[Column]]:
     return choices, costs
 
 
+def copy_columns() -> list[Column]:
+    """The columns of what is kept in the host's memory and copied."""
+    return [
+        Column("host\nGiB", lambda c: f"{c.estimate.memory.host / GIB:.1f}", True),
+        Column("to the GPU /\nback, GiB",
+               partial(_of_copies, lambda found: f"{found.bytes_in / GIB:.1f} / {found.bytes_out / GIB:.1f}"), True),
+        Column("copies\nadd", partial(_of_copies, lambda found: seconds(found.added)), True),
+        Column("hidden", partial(_of_copies, lambda found: percent(found.hidden)), True),
+    ]
+
+
+def _of_copies(text: Callable[[Copies], str], candidate: Candidate) -> str:
+    """Something of a candidate's copies; `-` where it makes none."""
+    found = candidate.estimate.time.copies
+    return "-" if found is None else text(found)
+
+
+def copies(found: Copies, recipe: Recipe) -> str:
+    """What copies between host and device cost, and from which global batch on they are hidden."""
+    said = (f"A step copies {size(found.bytes_in)} to the GPU and {size(found.bytes_out)} back, which takes "
+            f"{seconds(found.seconds_in)} and {seconds(found.seconds_out)} side by side, and is {seconds(found.added)} "
+            f"longer for it: {percent(found.hidden)} of the copying is hidden behind compute, and its speed is "
+            f"{percent(found.speed)} of that without copies.")
+    if found.hidden_from is None:
+        return said
+    enough = counted(found.hidden_from, "image")
+    if TASKS[recipe.task].reads == "tokens":
+        tokens = found.hidden_from * recipe.seq_len
+        enough = f"{round(tokens, 2 - len(str(tokens))):,} tokens"
+    return f"{said} From about {enough} in a global batch on, that is {percent(FREE)}."
+
+
 def marks(candidates: Sequence[Candidate]) -> str:
     """The meaning of the marks in the table; empty where there are none."""
     found = []
@@ -145,6 +179,8 @@ def answers(plan: Plan) -> list[tuple[str, str]]:
     say("numerics", *_numerics(plan.candidates))
     if best is not None:
         say("not traced", *map(_untraced, best.estimate.unseen))
+        moved = best.estimate.time.copies
+        say("copies", copies(moved, best.recipe) if moved is not None else "")
         say("times", calibration(best.estimate, plan.device))
         say("note", *(note for note in best.estimate.notes if not note.startswith(UNCALIBRATED)))
     say("note", *plan.notes)

@@ -9,13 +9,13 @@ from tightfit.backends.base import ModelSize
 from tightfit.devices import Device
 from tightfit.planning.allocator.replay import Fits, Replay
 from tightfit.planning.allocator.settings import AllocatorSettings
-from tightfit.planning.plan import Estimate, Memory, Time
+from tightfit.planning.costs import Estimate, Memory, Time
 from tightfit.planning.timing.errors import speed_error
 from tightfit.planning.timing.step_time import StepTime
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.text import size
-from tightfit.trace import COPIES, Category, Place, Span, Stream, Trace, UntracedMemory
+from tightfit.trace import Category, Place, Span, Trace, UntracedMemory
 
 PLAIN = AllocatorSettings()
 
@@ -100,7 +100,7 @@ def fit(
         tick, allocated, reserved = replayed.peak_tick, replayed.peak_allocated, replayed.peak_reserved
         # with all that it would take without end, it fits; a tight allocator can be said to miss more
         fits, missing = replayed.fits, min(replayed.missing, max(reserved - room, 0))
-    kept = trace.peak(place=Place.HOST)[1]
+    fullest, kept = trace.peak(place=Place.HOST)
     host = kept + unseen(trace, "host")
     lacking = max(host - device.host_bytes, 0) if kept and device.host_bytes else 0  # what loading takes is the run's
     if lacking:
@@ -116,6 +116,7 @@ def fit(
         capacity=room,
         margin=spare,
         missing=missing,
+        host_by_category=by_category(trace, fullest, kept, Place.HOST) if kept else {},
         context_uncertainty=sum(figure.uncertainty for figure in trace.unseen if figure.where == "context"),
     )
     return Fit(memory=memory, fits=fits, safe=safe)
@@ -139,9 +140,10 @@ def steps_alone(trace: Trace) -> Trace:
     return replace(trace, allocations=kept, spans=[span for span in trace.spans if span.start < last.stop])
 
 
-def by_category(trace: Trace, tick: int, total: int) -> dict[str, int]:
-    """Bytes at a tick by what they hold, which sum to `total`: rounding, and what tracing does not see, is `other`."""
-    held = {category.value: count for category, count in trace.by_category(tick).items()}
+def by_category(trace: Trace, tick: int, total: int, place: Place = Place.DEVICE) -> dict[str, int]:
+    """Bytes of a memory at a tick by what they hold, which sum to `total`: rounding, and what tracing does not see, is
+    `other`."""
+    held = {category.value: count for category, count in trace.by_category(tick, place).items()}
     if not held[Category.KV_CACHE.value]:  # training has none
         del held[Category.KV_CACHE.value]
     held[Category.OTHER.value] += total - sum(held.values())
@@ -167,22 +169,7 @@ def estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools, margin:
     settings = AllocatorSettings(expandable_segments=recipe.expandable_segments is True)
     found = fit(trace, device, tools, margin or Margin(), settings)
     return Estimate(fits=found.fits, safe=found.safe, memory=found.memory, time=time, unseen=tuple(trace.unseen),
-                    notes=tuple(dict.fromkeys([*trace.notes, *notes, *found.notes, *traffic(trace)])))
-
-
-def traffic(trace: Trace) -> list[str]:
-    """The sentence on what waits in host memory, and what a step moves to the device and back."""
-    tick, kept = trace.peak(place=Place.HOST)
-    held = {category: count for category, count in trace.by_category(tick, Place.HOST).items() if count}
-    moved = dict.fromkeys(COPIES, 0)
-    for op, times in trace.step_ops():
-        if op.stream in moved:
-            moved[op.stream] += op.bytes_read * times
-    if not any(moved.values()):
-        return []
-    parts = ", ".join(f"{category.value} {size(count)}" for category, count in held.items())
-    return [f"offload: {size(kept)} of host memory, page-locked ({parts}); a step moves "
-            f"{size(moved[Stream.COPY_IN])} to the GPU and {size(moved[Stream.COPY_OUT])} back"]
+                    notes=tuple(dict.fromkeys([*trace.notes, *notes, *found.notes])))
 
 
 def training_time(trace: Trace, recipe: Recipe, device: Device, tools: Tools) -> tuple[Time, Sequence[str]]:
@@ -192,7 +179,7 @@ def training_time(trace: Trace, recipe: Recipe, device: Device, tools: Tools) ->
     samples = recipe.batch_size / timed.seconds if timed.seconds > 0 else 0.0
     return Time(
         step_seconds=timed.seconds, samples_per_second=samples, tokens_per_second=samples * tokens,
-        mfu=tools.mfu(recipe, device, timed.seconds), calibrated=timed.calibrated,
+        mfu=tools.mfu(recipe, device, timed.seconds), calibrated=timed.calibrated, copies=timed.copies,
         error=speed_error(timed.work, device, timed.calibrated), work=timed.work,
     ), timed.notes  # fmt: skip
 

@@ -24,12 +24,12 @@ from tightfit.planning.search.resolve_auto import resolve_auto
 from tightfit.planning.suggestions import memory_suggestions
 from tightfit.planning.targets import Target, own_target
 from tightfit.planning.timing.op_times import op_seconds
-from tightfit.planning.timing.step_time import step_time
+from tightfit.planning.timing.step_time import step_lanes, step_time
 from tightfit.profiling import CHROME_TRACE, MEMORY_RECORD, XPLANE
 from tightfit.profiling.profile import Profile, save
 from tightfit.recipe import Recipe
 from tightfit.system import installed
-from tightfit.trace import Phase, Trace
+from tightfit.trace import Phase, Place, Trace
 from tightfit.training.listeners import Listener
 from tightfit.training.session import open_session
 
@@ -87,12 +87,15 @@ def profile_of(
 ) -> Profile:  # fmt: skip
     """The profile of a measurement, with the fields that `prediction` gave. readings: of the card, while steps ran."""
     target = own_target(device)
+    offloads = bool(measured.trace.lying_in(Place.HOST)) and bool(measured.lanes)
+    lanes = {**({"measured": measured.lanes} if offloads else {}), **predicted.get("lanes", {})}
+    kept = dict.fromkeys([*notes, *predicted["notes"]])
     return Profile(
         recipe=recipe, device=target.device, measured=measured.trace, step_seconds=measured.step_seconds,
         phase_seconds=measured.phase_seconds, peak_bytes=measured.peak_bytes, overhead=measured.overhead,
         calibrated=target.calibration is not None, versions=_versions(recipe),
         readings={name: tuple(series) for name, series in (readings or {}).items()},
-        **{**predicted, "notes": tuple(dict.fromkeys([*notes, *predicted["notes"]]))},
+        **{**predicted, "lanes": lanes, "notes": tuple(kept)},
     )  # fmt: skip
 
 
@@ -214,6 +217,7 @@ def _predicted(trace: Trace, recipe: Recipe, target: Target) -> dict[str, Any]:
         },
         "predicted_peak_bytes": trace.peak(last.start, last.stop)[1] + unseen(trace, "allocator"),
         "capacity_bytes": capacity(trace, target.device),
+        "lanes": {"predicted": step_lanes(trace, recipe, target.device, target.calibration)} if timed.copies else {},
         "notes": tuple(trace.notes),
     }  # fmt: skip
 

@@ -21,6 +21,7 @@ from tightfit.profiling import FOLDER
 from tightfit.recipe import Recipe
 from tightfit.trace import Phase, Trace
 from tightfit.trace.file import load_trace, save_trace, wrong_fields
+from tightfit.trace.lanes import Stretch
 
 FORMAT, VERSION = "tightfit-profile", 1
 VALUES = "profile.json"
@@ -53,6 +54,8 @@ class Profile:
         known.
     calibrated: whether the predicted times come from measurements of this machine.
     overhead: how many times as long the traced step took.
+    lanes: when the device computes and copies in the step, as `measured` and as `predicted`, where anything is copied
+        between host and device beside computing; measured ones are of the traced step.
     readings: what the driver reported while steps ran, a series each: utilization, memory, power, temperature, clocks.
     versions: of the libraries, by name. notes: sentences about how sure it is.
     """
@@ -69,6 +72,7 @@ class Profile:
     capacity_bytes: Bytes = 0
     calibrated: bool = False
     overhead: Seconds = 1.0
+    lanes: Mapping[str, tuple[Stretch, ...]] = field(default_factory=dict)
     readings: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

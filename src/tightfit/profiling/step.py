@@ -15,7 +15,7 @@ from tightfit.devices import Device
 from tightfit.display.memory_bar import NAMES
 from tightfit.planning.timing.step_time import PHASES as COMPUTING
 from tightfit.profiling.profile import TRACES, Profile
-from tightfit.trace import PHASES, Allocation, Category, Op, OpClass, Phase, Span, Trace
+from tightfit.trace import PHASES, Allocation, Category, Op, OpClass, Phase, Place, Span, Trace
 
 Ops = list[tuple[Op, int]]
 ByPhase = dict[Phase, float]
@@ -58,8 +58,11 @@ class ProfiledStep:
     @cached_property
     def peak(self) -> tuple[int, int]:
         """The tick at which its memory is highest, and the bytes."""
+        return self._peak(Place.DEVICE)
+
+    def _peak(self, place: Place) -> tuple[int, int]:
         step = step_of(self.trace)
-        return self.trace.peak(step.start, step.stop)
+        return self.trace.peak(step.start, step.stop, place)
 
     @cached_property
     def alive(self) -> list[Allocation]:
@@ -67,9 +70,9 @@ class ProfiledStep:
         tick, _ = self.peak
         return [a for a in self.trace.alive(tick) if a.holds(tick) in (Category.ACTIVATIONS, Category.TEMPORARY)]
 
-    def by_category(self) -> dict[str, float]:
-        """Bytes by category at the peak."""
-        held = self.trace.by_category(self.peak[0])
+    def by_category(self, place: Place = Place.DEVICE) -> dict[str, float]:
+        """Bytes by category at the peak of a memory."""
+        held = self.trace.by_category(self._peak(place)[0], place)
         return {NAMES[category]: held[category] for category in CATEGORIES}
 
     def by_phase(self) -> dict[str, float]:

@@ -18,6 +18,11 @@ class Accumulation(Technique):
     by_block: ClassVar[bool] = False
     """Whether micro-batches wait for one another at every block."""
 
+    @property
+    def in_one_sweep(self) -> bool:
+        """Whether all micro-batches go through the blocks together, however many they are."""
+        return False
+
 
 @technique
 class Loop(Accumulation):
@@ -45,6 +50,10 @@ class ByBlock(Accumulation):
     gradient_sums: Literal["weights", "fp32"] = "weights"
     """The format in which a block's gradients of a sweep's micro-batches are summed: that of its weights, or fp32,
     rounded once to theirs."""
+
+    @property
+    def in_one_sweep(self) -> bool:
+        return self.sweep == "auto"
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = refuse_between_blocks(recipe, "accumulation=by-block", "accumulation=loop")

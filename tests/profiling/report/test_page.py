@@ -10,10 +10,10 @@ from functools import partial
 import pytest
 
 from tests.page.pages import Read, chart_data, names_stay_names, readable_without_eyes, stands_alone
-from tests.profiling.profiled import EVIL, empty, hostile, profile
+from tests.profiling.profiled import EVIL, STREAMED, empty, hostile, profile
 from tightfit.profiling import profile as profiles
 from tightfit.profiling.report.compare import recipe_changes
-from tightfit.profiling.report.page import report, write_report
+from tightfit.profiling.report.page import View, report, write_report
 from tightfit.trace.file import SAMPLED
 
 
@@ -48,6 +48,45 @@ def test_charts_hold_what_was_measured(page):
         assert {f"measured {category}", f"predicted {category}"} <= set(metas)
     assert {"measured peak", "predicted peak", "predicted all"} <= set(metas)
     assert data["roofline-chart"]
+
+
+def test_copies_of_a_streamed_step_have_lanes_and_host_memory():
+    page = report(profile(**STREAMED))
+    read, data = Read(page), chart_data(page)
+    assert "copies" in read.ids
+    rows = {row for trace in data["lanes-chart"] for row in trace["y"]}
+    assert rows == {f"{lane}, {step}" for lane in ("compute", "copies to the GPU", "copies back")
+                    for step in ("measured", "predicted")}
+    metas = {str(trace.get("meta")) for trace in data["host-chart"]}
+    assert {"measured weights", "predicted weights", "predicted optimizer", "measured peak"} <= metas
+    for word in ("Measured lanes are of the traced step", "of it beside compute", "Host memory by category"):
+        assert word in read.said, word
+    assert "No lanes were measured" not in read.said
+    device = {str(trace.get("meta")) for trace in data["memory-chart"]}
+    assert "predicted temporary" in device
+    stands_alone(page)
+    readable_without_eyes(page, 10)
+
+
+def test_the_device_memory_of_a_streamed_step_leaves_out_the_hosts():
+    streamed = profile(**STREAMED)
+    step = streamed.predicted.last_step()
+    _, peak = streamed.predicted.peak(step.start, step.stop)
+    assert View(streamed).curves["predicted"].peak_bytes == peak
+    assert View(streamed).host_curves["predicted"].peak_bytes > 0
+
+
+def test_a_step_that_copies_nothing_has_no_lanes(page):
+    assert "copies" not in Read(page).ids
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (lambda p: replace(p, measured=None, lanes={"predicted": p.lanes["predicted"]}), "Nothing was measured"),
+    (lambda p: replace(p, lanes={"predicted": p.lanes["predicted"]}), "the profiler has no kernels"),
+    (lambda p: replace(p, lanes={}, device=replace(p.device, kind="cpu")), "a processor, on which this step ran"),
+])
+def test_where_no_lanes_were_measured_it_says_so(change, said):
+    assert said in Read(report(change(profile(**STREAMED)))).said
 
 
 @pytest.mark.parametrize("other", [None, hostile()], ids=["one", "two"])

@@ -10,8 +10,8 @@ import numpy as np
 
 from tightfit.devices import Device
 from tightfit.errors import TightfitError
+from tightfit.planning.costs import Estimate
 from tightfit.planning.estimate import Margin, Tools, estimate, unseen
-from tightfit.planning.plan import Estimate
 from tightfit.planning.search.space import ALLOCATOR
 from tightfit.recipe import Recipe
 from tightfit.trace import Category, Trace

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tightfit.devices import Device
 from tightfit.errors import ModelError
+from tightfit.planning.costs import Memory
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Tools
-from tightfit.planning.plan import Memory
 from tightfit.planning.search.comparisons import usual_precision
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair, startup

@@ -28,13 +28,15 @@ import numpy as np
 from tightfit.calibration import Calibration
 from tightfit.devices import Device
 from tightfit.models import ModelFacts
+from tightfit.planning.timing.copies import Copies, copies_of
 from tightfit.planning.timing.errors import Work, work_of
 from tightfit.planning.timing.link import PAGEABLE, contended, copy_rate
 from tightfit.planning.timing.op_times import op_seconds
-from tightfit.planning.timing.streams import Block, Elapsed, Piece, simulate
+from tightfit.planning.timing.streams import Block, Elapsed, Piece, lanes, simulate
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.trace import Op, OpClass, Phase, Stream, Trace
+from tightfit.trace.lanes import Stretch
 
 HOST_SECONDS = {"forward": 20e-6, "recompute": 60e-6, "backward": 13e-6, "optimizer": 7e-6}
 LAUNCH_SECONDS = 5e-6
@@ -63,6 +65,7 @@ class StepTime:
     forward, recompute, backward, optimizer: the device's time in each, waiting for the host and for copies included.
     data: copying the global batch to the device, and preparing it where nothing hides that. They sum to `seconds`.
     work: seconds of `seconds` by what takes them, without the data's.
+    copies: between host and device; None without.
     calibrated: whether this machine's own calibration was used.
     notes: sentences about how sure it is, and what binds it.
     """
@@ -74,6 +77,7 @@ class StepTime:
     optimizer: float = 0.0
     data: float = 0.0
     work: Mapping[Work, float] = field(default_factory=dict)
+    copies: Copies | None = None
     calibrated: bool = False
     notes: tuple[str, ...] = ()
 
@@ -84,25 +88,47 @@ def step_time(trace: Trace, recipe: Recipe, device: Device, calibration: Calibra
     recipe: resolved. calibration: measured on this machine, or None. Raises TightfitError where nothing is known of the
     device, see `op_times.op_seconds`.
     """
-    if calibration is not None and calibration.kind != device.kind:
-        calibration = None
-    main = Stream.HOST if device.kind == "cpu" else Stream.COMPUTE
-    blocks, work = _blocks(trace, recipe, device, calibration)
-    blocks = [([_data_piece(recipe, device, calibration)], 1), *blocks]
+    main, calibration = _main(device), _own(calibration, device)
+    alone, work = _blocks(trace, recipe, device, calibration)
+    blocks = _together(alone, main, calibration)
     found = simulate(blocks, main)
-    if calibration is not None and calibration.link is not None:
-        found = simulate(contended(blocks, calibration.link, found.seconds), main)
+    copies = None if main is Stream.HOST else copies_of(trace, recipe, alone, blocks, found)
     return StepTime(
         seconds=found.seconds, **{phase.value: found.by_phase[phase] for phase in (*PHASES, Phase.DATA)},
-        work={**work, Work.HOST: found.for_host, Work.TRANSFERS: found.for_streams},
+        work={**work, Work.HOST: found.for_host, Work.TRANSFERS: found.for_streams}, copies=copies,
         calibrated=calibration is not None, notes=tuple(_notes(device, calibration, recipe, found)),
     )  # fmt: skip
+
+
+def step_lanes(
+    trace: Trace, recipe: Recipe, device: Device, calibration: Calibration | None = None
+) -> tuple[Stretch, ...]:
+    """When the device computes and copies in that step; arguments as of `step_time`."""
+    main, calibration = _main(device), _own(calibration, device)
+    return lanes(_together(_blocks(trace, recipe, device, calibration)[0], main, calibration), main)
+
+
+def _main(device: Device) -> Stream:
+    return Stream.HOST if device.kind == "cpu" else Stream.COMPUTE
+
+
+def _own(calibration: Calibration | None, device: Device) -> Calibration | None:
+    """The calibration, where it is of such a device."""
+    return calibration if calibration is not None and calibration.kind == device.kind else None
+
+
+def _together(blocks: list[Block], main: Stream, calibration: Calibration | None) -> list[Block]:
+    """The blocks with what copies and computing cost one another, where that was measured."""
+    if calibration is None or calibration.link is None:
+        return blocks
+    return contended(blocks, calibration.link, simulate(blocks, main).seconds)
 
 
 def _blocks(
     trace: Trace, recipe: Recipe, device: Device, calibration: Calibration | None
 ) -> tuple[list[Block], dict[Work, float]]:
-    """The step's ops as pieces, in stretches that run so many times each, and their seconds by what takes them."""
+    """The step's data and its ops as pieces, in stretches that run so many times each, and the ops' seconds by what
+    takes them."""
     host = _host_seconds(recipe, device, calibration)
     ops = list(trace.step_ops())
     fused = any("_fused_" in op.name for op, _ in ops if op.phase is Phase.OPTIMIZER)
@@ -119,7 +145,7 @@ def _blocks(
         return Piece(issues, op_seconds(op, device, calibration, tf32=recipe.tf32), phase, waits, stream)
 
     known: dict[tuple[object, ...], tuple[Piece, Work]] = {}
-    blocks: list[Block] = []
+    blocks: list[Block] = [([_data_piece(recipe, device, calibration)], 1)]
     work = dict.fromkeys(Work, 0.0)
     for times, run in groupby(ops, key=lambda pair: pair[1]):
         pieces = []

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tightfit.trace import COPIES, Phase, Stream
+from tightfit.trace.lanes import Stretch, joined
 
 QUEUE = 1024
 """Kernels that CUDA lets the host run ahead: commonly observed, not documented."""
@@ -61,12 +62,14 @@ class Elapsed:
 
 @dataclass
 class _Clocks:
-    """Where the host and every stream are, when the ops still queued end, and when those that others name ended."""
+    """Where the host and every stream are, when the ops still queued end, and when those that others name ended; a log
+    of all that ran, where one is asked for."""
 
     main: Stream
     at: dict[Stream, float] = field(default_factory=lambda: dict.fromkeys(Stream, 0.0))
     queued: dict[Stream, deque[float]] = field(default_factory=lambda: {s: deque(maxlen=QUEUE) for s in Stream})
     ended: dict[int, float] = field(default_factory=dict)
+    log: list[Stretch] | None = None
 
     def run(self, pieces: Sequence[Piece], weight: int, found: Elapsed) -> None:
         """Run the pieces, and count what they took `weight` times."""
@@ -91,11 +94,26 @@ class _Clocks:
                     host = max(host, end)
             if tick is not None:
                 ended[tick] = end
+            if self.log is not None:
+                self.log.append(Stretch(stream, phase, end - work, end))
             if stream is main:
                 found.by_phase[phase] += weight * (waited + late + work)
                 found.for_streams += weight * late
                 found.for_host += weight * waited
         at[Stream.HOST] = host
+
+
+def lanes(blocks: Sequence[Block], main: Stream) -> tuple[Stretch, ...]:
+    """When each stream has work in the second of two steps, every block as often as it runs."""
+    clocks, log = _Clocks(main), list[Stretch]()
+    for _ in range(2):
+        begun, log = clocks.at[main], []
+        clocks.log = log
+        for pieces, times in blocks:
+            for _ in range(times):
+                clocks.run(pieces, 1, Elapsed())
+    shown = (main, *COPIES)
+    return joined(Stretch(s.stream, s.phase, s.begin - begun, s.end - begun) for s in log if s.stream in shown)
 
 
 def simulate(blocks: Sequence[Block], main: Stream) -> Elapsed:

@@ -13,6 +13,7 @@ from tightfit.devices import Device
 from tightfit.display.memory_bar import COLOURS, NAMES
 from tightfit.page import label_of, styled
 from tightfit.profiling.report.compare import Pair
+from tightfit.profiling.report.copies import LANES, Lanes
 from tightfit.profiling.report.memory import MemoryCurve
 from tightfit.profiling.step import CATEGORIES, ByPhase, OpGroup
 from tightfit.trace import Category, OpClass, Phase
@@ -63,6 +64,7 @@ def memory_chart(curves: Mapping[str, MemoryCurve], capacity: int) -> Any:
         )  # fmt: skip
     first = curves[solid]
     figure.add_annotation(x=first.peak_seconds / each, y=first.peak_bytes / scale, showarrow=True, ay=-28, ax=0,
+                          xanchor="left" if first.peak_seconds < 0.1 * end else "center",
                           text=f"{solid} peak {text.size(first.peak_bytes)}")
     if 0 < capacity < 1.5 * max(curve.peak_bytes for curve in curves.values()):
         figure.add_hline(y=capacity / scale, line_dash="dash", line_color=STRONG, annotation_text="capacity")
@@ -73,6 +75,27 @@ def memory_chart(curves: Mapping[str, MemoryCurve], capacity: int) -> Any:
     figure.update_layout(hovermode="x unified", showlegend=False, yaxis={"title": unit, "rangemode": "tozero"}, xaxis={
         "title": f"time since the step began, {times}", "hoverformat": ".4~g", "range": [0, end / each]})
     return styled(figure, 460)
+
+
+def lanes_chart(lanes: Mapping[str, Lanes]) -> Any:
+    """When a step's lanes work, over its seconds: a row for each lane of each step, coloured by phase."""
+    figure = go.Figure()
+    times, each = text.time_unit([max(s.end for found in lanes.values() for s in found.stretches)])
+    rows = [f"{called}, {name}" for called in LANES.values() for name in lanes]
+    phases = {s.phase: None for found in lanes.values() for s in found.stretches}
+    for phase in phases:
+        shown = [(f"{LANES[s.stream]}, {name}", s) for name, found in lanes.items() for s in found.stretches
+                 if s.phase is phase and s.stream in LANES]
+        figure.add_bar(
+            y=[row for row, _ in shown], x=[(s.end - s.begin) / each for _, s in shown], orientation="h",
+            base=[s.begin / each for _, s in shown], name=phase.value, width=0.7,
+            marker={"color": PHASE_COLOURS.get(phase, "#9a9a9a"), "line": {"width": 0}},
+            text=[f"{text.seconds(s.begin)} to {text.seconds(s.end)}" for _, s in shown], textposition="none",
+            hovertemplate="%{y}: %{text}<extra>%{fullData.name}</extra>",
+        )  # fmt: skip
+    figure.update_layout(barmode="overlay", xaxis={"title": f"time since the step began, {times}"}, yaxis={
+        "categoryorder": "array", "categoryarray": rows[::-1], "automargin": True})
+    return styled(figure, 150 + 34 * len(rows))
 
 
 def phase_chart(rows: Mapping[str, ByPhase]) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 
 from tightfit.profiling.profile import Profile
 from tightfit.profiling.step import CATEGORIES, step_of, steps_of
-from tightfit.trace import PHASES, Allocation, Category, Phase, Trace
+from tightfit.trace import PHASES, Allocation, Category, Phase, Place, Trace
 
 PARTS = tuple(phase for phase in PHASES if phase is not Phase.DATA)
 BUCKETS = 900
@@ -79,16 +79,17 @@ def layout(parts: Sequence[tuple[Phase, int, int]], seconds: Mapping[Phase, floa
     return found
 
 
-def curves(profile: Profile) -> dict[str, MemoryCurve]:
-    """The memory of the measured and of the predicted step, as far as they are there, by `measured` and `predicted`."""
+def curves(profile: Profile, place: Place = Place.DEVICE) -> dict[str, MemoryCurve]:
+    """That memory of the measured and of the predicted step, as far as it is there, by `measured` and `predicted`."""
     seconds = profile.phase_seconds or profile.predicted_seconds
-    found = {name: curve(step.trace, layout(parts_of(step.trace), seconds)) for name, step in steps_of(profile).items()}
+    found = {name: curve(step.trace, layout(parts_of(step.trace), seconds), place)
+             for name, step in steps_of(profile).items()}
     return {name: each for name, each in found.items() if each.seconds.size}
 
 
-def curve(trace: Trace, stretches: Sequence[Stretch]) -> MemoryCurve:
+def curve(trace: Trace, stretches: Sequence[Stretch], place: Place = Place.DEVICE) -> MemoryCurve:
     """The trace's memory over those stretches."""
-    ticks, held = by_category(trace.allocations)
+    ticks, held = by_category(trace.lying_in(place))
     step = step_of(trace)
     places, seconds = [], []
     for number, part in enumerate(stretches):

@@ -16,6 +16,7 @@ from tightfit.profiling.findings import Finding, findings
 from tightfit.profiling.profile import Profile
 from tightfit.profiling.report import charts
 from tightfit.profiling.report.compare import (
+    Pair,
     compared,
     figures,
     headlines,
@@ -26,14 +27,15 @@ from tightfit.profiling.report.compare import (
     title,
     uncalibrated,
 )
+from tightfit.profiling.report.copies import Lanes, lanes_of, without_lanes
 from tightfit.profiling.report.memory import MemoryCurve, curves
 from tightfit.profiling.step import ByPhase, OpGroup, ProfiledStep, module_of, op_class, op_groups, seconds_by, steps_of
 from tightfit.recipe.yaml import to_yaml
-from tightfit.trace import PHASES, Phase
+from tightfit.trace import PHASES, Phase, Place
 from tightfit.trace.file import sampling_notes
 
-SECTIONS = {"headline": "Headline", "difference": "Difference", "memory": "Memory", "time": "Time", "ops": "Ops",
-            "predicted": "Predicted", "readings": "Readings", "about": "About"}  # fmt: skip
+SECTIONS = {"headline": "Headline", "difference": "Difference", "memory": "Memory", "copies": "Copies", "time": "Time",
+            "ops": "Ops", "predicted": "Predicted", "readings": "Readings", "about": "About"}  # fmt: skip
 FINDINGS, MODULES, OPS, CHANGED_OPS, TENSORS, POINTS = 3, 20, 30, 20, 25, 400
 """Findings, modules, ops and tensors that are listed, and points of the roofline."""
 
@@ -57,6 +59,21 @@ class View:
     @cached_property
     def curves(self) -> dict[str, MemoryCurve]:
         return curves(self.profile)
+
+    @cached_property
+    def host_curves(self) -> dict[str, MemoryCurve]:
+        """Of the host's memory that is offloaded to."""
+        return curves(self.profile, Place.HOST)
+
+    @cached_property
+    def lanes(self) -> dict[str, Lanes]:
+        return lanes_of(self.profile)
+
+    @property
+    def host_memory(self) -> list[Pair]:
+        """Bytes of the host's memory by category, measured and predicted; none where one of them is not there."""
+        found = [step.by_category(Place.HOST) for step in self.steps.values()]
+        return pairs(found[0], found[1], "all") if len(found) == 2 else []
 
     @cached_property
     def findings(self) -> list[Finding]:
@@ -139,11 +156,13 @@ def report(profile: Profile, other: Profile | None = None) -> str:
         predicted = compared(measured, guess, ("all", "all"))
         predicted["wall"] = pairs(measured.by_phase(), guess.by_phase(), "step")
     difference = None if other is None else _difference(view, View(other))
-    absent = {"difference": difference is None, "readings": not view.readings}
+    absent = {"difference": difference is None, "readings": not view.readings,
+              "copies": not (view.lanes or view.host_curves)}
     return render(
         __package__ or "", "report.html.jinja", view=view, profile=profile, title=title(profile),
         subtitle=f"{work(profile.recipe)}: {as_written(profile.recipe)}", figures=list(figures(profile)),
         uncalibrated=uncalibrated(profile), difference=difference, predicted=predicted, charts=charts,
+        without_lanes=without_lanes(profile),
         yaml=to_yaml(profile.recipe.to_dict()),
         contents=[(name, called) for name, called in SECTIONS.items() if not absent.get(name)],
         most={"findings": FINDINGS, "ops": OPS, "tensors": TENSORS, "points": POINTS},

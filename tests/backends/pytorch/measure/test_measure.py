@@ -18,13 +18,13 @@ from tests.architectures import TASK_OF, tiny_model
 from tests.benchmark_modules import benchmark
 from tightfit.backends.measuring import measure
 from tightfit.backends.pytorch.backend import PytorchBackend
-from tightfit.backends.pytorch.measure.events import COMPILED, measured_trace
+from tightfit.backends.pytorch.measure.events import COMPILED, measured_lanes, measured_trace, read
 from tightfit.backends.pytorch.measure.marks import Call
 from tightfit.backends.pytorch.measure.step_profiler import _export
 from tightfit.devices import Device
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
-from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place
+from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Stream
 
 CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 40)
 BACKEND = PytorchBackend()
@@ -202,7 +202,7 @@ def test_kernels_count_for_the_op_that_launched_them_and_others_stand_alone():
         flat("triton_poi_fused_add", 3300, 40, 43, "CUDA"), flat("Memcpy DtoH", 3400, 10, 44, "CUDA"),
         flat("tightfit:phase:0", 3000, 400, 0, "CUDA", annotation=True),
     ]
-    trace = measured_trace(marks, Kineto(tree, events), "cuda")
+    trace = measured_trace(marks, read(Kineto(tree, events), "cuda"), "cuda")
     assert [(op.name, op.op_class, op.tick, op.phase) for op in trace.ops] == [
         ("aten.mm", OpClass.CONTRACTION, 100, Phase.FORWARD),
         ("triton_poi_fused_add", OpClass.ELEMENTWISE, 500, Phase.FORWARD),
@@ -210,6 +210,23 @@ def test_kernels_count_for_the_op_that_launched_them_and_others_stand_alone():
     ]
     assert [op.seconds for op in trace.ops] == pytest.approx([300e-9, 40e-9, 10e-9])
     assert trace.by_category(0)[Category.OTHER] == 7
+
+
+def test_lanes_are_when_kernels_and_copies_ran():
+    marks = SimpleNamespace(phases=[Phase.FORWARD, Phase.BACKWARD])
+    tree = [node("tightfit:phase:0", 1000, 900), node("tightfit:phase:1", 2000, 900)]
+    events = [
+        flat("cudaLaunchKernel", 1110, 5, 41), flat("cudaMemcpyAsync", 1600, 5, 42),
+        flat("cudaMemcpyAsync", 2600, 5, 43),
+        flat("sm90_gemm", 3000, 200, 41, "CUDA"), flat("Memcpy HtoD (Pinned -> Device)", 2000, 1500, 42, "CUDA"),
+        flat("Memcpy DtoH (Device -> Pinned)", 3400, 100, 43, "CUDA"),
+    ]
+    found = measured_lanes(marks, read(Kineto(tree, events), "cuda"))
+    assert [(s.stream, s.phase, round(s.begin * 1e9), round(s.end * 1e9)) for s in found] == [
+        (Stream.COMPUTE, Phase.FORWARD, 2000, 2200), (Stream.COPY_IN, Phase.FORWARD, 1000, 2500),
+        (Stream.COPY_OUT, Phase.BACKWARD, 2400, 2500),
+    ]
+    assert measured_lanes(marks, read(Kineto(tree, []), "cpu")) == ()
 
 
 def test_a_gpus_memory_is_told_apart_by_op_and_address():
@@ -227,7 +244,7 @@ def test_a_gpus_memory_is_told_apart_by_op_and_address():
             node("tightfit:phase:1", 2000, 900,
                  node("## Call CompiledFxGraph x ##", 2100, 200, memory(2150, 640, 40), memory(2160, 800, -80)),
                  node("tightfit:grad:0", 2500, 1))]
-    trace = measured_trace(marks, Kineto(tree, []), "cuda")
+    trace = measured_trace(marks, read(Kineto(tree, []), "cuda"), "cuda")
     found = [(a.bytes, a.category, a.born, a.category_since, a.died, a.op) for a in trace.allocations]
     assert found == [
         (40, Category.WEIGHTS, 0, 0, None, ""),

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tightfit.backends.pytorch.measure.marks import MARK, Marks
-from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Span, Trace
+from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Span, Stream, Trace
+from tightfit.trace.lanes import Stretch, joined
 
 COMPILED = "compiled code"
 """Time and memory of a compiled region itself, without the ops that it calls."""
@@ -25,6 +26,8 @@ KERNELS = {"triton_poi": OpClass.ELEMENTWISE, "triton_red": OpClass.NORMALIZATIO
            "triton_tem": OpClass.CONTRACTION, "triton_mm": OpClass.CONTRACTION, "Memcpy": OpClass.MOVEMENT,
            "Memset": OpClass.MOVEMENT}
 """Classes of kernels that no dispatched op launched, by how their names begin."""
+MEMCPY = {"Memcpy HtoD": Stream.COPY_IN, "Memcpy DtoH": Stream.COPY_OUT}
+"""Copies between host and device, by how CUPTI's names of them begin."""
 PRODUCTS = ("gemm", "nvjet", "cutlass", "fmha", "flash")
 """Parts of the names of kernels of matrix products and attention."""
 
@@ -46,11 +49,9 @@ class Events:
     kernels: list[tuple[str, int, int, int]] = field(default_factory=list)
 
 
-def measured_trace(marks: Marks, results: Any, kind: str) -> Trace:
-    """The trace of the one step that was marked. results: kineto's, of torch.profiler. kind: of the device that the
-    step ran on, `cpu` or `cuda`."""
-    profile = read(results, kind)
-    start = min((begin for begin, _ in profile.phases.values()), default=0)
+def measured_trace(marks: Marks, profile: Events, kind: str) -> Trace:
+    """The trace of the one step that was marked. kind: of the device that the step ran on, `cpu` or `cuda`."""
+    start = _start(profile)
     spans = list(_spans(marks, profile, start))
     ops = sorted(_ops(marks, profile, start), key=lambda op: op.tick)
     made = _allocated(marks, profile, start) if profile.memory else _followed(marks, profile, start)
@@ -62,9 +63,22 @@ def measured_trace(marks: Marks, results: Any, kind: str) -> Trace:
     return Trace(origin="measured", ops=ops, allocations=made, spans=spans)
 
 
+def measured_lanes(marks: Marks, profile: Events) -> tuple[Stretch, ...]:
+    """When the device computed and copied in that step; none on a processor, which has no kernels."""
+    start, phase_at = _start(profile), _finder(profile.phases)
+    return joined(
+        Stretch(next((stream for kind, stream in MEMCPY.items() if name.startswith(kind)), Stream.COMPUTE),
+                _phase_of(marks, phase_at(launched)), (begin - start) / 1e9, (end - start) / 1e9)
+        for name, begin, end, launched in profile.kernels)
+
+
+def _start(profile: Events) -> int:
+    return min((begin for begin, _ in profile.phases.values()), default=0)
+
+
 def read(results: Any, kind: str) -> Events:
-    """kineto's results, with the memory of that kind of device. Its event tree alone has addresses, its flat list alone
-    has kernels."""
+    """kineto's results, of torch.profiler, with the memory of that kind of device. Its event tree alone has addresses,
+    its flat list alone has kernels."""
     profile, launches = Events(), dict[int, int]()
     for event, mark in _walk(results.experimental_event_tree(), None):
         name = event.name

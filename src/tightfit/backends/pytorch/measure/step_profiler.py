@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from tightfit.backends.base import Measurement
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
-from tightfit.backends.pytorch.measure.events import measured_trace
+from tightfit.backends.pytorch.measure.events import measured_lanes, measured_trace, read
 from tightfit.backends.pytorch.measure.marks import Marks, said
 from tightfit.backends.pytorch.state import random_state, restore_random
 from tightfit.backends.pytorch.step import PendingStep, Step
@@ -98,11 +98,13 @@ class StepProfiler:
         if chrome_trace is not None:
             _export(found.profiler, chrome_trace)
         kind = self._step.build.torch_device.type
-        trace = measured_trace(found.marks, found.profiler.profiler.kineto_results, kind)
+        events = read(found.profiler.profiler.kineto_results, kind)
+        trace = measured_trace(found.marks, events, kind)
         with_data = found.seconds + phases[Phase.DATA]
         return Measurement(
             trace=trace, step_seconds=wall, phase_seconds=phases, overhead=with_data / wall if wall else 1.0,
             peak_bytes=trace.peak()[1] if found.peak is None else found.peak, memory_record=found.record or None,
+            lanes=measured_lanes(found.marks, events),
         )  # fmt: skip
 
     def _median(self) -> tuple[float, dict[Phase, float]]:

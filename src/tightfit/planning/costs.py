@@ -1,0 +1,153 @@
+"""The cost of one resolved recipe on a device: memory and time, as a plan gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tightfit.planning.allocator.replay import Fits
+from tightfit.planning.timing.copies import Copies
+from tightfit.planning.timing.errors import Work, intervals
+from tightfit.trace import UntracedMemory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Predicted memory, in bytes.
+
+    peak_allocated: the most that tensors hold at once, as the device's allocator rounds them; unrounded on the CPU.
+    peak_reserved: the most that the allocator holds, were there no limit; on the CPU the same as peak_allocated.
+    context: what the device's driver and kernels take outside the allocator, `context_uncertainty` more or less.
+    host: the machine's own memory, where the device is not it.
+    by_category: what is held at the peak, by `trace.Category` values; sums to peak_allocated. Rounding is `other`.
+    peak_in: what runs at the peak, such as `backward of a micro-batch`.
+    capacity: what the allocator may hold: the device's memory less the context.
+    margin: how much of the capacity is to stay free for a plan to be called safe.
+    missing: how far the capacity would have to grow; 0 where it serves.
+    host_missing: the same of the host's memory, for what is offloaded to it; 0 where that is not known.
+    host_by_category: of `host`, what is offloaded, at its own peak; empty where nothing is. The rest is not traced.
+    """
+
+    peak_allocated: int
+    peak_reserved: int
+    context: int
+    host: int
+    by_category: Mapping[str, int]
+    peak_in: str
+    capacity: int
+    margin: int
+    missing: int = 0
+    host_missing: int = 0
+    context_uncertainty: int = 0
+    host_by_category: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def used(self) -> int:
+        """Bytes of the device's memory in use at the peak, were there no limit: reserved and context, as the driver and
+        nvidia-smi count them."""
+        return self.peak_reserved + self.context
+
+    @property
+    def needed(self) -> int:
+        """Bytes of the device's memory with which it would just fit: where something is missing, less than `used` by
+        the cached memory that the allocator would give back before it failed; else `used`."""
+        return self.capacity + self.context + self.missing if self.missing else self.used
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, in bytes."""
+        offloaded = {"host_by_category": dict(self.host_by_category)} if self.host_by_category else {}
+        return {
+            "peak_reserved": self.peak_reserved,
+            "peak_allocated": self.peak_allocated,
+            "context": self.context,
+            "driver": self.used,
+            "driver_low": self.used - self.context_uncertainty,
+            "driver_high": self.used + self.context_uncertainty,
+            "host": self.host,
+            "by_category": dict(self.by_category),
+            **offloaded,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Time:
+    """Predicted time of one optimizer step; with `mode: inference`, of generating from one batch of prompts.
+
+    tokens_per_second: of the sequences read; of those generated where something is; 0 for images.
+    mfu: model FLOPs utilization, FLOPs of forward and backward without recomputation over the device's dense peak, 0
+        to 1; 0 where the peak is not known.
+    error: share that the speed is off by at most in nine runs of ten; None where that is not known.
+    work: seconds of the step by what they go to.
+    calibrated: whether times come from measurements of the machine at hand; else from the device's data sheet.
+    prefill_seconds: of `step_seconds`, how long until the first token; 0 for training.
+    copies: of a step between host and device; None where it makes none.
+    """
+
+    step_seconds: float
+    samples_per_second: float
+    tokens_per_second: float
+    mfu: float
+    error: float | None = None
+    work: Mapping[Work, float] = field(default_factory=dict)
+    calibrated: bool = False
+    prefill_seconds: float = 0.0
+    copies: Copies | None = None
+
+    @property
+    def throughput(self) -> float:
+        """Tokens a second; samples a second for images."""
+        return self.tokens_per_second or self.samples_per_second
+
+    @property
+    def unit(self) -> str:
+        """Unit of `throughput`."""
+        return "tokens/s" if self.tokens_per_second else "samples/s"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, in seconds and shares."""
+        first = {"prefill_seconds": self.prefill_seconds} if self.prefill_seconds else {}
+        copies = {} if self.copies is None else {"copies": self.copies.to_json()}
+        return {
+            "step_seconds": self.step_seconds,
+            "samples_per_second": self.samples_per_second,
+            "tokens_per_second": self.tokens_per_second,
+            "mfu": self.mfu,
+            "intervals": intervals(
+                self.error, seconds={"step_seconds": self.step_seconds},
+                rates={"samples_per_second": self.samples_per_second, "tokens_per_second": self.tokens_per_second},
+            ),
+            **first,
+            **copies,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Predicted memory and time of one resolved recipe.
+
+    fits: into the whole device.
+    safe: whether it also fits with `memory.margin` to spare; only what is safe is chosen, unless nothing is.
+    unseen: memory that no trace shows; `memory` holds it.
+    notes: sentences about how sure the figures are.
+    """
+
+    fits: Fits
+    safe: bool
+    memory: Memory
+    time: Time
+    unseen: tuple[UntracedMemory, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> int:
+        """Bytes that the device lacks; 0 where it fits."""
+        return self.memory.missing
+
+    @property
+    def fit_rank(self) -> int:
+        """Rank of its fit: 0 with the margin to spare, 1 so after releasing cached memory, 2 without the margin, 3
+        not at all."""
+        if self.safe:
+            return 0 if self.memory.peak_reserved <= self.memory.capacity - self.memory.margin else 1
+        return 2 if self.fits != "no" else 3
