@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tightfit.backends.base import Backend
@@ -25,7 +26,7 @@ from tightfit.planning.search.pool import Pool
 from tightfit.planning.search.space import Space
 from tightfit.planning.search.streamed import FIELDS as STREAMED_FIELDS
 from tightfit.planning.search.streamed import TRACES as STREAMED_TRACES
-from tightfit.planning.search.streamed import streamed
+from tightfit.planning.search.streamed import faster, streamed, with_shares
 from tightfit.planning.search.wording import choices_text, field_text
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target
@@ -103,10 +104,13 @@ def search(
     except ModelError as error:
         raise ModelError(f"{error}{still_known(recipe, device, tools)}") from error
     if exploration.best() is None:
+        # Without a catalogue: which GPU would do resident is another question.
+        again = partial(search, device=device, tools=tools, margin=margin, progress=progress, choice_alone=True,
+                        for_run=for_run, evaluator=evaluator, traces=STREAMED_TRACES)
         for thriftier in streamed(recipe, device):
-            # Without a catalogue: which GPU would do resident is another question.
-            found = search(thriftier, device, tools, margin=margin, progress=progress, choice_alone=True,
-                           for_run=for_run, evaluator=evaluator, traces=STREAMED_TRACES)
+            found = again(thriftier)
+            shared = with_shares(found)
+            found = found if shared is None else faster(found, again(shared))
             if found.chosen is not None:
                 fields = choices_text(found.chosen.recipe, None, STREAMED_FIELDS)
                 return replace(found, notes=(NOTHING_RESIDENT.format(fields), *found.notes))
