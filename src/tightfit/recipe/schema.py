@@ -148,7 +148,7 @@ class Recipe(BaseModel):
     loading: Annotated[Loading, *_slot("loading")] = Loading()
     """How batches reach the device."""
     offload: Annotated[Offload | Auto, *_slot("offload")] = "auto"
-    """Parts of a step that wait in the host's memory; none can yet."""
+    """Parts of a step that wait in the host's memory while the device does not need them."""
     update: Annotated[Update, *_slot("update")] = AfterBackward()
     """When gradients are clipped, applied and dropped."""
     parallel: Annotated[Parallel, *_slot("parallel")] = NoParallel()
