@@ -128,7 +128,8 @@ class SuspendedPass:
         return known
 
     def _after_cut(self, tensor: Tensor, cut: _Cut) -> Tensor:
-        after: Tensor = _AfterCut.apply(tensor.detach(), self._anchor, cut)  # type: ignore[no-untyped-call]
+        # Its data, which has a version of its own: what a block hands on as it came was saved for others before.
+        after: Tensor = _AfterCut.apply(tensor.data, self._anchor, cut)  # type: ignore[no-untyped-call]
         return after
 
     def _deepest(self, edge: GradientEdge) -> int:
