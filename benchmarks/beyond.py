@@ -131,7 +131,10 @@ def main() -> None:
         })  # fmt: skip
         kept += [row(card, each) for each in sorted({*SEQUENCES, *doubled, free})]
         print(json.dumps(cards[-1]), flush=True)
-    print(record.write("beyond", {"model": MODEL, "optimizer": OPTIMIZER, "share": FREE, "cards": cards, "rows": kept}))
+        # After each card: a run takes half an hour.
+        written = record.write("beyond", {"model": MODEL, "optimizer": OPTIMIZER, "share": FREE, "cards": cards,
+                                          "rows": kept})
+    print(written)
 
 
 if __name__ == "__main__":
