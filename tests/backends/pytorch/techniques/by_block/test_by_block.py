@@ -67,6 +67,16 @@ def test_streamed_steps_are_the_plain_step(architecture, kind):
     assert all(result.grad_norm > 0.05 for result in plain.results)  # clipping acts
 
 
+@pytest.mark.parametrize("architecture", ["albert", "t5", "vit"])
+def test_recomputed_blocks_stream_in_every_kind_of_stack(architecture):
+    """T5's blocks hand on the bias of positions that their recomputation needs as it came."""
+    plain = run(architecture, checkpointing="every-block")
+    streamed = run(architecture, checkpointing="every-block", **SWEEPS)
+
+    for name, weight in plain.weights.items():
+        torch.testing.assert_close(streamed.weights[name], weight, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("fields", TECHNIQUES.values(), ids=TECHNIQUES)
 def test_every_technique_streams(fields):
     plain = run("llama", **fields)
