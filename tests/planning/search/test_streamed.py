@@ -13,7 +13,7 @@ from tightfit.recipe import Recipe
 
 
 def first(**memory):
-    """A plan of one streamed candidate, with other figures of memory: 6 GiB of 23 are in use, 48 GiB lie outside."""
+    """A plan of one streamed candidate, with other figures of memory: 7 GiB of 23 are in use, 48 GiB lie outside."""
     plan = streamed()
     (moving,) = plan.candidates[1:]
     cost = replace(moving.estimate, memory=replace(moving.estimate.memory, **memory))
@@ -43,6 +43,11 @@ def test_nothing_is_changed_where_copies_are_hidden_and_the_host_suffices():
 
     assert with_shares(replace(plan, candidates=(hidden,))) is None
     assert with_shares(replace(plan, candidates=(lacking,))) is not None
+
+
+def test_what_the_host_lacks_has_to_find_room_on_the_device():
+    assert with_shares(first(host_missing=15 * GIB)) is not None
+    assert with_shares(first(host_missing=16 * GIB)) is None
 
 
 def test_the_faster_plan_is_one_with_a_choice():

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tightfit.devices import Device
-from tightfit.planning.plan import Plan
+from tightfit.planning.plan import Candidate, Plan
 from tightfit.planning.search.space import micro_batch_sizes
 from tightfit.planning.timing.copies import FREE
 from tightfit.recipe import Recipe
@@ -43,23 +43,27 @@ def streamed(recipe: Recipe, device: Device) -> Iterator[Recipe]:
 
 
 def with_shares(plan: Plan) -> Recipe | None:
-    """The recipe of a plan's first candidate with so much of its blocks on the device as that has room for: weights
-    first, which save most copies for their bytes. None where host memory suffices and copies are not waited for, and
-    where there is no room."""
-    recipe, estimate = plan.candidates[0].recipe, plan.candidates[0].estimate
-    memory, time, offload = estimate.memory, estimate.time, recipe.offload
+    """The recipe of a plan's first candidate that fits with so much of its blocks on the device as that has room for.
+    None where host memory suffices and copies are not waited for, and where no candidate has room."""
+    return next((recipe for found in plan.candidates if (recipe := _with_shares(found)) is not None), None)
+
+
+def _with_shares(found: Candidate) -> Recipe | None:
+    """A candidate's recipe with weights on the device first, which save most copies for their bytes."""
+    memory, time, offload = found.estimate.memory, found.estimate.time, found.recipe.offload
     waits = time.copies is not None and time.copies.speed < FREE
     if offload == "auto" or memory.missing or not (memory.host_missing or waits):
         return None
-    room, shares = memory.capacity - memory.margin - memory.peak_reserved, dict[str, float]()
+    room, shares, lacking = memory.capacity - memory.margin - memory.peak_reserved, {}, memory.host_missing
     for kind in ("weights", "gradients", "optimizer"):
         held = memory.host_by_category.get(kind, 0)
         if held and room > 0:
             shares[kind] = math.ceil(100 * (1 - min(room / held, 1.0))) / 100
-            room -= round((1 - shares[kind]) * held)
-    if all(share == getattr(offload, kind) for kind, share in shares.items()):
+            moved = round((1 - shares[kind]) * held)
+            room, lacking = room - moved, lacking - moved
+    if lacking > 0 or all(share == getattr(offload, kind) for kind, share in shares.items()):
         return None
-    return recipe.override(offload={"name": offload.name, **vars(offload), **shares})
+    return found.recipe.override(offload={"name": offload.name, **vars(offload), **shares})
 
 
 def faster(one: Plan, other: Plan) -> Plan:
