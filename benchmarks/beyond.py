@@ -3,11 +3,13 @@ of a global batch, until copies are hidden. Beside it what the card would do wit
 with all of it resident, and the fastest plan there is.
 
     python benchmarks/beyond.py            # writes results/beyond.json; no GPU is needed
+    python benchmarks/beyond.py extremes   # writes results/beyond_extremes.json: the plans of cards far too small
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import replace
 from itertools import count, takewhile
@@ -115,6 +117,36 @@ def hidden_from(card: Card) -> int:
     return sequences
 
 
+EXTREMES: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("rtx-4060-ti-8gb", "128GB", {"model": MODEL, "optimizer": OPTIMIZER}),
+    ("h200", "128GB", {
+        "model": "qwen2.5-7b", "optimizer": "adamw-8bit",  # widened to the 32B of its family
+        "model_overrides": {"hidden_size": 5120, "intermediate_size": 27648, "num_attention_heads": 40,
+                            "num_key_value_heads": 8, "num_hidden_layers": 64}}),
+)
+"""Card, host memory, and the model with its optimizer."""
+
+
+def extremes() -> None:
+    """The plans of models that take many times the card."""
+    rows = []
+    for gpu, host, fields in EXTREMES:
+        begun = time.perf_counter()
+        asked = {**PINNED, "attention": "sdpa", "compile": "off", "batch_size": 8, **fields}
+        chosen = tightfit.plan(fields["model"], asked, gpu=gpu, host_memory=host).chosen
+        assert chosen is not None
+        memory = chosen.estimate.memory
+        rows.append({
+            "gpu": find_device(gpu).name, "host_memory": host, "asked": fields, "recipe": chosen.recipe.to_dict(),
+            "fits": chosen.estimate.fits, "driver_gib": round(memory.needed / GIB, 2),
+            "host_gib": round(sum(memory.host_by_category.values()) / GIB, 1),
+            "tokens_per_second": round(chosen.estimate.time.tokens_per_second),
+            "seconds": round(time.perf_counter() - begun, 1),
+        })  # fmt: skip
+        print(json.dumps(rows[-1]), flush=True)
+    print(record.write("beyond_extremes", {"tokens": 8 * SEQUENCE, "rows": rows}))
+
+
 def main() -> None:
     cards, kept = [], []
     for name in CARDS:
@@ -138,4 +170,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    extremes() if sys.argv[1:] == ["extremes"] else main()

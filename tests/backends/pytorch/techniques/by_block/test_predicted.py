@@ -36,6 +36,9 @@ FIELDS: dict[str, Any] = {
 ALL = {**HOST, "offload": {"name": "host", "activations": 1}}
 EVERYTHING = {**HOST, "loss": "chunked", "offload": {"name": "host", "activations": 1, "embeddings": True}}
 
+IN_BACKWARD = {"accumulation": {"name": "by-block", "gradient_sums": "fp32"}, "update": "in-backward",
+               "precision": "bf16-pure", "optimizer": "adamw", "max_grad_norm": 0}
+
 
 def recipe_of(layers: int, **fields: Any) -> Recipe:
     overrides = {**FIELDS["model_overrides"], "n_layer": layers}
@@ -60,8 +63,8 @@ def taken(recipe: Recipe) -> Trace:
         return tracker.trace("measured")
 
 
-@pytest.mark.parametrize("fields", [BY_BLOCK, HOST, SWEEPS, ALL, EVERYTHING],
-                         ids=["resident", "host", "sweeps", "all", "everything"])
+@pytest.mark.parametrize("fields", [BY_BLOCK, HOST, SWEEPS, ALL, EVERYTHING, IN_BACKWARD],
+                         ids=["resident", "host", "sweeps", "all", "everything", "in-backward"])
 def test_memory_is_what_the_step_takes(fields):
     recipe = recipe_of(4, **fields)
     planned, real = predict(recipe, A100, whole=True), taken(recipe)
