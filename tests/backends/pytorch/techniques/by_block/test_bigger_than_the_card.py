@@ -58,12 +58,12 @@ class Card(Tracker):
 class OnHost(Transfers):
     """Memory of the host is no card's."""
 
-    def host_memory(self, like: Tensor) -> Tensor:
+    def host_memory(self, count: int) -> Tensor:
         with ExitStack() as stack:
             for card in watches():
                 if isinstance(card, Card):
                     stack.enter_context(card.allocating_on_host())
-            return super().host_memory(like)
+            return super().host_memory(count)
 
 
 def trained(recipe: Recipe, limit: int | None = None) -> tuple[list[StepResult], dict[str, Tensor]]:
