@@ -110,6 +110,13 @@ CHUNKED: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 """Cases of chunked cross-entropy: a tied head, a softcap, and a bias behind the head."""
 
+FP8: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("llama", {"precision": "fp8", "checkpointing": "every-block", "micro_batch_size": 2}),
+    ("gpt2", {"precision": {"name": "fp8", "weights": "bf16"}, "micro_batch_size": 4}),
+    ("bart", {"precision": {"name": "fp8", "scaling": "rowwise"}}),
+)
+"""Cases of products in fp8: either kind of linear layer and of scaling, and weights in both formats."""
+
 STOCHASTIC = {"name": "bf16-pure", "rounding": "stochastic"}
 """What 8-bit and 4-bit states want of bf16 weights."""
 
@@ -168,7 +175,7 @@ def cases() -> list[Case]:
     """Every case, in a fixed order."""
     names = [*MODELS, OURS]
     every = [_case(name, number) for number, name in enumerate(n for n in names for _ in range(CASES_EACH))]
-    return [*every, *(Case(model, settings, dropout=False) for model, settings in CHUNKED)]
+    return [*every, *(Case(model, settings, dropout=False) for model, settings in (*CHUNKED, *FP8))]
 
 
 def cases_beside() -> list[Case]:

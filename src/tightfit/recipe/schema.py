@@ -132,7 +132,7 @@ class Recipe(BaseModel):
     micro_batch_size: Positive | Auto = "auto"
     """Sequences in one forward pass; accumulation is derived, and the last micro-batch may be smaller."""
     precision: Annotated[Precision | Auto, *_slot("precision")] = "auto"
-    """Number formats: fp32, tf32, fp16, bf16, bf16-pure."""
+    """Number formats: fp32, tf32, fp16, bf16, bf16-pure, fp8."""
     loss: Annotated[Loss | Auto, *_slot("loss")] = "auto"
     """Cross-entropy of whole logits, or chunk by chunk from the hidden states."""
     checkpointing: Annotated[Checkpointing | Auto, *_slot("checkpointing")] = "auto"
@@ -158,8 +158,8 @@ class Recipe(BaseModel):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run: auto takes the CUDA device where there is one."""
     allow_numerics: bool = False
-    """Whether `auto` may pick techniques that change training results, such as 8-bit optimizer states or pure bf16
-    weights, because they are faster."""
+    """Whether `auto` may pick techniques that change training results, such as 8-bit optimizer states, pure bf16
+    weights or products in fp8, because they are faster."""
     expandable_segments: bool | Auto = "auto"
     """Let PyTorch's CUDA allocator grow its segments page by page, which leaves less memory cached in pieces; a plan
     tries both where this says auto, and without a plan auto is false (no effect on the CPU, nor with backend: jax)."""

@@ -34,7 +34,7 @@ from tightfit.techniques.optimizer import (
     Sgd,
 )
 from tightfit.techniques.parallel import Ddp, Dp, NoParallel, Parallel
-from tightfit.techniques.precision import Bf16, Bf16Pure, Fp16, Fp32, Precision
+from tightfit.techniques.precision import Bf16, Bf16Pure, Fp8, Fp16, Fp32, Precision
 from tightfit.techniques.update import AfterBackward, InBackward, Update, WithForward
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 SLOTS: dict[str, tuple[type[Technique], ...]] = {
     "attention": (Eager, Sdpa, Flex, FlashAttn),
-    "precision": (Fp32, Fp16, Bf16, Bf16Pure),
+    "precision": (Fp32, Fp16, Bf16, Bf16Pure, Fp8),
     "loss": (Plain, Chunked, Liger),
     "checkpointing": (
         NoCheckpointing, EveryBlock, EveryNth, Segments, MlpOnly, AttentionOnly, Selective, MemoryBudget,

@@ -51,6 +51,8 @@ class Technique:
     """Value of that field; the slot's own name where it has one variant that needs none."""
     may_be_auto: ClassVar[bool] = True
     """Of a slot: whether its field may say `auto`."""
+    unserved: ClassVar[Mapping[str, str]] = {}
+    """Of a slot: names that people look for and no variant has, each with the reason and what to write instead."""
     exact: ClassVar[Exactness] = "bitwise"
     tolerance: ClassVar[float] = 0.0
     """For `changes`: how far above fp32 AdamW's the held-out loss may end in `benchmarks/convergence.py`, in nats."""
@@ -62,7 +64,8 @@ class Technique:
     """Other fields' values that it cannot be without, as a person writes them."""
     numerics_change: ClassVar[int] = 0
     """How far it changes results: 0 not at all, or as every training does (mixed precision); 1 states of 8 or 16 bits;
-    2 weights of 16 bits; 3 states of 4 bits; 4 another learning rate. `auto` takes the mildest that serves."""
+    2 weights of 16 bits, or products of 8; 3 states of 4 bits; 4 another learning rate. `auto` takes the mildest that
+    serves."""
     auto_on: ClassVar[tuple[str, ...]] = ("pytorch", "jax")
     """The backends on which `auto` considers it; none for what only those take who name it."""
     trains_only: ClassVar[bool] = False

@@ -18,11 +18,15 @@ class Precision(Technique):
     slot: ClassVar[str] = "precision"
     changes_states: ClassVar[bool] = True
     computes_in: ClassVar[str] = "float32"
-    """The format of matrix products."""
-    autocast: ClassVar[bool] = False
-    """Whether weights are cast to `computes_in` while a step runs."""
+    """The format of matrix products, where they have one of several that of the blocks' linear layers."""
     loss_scaling: ClassVar[bool] = False
     """Whether losses are scaled up, so that a step whose gradients overflow is skipped."""
+    unserved: ClassVar[Mapping[str, str]] = {
+        "mxfp8": "its kernels are made for data-center Blackwell alone, and torchao has them as a prototype; write "
+                 "precision=fp8",
+        "nvfp4": "its kernels are made for Blackwell alone, and torchao has training in it as a prototype; write "
+                 "precision=fp8",
+    }
 
     hf_flag: ClassVar[str | None] = None
     """The argument of Hugging Face's TrainingArguments that turns it on; empty where none has to, None where none can.
@@ -49,8 +53,18 @@ class Precision(Technique):
 
     @property
     def is_half(self) -> bool:
-        """Whether matrix products take 16-bit numbers."""
+        """Whether matrix products take numbers of 16 bits or fewer."""
         return self.computes_in != "float32"
+
+    @property
+    def activations_in(self) -> str:
+        """The format of activations, and of every other product: attention's, and the head's."""
+        return self.computes_in
+
+    @property
+    def autocast(self) -> bool:
+        """Whether weights are cast to `activations_in` while a step runs."""
+        return self.is_half and self.weight_rounding is None
 
     @property
     def weight_rounding(self) -> Rounding | None:
@@ -84,7 +98,6 @@ class _Fp32Weights(Precision):
 @technique
 class _Mixed(_Fp32Weights):
     exact: ClassVar = "changes"
-    autocast: ClassVar[bool] = True
     activation_share: ClassVar[float] = 0.65
     tolerance: ClassVar[float] = 0.05
     speed: ClassVar[str] = "2 to 5 times faster on tensor cores"
@@ -178,12 +191,7 @@ class Bf16Pure(Precision):
         return self.rounding
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        reasons = _refuse_bf16(device)
-        if recipe.optimizer != "auto" and self.rounding not in recipe.optimizer.bf16_roundings:
-            able = " or ".join(recipe.optimizer.bf16_roundings)
-            reasons.append(f"optimizer {recipe.optimizer.name} cannot round bf16 weights with {self.rounding!r}; "
-                           f"write precision.rounding={able}")
-        return reasons
+        return _refuse_bf16(device) + _refuse_rounding(self.rounding, recipe)
 
     @classmethod
     def representative_settings(cls) -> list[Self]:
@@ -196,6 +204,62 @@ class Bf16Pure(Precision):
     def saving(self, recipe: Recipe) -> str:
         full = recipe.precision != "auto" and recipe.precision.weight_bytes > self.weight_bytes
         return "2 bytes a weight and a gradient" if full else ""
+
+
+@technique
+class Fp8(Precision):
+    """Matrix products of the blocks' linear layers in 8-bit floating point, by torchao's dynamic scaling; everything
+    else as in bf16. Embeddings and head are left out, and layers with a side that is no multiple of 16."""
+
+    name: ClassVar[str] = "fp8"
+    computes_in: ClassVar[str] = "float8_e4m3fn"
+    exact: ClassVar = "changes"
+    numerics_change: ClassVar[int] = 2
+    activation_share: ClassVar[float] = 0.5
+    tolerance: ClassVar[float] = 0.1
+    speed: ClassVar[str] = "faster than bf16 in large layers once compiled; slower uncompiled, and on a processor"
+    memory: ClassVar[str] = "as bf16, with no half copies of the blocks' weights; compiled, less is kept of activations"
+    slowdown_share: ClassVar = {"cuda": -0.1}
+    auto_on: ClassVar = ("pytorch",)
+
+    scaling: Literal["tensorwise", "rowwise"] = "tensorwise"
+    """One scale for a whole tensor, with gradients in e5m2; or one for each row and column, all of it in e4m3."""
+    weights: Literal["fp32", "bf16"] = "fp32"
+    """The format that weights and their gradients are kept in."""
+    rounding: Rounding = "kahan"
+    """How a bf16 weight takes an update smaller than its last bit; see bf16-pure."""
+
+    @property
+    def activations_in(self) -> str:
+        return "bfloat16"
+
+    @property
+    def weight_rounding(self) -> Rounding | None:
+        return self.rounding if self.weights == "bf16" else None
+
+    def bytes_per_parameter(self, recipe: Recipe) -> float:
+        return 2.0 * self.weight_bytes  # casts of weights live as long as a product
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        reasons = [] if self.weights == "fp32" else _refuse_rounding(self.rounding, recipe)
+        if device.kind == "cuda" and not device.at_least(8, 9):
+            instead = half_precision(device).name
+            reasons.append(f"fp8 products need compute capability 8.9 or later, which {device.name} has not; write "
+                           f"precision={instead}")
+        if recipe.mode == "inference":
+            reasons.append("fp8 is for training; write precision=bf16")
+        return reasons
+
+    @classmethod
+    def representative_settings(cls) -> list[Self]:
+        return [cls(), cls(scaling="rowwise"), cls(weights="bf16")]
+
+    @classmethod
+    def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
+        """Only for who lets numerics change for speed: what it saves in memory, others save with less change."""
+        if not recipe.allow_numerics or device.kind != "cuda" or not super().search_settings(recipe, device):
+            return []
+        return [cls(), cls(weights="bf16", rounding="stochastic")]
 
 
 def half_precision(device: Device) -> type[Bf16] | type[Fp16]:
@@ -212,3 +276,12 @@ def _refuse_bf16(device: Device) -> list[str]:
         return [f"{device.name} computes bf16 in emulation only (compute capability "
                 f"{'.'.join(map(str, device.capability or ()))}, 8.0 is needed); write precision=fp16"]
     return []
+
+
+def _refuse_rounding(rounding: Rounding, recipe: Recipe) -> list[str]:
+    """Reasons why a recipe's optimizer cannot update bf16 weights so."""
+    if recipe.optimizer == "auto" or rounding in recipe.optimizer.bf16_roundings:
+        return []
+    able = " or ".join(recipe.optimizer.bf16_roundings)
+    return [f"optimizer {recipe.optimizer.name} cannot round bf16 weights with {rounding!r}; write "
+            f"precision.rounding={able}"]

@@ -52,6 +52,7 @@ XLA_COMPILES = "XLA compiles every step whole, and torch.compile has no part in 
 QUANTIZED = "optax has no states of so few bits; write optimizer=adafactor or optimizer=lion, or backend=pytorch"
 
 ABSENT: Mapping[type[Technique], str] = {
+    techniques.precision.Fp8: "torchao's products and scales are PyTorch's; write precision=bf16, or backend=pytorch",
     techniques.offload.Host: "blocks are fetched by PyTorch's step; write offload=none, or backend=pytorch",
     techniques.accumulation.ByBlock: "XLA compiles all micro-batches as one program; write accumulation=scan, or "
                                      "backend=pytorch",

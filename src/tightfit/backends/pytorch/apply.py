@@ -39,6 +39,7 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     precisions.Fp16: precision.mixed,
     precisions.Bf16: precision.mixed,
     precisions.Bf16Pure: unchanged,  # models are built in bf16; how updates round is the optimizer's part
+    precisions.Fp8: precision.fp8,
     losses.Plain: unchanged,
     losses.Chunked: loss.chunked,
     losses.Liger: loss.liger,

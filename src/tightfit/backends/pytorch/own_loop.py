@@ -17,6 +17,9 @@ from tightfit.backends.pytorch.techniques.loss.of_logits import LOSS_OF_LOGITS
 from tightfit.errors import RecipeError, Refused
 from tightfit.recipe import Recipe
 
+ACCELERATE = {"float32": "no", "float16": "fp16", "bfloat16": "bf16"}
+"""Accelerate's names of what autocast casts to."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Applied:
@@ -70,25 +73,24 @@ def apply(model: nn.Module, recipe: Recipe | dict[str, Any]) -> Applied:
     assert recipe.precision != "auto"
     assert recipe.micro_batch_size != "auto"
     accumulation = math.ceil(recipe.batch_size / recipe.micro_batch_size)
-    mixed = recipe.precision.name if recipe.precision.autocast else "no"
+    dtype = recipe.precision.activations_in if recipe.precision.autocast else "float32"
     return Applied(
         model=build.model,
         optimizer=build.optimizer(),
         accelerator_kwargs={
-            "mixed_precision": mixed,
+            "mixed_precision": ACCELERATE[dtype],
             "gradient_accumulation_steps": accumulation,
             "cpu": build.torch_device.type == "cpu",
         },
-        left_to_you=_left_to_you(recipe, build, mixed, accumulation),
+        left_to_you=_left_to_you(recipe, build, dtype, accumulation),
         build=build,
     )
 
 
-def _left_to_you(recipe: Recipe, build: Build, mixed: str, accumulation: int) -> tuple[str, ...]:
+def _left_to_you(recipe: Recipe, build: Build, dtype: str, accumulation: int) -> tuple[str, ...]:
     kind = build.torch_device.type
-    dtype = {"fp16": "float16", "bf16": "bfloat16"}.get(mixed)
     sentences = {
-        f"autocast: with torch.autocast({kind!r}, dtype=torch.{dtype}) around the forward pass": dtype,
+        f"autocast: with torch.autocast({kind!r}, dtype=torch.{dtype}) around the forward pass": dtype != "float32",
         f"loss scaling: torch.amp.GradScaler({kind!r})": build.loss_scaling,
         "loss: applied.loss_sum(inputs, labels), which makes no whole logits, over the number of labels that are not "
         "-100": build.loss is not LOSS_OF_LOGITS,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from cpu_cases import CHUNKED, Case, cases
+from cpu_cases import CHUNKED, FP8, Case, cases
 from cpu_truth import PHASES
 from plan_vs_cpu import BOUND, compare
 from tightfit import Recipe
@@ -25,7 +25,7 @@ PLAIN = {
 }
 
 
-CASES = [*cases()[::19], *cases()[-len(CHUNKED) :]]
+CASES = [*cases()[::19], *cases()[-len(CHUNKED + FP8) :]]
 """A few of the benchmark's."""
 
 

@@ -1,4 +1,4 @@
-"""Precision: autocast, loss scaling, tf32, and weights kept in bf16."""
+"""Precision: autocast, loss scaling, tf32, weights kept in bf16, and products in fp8."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any, Literal
 import torch
 
 from tightfit.backends.pytorch.build import Build
-from tightfit.techniques.precision import Bf16, Fp16, Fp32, Precision
+from tightfit.errors import ModelError, Refused
+from tightfit.techniques.precision import Bf16, Fp8, Fp16, Fp32, Precision
 
 
 def fp32(technique: Fp32, build: Build) -> Build:
@@ -22,15 +23,42 @@ def fp32(technique: Fp32, build: Build) -> Build:
 def mixed(technique: Fp16 | Bf16, build: Build) -> Build:
     """Autocast, and for fp16 loss scaling."""
     dtype = getattr(torch, technique.computes_in)
-    autocast = partial(torch.autocast, build.torch_device.type, dtype=dtype)
     build = replace(
-        build, forward_contexts=(*build.forward_contexts, autocast), loss_scaling=technique.loss_scaling,
+        _with_autocast(build, dtype), loss_scaling=technique.loss_scaling,
         evaluation_dtype=dtype if technique.full_eval else None,
     )
     if technique.loss_scaling and build.device.kind == "cpu":
         slow = "precision: most processors compute fp16 slowly, by way of fp32; write precision=bf16 or fp32"
         build = replace(build, notes=(*build.notes, slow))
     return _with_tf32(build, technique.tf32)
+
+
+def fp8(technique: Fp8, build: Build) -> Build:
+    """Products of the blocks' linear layers in fp8, and autocast for the rest where weights are fp32."""
+    try:  # here, for torchao takes a second to import, and does not promise to keep its inner parts
+        from tightfit.backends.pytorch.techniques import fp8_layers
+    except ImportError as error:
+        raise ModelError(f"precision: this version of torchao lacks what fp8 needs: {error}; write precision=bf16, or "
+                         "run: pip install 'torchao>=0.17'") from error
+    converted, left_out = fp8_layers.convert(build.stacks, technique.scaling)
+    if not converted:
+        raise Refused("precision: fp8 multiplies in linear layers whose sides are multiples of 16, and the blocks of "
+                      f"{type(build.model).__name__} have none; write precision=bf16")
+    notes = {
+        f"precision: {left_out} of {converted + left_out} linear layers of the blocks have a side that is no multiple "
+        "of 16, and stay in bf16": left_out,
+        "precision: a processor has no fp8 products and imitates them slowly; write precision=bf16 to train on it":
+            build.device.kind == "cpu",
+        "precision: uncompiled, fp8's casts take longer than its products save; write compile=per-block":
+            build.device.kind == "cuda" and not build.recipe.compiled,
+    }
+    build = replace(build, notes=(*build.notes, *(note for note, holds in notes.items() if holds)))
+    return _with_autocast(build, torch.bfloat16) if technique.autocast else build
+
+
+def _with_autocast(build: Build, dtype: torch.dtype) -> Build:
+    autocast = partial(torch.autocast, build.torch_device.type, dtype=dtype)
+    return replace(build, forward_contexts=(*build.forward_contexts, autocast))
 
 
 def weight_dtype(precision: Precision | Literal["auto"]) -> torch.dtype:
