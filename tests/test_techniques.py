@@ -39,7 +39,7 @@ def test_is_documented(variant: type[Technique]) -> None:
 
 @each_variant
 def test_has_few_knobs_with_defaults(variant: type[Technique]) -> None:
-    assert len(knobs(variant)) <= 4
+    assert len(knobs(variant)) <= 5
     variant()
 
 

@@ -167,7 +167,7 @@ def test_host_memory_and_copies_of_what_is_streamed_have_a_table_and_a_sentence(
     assert row.split()[:7] == ["2", "48.0", "60.0", "/", "50.0", "1.10", "s"]
     assert re.search(r" WWW\w*GGG\w*OOO\w*A+D+\.+\|$", row)
     assert "| 64.0 GiB, its end" in text
-    assert "D data and checkpoints" in squeezed(text)
+    assert "D data waiting for the step" in squeezed(text)
     said = squeezed(text).partition("copies A step")[2]
     for word in ("copies 60.0 GiB to the GPU and 50.0 GiB back", "3.00 s and 2.50 s side by side", "1.10 s longer",
                  "80 % of the copying is hidden", "90 % of that without copies",

@@ -28,7 +28,7 @@ class Part(NamedTuple):
 
 CACHED, CONTEXT, DATA = "cached", "context", "data"
 """Parts that are no category: what the allocator holds and no tensor uses; what lies outside the allocator; host memory
-of data and checkpoints."""
+of data."""
 
 PARTS = (
     Part(Category.WEIGHTS, "W", "#56b4e9", "weights"),
@@ -40,7 +40,7 @@ PARTS = (
     Part(Category.OTHER, "R", "#bcbcbc", "rounding and other"),
     Part(CACHED, "C", "#9a9a9a", "cached by the allocator"),
     Part(CONTEXT, "X", "#c8b6a6", "context"),
-    Part(DATA, "D", "#b3a2c7", "data and checkpoints"),
+    Part(DATA, "D", "#b3a2c7", "data waiting for the step"),
 )
 """The colours follow Okabe and Ito's palette for colour-blind readers, bright enough for black letters on them."""
 

@@ -37,7 +37,7 @@ def check_host_memory(
     memory = host_memory()
     try:
         whole = recipe.override(micro_batch_size=recipe.batch_size)  # what all micro-batches keep waits at once
-        if 2 * rough_bytes(whole, backend, config) < memory.available:  # states once more, in a checkpoint that is read
+        if rough_bytes(whole, backend, config) < memory.available:
             return
         _weigh(recipe, replace(device, host_bytes=memory.total), backend, memory.available, log)
     except ModelError:

@@ -48,7 +48,7 @@ def unseen(recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemory]
         return []
     found = [*_context(recipe, device), *_workspaces(device, trace)]
     if recipe.mode == "train":
-        found += [*_global_batches(recipe, trace), *_checkpoint(trace)]
+        found += _global_batches(recipe, trace)
     return found
 
 
@@ -126,14 +126,3 @@ def _global_batches(recipe: Recipe, trace: Trace) -> Iterator[UntracedMemory]:
     kind = "page-locked, each tensor rounded up to a power of two" if loading.pin_memory else "not page-locked"
     yield UntracedMemory(name="global batches waiting for the step", bytes=global_batch * waiting, where="host",
                  source=f"{waiting} global batches, {kind}; the data itself is not counted")
-
-
-def _checkpoint(trace: Trace) -> Iterator[UntracedMemory]:
-    """The device's weights or optimizer states as the step leaves them, whichever are more: what waits in host memory
-    is written from where it lies, and a file that is read is mapped."""
-    tick = max(span.stop for span in trace.spans if span.name.startswith("step "))
-    held = trace.by_category(tick)
-    yield UntracedMemory(
-        name="checkpoint", bytes=max(held[Category.WEIGHTS], held[Category.OPTIMIZER]), where="host",
-        source="weights or optimizer states, the larger of the two, which leave the GPU before they are written",
-    )

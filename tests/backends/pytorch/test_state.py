@@ -1,0 +1,46 @@
+"""Files of a checkpoint, which the safetensors library reads."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tightfit.backends.pytorch.state import FORMATS, write_tensors
+
+
+def test_every_format_is_read_back(tmp_path):
+    tensors = {f"of {name}": torch.randint(0, 2, (3, 5)).to(dtype) for dtype, name in FORMATS.items()}
+    tensors |= {"scalar": torch.tensor(7.5), "none": torch.empty(0, 4), "transposed": torch.rand(4, 6).t(),
+                "of a larger one": torch.rand(10)[3:6], "a name: \u00e9 \"quoted\"": torch.ones(1)}
+    write_tensors(tensors, tmp_path / "x.safetensors")
+    found = load_file(tmp_path / "x.safetensors")
+
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype
+        assert found[name].shape == tensor.shape
+        assert torch.equal(found[name].view(-1).view(torch.uint8), tensor.contiguous().view(-1).view(torch.uint8))
+
+
+def test_the_file_is_the_librarys_own(tmp_path):
+    tensors = {"b": torch.rand(3), "a": torch.rand(2, 2), "bytes": torch.ones(3, dtype=torch.uint8)}
+    write_tensors(tensors, tmp_path / "ours")
+    save_file(tensors, tmp_path / "theirs")
+
+    assert (tmp_path / "ours").stat().st_size == (tmp_path / "theirs").stat().st_size
+    assert header(tmp_path / "ours") == header(tmp_path / "theirs")
+
+
+def test_a_format_without_a_name_is_no_file(tmp_path):
+    with pytest.raises(KeyError):
+        write_tensors({"x": torch.zeros(1, dtype=torch.complex64)}, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def header(path):
+    """Formats, shapes and places by name."""
+    whole = path.read_bytes()
+    return json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])
