@@ -13,7 +13,9 @@ from tightfit.recipe import Recipe
 from tightfit.tasks import GlobalBatch
 from tightfit.techniques import SLOTS, Technique
 from tightfit.trace import Phase, Trace, UntracedMemory
-from tightfit.trace.lanes import Stretch
+
+if TYPE_CHECKING:
+    from tightfit.trace.lanes import Stretch
 
 WARM_UP = 2
 """Steps before any is measured: the first makes the optimizer's states, compiles, and picks kernels."""
