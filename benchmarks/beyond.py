@@ -139,6 +139,7 @@ def extremes() -> None:
         rows.append({
             "gpu": find_device(gpu).name, "host_memory": host, "asked": fields, "recipe": chosen.recipe.to_dict(),
             "fits": chosen.estimate.fits, "driver_gib": round(memory.needed / GIB, 2),
+            "allocated_gib": round(memory.peak_allocated / GIB, 2),
             "host_gib": round(sum(memory.host_by_category.values()) / GIB, 1),
             "tokens_per_second": round(chosen.estimate.time.tokens_per_second),
             "seconds": round(time.perf_counter() - begun, 1),
