@@ -113,4 +113,4 @@ def test_what_blocks_share_is_no_blocks_own():
     shared = torch.nn.Linear(2, 2)
     blocks = [torch.nn.Sequential(torch.nn.Linear(2, 2), shared) for _ in range(2)]
 
-    assert [len(own) for own in Parts(torch.nn.Sequential(*blocks), [blocks]).parameters] == [2, 2]
+    assert [len(own) for own in Parts(torch.nn.Sequential(*blocks), [blocks]).parameters] == [2, 2, 2]

@@ -27,6 +27,11 @@ class _Kept:
     def __init__(self, call: int, out: Copy) -> None:
         self.call, self.out = call, out
         self.back: Copy | None = None
+        self.used = False
+
+    def __del__(self) -> None:
+        if self.back is not None and not self.used:  # brought for nothing: its memory is free when it has arrived
+            self.back.wait()
 
 
 class HostActivations:
@@ -96,6 +101,7 @@ class HostActivations:
         if kept.back is None:
             self._bring(kept)
         assert kept.back is not None
+        kept.used = True
         return kept.back.wait()
 
     def _fetch(self, number: int) -> None:

@@ -98,6 +98,7 @@ class BlockCalls:
         try:
             return call(*args, **kwargs)
         finally:
+            _drop_casts()
             self.leave(number)
 
     def _called_end(self, number: int, is_head: bool, call: Call, *args: Any, **kwargs: Any) -> Any:
@@ -112,7 +113,15 @@ class BlockCalls:
             return call(*args, **kwargs)
         finally:
             if not learns:
+                _drop_casts()
                 self.leave_ends()
+
+
+def _drop_casts() -> None:
+    """Let go of autocast's casts of weights, which it would keep of every block where none is kept for a backward
+    pass."""
+    if not torch.is_grad_enabled():
+        torch.clear_autocast_cache()
 
 
 def _wrap(module: nn.Module, caller: Callable[..., Any]) -> None:

@@ -32,6 +32,10 @@ class Parts:
         inside = {p for parameters in self.parameters for p in parameters}
         self.parameters.append([p for p in model.parameters() if p.requires_grad and p not in inside])
         self.modules.append(model)
+        for number, modules in self.end_modules.items():  # encoders and decoders may have modules of their own for one
+            known = {*self.parameters[number]}
+            modules += [m for m in model.modules() if isinstance(m, nn.Embedding | nn.Linear) and m not in modules
+                        and not known.isdisjoint(m.parameters(recurse=False))]
 
     @property
     def behind_blocks(self) -> range:

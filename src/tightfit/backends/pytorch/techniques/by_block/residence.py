@@ -56,10 +56,15 @@ class Residence:
         if part in self._summed and not self._gradients.is_entered(part):
             parameters = self.parts.parameters[part]
             added = [parameter.grad for parameter in parameters]
+            here = part not in self._weights or self._weights.is_entered(part)
+            if not here:  # a gradient is bound to weights of its device
+                self._weights.enter(part)
             self._gradients.enter(part, then if then in self._summed else None)
             for parameter, gradient in zip(parameters, added, strict=True):
                 if gradient is not None and parameter.grad is not None:
                     parameter.grad.add_(gradient)
+            if not here:
+                self._weights.leave(part)
 
     def put_gradients(self, part: int, final: bool, *, leave: bool = True) -> None:
         """A part's gradients of a sweep are summed. Those of the device stay where passes add to them until they are

@@ -179,11 +179,13 @@ class Streamed:
             slot.holds = None
 
     def release(self, part: int | None = None) -> None:
-        """Give a part's place on the device back, or all of them: every copy out has been waited for."""
-        if part is None:
-            self._slots = {}
-        else:
-            self._slots.pop(self._place(part), None)
+        """Give a part's place on the device back, or all of them, but for those in use: every copy out has been waited
+        for."""
+        for place in list(self._slots) if part is None else [self._place(part)]:
+            slot = self._slots.get(place)
+            if slot is not None and slot not in self._entered.values():
+                self._let_go(slot)
+                del self._slots[place]
 
     def forget(self) -> None:
         """Nothing that waits in host memory is worth keeping."""
@@ -212,12 +214,18 @@ class Streamed:
             if slot is not None:
                 assert slot not in self._entered.values(), "a larger part came while another was in use"
                 self._transfers.wait_for_copies_out()  # which may read the memory that is given back
+                self._let_go(slot)
             memory = torch.empty(size, dtype=torch.uint8, device=self._transfers.device)
             slot = self._slots[place] = _Slot(memory)
             for watch in watches():
                 watch.holds(memory, self._category, None)
             self._transfers.hold_copies_in()  # others may have used this memory until now
         return slot
+
+    def _let_go(self, slot: _Slot) -> None:
+        """A slot's memory is about to be given back: nothing may arrive there any more."""
+        if slot.arriving is not None:
+            slot.arriving.wait()
 
     def _shares_size(self, one: int, other: int) -> bool:
         return (one < self._blocks) == (other < self._blocks)

@@ -84,7 +84,12 @@ class _Sweep:
                 self._advance(number)
             torch.clear_autocast_cache()  # casts of this block's weights, which no later block needs
             self._blocks.leave(block)
+            if first.at is None:
+                self._put_gradients_of_head()
             self._blocks.leave_ends()
+
+    def _put_gradients_of_head(self) -> None:
+        """The head's backward passes are over, and its weights still there; those of a tied embedding are to come."""
         head, embedding = self._blocks.parts.head, self._blocks.parts.embedding
         if head is not None:
             self._put_gradients(head, self._last and head != embedding)

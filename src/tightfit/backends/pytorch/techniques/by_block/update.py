@@ -182,20 +182,21 @@ class UpdateByBlock(ScaledUpdate):
         super().load(state)
 
     def _apply(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Step the optimizer over parameters. In a backward pass others may have gradients already, which wait."""
+        """Step the optimizer over parameters alone: others may have gradients already."""
         assert self._pending is not None
-        waiting = {}
-        if self._when == "in-backward":
-            waiting = {p: p.grad for part in self._parts.parameters for p in part if p.grad is not None}
-            for parameter in waiting.keys() - {*parameters}:
-                parameter.grad = None
         if self._max_norm and self._pending.norm is not None:
             clip_grads_with_norm_(parameters, self._max_norm, self._pending.norm)
         set_learning_rate(self.optimizer, self._pending.learning_rate)
-        with torch.autocast(self._build.torch_device.type, enabled=False):  # a block may be entered inside it
-            self.optimizer.step()
-        for parameter, gradient in waiting.items():
-            parameter.grad = gradient
+        groups, own = self.optimizer.param_groups, {*parameters}
+        every = [group["params"] for group in groups]
+        try:
+            for group in groups:
+                group["params"] = [parameter for parameter in group["params"] if parameter in own]
+            with torch.autocast(self._build.torch_device.type, enabled=False):  # a block may be entered inside it
+                self.optimizer.step()
+        finally:
+            for group, whole in zip(groups, every, strict=True):
+                group["params"] = whole
         for parameter in parameters:
             parameter.grad = None
 
