@@ -112,6 +112,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
             "fp32", "tf32", "fp16", "bf16-pure", "bf16-pure precision.rounding=stochastic",
             "bf16-pure precision.rounding=nearest",
         )),
+        *_each(("gpt2 16x1024 compile=per-block", "llama-3.2-1b 4x2048 compile=per-block"), "precision", (
+            "fp8", "fp8 precision.scaling=rowwise", "fp8 precision.weights=bf16",
+        )),
         "gpt2 16x1024 precision=bf16 precision.full_eval=true", "bert-base 32x512 precision=bf16 precision.tf32=true",
         "t5-base 16x512 precision=fp32", "vit-base 96x1 precision=fp16", "mixtral-0.9b 8x1024 precision=bf16-pure",
         "gemma-2b 2x2048 precision=bf16-pure",
