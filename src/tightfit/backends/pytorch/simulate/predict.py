@@ -215,7 +215,6 @@ class _TracedStep:
         self._open: AbstractContextManager[None] | None = None
         self._number = 0
         self._times: list[int] = []
-        self._begun = False
 
     def global_batch(self, sizes: list[int]) -> TensorGlobalBatch:
         build = self.build
@@ -260,21 +259,13 @@ class _TracedStep:
 
     def _enter(self, phase: Phase) -> None:
         self._close()
-        gc.collect(self._generation(phase))
+        gc.collect()
         times = 1
         if phase is not Phase.OPTIMIZER:
             times = self._times[0] if phase is Phase.FORWARD else self._times.pop(0)
         self._open = self.tracker.span(phase.value, step=self._number, times=times)
         self._open.__enter__()
         self.tracker.phase = phase
-
-    def _generation(self, phase: Phase) -> int:
-        """How far back the collector looks as a phase begins: over all; but where many micro-batches are under way, in
-        whose phases it would go through all of them again and again, over what the last one made."""
-        first, self._begun = not self._begun, phase is not Phase.OPTIMIZER
-        if first or phase is Phase.OPTIMIZER or not self.build.calls_blocks:
-            return 2
-        return 1 if phase is Phase.FORWARD else 0
 
     def _close(self) -> None:
         opened, self._open = self._open, None
