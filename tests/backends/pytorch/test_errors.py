@@ -89,6 +89,13 @@ def test_in_a_plan(how: str) -> None:
         predict(recipe, CPU, Outer(how))
 
 
+def test_a_module_that_left_a_prediction_is_in_no_later_ones() -> None:
+    recipe = resolve(Recipe.from_dict(FIELDS), CPU)
+    with pytest.raises(ModelError):
+        predict(recipe, CPU, Outer("leaves"))
+    assert {op.module for op in predict(recipe, CPU, Outer("")).ops} == {"", "embed", "out"}
+
+
 def test_in_a_plan_of_inference() -> None:
     recipe = resolve(Recipe.from_dict({**FIELDS, "mode": "inference"}), CPU)
     with pytest.raises(ModelError, match=f"Outer cannot be planned for: {RAISED['inside']}{AT_LINE}") as found:

@@ -78,6 +78,7 @@ class Tracker(OpStreams, TorchDispatchMode):
 
         compiled: modules that run as one: those inside them go unnamed, and a hook would become part of the graph.
         """
+        _RUNNING.set(("",))  # a module that left by SystemExit or the like never ended
         self._names = {module: name for name, module in model.named_modules()}
         whole = set(compiled)
         hidden = {inner for module in whole for inner in module.modules() if inner is not module}
@@ -217,8 +218,7 @@ class Tracker(OpStreams, TorchDispatchMode):
         return result
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run an op: where a measurement puts its marks."""
-        return func(*args, **kwargs)
+        return func(*args, **kwargs)  # where a measurement puts its marks
 
     def _note(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         phase, module = self._place()
