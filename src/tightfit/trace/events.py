@@ -70,7 +70,7 @@ class Reader:
         self.stacks = stacks
         self._patterns = [re.compile(re.escape(stack.path) + r"\.(\d+)(?=\.|$)") for stack in stacks]
         self._places: dict[str, tuple[Group | None, str]] = {"": (None, "")}
-        self.events = self._in_order()
+        self.events = events_in_order(trace)
         self.runs = _joined(list(self._runs()))
         self.groups = {event: run.group for run in self.runs for event in run.events if event.kind in ("birth", "op")}
         self.twins = self._twins()
@@ -98,27 +98,14 @@ class Reader:
         stack = self.stacks[group.stack]
         return f"{stack.path}.{int(found[1]) + more * stack.period}{module[found.end():]}"
 
-    def _in_order(self) -> list[tuple[int, Event]]:
-        trace = self.trace
-        events = [(s.start, Event("open", i)) for i, s in enumerate(trace.spans)]
-        events += [(s.stop, Event("close", i)) for i, s in enumerate(trace.spans)]
-        events += [(op.tick, Event("op", i)) for i, op in enumerate(trace.ops)]
-        for i, a in enumerate(trace.allocations):
-            events.append((a.born, Event("birth", i)))
-            if a.category_since > a.born:
-                events.append((a.category_since, Event("turn", i)))
-            if a.died is not None:
-                events.append((a.died, Event("death", i)))
-        events.sort()
-        return list(_deaths_by_birth(events))
-
     def _runs(self) -> Iterator[Run]:
         trace = self.trace
         apart = [(s.start, s.stop) for s in trace.spans if s.name in NO_MODULE_RUNS]
         parted = self._parted()
-        run, group = Run(None), None
+        run, group, outside = Run(None), None, False
         for (tick, event), (_, following) in zip(self.events, [*self.events[1:], (0, Event("close", 0))], strict=True):
-            outside = any(a <= tick < z for a, z in apart)
+            if event.kind in ("open", "close"):
+                outside = any(a <= tick < z for a, z in apart)
             if event.kind == "op" and outside and not trace.ops[event.item].module and following.kind == "birth":
                 group = self.place(trace.allocations[following.item].module)[0]  # what it makes says whose it is
             elif event.kind == "op":
@@ -167,6 +154,21 @@ class Reader:
                 twins[event] = same[counts[run.group, *key], *key]
                 twins[event][run.group] = event.item
         return twins
+
+
+def events_in_order(trace: Trace) -> list[tuple[int, Event]]:
+    """A trace's events, each with its tick."""
+    events = [(s.start, Event("open", i)) for i, s in enumerate(trace.spans)]
+    events += [(s.stop, Event("close", i)) for i, s in enumerate(trace.spans)]
+    events += [(op.tick, Event("op", i)) for i, op in enumerate(trace.ops)]
+    for i, a in enumerate(trace.allocations):
+        events.append((a.born, Event("birth", i)))
+        if a.category_since > a.born:
+            events.append((a.category_since, Event("turn", i)))
+        if a.died is not None:
+            events.append((a.died, Event("death", i)))
+    events.sort()
+    return list(_deaths_by_birth(events))
 
 
 def _deaths_by_birth(events: list[tuple[int, Event]]) -> Iterator[tuple[int, Event]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from tightfit.trace import Allocation, Op, Trace
-from tightfit.trace.events import Event, Group, Reader, Run, Stack
+from tightfit.trace.events import Event, Group, Reader, Run, Stack, events_in_order
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ def extend(shallow: Trace, deeper: Trace, stacks: Sequence[Stack], groups: int) 
     """
     reader = Reader(shallow, stacks)
     try:
-        rates = _rates(Writer(reader).write(1), Reader(deeper, stacks), reader)
+        rates = _rates(Writer(reader).write(1), deeper, shallow)
         return Writer(reader, rates).write(groups).trace
     except NotAlike:
         return None
@@ -68,6 +68,7 @@ class Writer:
         self._run: dict[tuple[int, int], int] = {}
         self._waiting: list[tuple[Op, tuple[int, ...], Group | None, int]] = []
         self._opened: dict[int, int] = {}
+        self._names: dict[tuple[str, int], str] = {}
 
     def write(self, more: int) -> Written:
         """With `more` copies of the template in every stack. Raises NotAlike."""
@@ -139,10 +140,12 @@ class Writer:
         made.allocations.append((item, in_template))
 
     def _name(self, module: str, copy: int) -> str:
-        group = self.reader.place(module)[0]
-        if group is None or group.distance < 0:
-            return module
-        return self.reader.renumbered(module, group, copy if group.distance == 0 else self.more)
+        name = self._names.get((module, copy))
+        if name is None:
+            group = self.reader.place(module)[0]
+            further = 0 if group is None or group.distance < 0 else copy if group.distance == 0 else self.more
+            name = self._names[module, copy] = self.reader.renumbered(module, group, further)
+        return name
 
     def _meant(
         self, event: Event, group: Group | None, copy: int, made: Mapping[tuple[int, int], T]
@@ -197,28 +200,28 @@ def _ascends(runs: Sequence[Run], at: int) -> bool:
     return True
 
 
-def _rates(check: Written, deeper: Reader, shallow: Reader) -> Rates:
+def _rates(check: Written, deeper: Trace, shallow: Trace) -> Rates:
     """The growth of what stands outside of the template with one more group. Raises NotAlike where `check`, the shallow
     trace with one copy more, is not the deeper trace."""
-    made, truth, source = check.trace, deeper.trace, shallow.trace
-    if [event for _, event in Reader(made, shallow.stacks).events] != [event for _, event in deeper.events]:
+    made = check.trace
+    if [event for _, event in events_in_order(made)] != [event for _, event in events_in_order(deeper)]:
         raise NotAlike
     rates = Rates()
-    for (item, in_template), mine, real in zip(check.allocations, made.allocations, truth.allocations, strict=True):
+    for (item, in_template), mine, real in zip(check.allocations, made.allocations, deeper.allocations, strict=True):
         if _traits(mine) != _traits(real):
             raise NotAlike
-        gain = real.bytes - source.allocations[item].bytes
+        gain = real.bytes - shallow.allocations[item].bytes
         if gain and in_template:
             raise NotAlike
         if gain:
             rates.allocations[item] = gain
-    order, true_order = ({op.tick: number for number, op in enumerate(trace.ops)} for trace in (made, truth))
-    for (item, in_template), mine_op, real_op in zip(check.ops, made.ops, truth.ops, strict=True):
+    order, true_order = ({op.tick: number for number, op in enumerate(trace.ops)} for trace in (made, deeper))
+    for (item, in_template), mine_op, real_op in zip(check.ops, made.ops, deeper.ops, strict=True):
         if (mine_op.name, mine_op.module, mine_op.phase) != (real_op.name, real_op.module, real_op.phase):
             raise NotAlike
         if {order[tick] for tick in mine_op.after} != {true_order[tick] for tick in real_op.after}:
             raise NotAlike
-        old = source.ops[item]
+        old = shallow.ops[item]
         gains = (real_op.flops - old.flops, real_op.bytes_read - old.bytes_read,
                  real_op.bytes_written - old.bytes_written)
         if any(gains) and in_template:

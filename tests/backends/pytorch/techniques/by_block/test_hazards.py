@@ -35,7 +35,8 @@ CASES = {
     "in-backward, sweeps": ("llama", {**SWEEPS, **IN_BACKWARD}),
     "in-backward, embeddings": ("llama", {**HOST, **IN_BACKWARD, "offload": EMBEDDINGS}),
     "after-backward": ("llama", {**ALL, "update": "after-backward"}),
-    "all": ("llama", ALL), "half": ("llama", HALF), "t5": ("t5", HOST), "t5, in-backward": ("t5", {**HOST, **IN_BACKWARD}),
+    "all": ("llama", ALL), "half": ("llama", HALF), "t5": ("t5", HOST),
+    "t5, in-backward": ("t5", {**HOST, **IN_BACKWARD}),
     "albert": ("albert", SWEEPS),
 }
 
@@ -46,7 +47,7 @@ class Watched(Transfers):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.made, self.over = {stream: 0 for stream in Stream}, {stream: 0 for stream in Stream}
+        self.made, self.over = dict.fromkeys(Stream, 0), dict.fromkeys(Stream, 0)
         self.freed = []
 
     def _copy(self, stream, source, target, after, keep):
@@ -79,7 +80,11 @@ def watched(monkeypatch):
             misplaced.append(tuple(parameter.shape))
         gradient.__set__(parameter, value)
 
-    monkeypatch.setattr(transfers, "Transfers", lambda *args, **kwargs: made.append(Watched(*args, **kwargs)) or made[-1])
+    def watch(*args, **kwargs):
+        made.append(Watched(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(transfers, "Transfers", watch)
     monkeypatch.setattr(Residence, "_bind_weights", bound)
     monkeypatch.setattr(torch.nn.Parameter, "grad", property(
         gradient.__get__, set_gradient, gradient.__delete__), raising=False)
