@@ -183,26 +183,29 @@ def _compiled_modules(build: Build) -> list[nn.Module]:
 def _run(build: Build, tracker: Tracker) -> None:
     step = _TracedStep(build, tracker)
     groups = micro_batch_groups(build.recipe)
+    # The optimizer makes its states in the first step. There one micro-batch will do: the others' peaks are those of
+    # the second step, less the states.
     if build.calls_blocks:  # every micro-batch is there at every block
         groups = [(size, 1) for size, times in groups for _ in range(times)]
-    # The optimizer makes its states in its first update, which may wait for the next step. Before that step one
-    # micro-batch will do: the others' peaks are those of the last step, less the states.
-    before = 2 if build.calls_blocks else 1
-    for number in range(1, before + 1):
+        # States made in the first step would be made late in the second, as blocks come to their updates. So the run
+        # is one that goes on from a checkpoint; and what saving does besides, updates that wait, a step does as well.
+        with tracker.span("resume"):
+            tracker.phase = Phase.RESUME
+            step.resume()
+    for number, taken in ((1, groups[:1]), (2, groups)):
         with tracker.span(f"step {number}", step=number):
-            step.take(number, groups[:1])
-    with tracker.span(f"step {before + 1}", step=before + 1):
-        step.take(before + 1, groups)
+            step.take(number, taken)
     if build.recipe.data.eval_fraction and not build.recipe.compiled:  # evaluation is compiled a second time
         with tracker.span("evaluation"):
             tracker.phase = Phase.EVALUATION
             step.step.evaluate([step.global_batch([groups[0][0]])])
-    with tracker.span("save"):
-        tracker.phase = Phase.SAVE
-        step.step.is_finite()
-    with tracker.span("resume"):
-        tracker.phase = Phase.RESUME
-        step.resume()
+    if not build.calls_blocks:
+        with tracker.span("save"):
+            tracker.phase = Phase.SAVE
+            step.step.is_finite()
+        with tracker.span("resume"):
+            tracker.phase = Phase.RESUME
+            step.resume()
 
 
 class _TracedStep:
@@ -228,7 +231,11 @@ class _TracedStep:
         self._mark_states()
 
     def resume(self) -> None:
-        """Put saved states into a new optimizer, as going on from a checkpoint does."""
+        """Put saved states into a new optimizer, as going on from a checkpoint does. Of a new one: let it make them."""
+        if not self.step.optimizer.state:
+            self.step.update.make_states()
+            self._mark_states()
+            return
         with self._host_memory():
             found, meta = state_tensors(self.step.optimizer, self.build.model)
             saved = {name: torch.empty_like(tensor) for name, tensor in found.items()}

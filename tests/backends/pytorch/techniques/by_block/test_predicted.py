@@ -13,6 +13,7 @@ from tightfit.backends import load_backend
 from tightfit.backends.pytorch.assembly import apply_techniques, bare_build
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
 from tightfit.backends.pytorch.follow.tracker import Tracker
+from tightfit.backends.pytorch.simulate import predict as prediction
 from tightfit.backends.pytorch.simulate.predict import predict
 from tightfit.backends.pytorch.step import Step
 from tightfit.devices import find_device, with_memory
@@ -70,18 +71,29 @@ def test_memory_is_what_the_step_takes(fields):
     planned, real = predict(recipe, A100, whole=True), taken(recipe)
 
     for place in (Place.DEVICE, Place.HOST):
-        last = [trace.span("step 3") for trace in (planned, real)]
+        tolerance = 0.005 if place is Place.DEVICE else 0
+        last = [trace.spans[-1] for trace in (planned, real)]
         peaks = [trace.peak(span.start, span.stop, place)[1]
                  for trace, span in zip((planned, real), last, strict=True)]
-        assert peaks[0] == pytest.approx(peaks[1], rel=0.005 if place is Place.DEVICE else 0)
+        assert [span.step for span in last] == [2, 3]  # a plan's states are there before its first
+        assert peaks[0] == pytest.approx(peaks[1], rel=tolerance)
+        assert planned.peak(place=place)[1] == pytest.approx(real.peak(place=place)[1], rel=tolerance)
     assert bool(planned.lying_in(Place.HOST)) == ("offload" in fields)
 
 
 @pytest.mark.parametrize("fields", [BY_BLOCK, HOST, ALL, EVERYTHING], ids=["resident", "host", "all", "everything"])
-def test_few_blocks_tell_of_the_rest(fields):
-    recipe = recipe_of(14, **fields)
-    extended, whole = predict(recipe, A100), predict(recipe, A100, whole=True)
+def test_few_blocks_tell_of_the_rest(fields, monkeypatch):
+    recipe, depths = recipe_of(14, **fields), []
+    whole, traced = predict(recipe, A100, whole=True), prediction._traced
 
+    def counted(*args):
+        depths.append(len(args) > 4)
+        return traced(*args)
+
+    monkeypatch.setattr(prediction, "_traced", counted)
+    extended = predict(recipe, A100)
+
+    assert depths == [True, True]
     assert len(extended.ops) == len(whole.ops)
     for place in (Place.DEVICE, Place.HOST):
         assert extended.peak(place=place)[1] == whole.peak(place=place)[1]
@@ -99,7 +111,7 @@ def test_the_device_holds_two_blocks_and_the_host_all():
     assert streamed.peak()[1] < plain.peak()[1]
     assert {category for category, count in streamed.by_category(tick, Place.HOST).items() if count} == {
         Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER}
-    places = [a for a in streamed.alive(streamed.span("step 3").stop) if a.dtype == "uint8"]
+    places = [a for a in streamed.alive(streamed.span("step 2").stop) if a.dtype == "uint8"]
     assert block == whole_pages(sum(a.bytes for a in places if a.category is Category.WEIGHTS) // 2)
 
 
