@@ -70,7 +70,7 @@ def test_inference_is_planned_by_number_format_and_attention(recipe, run):
     status, out, _ = run("plan", recipe, "mode=inference", "inference=8", "compile=auto", "--gpu", "rtx-4090")
     assert status == 0
     assert "on RTX 4090 (23.5 GiB): inference, 6 prompts, seq_len 16, 8 new tokens" in out
-    for word in ("prefill", "bf16 full_eval=True", "eager", "KV cache", "6 combinations considered, 7 traces made"):
+    for word in ("prefill", "bf16 full_eval=true", "eager", "KV cache", "6 combinations considered, 7 traces made"):
         assert word in out
     assert "micro x" not in out
     assert "micro_batch_size=2, checkpointing=none: for training alone" in " ".join(out.split())

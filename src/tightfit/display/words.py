@@ -11,7 +11,7 @@ from tightfit.devices import GIB, Device
 from tightfit.planning.costs import Estimate, Memory, Time
 from tightfit.planning.plan import Candidate, Plan, choices_of
 from tightfit.planning.search.space import ALLOCATOR
-from tightfit.planning.search.wording import changing, field_text
+from tightfit.planning.search.wording import changing, field_text, value_text
 from tightfit.planning.timing.copies import FREE, Copies
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
@@ -93,7 +93,7 @@ def columns(plan: Plan) -> tuple[list[Column], list[Column]]:
     """The columns of the choices and those of their costs, without the rank."""
     inference = plan.asked.mode == "inference"
     choices = [] if inference else [Column("micro x accum.", lambda c: batches(c.recipe))]
-    fields = choices_of(plan.asked)
+    fields = max((choices_of(candidate.recipe) for candidate in plan.candidates), key=len, default=())
     choices += [Column(field, partial(_choice, field)) for field in fields if field != "micro_batch_size"]
     unit = next((candidate.estimate.time.unit for candidate in plan.candidates), "samples/s")
     costs = [
@@ -213,7 +213,8 @@ def _numerics(candidates: Sequence[Candidate]) -> list[str]:
 
 def _choice(field: str, candidate: Candidate) -> str:
     """A technique in a table's cell: its name and the knobs that are not the default."""
-    choice = candidate.choices()[field]
+    choice = candidate.recipe.to_dict()[field]
     if not isinstance(choice, dict):
         return str(choice)
-    return " ".join(str(value) if knob == "name" else f"{knob}={value}" for knob, value in choice.items())
+    return " ".join(value if knob == "name" else f"{knob}={value_text(value)}"
+                    for knob, value in choice.items())

@@ -21,11 +21,12 @@ COMPILED_CHOICES = ("micro_batch_size", "precision", "backend", "checkpointing",
 
 
 def choices_of(recipe: Recipe) -> tuple[str, ...]:
-    """The recipe fields that a search decides for it."""
+    """The recipe fields that a search decides for it; `offload` where a resolved recipe does."""
     if recipe.backend.compiles_whole_steps:
         return COMPILED_CHOICES
     if recipe.mode == "train":
-        return CHOICES
+        offloads = recipe.offload != "auto" and recipe.offload.uses_host
+        return (*CHOICES, "offload") if offloads else CHOICES
     return tuple(slot for slot in CHOSEN_SLOTS if not SLOTS[slot][0].trains_only)
 
 

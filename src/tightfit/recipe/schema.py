@@ -28,7 +28,6 @@ from tightfit.techniques import (
 from tightfit.techniques.backend import Pytorch
 from tightfit.techniques.base import NUMBER, Natural, Positive, at_most
 from tightfit.techniques.parallel import NoParallel
-from tightfit.techniques.update import AfterBackward
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -149,8 +148,8 @@ class Recipe(BaseModel):
     """How batches reach the device."""
     offload: Annotated[Offload | Auto, *_slot("offload")] = "auto"
     """Parts of a step that wait in the host's memory while the device does not need them."""
-    update: Annotated[Update, *_slot("update")] = AfterBackward()
-    """When gradients are clipped, applied and dropped."""
+    update: Annotated[Update | Auto, *_slot("update")] = "auto"
+    """When gradients are clipped, applied and dropped; `auto` hides the copies of offloaded optimizer states."""
     parallel: Annotated[Parallel, *_slot("parallel")] = NoParallel()
     """More than one device: dp shares each micro-batch's rows among all of this machine's (backend: jax)."""
     backend: Annotated[Backend, *_slot("backend")] = Pytorch()

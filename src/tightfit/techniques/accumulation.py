@@ -69,7 +69,8 @@ class ByBlock(Accumulation):
     @classmethod
     def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:
         offloads = recipe.offload != "auto" and recipe.offload.needs_by_block
-        return cls() if offloads or recipe.update.needs_by_block else None
+        updates = recipe.update != "auto" and recipe.update.needs_by_block
+        return cls() if offloads or updates else None
 
 
 @technique

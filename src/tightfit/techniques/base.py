@@ -130,7 +130,7 @@ class Technique:
 
     def bytes_per_parameter(self, recipe: Recipe) -> float:
         """Bytes of weights, gradients and optimizer states that it makes a step of a resolved recipe hold for each
-        parameter, as a rule of thumb."""
+        parameter, as a rule of thumb; below zero for what it moves elsewhere."""
         return 0.0
 
     def redundant(self, recipe: Recipe) -> bool:

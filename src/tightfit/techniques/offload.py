@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 from pydantic import Field
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 class Offload(Technique):
     slot: ClassVar[str] = "offload"
+    trains_only: ClassVar[bool] = True
+    changes_states: ClassVar[bool] = True
     reach: ClassVar[int] = 1
     """Blocks in front of a block and behind it that its own work has to do with."""
 
@@ -32,6 +34,11 @@ class Offload(Technique):
     def uses_host(self) -> bool:
         """Whether anything waits in the host's memory."""
         return False
+
+    @property
+    def optimizer_share(self) -> float:
+        """Share of the blocks whose optimizer states wait in the host's memory."""
+        return 0.0
 
 
 @technique
@@ -57,7 +64,9 @@ class Host(Offload):
     speed: ClassVar[str] = "the same where a global batch computes for as long as its copies take, slower below"
     memory: ClassVar[str] = "two blocks' instead of all blocks'; as much in the host's memory as leaves the device's"
 
-    auto_on: ClassVar = ()
+    auto_on: ClassVar = ("pytorch",)
+    slowdown_share: ClassVar = {"cuda": 0.05}
+    trace_cost: ClassVar[int] = 2
     reach: ClassVar[int] = 2  # the next one is fetched into the place of the one before
 
     weights: Share = 1.0
@@ -83,6 +92,21 @@ class Host(Offload):
     @property
     def needs_by_block(self) -> bool:
         return self.keeps_weights or self.gradients > 0
+
+    @property
+    def optimizer_share(self) -> float:
+        return self.optimizer
+
+    @classmethod
+    def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
+        """The optimizer's states alone, which are read once a step; blocks follow where nothing fits."""
+        settings = [cls(weights=0, gradients=0)] if device.kind == "cuda" else []
+        return settings if recipe.backend.name in cls.auto_on else []
+
+    def bytes_per_parameter(self, recipe: Recipe) -> float:
+        held = 0.0 if recipe.precision == "auto" else recipe.precision.weight_bytes
+        states = 0.0 if recipe.optimizer == "auto" else recipe.optimizer.bytes_per_parameter(recipe)
+        return -(self.weights + self.gradients) * held - self.optimizer * states
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = refuse_between_blocks(recipe, "offload=host", "offload=none")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from tightfit.techniques.base import Technique, refuse_between_blocks, technique
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 class Update(Technique):
     slot: ClassVar[str] = "update"
-    may_be_auto: ClassVar[bool] = False
+    auto_on: ClassVar = ()
     needs_by_block: ClassVar[bool] = False
     """Whether micro-batches have to go through the blocks together."""
 
@@ -38,6 +38,10 @@ class WithForward(Update):
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         return refuse_between_blocks(recipe, "update=with-forward", "update=after-backward")
+
+    @classmethod
+    def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:
+        return cls() if recipe.offload != "auto" and recipe.offload.optimizer_share else None
 
 
 @technique

@@ -107,8 +107,16 @@ class Space:
     def recipe_for(self, choice: Choice, micro: int) -> Recipe:
         """The resolved recipe of a combination at a micro-batch."""
         fixed = {field: values[0] for field, values in self.values.items()}
-        return self.base.model_copy(update={**fixed, **dict(zip(self.fields, choice, strict=True)),
-                                            "micro_batch_size": micro})
+        fixed.update(zip(self.fields, choice, strict=True))
+        chosen = self.base.model_copy(update={**fixed, "micro_batch_size": micro})
+        follow = {slot: default_for_slot(chosen, self.device, slot) for slot in self._followers}
+        return chosen.model_copy(update=follow)
+
+    @cached_property
+    def _followers(self) -> list[str]:
+        """Slots left to `auto` of which nothing is searched: they follow what is."""
+        return [slot for slot, variants in SLOTS.items()
+                if getattr(self.recipe, slot) == "auto" and not any(variant.auto_on for variant in variants)]
 
     def departures(self, choice: Choice) -> int:
         """In how many fields a combination is not the usual one."""

@@ -32,7 +32,7 @@ def streamed(recipe: Recipe, device: Device) -> Iterator[Recipe]:
     if recipe.mode != "train" or recipe.offload != "auto":
         return
     changes = {field: value for field, value in STREAMED.items() if getattr(recipe, field) == "auto"}
-    asked = recipe.override(update="with-forward", **changes)
+    asked = recipe.override(**changes)
     sizes = micro_batch_sizes(recipe.batch_size) if recipe.micro_batch_size == "auto" else [recipe.micro_batch_size]
     traced = [size for size in sizes if recipe.batch_size <= MOST * size]
     least = asked.override(offload={**STREAMED["offload"], "embeddings": True})

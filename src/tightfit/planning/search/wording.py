@@ -11,10 +11,17 @@ from tightfit.recipe.yaml import technique_to_yaml
 from tightfit.techniques import VARIANTS, Technique
 
 
+def value_text(value: Any) -> str:
+    """A plain value as a person writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def field_text(field: str, value: Any) -> str:
     """A field as a person writes it: `checkpointing=every-nth checkpointing.n=3`."""
     if not isinstance(value, Technique):
-        return f"{field}={str(value).lower() if isinstance(value, bool) else value}"
+        return f"{field}={value_text(value)}"
     plain = technique_to_yaml(value)
     if isinstance(plain, str):
         return f"{field}={plain}"
@@ -25,7 +32,8 @@ def field_text(field: str, value: Any) -> str:
 def choices_text(recipe: Recipe, other: Recipe | None = None, fields: Sequence[str] = ()) -> str:
     """A resolved recipe's choices as a person writes them, the micro-batch first; with `other`, only those that differ
     from it, else `fields` of them."""
-    every = ("micro_batch_size", *VARIANTS, ALLOCATOR)
+    searched = (slot for slot, variants in VARIANTS.items() if any(variant.auto_on for variant in variants))
+    every = ("micro_batch_size", *(searched if other is not None else VARIANTS), ALLOCATOR)
     shown = [field for field in every if (field in fields if other is None else
                                           getattr(recipe, field) != getattr(other, field))]
     return " ".join(field_text(field, getattr(recipe, field)) for field in shown) or "the same"

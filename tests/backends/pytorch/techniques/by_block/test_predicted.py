@@ -123,7 +123,7 @@ def test_updates_are_timed_as_updates_where_blocks_wait_for_them():
 
 
 def test_what_fits_no_other_way_is_streamed_and_says_so():
-    card = with_memory(A100, 1200 << 20)
+    card = with_memory(A100, 900 << 20)
     overrides = {**FIELDS["model_overrides"], "n_layer": 14, "n_embd": 512}
     recipe = Recipe.from_dict({**FIELDS, "model_overrides": overrides})
     backend = load_backend("pytorch")
@@ -136,6 +136,25 @@ def test_what_fits_no_other_way_is_streamed_and_says_so():
     assert any("offload=none" in note for note in plan.notes)
     assert sum(plan.chosen.estimate.memory.host_by_category.values()) > 0
     assert resident.chosen is None
+
+
+def test_optimizer_states_leave_the_card_before_blocks_do():
+    recipe = Recipe.from_dict({
+        **FIELDS, "model": "gpt2-medium", "precision": "bf16", "attention": "sdpa", "loss": "chunked",
+        "model_overrides": {"n_layer": 12, "n_embd": 1536, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0},
+        "seq_len": 1024, "batch_size": 64, "micro_batch_size": 4, "checkpointing": "auto", "optimizer": "adamw",
+        "expandable_segments": False,
+    })
+    backend, card = load_backend("pytorch"), with_memory(A100, 8 << 30)
+    plan = search_with(backend, recipe, Target(device=card))
+    resident = search_with(backend, recipe.override(offload="none"), Target(device=card))
+
+    assert resident.chosen is None
+    assert plan.chosen is not None
+    chosen = plan.chosen.recipe
+    assert (chosen.offload.name, chosen.accumulation.name, chosen.update.name) == ("host", "loop", "with-forward")
+    assert chosen.offload.weights == chosen.offload.gradients == 0
+    assert not any("offload=none" in note for note in plan.notes)
 
 
 def test_host_memory_that_does_not_suffice_is_said():
