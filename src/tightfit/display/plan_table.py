@@ -137,7 +137,7 @@ def _table(plan: Plan, chosen: Sequence[Column], bar: int | None = None) -> Tabl
 
 
 def _copies(plan: Plan, width: int) -> list[RenderableType]:
-    """What candidates keep in the host's memory, and what they copy; nothing where none does."""
+    """Host memory and copies of the candidates that offload; nothing where none does."""
     moving = [candidate for candidate in plan.candidates if candidate.estimate.memory.host_by_category]
     if not moving:
         return []

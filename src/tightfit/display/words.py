@@ -128,7 +128,7 @@ def _of_copies(text: Callable[[Copies], str], candidate: Candidate) -> str:
 
 
 def copies(found: Copies, recipe: Recipe) -> str:
-    """What copies between host and device cost, and from which global batch on they are hidden."""
+    """Time that copies between host and device add to a step, and the global batch that hides it."""
     said = (f"A step copies {size(found.bytes_in)} to the GPU and {size(found.bytes_out)} back, which takes "
             f"{seconds(found.seconds_in)} and {seconds(found.seconds_out)} side by side, and is {seconds(found.added)} "
             f"longer for it: {percent(found.hidden)} of the copying is hidden behind compute, and its speed is "

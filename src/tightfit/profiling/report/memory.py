@@ -80,7 +80,7 @@ def layout(parts: Sequence[tuple[Phase, int, int]], seconds: Mapping[Phase, floa
 
 
 def curves(profile: Profile, place: Place = Place.DEVICE) -> dict[str, MemoryCurve]:
-    """That memory of the measured and of the predicted step, as far as it is there, by `measured` and `predicted`."""
+    """Memory curves of one place by `measured` and `predicted`, of whichever step there is."""
     seconds = profile.phase_seconds or profile.predicted_seconds
     found = {name: curve(step.trace, layout(parts_of(step.trace), seconds), place)
              for name, step in steps_of(profile).items()}

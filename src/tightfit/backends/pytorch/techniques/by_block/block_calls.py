@@ -50,7 +50,6 @@ class BlockCalls:
         self.listener: Listener | None = None
         self.entered: set[int] = set()
         self._caller: Caller = self._at_once
-        self._entered_ends: set[int] = set()
         for number, block in enumerate(parts.blocks):
             _wrap(block, partial(self._called, number))
         for number, modules in parts.end_modules.items() if embeddings else ():
@@ -69,8 +68,6 @@ class BlockCalls:
     def enter(self, part: int, then: int | None = None) -> None:
         """Make a part ready. then: the one that is expected next."""
         self.entered.add(part)
-        if part in self.parts.end_modules:
-            self._entered_ends.add(part)
         if self.listener is not None:
             with working_on(self.parts.modules[part]):
                 self.listener.enter(part, then)
@@ -84,9 +81,8 @@ class BlockCalls:
 
     def leave_ends(self) -> None:
         """No embedding is used any more for now."""
-        for part in sorted(self._entered_ends):
+        for part in sorted(self.entered & self.parts.end_modules.keys()):
             self.leave(part)
-        self._entered_ends.clear()
 
     def _called(self, number: int, call: Call, *args: Any, **kwargs: Any) -> Any:
         if self.activations is not None:
@@ -104,7 +100,7 @@ class BlockCalls:
     def _called_end(self, number: int, is_head: bool, call: Call, *args: Any, **kwargs: Any) -> Any:
         """An embedding's call; in training a head's backward pass follows at once, and only a sweep knows its end."""
         learns = torch.is_grad_enabled()
-        if number not in self._entered_ends:
+        if number not in self.entered:
             self.leave_ends()
             self.enter(number)
         if learns and is_head and self.listener is not None:

@@ -80,7 +80,6 @@ class HostAllocator:
                       stacklevel=2)
 
 
-
 def register(address: int, count: int, device: torch.device) -> str:
     """Page-lock memory for CUDA's copies. The driver's words where it refuses, else none."""
     code = int(torch.cuda.cudart().cudaHostRegister(address, count, 0))

@@ -22,20 +22,20 @@ class Parts:
 
     def __init__(self, model: nn.Module, stacks: Sequence[Sequence[nn.Module]]) -> None:
         self.blocks = tuple(dict.fromkeys(block for stack in stacks for block in stack))
-        own = _own_parameters(model, self.blocks)
         in_blocks = {parameter for block in self.blocks for parameter in block.parameters()}
         self.modules: list[nn.Module] = [*self.blocks]
-        self.end_modules: dict[int, list[nn.Module]] = {}
-        self.parameters = own
+        self.parameters = _own_parameters(model, self.blocks)
         self.embedding = self._add_end(model_end(model, "get_input_embeddings"), in_blocks)
         self.head = self._add_end(model_end(model, "get_output_embeddings"), in_blocks)
         inside = {p for parameters in self.parameters for p in parameters}
+        # An encoder and a decoder may have modules of their own for one embedding.
+        self.end_modules = {
+            number: [m for m in model.modules() if isinstance(m, nn.Embedding | nn.Linear)
+                     and not {*self.parameters[number]}.isdisjoint(m.parameters(recurse=False))]
+            for number in self.behind_blocks
+        }  # fmt: skip
         self.parameters.append([p for p in model.parameters() if p.requires_grad and p not in inside])
         self.modules.append(model)
-        for number, modules in self.end_modules.items():  # encoders and decoders may have modules of their own for one
-            known = {*self.parameters[number]}
-            modules += [m for m in model.modules() if isinstance(m, nn.Embedding | nn.Linear) and m not in modules
-                        and not known.isdisjoint(m.parameters(recurse=False))]
 
     @property
     def behind_blocks(self) -> range:
@@ -52,17 +52,14 @@ class Parts:
         learned = [p for p in module.parameters() if p.requires_grad]
         if not learned or in_blocks.intersection(module.parameters()):
             return None
-        for number in self.end_modules:
+        for number in self.behind_blocks:
             known = self.parameters[number]
             if not {*known}.isdisjoint(learned):  # tied
                 known += [p for p in learned if p not in {*known}]
-                self.end_modules[number].append(module)
                 return number
-        number = len(self.modules)
         self.modules.append(module)
-        self.end_modules[number] = [module]
         self.parameters.append(learned)
-        return number
+        return len(self.modules) - 1
 
 
 def _own_parameters(model: nn.Module, blocks: Sequence[nn.Module]) -> list[list[nn.Parameter]]:

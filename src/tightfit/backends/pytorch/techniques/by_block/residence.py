@@ -135,7 +135,7 @@ class Residence:
         self._states.drop()
 
     def wait_for_copies_out(self, on_host: bool) -> None:
-        """What is computed from here on, or what the host does, comes after every copy into host memory."""
+        """Let later computation, or with `on_host` the host, wait for every copy into host memory."""
         self._transfers.wait_for_copies_out(on_host=on_host)
         for kind in (self._weights, self._gradients, self._states):
             kind.forget_copies_out()

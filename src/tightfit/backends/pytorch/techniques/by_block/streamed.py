@@ -124,7 +124,7 @@ class Streamed:
         self._homes[part].written = [self._transfers.to_host(tensor.detach(), view) for tensor, view in pairs]
 
     def wait_for_copies_out(self, part: int) -> None:
-        """What is computed from here on begins after the copies that `copy_out` began, whose sources are let go."""
+        """Let later computation wait for the copies that `copy_out` began, and free their sources."""
         for copy in self._homes[part].written:
             copy.wait()
 

@@ -154,7 +154,7 @@ class Transfers:
         return self._copy(Stream.COPY_IN, source, target, [self.now()] if after is None else after, keep)
 
     def wait_for_copies_out(self, *, on_host: bool = False) -> None:
-        """What is computed from here on, or what the host does, comes after every copy into host memory so far."""
+        """Let later computation, or with `on_host` the host, wait for every copy into host memory begun so far."""
         if self.latest_out is not None:
             self.latest_out.wait_on_host() if on_host else self.latest_out.wait()
             self._held[Stream.COPY_OUT] = self.latest_out

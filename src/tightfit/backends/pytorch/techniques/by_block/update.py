@@ -1,7 +1,8 @@
-"""The update of the weights block by block: behind the backward pass, or when the next forward pass comes to a block.
+"""The update of the weights block by block: in the backward pass, behind it, or when the next forward pass comes to a
+block.
 
-Everything that an update needs is known before any block is updated: the norm of all gradients, whether they are
-finite, the learning rate. So clipping, loss scaling and schedules are exact, whenever a block's turn comes.
+Behind the backward pass everything that an update needs is known: the norm of all gradients, whether they are finite,
+the learning rate. So clipping, loss scaling and schedules are exact, whenever a block's turn comes.
 """
 
 from __future__ import annotations
@@ -178,6 +179,7 @@ class UpdateByBlock(ScaledUpdate):
         super().new_optimizer()
 
     def load(self, state: dict[str, Any]) -> None:
+        self._pending = None  # what waited was for the weights before
         self.reload()
         super().load(state)
 
