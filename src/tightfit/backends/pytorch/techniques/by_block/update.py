@@ -98,7 +98,6 @@ class UpdateByBlock(ScaledUpdate):
         self._update_all()
         self._put_all(left)
         self._final.clear()
-        self._residence.free_sent_gradients()
         self._residence.all_learned()
         norm = self._norm()
         if self._when == "in-backward":
@@ -141,7 +140,7 @@ class UpdateByBlock(ScaledUpdate):
 
     def flush(self) -> None:
         self._update_all()
-        self._residence.wait_for_copies_out(on_host=True)
+        self._residence.wait_on_host()
 
     def flush_between_steps(self) -> None:
         """As `flush`; nothing while a part is in use, whose place another would take."""
@@ -172,7 +171,7 @@ class UpdateByBlock(ScaledUpdate):
                     make_states(self.optimizer, self._parts.parameters[part])
                 self._residence.leave(part)
         self._residence.all_learned()
-        self._residence.wait_for_copies_out(on_host=True)
+        self._residence.wait_on_host()
 
     def new_optimizer(self) -> None:
         self._residence.forget_states()
