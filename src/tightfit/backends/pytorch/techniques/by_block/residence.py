@@ -91,6 +91,16 @@ class Residence:
         """Learn nothing from the gradients."""
         self._held.clear()
 
+    def abandon_gradients(self) -> None:
+        """Forget the gradients of a step that failed, wherever they lie."""
+        self.drop_gradients()
+        self._summed.clear()
+        for part, parameters in enumerate(self.parts.parameters):
+            self._gradients.leave(part)
+            for parameter in parameters:
+                parameter.grad = None
+        self.all_learned()
+
     @contextmanager
     def learning(self, part: int, then: int | None, optimizer: Optimizer) -> Iterator[None]:
         """A part's gradients and states are on the device inside. then: the part that learns next."""
