@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -44,10 +45,10 @@ class Run(NamedTuple):
     step: Step
 
 
-def step_of(architecture: str, **fields: Any) -> Step:
-    """A step of a tiny model of four blocks. Techniques are applied as on a card, whose memory is the processor's."""
+def step_of(architecture: str, blocks: int = 4, **fields: Any) -> Step:
+    """A step of a tiny model. Techniques are applied as on a card, whose memory is the processor's."""
     task = TASK_OF[architecture]
-    model = tiny_model(architecture, **{DEPTH.get(architecture, "num_hidden_layers"): 4})
+    model = tiny_model(architecture, **{DEPTH.get(architecture, "num_hidden_layers"): blocks})
     recipe = Recipe.from_dict({
         "task": task, "batch_size": 6, "micro_batch_size": 2, "seq_len": 24, "max_grad_norm": 0.05, "precision": "fp32",
         "attention": "eager", "compile": "off", "loss": "plain", "checkpointing": "none", "optimizer": "adamw",
@@ -67,14 +68,30 @@ def global_batches(architecture: str, steps: int = len(SPLITS)) -> Iterator[Tens
         yield tensor_global_batch(global_batch_of(tuple(parts)))
 
 
-def run(architecture: str, steps: int = len(SPLITS), **fields: Any) -> Run:
-    """A run from the first weights, with a learning rate that changes from step to step."""
-    step = step_of(architecture, **fields)
+def run(
+    architecture: str, steps: int = len(SPLITS), before: Callable[[Step, int], None] | None = None, **fields: Any
+) -> Run:
+    """A run from the first weights, with a learning rate that changes from step to step. before: what is done before
+    each step."""
+    step, results = step_of(architecture, **fields), []
     with step.build.session():
-        results = [step(batch, 3e-3 / (number + 1)).read()
-                   for number, batch in enumerate(global_batches(architecture, steps))]
+        for number, batch in enumerate(global_batches(architecture, steps)):
+            if before is not None:
+                before(step, number)
+            results.append(step(batch, 3e-3 / (number + 1)).read())
         step.update.flush()
     return Run(results, weights(step), step)
+
+
+def leave_a_block_out(step: Step, number: int) -> None:
+    """Every second step calls all but the last of four blocks."""
+    step.build.model.config.num_hidden_layers = 4 - number % 2
+
+
+def learn_late(step: Step, number: int) -> None:
+    """The first step goes past what the later ones learn in as well."""
+    for block in step.build.model.model.layers:
+        block.mlp.forward = (lambda hidden: hidden) if number == 0 else partial(type(block.mlp).forward, block.mlp)
 
 
 def weights(step: Step) -> dict[str, Tensor]:

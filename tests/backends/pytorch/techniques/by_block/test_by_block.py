@@ -8,8 +8,7 @@ from functools import cache
 import pytest
 import torch
 
-from tests.architectures import CAUSAL, IMAGES, MASKED, SEQ2SEQ, tiny_model
-from tests.backends.pytorch.techniques.by_block import streaming_cases
+from tests.architectures import CAUSAL, IMAGES, MASKED, SEQ2SEQ
 from tests.backends.pytorch.techniques.by_block.streaming_cases import (
     ALL,
     CPU,
@@ -19,6 +18,8 @@ from tests.backends.pytorch.techniques.by_block.streaming_cases import (
     STREAMED,
     SWEEPS,
     global_batches,
+    learn_late,
+    leave_a_block_out,
     run,
     same,
     step_of,
@@ -205,48 +206,43 @@ def test_dropout_is_drawn_and_a_seed_repeats_it():
 
 
 @pytest.mark.parametrize("kind", ["with-forward", "sweeps", "half", "everything"])
-def test_blocks_that_some_steps_leave_out_learn_from_the_others(kind):
-    def weights_after(**fields):
-        step = step_of("llama", **fields)
-        for number, batch in enumerate(global_batches("llama", 6)):
-            step.build.model.config.num_hidden_layers = 4 - number % 2
-            step(batch, 1e-2)
-        step.update.flush()
-        return weights(step)
+@pytest.mark.parametrize("before", [leave_a_block_out, learn_late])
+def test_what_some_steps_leave_out_learns_from_the_others(kind, before):
+    plain, streamed = (run("llama", 6, before, **fields) for fields in ({}, STREAMED[kind]))
 
-    plain, streamed = weights_after(), weights_after(**STREAMED[kind])
-
-    assert all(torch.equal(streamed[name], plain[name]) for name in plain)
+    assert all(torch.equal(streamed.weights[name], plain.weights[name]) for name in plain.weights)
 
 
-@pytest.mark.parametrize("kind", ["sweeps", "everything"])
-def test_a_parameter_may_get_its_first_gradient_late(kind, monkeypatch):
-    class Scaled(torch.nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            self.inner, self.scale, self.used = inner, torch.nn.Parameter(torch.ones(16)), False
+@pytest.mark.parametrize("kind", ["both", "sweeps", "everything"])
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_step_that_fails_leaves_no_trace(kind, backward):
+    def fail(*_):
+        raise KeyError("a block's own")
 
-        def forward(self, hidden):
-            return self.inner(hidden) * (self.scale.mean() if self.used else 1.0)
+    plain, failing = (step_of("llama", **fields) for fields in ({}, STREAMED[kind]))
+    batches = [*global_batches("llama")]
+    failing(batches[0], 1e-3)
+    block = failing.build.model.model.layers[2]
+    hook = (block.register_full_backward_pre_hook if backward else block.register_forward_pre_hook)(fail)
+    with pytest.raises((ModelError, KeyError)):
+        failing(batches[1], 1e-3)
+    hook.remove()
 
-    def weights_after(**fields):
-        def model_of(*args, **kwargs):
-            model = tiny_model(*args, **kwargs)
-            model.model.layers[1].mlp = scaled.append(Scaled(model.model.layers[1].mlp)) or scaled[-1]
-            return model
+    plain(batches[0], 1e-3)
+    assert failing.evaluate([batches[2]]) == plain.evaluate([batches[2]])
+    assert failing(batches[2], 1e-3).read() == plain(batches[2], 1e-3).read()
+    failing.update.flush()
+    assert all(torch.equal(weight, weights(plain)[name]) for name, weight in weights(failing).items())
 
-        scaled = []
-        monkeypatch.setattr(streaming_cases, "tiny_model", model_of)
-        step = step_of("llama", **fields)
-        for number, batch in enumerate(global_batches("llama", 5)):
-            scaled[0].used = number >= 2
-            step(batch, 1e-2)
-        step.update.flush()
-        return weights(step)
 
-    plain, streamed = weights_after(), weights_after(**STREAMED[kind])
+def test_whether_gradients_are_finite_is_read_once_a_step(monkeypatch):
+    step, read = step_of("llama", precision="fp16", **SWEEPS), []
+    item = torch.Tensor.item
+    step.accumulate(next(global_batches("llama")))
+    monkeypatch.setattr(torch.Tensor, "item", lambda tensor: read.append(tensor) or item(tensor))
+    step.update()
 
-    assert all(torch.equal(streamed[name], plain[name]) for name in plain)
+    assert len(read) == 1
 
 
 def test_micro_batches_that_call_blocks_in_different_orders_are_refused_by_name():

@@ -81,6 +81,15 @@ def test_what_lasts_takes_whole_pages(count, device, drivers):
     memory.fill_(7)
 
 
+def test_memory_lasts_where_python_maps_no_private_pages(drivers, monkeypatch):
+    drivers()
+    monkeypatch.delattr(mmap, "MAP_PRIVATE")
+    memory = HostAllocator(CUDA, locked=True).lasting(5)
+
+    assert (memory.dtype, memory.shape) == (torch.uint8, (5,))
+    memory.fill_(7)
+
+
 def test_locked_memory_is_given_back_when_its_last_tensor_goes(drivers):
     driver = drivers()
     memory = HostAllocator(CUDA, locked=True).lasting(10_000)

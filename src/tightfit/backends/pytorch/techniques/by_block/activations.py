@@ -69,7 +69,6 @@ class HostActivations:
         """The order in which backward passes will come to calls; without it the last call comes first."""
         self._kept = {call: self._kept[call] for call in calls if call in self._kept}
         self._following = dict(pairwise(calls))
-        self._let_go()
         self._fetch(calls[0])
 
     def _let_go(self) -> None:

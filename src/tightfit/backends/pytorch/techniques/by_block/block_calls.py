@@ -31,6 +31,9 @@ class Listener(Protocol):
     def gather_gradients(self, part: int, then: int | None) -> None:
         """A part's backward passes are about to add to the sums of earlier ones."""
 
+    def abandon(self) -> None:
+        """The step failed: its gradients are of no use."""
+
 
 class BlockCalls:
     """Every call of a block goes through here, outside of its compiled graph and of its recomputation; those of the
@@ -78,6 +81,13 @@ class BlockCalls:
             with working_on(self.parts.modules[part]):
                 self.listener.leave(part)
         self.entered.discard(part)
+
+    def abandon(self) -> None:
+        """The step failed: no part is in use any more."""
+        for part in sorted(self.entered):
+            self.leave(part)
+        if self.listener is not None:
+            self.listener.abandon()
 
     def leave_ends(self) -> None:
         """No embedding is used any more for now."""

@@ -39,6 +39,8 @@ class HostAllocator:
         taken = whole_pages(count)
         if self._device.type != "cuda" or not count:
             return torch.empty(taken, dtype=torch.uint8, device="cpu")[:count]
+        if not hasattr(mmap, "MAP_PRIVATE"):  # as on Windows: PyTorch's, which may take more
+            return self.passing(torch.empty(taken, dtype=torch.uint8, device="meta"))[:count]
         try:
             pages = mmap.mmap(-1, taken, flags=mmap.MAP_PRIVATE)
         except OSError:

@@ -59,6 +59,7 @@ class Residence:
             here = part not in self._weights or self._weights.is_entered(part)
             if not here:  # a gradient is bound to weights of its device
                 self._weights.enter(part)
+            self._gradients.wait_for_copies_out(part)  # which may read the place that is added to
             self._gradients.enter(part, then if then in self._summed else None)
             for parameter, gradient in zip(parameters, added, strict=True):
                 if gradient is not None and parameter.grad is not None:
@@ -73,7 +74,7 @@ class Residence:
         found = [parameter.grad for parameter in parameters]
         gradients = [gradient for gradient in found if gradient is not None]
         if part in self._gradients_leave and found and len(gradients) == len(found) and (leave or not final):
-            self.free_sent_gradients()
+            self._free_sent_gradients()
             self._gradients.copy_out(part, gradients)
             self._gradients.leave(part)
             self._sent = part
@@ -86,17 +87,19 @@ class Residence:
         for parameter in parameters:
             parameter.grad = None
 
-    def free_sent_gradients(self) -> None:
-        """Let go of the gradients that were sent last, once they have arrived."""
-        if self._sent is not None:
-            self._gradients.wait_for_copies_out(self._sent)
-            if self._sent in self.parts.end_modules:
-                self._gradients.release(self._sent)
-            self._sent = None
-
     def drop_gradients(self) -> None:
         """Learn nothing from the gradients."""
         self._held.clear()
+
+    def abandon_gradients(self) -> None:
+        """Forget the gradients of a step that failed, wherever they lie."""
+        self.drop_gradients()
+        self._summed.clear()
+        for part, parameters in enumerate(self.parts.parameters):
+            self._gradients.leave(part)
+            for parameter in parameters:
+                parameter.grad = None
+        self.all_learned()
 
     @contextmanager
     def learning(self, part: int, then: int | None, optimizer: Optimizer) -> Iterator[None]:
@@ -119,7 +122,9 @@ class Residence:
 
     def all_learned(self) -> None:
         """No part learns for now: give back the places of gradients and states."""
-        self.wait_for_copies_out(on_host=False)
+        self._free_sent_gradients()
+        self._transfers.wait_for_copies_out()
+        self._forget_copies_out()
         self._gradients.release()
         self._states.release()
 
@@ -134,9 +139,12 @@ class Residence:
         self._weights.drop()
         self._states.drop()
 
-    def wait_for_copies_out(self, on_host: bool) -> None:
-        """Let later computation, or with `on_host` the host, wait for every copy into host memory."""
-        self._transfers.wait_for_copies_out(on_host=on_host)
+    def wait_on_host(self) -> None:
+        """Let the host wait for every copy: what waits in its memory may be read and written then."""
+        self._transfers.wait_on_host()
+        self._forget_copies_out()
+
+    def _forget_copies_out(self) -> None:
         for kind in (self._weights, self._gradients, self._states):
             kind.forget_copies_out()
 
@@ -144,6 +152,14 @@ class Residence:
         """Bytes of host memory, by what they hold."""
         return {"weights": self._weights.host_bytes, "gradients": self._gradients.host_bytes,
                 "optimizer": self._states.host_bytes}
+
+    def _free_sent_gradients(self) -> None:
+        """Let go of the gradients that were sent last, once they have arrived."""
+        if self._sent is not None:
+            self._gradients.wait_for_copies_out(self._sent)
+            if self._sent in self.parts.end_modules:
+                self._gradients.release(self._sent)
+            self._sent = None
 
     def _adopt_states(self, part: int) -> None:
         """Give states host memory once the optimizer has made them: some may come later than others."""

@@ -142,9 +142,8 @@ class Streamed:
         home, slot = self._homes[part], self._slot(part)
         if slot.holds == part or slot in self._entered.values():
             return
-        before = [*slot.free, *home.written, *([slot.arriving] if slot.arriving else [])]
-        target = slot.memory[: home.packing.bytes]
-        slot.holds, slot.arriving = part, self._transfers.to_device(home.memory, target, before, keep=False)
+        target, after = slot.memory[: home.packing.bytes], [*slot.free, *home.written]
+        slot.holds, slot.arriving = part, self._transfers.to_device(home.memory, target, after, keep=False)
 
     def enter(self, part: int, then: int | None = None) -> None:
         """Use a part's tensors on the device from here on, and begin to bring those of the part `then`."""
@@ -193,9 +192,6 @@ class Streamed:
         self._homes.clear()
 
     def _give_home(self, part: int, tensors: Sequence[Tensor]) -> None:
-        if part in self._homes:  # whose memory is about to be let go
-            for copy in self._homes[part].written:
-                copy.wait_on_host()
         packing = Packing(tensors)
         self._homes[part] = home = _Home(packing, self._transfers.host_memory(packing.bytes))
         for watch in watches():

@@ -59,10 +59,12 @@ class _Sweep:
         try:
             self._forward()
             self._backward()
-        finally:
+        except BaseException:
             for member in self._members.values():
                 with self._build.forward_context():
                     member.close()
+            self._blocks.abandon()
+            raise
         return [member.loss for member in self._members.values() if member.loss is not None]
 
     def _forward_of(self, number: int) -> Callable[[], Tensor]:

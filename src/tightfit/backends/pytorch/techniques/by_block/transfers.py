@@ -111,7 +111,7 @@ class Transfers:
         self._begun: dict[Copy, Tensor] = {}
         self.latest_out: Copy | None = None
         """The copy to the host begun last: whoever waits for it waits for all before."""
-        self._held: dict[Stream, Point] = {}
+        self._hold_in: tuple[Point, ...] = ()
 
     def host_memory(self, count: int) -> Tensor:
         """Memory of the host that lasts: `count` bytes without values, uint8, (count,)."""
@@ -148,21 +148,29 @@ class Transfers:
         """Copy a tensor of the host into the device's memory, `target` or new memory; `after` and `keep` as in
         `to_host`. New memory may have been used until now, so that its copy waits for what was computed so far in any
         case."""
+        if target is None or after is None:
+            after = [*(after or ()), self.now()]
         if target is None:
             target = torch.empty_like(source, device=self.device, pin_memory=False, requires_grad=False)
-            after = [*(after or ()), self.now()]
-        return self._copy(Stream.COPY_IN, source, target, [self.now()] if after is None else after, keep)
+        return self._copy(Stream.COPY_IN, source, target, after, keep)
 
-    def wait_for_copies_out(self, *, on_host: bool = False) -> None:
-        """Let later computation, or with `on_host` the host, wait for every copy into host memory begun so far."""
+    def wait_for_copies_out(self) -> None:
+        """Let later computation wait for every copy into host memory begun so far."""
         if self.latest_out is not None:
-            self.latest_out.wait_on_host() if on_host else self.latest_out.wait()
-            self._held[Stream.COPY_OUT] = self.latest_out
+            self.latest_out.wait()
+        self.hold_copies_in()
+
+    def wait_on_host(self) -> None:
+        """Let the host wait for every copy begun so far: what it writes then, none of them reads."""
+        if self.latest_out is not None:
+            self.latest_out.wait_on_host()
+        if self._streams:
+            self._streams[Stream.COPY_IN].synchronize()
         self.hold_copies_in()
 
     def hold_copies_in(self) -> None:
         """The next copy to the device, and so all behind it, begin after what was computed so far."""
-        self._held[Stream.COMPUTE] = self.now()
+        self._hold_in = (self.now(),)
 
     def finish(self, copy: Copy) -> None:
         """A copy is waited for: its source is let go."""
@@ -173,7 +181,7 @@ class Transfers:
             raise ValueError(f"target: {tuple(target.shape)} {target.dtype} should be as the source, "
                              f"{tuple(source.shape)} {source.dtype}")
         if stream is Stream.COPY_IN:
-            after, self._held = [*after, *self._held.values()], {}
+            after, self._hold_in = [*after, *self._hold_in], ()
         copy = Copy(self, target, stream)
         if keep:
             self._begun[copy] = source

@@ -98,7 +98,6 @@ class UpdateByBlock(ScaledUpdate):
         self._update_all()
         self._put_all(left)
         self._final.clear()
-        self._residence.free_sent_gradients()
         self._residence.all_learned()
         norm = self._norm()
         if self._when == "in-backward":
@@ -139,9 +138,15 @@ class UpdateByBlock(ScaledUpdate):
             if self._when != "in-backward":
                 self._residence.all_learned()
 
+    def abandon(self) -> None:
+        self._update_all()  # what waits is an earlier step's
+        self._final.clear()
+        self._norms.clear()
+        self._residence.abandon_gradients()
+
     def flush(self) -> None:
         self._update_all()
-        self._residence.wait_for_copies_out(on_host=True)
+        self._residence.wait_on_host()
 
     def flush_between_steps(self) -> None:
         """As `flush`; nothing while a part is in use, whose place another would take."""
@@ -172,7 +177,7 @@ class UpdateByBlock(ScaledUpdate):
                     make_states(self.optimizer, self._parts.parameters[part])
                 self._residence.leave(part)
         self._residence.all_learned()
-        self._residence.wait_for_copies_out(on_host=True)
+        self._residence.wait_on_host()
 
     def new_optimizer(self) -> None:
         self._residence.forget_states()
@@ -236,16 +241,21 @@ class UpdateByBlock(ScaledUpdate):
         for gradients in found:
             self._scaler.step(gradients)  # type: ignore[arg-type]
         self._scaler.update()
-        return all(gradients.finite for gradients in found)
+        return not found or not torch.stack([gradients.overflows for gradients in found]).any().item()
 
 
 class _Gradients:
-    """Some parameters as a loss scaler sees an optimizer: it unscales their gradients, and steps where all are
-    finite."""
+    """Some parameters as a loss scaler sees an optimizer: it unscales their gradients, and says before a step whether
+    any was not finite.
+
+    overflows: more than 0 if so. found_inf: the scaler's word for it, on the device, where reading it costs no wait.
+    """
+
+    _step_supports_amp_scaling = True  # of the scaler's: else it reads each one itself
+    found_inf: Tensor
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.param_groups = [{"params": list(parameters)}]
-        self.finite = False
 
     def step(self) -> None:
-        self.finite = True
+        self.overflows = self.found_inf
