@@ -34,6 +34,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "fp8, rowwise": {"precision": {"name": "fp8", "scaling": "rowwise"}},
     "fp8, bf16 weights": {"precision": {"name": "fp8", "weights": "bf16"}},
     "fp8, adamw-8bit": {"precision": "fp8", "optimizer": "adamw-8bit"},
+    "bf16-pure, stochastic, adamw-8bit, streamed": {  # offloading moves these steps' tensors and changes no bit of them
+        "precision": {"name": "bf16-pure", "rounding": "stochastic"}, "optimizer": "adamw-8bit",
+        "accumulation": "by-block", "update": "with-forward", "micro_batch_size": 4,
+    },
     "adamw loop": {"optimizer": {"name": "adamw", "implementation": "loop"}},
     "adamw foreach": {"optimizer": {"name": "adamw", "implementation": "foreach"}},
     "sgd": {"optimizer": "sgd"},
