@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 from tightfit.backends.pytorch.techniques.by_block.activations import HostActivations
 from tightfit.backends.pytorch.techniques.by_block.parts import Parts
 from tightfit.backends.pytorch.techniques.by_block.transfers import Transfers, working_on
+from tightfit.backends.pytorch.techniques.loss.head_forward import HeadForward
 
 Call = Callable[..., Any]
 Caller = Callable[[int, Call, tuple[Any, ...], dict[str, Any]], Any]
@@ -59,7 +60,7 @@ class BlockCalls:
             self._wrap(block, partial(self._called, number))
         for number, modules in parts.end_modules.items() if embeddings else ():
             for module in modules:
-                self._wrap(module, partial(self._called_end, number, isinstance(module, nn.Linear)))
+                self._wrap(module, partial(self._called_end, number, module))
 
     @contextmanager
     def called_by(self, caller: Caller) -> Iterator[None]:
@@ -120,13 +121,15 @@ class BlockCalls:
             _drop_casts()
             self.leave(number)
 
-    def _called_end(self, number: int, is_head: bool, call: Call, *args: Any, **kwargs: Any) -> Any:
+    def _called_end(self, number: int, module: nn.Module, call: Call, *args: Any, **kwargs: Any) -> Any:
         """An embedding's call; in training a head's backward pass follows at once, and only a sweep knows its end."""
+        if isinstance(module.forward, HeadForward) and not module.forward.uses_weights(len(args)):
+            return call(*args, **kwargs)
         learns = torch.is_grad_enabled()
         if number not in self.entered:
             self.leave_ends()
             self.enter(number)
-        if learns and is_head and self.listener is not None:
+        if learns and isinstance(module, nn.Linear) and self.listener is not None:
             self.listener.gather_gradients(number, None)
         try:
             # A model's code may have moved ids to where the weights wait, as Llama 4's does.
