@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 from tightfit.backends.pytorch.techniques.by_block.activations import HostActivations
 from tightfit.backends.pytorch.techniques.by_block.parts import Parts
 from tightfit.backends.pytorch.techniques.by_block.transfers import Transfers, working_on
-from tightfit.backends.pytorch.techniques.loss.head_forward import HeadForward
+from tightfit.backends.pytorch.techniques.loss.of_logits import HeadForward
 
 Call = Callable[..., Any]
 Caller = Callable[[int, Call, tuple[Any, ...], dict[str, Any]], Any]

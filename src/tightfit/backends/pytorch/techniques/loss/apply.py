@@ -23,7 +23,7 @@ from tightfit.backends.pytorch.models import logits_of
 from tightfit.backends.pytorch.padding import BIAS_BUFFER, model_end
 from tightfit.backends.pytorch.simulated_device import simulated_device
 from tightfit.backends.pytorch.techniques.loss.chunked_cross_entropy import chunked_cross_entropy, computing_dtype
-from tightfit.backends.pytorch.techniques.loss.head_forward import HeadForward
+from tightfit.backends.pytorch.techniques.loss.of_logits import HeadForward
 from tightfit.errors import ModelError, Refused, one_line
 from tightfit.tasks import IGNORE
 from tightfit.techniques.loss import Chunked, Liger
