@@ -169,6 +169,9 @@ class Step(Protocol):
         classes: the names of the classes that it predicts, where the data named them.
         """
 
+    def close(self) -> None:
+        """Give the model back as an ordinary one: no step follows."""
+
     def is_finite(self) -> bool:
         """Whether every weight is a finite number."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,7 +137,7 @@ class Trainer:
             folder.write_json(PLAN, session.plan.to_json())
         if profile is not None:
             profile.begin(step, first_step, tuple(build.notes))
-        with build.session(), MetricsLog(recipe, folder.path, first_step) as log:
+        with build.session(), closing(step), MetricsLog(recipe, folder.path, first_step) as log:
             loop = TrainingLoop(
                 recipe, step, source,
                 None if evaluation is None else lambda: evaluation_global_batches(evaluation, recipe),

@@ -144,6 +144,9 @@ class Step:
     def export(self, folder: Path, classes: dict[int, str] | None) -> None:
         write_model(self.build.network, jax.device_get(self.state["params"]), folder)
 
+    def close(self) -> None:
+        """The model was never changed."""
+
     def is_finite(self) -> bool:
         finite = jax.jit(lambda params: jnp.stack([jnp.isfinite(array).all() for array in params.values()]).all())
         return bool(finite(self.state["params"]))

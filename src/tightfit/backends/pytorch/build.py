@@ -86,6 +86,9 @@ class Update(Protocol):
     def flush(self) -> None:
         """Finish what was put off: before anything else reads weights or optimizer states."""
 
+    def close(self) -> None:
+        """Finish what was put off, and give the model back as an ordinary one. No step follows."""
+
     def make_states(self) -> None:
         """Let the optimizer make its states, to be written into: a step that learns nothing counts as one."""
 

@@ -197,6 +197,10 @@ class Step:
         with self._guarded("writing the model"):
             save_model(self.build.model, folder, classes)
 
+    def close(self) -> None:
+        with self._guarded("giving the model back"):
+            self.update.close()
+
     def is_finite(self) -> bool:
         self.update.flush()
         by_device: dict[torch.device, list[Tensor]] = {}  # some may wait in host memory

@@ -66,5 +66,8 @@ class UpdateAfterBackward(ScaledUpdate):
     def flush(self) -> None:
         """Nothing waits."""
 
+    def close(self) -> None:
+        """The model is ordinary already."""
+
     def make_states(self) -> None:
         make_states(self.optimizer, self._parameters)

@@ -15,6 +15,7 @@ from tests.backends.pytorch.techniques.by_block.streaming_cases import (
     EVERYTHING,
     HALF,
     HOST,
+    SPLITS,
     STREAMED,
     SWEEPS,
     global_batches,
@@ -191,6 +192,15 @@ def test_evaluation_and_finiteness_see_the_updated_weights():
 
     assert streamed.evaluate([held_out]) == plain.evaluate([held_out]) != before
     assert streamed.is_finite()
+
+
+def test_evaluation_brings_the_head_once():
+    step, entered = step_of("llama", loss="chunked", **EVERYTHING), []
+    enter = step.update.enter
+    step.update.enter = lambda part, then: entered.append(part) or enter(part, then)
+    step.evaluate(global_batches("llama", 1))
+
+    assert entered.count(step.blocks.parts.head) == len(SPLITS[0])
 
 
 def test_dropout_is_drawn_and_a_seed_repeats_it():

@@ -93,3 +93,21 @@ def test_a_copy_of_the_model_is_a_model_of_its_own(copied):
     assert equal(taken(model), kept)
     model.load_state_dict(kept)
     assert not equal(taken(step.build.model), kept)
+
+
+@pytest.mark.parametrize("fields", [HOST, EVERYTHING, BY_BLOCK], ids=["host", "everything", "here"])
+def test_a_closed_steps_model_is_an_ordinary_one(fields):
+    plain, streamed = step_of("llama"), step_of("llama", **fields)
+    batch = next(global_batches("llama"))
+    for step in (plain, streamed):
+        step(batch, 1e-3)
+        step.close()
+    model, ids = streamed.build.model, torch.arange(4, 12)[None]
+
+    assert all(module._compiled_call_impl is None for module in model.modules())
+    assert not model._state_dict_pre_hooks
+    assert not model._load_state_dict_pre_hooks
+    assert not model._load_state_dict_post_hooks
+    assert all(p.untyped_storage().nbytes() == p.nbytes for p in model.parameters())
+    assert torch.equal(model(input_ids=ids).logits, plain.build.model(input_ids=ids).logits)
+    model(input_ids=ids).logits.sum().backward()

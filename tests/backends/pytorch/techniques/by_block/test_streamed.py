@@ -22,6 +22,7 @@ from tests.backends.pytorch.techniques.by_block.streaming_cases import (
     same,
 )
 from tightfit.backends.pytorch.techniques.by_block import streamed, transfers
+from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
 from tightfit.backends.pytorch.techniques.by_block.parts import Parts
 from tightfit.backends.pytorch.techniques.by_block.transfers import Copy, Point, Transfers
 
@@ -76,3 +77,17 @@ def test_what_blocks_share_is_no_blocks_own():
     blocks = [torch.nn.Sequential(torch.nn.Linear(2, 2), shared) for _ in range(2)]
 
     assert [len(own) for own in Parts(torch.nn.Sequential(*blocks), [blocks]).parameters] == [2, 2, 2]
+
+
+def test_an_embedding_takes_ids_from_where_its_weights_wait():
+    """Llama 4 sends them to the device of its embedding's weight."""
+    embedding, device = torch.nn.Embedding(8, 4), torch.device("meta")
+    parts = Parts(torch.nn.Module(), [])
+    parts.end_modules = {0: [embedding]}
+    parts.modules = [embedding]
+    calls = BlockCalls(parts, Transfers(device), embeddings=True)
+    embedding.to(device)
+
+    assert embedding(torch.arange(3)).device == device
+    calls.close()
+    assert embedding._compiled_call_impl is None

@@ -8,11 +8,13 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from tightfit.backends.pytorch.techniques.by_block.activations import HostActivations
 from tightfit.backends.pytorch.techniques.by_block.parts import Parts
 from tightfit.backends.pytorch.techniques.by_block.transfers import Transfers, working_on
+from tightfit.backends.pytorch.techniques.loss.of_logits import HeadForward
 
 Call = Callable[..., Any]
 Caller = Callable[[int, Call, tuple[Any, ...], dict[str, Any]], Any]
@@ -53,11 +55,12 @@ class BlockCalls:
         self.listener: Listener | None = None
         self.entered: set[int] = set()
         self._caller: Caller = self._at_once
+        self._before: dict[nn.Module, Any] = {}
         for number, block in enumerate(parts.blocks):
-            _wrap(block, partial(self._called, number))
+            self._wrap(block, partial(self._called, number))
         for number, modules in parts.end_modules.items() if embeddings else ():
             for module in modules:
-                _wrap(module, partial(self._called_end, number, isinstance(module, nn.Linear)))
+                self._wrap(module, partial(self._called_end, number, module))
 
     @contextmanager
     def called_by(self, caller: Caller) -> Iterator[None]:
@@ -67,6 +70,11 @@ class BlockCalls:
             yield
         finally:
             self._caller = before
+
+    def close(self) -> None:
+        """Let modules be called as they were before."""
+        for module, before in self._before.items():
+            module._compiled_call_impl = before
 
     def enter(self, part: int, then: int | None = None) -> None:
         """Make a part ready. then: the one that is expected next."""
@@ -94,6 +102,12 @@ class BlockCalls:
         for part in sorted(self.entered & self.parts.end_modules.keys()):
             self.leave(part)
 
+    def _wrap(self, module: nn.Module, caller: Call) -> None:
+        """Let `caller` run a module's calls: at their outermost place, for `_call_impl` runs hooks and forward,
+        compiled or not."""
+        self._before[module] = before = module._compiled_call_impl
+        module._compiled_call_impl = partial(caller, before or module._call_impl)
+
     def _called(self, number: int, call: Call, *args: Any, **kwargs: Any) -> Any:
         if self.activations is not None:
             call = partial(self.activations.run, number, call)
@@ -107,15 +121,19 @@ class BlockCalls:
             _drop_casts()
             self.leave(number)
 
-    def _called_end(self, number: int, is_head: bool, call: Call, *args: Any, **kwargs: Any) -> Any:
+    def _called_end(self, number: int, module: nn.Module, call: Call, *args: Any, **kwargs: Any) -> Any:
         """An embedding's call; in training a head's backward pass follows at once, and only a sweep knows its end."""
+        if isinstance(module.forward, HeadForward) and not module.forward.uses_weights(len(args)):
+            return call(*args, **kwargs)
         learns = torch.is_grad_enabled()
         if number not in self.entered:
             self.leave_ends()
             self.enter(number)
-        if learns and is_head and self.listener is not None:
+        if learns and isinstance(module, nn.Linear) and self.listener is not None:
             self.listener.gather_gradients(number, None)
         try:
+            # A model's code may have moved ids to where the weights wait, as Llama 4's does.
+            args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(self.transfers.device), (args, kwargs))
             return call(*args, **kwargs)
         finally:
             if not learns:
@@ -128,9 +146,3 @@ def _drop_casts() -> None:
     pass."""
     if not torch.is_grad_enabled():
         torch.clear_autocast_cache()
-
-
-def _wrap(module: nn.Module, caller: Callable[..., Any]) -> None:
-    """Let `caller` run a module's calls: at their outermost place, for `_call_impl` runs hooks and forward, compiled or
-    not."""
-    module._compiled_call_impl = partial(caller, module._compiled_call_impl or module._call_impl)

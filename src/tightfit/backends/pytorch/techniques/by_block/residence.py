@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -147,6 +148,17 @@ class Residence:
     def _forget_copies_out(self) -> None:
         for kind in (self._weights, self._gradients, self._states):
             kind.forget_copies_out()
+
+    def close(self, model: nn.Module) -> None:
+        """Give the weights back as an ordinary model's: on the device, or all in host memory where it lacks room.
+        The host waited for every copy."""
+        self._weights.release()
+        try:
+            for part in [part for part in range(len(self.parts.modules)) if part in self._weights]:
+                for parameter in self.parts.parameters[part]:
+                    parameter.data = parameter.data.to(self._transfers.device, copy=True)
+        except torch.OutOfMemoryError:
+            model.to("cpu")
 
     def host_bytes(self) -> dict[str, int]:
         """Bytes of host memory, by what they hold."""

@@ -31,9 +31,13 @@ class StateDictHooks:
         self.update = update
 
     def register(self, model: nn.Module) -> None:
-        model.register_state_dict_pre_hook(self.flush)
-        model.register_load_state_dict_pre_hook(self.flush)
-        model.register_load_state_dict_post_hook(self.reload)
+        self._handles = [model.register_state_dict_pre_hook(self.flush),
+                         model.register_load_state_dict_pre_hook(self.flush),
+                         model.register_load_state_dict_post_hook(self.reload)]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
 
     def flush(self, *_: Any) -> None:
         """Before weights are read, or written: an update that waits would change those that were."""

@@ -63,7 +63,8 @@ class UpdateByBlock(ScaledUpdate):
         self._final: set[int] = set()
         self._pending: _Pending | None = None
         self._calls = calls
-        StateDictHooks(weakref.ref(self)).register(build.model)
+        self._hooks = StateDictHooks(weakref.ref(self))
+        self._hooks.register(build.model)
 
     def set_learning_rate(self, learning_rate: float) -> None:
         self._learning_rate = learning_rate
@@ -147,6 +148,12 @@ class UpdateByBlock(ScaledUpdate):
     def flush(self) -> None:
         self._update_all()
         self._residence.wait_on_host()
+
+    def close(self) -> None:
+        self.flush()
+        self._hooks.remove()
+        self._calls.close()
+        self._residence.close(self._build.model)
 
     def flush_between_steps(self) -> None:
         """As `flush`; nothing while a part is in use, whose place another would take."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from contextlib import nullcontext
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +23,7 @@ from tightfit.backends.pytorch.models import logits_of
 from tightfit.backends.pytorch.padding import BIAS_BUFFER, model_end
 from tightfit.backends.pytorch.simulated_device import simulated_device
 from tightfit.backends.pytorch.techniques.loss.chunked_cross_entropy import chunked_cross_entropy, computing_dtype
+from tightfit.backends.pytorch.techniques.loss.of_logits import HeadForward
 from tightfit.errors import ModelError, Refused, one_line
 from tightfit.tasks import IGNORE
 from tightfit.techniques.loss import Chunked, Liger
@@ -126,36 +126,12 @@ def read_change(build: Build, head: nn.Linear) -> LogitChange:
     return LogitChange(factor=factor, cap=cap, added=added, vocabulary=vocabulary)
 
 
-class _HeadForward:
-    """The head's forward pass, which can hand its input out instead, and be lent for other work.
-
-    taking: where the inputs handed out go, and of how many tokens the model sees logits all the same; None while none
-        are handed out. It belongs to a forward pass: several may be under way, each in a context of its own.
-    """
-
-    def __init__(self, head: nn.Linear) -> None:
-        self._own = head.forward
-        self.taking: ContextVar[tuple[list[Tensor], int] | None] = ContextVar("taking", default=None)
-
-    def __call__(self, hidden: Tensor, work: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        if work is not None:
-            return work(hidden)
-        taking = self.taking.get()
-        if taking is None:
-            return self._own(hidden)
-        taken, shown = taking
-        taken.append(hidden)
-        if shown:  # so many tokens' logits, for the model to do with as it does
-            return self._own(hidden[:1, :shown])
-        return hidden.detach()[:1, :1, :1]
-
-
 class LossOfHiddenStates:
     """The loss over the head's input. See `losses.Loss` for what each method promises."""
 
     def __init__(self, build: Build, head: nn.Linear, reduce: Reduce) -> None:
         self._head, self._reduce, self._change = head, reduce, read_change(build, head)
-        self._forward = _HeadForward(head)
+        self._forward = HeadForward(head)
         head.forward = self._forward  # type: ignore[method-assign, assignment]
 
     def outputs(self, build: Build, batch: TensorBatch) -> Tensor:
