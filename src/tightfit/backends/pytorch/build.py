@@ -89,8 +89,9 @@ class Update(Protocol):
     def close(self) -> None:
         """Finish what was put off, and give the model back as an ordinary one. No step follows."""
 
-    def make_states(self) -> None:
-        """Let the optimizer make its states, to be written into: a step that learns nothing counts as one."""
+    def make_states(self, *, late: bool = False) -> None:
+        """Let the optimizer make its states, to be written into: a step that learns nothing counts as one. late: those
+        alone that a run makes in its second step, for their updates wait until then."""
 
     def new_optimizer(self) -> None:
         """Go on with a new optimizer, without states."""

@@ -187,11 +187,10 @@ def _run(build: Build, tracker: Tracker) -> None:
     # the second step, less the states.
     if build.calls_blocks:  # every micro-batch is there at every block
         groups = [(size, 1) for size, times in groups for _ in range(times)]
-        # States made in the first step would be made late in the second, as blocks come to their updates. So the run
-        # is one that goes on from a checkpoint; and what saving does besides, updates that wait, a step does as well.
+        # Saving and going on from a checkpoint are updates block by block, as a step's.
         with tracker.span("resume"):
             tracker.phase = Phase.RESUME
-            step.resume()
+            step.step.update.make_states(late=True)
     for number, taken in ((1, groups[:1]), (2, groups)):
         with tracker.span(f"step {number}", step=number):
             step.take(number, taken)
@@ -231,16 +230,11 @@ class _TracedStep:
         self._mark_states()
 
     def resume(self) -> None:
-        """Put saved states into a new optimizer, as going on from a checkpoint does. Of a new one: let it make them."""
-        if not self.step.optimizer.state:
-            self.step.update.make_states()
-            self._mark_states()
-            return
+        """Put saved states into a new optimizer, as going on from a checkpoint does."""
         with self._host_memory():
             found, meta = state_tensors(self.step.optimizer, self.build.model)
             saved = {name: torch.empty_like(tensor) for name, tensor in found.items()}
         del found
-        self.step.update.flush()
         self.step.optimizer.state.clear()
         self.step.update.new_optimizer()
         load_state(self.step.optimizer, self.build.model, saved, meta, self.step.update.make_states)

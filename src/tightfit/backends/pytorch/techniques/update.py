@@ -69,5 +69,5 @@ class UpdateAfterBackward(ScaledUpdate):
     def close(self) -> None:
         """The model is ordinary already."""
 
-    def make_states(self) -> None:
-        make_states(self.optimizer, self._parameters)
+    def make_states(self, *, late: bool = False) -> None:
+        make_states(self.optimizer, [] if late else self._parameters)

@@ -175,8 +175,9 @@ class UpdateByBlock(ScaledUpdate):
                 self.enter(part, then)
                 self.leave(part)
 
-    def make_states(self) -> None:
-        for part, module in enumerate(self._parts.modules):
+    def make_states(self, *, late: bool = False) -> None:
+        waiting = len(self._parts.blocks) if self._when == "with-forward" else 0
+        for part, module in enumerate(self._parts.modules[: waiting if late else None]):
             with working_on(module):
                 self._residence.enter(part, None)
                 self._residence.put_gradients(part, final=True)  # there are none: what waits is of no use
