@@ -197,6 +197,7 @@ def test_a_recipe_comes_back_whole_or_is_refused(changes):
 
 @pytest.mark.parametrize("changes", [
     {"checkpointing": "segments"}, {"precision": "bf16-pure"}, {"optimizer": {"name": "adamw-4bit", "block_size": 128}},
+    {"offload": "host"},
 ])  # fmt: skip
 def test_a_technique_without_an_argument_is_refused(changes):
     (slot,) = changes

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import Field
 
@@ -48,6 +49,13 @@ class NoOffload(Offload):
     name: ClassVar[str] = "none"
     speed: ClassVar[str] = "the baseline"
     memory: ClassVar[str] = "the baseline"
+
+    def hf_arguments(self, on_cpu: bool) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def from_hf_arguments(cls, a: Mapping[str, Any]) -> dict[str, Any]:
+        return {}
 
 
 Share = Annotated[float, Field(ge=0, le=1), NUMBER]

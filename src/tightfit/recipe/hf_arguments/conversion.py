@@ -29,7 +29,7 @@ Arguments = dict[str, Any]
 SAME = ("output_dir", "learning_rate", "lr_scheduler_type", "max_grad_norm", "seed", "report_to")
 """Fields of a recipe that are called as their arguments, and mean the same."""
 
-TECHNIQUES = ("precision", "checkpointing", "compile", "optimizer", "loading")
+TECHNIQUES = ("precision", "checkpointing", "offload", "compile", "optimizer", "loading")
 """The slots that arguments fill: each variant knows its own arguments."""
 
 NEUTRAL = {"use_reentrant": False, "preserve_rng_state": True, "offload": False}
@@ -75,10 +75,11 @@ def training_arguments(recipe: Recipe) -> Arguments:
         raise RecipeError(f"{', '.join(open_fields)}: still auto, which TrainingArguments cannot say; plan the recipe "
                           "first, or write a value for each")
     on_cpu = recipe.device == "cpu"
-    if unsaid := [slot for slot in TECHNIQUES if getattr(recipe, slot).hf_arguments(on_cpu) is None]:
-        named = ", ".join(f"{slot}={getattr(recipe, slot).name}" for slot in unsaid)
-        raise RecipeError(f"{named}: TrainingArguments cannot say it as the recipe does; write another, or keep your "
-                          "own loop with tightfit.apply(model, recipe)")
+    techniques = [technique for slot in TECHNIQUES if (technique := getattr(recipe, slot)) != "auto"]
+    if unsaid := [technique for technique in techniques if technique.hf_arguments(on_cpu) is None]:
+        named = ", ".join(f"{technique.slot}={technique.name}" for technique in unsaid)
+        raise RecipeError(f"{named}: TrainingArguments cannot say it as the recipe does; write another, call "
+                          "tightfit.train, or keep your own loop with tightfit.apply(model, recipe)")
     micro = recipe.micro_batch_size
     assert micro != "auto"
     if recipe.batch_size % micro:
