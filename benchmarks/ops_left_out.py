@@ -83,6 +83,6 @@ def attention_left_out(found: list[tuple[Row, Op]]) -> dict[str, Any]:
     for (_, direction), cards in ratios.items():
         for name, own in cards.items():
             others = [ratio for other, each in cards.items() if other != name for ratio in each]
-            scale = statistics.median(others)
-            errors[direction] += [scale / ratio - 1 for ratio in own]
+            if others:
+                errors[direction] += [statistics.median(others) / ratio - 1 for ratio in own]
     return {direction: summary(each) for direction, each in errors.items()}

@@ -37,9 +37,9 @@ def held_to(rows: Sequence[Row], grades: Collection[str]) -> list[dict[str, Any]
         _line("driver's memory, plain kernels",
               [row["memory"]["error"] for row in plain if row.get("memory", {}).get("counted") == "driver"], DRIVER),
         {"of": "off by more than 20 %, with a reason, any grade", "rows": len(far), "limit": 1.0,
-         "share": round(sum(bool(figure["reason"]) for figure in far) / max(len(far), 1), 4)},
+         "part": round(sum(bool(figure["reason"]) for figure in far) / max(len(far), 1), 4)},
         {"of": "speeds inside their interval", "rows": len(timed), "limit": SHARE,
-         "share": round(sum(needed(row) <= interval(row) for row in timed) / max(len(timed), 1), 4)},
+         "part": round(sum(needed(row) <= interval(row) for row in timed) / max(len(timed), 1), 4)},
     ]
 
 
