@@ -30,6 +30,8 @@ from tightfit.trace import Op, OpClass, Phase
 Row = dict[str, Any]
 NAMES = {"RTX PRO 6000 Server": "rtx-pro-6000", "V100 32GB": "v100-32gb", "V100 16GB": "v100-16gb",
          "A100 40GB": "a100-40gb"}  # fmt: skip
+PAIRED = ("add", "mul", "sub", "div", "add_", "mul_", "sub_", "div_")
+OVERLOADS = {**dict.fromkeys(PAIRED, "Tensor"), "pow": "Tensor_Scalar", "fill_": "Scalar"}
 LONG = 100e-6
 """Seconds of an op at all of the bandwidth from which on a recording with CUDA events around it, which holds the host's
 own 20 to 50 microseconds, tells the kernel's time."""
@@ -87,7 +89,8 @@ def memory_bound(row: Row) -> Op:
 
 
 def traced(row: Row) -> Op | None:
-    """A profiled op, called again on fake tensors of its shapes and strides; None where they do not say how."""
+    """A profiled op, called again on fake tensors of its shapes and strides; None where they do not say how: of
+    sums and means the dimensions were not recorded."""
     name = row["op"].removeprefix("aten::")
     shapes = json.loads(row["shapes"])
     strides = json.loads(row["strides"] or "null") or [None] * len(shapes)
@@ -99,12 +102,15 @@ def traced(row: Row) -> Op | None:
             **dict.fromkeys(("mm", "bmm", "copy_"), lambda: tuple(given[:2])),
             "addmm": lambda: tuple(given[:3]), "_softmax": lambda: (given[0], -1, False),
             "native_layer_norm": lambda: (given[0], list(given[1].shape), given[1], given[2], 1e-5),
-            **dict.fromkeys(("add", "mul", "sub", "div"), lambda: (given[0], given[1] if len(given) > 1 else 2.0)),
-            **dict.fromkeys(("sigmoid", "gelu", "silu", "neg"), lambda: (given[0],)),
+            **dict.fromkeys(PAIRED, lambda: (given[0], given[1] if len(given) > 1 else 2.0)),
+            **dict.fromkeys(("sigmoid", "gelu", "silu", "neg", "rsqrt"), lambda: (given[0],)),
+            **dict.fromkeys(("sigmoid_backward",), lambda: tuple(given[:2])),
+            "threshold_backward": lambda: (given[0], given[1], 0.0), "clamp": lambda: (given[0], 0.0),
+            "clamp_min": lambda: (given[0], 0.0), "pow": lambda: (given[0], 2.0), "fill_": lambda: (given[0], 0.0),
         }
         if name not in calls or not given:
             return None
-        func = getattr(getattr(torch.ops.aten, name), "Tensor" if name in ("add", "mul", "sub", "div") else "default")
+        func = getattr(getattr(torch.ops.aten, name), OVERLOADS.get(name, "default"))
         try:
             arguments = calls[name]()
             return Op(name=str(func), tick=0, phase=Phase.FORWARD,
