@@ -152,6 +152,10 @@ def held_to(record: Mapping[str, Any]) -> Iterator[str | Table]:
     yield ("of", "cases", "held to", "measured", "met"), [
         _held(line) for line in (*record["held_to"], *ops["held to"]) if line["rows"]
     ]
+    yield ("Of runs that a recipe can express, three have a peak of the allocator's own: what it reserved over batches "
+           "of many lengths, predicted as all of the longest, and what LitGPT's own model allocated, [predicted as "
+           "transformers'](#far-off). Peaks of single layers stand for them; those furthest off are RMSNorm's and "
+           "rotary embeddings', which torch and transformers of 2024 compute by other ops.")
 
 
 def _held(line: Mapping[str, Any]) -> tuple[str, ...]:
