@@ -41,6 +41,7 @@ CASES = (
     Case("prediction", "llama-3.1-8b", "h100-sxm", ("seq_len=4096",)),
     Case("prediction", "llama-3.1-8b", "h100-sxm", ("seq_len=4096", "checkpointing=every-block")),
     Case("prediction", "llama-3.1-8b", "h100-sxm", ("seq_len=4096", "optimizer=adamw-8bit")),
+    Case("prediction", "llama-3.1-8b", "h100-sxm", ("seq_len=4096", "precision=fp8")),
     Case("prediction", "llama-3.1-8b", "cpu", ("seq_len=512",)),
     Case("prediction", "gpt2", "rtx-4090"),
     Case("prediction", "bert-large", "t4"),

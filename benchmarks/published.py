@@ -30,15 +30,24 @@ import torch
 
 import record
 from published_context import as_loaded
+from published_held_to import held_to
 from published_intervals import intervals, work_error
 from published_mfu import utilizations
 from published_reasons import reason
-from published_recipes import CannotExpress, Expressed, Row, express, samples_per_second
+from published_recipes import (
+    CannotExpress,
+    Expressed,
+    Row,
+    backward_samples_per_second,
+    express,
+    samples_per_second,
+)
 from tightfit.backends import load_backend
 from tightfit.devices import find_device
 from tightfit.errors import TightfitError
 from tightfit.planning.estimate import Margin, Tools, fit, stage, steps_alone
 from tightfit.planning.standard_tools import standard_tools
+from tightfit.planning.timing.step_time import StepTime
 from tightfit.trace import Trace
 
 RUNS = record.RESULTS / "published_runs.jsonl"
@@ -54,16 +63,17 @@ def published() -> list[Row]:
     return [json.loads(line) for line in RUNS.read_text("utf-8").splitlines()]
 
 
-def speed_of(found: Expressed, trace: Trace, tools: Tools) -> tuple[float, float] | None:
-    """Samples a second of the part of a step that was published, and the share of it that the step's kinds of work
-    leave open; None where no speed was."""
-    if found.timed == "nothing":
-        return None
-    inference = found.recipe.mode == "inference"
-    timed = tools.step_time(stage(trace, "prefill") if inference else trace, found.recipe, found.device)
+def time_of(found: Expressed, trace: Trace, tools: Tools) -> StepTime:
+    """The time of a row's step, or of its prefill."""
+    return tools.step_time(stage(trace, "prefill") if found.recipe.mode == "inference" else trace, found.recipe,
+                           found.device)
+
+
+def speed_of(found: Expressed, timed: StepTime) -> float:
+    """Samples a second of the part of a step that was published."""
     passes = timed.forward + timed.recompute + timed.backward
     seconds = {"step": timed.seconds, "forward": timed.forward}.get(found.timed, passes)
-    return found.recipe.batch_size / seconds, work_error(timed.work)
+    return found.recipe.batch_size / seconds
 
 
 def compare(row: Row, found: Expressed, trace: Trace, held: Trace, tools: Tools) -> dict[str, Any]:
@@ -72,9 +82,12 @@ def compare(row: Row, found: Expressed, trace: Trace, held: Trace, tools: Tools)
         "id": row["id"], "grade": row["grade"], "card": found.device.name, "source": row["source"].split()[0],
         "precision": found.recipe.to_dict()["precision"], "timed": found.timed, "kernels": found.kernels,
     }  # fmt: skip
-    told, said = samples_per_second(row), speed_of(found, trace, tools)
-    if told is not None and said is not None:
-        result["speed"] = {**_pair(told, said[0]), "work_error": round(said[1], 4)}
+    told, backward = samples_per_second(row), backward_samples_per_second(row)
+    if told is not None and found.timed != "nothing":
+        timed = time_of(found, trace, tools)
+        result["speed"] = {**_pair(told, speed_of(found, timed)), "work_error": round(work_error(timed.work), 4)}
+        if backward is not None:
+            result["backward"] = _pair(backward, found.recipe.batch_size / timed.backward)
     memory = fit(steps_alone(held), found.device, tools, Margin())
     if found.memory and "memory_bytes" in row:
         bytes_of = {"allocated": memory.memory.peak_allocated, "reserved": memory.memory.peak_reserved}
@@ -255,11 +268,11 @@ def main() -> None:
         print(json.dumps({"rows": compared, "left_out": left_out}, indent=1))
         return
     totals = summary(compared)
-    print(record.write("published", {"seconds": seconds, "summary": totals, "mfu": mfu, "rows": compared,
-                                     "left_out": left_out}))
+    lines = held_to(compared, HEADLINE)
+    print(record.write("published", {"seconds": seconds, "held_to": lines, "summary": totals, "mfu": mfu,
+                                     "rows": compared, "left_out": left_out}))
     draw(compared, record.RESULTS / "published.png")
-    print(json.dumps({"speed": totals["speed"]["by_kernels"], "memory": totals["memory"]["plain"],
-                      "intervals": totals["intervals"]}, indent=1))
+    print(json.dumps({"held_to": lines, "intervals": totals["intervals"]}, indent=1))
 
 
 if __name__ == "__main__":

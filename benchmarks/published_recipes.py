@@ -275,3 +275,9 @@ def samples_per_second(row: Row) -> float | None:
         return float(row["samples_per_second"])
     seconds = row.get("step_seconds")
     return row["micro_batch"] / seconds if seconds else None
+
+
+def backward_samples_per_second(row: Row) -> float | None:
+    """The speed of the backward pass alone, where a row's notes tell its time."""
+    told = re.search(r"\bbwd ([.\d]+) ms", row["notes"])
+    return 1e3 * row["micro_batch"] / float(told[1]) if told else None

@@ -4,7 +4,7 @@
 
 Each variant is set in a recipe that is otherwise the usual one with chunked cross-entropy, and compared with its slot's
 plainest. The search only begins with these figures: what it traced replaces them. Written to
-results/technique_facts.json, with the median over three models.
+results/technique_facts.json, with the median over the models whose GPU serves it.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ VARIANTS = {  # by the slot, its plainest variant first
     "compile": ("off", "per-block"),
     "loss": ("plain", "chunked"),
     "attention": ("eager", "sdpa"),
-    "precision": ("fp32", "bf16", "bf16-pure"),
+    "precision": ("fp32", "bf16", "bf16-pure", "fp8"),
 }
 LOW, HIGH = 2, 8
 """Micro-batches between which a sample's bytes are counted."""
 
 
-def cost(evaluate: InProcess, model: str, gpu: str, changes: tuple[str, ...]) -> tuple[float, float]:
-    """Bytes that a sample adds to the peak of the passes, and seconds of a step."""
+def cost(evaluate: InProcess, model: str, gpu: str, changes: tuple[str, ...]) -> tuple[float, float] | None:
+    """Bytes that a sample adds to the peak of the passes, and seconds of a step; None where the GPU cannot serve."""
     device = find_device(gpu)
     found: list[Evaluated] = []
     for micro in (LOW, HIGH):
         recipe = load_recipe(model, [*USUAL, f"micro_batch_size={micro}", *changes], cuda=True)
+        if recipe.refusals(device):
+            return None
         outcome = evaluate.one(resolve(recipe, device), device)
         if not isinstance(outcome, Evaluated):
             raise outcome
@@ -54,7 +56,8 @@ def main() -> None:
     shares: dict[str, dict[str, list[float]]] = {}
     for model, gpu in CASES:
         for slot, variants in VARIANTS.items():
-            costs = {name: cost(evaluate, model, gpu, tuple(f"{slot}={name}".split())) for name in variants}
+            costs = {name: found for name in variants
+                     if (found := cost(evaluate, model, gpu, tuple(f"{slot}={name}".split()))) is not None}
             plainest = costs[variants[0]]
             for name, (kept, seconds) in costs.items():
                 share = shares.setdefault(f"{slot}={name}", {"keeps": [], "slowdown": []})

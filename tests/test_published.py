@@ -11,9 +11,18 @@ import pytest
 
 from published import FAR, compare, published, spread, summary, with_reasons
 from published_context import as_loaded, loads_all_with
+from published_held_to import held_to
 from published_intervals import card_error, interval, intervals, needed, work_error
 from published_reasons import REASONS
-from published_recipes import CannotExpress, Row, counted_by, express, gradients_stayed, samples_per_second
+from published_recipes import (
+    CannotExpress,
+    Row,
+    backward_samples_per_second,
+    counted_by,
+    express,
+    gradients_stayed,
+    samples_per_second,
+)
 from tightfit.backends import load_backend
 from tightfit.backends.context import assumed
 from tightfit.backends.pytorch.model_size import model_size
@@ -223,3 +232,23 @@ def test_the_record_holds_every_run_and_looks_for_a_reason_where_it_is_far_off()
         for figure in ("speed", "memory"):
             if figure in row:
                 assert ("reason" in row[figure]) == (abs(row[figure]["error"]) > FAR)
+
+
+def test_the_backward_pass_alone_is_read_from_notes():
+    assert backward_samples_per_second(run(notes="fwd 103.5 ms, bwd 109.7 ms. mean of best 5")) == 2e3 / 109.7
+    assert backward_samples_per_second(run()) is None
+
+
+def test_lines_of_what_is_held_say_how_many_rows_they_are_of():
+    speed = {"error": -0.2, "published": 1.0, "predicted": 0.8, "work_error": 0.1}
+    plain = {"id": "a", "grade": "A", "card": "T4", "kernels": "", "speed": speed, "backward": {"error": 0.05},
+             "memory": {"counted": "driver", "error": -0.3, "reason": "known"}}  # fmt: skip
+    rows = [plain, {**plain, "kernels": "apex", "memory": {"counted": "allocated", "error": 0.02}},
+            {**plain, "grade": "B", "memory": {"counted": "driver", "error": -0.3, "reason": ""}}]
+    found = {line["of"]: line for line in held_to(rows, ("A", "A-"))}
+    assert (found["speed, plain kernels"]["rows"], found["speed, plain kernels"]["median"]) == (1, 0.2)
+    assert found["backward pass of whole fp32 models"]["rows"] == 2
+    assert found["allocator's memory, grade A"]["median"] == 0.02
+    assert found["driver's memory, plain kernels"]["p95"] == 0.3
+    assert found["off by more than 20 %, with a reason, any grade"]["part"] == 0.5
+    assert found["speeds inside their interval"]["rows"] == 2

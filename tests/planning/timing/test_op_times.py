@@ -13,6 +13,7 @@ from tightfit.errors import TightfitError
 from tightfit.planning.timing import contractions
 from tightfit.planning.timing.contractions import Matmul, matmul_of
 from tightfit.planning.timing.op_times import KERNEL_START, MEMORY_SHARE, op_seconds
+from tightfit.trace import OpClass
 
 A100, V100, H100, L4 = map(find_device, ("a100-80gb-sxm", "v100-16gb-sxm", "h100-sxm", "l4"))
 
@@ -147,13 +148,54 @@ def test_layouts_cost_cycles():
     assert plain < strided < cast
 
 
-def test_power_limits_products_on_tensor_cores_most():
-    full = replace(A100, sustains=1.0)
-    limited = replace(A100, sustains=0.5)
-    half, single = (op_seconds(mm(8192, 8192, 8192, dtype), limited) / op_seconds(mm(8192, 8192, 8192, dtype), full)
-                    for dtype in ("bfloat16", "float32"))
-    assert half == pytest.approx(2.0, rel=0.01)
-    assert 1.0 < single < half
+def test_power_limits_large_products_on_tensor_cores_most():
+    def slower(side, dtype, share):
+        full, half = (op_seconds(mm(side, side, side, dtype), replace(A100, sustains=each))
+                      for each in (share, share / 2))
+        return half / full
+
+    assert slower(8192, "bfloat16", 1.0) == pytest.approx(2.0, rel=0.05)
+    assert 1.0 < slower(8192, "float32", 1.0) < slower(8192, "bfloat16", 1.0)
+    assert slower(128, "bfloat16", 0.8) == 1.0  # few multiprocessors draw little
+
+
+def test_a_products_weights_are_not_in_the_cache_any_more():
+    product = mm(16, 4096, 2048)
+    assert 0.16 * A100.l2_bytes < product.bytes_read < 0.7 * A100.l2_bytes
+    read = op_seconds(product, A100)
+    assert read > product.bytes_read / A100.bandwidth
+    assert op_seconds(add(product.bytes_read), A100) < read
+
+
+def norm(rows, columns, device, dtype="float32"):
+    size = rows * columns * (4 if dtype == "float32" else 2)
+    made = add(size, name="aten.native_layer_norm.default", op_class=OpClass.NORMALIZATION, dtype=dtype,
+               shapes=((rows, columns),), bytes_written=size)
+    return op_seconds(made, device)
+
+
+def test_a_norms_rows_are_read_again_where_the_cache_does_not_hold_them():
+    short, long = norm(1 << 16, 2048, L4), norm(1 << 13, 1 << 14, L4)  # as many elements
+    assert long == pytest.approx(1.5 * short, rel=0.05)
+    assert norm(1 << 16, 2048, A100, "bfloat16") < norm(1 << 16, 2048, A100)
+
+
+def softmax(columns, device, name="_log_softmax"):
+    size = (1 << 28) // columns * columns * 4
+    made = add(size, name=f"aten.{name}.default", op_class=OpClass.NORMALIZATION,
+               shapes=((size // columns // 4, columns),), bytes_written=size)
+    return op_seconds(made, device)
+
+
+def test_a_softmax_reads_long_rows_again():
+    assert softmax(1 << 16, A100) == pytest.approx(2 * softmax(1 << 10, A100), rel=0.01)
+    assert softmax(1023, A100) > softmax(1024, A100)  # not aligned to 16 bytes
+    assert softmax(1 << 12, A100, "_log_softmax_backward_data") > 1.5 * softmax(1 << 12, A100)
+
+
+def test_one_block_of_threads_adds_the_losses_of_all_tokens_up():
+    losses = add(16384 * 8, name="aten.nll_loss_forward.default", op_class=OpClass.OTHER, shapes=((16384, 32000),))
+    assert 4e-4 < op_seconds(losses, A100) < 5e-4
 
 
 def test_rows_that_are_not_aligned_are_slow():

@@ -17,13 +17,15 @@ from typing import NamedTuple
 from tightfit.devices import Device
 from tightfit.trace import Op
 
-TILES = (
-    (256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (256, 64, 0.85), (64, 256, 0.85), (128, 64, 0.8),
-    (64, 128, 0.8), (64, 64, 0.6),
-)  # fmt: skip
-"""Rows and columns of cuBLAS's tiles (the guide), and how fast each runs beside the largest: assumed."""
+TILES = tuple(dict.fromkeys(
+    (rows, columns, speed)
+    for long, short, speed in ((256, 128, 1.0), (128, 128, 0.95), (256, 64, 0.85), (128, 64, 0.8), (64, 64, 0.6))
+    for rows, columns in ((long, short), (short, long))
+))  # fmt: skip
+"""Rows and columns of cuBLAS's tiles (the guide), either way round, and how fast each runs beside the largest:
+assumed."""
 
-SPLITS, SPLIT_SECONDS = (1, 2, 4, 8, 16), 4e-6
+SPLITS, SPLIT_SECONDS = (1, 2, 4, 8, 16), 3e-6
 """Parts that a product with few tiles is cut into along K, and what adding them up takes."""
 
 PROLOGUE, PLAIN_PROLOGUE = 150, 8

@@ -7,12 +7,14 @@ cycles that each takes of a multiprocessor. `benchmarks/ops_vs_gpu.py` holds all
 | constant | figure | where it comes from |
 |---|---|---|
 | `Card.sustains` | by card | the catalogue says which is fitted on recordings of that card and which is assumed |
-| `PLAIN_SHARE` | by generation | matmuls without tensor cores: recordings on V100, T4, A100 and H100; the others on few |
+| `FULL_CLOCK_SHARE` | 85 % | products of 16 bits on A100, H100, H200, B200, L40S and RTX PRO 6000 |
+| `PLAIN_SHARE`, `LESS_POWER` | by generation, 1.1 | matmuls without tensor cores: recordings on V100, T4, A100 and H100; the others on few |
 | `FLASH_RATE`, `FLASH_SHARE` | 1.42, 1.17 operations a cycle in thousands; 1.0, 0.74 of what matmuls sustain | FlashAttention-2 on A100 and RTX 4090, forward and backward |
 | `EFFICIENT_RATE` | 0.55, 0.40 thousand operations a cycle | recordings on A100, H200 and B200 that are not public here |
 | `CUDNN_SHARE` | 0.70, 0.58; Blackwell 0.66, 0.50 | cuDNN 9 on the H200 |
 | `MEMORY_SHARE` | by generation | element-wise ops on V100, T4, A100, L4; GeForce cards assumed as their generation's |
-| `CYCLES` | by class and layout | traced kernels on an H100, public recordings of norms and softmax |
+| `CYCLES` and the like | by class and layout | traced kernels on an H100, public recordings of norms, softmax and cross-entropy on A100, H100, L4, T4 and V100 |
+| `CACHE_BYTES` | 16 a cycle | what products reach on an L40S whose operands are in the cache |
 | `KERNEL_START` | 2 to 4 microseconds | the same |
 | `CPU_MATMUL_RATE`, `CPU_BANDWIDTH` | 50 GFLOP/s a core, 8 GB/s a core up to 4 | a rough default; one core of an AMD EPYC (Zen 4) measured 97 GFLOP/s and 13 to 30 GB/s (PyTorch 2.13) |
 
@@ -37,10 +39,13 @@ from tightfit.trace import COPIES, Op, OpClass, Stream
 T = TypeVar("T")
 
 PLAIN_SHARE = {
-    (7, 0): 1.0, (7, 5): 0.9, (8, 0): 0.9, (8, 6): 0.66, (8, 9): 0.6, (9, 0): 0.74, (10, 0): 0.68,
+    (7, 0): 1.0, (7, 5): 0.9, (8, 6): 0.66, (8, 9): 0.6, (9, 0): 0.74, (10, 0): 0.68,
 }  # fmt: skip
 """Share of the fp32 peak that matmuls without tensor cores reach, by compute capability, from that one on."""
-LESS_POWER = 1.15
+FULL_CLOCK_SHARE = 0.85
+"""Share of the peak that 16-bit products reach in their tiles at the boost clock: only where all multiprocessors are
+busy does a card's power limit what it sustains. No product of tf32 was recorded."""
+LESS_POWER = 1.1
 """How much further a card's power carries without tensor cores."""
 FLASH_RATE, FLASH_SHARE = (1.42e3, 1.17e3), (1.0, 0.74)
 EFFICIENT_RATE = (0.55e3, 0.4e3)
@@ -48,25 +53,32 @@ CUDNN_SHARE = {(8, 0): (0.6, 0.5), (9, 0): (0.7, 0.58), (10, 0): (0.66, 0.5)}
 CUDNN_SMALL_HEADS = 0.82
 """cuDNN's speed with heads of fewer than 128 features."""
 MEMORY_SHARE = {
-    (7, 0): 0.91, (7, 5): 0.74, (8, 0): 0.87, (8, 6): 0.83, (8, 9): 0.78, (9, 0): 0.87, (10, 0): 0.87, (12, 0): 0.83,
+    (7, 0): 0.91, (7, 5): 0.74, (8, 0): 0.87, (8, 6): 0.83, (8, 9): 0.78, (9, 0): 0.87, (12, 0): 0.83,
 }  # fmt: skip
 """Share of the bandwidth that contiguous element-wise ops reach, by compute capability, from that one on."""
 FUSED_SHARE = {OpClass.NORMALIZATION: 0.75, OpClass.MOVEMENT: 0.75, OpClass.OTHER: 0.5, OpClass.COMMUNICATION: 0.75}
 """The same for a compiler's and an optimizer's kernels, 0.85 for other classes, and for ops of other kinds."""
-FULL_NORM_SHARE, BACKWARD_NORM_SHARE = 0.55, 0.62
-"""Share of the bandwidth of norms in fp32, and of norms' backward passes."""
-CYCLES = {"strided": 0.76, "cast": 0.83, "": 0.28}
+BACKWARD_SHARE = 0.62
+"""Share of the bandwidth of the backward passes of norms, and of softmax over long rows."""
+CYCLES = {"strided": 0.72, "cast": 0.83, "": 0.28}
 """Cycles of a multiprocessor for each element of an element-wise op or a copy, by its layout."""
-NORM_CYCLES, BACKWARD_NORM_CYCLES = (200, 0.3), (750, 0.62)
-"""Cycles for each row and each element of a norm; in fp32 elements take twice as many."""
-SOFTMAX_CYCLES, LONG_ROW = (0.55, 1.2, 1.45), 1024
+NORM_CYCLES, BACKWARD_NORM_CYCLES, NORM_FP32 = (200, 0.33), (750, 0.62), 3
+"""Cycles for each row and each element of a norm; how many times as many an element takes in fp32."""
+NORM_ROWS = 16
+"""Rows of a norm that one multiprocessor works on at a time: where they are more than the cache holds, each is read
+again."""
+SOFTMAX_CYCLES, LONG_ROW = (0.55, 0.85, 1.33), 1024
 """Cycles for each element of a softmax over longer rows: aligned to 16 bytes, in 16 and in 32 bits; else."""
-CACHED_SHARE, CACHE_SPEED = 0.7, 1.5
-"""Share of the L2 cache that an op's bytes may take to be there still from the op before, and their speed beside
-memory's."""
-SPILLED_ROW = 200_000
-"""Bytes of a softmax's row from which on it leaves shared memory and is read again, as a row is that is not aligned to
-16 bytes."""
+CACHED_SHARE, CACHED_PRODUCT = 0.7, 0.16
+"""Share of the L2 cache that an op's bytes may take to be there still from the op before; a matrix product's, whose
+weights other ops have come between."""
+CACHE_BYTES = 16
+"""Bytes a cycle that each multiprocessor reads from the L2 cache."""
+SPILLED_ROW, UNALIGNED = 100_000, 1.3
+"""Bytes of a softmax's row from which on it is read three times; and the bytes of rows that are not aligned to 16
+bytes, beside those of rows that are."""
+NLL_SECONDS = 27e-9
+"""Seconds of a row of the negative log likelihood, which one block of threads adds up."""
 KERNEL_START, STRIDED_START = 2e-6, 3e-6
 CLASS_START = {OpClass.CONTRACTION: 2.3e-6, OpClass.NORMALIZATION: 4e-6}
 """Seconds of a kernel's start and end, of some kinds more."""
@@ -102,7 +114,10 @@ def op_seconds(op: Op, device: Device, calibration: Calibration | None = None, *
     if not device.bandwidth or not device.units or not device.flops:
         raise TightfitError(f"device: the figures of {device.name} are not known; write --gpu with one that is in the "
                             "catalogue, or run: tightfit doctor --calibrate")
-    return max(_compute_seconds(op, device, tf32), _memory_seconds(op, device)) + _start(op) * op.kernels
+    busy = max(_compute_seconds(op, device, tf32), _memory_seconds(op, device))
+    if "nll_loss_forward" in op.name:
+        busy += NLL_SECONDS * op.shapes[0][0]
+    return busy + _start(op) * op.kernels
 
 
 def _compute_seconds(op: Op, device: Device, tf32: bool) -> float:
@@ -124,7 +139,8 @@ def _matmul_seconds(matmul: Matmul, dtype: str, device: Device, tf32: bool) -> f
         return contractions.matmul_seconds(matmul, rate, device.units, PLAIN_PROLOGUE)
     aligned = contractions.alignment(matmul, ITEM_BYTES.get(dtype, 4), device)
     prologue = PLAIN_PROLOGUE if aligned == contractions.ODD_BATCHED else contractions.PROLOGUE
-    return contractions.matmul_seconds(matmul, rate * aligned, device.units, prologue)
+    full = rate if ITEM_BYTES.get(dtype, 4) > 2 else max(device.peak(dtype) * FULL_CLOCK_SHARE, rate)
+    return max(contractions.matmul_seconds(matmul, full * aligned, device.units, prologue), matmul.flops / rate)
 
 
 def on_tensor_cores(dtype: str, device: Device, tf32: bool) -> bool:
@@ -177,22 +193,27 @@ def _memory_seconds(op: Op, device: Device) -> float:
     elif "softmax" in op.name:
         row = op.shapes[0][-1] if op.shapes and op.shapes[0] else 1
         aligned = row * item % 16 == 0
-        if row > LONG_ROW:
+        if row > LONG_ROW and backward:  # both inputs are read twice
+            share, times = BACKWARD_SHARE, 5 / 3
+        elif row > LONG_ROW:
             cycles = elements * SOFTMAX_CYCLES[(item > 2) if aligned else 2]
-        if row * item > SPILLED_ROW or not aligned:
-            times = 1.5
+            times = 2.0 if row * item > SPILLED_ROW else times
+        times = max(times, 1.0 if aligned else UNALIGNED)
     elif "_norm" in op.name and op.shapes and op.shapes[0]:
-        each_row, each = BACKWARD_NORM_CYCLES if backward else NORM_CYCLES
-        cycles = elements / op.shapes[0][-1] * each_row + elements * each * (2 if item > 2 else 1)
-        share = BACKWARD_NORM_SHARE if backward else FULL_NORM_SHARE if item > 2 else share
+        row, (each_row, each) = op.shapes[0][-1], BACKWARD_NORM_CYCLES if backward else NORM_CYCLES
+        cycles = elements / row * each_row + elements * each * (NORM_FP32 if item > 2 else 1)
+        if backward:
+            share = BACKWARD_SHARE
+        elif device.units * NORM_ROWS * row * item > CACHED_SHARE * device.l2_bytes:
+            times = 1.5
     elif op.op_class in (OpClass.ELEMENTWISE, OpClass.MOVEMENT):
         cycles = elements * CYCLES[op.layout]
     elif op.op_class is OpClass.NORMALIZATION:
         share = FUSED_SHARE[op.op_class]
-    moved = times * (op.bytes_read + op.bytes_written)
-    if moved < CACHED_SHARE * device.l2_bytes:
-        share *= CACHE_SPEED
-    return max(moved / (device.bandwidth * share), cycles / _cycles_a_second(device))
+    moved, speed = times * (op.bytes_read + op.bytes_written), device.bandwidth * share
+    if moved < (CACHED_PRODUCT if op.op_class is OpClass.CONTRACTION else CACHED_SHARE) * device.l2_bytes:
+        speed = max(speed, CACHE_BYTES * _cycles_a_second(device))
+    return max(moved / speed, cycles / _cycles_a_second(device))
 
 
 def _start(op: Op) -> float:
