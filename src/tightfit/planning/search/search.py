@@ -44,6 +44,10 @@ NOTHING_RESIDENT = (
     "nothing fits with all of the model in the GPU's memory: with {}, blocks wait in the host's and come to the GPU "
     "while they are used; write offload=none for what would help without"
 )
+MILD_OFFLOAD = (
+    "optimizer states wait in the host's memory with results as they always are; allow_numerics=true also considers "
+    "8-bit states and 16-bit weights, which may fit without and be faster"
+)
 TRAINING_ALONE = (MICRO, *(slot for slot, variants in SLOTS.items() if variants[0].trains_only))
 """Fields that generating has no use for."""
 
@@ -103,7 +107,10 @@ def search(
         explore(exploration)
     except ModelError as error:
         raise ModelError(f"{error}{still_known(recipe, device, tools)}") from error
-    if exploration.best() is None:
+    best = exploration.best()
+    if best is not None and exploration.found[best].estimate.memory.host_by_category and not recipe.allow_numerics:
+        exploration.notes += [MILD_OFFLOAD] if exploration.space.level(best[0]) != exploration.levels[-1] else []
+    if best is None:
         # Without a catalogue: which GPU would do resident is another question.
         again = partial(search, device=device, tools=tools, margin=margin, progress=progress, choice_alone=True,
                         for_run=for_run, evaluator=evaluator, traces=STREAMED_TRACES)
