@@ -17,6 +17,7 @@ from tightfit.backends.jax.backend import JaxBackend
 from tightfit.devices import MIB, find_device
 from tightfit.ladder.catalogue import find_ladder
 from tightfit.ladder.rungs import Rung
+from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import estimate
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target
@@ -31,7 +32,7 @@ LIBRARIES = ("jax", "jaxlib", "optax", "jax-cuda12-plugin", "jax-cuda12-pjrt")
 def compiled(rung: Rung, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """A rung's figures: bytes, seconds, operations, and the published figures."""
     backend, device = JaxBackend(), find_device(GPU)
-    recipe = find_ladder("transformer-156m-jax").recipe(rung, overrides=overrides)
+    recipe = resolve(find_ladder("transformer-156m-jax").recipe(rung, overrides=overrides), device)
     trace = backend.predict(recipe, device)
     found = estimate(trace, recipe, device, standard_tools(backend))
     profile, _ = predicted_profile(recipe, Target(device=device), print)
