@@ -1,4 +1,4 @@
-"""What predictions of published runs are held to, and what is measured.
+"""Limits on the errors of predictions of published runs, beside the errors measured.
 
 Of the allocator's own figures few were published: `max_memory_allocated` by runs of grade B alone, what it reserved by
 one run. So that line stands beside the peaks of single layers in results/ops_vs_gpu.json.

@@ -51,8 +51,8 @@ REASONS: tuple[tuple[str, str, str], ...] = (
      "where the same source's 512 tokens are 3 % off"),
     ("lambda-(2080Ti|TitanRTX|V100)-", "memory", OF_2020),
     ("litgpt-(full|thunder)", "memory", LITGPT),
-    ("flagperf-bert-large-hf", "memory", "told as 36 of 40 GB of a run that evaluates as well, in batches that are not "
-     "told: what the allocator takes for them it keeps"),
+    ("flagperf-bert-large-hf", "memory", "published as 36 of 40 GB for a run that also evaluates, in batches of a size "
+     "that is not published; the allocator keeps what those take"),
 )
 """The first that fits counts. What is off for a reason that is not known has none."""
 

@@ -100,7 +100,7 @@ def ladder_of(recipe: Recipe, name: str) -> Ladder:
     if not open_fields:
         raise RecipeError(f"{', '.join(CHOICES)}: all are pinned, so that there is nothing to compare; write auto for "
                           "one, such as checkpointing=auto")
-    slots = [slot for slot in SLOTS if slot in open_fields]
+    slots = [slot for slot in SLOTS if slot in open_fields and slot in CHOICES]
     made = "attention" in slots and resolve_source(recipe).kind == "factory"
     plain = {**PLAIN, "attention": "sdpa"} if made else PLAIN
     base = {**recipe.to_dict(), **{slot: plain[slot] for slot in slots}}

@@ -5,6 +5,7 @@
 | micro_batch_size | largest power of two of at most 16,384 tokens (CUDA) or 4,096 (CPU), at most the global batch |
 | a technique's slot | the setting that one of its variants calls usual; else the first variant |
 | backend.layers | unrolled |
+| offload: shares of `host` | 1 |
 | loading.workers | CUDA: 2; CPU: 0 |
 | expandable_segments | false |
 """
@@ -15,7 +16,7 @@ from dataclasses import replace
 
 from tightfit.devices import Device
 from tightfit.recipe import Recipe
-from tightfit.techniques import SLOTS, default_for_slot
+from tightfit.techniques import SLOTS, VARIANTS, default_for_slot
 
 MICRO_BATCH_TOKENS = {"cuda": 16_384, "cpu": 4_096}
 WORKERS = {"cuda": 2, "cpu": 0}
@@ -34,8 +35,9 @@ def resolve(recipe: Recipe, device: Device) -> Recipe:
 def fill_rest(recipe: Recipe, device: Device) -> Recipe:
     """The recipe with what no search decides replaced."""
     changes: dict[str, object] = {}
-    if (backend := recipe.backend.resolved()) != recipe.backend:
-        changes["backend"] = backend
+    for slot in VARIANTS:
+        if (value := getattr(recipe, slot)) != "auto" and (resolved := value.resolved()) != value:
+            changes[slot] = resolved
     if recipe.loading.workers == "auto":
         changes["loading"] = replace(recipe.loading, workers=WORKERS[device.kind])
     if recipe.expandable_segments == "auto":

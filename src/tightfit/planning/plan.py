@@ -25,8 +25,7 @@ def choices_of(recipe: Recipe) -> tuple[str, ...]:
     if recipe.backend.compiles_whole_steps:
         return COMPILED_CHOICES
     if recipe.mode == "train":
-        offloads = recipe.offload != "auto" and recipe.offload.uses_host
-        return (*CHOICES, "offload") if offloads else CHOICES
+        return (*CHOICES, "offload") if recipe.offloaded.uses_host else CHOICES
     return tuple(slot for slot in CHOSEN_SLOTS if not SLOTS[slot][0].trains_only)
 
 

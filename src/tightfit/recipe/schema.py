@@ -27,6 +27,7 @@ from tightfit.techniques import (
 )
 from tightfit.techniques.backend import Pytorch
 from tightfit.techniques.base import NUMBER, Natural, Positive, at_most
+from tightfit.techniques.offload import HostShares
 from tightfit.techniques.parallel import NoParallel
 
 if TYPE_CHECKING:
@@ -254,8 +255,9 @@ class Recipe(BaseModel):
         ]
 
     def open_choices(self) -> tuple[str, ...]:
-        """The fields that a search decides and that still say `auto`."""
-        return tuple(field for field in CHOICES if getattr(self, field) == "auto")
+        """The fields that a search decides and that still say `auto`, or whose technique does of a knob."""
+        shares = self.offload != "auto" and self.offload.open_shares
+        return (*(field for field in CHOICES if getattr(self, field) == "auto"), *(("offload",) if shares else ()))
 
     @property
     def tf32(self) -> bool:
@@ -266,6 +268,11 @@ class Recipe(BaseModel):
     def compiled(self) -> bool:
         """Whether it names a compiler."""
         return self.compile != "auto" and self.compile.compiles
+
+    @property
+    def offloaded(self) -> HostShares:
+        """What waits in the host's memory."""
+        return HostShares() if self.offload == "auto" else self.offload.shares
 
     @property
     def one_region(self) -> bool:

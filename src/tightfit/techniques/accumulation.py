@@ -11,8 +11,16 @@ if TYPE_CHECKING:
     from tightfit.recipe import Recipe
 
 
+MOST = 16
+"""Micro-batches that go through the blocks together where nothing is said, at most: predictions trace each of them, and
+what they keep for the backward pass lies in memory at once."""
+SWEEP = 4
+"""Micro-batches of a sweep where a global batch has more than that."""
+
+
 class Accumulation(Technique):
     slot: ClassVar[str] = "accumulation"
+    auto_on: ClassVar = ()  # it follows from the rest
     trains_only: ClassVar[bool] = True
     exact: ClassVar[Exactness] = "rounding"
     by_block: ClassVar[bool] = False
@@ -23,6 +31,10 @@ class Accumulation(Technique):
         """Whether all micro-batches go through the blocks together, however many they are."""
         return False
 
+    def sweep_of(self, micro_batches: int) -> int:
+        """How many of a global batch's micro-batches go through the blocks together."""
+        return 1
+
 
 @technique
 class Loop(Accumulation):
@@ -31,7 +43,6 @@ class Loop(Accumulation):
     name: ClassVar[str] = "loop"
     speed: ClassVar[str] = "the baseline; where whole steps are compiled, compile time grows with the micro-batches"
     memory: ClassVar[str] = "the baseline: one micro-batch's activations, and the summed gradients"
-    auto_on: ClassVar = ("pytorch",)
 
 
 @technique
@@ -42,7 +53,6 @@ class ByBlock(Accumulation):
     name: ClassVar[str] = "by-block"
     speed: ClassVar[str] = "as a loop; with offload, as many times less traffic as micro-batches go together"
     memory: ClassVar[str] = "what every micro-batch of a sweep keeps for its backward pass, instead of one's"
-    auto_on: ClassVar = ()
     by_block: ClassVar[bool] = True
 
     sweep: Literal["auto"] | Positive = "auto"
@@ -54,6 +64,9 @@ class ByBlock(Accumulation):
     @property
     def in_one_sweep(self) -> bool:
         return self.sweep == "auto"
+
+    def sweep_of(self, micro_batches: int) -> int:
+        return micro_batches if self.sweep == "auto" else min(self.sweep, micro_batches)
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = refuse_between_blocks(recipe, "accumulation=by-block", "accumulation=loop")
@@ -68,9 +81,9 @@ class ByBlock(Accumulation):
 
     @classmethod
     def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:
-        offloads = recipe.offload != "auto" and recipe.offload.needs_by_block
         updates = recipe.update != "auto" and recipe.update.needs_by_block
-        return cls() if offloads or updates else None
+        many = recipe.micro_batch_size != "auto" and recipe.batch_size > MOST * recipe.micro_batch_size
+        return cls(sweep=SWEEP if many else "auto") if recipe.offloaded.needs_by_block or updates else None
 
 
 @technique
@@ -80,7 +93,6 @@ class Scan(Accumulation):
     name: ClassVar[str] = "scan"
     speed: ClassVar[str] = "as a loop; compile time does not grow with the micro-batches"
     memory: ClassVar[str] = "as a loop"
-    auto_on: ClassVar = ("jax",)
 
     @classmethod
     def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:

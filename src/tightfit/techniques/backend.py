@@ -25,10 +25,6 @@ class Backend(Technique):
     libraries: ClassVar[tuple[str, ...]]
     """The packages whose versions a record of a run names."""
 
-    def resolved(self) -> Self:
-        """This backend with no knob left `auto`."""
-        return self
-
     def continuing(self, saved: Backend) -> Backend:
         """This backend as a run goes on that was started with `saved`: what is `auto` stays as it was."""
         return self

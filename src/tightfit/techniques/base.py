@@ -120,6 +120,10 @@ class Technique:
         """The settings that `auto` considers on a device, for a recipe as written."""
         return cls.representative_settings() if recipe.backend.name in cls.auto_on else []
 
+    def resolved(self) -> Self:
+        """This technique with no knob left `auto` that a search decides."""
+        return self
+
     def slowdown(self, device: Device) -> float:
         """`slowdown_share` on that device."""
         return self.slowdown_share.get(device.kind, 0.0)

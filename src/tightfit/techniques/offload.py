@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -14,6 +15,33 @@ if TYPE_CHECKING:
     from tightfit.recipe import Recipe
 
 
+@dataclass(frozen=True, kw_only=True)
+class HostShares:
+    """The shares of the blocks whose tensors wait in host memory, from 0 to 1. embeddings: whether those of the input
+    embedding and the head do as well."""
+
+    weights: float = 0.0
+    gradients: float = 0.0
+    optimizer: float = 0.0
+    activations: float = 0.0
+    embeddings: bool = False
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether weights do."""
+        return self.weights > 0 or self.embeddings
+
+    @property
+    def needs_by_block(self) -> bool:
+        """Whether micro-batches have to go through the blocks together."""
+        return self.keeps_weights or self.gradients > 0
+
+    @property
+    def uses_host(self) -> bool:
+        """Whether anything does."""
+        return self != HostShares()
+
+
 class Offload(Technique):
     slot: ClassVar[str] = "offload"
     trains_only: ClassVar[bool] = True
@@ -22,24 +50,18 @@ class Offload(Technique):
     """Blocks in front of a block and behind it that its own work has to do with."""
 
     @property
-    def keeps_weights(self) -> bool:
-        """Whether weights wait in the host's memory."""
-        return False
+    def shares(self) -> HostShares:
+        """What waits in the host's memory; `auto` is all of the blocks."""
+        return HostShares()
 
     @property
-    def needs_by_block(self) -> bool:
-        """Whether micro-batches have to go through the blocks together."""
-        return False
+    def open_shares(self) -> tuple[str, ...]:
+        """The shares that are left to a search."""
+        return ()
 
-    @property
-    def uses_host(self) -> bool:
-        """Whether anything waits in the host's memory."""
-        return False
-
-    @property
-    def optimizer_share(self) -> float:
-        """Share of the blocks whose optimizer states wait in the host's memory."""
-        return 0.0
+    def with_shares(self, shares: Mapping[str, float]) -> Self:
+        """This with other shares, by name."""
+        return self
 
 
 @technique
@@ -58,8 +80,8 @@ class NoOffload(Offload):
         return {}
 
 
-Share = Annotated[float, Field(ge=0, le=1), NUMBER]
-"""A share of a model's blocks, from 0 to 1."""
+Share = Literal["auto"] | Annotated[float, Field(ge=0, le=1), NUMBER]
+"""A share of a model's blocks, from 0 to 1; `auto` for as many as the device has no room for."""
 
 
 @technique
@@ -90,31 +112,33 @@ class Host(Offload):
     copies are waited for."""
 
     @property
-    def keeps_weights(self) -> bool:
-        return self.weights > 0 or self.embeddings
+    def shares(self) -> HostShares:
+        shares: dict[str, Any] = {name: 1.0 if share == "auto" else share for name, share in vars(self).items()}
+        return HostShares(**shares)
 
     @property
-    def uses_host(self) -> bool:
-        return max(self.weights, self.gradients, self.optimizer, self.activations) > 0
+    def open_shares(self) -> tuple[str, ...]:
+        """The shares that say `auto`."""
+        return tuple(name for name, share in vars(self).items() if share == "auto")
 
-    @property
-    def needs_by_block(self) -> bool:
-        return self.keeps_weights or self.gradients > 0
+    def resolved(self) -> Self:
+        return self.with_shares(dict.fromkeys(self.open_shares, 1.0))
 
-    @property
-    def optimizer_share(self) -> float:
-        return self.optimizer
+    def with_shares(self, shares: Mapping[str, float]) -> Self:
+        changed: dict[str, Any] = {**shares}
+        return replace(self, **changed)
 
     @classmethod
     def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
-        """The optimizer's states alone, which are read once a step; blocks follow where nothing fits."""
+        """The optimizer's states alone, which are read once a step; blocks follow where memory is short."""
         settings = [cls(weights=0, gradients=0)] if device.kind == "cuda" else []
         return settings if recipe.backend.name in cls.auto_on else []
 
     def bytes_per_parameter(self, recipe: Recipe) -> float:
         held = 0.0 if recipe.precision == "auto" else recipe.precision.weight_bytes
         states = 0.0 if recipe.optimizer == "auto" else recipe.optimizer.bytes_per_parameter(recipe)
-        return -(self.weights + self.gradients) * held - self.optimizer * states
+        shares = self.shares
+        return -(shares.weights + shares.gradients) * held - shares.optimizer * states
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = refuse_between_blocks(recipe, "offload=host", "offload=none")
@@ -122,7 +146,7 @@ class Host(Offload):
             reasons.append("offload=host moves tensors out of a GPU's memory into the processor's, where they are "
                            "already; write offload=none, or device=cuda")
         by_block = recipe.accumulation == "auto" or recipe.accumulation.by_block
-        if self.needs_by_block and not by_block:
+        if self.shares.needs_by_block and not by_block:
             reasons.append("offload=host fetches weights and gradients once for all micro-batches; write "
                            "accumulation=by-block, or offload: {name: host, weights: 0, gradients: 0}")
         return reasons

@@ -41,7 +41,7 @@ class WithForward(Update):
 
     @classmethod
     def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:
-        return cls() if recipe.offload != "auto" and recipe.offload.optimizer_share else None
+        return cls() if recipe.offloaded.optimizer else None
 
 
 @technique

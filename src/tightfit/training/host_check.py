@@ -31,8 +31,7 @@ def check_host_memory(
     config: of the recipe's model. What fits by a rough bound is not predicted. Raises Refused where it is more than the
     machine has, or than its control group or the limits on this process leave of it.
     """
-    assert recipe.offload != "auto"
-    if not recipe.offload.uses_host:
+    if not recipe.offloaded.uses_host:
         return
     memory = host_memory()
     try:

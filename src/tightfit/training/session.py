@@ -65,7 +65,7 @@ class Session:
         if self.module is not None:
             return
         check_memory(self.recipe, self.device, self.backend, self.config, log)
-        if self.recipe.offload != "auto" and self.recipe.offload.uses_host:
+        if self.recipe.offloaded.uses_host:
             from tightfit.training.host_check import check_host_memory  # a run that offloads, alone
 
             check_host_memory(self.recipe, self.device, self.backend, self.config, log)

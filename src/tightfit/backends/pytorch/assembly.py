@@ -53,7 +53,7 @@ def bare_build(
     """The model on its device, with no technique applied yet but the format of its weights."""
     task, dtype = get_task(recipe.task), weight_dtype(recipe.precision)
     # Weights that wait in host memory are made there: the device may not hold them all.
-    where = torch.device("cpu") if recipe.offload != "auto" and recipe.offload.keeps_weights else torch_device
+    where = torch.device("cpu") if recipe.offloaded.keeps_weights else torch_device
     notes: tuple[str, ...] = ()
     if model is None:
         config = read_config(recipe) if config is None else config

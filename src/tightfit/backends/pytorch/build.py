@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -20,6 +20,7 @@ from tightfit.errors import ModelError
 from tightfit.models import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import Task
+from tightfit.techniques.offload import HostShares
 from tightfit.trace import Phase
 
 if TYPE_CHECKING:
@@ -132,18 +133,6 @@ def _held(contexts: tuple[Context, ...]) -> Iterator[None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostShare:
-    """The shares of the blocks whose tensors wait in host memory, from 0 to 1. embeddings: whether those of the input
-    embedding and the head do as well."""
-
-    weights: float = 0.0
-    gradients: float = 0.0
-    optimizer: float = 0.0
-    activations: float = 0.0
-    embeddings: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class Build:
     """A model on its way to a step. Each technique takes one and returns one, changed with `dataclasses.replace`.
 
@@ -186,7 +175,7 @@ class Build:
     loss_scaling: bool = False
     optimizer_factory: OptimizerFactory | None = None
     accumulation: Accumulation | None = None
-    host_share: HostShare = HostShare()
+    host_share: HostShares = field(default_factory=HostShares)
     calls_blocks: bool = False
     update_factory: Callable[[Build, BlockCalls | None], Update] | None = None
     global_batches: GlobalBatches | None = None

@@ -16,6 +16,7 @@ from tightfit.planning.defaults import default_micro_batch
 from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair
 from tightfit.planning.search.forecast import Unknown
+from tightfit.planning.search.offloading import evaluate_shares
 from tightfit.planning.search.space import LAST_RESORT, Choice, Level
 
 FIRST_TRIES = 4
@@ -49,6 +50,7 @@ def explore(exploration: Exploration) -> None:
             if exploration.best(with_margin=True) is not None:
                 break
         _try_simpler(exploration)
+        evaluate_shares(exploration)
         if exploration.space.recipe.mode == "inference":  # which has few, and all are shown
             exploration.evaluate([(choice, micro) for choice in exploration.considered for micro in exploration.sizes])
     except TraceBudgetExceeded:
@@ -59,6 +61,7 @@ def explore(exploration: Exploration) -> None:
     if exploration.best() is None:
         with contextlib.suppress(TraceBudgetExceeded):
             _smallest_memory_first(exploration)
+            evaluate_shares(exploration)
 
 
 def _start(exploration: Exploration) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,11 +21,11 @@ from tightfit.planning.search.comparisons import evaluate_comparisons
 from tightfit.planning.search.evaluate import Evaluated, Evaluator, InProcess, Progress
 from tightfit.planning.search.explain import SHOWN, compared, misses, ranked, still_known, too_large, too_short, why
 from tightfit.planning.search.exploration import MICRO, Exploration
+from tightfit.planning.search.offloading import TRACES as STREAMED_TRACES
+from tightfit.planning.search.offloading import notes as offloading_notes
+from tightfit.planning.search.offloading import plan_streamed
 from tightfit.planning.search.pool import Pool
 from tightfit.planning.search.space import Space
-from tightfit.planning.search.streamed import FIELDS as STREAMED_FIELDS
-from tightfit.planning.search.streamed import TRACES as STREAMED_TRACES
-from tightfit.planning.search.streamed import faster, streamed, with_shares
 from tightfit.planning.search.wording import choices_text, field_text
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target
@@ -40,14 +39,6 @@ TRACES, COMPILATIONS = 72, 16
 a whole step."""
 KEPT_BACK = 8
 """Of these, how many are kept for the answers."""
-NOTHING_RESIDENT = (
-    "nothing fits with all of the model in the GPU's memory: with {}, blocks wait in the host's and come to the GPU "
-    "while they are used; write offload=none for what would help without"
-)
-MILD_OFFLOAD = (
-    "optimizer states wait in the host's memory with results as they always are; allow_numerics=true also considers "
-    "8-bit states and 16-bit weights, which may fit without and be faster"
-)
 TRAINING_ALONE = (MICRO, *(slot for slot, variants in SLOTS.items() if variants[0].trains_only))
 """Fields that generating has no use for."""
 
@@ -83,9 +74,9 @@ def search(
 
     tools: see `standard_tools`. margin: what is to stay free. catalogue: GPUs among which the smallest that would do is
     named; none are asked about where it is empty. progress: called before each trace. choice_alone: make no trace that
-    only an answer beside the choice needs, and take the mildest numerics that fit. for_run: choose for a run of
-    `max_steps`, compiling counted. evaluator: evaluates in place of `tools`, such as a pool of processes.
-    traces: at most, a compiled one counted as several.
+    only an answer beside the choice needs, and take the mildest numerics that fit, unless the recipe allows others.
+    for_run: choose for a run of `max_steps`, compiling counted. evaluator: evaluates in place of `tools`, such as a
+    pool of processes. traces: at most, a compiled one counted as several.
 
     Raises Refused for pins that contradict each other, naming them, and where nothing can be built; ModelError for a
     model that cannot be traced, with what can be said all the same.
@@ -101,29 +92,23 @@ def search(
         Space(asked, device), evaluator or InProcess(tools, margin),
         TraceBudget(limit=COMPILATIONS if compiles else traces,
                     kept_back=2 if compiles or choice_alone else min(KEPT_BACK, traces // 4)),
-        progress=progress, for_run=for_run, mildest=choice_alone,
+        progress=progress, for_run=for_run, mildest=choice_alone and not recipe.allow_numerics,
     )  # fmt: skip
     try:
         explore(exploration)
     except ModelError as error:
         raise ModelError(f"{error}{still_known(recipe, device, tools)}") from error
     best = exploration.best()
-    if best is not None and exploration.found[best].estimate.memory.host_by_category and not recipe.allow_numerics:
-        exploration.notes += [MILD_OFFLOAD] if exploration.space.level(best[0]) != exploration.levels[-1] else []
-    if best is None:
-        # Without a catalogue: which GPU would do resident is another question.
-        again = partial(search, device=device, tools=tools, margin=margin, progress=progress, choice_alone=True,
-                        for_run=for_run, evaluator=evaluator, traces=STREAMED_TRACES)
-        for thriftier in streamed(recipe, device):
-            found = again(thriftier)
-            shared = with_shares(found)
-            found = found if shared is None else faster(found, again(shared))
-            if found.chosen is not None:
-                fields = choices_text(found.chosen.recipe, None, STREAMED_FIELDS)
-                return replace(found, notes=(NOTHING_RESIDENT.format(fields), *found.notes))
+    plan_of = partial(search, device=device, tools=tools, margin=margin, progress=progress, choice_alone=True,
+                      for_run=for_run, evaluator=evaluator, traces=STREAMED_TRACES)
+    # Without a catalogue: which GPU would do resident is another question.
+    if best is None and (found := plan_streamed(recipe, device, None, plan_of)) is not None:
+        return found
     if not choice_alone:
         evaluate_comparisons(exploration)
-    return _plan(exploration, recipe, catalogue, margin or Margin(), choice_alone)
+    plan = _plan(exploration, recipe, catalogue, margin or Margin(), choice_alone)
+    streamed = None if best is None or choice_alone else plan_streamed(recipe, device, plan, plan_of)
+    return streamed or plan
 
 
 def check_length(recipe: Recipe) -> None:
@@ -164,10 +149,11 @@ def _plan(
     if exploration.progress is not None:
         exploration.progress(exploration.budget.made, exploration.budget.made, "done")
     short = too_short(exploration, best) if best is not None else ""
+    offloaded = offloading_notes(exploration, best) if best is not None else []
     return Plan(
         device=exploration.device, asked=recipe, candidates=candidates,
         chosen=candidates[0] if best is not None else None, answers=answers,
-        notes=(*unread, *exploration.notes, *([short] if short else ()),
+        notes=(*unread, *offloaded, *exploration.notes, *([short] if short else ()),
                *(f"left out: {reason}" for reason in dict.fromkeys(exploration.refused.values()))),
         tried=len(exploration.considered) * len(exploration.sizes), predictions=exploration.budget.made,
     )  # fmt: skip

@@ -64,8 +64,10 @@ class Space:
 
     @cached_property
     def fields(self) -> tuple[str, ...]:
-        """The fields with more than one value: those of a `Choice`."""
-        return tuple(field for field, values in self.values.items() if len(values) > 1)
+        """The fields with more than one value, or a knob that is left to the search: those of a `Choice`."""
+        offload = self.recipe.offload
+        refined = {offload.slot} if offload != "auto" and offload.open_shares else set()
+        return tuple(field for field, values in self.values.items() if len(values) > 1 or field in refined)
 
     @cached_property
     def plain(self) -> Choice:

@@ -70,18 +70,27 @@ def padded_length(recipe: Recipe) -> int:
 
 def micro_batch_sizes(recipe: Recipe) -> list[int]:
     """Samples in each micro-batch of a full global batch."""
-    return [size for size, times in micro_batch_groups(recipe) for _ in range(times)]
+    assert recipe.micro_batch_size != "auto", "resolve the recipe first"
+    full, rest = divmod(recipe.batch_size, recipe.micro_batch_size)
+    return [recipe.micro_batch_size] * full + [rest] * bool(rest)
 
 
 def micro_batch_groups(recipe: Recipe) -> list[tuple[int, int]]:
-    """A full global batch's micro-batches by size, each with how often it runs in a row.
+    """A full global batch's micro-batches by size, each with how often it runs in a row, or the sweep that it is in.
 
-    The first one finds no gradients; those behind it add to some, all alike but for the last one's size.
+    The first one finds no gradients; those behind it add to some, all alike but for the last one's size. Of sweeps the
+    last one ends the step as well.
     """
-    assert recipe.micro_batch_size != "auto", "resolve the recipe first"
-    micro = recipe.micro_batch_size
-    full, rest = divmod(recipe.batch_size, micro)
-    return [(size, times) for size, times in ((micro, 1), (micro, full - 1), (rest, 1)) if size and times]
+    sizes = micro_batch_sizes(recipe)
+    if recipe.accumulation == "auto" or not recipe.accumulation.by_block:
+        rest = sizes[-1:] if sizes[-1] != sizes[0] else []
+        repeated = len(sizes) - 1 - len(rest)
+        return [(sizes[0], 1), *([(sizes[0], repeated)] if repeated else []), *((size, 1) for size in rest)]
+    each = recipe.accumulation.sweep_of(len(sizes))
+    sweeps = [(sizes[at : at + each], 1) for at in range(0, len(sizes), each)]
+    if len(sweeps) > 3:
+        sweeps = [sweeps[0], (sweeps[1][0], len(sweeps) - 2), sweeps[-1]]
+    return [(size, times) for sweep, times in sweeps for size in sweep]
 
 
 def fake_global_batch(

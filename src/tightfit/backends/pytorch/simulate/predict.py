@@ -182,11 +182,9 @@ def _compiled_modules(build: Build) -> list[nn.Module]:
 
 def _run(build: Build, tracker: Tracker) -> None:
     step = _TracedStep(build, tracker)
-    groups, accumulation = micro_batch_groups(build.recipe), build.recipe.accumulation
+    groups = micro_batch_groups(build.recipe)
     # The optimizer makes its states in the first step. There one micro-batch will do: the others' peaks are those of
     # the second step, less the states.
-    if accumulation != "auto" and accumulation.by_block:  # every micro-batch is there at every block
-        groups = [(size, 1) for size, times in groups for _ in range(times)]
     if build.calls_blocks:
         # Saving and going on from a checkpoint are updates block by block, as a step's.
         with tracker.span("resume"):

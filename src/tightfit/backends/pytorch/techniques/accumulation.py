@@ -19,8 +19,8 @@ def by_block(technique: declared.ByBlock, build: Build) -> Build:
     # Only whoever asks for it pays for coroutines.
     from tightfit.backends.pytorch.techniques.by_block.sweep import ByBlock
 
-    size = None if technique.sweep == "auto" else technique.sweep
-    return replace(build, accumulation=ByBlock(size, technique.gradient_sums == "fp32"), calls_blocks=True)
+    accumulation = ByBlock(technique.sweep_of, technique.gradient_sums == "fp32")
+    return replace(build, accumulation=accumulation, calls_blocks=True)
 
 
 def one_after_the_other(build: Build, passes: MicroBatchPasses, global_batch: TensorGlobalBatch) -> Tensor:

@@ -6,19 +6,17 @@ from dataclasses import replace
 
 import torch
 
-from tightfit.backends.pytorch.build import Build, HostShare
+from tightfit.backends.pytorch.build import Build
 from tightfit.techniques.offload import Host
 
 
 def host(technique: Host, build: Build) -> Build:
-    if technique.keeps_weights:
+    if technique.shares.keeps_weights:
         move_to_device(build, technique)
         if build.evaluation_dtype is not None:
             note = "evaluation runs in the weights' own format: a narrower copy of weights in host memory is not kept"
             build = replace(build, evaluation_dtype=None, notes=(*build.notes, note))
-    share = HostShare(weights=technique.weights, gradients=technique.gradients, optimizer=technique.optimizer,
-                      activations=technique.activations, embeddings=technique.embeddings)
-    return replace(build, host_share=share, calls_blocks=True)
+    return replace(build, host_share=technique.shares, calls_blocks=True)
 
 
 def move_to_device(build: Build, technique: Host) -> None:
@@ -27,7 +25,7 @@ def move_to_device(build: Build, technique: Host) -> None:
     from tightfit.backends.pytorch.techniques.by_block.parts import Parts
 
     parts = Parts(build.model, build.stacks)
-    waiting = {p for number in parts.first(technique.weights, embeddings=technique.embeddings)
+    waiting = {p for number in parts.first(technique.shares.weights, embeddings=technique.embeddings)
                for p in parts.parameters[number]}
     with torch.no_grad():
         for tensor in (*build.model.parameters(), *build.model.buffers()):

@@ -73,7 +73,7 @@ def trained(recipe: Recipe, limit: int | None = None) -> tuple[list[StepResult],
         step = Step(build, inspect=False)
         card = Card(limit or 1 << 40)
         card.follow(build.model)
-        if recipe.offload.keeps_weights:
+        if recipe.offloaded.keeps_weights:
             parts = step.blocks.parts
             for number in parts.first(recipe.offload.weights, embeddings=recipe.offload.embeddings):
                 for parameter in parts.parameters[number]:

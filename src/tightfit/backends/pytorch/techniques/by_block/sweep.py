@@ -20,15 +20,15 @@ from tightfit.trace import Phase
 
 
 class ByBlock:
-    """An accumulation. size: micro-batches of a sweep; None for all of a global batch's. wide: sum a part's gradients
-    of a sweep in fp32."""
+    """An accumulation. sweep_of: how many of so many micro-batches go together. wide: sum a part's gradients of a sweep
+    in fp32."""
 
-    def __init__(self, size: int | None, wide: bool = False) -> None:
-        self._size, self._wide = size, wide
+    def __init__(self, sweep_of: Callable[[int], int], wide: bool = False) -> None:
+        self._sweep_of, self._wide = sweep_of, wide
 
     def __call__(self, build: Build, passes: MicroBatchPasses, global_batch: TensorGlobalBatch) -> Tensor:
         count = len(global_batch.micro_batches)
-        size = self._size or count
+        size = self._sweep_of(count)
         losses: list[Tensor] = []
         for start in range(0, count, size):
             stop = min(start + size, count)

@@ -1,0 +1,155 @@
+"""What waits in host memory beyond the settings that a search weighs: the shares of the blocks that `auto` stands for,
+and the embeddings where nothing fits otherwise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any
+
+from tightfit.devices import Device
+from tightfit.planning.plan import Plan
+from tightfit.planning.search.evaluate import Evaluated
+from tightfit.planning.search.exploration import CLOCK_ERROR, MICRO, Exploration, Pair
+from tightfit.planning.search.space import micro_batch_sizes
+from tightfit.planning.search.wording import choices_text
+from tightfit.recipe import Recipe
+from tightfit.techniques import default_for_slot
+from tightfit.techniques.offload import Offload
+
+OFFLOAD = "offload"
+KINDS = ("weights", "gradients", "optimizer", "activations")
+"""What may stay on the device, first what saves most copies for its bytes."""
+STREAMED: dict[str, Any] = {
+    "offload": {**dict.fromkeys(KINDS, "auto"), "name": "host"}, "checkpointing": "every-block", "loss": "chunked",
+    "compile": "off",
+}
+"""The fields that streaming decides first, where they are open: what takes least memory, and least time to trace."""
+REFINED: tuple[dict[str, Any], ...] = (
+    {"compile": "per-block"}, {"compile": "per-block", "checkpointing": {"name": "selective", "keep": "attention"}},
+)
+"""What is tried then, of the fields that are open."""
+MOST_TOKENS = 1 << 17
+"""Tokens of a micro-batch, at most: larger ones are no faster, and their losses come in many chunks."""
+TRACES = 24
+"""Traces of each search for a streamed recipe, at most."""
+NUMERICS = ("precision", "optimizer")
+"""The fields that may change results."""
+FIELDS = (OFFLOAD, "accumulation", "update")
+"""The fields that say that a recipe's step is streamed."""
+MILD = (
+    "optimizer states wait in the host's memory with results as they always are; allow_numerics=true also considers "
+    "8-bit states and 16-bit weights, which may fit without and be faster"
+)
+
+
+def evaluate_shares(exploration: Exploration) -> None:
+    """Evaluate the choice with so much of its blocks on the device as that has room for, where its copies are waited
+    for; where nothing fits, so what lacks host memory alone. Raises TraceBudgetExceeded."""
+    best, at = exploration.best(), _field(exploration)
+    if at is None:
+        return
+    asked = exploration.space.recipe.offload
+    kinds = KINDS if asked == "auto" else asked.open_shares
+    for choice, micro in [best] if best is not None else list(exploration.found):
+        offload = with_shares(exploration.found[choice, micro], kinds)
+        if offload is not None:
+            exploration.evaluate([((*choice[:at], offload, *choice[at + 1 :]), micro)])
+
+
+def with_shares(found: Evaluated, kinds: Collection[str]) -> Offload | None:
+    """The offloading of what was evaluated with so much of some kinds on the device as that has room for, weights
+    first. None where host memory suffices and copies are not waited for, and where there is no room."""
+    memory, time, offload = found.estimate.memory, found.estimate.time, found.recipe.offload
+    waits = time.copies is not None and time.copies.speed < 1 - CLOCK_ERROR
+    if offload == "auto" or memory.missing or not (memory.host_missing or waits):
+        return None
+    room, shares, lacking = memory.capacity - memory.margin - memory.peak_reserved, {}, memory.host_missing
+    for kind in (kind for kind in KINDS if kind in kinds):
+        held = memory.host_by_category.get(kind, 0)
+        if held and room > 0:
+            shares[kind] = math.ceil(100 * (1 - min(room / held, 1.0))) / 100
+            moved = round((1 - shares[kind]) * held)
+            room, lacking = room - moved, lacking - moved
+    changed = offload.with_shares(shares)
+    return None if lacking > 0 or changed == offload else changed
+
+
+def plan_streamed(
+    recipe: Recipe, device: Device, resident: Plan | None, plan_of: Callable[[Recipe], Plan]
+) -> Plan | None:
+    """The plan of the recipe with its blocks in host memory. None where nothing fits so, or is faster than without by
+    more than the clock's error.
+
+    resident: its plan without, if anything fits; one that recomputes though optimizer states are in host memory is
+    short of memory, and else there is nothing to gain. plan_of: plans a recipe, by few traces and without answers.
+    """
+    chosen = resident.chosen.recipe if resident is not None and resident.chosen is not None else None
+    short = chosen is None or (chosen.offloaded.uses_host and _recomputes(chosen))
+    first = _first_that_fits(recipe, device, plan_of) if short and recipe.offload == "auto" else None
+    if first is None or first.chosen is None:
+        return None
+    best, at = first, first.chosen.recipe.override(offload=first.asked.to_dict()[OFFLOAD])
+    for changes in REFINED:
+        changed = at.override(**{field: value for field, value in changes.items() if getattr(recipe, field) == "auto"})
+        if changed != at and not changed.refusals(device):
+            best = max(best, plan_of(changed), key=_speed)
+    if resident is None:
+        return replace(best, asked=recipe, notes=(nothing_resident(best.recipe), *best.notes))
+    beside = (*best.candidates, *(found for found in resident.candidates if found.estimate.fits != "no"))
+    faster = _speed(best) > (1 + CLOCK_ERROR) * _speed(resident)
+    return replace(best, asked=recipe, candidates=beside, notes=(*best.notes, *resident.notes)) if faster else None
+
+
+def _first_that_fits(recipe: Recipe, device: Device, plan_of: Callable[[Recipe], Plan]) -> Plan | None:
+    """The first plan with a choice: with numerics as they usually are where something fits so, of the largest
+    micro-batch with which it does; the embeddings in host memory as well at last."""
+    changes = {field: value for field, value in STREAMED.items() if getattr(recipe, field) == "auto"}
+    usual = {slot: default_for_slot(recipe, device, slot) for slot in NUMERICS if getattr(recipe, slot) == "auto"}
+    sizes = micro_batch_sizes(recipe.batch_size) if recipe.micro_batch_size == "auto" else [recipe.micro_batch_size]
+    sizes = [size for size in sizes if size * recipe.seq_len <= MOST_TOKENS] or sizes[:1]
+    for numerics in (usual, {}) if usual else ({},):
+        most = math.inf
+        for size, embeddings in [*((size, False) for size in reversed(sizes)), (sizes[0], True)]:
+            offload = {**STREAMED[OFFLOAD], "embeddings": embeddings}
+            pinned = recipe.override(**{**changes, OFFLOAD: offload, MICRO: size}).model_copy(update=numerics)
+            if pinned.mode != "train" or pinned.refusals(device):
+                return None
+            if size > most:
+                continue
+            found = plan_of(pinned)
+            if found.chosen is not None:
+                return found
+            memory = found.candidates[0].estimate.memory
+            most = max(size * min(memory.capacity / max(memory.peak_reserved, 1), 1.0), sizes[0])
+    return None
+
+
+def _recomputes(recipe: Recipe) -> bool:
+    """Whether a resolved recipe's step computes anything again for its backward pass."""
+    return recipe.checkpointing != "auto" and recipe.checkpointing.recomputes
+
+
+def _speed(plan: Plan) -> float:
+    return plan.chosen.estimate.time.samples_per_second if plan.chosen is not None else 0.0
+
+
+def notes(exploration: Exploration, best: Pair) -> list[str]:
+    """What to know of a choice that keeps something in host memory."""
+    space, uses_host = exploration.space, exploration.found[best].recipe.offloaded.uses_host
+    harsher = exploration.levels[-1] != space.level(best[0]) and not space.recipe.allow_numerics
+    return [MILD] if OFFLOAD in space.fields and uses_host and harsher else []
+
+
+def nothing_resident(chosen: Recipe) -> str:
+    """That nothing fits with all of the model in the GPU's memory, as a sentence."""
+    fields = choices_text(chosen, None, FIELDS)
+    return (f"nothing fits with all of the model in the GPU's memory: with {fields}, part of it waits in the host's; "
+            "write offload=none for what would help without")
+
+
+def _field(exploration: Exploration) -> int | None:
+    """The position of offloading in a combination; None where no search decides it."""
+    fields = exploration.space.fields
+    return fields.index(OFFLOAD) if OFFLOAD in fields else None

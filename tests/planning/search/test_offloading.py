@@ -1,0 +1,122 @@
+"""What waits in host memory: shares that the device has room for, sweeps of large global batches, embeddings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.display.plans import CARD, GIB, streamed
+from tests.planning.search.declared import Declared
+from tightfit.planning.defaults import resolve
+from tightfit.planning.search.evaluate import Evaluated
+from tightfit.planning.search.offloading import KINDS, with_shares
+from tightfit.planning.search.search import search
+from tightfit.planning.search.space import Space
+from tightfit.recipe import Recipe
+from tightfit.trace import Place
+
+HOST = {"name": "host", "activations": 1}
+FIELDS = {"model": "gpt2", "batch_size": 64, "data": {"source": "dummy"}}
+
+
+def evaluated(added=None, **memory):
+    """A streamed candidate with other figures of memory: 7 GiB of 23 are in use, 44 GiB lie outside. added: seconds
+    that its copies add."""
+    (moving,) = streamed().candidates[1:]
+    cost = moving.estimate
+    time = cost.time if added is None else replace(cost.time, copies=replace(cost.time.copies, added=added))
+    return Evaluated(recipe=moving.recipe, estimate=replace(cost, memory=replace(cost.memory, **memory), time=time),
+                     passes=1, elsewhere=1, held=1, gradients=1, parameters=1, events=1)
+
+
+def test_weights_stay_first_then_gradients_then_states():
+    shares = [(offload.weights, offload.gradients, offload.optimizer)
+              for reserved in (19, 13, 7)
+              for offload in [with_shares(evaluated(peak_reserved=reserved * GIB), KINDS)]]
+
+    assert shares == [(0.75, 1.0, 1.0), (0.25, 1.0, 1.0), (0.0, 0.75, 1.0)]
+
+
+def test_a_share_that_a_person_wrote_stays():
+    offload = with_shares(evaluated(peak_reserved=13 * GIB), ["optimizer"])
+
+    assert (offload.weights, offload.gradients, offload.optimizer) == (1.0, 1.0, 0.44)
+
+
+@pytest.mark.parametrize("memory", [{"peak_reserved": 22 * GIB}, {"missing": GIB}], ids=["no room", "too large"])
+def test_nothing_is_changed_where_there_is_no_room(memory):
+    assert with_shares(evaluated(**memory), KINDS) is None
+
+
+def test_nothing_is_changed_where_copies_are_hidden_and_the_host_suffices():
+    assert with_shares(evaluated(added=0.0), KINDS) is None
+    assert with_shares(evaluated(added=0.0, host_missing=GIB), KINDS) is not None
+
+
+def test_what_the_host_lacks_has_to_find_room_on_the_device():
+    assert with_shares(evaluated(host_missing=15 * GIB), KINDS) is not None
+    assert with_shares(evaluated(host_missing=16 * GIB), KINDS) is None
+
+
+def test_auto_shares_are_all_of_the_blocks_until_a_plan_says_otherwise():
+    recipe = Recipe.from_dict({**FIELDS, "offload": {**dict.fromkeys(KINDS, "auto"), "name": "host", "gradients": 0.5}})
+
+    assert "offload" in recipe.open_choices()
+    assert Space(recipe, CARD).fields.count("offload") == 1
+    resolved = resolve(recipe, CARD)
+    assert (resolved.offload.weights, resolved.offload.gradients, resolved.offload.activations) == (1.0, 0.5, 1.0)
+    assert "offload" not in resolved.open_choices()
+
+
+@pytest.mark.parametrize(("micro", "sweep"), [(64, "auto"), (4, "auto"), (3, 4), (1, 4)])
+def test_large_global_batches_go_in_sweeps(micro, sweep):
+    recipe = resolve(Recipe.from_dict({**FIELDS, "offload": HOST, "micro_batch_size": micro}), CARD)
+
+    assert recipe.accumulation.sweep == sweep
+
+
+class Streamed(Declared):
+    """What is offloaded lies in the host's memory, copies are free, and the largest micro-batch is fastest."""
+
+    def predict(self, recipe, device):
+        trace = super().predict(recipe, device)
+        gone = vars(recipe.offloaded)
+        shares = [(a, gone.get(a.category.value, 0)) for a in trace.allocations]
+        made = [replace(a, bytes=round(a.bytes * part), place=place) for a, share in shares
+                for place, part in ((Place.DEVICE, 1 - share), (Place.HOST, share))]
+        return replace(trace, allocations=made)
+
+    def seconds(self, trace, recipe, device):
+        step = super().seconds(trace, recipe, device)
+        return replace(step, seconds=step.seconds / (1.3 if recipe.micro_batch_size == 64 else 1))
+
+
+SPEEDS = {("bf16", "adamw"): 10_000.0}
+
+
+def chosen(parameters, gib, host_gib=0, **fields):
+    """The choice for a model of so many parameters, of which a sample keeps 2 GiB."""
+    model = Streamed(parameters=parameters, sample=2 * GIB, speeds=SPEEDS, recomputing=1.3)
+    card = replace(CARD, memory_bytes=gib * GIB, host_bytes=host_gib * GIB)
+    recipe = Recipe.from_dict({**FIELDS, "compile": "off", "attention": "sdpa", "loss": "plain", "precision": "bf16",
+                               "optimizer": "adamw", **fields})
+    return search(recipe, card, model.tools())
+
+
+def test_blocks_wait_where_nothing_fits_and_where_that_is_faster():
+    nothing_fits, saves, fits = (chosen(2e9, gib) for gib in (14, 20, 200))
+
+    assert nothing_fits.chosen.recipe.offloaded.keeps_weights
+    assert any("nothing fits with all of the model" in note for note in nothing_fits.notes)
+    assert saves.chosen.recipe.offloaded.keeps_weights
+    assert any(c.recipe.offload.name != "none" and not c.recipe.offloaded.keeps_weights for c in saves.candidates)
+    assert not any("nothing fits" in note for note in saves.notes)
+    assert fits.chosen.recipe.offload.name == "none"
+
+
+def test_what_the_host_cannot_hold_is_not_traced():
+    plan = chosen(2e9, 20, host_gib=8)
+
+    assert plan.chosen is None
+    assert plan.predictions < 20
