@@ -31,7 +31,7 @@ def check_memory(recipe: Recipe, device: Device, backend: Backend, config: Any, 
     memory = host_memory()
     free, every = memory.available + memory.swap, memory.total + memory.swap
     try:
-        if rough_bytes(recipe, backend, config) < free:
+        if rough_bytes(recipe, backend, config) * recipe.parallel.process_count < free:
             return
         facts_of(config, recipe).check_length(recipe.seq_len)
         micro = recipe.micro_batch_size
@@ -56,11 +56,11 @@ def check_memory(recipe: Recipe, device: Device, backend: Backend, config: Any, 
 
 
 def _peak(recipe: Recipe, device: Device, backend: Backend) -> int:
-    """Bytes that a step is predicted to take."""
+    """Bytes that a step is predicted to take, in all processes."""
     from tightfit.planning.estimate import steps_alone, unseen
 
     trace = steps_alone(backend.predict(recipe, device))
-    return trace.peak()[1] + unseen(trace, "allocator")
+    return (trace.peak()[1] + unseen(trace, "allocator")) * recipe.parallel.process_count
 
 
 def _advice(recipe: Recipe, device: Device, fits: int | None, least: int) -> str:

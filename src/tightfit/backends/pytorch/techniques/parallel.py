@@ -1,10 +1,11 @@
-"""Data parallelism by torch's own means: DataParallel and DistributedDataParallel around the loss of the same build.
+"""Parallel training by torch's own means: DataParallel, DistributedDataParallel and FSDP around the loss of one build.
 
 However a global batch is split, the loss of a step is the sum over all of its labels, divided by their number.
 """
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -14,30 +15,40 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
-from tightfit.backends.pytorch.build import Build, LossSum
+from tightfit.backends.pytorch.batch import TensorBatch
+from tightfit.backends.pytorch.build import Build, Check, TrainingLoss
+from tightfit.backends.pytorch.world import TorchWorld, not_started
 from tightfit.techniques.parallel import Ddp, Dp
 
 
 def dp(technique: Dp, build: Build) -> Build:
     """Each micro-batch is cut into as many parts as this process has GPUs, and the model copied to them, anew."""
-    return replace(build, replicated_loss=_loss_of(DataParallel(LossModule(build))))
+    return replace(build, training_loss=_loss_of(DataParallel(LossModule(build))))
 
 
 def ddp(technique: Ddp, build: Build) -> Build:
-    """This process has a part of each global batch. Its process group has been joined, and its GPU is the current
-    one."""
+    """This process has a part of each global batch. Gradients are views of the buckets that are summed."""
+    build = _in_world(build)
     own = [torch.cuda.current_device()] if build.torch_device.type == "cuda" else None
-    wrapped = DistributedDataParallel(LossModule(build), device_ids=own)
-
-    def denominator(global_batch: TensorGlobalBatch) -> float:
-        # gradients are averaged over the processes, and belong to the sum over them
-        return max(process_sums([global_batch.count], build.torch_device)[0], 1) / dist.get_world_size()
+    with warnings.catch_warnings():  # later versions of torch have another name for it
+        warnings.filterwarnings("ignore", message=".*broadcast_buffers")
+        # Buffers are constants, or statistics of which the first process's are kept.
+        wrapped = DistributedDataParallel(LossModule(build), device_ids=own, gradient_as_bucket_view=True,
+                                          broadcast_buffers=False)
 
     def sync(last: bool) -> AbstractContextManager[Any]:
         return nullcontext() if last else wrapped.no_sync()
 
-    return replace(build, replicated_loss=_loss_of(wrapped), loss_denominator=denominator, gradient_sync=sync)
+    return replace(build, training_loss=_loss_of(wrapped), gradient_sync=sync)
+
+
+def _in_world(build: Build) -> Build:
+    """The build in the world that was joined, with random numbers of this process's own from here on."""
+    if not dist.is_initialized():
+        raise not_started(build.recipe.parallel.name)
+    world = TorchWorld()
+    torch.manual_seed(build.recipe.seed + world.rank)
+    return replace(build, world=world)
 
 
 class LossModule(nn.Module):
@@ -48,19 +59,11 @@ class LossModule(nn.Module):
         self.model = build.model
         self._build = build
 
-    def forward(self, **fields: Any) -> Tensor:
-        """fields: of a TensorBatch."""
+    def forward(self, check: Check | None = None, **fields: Any) -> Tensor:
+        """fields: of a TensorBatch. check: as of `Build.loss_sum`."""
         build = replace(self._build, model=self.model)  # DataParallel calls copies of this module
-        return build.loss_sum(TensorBatch(**fields))[None]
+        return build.loss_sum(TensorBatch(**fields), check)[None]
 
 
-def process_sums(numbers: list[float], device: torch.device) -> list[float]:
-    """The sum of each number over all processes."""
-    summed = torch.tensor(numbers, dtype=torch.float64, device=device)
-    dist.all_reduce(summed)
-    found: list[float] = summed.tolist()
-    return found
-
-
-def _loss_of(wrapped: nn.Module) -> LossSum:
-    return lambda batch: wrapped(**vars(batch)).sum()
+def _loss_of(wrapped: nn.Module) -> TrainingLoss:
+    return lambda batch, check: wrapped(check, **vars(batch)).sum()
