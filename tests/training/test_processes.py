@@ -20,7 +20,8 @@ from tightfit.backends.world import place_in_environment
 from tightfit.errors import DataError, LostProcess, Refused, SaidElsewhere
 from tightfit.training.trainer import Trainer
 
-KINDS: dict[str, Any] = {"ddp": "ddp"}
+KINDS: dict[str, Any] = {"ddp": "ddp", "fsdp": "fsdp", "fsdp offloaded": {"name": "fsdp", "cpu_offload": True},
+         "fsdp last": {"name": "fsdp", "gradient_sync": "last", "reshard": False}}
 each_kind = pytest.mark.parametrize("parallel", KINDS.values(), ids=KINDS)
 
 

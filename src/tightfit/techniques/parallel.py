@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -97,3 +97,46 @@ class Ddp(ManyProcesses):
     name: ClassVar[str] = "ddp"
     speed: ClassVar[str] = "nearly the number of devices, where the link between them is fast"
     memory: ClassVar[str] = "activations of a device's share; weights, gradients and states on every device"
+
+
+@technique
+class Fsdp(ManyProcesses):
+    """A process for each device, each with a part of every weight, gradient and optimizer state. A block's weights are
+    gathered while it computes, the next one's meanwhile, and its gradients summed where their part is kept (FSDP: Zhao
+    et al. 2023, arXiv 2304.11277, as torch's fully_shard)."""
+
+    name: ClassVar[str] = "fsdp"
+    speed: ClassVar[str] = "as ddp where the link hides half as many bytes again; slower where it does not"
+    memory: ClassVar[str] = "weights, gradients and states divided by the number of devices; two blocks gathered"
+    shards: ClassVar[bool] = True
+
+    reshard: bool = True
+    """Drop a block's gathered weights after its forward pass, and gather them again for the backward pass."""
+    gradient_sync: Literal["every", "last"] = "every"
+    """The micro-batches after which gradients are summed over processes: after the last alone costs less exchange, and
+    keeps whole gradients until then."""
+    cpu_offload: bool = False
+    """Keep each process's part of weights, gradients and optimizer states in the host's memory, and update them there.
+    """
+
+    @classmethod
+    def representative_settings(cls) -> list[Self]:
+        return [cls(), cls(cpu_offload=True)]
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        reasons = super().refuse(recipe, device)
+        optimizer, precision, compiled = recipe.optimizer, recipe.precision, recipe.compile
+        checkpointing = recipe.checkpointing
+        if optimizer != "auto" and not optimizer.updates_parts:
+            reasons.append(f"optimizer={optimizer.name} needs more of a weight than one process's part; write "
+                           "optimizer=adamw, or parallel=ddp")
+        if precision != "auto" and precision.computes_in != precision.activations_in:
+            reasons.append(f"precision={precision.name} scales weights by what it sees of them, which would be a part; "
+                           "write precision=bf16, or parallel=ddp")
+        if compiled != "auto" and compiled.one_region:
+            reasons.append(f"weights are gathered between blocks, of which compile={compiled.name} makes one region; "
+                           "write compile=per-block, or parallel=ddp")
+        if checkpointing != "auto" and checkpointing.spans_blocks:
+            reasons.append(f"checkpointing={checkpointing.name} recomputes several blocks as one, whose weights are "
+                           "gathered one by one; write checkpointing=every-block, or parallel=ddp")
+        return reasons

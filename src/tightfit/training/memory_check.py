@@ -23,10 +23,10 @@ def check_memory(recipe: Recipe, device: Device, backend: Backend, config: Any, 
     """Say where a resolved recipe's step is predicted to take more memory than is free.
 
     config: of the recipe's model. Predicting takes seconds, so that a step that fits by a rough bound is not predicted;
-    nor is one that its backend would have to compile for it. Raises Refused where the step takes more than the machine
-    has, and for sequences that the model has no positions for.
+    nor is one that its backend would have to compile for it, or whose weights are divided among processes. Raises
+    Refused where the step takes more than the machine has, and for sequences that the model has no positions for.
     """
-    if device.kind != "cpu" or recipe.backend.compiles_whole_steps:
+    if device.kind != "cpu" or recipe.backend.compiles_whole_steps or recipe.parallel.shards:
         return
     memory = host_memory()
     free, every = memory.available + memory.swap, memory.total + memory.swap

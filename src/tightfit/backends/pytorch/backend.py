@@ -94,6 +94,9 @@ class PytorchBackend:
                 return predict(recipe, device, model)
             if reasons := recipe.refusals(device):
                 raise Refused("; ".join(reasons))
+            if recipe.parallel.shards:
+                raise Refused("parallel: a step whose weights are divided among processes is not predicted; write "
+                              "parallel=ddp, or parallel=none for one device's step")
             trace = predict(recipe.parallel.of_one_process(recipe), device, model)
             return replace(trace, notes=[*trace.notes, UNTIMED])
         from tightfit.backends.pytorch.simulate.inference import predict_inference

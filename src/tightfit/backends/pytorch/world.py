@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tightfit.backends.world import LAUNCHER, Alone, Place, World
 from tightfit.errors import LostProcess, Refused, SaidElsewhere, TightfitError, one_line
@@ -173,6 +173,14 @@ def is_split(tensor: Tensor) -> bool:
 def whole(tensor: Tensor) -> Tensor:
     """The tensor with the parts that other processes hold of it; all of them call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def part_like(tensor: Tensor, values: Tensor) -> Tensor:
+    """Of values that every process has whole, the part that this one holds of `tensor`."""
+    if not isinstance(tensor, DTensor):
+        return values
+    # Each cuts its own part out: no other process sends it.
+    return distribute_tensor(values.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None)
 
 
 def own_part(tensor: Tensor) -> Tensor:

@@ -6,19 +6,23 @@ However a global batch is split, the loss of a step is the sum over all of its l
 from __future__ import annotations
 
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from tightfit.backends.pytorch.batch import TensorBatch
 from tightfit.backends.pytorch.build import Build, Check, TrainingLoss
 from tightfit.backends.pytorch.world import TorchWorld, not_started
-from tightfit.techniques.parallel import Ddp, Dp
+from tightfit.errors import Refused
+from tightfit.techniques.parallel import Ddp, Dp, Fsdp
 
 
 def dp(technique: Dp, build: Build) -> Build:
@@ -40,6 +44,35 @@ def ddp(technique: Ddp, build: Build) -> Build:
         return nullcontext() if last else wrapped.no_sync()
 
     return replace(build, training_loss=_loss_of(wrapped), gradient_sync=sync)
+
+
+def fsdp(technique: Fsdp, build: Build) -> Build:
+    """This process has a part of each global batch, and of each parameter by its first dimension. A block is gathered
+    at a time; what lies outside of the blocks is gathered from the forward pass to the backward pass."""
+    if build.evaluation_dtype is not None:
+        raise Refused("parallel: fsdp cannot replace weights for an evaluation, for each process has a part of them; "
+                      "write precision.full_eval=false, or parallel=ddp")
+    build = _in_world(build)
+    cuda = build.torch_device.type == "cuda"
+    options: dict[str, Any] = {
+        "mesh": init_device_mesh(build.torch_device.type, (build.world.size,)),
+        # Weights are gathered as they are, and autocast does what it does on one device: in half precision, as FSDP
+        # could gather them, norms would compute otherwise, and on a processor not at all.
+        "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False),
+        "offload_policy": CPUOffloadPolicy(pin_memory=cuda) if technique.cpu_offload else OffloadPolicy(),
+    }
+    for stack in build.stacks:
+        for block in stack:
+            fully_shard(block, reshard_after_forward=technique.reshard, **options)
+    # The loss and its gradient may use the head's weights after the forward pass.
+    model = fully_shard(build.model, reshard_after_forward=False, **options)
+
+    @contextmanager
+    def sync(last: bool) -> Iterator[None]:
+        model.set_requires_gradient_sync(last or technique.gradient_sync == "every")
+        yield
+
+    return replace(build, gradient_sync=sync)
 
 
 def _in_world(build: Build) -> Build:
