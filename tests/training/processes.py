@@ -17,16 +17,16 @@ from tightfit.training.trainer import Trainer
 
 FORK = multiprocessing.get_context("fork")
 LIMIT = 60.0
-"""Seconds after which processes that have not ended are killed."""
+"""Seconds after which processes that have not ended are killed, where a test says no other."""
 
 
-def in_processes(size: int, work: Callable[..., Any], *arguments: Any) -> list[int]:
+def in_processes(size: int, work: Callable[..., Any], *arguments: Any, limit: float = LIMIT) -> list[int]:
     """Call `work` in each of `size` processes of one world; their exit codes, by rank."""
     with ExitStack() as ends:
         processes = started(size, work, *arguments)
         for process in processes:
             ends.callback(process.kill)
-        deadline = time.monotonic() + LIMIT
+        deadline = time.monotonic() + limit
         for process in processes:
             process.join(max(deadline - time.monotonic(), 0))
         codes = [process.exitcode for process in processes if process.exitcode is not None]

@@ -78,7 +78,7 @@ class ManyProcesses(Parallel):
         """The recipe of the step that the fullest process takes, as if it were alone."""
         share = -(-recipe.batch_size // self.process_count)
         micro = recipe.micro_batch_size
-        return recipe.override(parallel="none", batch_size=share,
+        return recipe.override(parallel=self if self.shards else "none", batch_size=share,
                                micro_batch_size=micro if micro == "auto" else min(micro, share))
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
@@ -96,7 +96,7 @@ class Ddp(ManyProcesses):
 
     name: ClassVar[str] = "ddp"
     speed: ClassVar[str] = "nearly the number of devices, where the link between them is fast"
-    memory: ClassVar[str] = "activations of a device's share; weights, gradients and states on every device"
+    memory: ClassVar[str] = "as one device; with several micro-batches, buckets as large as the gradients besides"
 
 
 @technique

@@ -94,10 +94,13 @@ class PytorchBackend:
                 return predict(recipe, device, model)
             if reasons := recipe.refusals(device):
                 raise Refused("; ".join(reasons))
-            if recipe.parallel.shards:
-                raise Refused("parallel: a step whose weights are divided among processes is not predicted; write "
-                              "parallel=ddp, or parallel=none for one device's step")
-            trace = predict(recipe.parallel.of_one_process(recipe), device, model)
+            alone = recipe.parallel.of_one_process(recipe)
+            trace = predict(alone, device, model)
+            if not recipe.parallel.shards:
+                from tightfit.backends.pytorch.simulate.buckets import with_buckets
+
+                assert alone.micro_batch_size != "auto"
+                with_buckets(trace, -(-alone.batch_size // alone.micro_batch_size))
             return replace(trace, notes=[*trace.notes, UNTIMED])
         from tightfit.backends.pytorch.simulate.inference import predict_inference
 

@@ -113,6 +113,10 @@ def no_mask(batch: TensorBatch) -> dict[str, Any]:
     return {}
 
 
+def nothing_gathered() -> None:
+    """Weights are whole where they are."""
+
+
 def no_sync(last: bool) -> AbstractContextManager[None]:
     """The context of a micro-batch of one model alone."""
     return nullcontext()
@@ -164,6 +168,7 @@ class Build:
     training_loss: a micro-batch's summed loss in training where the model is not called alone; None where it is.
     gradient_sync: entered around a micro-batch's passes, with whether it is the last of its global batch: processes
         average their gradients then.
+    drop_gathered: called after a forward pass that no backward pass follows: weights gathered from other processes go.
     notes: sentences for the person running this, such as a risky combination.
     """
 
@@ -190,6 +195,7 @@ class Build:
     world: TensorWorld = ALONE
     training_loss: TrainingLoss | None = None
     gradient_sync: GradientSync = no_sync
+    drop_gathered: Callable[[], None] = nothing_gathered
     notes: tuple[str, ...] = ()
 
     def session(self) -> AbstractContextManager[None]:

@@ -177,6 +177,7 @@ class Step:
                         loss += build.loss_sum(host_batch.to(build.torch_device))
                     count += global_batch.count
         finally:
+            build.drop_gathered()
             build.model.train()
         total, counted = build.world.sums([loss.item(), count])
         return Total(total, int(counted))
@@ -194,7 +195,9 @@ class Step:
     def generate(self, prompt: Sequence[int], new_tokens: int, temperature: float, seed: int) -> list[int]:
         self.update.flush()
         with self._running("generating a sample"):
-            return generate(self.build, prompt, new_tokens, temperature, seed)
+            tokens = generate(self.build, prompt, new_tokens, temperature, seed)
+        self.build.drop_gathered()
+        return tokens
 
     def save(self, folder: Path) -> dict[str, Any]:
         self.update.flush()

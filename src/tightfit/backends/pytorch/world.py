@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -40,6 +41,9 @@ class TensorWorld(World, Protocol):
     def everyones(self, value: T) -> list[T]:
         """The processes' values, by rank."""
 
+    def mesh(self, device: str) -> DeviceMesh | None:
+        """The processes in a row, with a device of that kind each; None for one alone."""
+
 
 class OneProcess(Alone):
     """The world of a run in one process."""
@@ -49,6 +53,9 @@ class OneProcess(Alone):
 
     def everyones(self, value: T) -> list[T]:
         return [value]
+
+    def mesh(self, device: str) -> DeviceMesh | None:
+        return None
 
 
 ALONE: TensorWorld = OneProcess()
@@ -89,6 +96,9 @@ class TorchWorld:
             # Pickled on the way, through host memory.
             dist.all_gather_object(values, value)
         return values
+
+    def mesh(self, device: str) -> DeviceMesh | None:
+        return init_device_mesh(device, (self.size,))
 
     def _reduced(self, numbers: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
         reduced = torch.tensor(numbers, dtype=torch.float64)

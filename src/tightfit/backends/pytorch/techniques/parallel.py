@@ -14,8 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from tightfit.backends.pytorch.batch import TensorBatch
@@ -55,7 +54,7 @@ def fsdp(technique: Fsdp, build: Build) -> Build:
     build = _in_world(build)
     cuda = build.torch_device.type == "cuda"
     options: dict[str, Any] = {
-        "mesh": init_device_mesh(build.torch_device.type, (build.world.size,)),
+        "mesh": build.world.mesh(build.torch_device.type),
         # Weights are gathered as they are, and autocast does what it does on one device: in half precision, as FSDP
         # could gather them, norms would compute otherwise, and on a processor not at all.
         "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False),
@@ -72,11 +71,18 @@ def fsdp(technique: Fsdp, build: Build) -> Build:
         model.set_requires_gradient_sync(last or technique.gradient_sync == "every")
         yield
 
-    return replace(build, gradient_sync=sync)
+    def reshard() -> None:
+        for module in build.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    return replace(build, gradient_sync=sync, drop_gathered=reshard)
 
 
 def _in_world(build: Build) -> Build:
     """The build in the world that was joined, with random numbers of this process's own from here on."""
+    if build.world.size > 1:  # of a prediction
+        return build
     if not dist.is_initialized():
         raise not_started(build.recipe.parallel.name)
     world = TorchWorld()
