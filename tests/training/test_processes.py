@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from tests.training.processes import in_processes, started, train_in
 from tests.training.runs import final_weights
 from tightfit.backends import load_backend
 from tightfit.backends.world import place_in_environment
-from tightfit.errors import DataError, LostProcess, Refused, SaidElsewhere
+from tightfit.errors import DataError, LostProcess, ModelError, Refused, SaidElsewhere
 from tightfit.training.trainer import Trainer
 
 KINDS: dict[str, Any] = {"ddp": "ddp", "fsdp": "fsdp", "fsdp offloaded": {"name": "fsdp", "cpu_offload": True},
@@ -154,6 +156,37 @@ def test_an_error_of_all_is_said_by_one(run, tmp_path):
     assert sorted(in_processes(2, fail_once, values, said)) == [0, 2]
     assert said.read_text().splitlines() == [said.read_text().strip()]
     assert "fewer than one global batch" in said.read_text()
+
+
+class Spare(nn.Module):
+    """A model of which a layer has no part in the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(128, 16)
+        self.head, self.spare = nn.Linear(16, 128), nn.Linear(16, 16)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.embedding(input_ids))
+        return logits
+
+
+def train_spare(values: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    if values["parallel"] != "ddp":
+        Trainer(Spare(), values).train()
+        return
+    with pytest.raises((ModelError, SaidElsewhere), match="some of Spare have no part in the loss"):
+        Trainer(Spare(), values).train()
+
+
+def test_parameters_without_a_part_in_the_loss(run, tmp_path):
+    run = {name: value for name, value in run.items() if name not in ("model", "model_overrides")}
+    for parallel in ("none", "fsdp", "ddp"):
+        values = {**run, "parallel": parallel, "output_dir": str(tmp_path / parallel)}
+        size = 1 if parallel == "none" else 2
+        assert in_processes(size, train_spare, values) == [0] * size
+    assert recorded(tmp_path / "fsdp", "loss") == pytest.approx(recorded(tmp_path / "none", "loss"), abs=2e-6)
 
 
 def test_places_by_launcher():

@@ -20,8 +20,11 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from tightfit.backends.pytorch.batch import TensorBatch
 from tightfit.backends.pytorch.build import Build, Check, TrainingLoss
 from tightfit.backends.pytorch.world import TorchWorld, not_started
-from tightfit.errors import Refused
+from tightfit.errors import ModelError, Refused
 from tightfit.techniques.parallel import Ddp, Dp, Fsdp
+
+UNFINISHED = "Expected to have finished reduction in the prior iteration"
+"""Part of what DistributedDataParallel says in the step after one in which gradients were missing."""
 
 
 def dp(technique: Dp, build: Build) -> Build:
@@ -42,7 +45,19 @@ def ddp(technique: Ddp, build: Build) -> Build:
     def sync(last: bool) -> AbstractContextManager[Any]:
         return nullcontext() if last else wrapped.no_sync()
 
-    return replace(build, training_loss=_loss_of(wrapped), gradient_sync=sync)
+    whole_loss = _loss_of(wrapped)
+
+    def loss(batch: TensorBatch, check: Check | None) -> Tensor:
+        try:
+            return whole_loss(batch, check)
+        except RuntimeError as error:
+            if UNFINISHED not in str(error):
+                raise
+            raise ModelError(f"parallel: ddp waits for the gradient of every parameter, and some of "
+                             f"{type(build.model).__name__} have no part in the loss; write parallel=fsdp, or set "
+                             "their requires_grad to False") from None
+
+    return replace(build, training_loss=loss, gradient_sync=sync)
 
 
 def fsdp(technique: Fsdp, build: Build) -> Build:
@@ -76,7 +91,15 @@ def fsdp(technique: Fsdp, build: Build) -> Build:
             if isinstance(module, FSDPModule):
                 module.reshard()
 
-    return replace(build, gradient_sync=sync, drop_gathered=reshard)
+    return replace(build, gradient_sync=sync, drop_gathered=reshard, settings=(*build.settings, _views_are_only_read))
+
+
+@contextmanager
+def _views_are_only_read() -> Iterator[None]:
+    """Keep torch from warning of a model's logits that are a view, which a loss could change in place."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
+        yield
 
 
 def _in_world(build: Build) -> Build:
