@@ -44,6 +44,7 @@ LAYERS = (
     ("tightfit.backends.pytorch", "tightfit.backends.jax"),
     ("tightfit.backends.measuring", "tightfit.backends.context"),
     ("tightfit.backends.base",),
+    ("tightfit.backends.world",),
     ("tightfit.recipe.lookup",),
     ("tightfit.recipe",),
     ("tightfit.recipe.resume",),

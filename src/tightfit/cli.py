@@ -219,11 +219,13 @@ def _quiet_libraries() -> None:
 
 def main() -> None:
     """Run the command line. Exit status: 0 done, 1 done with the answer no (doctor found a fault, no rung came to
-    figures), 2 something to change, said in one line, 128 + n after signal n."""
-    from tightfit.errors import TightfitError
+    figures, one of several processes ended), 2 something to change, said in one line, 128 + n after signal n."""
+    from tightfit.errors import SaidElsewhere, TightfitError
 
     try:
         app(standalone_mode=True)
+    except SaidElsewhere as error:
+        sys.exit(error.status)
     except TightfitError as error:
         typer.echo(f"tightfit: {error}", err=True)
         sys.exit(2)

@@ -61,6 +61,21 @@ class OutOfMemory(TightfitError):
     """The device ran out of memory; the message says while doing what, and which recipe change would help."""
 
 
+class LostProcess(TightfitError):
+    """Another process of the run ended, or did not answer in time."""
+
+
+class SaidElsewhere(TightfitError):
+    """An error that another process of the run says, or the one that started them all.
+
+    status: the exit status to end with, without a word.
+    """
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text, status)
+        self.status = status
+
+
 def closest(word: str, choices: Iterable[str]) -> str | None:
     """The choice closest to `word`; None where none is close. Letters in another order are the closest."""
     choices = sorted(choices)

@@ -17,6 +17,8 @@ import mmap
 import os
 import platform
 import resource
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -273,3 +275,19 @@ def driver_version() -> str | None:
             return nvml.driver()
     except NoNvml:
         return None
+
+
+ORPHANED = 3
+"""The exit status of a process whose parent is gone."""
+
+
+def end_with(parent: int) -> None:
+    """Let this process end when another one ends: killed, that one can end nobody else, and a process that goes on
+    would hold a card or a run's folder."""
+
+    def watch() -> None:
+        while psutil.pid_exists(parent):
+            time.sleep(1)
+        os._exit(ORPHANED)
+
+    threading.Thread(target=watch, daemon=True).start()

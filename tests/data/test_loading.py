@@ -161,3 +161,17 @@ def test_labels_that_do_not_count_are_not_counted(tmp_path: Path) -> None:
         global_batch = loader.global_batch(k)
         assert global_batch.count == sum(int((m.labels != IGNORE).sum()) for m in global_batch.micro_batches)
         assert global_batch.tokens == global_batch.samples * 16
+
+
+def test_parts_of_a_global_batch_make_it_up_and_have_as_many_micro_batches(tmp_path: Path) -> None:
+    whole = GlobalBatchLoader(numbered(11), recipe(tmp_path, batch_size=6, micro_batch_size=2))
+    for of in (2, 4, 7):
+        for index in range(4):
+            parts = [whole.part(rank, of).global_batch(index) for rank in range(of)]
+            assert len({len(part.micro_batches) for part in parts}) == 1
+            one = whole.global_batch(index)
+            for name in ("count", "samples", "tokens"):
+                assert sum(getattr(part, name) for part in parts) == getattr(one, name)
+            counted = [int(row[0]) for part in parts for micro in part.micro_batches
+                       for row, label in zip(micro.inputs["input_ids"], micro.labels, strict=True) if label != IGNORE]
+            assert counted == shown([one])

@@ -16,7 +16,7 @@ import pytest
 
 from tightfit.ladder import jobs
 from tightfit.ladder.jobs import Job, Outcome, ended, run_jobs, without_outcome
-from tightfit.ladder.worker import ORPHANED
+from tightfit.system import ORPHANED
 
 JOB = Job(kind="machine", recipe={})
 

@@ -45,7 +45,6 @@ def measured(recipe: Recipe, launch: Launch) -> SimpleNamespace:
 
 def test_two_gpus_are_asked_for(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setenv("RANK", "0")
     recipe = rung()
     device = PytorchBackend().device(recipe)
     with pytest.raises(Refused, match="two GPUs, and this machine has 0"):
@@ -53,8 +52,6 @@ def test_two_gpus_are_asked_for(monkeypatch):
     with pytest.raises(Refused, match="NCCL switches off the direct link between two GPUs"):
         run_parallel("ddp-no-p2p", recipe, device, 1, 1)
     assert command("ddp-no-p2p", ["worker"])[1] == {"NCCL_P2P_DISABLE": "1"}
-    with pytest.raises(Refused, match="batch_size: a step of one sample"):
-        run_parallel("ddp", rung("batch_size=1", "micro_batch_size=1"), device, 1, 1)
 
 
 @pytest.mark.parametrize(("rank", "status", "written", "ended"), [

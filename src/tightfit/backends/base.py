@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tightfit.backends.world import World
 from tightfit.devices import Device
 from tightfit.recipe import Recipe
 from tightfit.tasks import GlobalBatch
@@ -128,6 +129,9 @@ class GlobalBatchSource(Protocol):
     def global_batch(self, index: int) -> GlobalBatch:
         """The global batch of that index, counted from the run's beginning."""
 
+    def part(self, rank: int, of: int) -> GlobalBatchSource:
+        """The same global batches, of each the part of one of `of` processes."""
+
 
 class Step(Protocol):
     """One optimizer step over a global batch: the function that training runs, planning traces and profiling
@@ -158,7 +162,8 @@ class Step(Protocol):
         """Token ids that a causal-lm continues `prompt` with."""
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """Write weights, optimizer and random state as safetensors into `folder`; return the rest as JSON values."""
+        """Write weights, optimizer and random state as safetensors into `folder`; return the rest as JSON values. Every
+        process of a world calls this and `export`, and the first writes."""
 
     def load(self, folder: Path, meta: dict[str, Any]) -> None:
         """Restore what `save` wrote, exactly. Raises CheckpointError where it does not fit this recipe's model."""
@@ -209,6 +214,10 @@ class Backend(Protocol):
 
     def device(self, recipe: Recipe) -> Device:
         """The device that the recipe runs on. Raises Refused where there is none."""
+
+    def world(self, recipe: Recipe) -> AbstractContextManager[World]:
+        """The processes that train the recipe together, joined while this is entered. Raises Refused where they are to
+        be started first, and LostProcess where they do not find each other."""
 
     def limit_memory(self, recipe: Recipe, memory_bytes: int) -> Device:
         """Make this process's GPU one of `memory_bytes`, its context counted, and return it so. Raises Refused where

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from tightfit.backends.world import place_in_environment
 from tightfit.recipe.lookup import name_and_overrides
+from tightfit.techniques.parallel import ManyProcesses
 from tightfit.training.listeners import LastingConsole, Terminal
 from tightfit.training.records import Summary
 from tightfit.training.trainer import Trainer
@@ -20,13 +22,21 @@ def run_train(name: str, overrides: Sequence[str] = ()) -> int:
     console = LastingConsole(soft_wrap=True)
     with Terminal(console) as terminal:
         name, overrides = name_and_overrides([name, *overrides])
-        summary = Trainer(recipe=name, overrides=overrides, listener=terminal).train()
+        trainer = Trainer(recipe=name, overrides=overrides, listener=terminal)
+        place, parallel = place_in_environment(), trainer.recipe.parallel
+        if place is None and isinstance(parallel, ManyProcesses) and trainer.recipe.backend.runs_torch:
+            from tightfit.backends.pytorch.launch import launch, process_count  # for several processes alone
+
+            count = process_count(parallel, trainer.backend.device(trainer.recipe))
+            return launch(["tightfit", "train", name, *overrides], count)
+        summary = trainer.train()
+    if isinstance(parallel, ManyProcesses) and place is not None and place.rank:
+        console.quiet = True
     _show(console, summary)
     if summary.stopped_by is None:
         return 0
     console.print(f"stopped by {summary.stopped_by} at step {summary.steps}, saved; the same command resumes the run")
     return 128 + signal.Signals[summary.stopped_by]
-
 
 def _show(console: Console, summary: Summary) -> None:
     if summary.sample:

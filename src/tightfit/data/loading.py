@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +13,16 @@ import numpy as np
 from tightfit.data.samples import Samples, generator
 from tightfit.errors import DataError
 from tightfit.recipe import Recipe
-from tightfit.tasks import Array, GlobalBatch, MicroBatch, global_batch_of
+from tightfit.tasks import IGNORE, Array, GlobalBatch, MicroBatch, global_batch_of
 
 ORDER = 0x0D4E
 """Keeps the order's random numbers apart from those of a sample."""
 
 NAMED = 8
 """A global batch's origin names so many of its samples."""
+
+WHOLE = (0, 1)
+"""The part of a global batch that one process alone has."""
 
 
 class GlobalBatchLoader:
@@ -41,6 +46,7 @@ class GlobalBatchLoader:
         self.micro_batch_size = recipe.micro_batch_size
         self.seed = recipe.seed
         self._order: tuple[int, Array] | None = None
+        self._part = WHOLE
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_order": None}
@@ -53,7 +59,13 @@ class GlobalBatchLoader:
         """The global batch of that index, counted from the run's beginning."""
         chosen, epoch = self.chosen(index)
         origin = f"epoch {epoch}, samples {_numbers(self.samples, chosen)}"
-        return make_global_batch(self.samples, chosen, self.micro_batch_size, epoch, origin)
+        return make_global_batch(self.samples, chosen, self.micro_batch_size, epoch, origin, self._part)
+
+    def part(self, rank: int, of: int) -> GlobalBatchLoader:
+        """The same global batches, of each the part of one of `of` processes."""
+        found = copy(self)
+        found._part = (rank, of)
+        return found
 
     def chosen(self, index: int) -> tuple[Array, int]:
         """The samples of the global batch of that index, in order, and the epoch that shows them."""
@@ -68,26 +80,43 @@ class GlobalBatchLoader:
         return self._order[1]
 
 
-def evaluation_global_batches(samples: Samples, recipe: Recipe) -> Iterator[GlobalBatch]:
-    """Global batches over at most `eval_samples` samples, evenly spread and in order; the same each time."""
+def evaluation_global_batches(
+    samples: Samples, recipe: Recipe, part: tuple[int, int] = WHOLE
+) -> Iterator[GlobalBatch]:
+    """Global batches over at most `eval_samples` samples, evenly spread and in order; the same each time. part: as of
+    `make_global_batch`."""
     size, micro = recipe.batch_size, recipe.micro_batch_size
     assert micro != "auto"
     total = min(len(samples), recipe.eval_samples)
     spread = np.arange(total) * len(samples) // max(total, 1)
     for start in range(0, total, size):
         chosen = spread[start : start + size]
-        yield make_global_batch(samples, chosen, micro, 0, f"held-out samples {_numbers(samples, chosen)}")
+        yield make_global_batch(samples, chosen, micro, 0, f"held-out samples {_numbers(samples, chosen)}", part)
 
 
-def make_global_batch(samples: Samples, chosen: Array, micro_batch_size: int, epoch: int, origin: str) -> GlobalBatch:
-    """The samples `chosen` as one global batch; its last micro-batch may be smaller."""
+def make_global_batch(
+    samples: Samples, chosen: Array, micro_batch_size: int, epoch: int, origin: str, part: tuple[int, int] = WHOLE
+) -> GlobalBatch:
+    """The samples `chosen` as one global batch; its last micro-batch may be smaller.
+
+    part: this process's number and how many share the samples, each a run of them, of equal lengths up to one. All
+    parts have as many micro-batches, for processes exchange something in each: one without labels that count makes up
+    for a part's lack.
+    """
+    rank, of = part
+    shares = np.array_split(chosen, of)  # the first is one of the longest
+    own, passes = shares[rank], math.ceil(len(shares[0]) / micro_batch_size)
     batches: list[MicroBatch] = []
     tokens = 0
-    for start in range(0, len(chosen), micro_batch_size):
-        batch, real = samples.batch(chosen[start : start + micro_batch_size], epoch)
+    for start in range(0, len(own), micro_batch_size):
+        batch, real = samples.batch(own[start : start + micro_batch_size], epoch)
         batches.append(batch)
         tokens += real
-    return replace(global_batch_of(tuple(batches), origin), tokens=tokens)
+    counted = global_batch_of(tuple(batches), origin)
+    if len(batches) < passes:
+        batch, _ = samples.batch(chosen[:1], epoch)
+        batches.append(replace(batch, labels=np.full_like(batch.labels, IGNORE)))
+    return replace(counted, micro_batches=tuple(batches), tokens=tokens)
 
 
 def _numbers(samples: Samples, chosen: Array) -> str:

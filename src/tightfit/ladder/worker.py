@@ -10,14 +10,10 @@ import math
 import os
 import platform
 import sys
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-
-import psutil
 
 from tightfit.backends import load_backend
 from tightfit.backends.base import Backend, Timings
@@ -35,7 +31,7 @@ from tightfit.planning.search.search import check_length
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target, own_target
 from tightfit.recipe import Recipe
-from tightfit.system import driver_version, installed
+from tightfit.system import driver_version, end_with, installed
 from tightfit.tasks import TASKS
 from tightfit.training.session import Session, training_global_batches
 
@@ -44,13 +40,11 @@ LIBRARIES = ("torch", "transformers", "tightfit", "torchao", "torch-optimi", "tr
 """Libraries whose versions a figure may depend on."""
 GROWTH = (1.5, 2, 3, 4, 6, 8, 12, 16)
 """How many times its batch a rung that grows is tried at."""
-ORPHANED = 3
-"""The exit status of a worker whose ladder is gone."""
 
 
 def main(asked: Path, outcomes: Path, parent: int) -> None:
     """Do the jobs and write what came of each; errors that a person can act on are an outcome."""
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    end_with(parent)
     for job in JOBS.validate_json(asked.read_bytes()):
         try:
             found = KINDS[job.kind](job)
@@ -69,13 +63,6 @@ def status_of(error: TightfitError) -> Status:
     if isinstance(error, OutOfMemory):
         return "out-of-memory"
     return "refused" if isinstance(error, (Refused, MissingLibrary)) else "failed"
-
-
-def _end_with(parent: int) -> None:
-    """End when the ladder ends: killed, it can end nobody else, and a rung that goes on would hold the card."""
-    while psutil.pid_exists(parent):
-        time.sleep(1)
-    os._exit(ORPHANED)
 
 
 def machine(job: Job) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
@@ -28,7 +29,7 @@ from tightfit.techniques import (
 from tightfit.techniques.backend import Pytorch
 from tightfit.techniques.base import NUMBER, Natural, Positive, at_most
 from tightfit.techniques.offload import HostShares
-from tightfit.techniques.parallel import NoParallel
+from tightfit.techniques.parallel import ManyProcesses, NoParallel
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -152,7 +153,7 @@ class Recipe(BaseModel):
     update: Annotated[Update | Auto, *_slot("update")] = "auto"
     """When gradients are clipped, applied and dropped; `auto` hides the copies of offloaded optimizer states."""
     parallel: Annotated[Parallel, *_slot("parallel")] = NoParallel()
-    """More than one device: dp shares each micro-batch's rows among all of this machine's (backend: jax)."""
+    """More than one device: ddp and fsdp with a process for each, dp with one for all of a machine's (backend: jax)."""
     backend: Annotated[Backend, *_slot("backend")] = Pytorch()
     """The framework that runs the step: pytorch, or jax with its own knobs."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -253,6 +254,12 @@ class Recipe(BaseModel):
             if technique != "auto"
             for reason in technique.refuse(self, device)
         ]
+
+    def among(self, processes: int) -> Recipe:
+        """The recipe with the number of processes that train it, where it has several."""
+        if not isinstance(self.parallel, ManyProcesses):
+            return self
+        return self.model_copy(update={"parallel": replace(self.parallel, processes=processes)})
 
     def open_choices(self) -> tuple[str, ...]:
         """The fields that a search decides and that still say `auto`, or whose technique does of a knob."""

@@ -29,6 +29,8 @@ class Optimizer(Technique):
     trains_only: ClassVar[bool] = True
     state_bytes: ClassVar[float]
     """Bytes of optimizer state a parameter, for fp32 weights, as a rule of thumb."""
+    updates_parts: ClassVar[bool] = True
+    """Whether it updates a part of a weight, such as some of its rows, as it would with the whole at hand."""
     own_formats: ClassVar[bool] = False
     """Whether states have formats of their own, whatever the weights' format is; otherwise they have the weights'."""
     bf16_roundings: ClassVar[tuple[Rounding, ...]] = ("nearest",)
@@ -79,6 +81,7 @@ class _Adam(_Decaying):
 class _Quantized(_Adam):
     speed: ClassVar[str] = "as AdamW once compiled"
     own_formats: ClassVar[bool] = True
+    updates_parts: ClassVar[bool] = False  # a block of values may straddle two parts
     bf16_roundings: ClassVar = ("stochastic", "nearest")
     numerics_change: ClassVar[int] = 1
     hf_adam: ClassVar[bool] = True
@@ -164,6 +167,7 @@ class Adafactor(_Decaying):
     memory: ClassVar[str] = "almost none for matrices: rows plus columns"
     numerics_change: ClassVar[int] = 4
     state_bytes: ClassVar[float] = 0.05
+    updates_parts: ClassVar[bool] = False  # its means are of whole rows and columns, and of whole tensors
     hf_names: ClassVar = {"adafactor": {}}
     hf_note: ClassVar[str] = ("learning_rate: Hugging Face's adafactor takes it as the step itself, and this recipe as "
                               "relative to each matrix's size; choose it anew")

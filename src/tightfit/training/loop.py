@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -11,12 +12,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tightfit.backends.base import GlobalBatchSource, PendingResult, Step, StepResult, Total
+from tightfit.backends.world import ALONE, World
 from tightfit.errors import CheckpointError, NonFiniteLoss
 from tightfit.recipe import Recipe
 from tightfit.tasks import GlobalBatch
 from tightfit.training import checkpoints
 from tightfit.training.listeners import Listener
-from tightfit.training.records import MetricsLog
+from tightfit.training.records import MetricsLog, Unwritten
 from tightfit.training.run_folder import RunFolder
 from tightfit.training.schedule import learning_rate
 from tightfit.training.stopping import StopRequest
@@ -81,9 +83,10 @@ class TrainingLoop:
     source: GlobalBatchSource
     evaluation: Callable[[], Iterable[GlobalBatch]] | None
     folder: RunFolder
-    log: MetricsLog
+    log: MetricsLog | Unwritten
     listener: Listener
     profile: RunProfile | None = None
+    world: World = ALONE
     state: TrainerState = field(default_factory=TrainerState, init=False)
     _interval: _Interval = field(default_factory=_Interval, init=False)
     _saved_at: int | None = field(default=None, init=False)
@@ -109,10 +112,11 @@ class TrainingLoop:
         with StopRequest() as stop:
             global_batches = self.step.global_batches(self.source, state.step, recipe.max_steps)
             dispatched: _DispatchedStep | None = None
-            if self._evaluates_at(state.step) and self.log.evaluated_at != state.step:
+            evaluated_at = self.world.from_first(lambda: self.log.evaluated_at)
+            if self._evaluates_at(state.step) and evaluated_at != state.step:
                 self.evaluate()  # which an end of the process came before
             self._restart_clock()
-            while state.step < recipe.max_steps and stop.signal is None:
+            while state.step < recipe.max_steps and not self._asked_to_stop(stop):
                 if dispatched is not None and profile is not None and state.step + 1 == profile.at:
                     self._record(dispatched)  # or the step that is profiled would wait for it
                     dispatched = None
@@ -129,13 +133,17 @@ class TrainingLoop:
                     self._restart_clock()
             if dispatched is not None:
                 self._record(dispatched)
-            if stop.signal is not None:
-                state.stopped_by = stop.signal.name
+            if asked := self._asked_to_stop(stop):
+                state.stopped_by = signal.Signals(asked).name
             self.save()
             if state.stopped_by is None and self._evaluated_at != state.step:
                 self.evaluate()
         self.listener.finished()
         return state
+
+    def _asked_to_stop(self, stop: StopRequest) -> int:
+        """The signal that a process of the run was sent, perhaps another one; 0 for none."""
+        return int(self.world.largest(stop.signal or 0))
 
     def _dispatch(self, global_batches: Iterator[Any]) -> _DispatchedStep:
         """Dispatch the next step."""
@@ -251,8 +259,11 @@ class TrainingLoop:
         seen = self._interval
         interval = {"loss": seen.loss, "count": seen.count, "skipped": seen.skipped}
         loop = {"interval": interval, "data": _signature(self.source)}
-        checkpoints.save(self.folder.checkpoints, step, self.step.save, loop)
         self._saved_at = step
+        if self.world.rank:
+            self.step.save(self.folder.checkpoints)
+            return
+        checkpoints.save(self.folder.checkpoints, step, self.step.save, loop)
         checkpoints.prune(self.folder.checkpoints, self.recipe.save_total_limit)
 
 

@@ -23,15 +23,15 @@ def check_memory(recipe: Recipe, device: Device, backend: Backend, config: Any, 
     """Say where a resolved recipe's step is predicted to take more memory than is free.
 
     config: of the recipe's model. Predicting takes seconds, so that a step that fits by a rough bound is not predicted;
-    nor is one that its backend would have to compile for it. Raises Refused where the step takes more than the machine
-    has, and for sequences that the model has no positions for.
+    nor is one that its backend would have to compile for it, or whose weights are divided among processes. Raises
+    Refused where the step takes more than the machine has, and for sequences that the model has no positions for.
     """
-    if device.kind != "cpu" or recipe.backend.compiles_whole_steps:
+    if device.kind != "cpu" or recipe.backend.compiles_whole_steps or recipe.parallel.shards:
         return
     memory = host_memory()
     free, every = memory.available + memory.swap, memory.total + memory.swap
     try:
-        if rough_bytes(recipe, backend, config) < free:
+        if rough_bytes(recipe, backend, config) * recipe.parallel.process_count < free:
             return
         facts_of(config, recipe).check_length(recipe.seq_len)
         micro = recipe.micro_batch_size
@@ -56,11 +56,11 @@ def check_memory(recipe: Recipe, device: Device, backend: Backend, config: Any, 
 
 
 def _peak(recipe: Recipe, device: Device, backend: Backend) -> int:
-    """Bytes that a step is predicted to take."""
+    """Bytes that a step is predicted to take, in all processes."""
     from tightfit.planning.estimate import steps_alone, unseen
 
     trace = steps_alone(backend.predict(recipe, device))
-    return trace.peak()[1] + unseen(trace, "allocator")
+    return (trace.peak()[1] + unseen(trace, "allocator")) * recipe.parallel.process_count
 
 
 def _advice(recipe: Recipe, device: Device, fits: int | None, least: int) -> str:

@@ -86,6 +86,21 @@ class MetricsLog:
         self._trackers.close()
 
 
+class Unwritten:
+    """The log of a process that another one writes for."""
+
+    evaluated_at = None
+
+    def write(self, values: dict[str, Any]) -> None:
+        """It is written elsewhere."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Nothing is open."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     """A run's figures. Seconds are this process's; loss is in nats a label; memory in bytes.

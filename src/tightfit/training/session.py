@@ -82,8 +82,8 @@ class Session:
 def open_session(recipe: Recipe, log: Log, *, module: Any = None) -> Session:
     """The recipe with no `auto` left, on its device.
 
-    What is open is planned for a GPU, and for a processor whose speed was measured; otherwise it gets the plain choices
-    of `planning.defaults`. Raises Refused where nothing fits.
+    What is open is planned for a GPU, and for a processor whose speed was measured; otherwise, and where weights are
+    divided among processes, it gets the plain choices of `planning.defaults`. Raises Refused where nothing fits.
     """
     backend = load_backend(recipe.backend.name)
     device = backend.device(recipe)
@@ -91,7 +91,8 @@ def open_session(recipe: Recipe, log: Log, *, module: Any = None) -> Session:
     if workers != "auto" and workers > most:
         raise Refused(f"loading.workers: {workers} processes are too many for this machine's "
                       f"{counted(cores(), 'core')}; write loading.workers={cores()}, or {most} at most")
-    if not recipe.open_choices() or (target := own_target(device)).is_guessed_processor:
+    if (not recipe.open_choices() or recipe.parallel.shards
+            or (target := own_target(device)).is_guessed_processor):
         return Session(recipe=resolve(recipe, device), device=device, backend=backend, module=module)
     from tightfit.planning.search.resolve_auto import resolve_auto
 

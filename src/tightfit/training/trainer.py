@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 
 from tightfit.backends import load_backend
 from tightfit.backends.base import Backend, Step
+from tightfit.backends.world import World
 from tightfit.data import GlobalBatchLoader, Prepared, evaluation_global_batches
 from tightfit.errors import CheckpointError, DataError, OutOfMemory, RecipeError, one_line
 from tightfit.models import resolve_source
@@ -21,7 +22,7 @@ from tightfit.recipe.resume import continued
 from tightfit.training import checkpoints
 from tightfit.training.listeners import Listener
 from tightfit.training.loop import TrainerState, TrainingLoop
-from tightfit.training.records import MetricsLog, Summary
+from tightfit.training.records import MetricsLog, Summary, Unwritten
 from tightfit.training.run_folder import MODEL, PLAN, SUMMARY, RunFolder, locked, run_path
 from tightfit.training.session import Session, open_session, recipe_for_machine
 
@@ -74,12 +75,14 @@ class Trainer:
         """
         began = time.perf_counter()
         folder = RunFolder(self.path)
-        with locked(folder.path):
-            session = self._open(folder)
+        with self.backend.world(self.recipe) as world, locked(folder.path) if world.rank == 0 else nullcontext():
+            if world.rank:
+                self.listener = Listener()
+            session = self._open_together(folder, world)
             if isinstance(session, Summary):
                 return session
             try:
-                return self._train(session, folder, began)
+                return self._train(session, folder, began, world)
             except OutOfMemory as error:
                 from tightfit.planning.suggestions import memory_suggestions
 
@@ -88,10 +91,27 @@ class Trainer:
             except (OSError, SafetensorError) as error:
                 raise CheckpointError(f"{folder.path}: {one_line(error)}") from error
 
-    def _open(self, folder: RunFolder) -> Session | Summary:
+    def _open_together(self, folder: RunFolder, world: World) -> Session | Summary:
+        """As `_open`, by the first process for all of them."""
+        here = list[Session]()
+
+        def opened() -> Recipe | Summary:
+            found = self._open(folder, world)
+            if isinstance(found, Summary):
+                return found
+            here.append(found)
+            return found.recipe
+
+        found = world.from_first(opened)
+        if isinstance(found, Summary):
+            return found
+        return here[0] if here else Session(recipe=found, device=self.backend.device(found), backend=self.backend,
+                                            module=self.module)
+
+    def _open(self, folder: RunFolder, world: World) -> Session | Summary:
         """The session to train in: `auto` stands for what it means here, or meant when the run in this folder began.
         Where that run is complete, its summary."""
-        recipe, saved = self.recipe, folder.saved_recipe()
+        recipe, saved = self.recipe.among(world.size), folder.saved_recipe()
         if recipe.resume == "never" or saved is None:
             folder.require_fresh()
         kept = bool(checkpoints.folders(folder.checkpoints))
@@ -117,14 +137,11 @@ class Trainer:
         session.check_memory(self.listener.message)
         return session
 
-    def _train(self, session: Session, folder: RunFolder, began: float) -> Summary:
+    def _train(self, session: Session, folder: RunFolder, began: float, world: World) -> Summary:
         recipe = session.recipe
-        try:
-            data = session.prepare(self.dataset, self.listener.preparing)
-        except OSError as error:
-            raise DataError(f"data: {recipe.data.source!r} cannot be prepared: {one_line(error)}") from error
+        data = self._prepare(session, world)
         source, evaluation = GlobalBatchLoader(data.train, recipe), data.evaluation
-        found = checkpoints.newest(folder.checkpoints, self.listener.message)
+        found = world.from_first(lambda: checkpoints.newest(folder.checkpoints, self.listener.message))
         first_step = found.step if found else 0
         profile = self._profile(session, folder, first_step)
         build = session.build()
@@ -132,31 +149,49 @@ class Trainer:
             self.listener.message(f"note: {note}")
         step = self.backend.step(build)
         self.listener.message(_beginning(recipe, step, data, len(source), self.module is None))
-        folder.write_recipe(recipe)
-        if session.plan is not None:
-            folder.write_json(PLAN, session.plan.to_json())
+        if world.rank == 0:
+            folder.write_recipe(recipe)
+            if session.plan is not None:
+                folder.write_json(PLAN, session.plan.to_json())
         if profile is not None:
             profile.begin(step, first_step, tuple(build.notes))
-        with build.session(), closing(step), MetricsLog(recipe, folder.path, first_step) as log:
+        metrics = Unwritten() if world.rank else MetricsLog(recipe, folder.path, first_step)
+        with build.session(), closing(step), metrics as log:
+            part = (world.rank, world.size)
             loop = TrainingLoop(
                 recipe, step, source,
-                None if evaluation is None else lambda: evaluation_global_batches(evaluation, recipe),
-                folder, log, self.listener, profile,
+                None if evaluation is None else lambda: evaluation_global_batches(evaluation, recipe, part),
+                folder, log, self.listener, profile, world,
             )
             if found is not None:
                 loop.resume(found)
                 self.listener.message(f"resuming from step {found.step} of {recipe.max_steps}")
             state = loop.run()
-            summary = self._summary(session, step, data, state, began)
+            summary = self._summary(session, step, data, state, began, world)
             if summary.stopped_by is not None:
                 return summary
             step.export(folder.path / MODEL, data.classes)
-            if data.tokenizer is not None:
-                data.tokenizer.save(folder.path / MODEL)
-            folder.write_json(SUMMARY, summary.to_dict())
+            if world.rank == 0:
+                if data.tokenizer is not None:
+                    data.tokenizer.save(folder.path / MODEL)
+                folder.write_json(SUMMARY, summary.to_dict())
             summary = replace(summary, sample=self._sample(recipe, step, data))
-        folder.write_json(SUMMARY, summary.to_dict())
+        if world.rank == 0:
+            folder.write_json(SUMMARY, summary.to_dict())
         return summary
+
+    def _prepare(self, session: Session, world: World) -> Prepared:
+        """The data: the first process prepares it, and the others find what it cached."""
+        def prepared() -> Prepared:
+            try:
+                return session.prepare(self.dataset, self.listener.preparing)
+            except OSError as error:
+                source = session.recipe.data.source
+                raise DataError(f"data: {source!r} cannot be prepared: {one_line(error)}") from error
+
+        here = list[Prepared]()
+        world.from_first(lambda: here.append(prepared()))
+        return here[0] if here else prepared()
 
     def _profile(self, session: Session, folder: RunFolder, first_step: int) -> RunProfile | None:
         """The profile of the step that the recipe names; None where it names none that is still to come."""
@@ -194,7 +229,7 @@ class Trainer:
         return recipe.sample_prompt + data.tokenizer.decode(tokens)
 
     def _summary(
-        self, session: Session, step: Step, data: Prepared, state: TrainerState, began: float
+        self, session: Session, step: Step, data: Prepared, state: TrainerState, began: float, world: World
     ) -> Summary:
         seconds = state.training_seconds or 1e-9
         return Summary(
@@ -209,7 +244,7 @@ class Trainer:
             data_wait_seconds=state.data_wait_seconds,
             samples_per_second=state.samples / seconds,
             tokens_per_second=state.tokens / seconds,
-            peak_memory=step.peak_memory(),
+            peak_memory=int(world.largest(step.peak_memory())),
             context_memory=step.context_memory(),
             device=session.device.name,
             loss=state.losses[-1] if state.losses else None,

@@ -18,8 +18,8 @@ from tightfit.backends.pytorch.models import (
     logits_of,
     parameter_count,
     ready_to_train,
-    save_model,
 )
+from tightfit.backends.pytorch.saved_model import save_model
 from tightfit.bundled import BUNDLED
 from tightfit.errors import ModelError
 from tightfit.recipe import Recipe

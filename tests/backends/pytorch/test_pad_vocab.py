@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.architectures import CAUSAL, MASKED, SEQ2SEQ, VOCAB, tiny_model
-from tightfit.backends.pytorch.models import save_model
 from tightfit.backends.pytorch.padding import pad_vocab
+from tightfit.backends.pytorch.saved_model import save_model
 from tightfit.backends.pytorch.transformer import Transformer
 from tightfit.errors import ModelError
 from tightfit.models import TransformerConfig

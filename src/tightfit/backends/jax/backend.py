@@ -6,6 +6,7 @@ import ctypes
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -15,6 +16,7 @@ from tightfit.backends.base import ModelSize, Timings
 from tightfit.backends.jax.assembly import assemble
 from tightfit.backends.jax.build import Build
 from tightfit.backends.jax.step import Step
+from tightfit.backends.world import ALONE, World
 from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.recipe import Recipe
@@ -60,6 +62,9 @@ class JaxBackend:
         from tightfit.backends.pytorch.model_size import model_size  # whose modules have the same shapes
 
         return model_size(recipe, config)
+
+    def world(self, recipe: Recipe) -> AbstractContextManager[World]:
+        return nullcontext(ALONE)
 
     def step_profiler(self, step: Step) -> StepProfiler:
         from tightfit.backends.jax.compiled.step_profiler import StepProfiler

@@ -71,6 +71,7 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     parallels.NoParallel: unchanged,
     parallels.Dp: parallel.dp,
     parallels.Ddp: parallel.ddp,
+    parallels.Fsdp: parallel.fsdp,
     loadings.Loading: loading.loading,
 }
 """Every technique of `SLOTS` that this backend has, and the function that applies it."""

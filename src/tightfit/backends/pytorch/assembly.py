@@ -52,8 +52,9 @@ def bare_build(
 ) -> Build:
     """The model on its device, with no technique applied yet but the format of its weights."""
     task, dtype = get_task(recipe.task), weight_dtype(recipe.precision)
-    # Weights that wait in host memory are made there: the device may not hold them all.
-    where = torch.device("cpu") if recipe.offloaded.keeps_weights else torch_device
+    # Weights that wait in host memory, or of which the device gets a part, are made there: it may not hold them all.
+    elsewhere = recipe.parallel.shards or recipe.offloaded.keeps_weights
+    where = torch.device("cpu") if elsewhere else torch_device
     notes: tuple[str, ...] = ()
     if model is None:
         config = read_config(recipe) if config is None else config

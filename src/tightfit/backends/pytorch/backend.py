@@ -6,6 +6,7 @@ What predicts and what measures is loaded when it is called: training needs neit
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +20,20 @@ from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.errors import memory_guard
 from tightfit.backends.pytorch.gpu_memory import gpu_memory, use_expandable_segments
 from tightfit.backends.pytorch.step import Step
+from tightfit.backends.pytorch.world import joined, not_started
+from tightfit.backends.world import ALONE, World, place_in_environment
 from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.recipe import Recipe
 from tightfit.system import host_memory
+from tightfit.techniques.parallel import ManyProcesses
 from tightfit.trace import Trace, UntracedMemory
 
 if TYPE_CHECKING:
     from tightfit.backends.pytorch.measure.step_profiler import StepProfiler
+
+
+UNTIMED = "parallel: what processes exchange is not in the predicted time"
 
 
 class PytorchBackend:
@@ -37,7 +44,7 @@ class PytorchBackend:
         if recipe.device == "cuda" and not cuda:
             raise Refused("device: 'cuda' was asked for, and torch finds no CUDA device; write device=cpu")
         if cuda and recipe.device != "cpu":
-            properties = torch.cuda.get_device_properties(0)
+            properties = torch.cuda.get_device_properties(torch.cuda.current_device())
             return Device(
                 kind="cuda",
                 name=properties.name,
@@ -47,6 +54,18 @@ class PytorchBackend:
                 uuid=f"GPU-{properties.uuid}",
             )
         return Device(kind="cpu", name="CPU", memory_bytes=host_memory().total, units=torch.get_num_threads())
+
+    def world(self, recipe: Recipe) -> AbstractContextManager[World]:
+        parallel = recipe.parallel
+        if not isinstance(parallel, ManyProcesses):
+            return nullcontext(ALONE)
+        place = place_in_environment()
+        if place is None:
+            raise not_started(parallel.name)
+        if parallel.processes not in ("auto", place.size):
+            raise Refused(f"parallel.processes: {parallel.processes}, and {place.size} were started; write "
+                          f"parallel.processes={place.size}, or leave it out")
+        return joined(place, self.device(recipe).kind, parallel.timeout)
 
     def limit_memory(self, recipe: Recipe, memory_bytes: int) -> Device:
         device = self.device(recipe)
@@ -71,7 +90,18 @@ class PytorchBackend:
         if recipe.mode == "train":
             from tightfit.backends.pytorch.simulate.predict import predict
 
-            return predict(recipe, device, model)
+            if not isinstance(recipe.parallel, ManyProcesses):
+                return predict(recipe, device, model)
+            if reasons := recipe.refusals(device):
+                raise Refused("; ".join(reasons))
+            alone = recipe.parallel.of_one_process(recipe)
+            trace = predict(alone, device, model)
+            if not recipe.parallel.shards:
+                from tightfit.backends.pytorch.simulate.buckets import with_buckets
+
+                assert alone.micro_batch_size != "auto"
+                with_buckets(trace, -(-alone.batch_size // alone.micro_batch_size))
+            return replace(trace, notes=[*trace.notes, UNTIMED])
         from tightfit.backends.pytorch.simulate.inference import predict_inference
 
         return predict_inference(recipe, device, model)

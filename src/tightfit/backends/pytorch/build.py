@@ -15,6 +15,7 @@ from tightfit.backends.base import GlobalBatchSource
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
 from tightfit.backends.pytorch.models import logits_of
 from tightfit.backends.pytorch.techniques.loss.of_logits import LOSS_OF_LOGITS, Loss
+from tightfit.backends.pytorch.world import ALONE, TensorWorld
 from tightfit.devices import Device
 from tightfit.errors import ModelError
 from tightfit.models import ModelFacts
@@ -31,8 +32,6 @@ MaskArguments = Callable[[TensorBatch], dict[str, Any]]
 OptimizerFactory = Callable[[nn.Module], Optimizer]
 CompileBackend = Callable[[str, str], Any]
 GlobalBatches = Callable[[GlobalBatchSource, int, int], Iterator[TensorGlobalBatch]]
-LossSum = Callable[[TensorBatch], Tensor]
-LossDenominator = Callable[[TensorGlobalBatch], float]
 GradientSync = Callable[[bool], AbstractContextManager[Any]]
 
 
@@ -105,6 +104,7 @@ class Update(Protocol):
 
 
 Check = Callable[["Build", TensorBatch, Tensor], None]
+TrainingLoss = Callable[[TensorBatch, Check | None], Tensor]
 Accumulation = Callable[["Build", MicroBatchPasses, TensorGlobalBatch], Tensor]
 """Runs every micro-batch's passes, in its order; returns the global batch's summed loss."""
 
@@ -114,9 +114,8 @@ def no_mask(batch: TensorBatch) -> dict[str, Any]:
     return {}
 
 
-def local_labels(global_batch: TensorGlobalBatch) -> float:
-    """The global batch's labels that count: the denominator of its loss where no other process has a part of it."""
-    return max(global_batch.count, 1)
+def nothing_gathered() -> None:
+    """Weights are whole where they are."""
 
 
 def no_sync(last: bool) -> AbstractContextManager[None]:
@@ -154,10 +153,11 @@ class Build:
     compile_backend: what torch.compile is given as its backend in the place of one it names, in a mode: planning's own,
         which generates no code.
     evaluation_dtype: cast the weights to this for evaluation; None keeps them.
-    replicated_loss: a micro-batch's summed loss where copies of the model share its work; None where there is one.
-    loss_denominator: of a micro-batch's summed loss, so that gradients are those of the whole global batch's mean.
+    world: the processes that train this model together, and average their gradients.
+    training_loss: a micro-batch's summed loss in training where the model is not called alone; None where it is.
     gradient_sync: entered around a micro-batch's passes, with whether it is the last of its global batch: processes
         average their gradients then.
+    drop_gathered: called after a forward pass that no backward pass follows: weights gathered from other processes go.
     notes: sentences for the person running this, such as a risky combination.
     """
 
@@ -181,9 +181,10 @@ class Build:
     global_batches: GlobalBatches | None = None
     compile_backend: CompileBackend | None = None
     evaluation_dtype: torch.dtype | None = None
-    replicated_loss: LossSum | None = None
-    loss_denominator: LossDenominator = local_labels
+    world: TensorWorld = ALONE
+    training_loss: TrainingLoss | None = None
     gradient_sync: GradientSync = no_sync
+    drop_gathered: Callable[[], None] = nothing_gathered
     notes: tuple[str, ...] = ()
 
     def session(self) -> AbstractContextManager[None]:
@@ -241,8 +242,6 @@ class Build:
 
     def loss_sum(self, batch: TensorBatch, check: Check | None = None) -> Tensor:
         """A micro-batch's summed loss, a scalar. check: sees the model's outputs before the loss is made of them."""
-        if self.replicated_loss is not None:
-            return self.replicated_loss(batch)
         with self.forward_context():
             # Nothing else holds on to the outputs: whole logits are freed as soon as the loss has its own copy.
             return self.loss.total(self._checked_outputs(batch, check), batch.labels)

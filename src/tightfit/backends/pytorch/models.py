@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,18 +13,14 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_model as load_safetensors
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.modeling_utils import local_torch_dtype
 
 from tightfit.backends.pytorch.errors import at_line, is_out_of_memory
-from tightfit.backends.pytorch.padding import stored_tensors
-from tightfit.backends.pytorch.state import named_tensors
 from tightfit.backends.pytorch.transformer import Transformer
 from tightfit.errors import ModelError, TightfitError, nearest, one_line
 from tightfit.hub import explain_hub_error, only_local
 from tightfit.models import (
-    OUR_TRANSFORMER,
     TransformerConfig,
     facts_of,
     read_config,
@@ -250,47 +244,3 @@ def logits_of(output: Any) -> Tensor:
 def parameter_count(model: nn.Module) -> int:
     """The model's parameters; tied ones count once."""
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """Keep transformers' own bars off a screen that has one already."""
-    shown = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers.utils.logging.enable_progress_bar()
-
-
-def _alone(tensor: Tensor) -> Tensor:
-    """The same memory as a storage of its own: transformers copies tensors that share one, such as those of a block
-    that waits in host memory, before it writes any."""
-    if tensor.device.type != "cpu" or tensor.untyped_storage().nbytes() == tensor.nbytes or not tensor.is_contiguous():
-        return tensor
-    memory = torch.from_numpy(tensor.detach().view(-1).view(torch.uint8).numpy())
-    return memory.view(tensor.dtype).view(tensor.shape)
-
-
-def save_model(model: nn.Module, folder: Path | str, classes: dict[int, str] | None = None) -> None:
-    """Write the model's configuration and weights (safetensors) so that `model: <folder>` reads them.
-
-    transformers' models are written by `save_pretrained`; of a model of unknown class only its own code can make sense.
-    Rows that only pad the vocabulary are left out. `classes` names labels in the configuration.
-    """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    if isinstance(model, transformers.PreTrainedModel):
-        if classes:
-            model.config.id2label = {**model.config.id2label, **classes}
-            model.config.label2id = {name: number for number, name in model.config.id2label.items()}
-        with _no_progress_bars():
-            model.save_pretrained(folder, state_dict={n: _alone(t) for n, t in stored_tensors(model).items()})
-        return
-    stored = stored_tensors(model)
-    save_file({name: stored[name].contiguous() for name in named_tensors(model)}, folder / WEIGHTS)
-    described: dict[str, Any] = {"class": f"{type(model).__module__}.{type(model).__qualname__}"}
-    if isinstance(model, Transformer):
-        described = {"model_type": OUR_TRANSFORMER, **asdict(model.shape)}
-    (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")

@@ -65,6 +65,9 @@ def apply(model: nn.Module, recipe: Recipe | dict[str, Any]) -> Applied:
     if open_fields := [field for field in recipe.open_choices() if field != "loss"]:  # the loop has one of its own
         raise RecipeError(f"{', '.join(open_fields)}: still auto; write a value for each, or take the recipe of "
                           "tightfit.plan(model, recipe)")
+    if recipe.parallel.name != "none":
+        raise Refused(f"parallel: {recipe.parallel.name} is a matter of the loop, such as Accelerate's, which prepares "
+                      "the model for it; write parallel=none")
     backend = PytorchBackend()
     build = backend.build(recipe, backend.device(recipe), model)
     if build.calls_blocks:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tightfit.backends.pytorch.techniques.optimizer import state as optimizer_state
+from tightfit.backends.pytorch.world import ALONE, TensorWorld, whole
 from tightfit.errors import CheckpointError
 
 WEIGHTS, OPTIMIZER, RANDOM = "weights.safetensors", "optimizer.safetensors", "random.safetensors"
@@ -35,14 +36,37 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
-def save_state(model: nn.Module, optimizer: Optimizer, folder: Path) -> dict[str, Any]:
-    """Write the three files into `folder`; return what is not a tensor, as JSON values."""
-    write_tensors(named_tensors(model), folder / WEIGHTS)
+def save_state(
+    model: nn.Module, optimizer: Optimizer, folder: Path, world: TensorWorld = ALONE
+) -> dict[str, Any]:
+    """Write the three files into `folder`; return what is not a tensor, as JSON values.
+
+    All processes of a world call this, and the first writes: a run of another number of processes can go on from it.
+    """
+    write = write_tensors if world.rank == 0 else _gather
+    write(named_tensors(model), folder / WEIGHTS)
     tensors, meta = optimizer_state.state_tensors(optimizer, model)
-    write_tensors(tensors, folder / OPTIMIZER)
+    write(tensors, folder / OPTIMIZER)
     streams, python_random = random_state()
-    write_tensors(streams, folder / RANDOM)
+    by_rank = enumerate(world.everyones(streams))
+    write({_stream(name, rank): stream for rank, own in by_rank for name, stream in own.items()}, folder / RANDOM)
     return {"optimizer": meta, "python_random": python_random, "torch": torch.__version__}
+
+
+def _stream(name: str, rank: int) -> str:
+    """The name of a random stream of a process."""
+    return f"{name}/{rank}" if rank else name
+
+
+def _ordered(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+    """The widest first: each then begins at a multiple of its own size."""
+    return sorted(tensors.items(), key=lambda named: (-named[1].element_size(), named[0]))
+
+
+def _gather(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Give this process's parts of the tensors to the process that writes them."""
+    for _, tensor in _ordered(tensors):
+        whole(tensor.detach())
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -52,8 +76,7 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     The form is public: the length of a JSON header in eight bytes, the header, every tensor's bytes in its order.
     Raises KeyError for a format that it has no name for.
     """
-    # The widest first: each then begins at a multiple of its own size.
-    ordered = sorted(tensors.items(), key=lambda named: (-named[1].element_size(), named[0]))
+    ordered = _ordered(tensors)
     header, end = {}, 0
     for name, tensor in ordered:
         begin, end = end, end + tensor.numel() * tensor.element_size()
@@ -63,14 +86,17 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     with path.open("wb") as file:
         file.write(len(written).to_bytes(8, "little") + written)
         for _, tensor in ordered:
-            values = tensor.detach().cpu().contiguous().reshape(-1)
+            values = whole(tensor.detach()).cpu().contiguous().reshape(-1)
             file.write(values.view(torch.uint8).numpy().data)
 
 
 def load_state(
-    model: nn.Module, optimizer: Optimizer, folder: Path, meta: dict[str, Any], make_states: Callable[[], None]
+    model: nn.Module, optimizer: Optimizer, folder: Path, meta: dict[str, Any], make_states: Callable[[], None],
+    world: TensorWorld = ALONE,
 ) -> None:
     """Restore what `save_state` wrote. make_states: as `make` of `optimizer_state.load_state`.
+
+    Each process of a world reads for itself; one that has no random streams there keeps those that it has.
 
     Raises CheckpointError where names, shapes or formats differ.
     """
@@ -80,7 +106,8 @@ def load_state(
         raise CheckpointError(f"{folder}: {' '.join(str(error).split())}") from None
     optimizer_state.load_state(optimizer, model, states, meta["optimizer"], make_states)
     optimizer_state.copy_tensors("weights", weights, named_tensors(model))
-    restore_random(streams, meta["python_random"])
+    names = {name: _stream(name, world.rank) for name in random_state()[0]}
+    restore_random({name: streams[here] for name, here in names.items() if here in streams}, meta["python_random"])
 
 
 def random_state() -> tuple[dict[str, Tensor], Any]:
@@ -93,7 +120,8 @@ def random_state() -> tuple[dict[str, Tensor], Any]:
 
 def restore_random(streams: dict[str, Tensor], python_random: Any) -> None:
     """Let the random streams go on from where `random_state` found them."""
-    torch.set_rng_state(streams["torch"])
+    if "torch" in streams:
+        torch.set_rng_state(streams["torch"])
     if "cuda" in streams and torch.cuda.is_available():
         torch.cuda.set_rng_state(streams["cuda"])
     version, internal, gauss = python_random

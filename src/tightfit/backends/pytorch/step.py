@@ -7,7 +7,7 @@ import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,17 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tightfit.backends.base import GlobalBatchSource, StepResult, Total
-from tightfit.backends.pytorch.batch import TensorGlobalBatch, tensor_global_batch
-from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch, tensor_global_batch
+from tightfit.backends.pytorch.build import Build, Check
 from tightfit.backends.pytorch.errors import memory_guard, model_guard
 from tightfit.backends.pytorch.generation import generate
 from tightfit.backends.pytorch.gpu_memory import gpu_memory
 from tightfit.backends.pytorch.inspection import attention_kernels, check_outputs
-from tightfit.backends.pytorch.models import parameter_count, save_model
+from tightfit.backends.pytorch.models import parameter_count
+from tightfit.backends.pytorch.saved_model import save_model
 from tightfit.backends.pytorch.state import load_state, save_state
 from tightfit.backends.pytorch.techniques.compile import compile_seconds
+from tightfit.backends.pytorch.world import lost_process_guard, own_part
 from tightfit.tasks import GlobalBatch
 from tightfit.trace import Phase
 
@@ -119,7 +121,8 @@ class Step:
         assert self.build.accumulation is not None
         if self._to_inspect:
             self.build.loss.check(self.build, global_batch.micro_batches[0].to(self.build.torch_device))
-        self._denominator = self.build.loss_denominator(global_batch)  # once: processes agree on it
+        # The count is of the whole global batch, and processes average their gradients.
+        self._denominator = max(global_batch.count, 1) / self.build.world.size
         return self.build.accumulation(self.build, self, global_batch)
 
     def forward(self, global_batch: TensorGlobalBatch, number: int) -> Tensor:
@@ -128,11 +131,15 @@ class Step:
         if self._to_inspect:
             self._to_inspect = False
             with attention_kernels() as kernels:
-                self._loss = self.build.loss_sum(batch, check_outputs)
+                self._loss = self._training_loss(batch, check_outputs)
             self.attention_kernels = kernels()
         else:
-            self._loss = self.build.loss_sum(batch)
+            self._loss = self._training_loss(batch, None)
         return self._loss.detach()
+
+    def _training_loss(self, batch: TensorBatch, check: Check | None) -> Tensor:
+        made = self.build.training_loss or self.build.loss_sum
+        return made(batch, check)
 
     def backward(self, global_batch: TensorGlobalBatch, number: int) -> None:
         of = len(global_batch.micro_batches)
@@ -142,6 +149,7 @@ class Step:
         self.update.scale(loss).backward()
 
     def _report(self, loss: Tensor, norm: Tensor | None, count: int) -> PendingStep:
+        self.build.world.add_up(loss)
         if loss.device.type != "cuda":
             figures = (loss.item(), NOT_CLIPPED if norm is None else norm.item())
             return PendingStep(figures, count, self.update.scaled)
@@ -169,33 +177,43 @@ class Step:
                         loss += build.loss_sum(host_batch.to(build.torch_device))
                     count += global_batch.count
         finally:
+            build.drop_gathered()
             build.model.train()
-        return Total(loss.item(), count)
+        total, counted = build.world.sums([loss.item(), count])
+        return Total(total, int(counted))
 
     def global_batches(self, source: GlobalBatchSource, start: int, stop: int) -> Iterator[TensorGlobalBatch]:
         assert self.build.global_batches is not None
-        return self.build.global_batches(source, start, stop)
+        world = self.build.world
+        if world.size == 1:
+            yield from self.build.global_batches(source, start, stop)
+            return
+        for part in self.build.global_batches(source.part(world.rank, world.size), start, stop):
+            count, samples, tokens = world.sums([part.count, part.samples, part.tokens])
+            yield replace(part, count=int(count), samples=int(samples), tokens=int(tokens))
 
     def generate(self, prompt: Sequence[int], new_tokens: int, temperature: float, seed: int) -> list[int]:
         self.update.flush()
         with self._running("generating a sample"):
-            return generate(self.build, prompt, new_tokens, temperature, seed)
+            tokens = generate(self.build, prompt, new_tokens, temperature, seed)
+        self.build.drop_gathered()
+        return tokens
 
     def save(self, folder: Path) -> dict[str, Any]:
         self.update.flush()
-        meta = save_state(self.build.model, self.optimizer, folder)
+        meta = save_state(self.build.model, self.optimizer, folder, self.build.world)
         return {**meta, **self.update.state(), "steps": self.steps}
 
     def load(self, folder: Path, meta: dict[str, Any]) -> None:
         with self._guarded("restoring a checkpoint"):
-            load_state(self.build.model, self.optimizer, folder, meta, self.update.make_states)
+            load_state(self.build.model, self.optimizer, folder, meta, self.update.make_states, self.build.world)
         self.steps = meta["steps"]
         self.update.load(meta)
 
     def export(self, folder: Path, classes: dict[int, str] | None) -> None:
         self.update.flush()
         with self._guarded("writing the model"):
-            save_model(self.build.model, folder, classes)
+            save_model(self.build.model, folder, classes, first=self.build.world.rank == 0)
 
     def close(self) -> None:
         with self._guarded("giving the model back"):
@@ -206,12 +224,12 @@ class Step:
         by_device: dict[torch.device, list[Tensor]] = {}  # some may wait in host memory
         for parameter in self.build.model.parameters():
             if parameter.requires_grad:
-                by_device.setdefault(parameter.device, []).append(parameter.detach())
+                by_device.setdefault(parameter.device, []).append(own_part(parameter.detach()))
+        finite = True
         for learned in by_device.values():
             norms = torch._foreach_norm(learned, ord=float("inf"))
-            if not torch.stack([norm.float() for norm in norms]).isfinite().all():
-                return False
-        return True
+            finite &= bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
+        return self.build.world.largest(not finite) == 0
 
     def restart_peak(self) -> None:
         """Let the device's own account of its peak begin anew; `peak_memory` remembers what it was."""
@@ -241,5 +259,5 @@ class Step:
     @contextmanager
     def _guarded(self, doing: str) -> Iterator[None]:
         self._doing = doing
-        with memory_guard(lambda: self._doing):
+        with memory_guard(lambda: self._doing), lost_process_guard():
             yield

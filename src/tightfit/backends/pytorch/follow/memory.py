@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tightfit.trace import Allocation, Category, Op, Phase
@@ -58,6 +59,23 @@ class TrackedMemory:
         self._born_in.append(phase)
         self._live[key] = (weakref.ref(storage, partial(self._release, key)), index)
         return index
+
+    def resize(self, storage: UntypedStorage, size: int) -> None:
+        """A storage gives its memory back, or takes some again, as FSDP's do: no op does that. Call it before."""
+        found = self._live.get(storage._cdata)
+        if found is None:
+            return
+        reference, index = found
+        before = self.allocations[index]
+        if before.died is None and storage.nbytes() == size:
+            return
+        before.died = before.died or self.next()
+        if size:
+            self._live[storage._cdata] = (reference, len(self.allocations))
+            if index in self._fixed:
+                self._fixed.add(len(self.allocations))
+            self._born_in.append(self._born_in[index])
+            self.allocations.append(replace(before, born=self.next(), died=None, bytes=size))
 
     def transient(self, size: int, op: str, module: str, phase: Phase, born: int) -> Allocation:
         """Memory of `size` bytes that a kernel gives back before it ends."""
@@ -138,7 +156,7 @@ class TrackedMemory:
 
     def _release(self, key: int, reference: weakref.ref[Any]) -> None:
         found = self._live.pop(key, None)
-        if found is not None:
+        if found is not None and self.allocations[found[1]].died is None:
             self.allocations[found[1]].died = self.next()
 
 
@@ -155,6 +173,8 @@ def plain_parts(tensor: Tensor) -> Iterator[Tensor]:
     """The tensor, or those that a wrapper such as a quantized state consists of."""
     if is_traceable_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:
-            yield from plain_parts(getattr(tensor, name))
+            part = getattr(tensor, name)
+            if isinstance(part, Tensor):  # and no mesh of processes
+                yield from plain_parts(part)
     else:
         yield tensor

@@ -26,6 +26,7 @@ from tightfit.backends.pytorch.simulate.compiled.regions import Regions, compili
 from tightfit.backends.pytorch.simulate.data_dependent import answer
 from tightfit.backends.pytorch.simulate.depth import Shorten
 from tightfit.backends.pytorch.simulate.fake_global_batches import fake_global_batch, is_padded, micro_batch_groups
+from tightfit.backends.pytorch.simulate.fake_world import fake_world, following_parts
 from tightfit.backends.pytorch.simulate.target import PlanningMode, fake_tensors, scratch_of
 from tightfit.backends.pytorch.simulate.trace_failure import explain_trace_failure
 from tightfit.backends.pytorch.simulate.unseen import unseen
@@ -64,7 +65,8 @@ def predict(recipe: Recipe, device: Device, model: nn.Module | None = None, *, w
     regions = Regions(device, scratch_of(device))
     with compiling_for(partial(PlanningMode, device)) if recipe.compiled else nullcontext():
         trace = _extend_depth(partial(_traced, recipe, device, model, regions if recipe.compiled else None),
-                              whole or recipe.one_region,  # whose first and last blocks are fused with what is around
+                              # whose first and last blocks are fused with what is around
+                              whole or recipe.one_region or recipe.parallel.shards,
                               1 if recipe.offload == "auto" else recipe.offload.reach)
     trace.notes += regions.notes
     if recipe.compiled and recipe.data.eval_fraction:
@@ -109,9 +111,14 @@ def _traced(
 
     def change(build: Build) -> Build:
         build = build if shorten is None else shorten(build)
+        build = build if world is None else replace(build, world=world)
         return build if regions is None else replace(build, compile_backend=regions.reporting_to(tracker))
 
     with ExitStack() as stack:
+        world = None
+        if recipe.parallel.shards:
+            world = stack.enter_context(fake_world(recipe.parallel.process_count))
+            stack.enter_context(following_parts(tracker))
         stack.enter_context(fake_tensors(device))  # garbage is collected where each phase begins, see `_TracedStep`
         own = None if model is None else fake_copy(model)
         with skip_weight_init():

@@ -1,43 +1,116 @@
-"""Data parallelism by torch's own means: DataParallel and DistributedDataParallel around the loss of the same build.
+"""Parallel training by torch's own means: DataParallel, DistributedDataParallel and FSDP around the loss of one build.
 
 However a global batch is split, the loss of a step is the sum over all of its labels, divided by their number.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
-from tightfit.backends.pytorch.build import Build, LossSum
-from tightfit.techniques.parallel import Ddp, Dp
+from tightfit.backends.pytorch.batch import TensorBatch
+from tightfit.backends.pytorch.build import Build, Check, TrainingLoss
+from tightfit.backends.pytorch.world import TorchWorld, not_started
+from tightfit.errors import ModelError, Refused
+from tightfit.techniques.parallel import Ddp, Dp, Fsdp
+
+UNFINISHED = "Expected to have finished reduction in the prior iteration"
+"""Part of what DistributedDataParallel says in the step after one in which gradients were missing."""
 
 
 def dp(technique: Dp, build: Build) -> Build:
     """Each micro-batch is cut into as many parts as this process has GPUs, and the model copied to them, anew."""
-    return replace(build, replicated_loss=_loss_of(DataParallel(LossModule(build))))
+    return replace(build, training_loss=_loss_of(DataParallel(LossModule(build))))
 
 
 def ddp(technique: Ddp, build: Build) -> Build:
-    """This process has a part of each global batch. Its process group has been joined, and its GPU is the current
-    one."""
+    """This process has a part of each global batch. Gradients are views of the buckets that are summed."""
+    build = _in_world(build)
     own = [torch.cuda.current_device()] if build.torch_device.type == "cuda" else None
-    wrapped = DistributedDataParallel(LossModule(build), device_ids=own)
-
-    def denominator(global_batch: TensorGlobalBatch) -> float:
-        # gradients are averaged over the processes, and belong to the sum over them
-        return max(process_sums([global_batch.count], build.torch_device)[0], 1) / dist.get_world_size()
+    with warnings.catch_warnings():  # later versions of torch have another name for it
+        warnings.filterwarnings("ignore", message=".*broadcast_buffers")
+        # Buffers are constants, or statistics of which the first process's are kept.
+        wrapped = DistributedDataParallel(LossModule(build), device_ids=own, gradient_as_bucket_view=True,
+                                          broadcast_buffers=False)
 
     def sync(last: bool) -> AbstractContextManager[Any]:
         return nullcontext() if last else wrapped.no_sync()
 
-    return replace(build, replicated_loss=_loss_of(wrapped), loss_denominator=denominator, gradient_sync=sync)
+    whole_loss = _loss_of(wrapped)
+
+    def loss(batch: TensorBatch, check: Check | None) -> Tensor:
+        try:
+            return whole_loss(batch, check)
+        except RuntimeError as error:
+            if UNFINISHED not in str(error):
+                raise
+            raise ModelError(f"parallel: ddp waits for the gradient of every parameter, and some of "
+                             f"{type(build.model).__name__} have no part in the loss; write parallel=fsdp, or set "
+                             "their requires_grad to False") from None
+
+    return replace(build, training_loss=loss, gradient_sync=sync)
+
+
+def fsdp(technique: Fsdp, build: Build) -> Build:
+    """This process has a part of each global batch, and of each parameter by its first dimension. A block is gathered
+    at a time; what lies outside of the blocks is gathered from the forward pass to the backward pass."""
+    if build.evaluation_dtype is not None:
+        raise Refused("parallel: fsdp cannot replace weights for an evaluation, for each process has a part of them; "
+                      "write precision.full_eval=false, or parallel=ddp")
+    build = _in_world(build)
+    cuda = build.torch_device.type == "cuda"
+    options: dict[str, Any] = {
+        "mesh": build.world.mesh(build.torch_device.type),
+        # Weights are gathered as they are, and autocast does what it does on one device: in half precision, as FSDP
+        # could gather them, norms would compute otherwise, and on a processor not at all.
+        "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False),
+        "offload_policy": CPUOffloadPolicy(pin_memory=cuda) if technique.cpu_offload else OffloadPolicy(),
+    }
+    for stack in build.stacks:
+        for block in stack:
+            fully_shard(block, reshard_after_forward=technique.reshard, **options)
+    # The loss and its gradient may use the head's weights after the forward pass.
+    model = fully_shard(build.model, reshard_after_forward=False, **options)
+
+    @contextmanager
+    def sync(last: bool) -> Iterator[None]:
+        model.set_requires_gradient_sync(last or technique.gradient_sync == "every")
+        yield
+
+    def reshard() -> None:
+        for module in build.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    return replace(build, gradient_sync=sync, drop_gathered=reshard, settings=(*build.settings, _views_are_only_read))
+
+
+@contextmanager
+def _views_are_only_read() -> Iterator[None]:
+    """Keep torch from warning of a model's logits that are a view, which a loss could change in place."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
+        yield
+
+
+def _in_world(build: Build) -> Build:
+    """The build in the world that was joined, with random numbers of this process's own from here on."""
+    if build.world.size > 1:  # of a prediction
+        return build
+    if not dist.is_initialized():
+        raise not_started(build.recipe.parallel.name)
+    world = TorchWorld()
+    torch.manual_seed(build.recipe.seed + world.rank)
+    return replace(build, world=world)
 
 
 class LossModule(nn.Module):
@@ -48,19 +121,11 @@ class LossModule(nn.Module):
         self.model = build.model
         self._build = build
 
-    def forward(self, **fields: Any) -> Tensor:
-        """fields: of a TensorBatch."""
+    def forward(self, check: Check | None = None, **fields: Any) -> Tensor:
+        """fields: of a TensorBatch. check: as of `Build.loss_sum`."""
         build = replace(self._build, model=self.model)  # DataParallel calls copies of this module
-        return build.loss_sum(TensorBatch(**fields))[None]
+        return build.loss_sum(TensorBatch(**fields), check)[None]
 
 
-def process_sums(numbers: list[float], device: torch.device) -> list[float]:
-    """The sum of each number over all processes."""
-    summed = torch.tensor(numbers, dtype=torch.float64, device=device)
-    dist.all_reduce(summed)
-    found: list[float] = summed.tolist()
-    return found
-
-
-def _loss_of(wrapped: nn.Module) -> LossSum:
-    return lambda batch: wrapped(**vars(batch)).sum()
+def _loss_of(wrapped: nn.Module) -> TrainingLoss:
+    return lambda batch, check: wrapped(check, **vars(batch)).sum()

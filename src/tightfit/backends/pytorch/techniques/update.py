@@ -12,6 +12,7 @@ from torch import Tensor
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques.optimizer.apply import ScaledUpdate, set_learning_rate
 from tightfit.backends.pytorch.techniques.optimizer.state import make_states
+from tightfit.backends.pytorch.world import whole
 from tightfit.techniques.update import AfterBackward, InBackward, WithForward
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class UpdateAfterBackward(ScaledUpdate):
             norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._max_norm)
         elif self._scaler is not None:  # a norm that is not finite is how a skipped step shows
             norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        norm = None if norm is None else whole(norm)
         if self._scaler is None:
             self.optimizer.step()
         else:

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from tightfit.backends.pytorch.world import own_part
 from tightfit.techniques.precision import Rounding
 
 CHUNK = 1 << 24
@@ -107,11 +108,13 @@ class AnyPrecisionAdamW(Optimizer):
         whole = [parameter, cast(Tensor, parameter.grad), state["momentum"], state["variance"]]
         if "compensation" in state:
             whole.append(state["compensation"])
-        if parameter.numel() <= CHUNK:
-            yield _Piece(state["step"], *whole)
+        own = [own_part(tensor) for tensor in whole]  # of weights of which other processes have parts
+        weight = own[0]
+        if weight.numel() <= CHUNK:
+            yield _Piece(state["step"], *own)
             return
-        rows = max(1, CHUNK * parameter.shape[0] // parameter.numel())
-        for parts in zip(*(tensor.split(rows) for tensor in whole), strict=True):
+        rows = max(1, CHUNK * weight.shape[0] // weight.numel())
+        for parts in zip(*(tensor.split(rows) for tensor in own), strict=True):
             yield _Piece(state["step"], *parts)
 
 

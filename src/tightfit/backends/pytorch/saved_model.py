@@ -1,0 +1,85 @@
+"""A trained model written as others read it: `save_pretrained`, or safetensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from tightfit.backends.pytorch.models import WEIGHTS
+from tightfit.backends.pytorch.padding import stored_tensors
+from tightfit.backends.pytorch.state import named_tensors
+from tightfit.backends.pytorch.transformer import Transformer
+from tightfit.backends.pytorch.world import is_split, whole
+from tightfit.models import OUR_TRANSFORMER
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Keep transformers' own bars off a screen that has one already."""
+    shown = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers.utils.logging.enable_progress_bar()
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """The same memory as a storage of its own: transformers copies tensors that share one, such as those of a block
+    that waits in host memory, before it writes any."""
+    if tensor.device.type != "cpu" or tensor.untyped_storage().nbytes() == tensor.nbytes or not tensor.is_contiguous():
+        return tensor
+    memory = torch.from_numpy(tensor.detach().view(-1).view(torch.uint8).numpy())
+    return memory.view(tensor.dtype).view(tensor.shape)
+
+
+def _gathered(model: nn.Module) -> dict[str, Tensor]:
+    """The stored tensors, whole; those that are split among processes in host memory, tied ones once."""
+    owners = dict(model.named_parameters(remove_duplicate=False))
+    found: dict[nn.Parameter | None, Tensor] = {}
+    stored = stored_tensors(model)
+    for name, tensor in stored.items():
+        if is_split(tensor):
+            owner = owners.get(name)
+            if owner not in found:
+                found[owner] = whole(tensor).cpu()
+            stored[name] = found[owner]
+    return stored
+
+
+def save_model(
+    model: nn.Module, folder: Path | str, classes: dict[int, str] | None = None, *, first: bool = True
+) -> None:
+    """Write the model's configuration and weights (safetensors) so that `model: <folder>` reads them.
+
+    transformers' models are written by `save_pretrained`; of a model of unknown class only its own code can make sense.
+    Rows that only pad the vocabulary are left out. `classes` names labels in the configuration. Of several processes
+    all call this, and the `first` writes.
+    """
+    stored = _gathered(model)
+    if not first:
+        return
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(model, transformers.PreTrainedModel):
+        if classes:
+            model.config.id2label = {**model.config.id2label, **classes}
+            model.config.label2id = {name: number for number, name in model.config.id2label.items()}
+        with _no_progress_bars():
+            model.save_pretrained(folder, state_dict={name: _alone(tensor) for name, tensor in stored.items()})
+        return
+    save_file({name: stored[name].contiguous() for name in named_tensors(model)}, folder / WEIGHTS)
+    described: dict[str, Any] = {"class": f"{type(model).__module__}.{type(model).__qualname__}"}
+    if isinstance(model, Transformer):
+        described = {"model_type": OUR_TRANSFORMER, **asdict(model.shape)}
+    (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")

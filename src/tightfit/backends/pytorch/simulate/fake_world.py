@@ -1,0 +1,66 @@
+"""One process of several that are not there: torch's collectives on fake tensors, by its own fake process group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from tightfit.backends.pytorch.follow.tracker import Tracker
+from tightfit.backends.pytorch.world import OneProcess
+from tightfit.errors import Refused
+
+
+class FakeWorld(OneProcess):
+    """The first process among `size`, the others of which do nothing."""
+
+    def __init__(self, size: int, mesh: DeviceMesh) -> None:
+        self.size = size
+        self._mesh = mesh
+
+    def mesh(self, device: str) -> DeviceMesh:
+        return self._mesh
+
+
+@contextmanager
+def fake_world(size: int) -> Iterator[FakeWorld]:
+    """A world of processes that need not be there. Enter it outside of a fake mode: a mesh reads its values. Raises
+    Refused in a process of a real one."""
+    if dist.is_initialized():
+        raise Refused("parallel: what processes take is predicted before they start; run tightfit plan by itself")
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    try:
+        yield FakeWorld(size, init_device_mesh("cpu", (size,)))
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def following_parts(tracker: Tracker) -> Iterator[None]:
+    """Inside, the tracker follows storages that are resized, which no dispatch mode sees, and leaves out the shapes of
+    whole tensors that torch runs an op on parts with, to know what comes of it."""
+    resize, propagate = torch.UntypedStorage.resize_, ShardingPropagator._propagate_tensor_meta
+
+    def followed(storage: torch.UntypedStorage, size: int) -> None:
+        tracker.memory.resize(storage, size)
+        resize(storage, size)
+
+    def left_out(propagator: ShardingPropagator, schema: Any) -> Any:
+        with tracker.paused():
+            return propagate(propagator, schema)
+
+    replaced: Any = ((torch.UntypedStorage, "resize_", resize, followed),
+                     (ShardingPropagator, "_propagate_tensor_meta", propagate, left_out))
+    for owner, name, _, ours in replaced:
+        setattr(owner, name, ours)
+    try:
+        yield
+    finally:
+        for owner, name, own, _ in replaced:
+            setattr(owner, name, own)

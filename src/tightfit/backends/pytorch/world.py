@@ -1,0 +1,198 @@
+"""The processes that train one model together, by torch.distributed: NCCL between GPUs, gloo between processors and for
+what processes tell each other in host memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from tightfit.backends.world import LAUNCHER, Alone, Place, World
+from tightfit.errors import LostProcess, Refused, SaidElsewhere, TightfitError, one_line
+from tightfit.system import end_with
+
+T = TypeVar("T")
+
+CONNECT = timedelta(seconds=120)
+"""How long a process waits for the others to start."""
+SAID, LOST = 2, 3
+"""Exit statuses of a process whose error was said, and of one that lost the others."""
+SPOKEN = "tightfit/spoken"
+"""The store's count of processes that had an error to say."""
+
+
+class TensorWorld(World, Protocol):
+    """The processes of a run, with what they exchange of tensors."""
+
+    def add_up(self, tensor: Tensor) -> None:
+        """Replace a tensor of the device by its sum over the processes."""
+
+    def everyones(self, value: T) -> list[T]:
+        """The processes' values, by rank."""
+
+    def mesh(self, device: str) -> DeviceMesh | None:
+        """The processes in a row, with a device of that kind each; None for one alone."""
+
+
+class OneProcess(Alone):
+    """The world of a run in one process."""
+
+    def add_up(self, tensor: Tensor) -> None:
+        """It is the sum."""
+
+    def everyones(self, value: T) -> list[T]:
+        return [value]
+
+    def mesh(self, device: str) -> DeviceMesh | None:
+        return None
+
+
+ALONE: TensorWorld = OneProcess()
+
+
+class TorchWorld:
+    """The processes of torch's default process group. See `TensorWorld` for what each method promises."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+    def sums(self, numbers: Sequence[float]) -> list[float]:
+        return self._reduced(numbers, dist.ReduceOp.SUM)
+
+    def largest(self, number: float) -> float:
+        return self._reduced([number], dist.ReduceOp.MAX)[0]
+
+    def from_first(self, work: Callable[[], T]) -> T:
+        made: list[T | TightfitError | None] = [None]
+        if self.rank == 0:
+            try:
+                made = [work()]
+            except TightfitError as error:
+                made = [error]
+        with lost_process_guard():
+            dist.broadcast_object_list(made, src=0, device=torch.device("cpu"))
+        if isinstance(made[0], TightfitError):
+            raise made[0]
+        return made[0]  # type: ignore[return-value]
+
+    def add_up(self, tensor: Tensor) -> None:
+        with lost_process_guard():
+            dist.all_reduce(tensor)
+
+    def everyones(self, value: T) -> list[T]:
+        values: list[T] = [value] * self.size
+        with lost_process_guard():
+            # Pickled on the way, through host memory.
+            dist.all_gather_object(values, value)
+        return values
+
+    def mesh(self, device: str) -> DeviceMesh | None:
+        return init_device_mesh(device, (self.size,))
+
+    def _reduced(self, numbers: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
+        reduced = torch.tensor(numbers, dtype=torch.float64)
+        with lost_process_guard():
+            dist.all_reduce(reduced, op)
+        found: list[float] = reduced.tolist()
+        return found
+
+
+def not_started(name: str) -> Refused:
+    """The refusal of a technique that several processes apply, in one alone."""
+    return Refused(f"parallel: {name} trains in processes of its own, which `tightfit train` starts, and torchrun, "
+                   "accelerate launch and srun as well; run one of these, or write parallel=none")
+
+
+@contextmanager
+def joined(place: Place, device: str, timeout: float) -> Iterator[TorchWorld]:
+    """The world that a launcher made room for, while this is entered; this process's GPU is then the current one.
+
+    device: `cpu` or `cuda`. timeout: seconds that a process waits for the others. Of an error that several processes
+    raise, the first says it, and the others raise SaidElsewhere.
+    """
+    os.environ.update(place.rendezvous)
+    if LAUNCHER in os.environ:
+        end_with(int(os.environ[LAUNCHER]))
+    limit = timedelta(seconds=timeout)
+    if device == "cuda":
+        if place.local_rank >= torch.cuda.device_count():
+            raise Refused(f"parallel.processes: process {place.local_rank} of this machine has no GPU of its own, for "
+                          f"there are {torch.cuda.device_count()}; write parallel.processes="
+                          f"{torch.cuda.device_count()} or less, or device=cpu")
+        torch.cuda.set_device(place.local_rank)
+    try:
+        store, rank, size = next(rendezvous("env://", place.rank, place.size, timeout=CONNECT))
+        store.set_timeout(CONNECT)
+        backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+        dist.init_process_group(backend, store=PrefixStore("tightfit", store), rank=rank, world_size=size,
+                                timeout=limit)
+    except (RuntimeError, ValueError) as error:
+        raise LostProcess(f"parallel: the {place.size} processes of this run did not find each other at "
+                          f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')} within "
+                          f"{CONNECT.total_seconds():.0f} s: {one_line(error)}") from None
+    try:
+        with lost_process_guard():
+            yield TorchWorld()
+            dist.barrier()  # none leaves before all are done: a launcher ends the others when one has ended badly
+    except TightfitError as error:
+        lost = isinstance(error, LostProcess)
+        if (lost and LAUNCHER in os.environ) or not _first_to_speak(store):
+            raise SaidElsewhere(str(error), LOST if lost else SAID) from error
+        raise
+    finally:
+        gc.collect()  # DistributedDataParallel must not be the last to hold the group, which it would end unyieldingly
+        dist.destroy_process_group()
+
+
+def _first_to_speak(store: Store) -> bool:
+    """Whether no other process has had an error to say; so, too, where the store is gone with the process it was in."""
+    try:
+        return bool(store.add(SPOKEN, 1) == 1)
+    except RuntimeError:
+        return True
+
+
+@contextmanager
+def lost_process_guard() -> Iterator[None]:
+    """Turn the errors of collectives whose other end is gone, or silent for too long, into ours. Raises LostProcess."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not (isinstance(error, dist.DistError) or "/gloo/" in str(error)):
+            raise
+        raise LostProcess("parallel: another process of this run ended, or did not answer within parallel.timeout "
+                          f"({one_line(error)}); the same command goes on from the newest checkpoint") from None
+
+
+def is_split(tensor: Tensor) -> bool:
+    """Whether other processes hold parts of the tensor."""
+    return isinstance(tensor, DTensor)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor with the parts that other processes hold of it; all of them call this."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def part_like(tensor: Tensor, values: Tensor) -> Tensor:
+    """Of values that every process has whole, the part that this one holds of `tensor`."""
+    if not isinstance(tensor, DTensor):
+        return values
+    # Each cuts its own part out: no other process sends it.
+    return distribute_tensor(values.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None)
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this process holds."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,89 @@
+"""The processes that train one model together, as code without a framework sees them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+LAUNCHER = "TIGHTFIT_LAUNCHER"
+"""Environment variable that holds the id of the process of ours that started this one."""
+
+class World(Protocol):
+    """The processes of a run, and this one's place among them. Every method is called by all of them, in one order."""
+
+    @property
+    def rank(self) -> int:
+        """This process's number; 0 is the one that writes and speaks."""
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+
+    def sums(self, numbers: Sequence[float]) -> list[float]:
+        """The sum of each number over the processes."""
+
+    def largest(self, number: float) -> float:
+        """The largest of the processes' numbers."""
+
+    def from_first(self, work: Callable[[], T]) -> T:
+        """What `work` returns in the first process, or raises there of our own errors; it runs nowhere else."""
+
+
+class Alone:
+    """The world of a run in one process."""
+
+    rank, size = 0, 1
+
+    def sums(self, numbers: Sequence[float]) -> list[float]:
+        return list(numbers)
+
+    def largest(self, number: float) -> float:
+        return number
+
+    def from_first(self, work: Callable[[], T]) -> T:
+        return work()
+
+
+ALONE: World = Alone()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A place among processes that a launcher started.
+
+    local_rank: this process's number on its machine, and its GPU's. rendezvous: variables that say where the first
+    process is, where the launcher left them out.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    rendezvous: Mapping[str, str] = field(default_factory=dict)
+
+
+def place_in_environment(environment: Mapping[str, str] = os.environ) -> Place | None:
+    """This process's place, by the variables of torchrun and `accelerate launch`, or of Slurm's srun; None where no
+    launcher started it."""
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        rank = int(environment["RANK"])
+        return Place(rank=rank, size=int(environment["WORLD_SIZE"]),
+                     local_rank=int(environment.get("LOCAL_RANK", rank)))
+    if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        port = 20_000 + int(environment.get("SLURM_JOB_ID", "0")) % 20_000  # one that all tasks of a job agree on
+        given = {"MASTER_ADDR": _first_host(environment["SLURM_STEP_NODELIST"]), "MASTER_PORT": str(port)}
+        return Place(
+            rank=int(environment["SLURM_PROCID"]), size=int(environment["SLURM_STEP_NUM_TASKS"]),
+            local_rank=int(environment["SLURM_LOCALID"]),
+            rendezvous={name: value for name, value in given.items() if name not in environment},
+        )
+    return None
+
+
+def _first_host(hosts: str) -> str:
+    """The first of Slurm's list, such as `node07` of `node[07-09,12],login1`."""
+    return re.sub(r"\[(\w+).*", r"\1", hosts) if "[" in hosts.partition(",")[0] else hosts.partition(",")[0]

@@ -1,0 +1,65 @@
+"""`tightfit train` with several processes, from cold: they are started, and ended, by torch's own launcher."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from tests.training.runs import logged_losses
+
+pytestmark = pytest.mark.cold
+ENDS = {"killed": (1, "tightfit: parallel: process 1 of 2 was ended by SIGKILL"),
+        "stopped": (128 + signal.SIGTERM, "stopped by SIGTERM at step")}
+"""The exit status of a run that is ended so, and what it says last."""
+
+
+def start(run: dict[str, object], folder: Path, *words: str) -> subprocess.Popen[str]:
+    recipe = folder.with_suffix(".yaml")
+    recipe.write_text(yaml.safe_dump({**run, "output_dir": str(folder), "parallel": "ddp"}))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-m", "tightfit", "train", str(recipe), *words], env=environment,
+                            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_run_that_is_ended_goes_on(tiny, tmp_path, how):
+    folder, (status, said) = tmp_path / "run", ENDS[how]
+    process = start({**tiny, "save_steps": 2, "max_steps": 1_000_000}, folder, "parallel.processes=2")
+    deadline = time.monotonic() + 120
+    while not (folder / "metrics.jsonl").exists() or len(logged_losses(folder)) < 5:
+        time.sleep(0.05)
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+    if how == "killed":
+        max(psutil.Process(process.pid).children(), key=lambda child: child.pid).kill()
+    else:
+        process.terminate()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == status, output
+    assert sum(said in line for line in output.splitlines()) == 1
+    assert "Traceback" not in output
+    saved = max(path.name for path in (folder / "checkpoints").glob("step-*"))
+    steps = int(saved.removeprefix("step-")) + 1
+    process = start({**tiny, "max_steps": steps}, folder, "parallel.processes=2")
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert output.count(f"resuming from step {steps - 1} of {steps}") == 1
+    assert [*logged_losses(folder)] == [*range(1, steps + 1)]
+
+
+def test_what_cannot_be_is_said_once(tiny, tmp_path):
+    for words, said in (((), "parallel.processes: on a processor nothing says how many"),
+                        (("parallel.processes=2", "batch_size=64"), "fewer than one global batch of 64")):
+        process = start(tiny, tmp_path / "run", *words)
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 2
+        assert output.startswith("tightfit: ")
+        assert output.count("\n") == output.count(said) == 1

@@ -1,0 +1,210 @@
+"""Several processes that train one model: they learn what one learns, and stop, fail and go on together."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.training.processes import in_processes, started, train_in
+from tests.training.runs import final_weights
+from tightfit.backends import load_backend
+from tightfit.backends.world import place_in_environment
+from tightfit.errors import DataError, LostProcess, ModelError, Refused, SaidElsewhere
+from tightfit.training.trainer import Trainer
+
+KINDS: dict[str, Any] = {"ddp": "ddp", "fsdp": "fsdp", "fsdp offloaded": {"name": "fsdp", "cpu_offload": True},
+         "fsdp last": {"name": "fsdp", "gradient_sync": "last", "reshard": False}}
+each_kind = pytest.mark.parametrize("parallel", KINDS.values(), ids=KINDS)
+
+
+@pytest.fixture
+def run(tiny):
+    """Ragged global batches and micro-batches, clipping that acts, evaluation on the way."""
+    return {**tiny, "data": {"source": "dummy", "samples": 37}, "micro_batch_size": 3, "max_steps": 10,
+            "max_grad_norm": 0.3, "save_steps": 5, "eval_steps": 5, "sample_prompt": None}  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def loaded():
+    """Libraries that take seconds to load, before any process is forked."""
+    load_backend("pytorch")
+    import_module("transformers.models.gpt2.modeling_gpt2")
+
+
+def recorded(folder: Path, name: str) -> list[float]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line[name] for line in lines if name in line]
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """Two runs learned the same, up to rounding."""
+    for name, within in (("loss", 2e-6), ("grad_norm", 1e-6), ("eval_loss", 2e-6)):
+        assert recorded(other, name) == pytest.approx(recorded(one, name), abs=within)
+    a, b = final_weights(one), final_weights(other)
+    assert a.keys() == b.keys()
+    assert max((a[name] - b[name]).abs().max().item() for name in a) < 1e-5
+
+
+@each_kind
+def test_two_processes_learn_what_one_learns(run, tmp_path, parallel):
+    for size in (1, 2):
+        train_in(size, {**run, "output_dir": str(tmp_path / str(size))}, parallel)
+    assert_same(tmp_path / "1", tmp_path / "2")
+    assert max(recorded(tmp_path / "1", "grad_norm")) > run["max_grad_norm"]
+
+
+@each_kind
+def test_processes_without_a_sample_take_part(run, tmp_path, parallel):
+    """Global batches of two, the last of an epoch of one, for three processes."""
+    run = {**run, "data": {"source": "dummy", "samples": 5}, "batch_size": 2, "micro_batch_size": 1}
+    for size in (1, 3):
+        train_in(size, {**run, "output_dir": str(tmp_path / str(size))}, parallel)
+    assert_same(tmp_path / "1", tmp_path / "3")
+
+
+@each_kind
+def test_a_run_goes_on_with_another_number_of_processes(run, tmp_path, parallel):
+    train_in(1, {**run, "output_dir": str(tmp_path / "one")})
+    for size, steps in ((2, 5), (3, 8), (1, 10)):
+        values = {**run, "eval_steps": None, "max_steps": steps, "output_dir": str(tmp_path / "several")}
+        train_in(size, values, parallel)
+    assert recorded(tmp_path / "several", "loss") == pytest.approx(recorded(tmp_path / "one", "loss"), abs=2e-6)
+    a, b = final_weights(tmp_path / "one"), final_weights(tmp_path / "several")
+    assert max((a[name] - b[name]).abs().max().item() for name in a) < 1e-5
+
+
+def test_with_dropout_each_process_draws_its_own_and_a_stopped_run_goes_on_bit_for_bit(run, tmp_path):
+    overrides = {**run["model_overrides"], "resid_pdrop": 0.1, "embd_pdrop": 0.1}
+    run = {**run, "model_overrides": overrides, "eval_steps": None}
+    train_in(2, {**run, "output_dir": str(tmp_path / "whole")})
+    for steps in (5, 10):
+        train_in(2, {**run, "max_steps": steps, "output_dir": str(tmp_path / "parts")})
+    assert recorded(tmp_path / "parts", "loss") == recorded(tmp_path / "whole", "loss")
+
+
+def endless(run: dict[str, Any], folder: Path) -> dict[str, Any]:
+    return {**run, "parallel": {"name": "ddp", "timeout": 20}, "max_steps": 1_000_000, "eval_steps": None,
+            "save_steps": 2, "output_dir": str(folder)}  # fmt: skip
+
+
+def train_to_a_signal(values: dict[str, Any]) -> None:
+    assert Trainer(recipe=values).train().stopped_by == "SIGTERM"
+
+
+def wait_for_steps(folder: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not (folder / "metrics.jsonl").exists() or len(recorded(folder, "loss")) < 5:
+        time.sleep(0.01)
+        assert time.monotonic() < deadline
+
+
+def test_a_signal_to_one_process_stops_all_at_one_step(run, tmp_path):
+    processes = started(2, train_to_a_signal, endless(run, tmp_path / "run"))
+    wait_for_steps(tmp_path / "run")
+    assert processes[1].pid is not None
+    os.kill(processes[1].pid, signal.SIGTERM)
+    for process in processes:
+        process.join(30)
+    assert [process.exitcode for process in processes] == [0, 0]
+    steps = len(recorded(tmp_path / "run", "loss"))
+    assert (tmp_path / "run" / "checkpoints" / f"step-{steps:08d}").is_dir()
+
+
+def train_until_lost(values: dict[str, Any]) -> None:
+    with pytest.raises(LostProcess, match="another process of this run ended"):
+        Trainer(recipe=values).train()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_is_killed_ends_the_others_and_the_run_goes_on(run, tmp_path, rank):
+    folder = tmp_path / "run"
+    processes = started(2, train_until_lost, endless(run, folder))
+    wait_for_steps(folder)
+    processes[rank].kill()
+    for process in processes:
+        process.join(30)
+    assert processes[1 - rank].exitcode == 0
+    done = int(max(path.name for path in (folder / "checkpoints").glob("step-*")).removeprefix("step-"))
+    train_in(2, {**endless(run, folder), "max_steps": done + 1}, "ddp")
+    train_in(1, {**run, "eval_steps": None, "max_steps": done + 1, "output_dir": str(tmp_path / "whole")})
+    assert recorded(folder, "loss") == pytest.approx(recorded(tmp_path / "whole", "loss"), abs=2e-6)
+
+
+def fail_once(values: dict[str, Any], said: Path) -> None:
+    try:
+        Trainer(recipe=values).train()
+    except DataError as error:
+        with said.open("a") as file:
+            file.write(f"{error}\n")
+    except SaidElsewhere as error:
+        sys.exit(error.status)
+
+
+def test_an_error_of_all_is_said_by_one(run, tmp_path):
+    said = tmp_path / "said"
+    values = {**run, "parallel": "ddp", "batch_size": 64}
+    assert sorted(in_processes(2, fail_once, values, said)) == [0, 2]
+    assert said.read_text().splitlines() == [said.read_text().strip()]
+    assert "fewer than one global batch" in said.read_text()
+
+
+class Spare(nn.Module):
+    """A model of which a layer has no part in the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(128, 16)
+        self.head, self.spare = nn.Linear(16, 128), nn.Linear(16, 16)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.embedding(input_ids))
+        return logits
+
+
+def train_spare(values: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    if values["parallel"] != "ddp":
+        Trainer(Spare(), values).train()
+        return
+    with pytest.raises((ModelError, SaidElsewhere), match="some of Spare have no part in the loss"):
+        Trainer(Spare(), values).train()
+
+
+def test_parameters_without_a_part_in_the_loss(run, tmp_path):
+    run = {name: value for name, value in run.items() if name not in ("model", "model_overrides")}
+    for parallel in ("none", "fsdp", "ddp"):
+        values = {**run, "parallel": parallel, "output_dir": str(tmp_path / parallel)}
+        size = 1 if parallel == "none" else 2
+        assert in_processes(size, train_spare, values) == [0] * size
+    assert recorded(tmp_path / "fsdp", "loss") == pytest.approx(recorded(tmp_path / "none", "loss"), abs=2e-6)
+
+
+def test_places_by_launcher():
+    assert place_in_environment({}) is None
+    torchrun = place_in_environment({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"})
+    assert (torchrun.rank, torchrun.size, torchrun.local_rank, dict(torchrun.rendezvous)) == (3, 4, 1, {})
+    srun = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "12"}
+    for hosts in ("node[07-09,12],login1", "node07,node[08-09]", "node07"):
+        found = place_in_environment({**srun, "SLURM_STEP_NODELIST": hosts})
+        assert (found.rank, found.size, found.local_rank) == (5, 8, 1)
+        assert found.rendezvous == {"MASTER_ADDR": "node07", "MASTER_PORT": "20012"}
+    assert place_in_environment({**srun, "SLURM_STEP_NUM_TASKS": "1"}) is None
+
+
+def test_a_world_is_asked_for(run, monkeypatch):
+    with pytest.raises(Refused, match="ddp trains in processes of its own"):
+        Trainer(recipe={**run, "parallel": "ddp"}).train()
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(Refused, match=r"parallel\.processes: 4, and 2 were started"):
+        Trainer(recipe={**run, "parallel": {"name": "ddp", "processes": 4}}).train()
