@@ -13,6 +13,7 @@ T = TypeVar("T")
 LAUNCHER = "TIGHTFIT_LAUNCHER"
 """Environment variable that holds the id of the process of ours that started this one."""
 
+
 class World(Protocol):
     """The processes of a run, and this one's place among them. Every method is called by all of them, in one order."""
 

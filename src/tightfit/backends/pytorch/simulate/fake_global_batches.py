@@ -70,9 +70,8 @@ def padded_length(recipe: Recipe) -> int:
 
 def micro_batch_sizes(recipe: Recipe) -> list[int]:
     """Samples in each micro-batch of a full global batch."""
-    assert recipe.micro_batch_size != "auto", "resolve the recipe first"
-    full, rest = divmod(recipe.batch_size, recipe.micro_batch_size)
-    return [recipe.micro_batch_size] * full + [rest] * bool(rest)
+    micro, full, rest = _split(recipe)
+    return [micro] * full + [rest] * bool(rest)
 
 
 def micro_batch_groups(recipe: Recipe) -> list[tuple[int, int]]:
@@ -81,16 +80,22 @@ def micro_batch_groups(recipe: Recipe) -> list[tuple[int, int]]:
     The first one finds no gradients; those behind it add to some, all alike but for the last one's size. Of sweeps the
     last one ends the step as well.
     """
-    sizes = micro_batch_sizes(recipe)
+    micro, full, rest = _split(recipe)
     if recipe.accumulation == "auto" or not recipe.accumulation.by_block:
-        rest = sizes[-1:] if sizes[-1] != sizes[0] else []
-        repeated = len(sizes) - 1 - len(rest)
-        return [(sizes[0], 1), *([(sizes[0], repeated)] if repeated else []), *((size, 1) for size in rest)]
-    each = recipe.accumulation.sweep_of(len(sizes))
-    sweeps = [(sizes[at : at + each], 1) for at in range(0, len(sizes), each)]
-    if len(sweeps) > 3:
-        sweeps = [sweeps[0], (sweeps[1][0], len(sweeps) - 2), sweeps[-1]]
-    return [(size, times) for sweep, times in sweeps for size in sweep]
+        return [(size, times) for size, times in ((micro, 1), (micro, full - 1), (rest, 1)) if size and times]
+    count = full + bool(rest)
+    each = recipe.accumulation.sweep_of(count)
+    sweeps = -(-count // each)
+    if sweeps <= 3:
+        return [(size, 1) for size in micro_batch_sizes(recipe)]
+    last = count - each * (sweeps - 1) - bool(rest)
+    return [(micro, 1)] * each + [(micro, sweeps - 2)] * each + [(micro, 1)] * last + [(rest, 1)] * bool(rest)
+
+
+def _split(recipe: Recipe) -> tuple[int, int, int]:
+    """Samples of a micro-batch, how many such a global batch has, and samples of a smaller last one."""
+    assert recipe.micro_batch_size != "auto", "resolve the recipe first"
+    return recipe.micro_batch_size, *divmod(recipe.batch_size, recipe.micro_batch_size)
 
 
 def fake_global_batch(

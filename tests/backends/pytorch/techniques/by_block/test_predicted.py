@@ -14,6 +14,7 @@ from tightfit.backends.pytorch.assembly import apply_techniques, bare_build
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
 from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.backends.pytorch.simulate import predict as prediction
+from tightfit.backends.pytorch.simulate.fake_global_batches import micro_batch_sizes
 from tightfit.backends.pytorch.simulate.predict import predict
 from tightfit.backends.pytorch.step import Step
 from tightfit.devices import find_device, with_memory
@@ -24,7 +25,7 @@ from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target
 from tightfit.recipe import Recipe
 from tightfit.system import whole_pages
-from tightfit.trace import Category, Phase, Place, Stream, Trace
+from tightfit.trace import COPIES, Category, Phase, Place, Stream, Trace
 
 A100 = find_device("a100-80gb-sxm")
 FIELDS: dict[str, Any] = {
@@ -165,3 +166,24 @@ def test_host_memory_that_does_not_suffice_is_said():
     assert fitting.fits == "yes"
     assert lacking.fits == "no"
     assert lacking.memory.host_missing == fitting.memory.host - (1 << 20)
+
+
+@pytest.mark.parametrize(("batch", "sweep"), [(6, 1), (8, 1), (14, 2), (15, 2), (17, 2)])
+def test_alike_sweeps_are_traced_once(batch, sweep, monkeypatch):
+    """What repeats stands for all: FLOPs and peaks are those of every sweep traced, and nearly so copies."""
+    fields = {**HOST, "accumulation": {"name": "by-block", "sweep": sweep}, "batch_size": batch}
+    recipe = recipe_of(3, **fields)
+    once = predict(recipe, A100, whole=True)
+    each = [(size, 1) for size in micro_batch_sizes(recipe)]
+    monkeypatch.setattr(prediction, "micro_batch_groups", lambda recipe: each)
+    every = predict(recipe, A100, whole=True)
+
+    assert (len(once.ops) < len(every.ops)) == (len(each) > 3 * sweep)
+    for place in (Place.DEVICE, Place.HOST):
+        assert once.peak(place=place)[1] == every.peak(place=place)[1]
+    flops = [sum(op.flops * times for op, times in trace.step_ops()) for trace in (once, every)]
+    assert flops[0] == flops[1]
+    for stream in COPIES:
+        copied = [sum(times for op, times in trace.step_ops() if op.stream is stream) for trace in (once, every)]
+        # The second sweep finds one block less in its place than those behind it.
+        assert 0 <= copied[0] - copied[1] < len(each) / sweep - 2
