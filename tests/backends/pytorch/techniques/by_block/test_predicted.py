@@ -82,7 +82,8 @@ def test_memory_is_what_the_step_takes(fields):
     assert bool(planned.lying_in(Place.HOST)) == ("offload" in fields)
 
 
-@pytest.mark.parametrize("fields", [BY_BLOCK, HOST, ALL, EVERYTHING], ids=["resident", "host", "all", "everything"])
+@pytest.mark.parametrize("fields", [BY_BLOCK, HOST, SWEEPS, {**SWEEPS, "batch_size": 16}, ALL, EVERYTHING],
+                         ids=["resident", "host", "sweeps", "many sweeps", "all", "everything"])
 def test_few_blocks_tell_of_the_rest(fields, monkeypatch):
     recipe, depths = recipe_of(14, **fields), []
     whole, traced = predict(recipe, A100, whole=True), prediction._traced
