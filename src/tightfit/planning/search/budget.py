@@ -22,9 +22,14 @@ class TraceBudget:
     spent: int = 0
     made: int = 0
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing is left."""
+        return self.spent >= self.limit - self.kept_back
+
     def check(self) -> None:
         """Raise TraceBudgetExceeded where nothing is left."""
-        if self.spent >= self.limit - self.kept_back:
+        if self.exhausted:
             raise TraceBudgetExceeded
 
     def take(self, recipe: Recipe) -> None:

@@ -122,6 +122,8 @@ def _first_that_fits(recipe: Recipe, device: Device, plan_of: Callable[[Recipe],
             if found.chosen is not None:
                 return found
             memory = found.candidates[0].estimate.memory
+            if memory.host_missing > memory.host_by_category.get("activations", 0):
+                break  # which no smaller micro-batch mends
             most = max(size * min(memory.capacity / max(memory.peak_reserved, 1), 1.0), sizes[0])
     return None
 

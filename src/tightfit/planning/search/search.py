@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 from tightfit.backends.base import Backend
@@ -99,16 +99,24 @@ def search(
     except ModelError as error:
         raise ModelError(f"{error}{still_known(recipe, device, tools)}") from error
     best = exploration.best()
-    plan_of = partial(search, device=device, tools=tools, margin=margin, progress=progress, choice_alone=True,
-                      for_run=for_run, evaluator=evaluator, traces=STREAMED_TRACES)
-    # Without a catalogue: which GPU would do resident is another question.
-    if best is None and (found := plan_streamed(recipe, device, None, plan_of)) is not None:
-        return found
-    if not choice_alone:
-        evaluate_comparisons(exploration)
-    plan = _plan(exploration, recipe, catalogue, margin or Margin(), choice_alone)
-    streamed = None if best is None or choice_alone else plan_streamed(recipe, device, plan, plan_of)
-    return streamed or plan
+    tried: list[Plan] = []
+
+    def plan_of(other: Recipe) -> Plan:  # without a catalogue: which GPU would do resident is another question
+        tried.append(search(other, device, tools, margin=margin, progress=progress, choice_alone=True, for_run=for_run,
+                            evaluator=evaluator, traces=STREAMED_TRACES))
+        return tried[-1]
+
+    plan = None
+    if best is not None:
+        if not choice_alone:
+            evaluate_comparisons(exploration)
+        plan = _plan(exploration, recipe, catalogue, margin or Margin(), choice_alone)
+        if choice_alone or exploration.budget.exhausted:
+            return plan
+    streamed = plan_streamed(recipe, device, plan, plan_of)
+    plan = streamed or plan or _plan(exploration, recipe, catalogue, margin or Margin(), choice_alone)
+    made = exploration.budget.made + sum(other.predictions for other in tried)
+    return replace(plan, predictions=made)
 
 
 def check_length(recipe: Recipe) -> None:
