@@ -117,6 +117,15 @@ FP8: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 """Cases of products in fp8: either kind of linear layer and of scaling, and weights in both formats."""
 
+ADAPTED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("llama", {"trainable": "lora", "base": "nf4", "precision": "bf16", "checkpointing": "every-block",
+               "micro_batch_size": 2}),
+    ("gpt2", {"trainable": "dora", "base": "int8", "micro_batch_size": 4}),
+    ("bart", {"trainable": {"name": "lora", "dropout": 0.1}, "base": "bf16", "precision": "bf16", "loss": _CHUNKS}),
+    ("qwen3", {"trainable": {"name": "layers", "names": ["layers.1", "lm_head"]}, "checkpointing": "selective"}),
+)
+"""Cases of frozen weights: either kind of linear layer, and each way to hold them."""
+
 STOCHASTIC = {"name": "bf16-pure", "rounding": "stochastic"}
 """What 8-bit and 4-bit states want of bf16 weights."""
 
@@ -175,7 +184,7 @@ def cases() -> list[Case]:
     """Every case, in a fixed order."""
     names = [*MODELS, OURS]
     every = [_case(name, number) for number, name in enumerate(n for n in names for _ in range(CASES_EACH))]
-    return [*every, *(Case(model, settings, dropout=False) for model, settings in (*CHUNKED, *FP8))]
+    return [*every, *(Case(model, settings, dropout=False) for model, settings in (*CHUNKED, *FP8, *ADAPTED))]
 
 
 def cases_beside() -> list[Case]:

@@ -21,7 +21,7 @@ from tightfit.trace import Phase
 
 PHASES = ("forward", "backward", "optimizer")
 STEPS = 2
-MARK = "tightfit:"
+MARK = "phase of a step: "
 
 
 def measured_peaks(

@@ -74,6 +74,10 @@ SHAPES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("meta-llama/Llama-3.2-3B", "llama-3.2-1b",
      {"num_hidden_layers": 28, "num_attention_heads": 24, "hidden_size": 3072, "head_dim": 128,
       "rope_parameters": LLAMA3_ROPE}),
+    ("meta-llama/Llama-2-7b-hf", "llama-2-7b", {}),
+    ("meta-llama/Llama-2-13b-hf", "llama-2-7b",
+     {"num_hidden_layers": 40, "num_attention_heads": 40, "num_key_value_heads": 40, "hidden_size": 5120,
+      "intermediate_size": 13824}),
     ("TinyLlama", "llama-2-7b",
      {"num_hidden_layers": 22, "num_key_value_heads": 4, "hidden_size": 2048, "intermediate_size": 5632,
       "max_position_embeddings": 2048}),
@@ -91,11 +95,10 @@ APEX = "NVIDIA's BERT: apex's FusedLayerNorm, bias and GELU fused by TorchScript
 
 def express(row: Row) -> Expressed:
     """Raises CannotExpress with every reason, one a line."""
-    if row.get("lora"):
-        raise CannotExpress("model: LoRA adapters")
-    device, model, task, formats, optimizer, rest = _all_of(
+    device, model, task, formats, optimizer, rest, trained = _all_of(
         lambda: card(row["gpu"]), lambda: shape(row["shape"]), lambda: purpose(row),
         lambda: formats_of(row["precision"], card(row["gpu"])), lambda: optimizer_of(row), lambda: rest_of(row),
+        lambda: trained_of(row),
     )  # fmt: skip
     fields, timed, notes = task
     micro = row["micro_batch"]
@@ -106,7 +109,7 @@ def express(row: Row) -> Expressed:
     recipe = Recipe.from_dict({
         **model, **fields, "seq_len": row["seq_len"], "micro_batch_size": micro,
         "batch_size": micro * passes, "precision": formats[0], "optimizer": optimizer[0],
-        "max_grad_norm": 1.0 if timed in ("step", "nothing") else 0.0, **rest, "compile": "off",
+        "max_grad_norm": 1.0 if timed in ("step", "nothing") else 0.0, **rest, **trained, "compile": "off",
     })  # fmt: skip
     recipe, counted = resolve(recipe, device), counted_by(row.get("memory_kind", ""))
     stay = bool(counted) and timed == "step" and passes == 1 and gradients_stayed(row.get("versions", ""))
@@ -170,7 +173,7 @@ def purpose(row: Row) -> tuple[dict[str, Any], Timed, tuple[str, ...]]:
         return one_class, "step", ()
     if words.startswith("MLM (") and "all positions" in row["loss"]:
         return {"task": "masked-lm", "data": padded}, "step", ()
-    if words.startswith(("SFT MetaMathQA", "full SFT")):
+    if words.startswith(("SFT MetaMathQA", "full SFT", "LoRA SFT (alpaca", "LoRA SFT (samsum packed")):
         return {"task": "causal-lm", "data": whole}, "nothing", ("rows are of the longest length: memory alone",)
     if words.startswith("causal LM pretraining"):  # at its tenth micro-batch, before the first update
         return {"task": "causal-lm", "data": whole}, "forward and backward", ()
@@ -194,6 +197,8 @@ def formats_of(words: str, device: Device) -> tuple[Any, tuple[str, ...]]:
         return "fp16", ("fp16 weights, and fp32 ones for the update, as autocast, whose norms and softmax are fp32",)
     if words.startswith(("fp16 autocast", "fp16 (fp32 master")):
         return "fp16", ()
+    if "adapters fp32" in words:
+        return "bf16", ("adapters in fp32, under autocast: peft keeps a copy in fp32 of what each of them reads",)
     if words.startswith(("bf16-true", "pure bf16")) or words == "bf16":
         return {"name": "bf16-pure", "rounding": "nearest"}, ()
     if "tf32" in words.lower():
@@ -220,12 +225,32 @@ def optimizer_of(row: Row) -> tuple[Any, tuple[str, ...]]:
         return "adafactor", ("transformers' Adafactor as PyTorch's",)
     if "Adam8bit" in words:
         return "adamw-8bit", ("8-bit states of bitsandbytes as torchao's",)
-    if "torch AdamW" in words or words.startswith("torch.optim.AdamW"):
+    if "torch AdamW" in words or words == "AdamW on adapters" or words.startswith("torch.optim.AdamW"):
         first = re.search(r"torch (\d+)\.", row.get("versions", ""))
         loop = first is not None and first[1] == "1"  # multi-tensor by default from PyTorch 2.0 on
         fused = "fused" in words
         return {"name": "adamw", "implementation": "fused" if fused else "loop" if loop else "foreach"}, ()
     raise CannotExpress(f"optimizer: {words}: not stated which")
+
+
+NORMS = ["input_layernorm", "post_attention_layernorm", "norm"]
+"""Parts of a Llama that are trained where norms alone are."""
+
+
+def trained_of(row: Row) -> dict[str, Any]:
+    """What is trained, and how the rest is held, where that is not all."""
+    if not row.get("lora"):
+        return {}
+    base = {"base": "bf16"} if "adapters fp32" in row["precision"] else {}
+    if "ln_tuning" in row["id"]:
+        return {"trainable": {"name": "layers", "names": NORMS}, **base}
+    rank = re.search(r"\br=(\d+)|rank(\d+)", f"{row['id']} {row['notes']}")
+    if rank is None or "q,v" not in row["notes"]:
+        raise CannotExpress("model: LoRA of a rank or targets that are not stated")
+    # The script of LitGPT drops of what adapters read.
+    dropout = 0.05 if row["id"].startswith("litgpt") else 0.0
+    return {"trainable": {"name": "lora", "rank": int(rank[1] or rank[2]), "dropout": dropout,
+                          "targets": ["q_proj", "v_proj"]}, **base}
 
 
 def rest_of(row: Row) -> dict[str, Any]:

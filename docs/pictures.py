@@ -1,8 +1,8 @@
 """Draw the pictures of the pages: a plan as it stands in a terminal, the page of a profile in a browser, and what
-results/beyond.json says of streamed steps.
+results/beyond.json and results/scale.json say of streamed steps and of many GPUs.
 
     python docs/pictures.py                  # all; the profile's needs Chromium on the PATH
-    python docs/pictures.py beyond           # plan, report, beyond: only those named
+    python docs/pictures.py beyond           # plan, report, beyond, scale: only those named
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import tightfit
 from tightfit.display.plan_table import show_plan
 
 PICTURES = Path(__file__).parent / "pictures"
-RECORD = Path(__file__).parents[1] / "results" / "beyond.json"
+RESULTS = Path(__file__).parents[1] / "results"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 """Of Okabe and Ito's palette, dark enough for lines on white."""
 COLUMNS = 150
@@ -58,7 +58,7 @@ def beyond_picture() -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    recorded = json.loads(RECORD.read_text("utf-8"))
+    recorded = json.loads((RESULTS / "beyond.json").read_text("utf-8"))
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.subplots()
     for place, card in enumerate(recorded["cards"]):
@@ -76,7 +76,30 @@ def beyond_picture() -> None:
         figure.savefig(PICTURES / "beyond.svg", metadata={"Date": None})
 
 
-DRAWN = {"plan": plan_picture, "report": report_picture, "beyond": beyond_picture}
+def scale_picture() -> None:
+    """Tokens a second of each GPU by their number, a line for each network."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    recorded = json.loads((RESULTS / "scale.json").read_text("utf-8"))
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    axes = figure.subplots()
+    networks = dict.fromkeys(row["network"] for row in recorded["rows"] if row["network"])
+    for place, network in enumerate(networks):
+        rows = [row for row in recorded["rows"] if row["network"] in (None, network)]
+        axes.plot([row["gpus"] for row in rows], [row["per_gpu"] for row in rows], marker="os^D"[place % 4],
+                  markersize=5, color=COLOURS[place % 4], label=f"{network} a machine")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set(ylim=(0, None), xlabel=f"{recorded['gpu']} cards", ylabel="tokens a second of each",
+             title=f"{recorded['model']}, {recorded['tokens']:,} tokens a step, predicted")
+    axes.legend(loc="lower right")
+    axes.grid(alpha=0.3)
+    with rc_context({"svg.hashsalt": "scale", "svg.fonttype": "none"}):
+        figure.savefig(PICTURES / "scale.svg", metadata={"Date": None})
+
+
+DRAWN = {"plan": plan_picture, "report": report_picture, "beyond": beyond_picture, "scale": scale_picture}
 
 if __name__ == "__main__":
     PICTURES.mkdir(exist_ok=True)

@@ -15,7 +15,7 @@ PEERS = {
     "deepspeed_zero3": "DeepSpeed ZeRO-3",
 }  # fmt: skip
 
-PAGES = {"beyond": "beyond_cards"}
+PAGES = {"beyond": "beyond_cards", "scale": "scale_gpus"}
 """Pages that have another name than their record."""
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
@@ -25,7 +25,7 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 def recorded_pages() -> dict[str, list[str | Table]]:
     """The parts of each page whose record exists, paragraphs and tables, by the page's path below docs/."""
     made = {"rules_of_thumb": rules_page, "peer_estimates": peers_page, "published": published_page,
-            "beyond": beyond_page}
+            "beyond": beyond_page, "scale": scale_page}
     return {
         f"{PAGES.get(name, name)}.md": list(page(json.loads((RESULTS / f"{name}.json").read_text("utf-8"))))
         for name, page in made.items()
@@ -166,6 +166,35 @@ def _held(line: Mapping[str, Any]) -> tuple[str, ...]:
     met = line["median"] <= line["limit"] and line["p95"] <= line.get("p95_limit", math.inf)
     limit = f"{limit}, {line['p95_limit']:.0%}" if "p95_limit" in line else limit
     return line["of"], cases, limit, f"{line['median']:.1%}, {line['p95']:.0%}", "yes" if met else "no"
+
+
+def scale_page(record: Mapping[str, Any]) -> Iterator[str | Table]:
+    """A large model on few and on many GPUs."""
+    yield "# Many GPUs: by number and network"
+    yield (f"{record['model']} in full on {record['gpu']} cards, {record['tokens']:,} tokens a step in sequences of "
+           f"{record['seq_len']:,}, bf16, AdamW, every block recomputed; [what many GPUs mean](scale.md). Planned by "
+           f"`benchmarks/scale.py`, not measured on GPUs; {_where(record, 'scale')}.")
+    yield "![Tokens a second of each GPU, by their number](pictures/scale.svg)"
+    rows = []
+    for row in record["rows"]:
+        host, waits = row["host_bytes_of_a_machine"], row["waits"]
+        rows.append((
+            f"{row['gpus']:,}", row["network"] or "-", _step_of(row), f"{row['gpu_bytes'] / 2**30:.1f}",
+            f"{host / 2**30:,.0f}" if host else "-", f"{row['step_seconds']:,.1f}", f"{row['tokens_per_second']:,.0f}",
+            f"{row['per_gpu']:,.0f}", f"{row['mfu']:.0%}", f"{waits['exchange']:.0%}",
+            f"{waits['host'] + waits['transfers']:.0%}",
+        ))  # fmt: skip
+    yield ("GPUs", "network of a machine", "what fits", "GiB a GPU", "GiB of a machine's memory", "seconds a step",
+           "tokens/s", "each", "MFU", "waits for the exchange", "for host and copies"), rows
+
+
+def _step_of(row: Mapping[str, Any]) -> str:
+    parallel = row["parallel"]
+    if parallel == "none":
+        return "block by block, bf16 weights"
+    offloaded = isinstance(parallel, dict) and parallel.get("cpu_offload")
+    where = ", parts in host memory" if offloaded else ""
+    return f"fsdp{where}, micro-batches of {row['micro_batch_size']}"
 
 
 def beyond_page(record: Mapping[str, Any]) -> Iterator[str | Table]:

@@ -79,7 +79,7 @@ def test_words_of_a_field(changes, field, value):
 @pytest.mark.parametrize(("changes", "reasons"), [
     ({"gpu": "GTX 1080 Ti"}, ["gpu: GTX 1080 Ti is not in the catalogue"]),
     ({"gpu": "RTX 3080 Laptop"}, ["gpu: RTX 3080 Laptop is not in the catalogue"]),
-    ({"lora": True}, ["model: LoRA adapters"]),
+    ({"lora": True}, ["model: LoRA of a rank or targets that are not stated"]),
     ({"n_gpus": 8}, ["parallel: several GPUs"]),
     ({"optimizer": "apex FusedLAMB", "task": "MLM+NSP pretraining", "loss": "plain CE on MLM logits"},
      ["task: logits of the hidden positions alone", "optimizer: LAMB"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tightfit.devices import Device
 from tightfit.errors import RecipeError, UnknownRecipe
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import CHOICES, Recipe
-from tightfit.recipe.lookup import bundled_recipes, load_recipe
+from tightfit.recipe.lookup import as_recipe, bundled_recipes, load_recipe
 from tightfit.recipe.yaml import apply_overrides, to_yaml
 from tightfit.techniques import SLOTS, VARIANTS
 
@@ -52,7 +53,12 @@ def test_every_rung_survives_yaml(slot, technique, tmp_path):
     ({"attention": {"name": "sdpa", "kernel": "flsh"}}, ["attention.kernel", "'flsh'", "'flash'"]),
     ({"compile": {"name": "off", "mode": "default"}}, ["compile.mode", "no knobs"]),
     ({"per_device_train_batch_size": 8}, ["per_device_train_batch_size", "micro_batch_size"]),
-    ({"num_train_epochs": 3}, ["num_train_epochs", "write max_steps"]),
+    ({"epochs": 3}, ["epochs", "write num_train_epochs"]),
+    ({"lr": 1e-3}, ["lr", "write learning_rate"]),
+    ({"precision": "float16"}, ["'float16'", "did you mean 'fp16'"]),
+    ({"task": "text-classification"}, ["'text-classification'", "did you mean 'sequence-classification'"]),
+    ({"num_train_epochs": 0}, ["num_train_epochs", "greater than 0"]),
+    ({"warmup_steps": 2.5}, ["warmup_steps", "2.5", "below 1 a share"]),
     ({"gradient_checkpointing": True}, ["gradient_checkpointing", "write checkpointing"]),
     ({"precision": True}, ["precision", "True", "choose from"]),
     ({"backend": "tensorflow"}, ["backend", "'tensorflow'", "pytorch"]),
@@ -237,6 +243,23 @@ def test_a_model_is_a_recipe_by_its_hugging_face_id_or_its_folder(tmp_path: Path
     (folder / "config.json").write_text('{"model_type": "gpt2", "n_positions": 128, "vocab_size": 300}')
     recipe = load_recipe(str(folder), ["max_steps=3"])
     assert (recipe.model, recipe.seq_len, recipe.max_steps) == (str(folder), 128, 3)
+
+
+@pytest.mark.parametrize(("architecture", "more", "task"), [
+    ("BertForMaskedLM", {}, "masked-lm"), ("GPT2LMHeadModel", {}, "causal-lm"),
+    ("LlamaForSequenceClassification", {}, "sequence-classification"),
+    ("T5ForConditionalGeneration", {"is_encoder_decoder": True}, "seq2seq"),
+    ("Gemma3ForConditionalGeneration", {}, "causal-lm"),  # of which text is the part that a recipe trains
+])
+def test_the_task_is_that_of_the_saved_model(architecture, more, task, tmp_path: Path, monkeypatch):
+    kind = "t5" if more else "gpt2"
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "architectures": [architecture], **more}))
+    assert load_recipe(str(tmp_path)).task == task
+    assert load_recipe("quickstart", [f"model={tmp_path}"]).task == task
+    assert load_recipe(str(tmp_path), ["task=causal-lm"]).task == "causal-lm"
+    assert as_recipe({"seq_len": 8}, str(tmp_path)).task == task
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda name, file: str(tmp_path / file))
+    assert load_recipe("owner/model").task == task
 
 
 def test_a_name_too_long_for_a_file_is_no_recipe():

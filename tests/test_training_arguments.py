@@ -242,14 +242,15 @@ def test_every_nth_recomputes_the_blocks_that_transformers_does():
 def test_shares_of_all_steps_are_those_of_the_trainer(warmup, steps):
     given = {"warmup_steps": warmup, "max_steps": steps}
     recipe = Recipe.from_training_arguments(given, attention="sdpa")
-    assert recipe.warmup_steps == TrainingArguments(**given).get_warmup_steps(steps)
+    assert recipe.warmup == TrainingArguments(**given).get_warmup_steps(steps)
     assert training_arguments(recipe)["warmup_steps"] == warmup
     assert training_arguments(recipe.override(warmup_steps=5))["warmup_steps"] == 5
 
 
 def test_epochs_stay_epochs_until_steps_are_written():
     recipe = Recipe.from_training_arguments({"num_train_epochs": 2}, attention="sdpa")
-    assert recipe.max_steps == Recipe().max_steps
+    assert recipe.num_train_epochs == 2
+    assert "num_train_epochs" not in recipe.hugging_face
     assert training_arguments(recipe)["max_steps"] == -1
     assert training_arguments(recipe.override(max_steps=50))["max_steps"] == 50
     assert round_trip({"num_train_epochs": 2}, max_steps=300)["max_steps"] == 300
@@ -288,7 +289,8 @@ def test_a_subclass_is_read_while_its_own_arguments_have_their_defaults():
 
 def test_a_default_object_keeps_only_what_a_recipe_has_no_value_for():
     recipe = Recipe.from_training_arguments(TrainingArguments())
-    assert recipe.hugging_face == {"max_steps": -1, "save_total_limit": None}
+    assert recipe.num_train_epochs == 3.0
+    assert recipe.hugging_face == {"save_total_limit": None}
 
 
 def test_mappings_are_read_without_a_framework():

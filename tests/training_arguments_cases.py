@@ -150,5 +150,6 @@ VARIANTS = [
      "output_dir": "x", "learning_rate": 0.1, "empty_cache_steps": 9},
     {"pad_vocab_to": 64, "pad_sequence_to": 8},
     {"hugging_face": {"log_level": "error", "num_train_epochs": 5}},
+    {"num_train_epochs": 2.5, "warmup_steps": 0.05},
 ]  # fmt: skip
 """What to change in it: every rung of every technique, and other values of each field."""

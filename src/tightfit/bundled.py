@@ -39,13 +39,13 @@ def _llama(layers: int, heads: int, kv_heads: int, width: int, mlp: int, **more:
     }
 
 
-def _llama3(layers: int, width: int, mlp: int, rope_factor: float, tied: bool) -> Bundled:
+def _llama3(layers: int, width: int, mlp: int, rope_factor: float, tied: bool, heads: int = 32) -> Bundled:
     rope = {
         "rope_type": "llama3", "rope_theta": 500000.0, "factor": rope_factor, "low_freq_factor": 1.0,
         "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
     }
     return Bundled("LlamaConfig", "causal-lm", _llama(
-        layers, 32, 8, width, mlp, vocab_size=128256, max_position_embeddings=131072, rms_norm_eps=1e-5,
+        layers, heads, 8, width, mlp, vocab_size=128256, max_position_embeddings=131072, rms_norm_eps=1e-5,
         bos_token_id=128000, eos_token_id=128001, rope_parameters=rope, tie_word_embeddings=tied,
     ))
 
@@ -77,6 +77,7 @@ BUNDLED: dict[str, Bundled] = {
         32, 32, 32, 4096, 11008, vocab_size=32000, max_position_embeddings=4096, rms_norm_eps=1e-5,
     )),
     "llama-3.1-8b": _llama3(32, 4096, 14336, rope_factor=8.0, tied=False),
+    "llama-3.1-70b": _llama3(80, 8192, 28672, rope_factor=8.0, tied=False, heads=64),
     "llama-3.2-1b": _llama3(16, 2048, 8192, rope_factor=32.0, tied=True),
     "qwen2.5-0.5b": _qwen2(24, 14, 2, 896, 4864, vocab_size=151936, tie_word_embeddings=True),
     "qwen2.5-1.5b": _qwen2(

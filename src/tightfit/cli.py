@@ -66,22 +66,33 @@ def plan(
     )] = None,
     host_memory: Annotated[str | None, typer.Option(
         metavar="SIZE", help="Memory such as `64GB` of the machine around the GPU, for what waits there.")] = None,
+    gpus: Annotated[int | None, typer.Option(
+        metavar="N", help="Such GPUs in a machine, which train together; `--gpu 8xh100-sxm` says the same.")] = None,
+    nodes: Annotated[int | None, typer.Option(metavar="N", help="Such machines.")] = None,
+    network: Annotated[str | None, typer.Option(
+        metavar="SPEED", help="What each machine sends to the others in a second, such as `100Gbit` or `8x400Gbit`.",
+    )] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
     price: Annotated[list[str] | None, typer.Option(
-        metavar="NAME=x", help="With `--gpu all`: what a GPU costs, in any unit; once for each GPU.")] = None,
+        metavar="NAME=x", help="With `--gpu all`: what a GPU costs an hour, in any unit; once for each GPU. With "
+        "`--tokens` and one GPU: its price alone.")] = None,
+    tokens: Annotated[str | None, typer.Option(
+        metavar="COUNT", help="Tokens of a whole run, such as `1B`: how long it takes, and with `--price` its cost.",
+    )] = None,
     training_args: Annotated[Path | None, typer.Option(
         metavar="FILE.json", help="Hugging Face TrainingArguments, as `to_json_string` writes them.")] = None,
     top: Annotated[int | None, typer.Option(metavar="N", help="Show only the N best.")] = None,
 ) -> None:  # fmt: skip
-    """Predict memory and speed of every set of techniques on a GPU that need not be in this machine, and choose.
+    """Predict memory and speed of every set of techniques on GPUs that need not be in this machine, and choose.
 
     Example: `tightfit plan gpt2 seq_len=1024 --gpu rtx-4090`. How to read it is in docs/plan.md.
     """
     _quiet_libraries()
     from tightfit.commands.plan import run_plan
 
-    run_plan(recipe, overrides or [], gpus=gpu or [], gpu_memory=gpu_memory, host_memory=host_memory, as_json=as_json,
-             prices=price or [], training_arguments=training_args, top=top)
+    run_plan(recipe, overrides or [], gpus=gpu or [], gpu_memory=gpu_memory, host_memory=host_memory, count=gpus,
+             nodes=nodes, network=network, as_json=as_json, prices=price or [], tokens=tokens,
+             training_arguments=training_args, top=top)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -116,6 +127,23 @@ def report(
     from tightfit.commands.report import run_report
 
     run_report(run_dir, other, output)
+
+
+@app.command()
+def export(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A finished run's folder.")],
+    merge: Annotated[bool, typer.Option("--merge", help="Work its adapter into the weights.")] = False,
+    output: Annotated[Path | None, typer.Option(
+        metavar="FOLDER", help="Where the model goes; by default `merged` in RUN_DIR.")] = None,
+) -> None:  # fmt: skip
+    """Write the model of a run that trained an adapter, with the adapter merged into its weights.
+
+    Example: `tightfit export runs/mine --merge`. What `model/` holds is in docs/adapters.md.
+    """
+    _quiet_libraries()
+    from tightfit.commands.export import run_export
+
+    run_export(run_dir, merge, output)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

@@ -54,6 +54,12 @@ class Device:
     """To the host's memory, in one direction."""
     host_bytes: int = 0
     """Memory of the machine that it is in; 0 where not known."""
+    cards: int = 1
+    """Such devices in a machine that train together."""
+    machines: int = 1
+    """Such machines."""
+    network_bandwidth: float = 0.0
+    """Between machines: bytes a second that each sends, and receives as well; 0 where not known."""
     source: str = ""
     """The documents that the figures come from; what could not be verified is named as such."""
     notes: str = ""
@@ -64,6 +70,11 @@ class Device:
     def at_least(self, major: int, minor: int = 0) -> bool:
         """Whether this is a CUDA device of at least that compute capability."""
         return self.capability is not None and self.capability >= (major, minor)
+
+    @property
+    def world(self) -> int:
+        """Devices that train together."""
+        return self.cards * self.machines
 
     @property
     def resident_threads(self) -> int:

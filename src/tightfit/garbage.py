@@ -1,4 +1,4 @@
-"""When Python's collector of cycles runs."""
+"""Pausing Python's cyclic garbage collector."""
 
 from __future__ import annotations
 

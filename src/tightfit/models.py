@@ -98,6 +98,9 @@ def resolve_source(recipe: Recipe) -> ModelSource:
         return ModelSource("bundled", name)
     folder = Path(name).expanduser()
     if folder.is_dir():
+        if (folder / "adapter_config.json").is_file():
+            raise ModelError(f"model: the folder {name!r} holds an adapter, and no whole model; write its base's "
+                             "folder, or one that tightfit export RUN --merge wrote")
         if not (folder / "config.json").is_file():
             raise ModelError(f"model: the folder {name!r} has no config.json; name a folder that save_pretrained wrote")
         return ModelSource("folder", str(folder))

@@ -16,6 +16,7 @@ from tightfit.devices import Device, catalogue, parse_host_memory
 from tightfit.display.plan_table import ReadablePlan
 from tightfit.errors import RecipeError
 from tightfit.models import read_config
+from tightfit.planning.cluster import Cluster, among, read_cluster
 from tightfit.planning.search.evaluate import Progress
 from tightfit.planning.search.every_gpu import Comparison
 from tightfit.planning.search.every_gpu import compare as compare_devices
@@ -37,6 +38,9 @@ def plan(
     *,
     gpu_memory: str | None = None,
     host_memory: str | None = None,
+    gpus: int | None = None,
+    nodes: int | None = None,
+    network: str | None = None,
     progress: Progress | None = None,
 ) -> ReadablePlan:
     """Predict what each combination of techniques costs on a GPU, which need not be in this machine, and choose one.
@@ -48,6 +52,8 @@ def plan(
     gpu_memory: a size such as `24GB`, of a card that has no name here, or instead of the named one's.
     host_memory: a size such as `64GB`, of the machine around the GPU, for what waits there; by default this machine's
         where the GPU is its own, and no limit elsewhere.
+    gpus: how many such GPUs a machine has; `8xh100-sxm` as `gpu` says the same. nodes: how many machines. network: what
+        each of these sends in a second, such as `100Gbit`, or `8x400Gbit` with a network card for each of 8 GPUs.
     progress: called before each trace with how many are done, None, and what comes next; at the end with their number
         twice and `done`.
 
@@ -58,15 +64,16 @@ def plan(
     >>> print(tightfit.plan("gpt2", {"seq_len": 512}, gpu="rtx-4090"))  # doctest: +SKIP
     """
     module = None if model is None or isinstance(model, str) else model
-    return plan_on(lambda cuda: as_recipe(recipe, model, cuda=cuda), gpu, gpu_memory, host_memory,
+    gpu, cluster = read_cluster(gpu, gpus, nodes, network)
+    return plan_on(lambda cuda: as_recipe(recipe, model, cuda=cuda), gpu, gpu_memory, host_memory, cluster=cluster,
                    module=module, progress=progress)
 
 
 def plan_on(
     recipe_on: RecipeForDevice, gpu: str | None, gpu_memory: str | None = None, host_memory: str | None = None, *,
-    module: Any = None, progress: Progress | None = None,
+    cluster: Cluster | None = None, module: Any = None, progress: Progress | None = None,
 ) -> ReadablePlan:  # fmt: skip
-    """As `plan`, of a recipe that may differ between devices."""
+    """As `plan`, of a recipe that may differ between devices. cluster: of such GPUs; None for one."""
     recipe = recipe_on(False)
     target = target_for(recipe, gpu, gpu_memory)
     if host_memory is not None:
@@ -74,14 +81,16 @@ def plan_on(
             raise RecipeError(f"host-memory: {host_memory!r} is beside a GPU's, and this plan is for the processor")
         target = replace(target, device=replace(target.device, host_bytes=parse_host_memory(host_memory)))
     cuda = target.device.kind == "cuda"
-    recipe = recipe_on(True) if cuda else recipe
+    recipe, cluster = among(recipe_on(True) if cuda else recipe, cluster or Cluster())
+    target = replace(target, device=cluster.on(target.device))
     if module is None:
         read_config(recipe)  # which tells at once what no combination of techniques would mend
     else:  # a recipe names what it builds; there is no configuration to read behind it
         own = type(module)
         recipe = recipe.model_copy(update={"model": f"{own.__module__}:{own.__name__}"})
     return ReadablePlan.of(search_with(load_backend(recipe.backend.name), recipe, target, module=module,
-                                       catalogue=catalogue() if cuda else (), progress=progress))
+                                       catalogue=[cluster.on(card) for card in catalogue()] if cuda else (),
+                                       progress=progress))
 
 
 def compare(

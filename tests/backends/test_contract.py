@@ -20,10 +20,14 @@ from tightfit.techniques.parallel import ManyProcesses
 
 RUNGS = [(slot, rung) for slot, variants in SLOTS.items() for variant in variants
          for rung in variant.representative_settings()]
+LOW_RANK = {"learning_rate": 2e-2, "model_overrides": {"initializer_range": 0.1}}
+"""Frozen embeddings have to tell tokens apart."""
+ADAPTED = {"trainable": "lora", "precision": "bf16", **LOW_RANK}
 NEEDS = {
     "memory-budget": {"compile": {"name": "per-block", "backend": "aot_eager"}},
     "per-block": {"micro_batch_size": 4}, "whole": {"micro_batch_size": 4},  # one shape, compiled once
     "lion": {"learning_rate": 3e-3}, "sgd": {"learning_rate": 0.5}, "adafactor": {"learning_rate": 3e-2},
+    "lora": LOW_RANK, "dora": LOW_RANK, "int8": ADAPTED, "nf4": ADAPTED, "base=bf16": ADAPTED,
 }
 """What a technique wants of the rest of the recipe to learn this task."""
 NAMES = {"PytorchBackend": "pytorch", "JaxBackend": "jax"}
@@ -55,8 +59,10 @@ def identifier(value) -> str:
 @pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(("slot", "rung"), RUNGS, ids=identifier)
 def test_a_rung_builds_steps_and_learns(slot, rung, kind, tiny, backend, name):
+    needs = {**NEEDS.get(rung.name, {}), **NEEDS.get(f"{slot}={rung.name}", {})}
     values = {**tiny, slot: rung, "device": kind, "batch_size": 8, "micro_batch_size": 3, "learning_rate": 1e-2,
-              "data": {"source": "dummy", "samples": 9}, "backend": name, **NEEDS.get(rung.name, {})}
+              "data": {"source": "dummy", "samples": 9}, "backend": name, **needs,
+              "model_overrides": {**tiny["model_overrides"], **needs.get("model_overrides", {})}}
     recipe = Recipe.from_dict(values)
     device = backend.device(recipe)
     if reasons := [*recipe.refusals(device), *absences(recipe, absent(name))]:

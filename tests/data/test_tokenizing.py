@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.data.helpers import FACTS, recipe, texts
 from tightfit.data.tokenizer_choice import choose_tokenizer, special_tokens
@@ -187,3 +188,13 @@ assert os.waitpid(child, 0)[1] == 0
         child.communicate()
         raise
     assert (child.returncode, errors) == (0, "")
+
+
+def test_weights_without_their_tokenizer_are_refused(tmp_path):
+    """Another tokenizer's ids would mean other tokens than those that the weights have learnt."""
+    config = GPT2Config(n_layer=1, n_head=2, n_embd=16, n_positions=16, vocab_size=400)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    settings = Recipe(model=str(tmp_path), cache_dir=str(tmp_path / "cache"))
+    with pytest.raises(DataError, match=r"holds weights and no tokenizer.*pretrained=false"):
+        choose_tokenizer(settings, FACTS, lambda: TEXTS, "some data")
+    assert choose_tokenizer(settings.override(pretrained=False), FACTS, lambda: TEXTS, "some data").vocab_size <= 400

@@ -84,6 +84,6 @@ def nothing_fits():
         smallest_change=Change(text="checkpointing=every-block", why="recompute", estimate=estimate()),
         smallest_change_text="The smallest that makes it fit: checkpointing=every-block (recompute).",
         smallest_gpu_text="The smallest GPU is Big Card.",
-        offload="It does not fit: ZeRO-2.",
+        offload="offload=none keeps all of the model on the GPU; write offload=auto.",
     )
     return Plan(device=CARD, asked=large.recipe, candidates=(large,), chosen=None, answers=answers)

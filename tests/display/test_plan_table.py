@@ -121,7 +121,8 @@ def test_calibrated_times_say_so():
 def test_nothing_fits_says_what_would_help():
     text = squeezed(plan_text(nothing_fits(), width=80))
     for sentence in ("Nothing fits on Test Card; #1 misses 90.0 GiB.", "checkpointing=every-block (recompute)",
-                     "The smallest GPU is Big Card.", "It does not fit: ZeRO-2."):
+                     "The smallest GPU is Big Card.",
+                     "offload=none keeps all of the model on the GPU; write offload=auto."):
         assert sentence in text
 
 

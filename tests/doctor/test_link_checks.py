@@ -47,8 +47,8 @@ def test_the_matrix_and_its_legend():
 def test_nvlink_suits_every_parallelism():
     found = one(recorded("two-with-nvlink"), "links[0].nvlinks")
     assert (found.severity, found.value) == ("ok", "NV4")
-    assert "data parallelism" in found.sentence
-    assert "sharding" in found.sentence
+    assert "parallel=ddp" in found.sentence
+    assert "parallel=fsdp" in found.sentence
 
 
 def test_all_alike_is_said_once():
@@ -67,5 +67,5 @@ def test_every_path_says_what_it_means_for_both_kinds(path):
     readings = changed(recorded("two-without-nvlink"), links=(Link(first=0, second=1, path=path, peer=True),))
     found = one(readings, "links[0].path")
     assert found.value == path
-    assert "data parallelism" in found.sentence
-    assert "sharding" in found.sentence
+    assert "parallel=ddp" in found.sentence
+    assert "parallel=fsdp" in found.sentence

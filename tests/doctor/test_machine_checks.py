@@ -86,7 +86,7 @@ def test_host_memory():
     assert one(recorded("no-gpu"), "host.memory_available").severity == "advice"
     ample = one(recorded("healthy"), "host.memory_available")
     assert ample.severity == "ok"
-    assert "2.4 billion parameters" in ample.sentence
+    assert "7.3 billion parameters" in ample.sentence
     small = recorded("healthy", host={"memory_total": 16 * GIB, "memory_available": 12 * GIB})
     assert "less than the card's 24.0 GiB" in one(small, "host.memory_total").sentence
 

@@ -26,6 +26,8 @@ from tightfit.models import model_facts
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 WARM_UP, STEPS = 1, 2
 GPT2 = {"model": "gpt2", "model_overrides": {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 64}}
 BLOCKS = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}

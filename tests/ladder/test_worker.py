@@ -19,6 +19,8 @@ from tightfit.recipe import Recipe
 from tightfit.system import HostMemory
 from tightfit.training import memory_check
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 TINY: dict[str, Any] = {
     "model": "gpt2", "model_overrides": {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 256}, "seq_len": 32,
     "batch_size": 4, "micro_batch_size": 4, "data": "dummy", "device": "cpu", "compile": "off",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -28,14 +27,6 @@ MARGIN = Margin(share=0.0, fixed=0)
 
 def gpu(memory, name="toy", capability=(8, 0)):
     return Device(kind="cuda", name=name, memory_bytes=int(memory), capability=capability)
-
-
-@pytest.fixture(autouse=True)
-def host(monkeypatch):
-    """Bytes of the machine around the GPU."""
-    machine = SimpleNamespace(total=1 << 40)
-    monkeypatch.setattr("tightfit.planning.search.search.host_memory", lambda: machine)
-    return machine
 
 
 def of(toy, memory, catalogue=(), **fields):
@@ -102,19 +93,23 @@ def test_says_why_and_what_the_next_best_costs():
         assert "does not fit" in sentence
 
 
-def test_where_nothing_fits_the_plan_says_what_would(host):
-    plan = of(HEAVY, 3 * STATES)
+def test_where_nothing_fits_the_plan_says_what_would():
+    plan = of(HEAVY, 3 * STATES, offload="none")
     assert plan.chosen is None
     assert {c.estimate.fits for c in plan.candidates} == {"no"}
     misses = [c.estimate.missing for c in plan.candidates]
     assert misses == sorted(misses)
     with pytest.raises(Refused, match="nothing fits on toy"):
         plan.recipe  # noqa: B018 - the property raises
-    assert "in host memory" in plan.answers.offload
-    assert plan.answers.offload in plan.candidates[0].reasons
-    assert of(HEAVY, 20 * STATES).answers.offload == ""
-    host.total = 10 * STATES
-    assert "on NVMe" in of(HEAVY, 3 * STATES).answers.offload
+
+
+def test_what_is_pinned_to_the_gpu_is_named_where_nothing_fits():
+    pinned = of(HEAVY, 3 * STATES, offload="none")
+    assert pinned.answers.offload == "offload=none keeps all of the model on the GPU; write offload=auto."
+    assert pinned.answers.offload in pinned.candidates[0].reasons
+    assert pinned.answers.offload.rstrip(".") in pinned.nothing_fits()
+    assert of(HEAVY, 20 * STATES, offload="none").answers.offload == ""
+    assert of(HEAVY, 3 * STATES, **{**PINS, "micro_batch_size": 1}).answers.offload == ""
 
 
 @pytest.mark.parametrize(("pins", "memory_of", "text"), [
@@ -135,10 +130,10 @@ def test_names_the_smallest_change(pins, memory_of, text):
 
 
 def test_says_where_no_single_change_helps():
-    alone = of(HEAVY, 3 * STATES).answers
+    alone = of(HEAVY, 3 * STATES, offload="none").answers
     assert alone.smallest_change is None
     assert alone.smallest_change_text.startswith("No single change would make it fit: weights, gradients and optimizer")
-    told = of(HEAVY, 3 * STATES)
+    told = of(HEAVY, 3 * STATES, offload="none")
     assert alone.smallest_change_text in told.candidates[0].reasons
     assert "no single change would make it fit" in told.nothing_fits()
     assert of(HEAVY, 40 * STATES).answers.smallest_change_text == ""
@@ -170,7 +165,7 @@ def test_images_are_not_told_of_shorter_sequences():
 
 
 def test_what_is_needed_is_what_there_is_and_what_is_missing():
-    plan = of(HEAVY, 3 * STATES)
+    plan = of(HEAVY, 3 * STATES, offload="none")
     for candidate, sentence in zip(plan.candidates, plan.answers.would_not_fit, strict=True):
         memory = candidate.estimate.memory
         assert memory.needed == plan.device.memory_bytes + memory.missing == memory.used
@@ -184,17 +179,17 @@ def test_what_is_needed_is_what_there_is_and_what_is_missing():
 
 def test_says_why_nothing_in_half_precision_is_chosen():
     """Weights, gradients and AdamW's states are 16 bytes a number, autocast's copies 2 more."""
-    plan = of(HEAVY, 17.4 * STATES)
+    plan = of(HEAVY, 17.4 * STATES, offload="none")
     assert plan.recipe.precision.name == "fp32"
     half = next(c for c in plan.candidates if c.recipe.precision.name == "bf16")
     least = min(needed(HEAVY, precision="bf16", micro_batch_size=m, checkpointing="every-block") for m in (1, 16))
     assert half.estimate.memory.needed <= least
     assert "Nothing fits in bf16: autocast keeps 16-bit copies of the weights" in plan.answers.why
     assert f", misses {size(half.estimate.missing)}." in plan.answers.why
-    assert "Nothing fits in" not in of(HEAVY, 17.4 * STATES, precision="fp32").answers.why
+    assert "Nothing fits in" not in of(HEAVY, 17.4 * STATES, precision="fp32", offload="none").answers.why
     assert "Nothing fits in" not in of(HEAVY, 20 * STATES).answers.why
     margin = Margin(share=0.0, fixed=20 * MIB)
-    recipe = Recipe.from_dict({"batch_size": 16, "vocab_size": 50_304})
+    recipe = Recipe.from_dict({"batch_size": 16, "vocab_size": 50_304, "offload": "none"})
     close = search(recipe, gpu(17.4 * STATES + 20 * MIB), HEAVY.tools(), margin=margin).answers.why
     assert "Nothing in bf16 leaves the margin free: autocast" in close
 

@@ -76,8 +76,8 @@ def test_a_deep_model_is_predicted_from_few_blocks_and_alike(monkeypatch):
     traces: list[int] = []
     original = prediction._traced
 
-    def counted(*args):
-        trace = original(*args)
+    def counted(*args, **options):
+        trace = original(*args, **options)
         traces.append(len(trace.ops))
         return trace
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import socket
@@ -51,6 +52,7 @@ def started(size: int, work: Callable[..., Any], *arguments: Any) -> list[BasePr
 
 def _work(variables: dict[str, str], work: Callable[..., Any], *arguments: Any) -> None:
     os.environ.update(variables)
+    gc.freeze()  # what the parent made is no garbage, and looking through it would copy its memory
     torch.set_num_threads(1)
     work(*arguments)
 

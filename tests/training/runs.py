@@ -19,8 +19,9 @@ def train(values: dict[str, Any]) -> None:
 
 
 def final_weights(run: Path) -> dict[str, torch.Tensor]:
-    """The finished model's tensors."""
-    return load_file(run / "model" / "model.safetensors")
+    """The finished model's tensors, or its adapter's."""
+    (written,) = (run / "model").glob("*model.safetensors")
+    return load_file(written)
 
 
 def same_weights(one: Path, other: Path) -> bool:

@@ -102,6 +102,8 @@ def test_killed_at_random_moments(run, tmp_path, seed):
     {"optimizer": "adamw-8bit"}, {"optimizer": "lion"}, {"precision": "fp16"}, {"precision": "bf16-pure"},
     {"precision": {"name": "bf16-pure", "rounding": "stochastic"}}, {"checkpointing": "every-block"},
     {"precision": {"name": "bf16-pure", "rounding": "stochastic"}, **BY_BLOCK}, {"loading": {"workers": 2}},
+    {"trainable": {"name": "lora", "dropout": 0.1}, "base": "nf4", "precision": "bf16"}, {"trainable": "dora"},
+    {"trainable": {"name": "layers", "names": ["h.1"]}, "base": "int8"},
 ], ids=str)
 def test_stopped_half_way(run, tmp_path, change):
     values = {**run, **change, "save_steps": 5, "max_steps": 8}
@@ -167,6 +169,16 @@ def test_what_was_auto_comes_from_the_run_that_goes_on(run):
     summary = Trainer(recipe={**run, "max_steps": 2, "micro_batch_size": "auto"}).train()
     assert summary.steps == 2
     assert "micro_batch_size: 2" in (Path(run["output_dir"]) / "recipe.yaml").read_text()
+
+
+def test_shares_that_were_auto_come_from_the_run_that_goes_on():
+    """And a run may go on with another update, or with nothing offloaded: its checkpoints are the ordinary ones."""
+    def streamed(share):
+        return Recipe.from_dict({**BY_BLOCK, "offload": {"name": "host", "weights": share, "activations": 1}})
+
+    assert continued(streamed("auto"), streamed(0.5)) == (streamed(0.5), [])
+    plain = Recipe.from_dict({"accumulation": "loop", "update": "after-backward", "offload": "none"})
+    assert continued(plain, streamed(0.5)) == (plain, ["accumulation"])
 
 
 def test_a_backend_may_go_on_with_other_knobs_and_is_no_other():

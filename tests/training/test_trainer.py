@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from torch import nn
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-from tightfit import Trainer, models
+from tightfit import Recipe, Trainer, models
 from tightfit.errors import CheckpointError, DataError, ModelError, RecipeError
 from tightfit.training.listeners import LastingConsole, Listener, Terminal
 from tightfit.training.run_folder import LOCK
@@ -29,6 +31,16 @@ class Named(nn.Module):
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         logits = self.out(self.words(input_ids))[:, self.drop :]
         return logits.detach() if self.frozen else logits
+
+
+class Said(Listener):
+    """Keeps what a run says."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.texts.append(text)
 
 
 @pytest.fixture
@@ -83,16 +95,11 @@ def test_a_finished_run_without_its_checkpoints_is_left_alone(recipe):
 @pytest.mark.parametrize("prompt", ["", "a \ud800 b"])
 def test_a_prompt_that_cannot_be_continued_costs_only_the_sample(tiny, tmp_path, prompt):
     (tmp_path / "text.txt").write_text("some words to learn from, over and over\n" * 200)
-    said: list[str] = []
-
-    class Listening(Listener):
-        def message(self, text: str) -> None:
-            said.append(text)
-
+    listener = Said()
     changes = {"data": str(tmp_path / "text.txt"), "vocab_size": 300, "max_steps": 1, "sample_prompt": prompt}
-    summary = Trainer(recipe={**tiny, **changes}, listener=Listening()).train()
+    summary = Trainer(recipe={**tiny, **changes}, listener=listener).train()
     assert summary.sample is None
-    assert any("no sample" in text for text in said)
+    assert any("no sample" in text for text in listener.texts)
     assert (Path(summary.output_dir) / "summary.json").exists()
 
 
@@ -141,10 +148,35 @@ def test_more_loader_processes_than_a_machine_can_hold_are_refused(recipe):
 
 
 def test_fp16_on_a_processor_is_remarked_on(recipe):
-    class Said(Listener):
-        def message(self, text):
-            said.append(text)
+    said = Said()
+    Trainer(Named(), {**recipe, "precision": "fp16"}, ROWS, listener=said).train()
+    assert any(text.startswith("note: precision: most processors compute fp16 slowly") for text in said.texts)
 
-    said = []
-    Trainer(Named(), {**recipe, "precision": "fp16"}, ROWS, listener=Said()).train()
-    assert any(text.startswith("note: precision: most processors compute fp16 slowly") for text in said)
+
+def test_epochs_are_counted_in_steps_and_go_on_where_more_are_asked_for(recipe):
+    """Two passes over the data, of which the run's recipe says how many steps they were; a third one goes on."""
+    values = {**recipe, "num_train_epochs": 2, "warmup_steps": 0.5, "max_steps": 1}
+    first = Trainer(Named(), values, ROWS).train()
+    saved = Recipe.from_dict(yaml.safe_load((Path(first.output_dir) / "recipe.yaml").read_text()))
+    steps_an_epoch = first.steps // 2
+    assert first.steps == saved.max_steps == 2 * steps_an_epoch > 2
+    assert saved.warmup == steps_an_epoch
+    assert Trainer(Named(), values, ROWS).train().steps == first.steps  # it is finished
+    further = Trainer(Named(), {**values, "num_train_epochs": 3, "save_steps": 3}, ROWS).train()
+    assert (further.first_step, further.steps) == (first.steps, 3 * steps_an_epoch)
+
+
+def test_more_steps_on_a_falling_schedule_say_where_the_learning_rate_goes_on(recipe):
+    said = Said()
+    Trainer(Named(), recipe, ROWS).train()
+    Trainer(Named(), {**recipe, "max_steps": 6}, ROWS, listener=said).train()
+    resumed = next(text for text in said.texts if text.startswith("resuming from step 3 of 6; its cosine schedule"))
+    assert resumed.endswith("at a learning rate of 0.05")
+
+
+def test_a_saved_model_knows_where_a_text_ends(tiny, tmp_path):
+    (tmp_path / "text.txt").write_text("a few words\n" * 200)
+    changes = {"data": str(tmp_path / "text.txt"), "vocab_size": 300, "max_steps": 1}
+    path = Path(Trainer(recipe={**tiny, **changes}).train().output_dir) / "model"
+    end = AutoTokenizer.from_pretrained(path).eos_token_id
+    assert AutoConfig.from_pretrained(path).eos_token_id == GenerationConfig.from_pretrained(path).eos_token_id == end

@@ -109,8 +109,9 @@ class ModelSize:
     flops: model FLOPs of one sample's forward and backward pass, by the convention of PaLM (arXiv 2204.02311,
         appendix B): 6 for each weight that a token is multiplied by, which is 6 N without embeddings that are only
         looked up, and 12 for each pair of positions, layer and feature of the queries, masked or not. The backward
-        pass counts twice the forward pass; recomputation, norms, softmax and the optimizer count nothing, and of a
-        mixture of experts only the experts that are used. 0 where the forward pass needs values.
+        pass counts twice the forward pass, and once where a weight is frozen; recomputation, norms, softmax and the
+        optimizer count nothing, and of a mixture of experts only the experts that are used. 0 where the forward pass
+        needs values.
     values: numbers that one sample's forward pass makes, attention's scores written out; 0 likewise.
     """
 
@@ -242,7 +243,8 @@ class Backend(Protocol):
         """
 
     def model_size(self, recipe: Recipe, config: Any = None) -> ModelSize:
-        """The size of the model that a recipe names, for its task, with no technique applied. config: as of `build`.
+        """The size of the model that a recipe names, for its task, with no technique applied but what is trained.
+        config: as of `build`.
 
         No weight is allocated. Raises ModelError for a model that cannot be built.
         """

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from tightfit.display.gpu_tables import show_comparison
-from tightfit.display.plan_table import show_plan
+from tightfit.display.plan_table import ReadablePlan, show_plan
 from tightfit.display.progress import SearchProgress
 from tightfit.errors import RecipeError, Refused
 from tightfit.planner import RecipeForDevice, compare, plan_on
+from tightfit.planning.cluster import read_cluster
 from tightfit.planning.search.every_gpu import parse_prices
+from tightfit.planning.whole_run import parse_price, parse_tokens
 from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import load_recipe, name_and_overrides
 
@@ -25,19 +28,21 @@ EVERY_GPU = "all"
 
 def run_plan(
     name: str | None, words: Sequence[str] = (), *, gpus: Sequence[str] = (), gpu_memory: str | None = None,
-    host_memory: str | None = None, as_json: bool = False, prices: Sequence[str] = (),
+    host_memory: str | None = None, count: int | None = None, nodes: int | None = None, network: str | None = None,
+    as_json: bool = False, prices: Sequence[str] = (), tokens: str | None = None,
     training_arguments: Path | None = None, top: int | None = None,
 ) -> None:  # fmt: skip
     """Print a plan, or a comparison of all GPUs; a progress bar goes to standard error.
 
-    name: the recipe; it may be an override where training arguments are given. top: candidates, or GPUs, to show.
+    name: the recipe; it may be an override where training arguments are given. count, nodes, network: as `gpus`,
+    `nodes` and `network` of `planner.plan`. tokens: of a whole run, such as `1B`. top: candidates, or GPUs, to show.
     Raises TightfitError for bad input, and Refused after printing where nothing fits.
     """
     if top is not None and top < 1:
         raise RecipeError(f"top: {top} should be 1 or more, such as --top 3")
     if len(gpus) > 1 or any("," in each for each in gpus):
         raise RecipeError(f"gpu: {', '.join(gpus)} are several; write one GPU, or --gpu all to compare all of them")
-    gpu = next(iter(gpus), None)
+    gpu, cluster = read_cluster(next(iter(gpus), None), count, nodes, network)
     overrides = list(words)
     if name is not None and training_arguments is not None and "=" in name:
         overrides.insert(0, name)
@@ -48,25 +53,28 @@ def run_plan(
     def recipe_on(cuda: bool) -> Recipe:
         return load_recipe(name, overrides, cuda=cuda, training_arguments=training_arguments)
 
-    by_name = parse_prices(prices)
+    count_of_tokens = 0 if tokens is None else parse_tokens(tokens)
     if gpu == EVERY_GPU and host_memory is not None:
         raise RecipeError(f"host-memory: {host_memory!r} is for one GPU, and --gpu all compares many; leave it out")
     if gpu == EVERY_GPU:
-        _compare(recipe_on, gpu_memory, by_name, as_json, top)
-    elif prices:
-        raise RecipeError(f"price: {prices[0]!r} is for comparing GPUs; write --gpu all with it")
-    else:
-        _plan(recipe_on, gpu, gpu_memory, host_memory, as_json, top)
+        _compare(recipe_on, gpu_memory, parse_prices(prices), count_of_tokens, as_json, top)
+        return
+    if prices and not count_of_tokens:
+        raise RecipeError(f"price: {prices[0]!r} is for comparing GPUs, and for the cost of a run; write --gpu all or "
+                          "--tokens 1B with it")
+    price = parse_price(prices[0].rpartition("=")[2]) if prices else None
+    _plan(partial(plan_on, recipe_on, gpu, gpu_memory, host_memory, cluster=cluster), count_of_tokens, price, as_json,
+          top)
 
 
 def _plan(
-    recipe_on: RecipeForDevice, gpu: str | None, gpu_memory: str | None, host_memory: str | None, as_json: bool,
-    top: int | None,
-) -> None:  # fmt: skip
+    planned: Callable[..., ReadablePlan], tokens: int, price: float | None, as_json: bool, top: int | None
+) -> None:
     # A model's own code may print; what is printed here is the plan alone.
     with SearchProgress(Console(stderr=True), "planning", "traces") as progress, redirect_stdout(sys.stderr):
-        plan = plan_on(recipe_on, gpu, gpu_memory, host_memory, progress=progress)
-    plan = replace(plan, candidates=plan.candidates[:top])
+        plan = planned(progress=progress)
+    gpus = max(plan.device.world, 1)
+    plan = replace(plan, candidates=plan.candidates[:top], tokens=tokens, price=None if price is None else price * gpus)
     if as_json:
         _print_json(plan.to_json())
     else:
@@ -77,14 +85,15 @@ def _plan(
 
 
 def _compare(
-    recipe_on: RecipeForDevice, gpu_memory: str | None, prices: Mapping[str, float], as_json: bool, top: int | None
-) -> None:
+    recipe_on: RecipeForDevice, gpu_memory: str | None, prices: Mapping[str, float], tokens: int, as_json: bool,
+    top: int | None,
+) -> None:  # fmt: skip
     if gpu_memory is not None:
         raise RecipeError(f"gpu-memory: {gpu_memory!r} is for one GPU, and --gpu all compares many; leave it out")
     with SearchProgress(Console(stderr=True), "planning", "GPUs") as progress:
         comparison = compare(recipe_on, prices, progress=progress)
     fitting = any(row.chosen is not None for row in comparison.rows)
-    comparison = replace(comparison, rows=comparison.rows[:top])
+    comparison = replace(comparison, rows=comparison.rows[:top], tokens=tokens)
     if as_json:
         _print_json(comparison.to_json())
     else:

@@ -27,6 +27,9 @@ from tightfit.tasks import Task, get_task
 TRAINING_CHARACTERS = 100_000_000
 """A tokenizer is trained on about this much text: the merges it learns hardly change beyond."""
 
+WEIGHTS = (".safetensors", ".bin")
+"""Endings of files that hold a model's weights."""
+
 LONG_RUNS = r"\S{256}|\s{256}"
 """Longer runs without a space, or of nothing but spaces, are cut for training, whose time grows with their square."""
 
@@ -56,7 +59,14 @@ def _models_own(recipe: Recipe) -> str | None:
     """The folder or Hugging Face id of the model's own tokenizer, None where it has none."""
     source = resolve_source(recipe)
     if source.kind == "folder":
-        return source.name if any((Path(source.name) / file).is_file() for file in FILES) else None
+        folder = Path(source.name)
+        if any((folder / file).is_file() for file in FILES):
+            return source.name
+        if recipe.pretrained and any(path.suffix in WEIGHTS for path in folder.iterdir()):
+            raise DataError(f"tokenizer: the model's folder {source.name} holds weights and no tokenizer, and one "
+                            "trained on this data would not be theirs; write tokenizer=<a folder or Hugging Face id>, "
+                            "or pretrained=false to start from random weights")
+        return None
     return source.name if source.kind == "hub" else None
 
 

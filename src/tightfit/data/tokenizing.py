@@ -16,6 +16,7 @@ import numpy as np
 
 from tightfit.data.caching import digest, files_digest
 from tightfit.errors import DataError, one_line
+from tightfit.files import write_atomically
 from tightfit.hub import only_local
 from tightfit.system import cores
 from tightfit.tasks import Array
@@ -142,6 +143,19 @@ def read_tokenizer_file(path: Path) -> Tokenizer:
     except Exception as error:  # tokenizers raises bare exceptions
         raise DataError(f"tokenizer: {path} is not a tokenizer.json: {error}") from None
     return bare_tokenizer(backend, str(path))
+
+
+def name_end(model: Path, end_id: int) -> None:
+    """Write the id that ends a text into a saved model's configurations, where they name none: what generates with it
+    stops there."""
+    for name in ("config.json", "generation_config.json"):
+        try:
+            values = json.loads((model / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if values.get("eos_token_id") is None:
+            values["eos_token_id"] = end_id
+            write_atomically(model / name, json.dumps(values, indent=2) + "\n")
 
 
 def load_tokenizer(name: str, trust_remote_code: bool) -> Tokenizer:

@@ -38,19 +38,20 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
     written = dict.fromkeys(techniques(candidate.recipe) for candidate in chosen)
     letters = {text: _letter(number) for number, text in enumerate(written)}
     console.print(Text(f"{asked.model}: {work(asked)}", style="bold"))
-    table = _table("GPU", ["memory in use", throughput, *["per price"] * priced])
+    length = ["hours", *["cost"] * priced] if comparison.tokens else ["per price"] * priced
+    table = _table("GPU", ["memory in use", throughput, *length])
     table.add_column("best recipe")
     if changed:
         table.add_column("numerics")
     for row in rows:
         if row.plan is not None:
-            table.add_row(*map(Text, _cells(row, priced, changed, letters)))
+            table.add_row(*map(Text, _cells(row, priced, changed, letters, comparison.tokens)))
     console.print(table)
     legend = Table.grid(padding=(0, 2))
     for text, letter in letters.items():
         legend.add_row(Text(letter), Text(text))
     console.print(legend)
-    for remark in _remarks(rows, priced, throughput):
+    for remark in _remarks(rows, priced and not comparison.tokens, throughput):
         console.print(Text(remark))
 
 
@@ -69,12 +70,16 @@ def _letter(number: int) -> str:
     return (ascii_lowercase[first - 1] if first else "") + ascii_lowercase[last]
 
 
-def _cells(row: Compared, priced: bool, changed: bool, letters: Mapping[str, str]) -> list[str]:
+def _cells(row: Compared, priced: bool, changed: bool, letters: Mapping[str, str], tokens: int) -> list[str]:
     assert row.plan is not None
     best = row.chosen or next(iter(row.plan.candidates), None)
     used = "-" if best is None else size(best.estimate.memory.used)
     memory = f"{used} of {size(row.device.memory_bytes)}"
     price = ["-" if row.per_price is None else f"{row.per_price:,.0f}"] * priced
+    if tokens:
+        run = row.whole_run(tokens)
+        cost = "-" if run is None or run.cost is None else f"{run.cost:,.2f}"
+        price = ["-" if run is None else f"{run.hours:,.1f}", *[cost] * priced]
     if row.chosen is None:
         lacks = "nothing fits" if best is None else f"none: {size(best.estimate.missing)} short"
         return [row.device.name, memory, "-", *price, lacks, *["-"] * changed]

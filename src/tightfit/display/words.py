@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tightfit.devices import GIB, Device
-from tightfit.planning.costs import Estimate, Memory, Time
+from tightfit.planning.costs import Estimate, FitRank, Memory, Time
 from tightfit.planning.plan import Candidate, Plan, choices_of
 from tightfit.planning.search.space import ALLOCATOR
 from tightfit.planning.search.wording import changing, field_text, value_text
@@ -62,13 +62,13 @@ def batches(recipe: Recipe) -> str:
     """Micro-batch x accumulation."""
     micro = recipe.micro_batch_size
     assert micro != "auto"
-    return f"{micro} x {math.ceil(recipe.batch_size / micro)}"
+    return f"{micro} x {math.ceil(recipe.parallel.of_one_process(recipe).batch_size / micro)}"
 
 
 def fits(estimate: Estimate) -> str:
     """Whether it fits, in a word or two."""
     words = ("yes", "with retries", "tight", f"{size(estimate.missing)} short")
-    return words[1 if estimate.fits == "with-retries" else estimate.fit_rank]
+    return words[FitRank.AFTER_RETRIES if estimate.fits == "with-retries" else estimate.fit_rank]
 
 
 def _counted_twice(memory: Memory) -> str:
@@ -86,6 +86,9 @@ def heading(plan: Plan) -> str:
     """The model, the device and the size of a step."""
     memory = size(plan.device.memory_bytes)
     device = plan.device.name if memory in plan.device.name else f"{plan.device.name} ({memory})"
+    if plan.device.world > 1:
+        machines = f"{plan.device.machines} machines of " if plan.device.machines > 1 else ""
+        device = f"{machines}{plan.device.cards} x {device}"
     return f"{plan.asked.model} on {device}: {work(plan.asked)}"
 
 
@@ -146,7 +149,8 @@ def marks(candidates: Sequence[Candidate]) -> str:
     """The meaning of the marks in the table; empty where there are none."""
     found = []
     if any(candidate.estimate.time.mfu for candidate in candidates):
-        found.append("MFU: 6 N a token, and every pair of positions")
+        frozen = any(candidate.recipe.trainable.freezes for candidate in candidates)
+        found.append(f"MFU: 6 N a token{', 4 N of frozen weights' * frozen}, and every pair of positions")
     if any(candidate.changes_numerics for candidate in candidates):
         found.append("* changes numerics")
     if any(c.recipe.mode == "inference" and getattr(c.recipe.precision, "full_eval", False) for c in candidates):
@@ -169,11 +173,14 @@ def answers(plan: Plan) -> list[tuple[str, str]]:
     else:
         say("choice", as_written(chosen.recipe))
         say("why", given.why)
+        say("whole run", str(plan.whole_run or ""))
+    say("scaling", given.scaling.text if given.scaling is not None else "")
     say("next best", given.next_best)
     say("too large", *given.would_not_fit)
     say("change", given.smallest_change_text)
     say("smallest GPU", given.smallest_gpu_text, given.smallest_gpu_changed_text)
     say("open fields", given.open_fields)
+    say("more GPUs", given.more_gpus)
     say("offload", given.offload)
     say("alignment", *(misaligned.sentence for misaligned in given.misaligned))
     say("numerics", *_numerics(plan.candidates))

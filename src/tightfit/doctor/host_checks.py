@@ -9,11 +9,12 @@ from typing import NamedTuple
 from tightfit.devices import GIB
 from tightfit.doctor.findings import Finding, FindingBuilder, Severity
 from tightfit.doctor.readings import Disk, Host, Link, Readings
-from tightfit.planning.offload import HOST_BUFFERS, STATES
 from tightfit.text import size
 
 CHECKPOINT = 12
 """Bytes a parameter of a checkpoint: fp32 weights and AdamW's two states."""
+ADAMW_STATES = 8
+"""Bytes a parameter of AdamW's two states in fp32."""
 SLOW_DISK = 150e6
 """Bytes a second of writing below which checkpoints are worth a word: a billion parameters take 80 s or more."""
 OFFLOAD_DISK = 2e9
@@ -36,17 +37,17 @@ class LinkKind(NamedTuple):
     action: str = ""
 
 
-NEAR = "data parallelism suits; sharding (FSDP, ZeRO), which exchanges at every layer, waits at large layers"
-FAR = "every exchange passes the processor: data parallelism suits, with gradient accumulation; sharding is slowed down"
-ONE_CARD = "prefer data parallelism where the model fits one card"
+NEAR = "parallel=ddp suits, which exchanges once a step; parallel=fsdp, which does at every block, waits at large ones"
+FAR = "every exchange passes the processor: parallel=ddp suits, with gradient accumulation; parallel=fsdp is slowed"
+ONE_CARD = "write parallel=ddp where the model fits one card; parallel=fsdp exchanges less with larger micro-batches"
 PATHS = {
-    "NV#": LinkKind("that many NVLinks, bonded", "ok", "data parallelism hides its exchange; sharding runs well too"),
+    "NV#": LinkKind("that many NVLinks, bonded", "ok", "parallel=ddp hides its exchange; parallel=fsdp runs well too"),
     "PIX": LinkKind("at most one PCIe bridge", "ok", NEAR),
     "PXB": LinkKind("several PCIe bridges, without the processor's", "ok", NEAR),
     "PHB": LinkKind("through the processor's PCIe host bridge", "info", FAR, ONE_CARD),
     "NODE": LinkKind("between host bridges of one processor's memory (NUMA node)", "info", FAR, ONE_CARD),
-    "SYS": LinkKind("between processors, over their own link", "advice", "the slowest way: data parallelism wants much "
-                    "gradient accumulation; sharding is slow", "use cards of one processor where that is enough "
+    "SYS": LinkKind("between processors, over their own link", "advice", "the slowest way: parallel=ddp wants much "
+                    "gradient accumulation; parallel=fsdp is slow", "use cards of one processor where that is enough "
                     "(CUDA_VISIBLE_DEVICES), or raise gradient accumulation"),
 }
 """Nearest first."""
@@ -95,8 +96,9 @@ def check_host(host: Host, say: FindingBuilder, readings: Readings) -> Iterator[
     if gpus and host.cores < 2 * gpus:
         yield say("advice", "cores", f"{host.cores} cores for {gpus} GPUs: data workers, and Python that issues "
                   "kernels, want two a card at least", "give the machine or the container more cores")
-    sentence = (f"{size(host.memory_available)} of {size(host.memory_total)} memory free: room to offload the "
-                f"optimizer of {_count(host.memory_available / (STATES * HOST_BUFFERS))} parameters")
+    sentence = (f"{size(host.memory_available)} of {size(host.memory_total)} memory free: room for AdamW's "
+                f"states of {_count(host.memory_available / ADAMW_STATES)} parameters (offload=host, "
+                f"{ADAMW_STATES} bytes each)")
     card = max((gpu.memory_total or 0 for gpu in readings.gpus), default=0)
     if host.memory_available < 2 * GIB:
         yield say("advice", "memory_available", sentence,

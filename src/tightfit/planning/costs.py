@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any
 
 from tightfit.planning.allocator.replay import Fits
 from tightfit.planning.timing.copies import Copies
 from tightfit.planning.timing.errors import Work, intervals
+from tightfit.planning.timing.exchange import Exchange
 from tightfit.trace import UntracedMemory
 
 
@@ -81,7 +83,7 @@ class Time:
     work: seconds of the step by what they go to.
     calibrated: whether times come from measurements of the machine at hand; else from the device's data sheet.
     prefill_seconds: of `step_seconds`, how long until the first token; 0 for training.
-    copies: of a step between host and device; None where it makes none.
+    copies: of a step between host and device; None where it makes none. exchange: between processes, likewise.
     """
 
     step_seconds: float
@@ -93,6 +95,7 @@ class Time:
     calibrated: bool = False
     prefill_seconds: float = 0.0
     copies: Copies | None = None
+    exchange: Exchange | None = None
 
     @property
     def throughput(self) -> float:
@@ -108,6 +111,7 @@ class Time:
         """Plain values, in seconds and shares."""
         first = {"prefill_seconds": self.prefill_seconds} if self.prefill_seconds else {}
         copies = {} if self.copies is None else {"copies": self.copies.to_json()}
+        exchange = {} if self.exchange is None else {"exchange": self.exchange.to_json()}
         return {
             "step_seconds": self.step_seconds,
             "samples_per_second": self.samples_per_second,
@@ -119,7 +123,28 @@ class Time:
             ),
             **first,
             **copies,
+            **exchange,
         }
+
+
+class FitRank(IntEnum):
+    """Ranks of a fit, the best first: with the margin to spare, so after releasing cached memory, without the margin,
+    not at all."""
+
+    SAFE = 0
+    AFTER_RETRIES = 1
+    TIGHT = 2
+    NONE = 3
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether the margin is left free."""
+        return self <= FitRank.AFTER_RETRIES
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits at all."""
+        return self < FitRank.NONE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,9 +170,9 @@ class Estimate:
         return self.memory.missing
 
     @property
-    def fit_rank(self) -> int:
-        """Rank of its fit: 0 with the margin to spare, 1 so after releasing cached memory, 2 without the margin, 3
-        not at all."""
+    def fit_rank(self) -> FitRank:
+        """How well it fits."""
         if self.safe:
-            return 0 if self.memory.peak_reserved <= self.memory.capacity - self.memory.margin else 1
-        return 2 if self.fits != "no" else 3
+            spare = self.memory.capacity - self.memory.margin - self.memory.peak_reserved
+            return FitRank.SAFE if spare >= 0 else FitRank.AFTER_RETRIES
+        return FitRank.TIGHT if self.fits != "no" else FitRank.NONE

@@ -102,7 +102,8 @@ def fit(
         fits, missing = replayed.fits, min(replayed.missing, max(reserved - room, 0))
     fullest, kept = trace.peak(place=Place.HOST)
     host = kept + unseen(trace, "host")
-    lacking = max(host - device.host_bytes, 0) if kept and device.host_bytes else 0  # what loading takes is the run's
+    there = device.host_bytes // device.cards  # of its machine's
+    lacking = max(host - there, 0) if kept and there else 0  # what loading takes is the run's
     if lacking:
         fits, safe = "no", False
     memory = Memory(
@@ -180,7 +181,7 @@ def training_time(trace: Trace, recipe: Recipe, device: Device, tools: Tools) ->
     return Time(
         step_seconds=timed.seconds, samples_per_second=samples, tokens_per_second=samples * tokens,
         mfu=tools.mfu(recipe, device, timed.seconds), calibrated=timed.calibrated, copies=timed.copies,
-        error=speed_error(timed.work, device, timed.calibrated), work=timed.work,
+        error=speed_error(timed.work, device, timed.calibrated), work=timed.work, exchange=timed.exchange,
     ), timed.notes  # fmt: skip
 
 

@@ -12,20 +12,20 @@ from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.planning.alignment import Misalignment
 from tightfit.planning.costs import Estimate
+from tightfit.planning.whole_run import WholeRun
 from tightfit.recipe import CHOICES, CHOSEN_SLOTS, Recipe
 from tightfit.techniques import SLOTS
 from tightfit.text import size
 
-COMPILED_CHOICES = ("micro_batch_size", "precision", "backend", "checkpointing", "optimizer", "attention")
-"""The recipe fields that a search decides where whole steps are compiled."""
-
 
 def choices_of(recipe: Recipe) -> tuple[str, ...]:
-    """The recipe fields that a search decides for it; `offload` where a resolved recipe does."""
+    """The recipe fields that a search decides for it; `offload` and `parallel` where a resolved recipe does."""
     if recipe.backend.compiles_whole_steps:
-        return COMPILED_CHOICES
+        name = recipe.backend.name  # a slot of which it considers one variant alone leaves nothing to decide
+        return (*(field for field in CHOICES if sum(name in v.auto_on for v in SLOTS.get(field, ())) != 1), "backend")
     if recipe.mode == "train":
-        return (*CHOICES, "offload") if recipe.offloaded.uses_host else CHOICES
+        used = {"offload": recipe.offloaded.uses_host, "parallel": recipe.parallel.process_count > 1}
+        return (*CHOICES, *(field for field, is_used in used.items() if is_used))
     return tuple(slot for slot in CHOSEN_SLOTS if not SLOTS[slot][0].trains_only)
 
 
@@ -76,6 +76,26 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """Speed on several GPUs.
+
+    gpus: how many. per_gpu: tokens a second of each, samples for images. efficiency: of that, over what one GPU does
+        alone with its share of the global batch; None where it does not hold the model.
+    bound_by: what binds a step, in a few words. text: all of it, as sentences.
+    """
+
+    gpus: int
+    per_gpu: float
+    efficiency: float | None
+    bound_by: str
+    text: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"gpus": self.gpus, "per_gpu": self.per_gpu, "efficiency": self.efficiency, "bound_by": self.bound_by}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Answers:
     """Answers to what a person asks of a plan, as sentences; empty where there is nothing to say.
 
@@ -89,7 +109,9 @@ class Answers:
     smallest_gpu_text: the same as a sentence.
     smallest_gpu_changed_text: the same of the choice, where it changes numerics; else empty.
     open_fields: what leaving fields open would gain a recipe that pins them all; empty where that is nothing.
-    offload: what ZeRO would move off the device; empty where something fits.
+    scaling: speed on several GPUs; None on one.
+    more_gpus: what dividing the model among GPUs takes; empty where one holds it whole.
+    offload: that `offload=none` is pinned where nothing fits; else empty.
     misaligned: dimensions that leave tensor cores idle, with the gain from padding.
     """
 
@@ -102,6 +124,8 @@ class Answers:
     smallest_gpu_text: str = ""
     smallest_gpu_changed_text: str = ""
     open_fields: str = ""
+    scaling: Scaling | None = None
+    more_gpus: str = ""
     offload: str = ""
     misaligned: tuple[Misalignment, ...] = ()
 
@@ -116,6 +140,7 @@ class Plan:
     notes: sentences about the search as a whole: what was refused and why, what was left out.
     tried: how many combinations were considered.
     predictions: how many of them, and of their probes, were traced.
+    tokens: how many a whole run learns from; 0 where nobody asked. price: of all GPUs for an hour.
     """
 
     device: Device
@@ -126,6 +151,13 @@ class Plan:
     notes: tuple[str, ...] = ()
     tried: int = 0
     predictions: int = 0
+    tokens: int = 0
+    price: float | None = None
+
+    @property
+    def whole_run(self) -> WholeRun | None:
+        """The length and cost of a run over `tokens`; None without them, and where nothing fits."""
+        return WholeRun.of(self.chosen.estimate.time, self.tokens, self.price) if self.tokens and self.chosen else None
 
     @property
     def recipe(self) -> Recipe:
@@ -165,7 +197,10 @@ class Plan:
         if candidates:
             noted = [*self.candidates[0].estimate.notes, *self.notes]
             candidates[0]["reasons"] = list(dict.fromkeys([*candidates[0]["reasons"], *noted]))
-        return {
-            "device": {"name": self.device.name, "memory_bytes": self.device.memory_bytes},
-            "candidates": candidates,
-        }
+        device: dict[str, Any] = {"name": self.device.name, "memory_bytes": self.device.memory_bytes}
+        if self.device.world > 1:
+            device |= {"gpus": self.device.cards, "nodes": self.device.machines,
+                       "network_bytes_per_second": self.device.network_bandwidth}
+        scaling = {} if self.answers.scaling is None else {"scaling": self.answers.scaling.to_json()}
+        length = {} if self.whole_run is None else {"whole_run": self.whole_run.to_json()}
+        return {"device": device, "candidates": candidates, **scaling, **length}

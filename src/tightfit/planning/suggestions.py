@@ -51,7 +51,7 @@ def stability_suggestions(recipe: Recipe) -> list[str]:
     """Recipe changes that keep numbers finite."""
     changes = [
         f"learning_rate={recipe.learning_rate / 3:.1g}",
-        f"warmup_steps={max(2 * recipe.warmup_steps, 100)}",
+        f"warmup_steps={max(2 * recipe.warmup, 100)}",
     ]
     if recipe.max_grad_norm == 0.0:
         changes.append("max_grad_norm=1.0")

@@ -19,7 +19,7 @@ from tightfit.profiling.profile import Profile
 from tightfit.profiling.step import ProfiledStep, block_name, steps_of
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
-from tightfit.trace import Allocation, Category, Phase
+from tightfit.trace import FUSED_PREFIX, Allocation, Category, Phase
 from tightfit.trace.file import sampling_notes
 
 WORTH_SAYING = 0.01
@@ -200,7 +200,7 @@ def _largest(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:
     fused = "softmax" in worst.module and _keeps_scores(recipe) and profile.device.kind == "cuda"
     answer = _smaller(recipe, together, together if fused and _is_half(recipe) else 0, " attention.kernel=cudnn",
                       together if worst.module.startswith(BLOCKS) else 0)
-    made = "stacked by a loop for the backward pass" if STACKING in worst.op else worst.op.removeprefix("fused ")
+    made = "stacked by a loop for the backward pass" if STACKING in worst.op else worst.op.removeprefix(FUSED_PREFIX)
     source = f"{made}, in {block_name(worst.module)}" if worst.module else made
     more = f", and {len(group) - 1} more of its shape" if len(group) > 1 else ""
     yield Finding(share=worst.bytes / peak, sentence=f"the largest array at the peak is {worst.dtype} "

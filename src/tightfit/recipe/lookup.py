@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
@@ -18,6 +19,12 @@ IF_CUDA = "if_cuda"
 """A recipe file's mapping of fields that take another value on a CUDA device; what is written on the command line
 stands above it."""
 
+ARCHITECTURES = (
+    ("ForCausalLM", "causal-lm"), ("LMHeadModel", "causal-lm"), ("ForMaskedLM", "masked-lm"),
+    ("ForPreTraining", "masked-lm"), ("ForSequenceClassification", "sequence-classification"),
+    ("ForImageClassification", "image-classification"), ("ForConditionalGeneration", "seq2seq"),
+)  # fmt: skip
+"""Endings of transformers' classes, and the task of each."""
 RECIPES = ("a YAML file, a bundled recipe or model, a model's folder, its Hugging Face id or package.module:factory; "
            "tightfit recipes lists what is bundled")
 """The names that a recipe may have, for messages."""
@@ -41,14 +48,14 @@ def load_recipe(
     if cuda:
         values = {**values, **on_cuda}
     if training_arguments is None:
-        return Recipe.from_dict(apply_overrides(values, overrides))
+        return Recipe.from_dict(_with_task(apply_overrides(values, overrides)))
     from tightfit.recipe.hf_arguments.table import arguments_of
 
     fields = apply_overrides({field: v for field, v in values.items() if not arguments_of(field)}, overrides)
     if "model" not in fields:
         raise RecipeError("model: training arguments do not say which; name it in front of --training-args, or write "
                           "model=gpt2")
-    return Recipe.from_training_arguments(training_arguments, **fields)
+    return Recipe.from_training_arguments(training_arguments, **_with_task(fields))
 
 
 def as_recipe(
@@ -66,7 +73,7 @@ def as_recipe(
     if recipe is None:
         return load_recipe(named["model"], cuda=cuda) if named else Recipe()
     if isinstance(recipe, Mapping):
-        return Recipe.from_dict({**recipe, **named})
+        return Recipe.from_dict(_with_task({**recipe, **named}))
     if isinstance(recipe, str | Path):
         words = [*overrides, *(f"{field}={value}" for field, value in named.items())]
         return load_recipe(str(recipe), words, cuda=cuda)
@@ -107,7 +114,7 @@ def recipe_values(name: str) -> dict[str, Any]:
     if name in BUNDLED:
         return _for_model(name, BUNDLED[name].task)
     if (path / "config.json").is_file():
-        return _for_model(name, Recipe.model_fields["task"].default)
+        return _for_model(name, task_of(name) or Recipe.model_fields["task"].default)
     if exists:
         raise RecipeError(f"{name}: a recipe file's name ends in .yaml; a model's folder is named by model={name}")
     if HUB_ID.fullmatch(name) or FACTORY.fullmatch(name):
@@ -121,6 +128,35 @@ def recipe_hint(name: str, also: Iterable[str] = ()) -> str:
     model = re.sub(r"-\d+gb$", "", name)  # a card is named by --gpu-memory
     close = closest(model, [*bundled_recipes(), *BUNDLED, *also])
     return "" if close is None else f"did you mean {close!r}?"
+
+
+def task_of(name: str) -> str | None:
+    """The task that the saved model in a folder, or in the Hugging Face cache under that id, was made for; None where
+    its configuration does not say."""
+    folder = Path(name).expanduser()
+    path: Any = folder / "config.json"
+    if not folder.is_dir():
+        if not HUB_ID.fullmatch(name):
+            return None
+        from huggingface_hub import try_to_load_from_cache
+
+        path = try_to_load_from_cache(name, "config.json")
+    try:
+        saved = json.loads(Path(path).read_text("utf-8")) if isinstance(path, str | Path) else {}
+    except (OSError, ValueError, RecursionError):
+        return None  # which is said where the model is read
+    if not isinstance(saved, dict):
+        return None
+    made_for = " ".join(str(each) for each in saved.get("architectures") or ())
+    return next((task for ending, task in ARCHITECTURES if made_for.endswith(ending)
+                 and (task != "seq2seq" or saved.get("is_encoder_decoder"))), None)
+
+
+def _with_task(values: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's values with the task that its model was saved for, where they name none."""
+    model = values.get("model")
+    task = task_of(model) if "task" not in values and isinstance(model, str) else None
+    return values if task is None else {**values, "task": task}
 
 
 def _for_model(name: str, task: str) -> dict[str, Any]:

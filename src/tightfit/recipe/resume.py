@@ -12,9 +12,9 @@ ROUNDING = ("micro_batch_size", "attention", "loss", "checkpointing", "accumulat
 """Fields of `MAY_CHANGE` that change a step's rounding, or the random numbers that dropout draws."""
 
 MAY_CHANGE = frozenset({
-    "max_steps", "logging_steps", "eval_steps", "eval_samples", "save_steps", "save_total_limit", "output_dir",
-    "resume", "report_to", "profile_step", "sample_prompt", "cache_dir", "loading", "empty_cache_steps", "device",
-    "allow_numerics", "inference", "hugging_face", *ROUNDING,
+    "max_steps", "num_train_epochs", "logging_steps", "eval_steps", "eval_samples", "save_steps", "save_total_limit",
+    "output_dir", "resume", "report_to", "profile_step", "sample_prompt", "cache_dir", "loading", "empty_cache_steps",
+    "device", "allow_numerics", "inference", "hugging_face", "offload", "update", *ROUNDING,
 })  # fmt: skip
 """Fields that the mathematics of a step does not depend on: a run may go on with others."""
 
@@ -26,7 +26,7 @@ def continued(wanted: Recipe, saved: Recipe) -> tuple[Recipe, list[str]]:
     """
     wanted = wanted.model_copy(update={"backend": wanted.backend.continuing(saved.backend)})
     values, before = wanted.to_dict(), saved.to_dict()
-    filled = {name: before[name] if value == "auto" else value for name, value in values.items()}
+    filled = {name: _filled(value, before[name]) for name, value in values.items()}
     fixed = [{**{name: value for name, value in values.items() if name not in MAY_CHANGE}, "backend": backend.name}
              for values, backend in ((before, saved.backend), (filled, wanted.backend))]  # fmt: skip
     lines = [f"{name}: {then!r} then, {now!r} now" for name, then, now in differences(fixed[0], fixed[1])]
@@ -35,6 +35,15 @@ def continued(wanted: Recipe, saved: Recipe) -> tuple[Recipe, list[str]]:
             f"this run was started with another recipe ({'; '.join(lines)}); write what it had, or another output_dir"
         )
     return Recipe.from_dict(filled), [name for name in ROUNDING if filled[name] != before[name]]
+
+
+def _filled(wanted: Any, before: Any) -> Any:
+    """A field's plain value with what it leaves to `auto`, itself or in a knob, taken from the run before."""
+    if wanted == "auto":
+        return before
+    if isinstance(wanted, dict) and isinstance(before, dict) and wanted.get("name") == before.get("name"):
+        return {name: _filled(value, before.get(name, value)) for name, value in wanted.items()}
+    return wanted
 
 
 def differences(then: Any, now: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:

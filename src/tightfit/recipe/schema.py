@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
 from tightfit.errors import RecipeError
+from tightfit.recipe.sections import Data, Inference
 from tightfit.recipe.yaml import explain, parse_technique, technique_to_yaml
 from tightfit.tasks import TASKS
 from tightfit.techniques import (
@@ -16,6 +18,7 @@ from tightfit.techniques import (
     Accumulation,
     Attention,
     Backend,
+    Base,
     Checkpointing,
     Compile,
     Loading,
@@ -24,12 +27,15 @@ from tightfit.techniques import (
     Optimizer,
     Parallel,
     Precision,
+    Trainable,
     Update,
 )
 from tightfit.techniques.backend import Pytorch
-from tightfit.techniques.base import NUMBER, Natural, Positive, at_most
+from tightfit.techniques.base import NUMBER, Positive, at_most
+from tightfit.techniques.frozen import AsIs
 from tightfit.techniques.offload import HostShares
 from tightfit.techniques.parallel import ManyProcesses, NoParallel
+from tightfit.techniques.trainable import All
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -48,45 +54,14 @@ CHOSEN_SLOTS = tuple(field for field in CHOICES if field in SLOTS)
 Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial"]
 
 
+def _steps_or_share(value: Any) -> Any:
+    if not isinstance(value, bool) and isinstance(value, int | float) and (0 <= value < 1 or value == value // 1 > 0):
+        return value
+    raise ValueError("a whole number of steps from 0 on, or below 1 a share of all steps")
+
+
 def _slot(name: str) -> tuple[BeforeValidator, PlainSerializer]:
     return BeforeValidator(lambda value: parse_technique(name, value)), PlainSerializer(technique_to_yaml)
-
-
-class Data(BaseModel):
-    """Where the examples come from. A short string in a recipe stands for `{source: ...}`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    source: str = "stdlib"
-    """`stdlib` (the Python standard library's own source), `dummy` (random), a text, JSONL, CSV or Parquet file, a
-    folder of them or of images, a folder saved by `datasets`, or a Hugging Face dataset id."""
-    config: str | None = None
-    """The Hugging Face dataset's configuration."""
-    split: str = "train"
-    """The Hugging Face dataset's split to train on."""
-    text: str = "text"
-    """Field that holds the text (seq2seq: the source text)."""
-    label: str = "label"
-    """Field that holds the class."""
-    target: str = "target"
-    """Field that holds the target text of seq2seq."""
-    packing: bool = True
-    """Fill every row with documents, kept apart by document ids; otherwise one document a row, padded."""
-    samples: Positive = 512
-    """Number of random examples that `dummy` makes."""
-    eval_fraction: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False), NUMBER] = 0.05
-    """Share of the documents held out for evaluation."""
-
-
-class Inference(BaseModel):
-    """Generation from each prompt. A number in a recipe stands for `{new_tokens: ...}`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    new_tokens: Positive = 128
-    """Tokens to generate after each prompt."""
-    beams: Positive = 1
-    """Beams to search with; 1 takes the likeliest token at every step."""
 
 
 class Recipe(BaseModel):
@@ -132,6 +107,10 @@ class Recipe(BaseModel):
     """Global batch, in sequences: what one optimizer step learns from."""
     micro_batch_size: Positive | Auto = "auto"
     """Sequences in one forward pass; accumulation is derived, and the last micro-batch may be smaller."""
+    trainable: Annotated[Trainable, *_slot("trainable")] = All()
+    """Parts that are trained: all, lora, dora, or named layers."""
+    base: Annotated[Base, *_slot("base")] = AsIs()
+    """How weights that are not trained are held: as-is, bf16, int8, nf4."""
     precision: Annotated[Precision | Auto, *_slot("precision")] = "auto"
     """Number formats: fp32, tf32, fp16, bf16, bf16-pure, fp8."""
     loss: Annotated[Loss | Auto, *_slot("loss")] = "auto"
@@ -143,7 +122,8 @@ class Recipe(BaseModel):
     attention: Annotated[Attention | Auto, *_slot("attention")] = "auto"
     """The attention kernel."""
     accumulation: Annotated[Accumulation | Auto, *_slot("accumulation")] = "auto"
-    """How a step's micro-batches follow one another; PyTorch has only a loop."""
+    """Order of a global batch's passes: micro-batch by micro-batch (loop; scan under jax), or block by block
+    (by-block)."""
     compile: Annotated[Compile | Auto, *_slot("compile")] = "auto"
     """torch.compile."""
     loading: Annotated[Loading, *_slot("loading")] = Loading()
@@ -159,8 +139,7 @@ class Recipe(BaseModel):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run: auto takes the CUDA device where there is one."""
     allow_numerics: bool = False
-    """Whether `auto` may pick techniques that change training results, such as 8-bit optimizer states, pure bf16
-    weights or products in fp8, because they are faster."""
+    """Whether `auto` may pick what changes results, such as 8-bit states or products in fp8, because it is faster."""
     expandable_segments: bool | Auto = "auto"
     """Let PyTorch's CUDA allocator grow its segments page by page, which leaves less memory cached in pieces; a plan
     tries both where this says auto, and without a plan auto is false (no effect on the CPU, nor with backend: jax)."""
@@ -170,10 +149,12 @@ class Recipe(BaseModel):
     """Peak learning rate."""
     lr_scheduler_type: Schedule = "cosine"
     """How the learning rate falls after warm-up."""
-    warmup_steps: Natural = 0
-    """Steps over which the learning rate rises from 0."""
+    warmup_steps: Annotated[int | float, BeforeValidator(_steps_or_share)] = 0
+    """Steps over which the learning rate rises from 0; below 1, a share of all steps."""
     max_steps: Positive = 300
-    """Optimizer steps to train for."""
+    """Optimizer steps to train for, unless `num_train_epochs` says how many."""
+    num_train_epochs: Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False), NUMBER] | None = None
+    """Train for so many passes over the training data: `max_steps` is then counted when the data is prepared."""
     max_grad_norm: Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER] = 1.0
     """Clip gradients to this norm; 0 does not clip."""
     seed: Annotated[int, Field(ge=0), at_most(2**63 - 1), NUMBER] = 0
@@ -195,14 +176,13 @@ class Recipe(BaseModel):
     report_to: Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)] = ()
     """Where metrics also go: tensorboard, wandb, and others that Accelerate knows."""
     profile_step: Positive | None = None
-    """Profile this step of the run, or the fourth that a process takes if that is later, for `tightfit report`: left
-    out of the run's own speed, and what it learns stays the same."""
+    """Profile this step, or a process's fourth if that is later, for `tightfit report`: not in the run's own speed."""
     sample_prompt: str | None = None
     """Text to continue at the end of a causal-lm run."""
     cache_dir: str = "~/.cache/tightfit"
     """Where trained tokenizers and tokenized data are kept."""
     hugging_face: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of a Hugging Face Trainer that are no field here, such as `log_level` or `num_train_epochs`: kept for
+    """Arguments of a Hugging Face Trainer that are no field here, such as `log_level`: kept for
     TrainingArguments, and without effect on training here."""
 
     @model_validator(mode="after")
@@ -261,6 +241,18 @@ class Recipe(BaseModel):
             return self
         return self.model_copy(update={"parallel": replace(self.parallel, processes=processes)})
 
+    def with_steps(self, steps_an_epoch: int) -> Recipe:
+        """The recipe with `max_steps` counted where it says `num_train_epochs`."""
+        if self.num_train_epochs is None:
+            return self
+        return self.model_copy(update={"max_steps": max(1, math.ceil(self.num_train_epochs * steps_an_epoch))})
+
+    @property
+    def warmup(self) -> int:
+        """Steps of warm-up."""
+        given = self.warmup_steps
+        return math.ceil(given * self.max_steps) if given < 1 else int(given)
+
     def open_choices(self) -> tuple[str, ...]:
         """The fields that a search decides and that still say `auto`, or whose technique does of a knob."""
         shares = self.offload != "auto" and self.offload.open_shares
@@ -287,8 +279,10 @@ class Recipe(BaseModel):
         return self.compile != "auto" and self.compile.one_region
 
     def override(self, **changes: Any) -> Self:
-        """Another recipe with some fields changed. Raises RecipeError as `from_dict` does."""
-        return self.from_dict({**self.to_dict(), **changes})
+        """Another recipe with some fields changed; `max_steps` takes the place of epochs. Raises RecipeError as
+        `from_dict` does."""
+        epochs = {"num_train_epochs": None} if "max_steps" in changes else {}
+        return self.from_dict({**self.to_dict(), **epochs, **changes})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values: strings, numbers, lists and dicts, as written in YAML."""

@@ -49,7 +49,7 @@ def parse_technique(slot: str, value: Any) -> Technique | str:
         if reason := VARIANTS[slot][0].unserved.get(name):
             raise RecipeError(f"{slot}: {name!r} is not to be had yet: {reason}")
         choices = [*variants, *(short for where, short in SHORT_FORMS if where == slot)]
-        raise RecipeError(f"{slot}: {name!r} is not known; {nearest(name, choices)}")
+        raise RecipeError(_unknown(slot, name, choices))
     try:
         return variants[name](**knobs)
     except ValidationError as error:
@@ -99,6 +99,15 @@ def _fields_at(model: type[BaseModel], location: tuple[int | str, ...]) -> Mappi
     return fields
 
 
+def _unknown(path: str, value: str, choices: list[str]) -> str:
+    """A sentence for a value that a field does not take."""
+    from tightfit.recipe import synonyms  # for messages alone
+
+    meant = synonyms.known_value(value, choices)
+    hint = nearest(value, choices) if meant is None else f"did you mean {meant!r}?"
+    return f"{path}: {_shown(value)} is not known; {hint}"
+
+
 def _sentence(error: Any, fields: Mapping[str, Any], slot: str, where: str) -> str:
     # A union's branches add their own names behind the field; only what a person wrote belongs in the path.
     parts = [str(part) for part in error["loc"]]
@@ -106,9 +115,12 @@ def _sentence(error: Any, fields: Mapping[str, Any], slot: str, where: str) -> s
     path = ".".join(([slot] if slot else []) + written)
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         name = parts[-1]
+        from tightfit.recipe import synonyms
         from tightfit.recipe.hf_arguments.table import fields_of
 
-        if not slot and (meant := ["max_steps"] if name == "num_train_epochs" else fields_of(name)):
+        if not slot and name in synonyms.FIELDS:
+            return f"{path}: not a field; write {synonyms.FIELDS[name]}"
+        if not slot and (meant := fields_of(name)):
             return f"{path}: not a field; write {' or '.join(meant)}"
         owner = f" of {where}" if where else ""
         if not fields:
@@ -125,7 +137,7 @@ def _sentence(error: Any, fields: Mapping[str, Any], slot: str, where: str) -> s
         return f"{path}: {_shown(error['input'])} should be {expected}"
     if expected and isinstance(error["input"], str):
         choices = [c.strip(" '") for c in expected.replace(" or ", ", ").split(",")]
-        return f"{path}: {_shown(error['input'])} is not known; {nearest(error['input'], choices)}"
+        return _unknown(path, error["input"], choices)
     return f"{path}: {_shown(error['input'])} should be {message}"
 
 
@@ -200,6 +212,8 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
             place[parent] = _as_mapping(parent, place.get(parent), text, path[depth + 1])
             place = place[parent]
         place[last] = value
+        if key.strip() == "max_steps":
+            result.pop("num_train_epochs", None)
     return result
 
 

@@ -20,6 +20,7 @@ from tightfit.techniques.checkpointing import (
     Selective,
 )
 from tightfit.techniques.compile import Compile, NoCompile, PerBlock, WholeModel
+from tightfit.techniques.frozen import AsIs, Base, Bf16Base, Int8, Nf4
 from tightfit.techniques.loading import Loading
 from tightfit.techniques.loss import Chunked, Liger, Loss, Plain
 from tightfit.techniques.offload import Host, NoOffload, Offload
@@ -35,6 +36,7 @@ from tightfit.techniques.optimizer import (
 )
 from tightfit.techniques.parallel import Ddp, Dp, Fsdp, NoParallel, Parallel
 from tightfit.techniques.precision import Bf16, Bf16Pure, Fp8, Fp16, Fp32, Precision
+from tightfit.techniques.trainable import All, Dora, Layers, Lora, Trainable
 from tightfit.techniques.update import AfterBackward, InBackward, Update, WithForward
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from tightfit.recipe import Recipe
 
 SLOTS: dict[str, tuple[type[Technique], ...]] = {
+    "base": (AsIs, Bf16Base, Int8, Nf4),
+    "trainable": (All, Lora, Dora, Layers),
     "attention": (Eager, Sdpa, Flex, FlashAttn),
     "precision": (Fp32, Fp16, Bf16, Bf16Pure, Fp8),
     "loss": (Plain, Chunked, Liger),
@@ -62,8 +66,8 @@ VARIANTS: dict[str, tuple[type[Technique], ...]] = {**SLOTS, "backend": (Pytorch
 """Every recipe field that names a variant with knobs: the slots, and the backend that applies them."""
 
 __all__ = [
-    "SLOTS", "VARIANTS", "Accumulation", "Attention", "Backend", "Checkpointing", "Compile", "Loading", "Loss",
-    "Offload", "Optimizer", "Parallel", "Precision", "Technique", "Update", "default_for_slot",
+    "SLOTS", "VARIANTS", "Accumulation", "Attention", "Backend", "Base", "Checkpointing", "Compile", "Loading", "Loss",
+    "Offload", "Optimizer", "Parallel", "Precision", "Technique", "Trainable", "Update", "default_for_slot",
 ]
 
 

@@ -66,6 +66,8 @@ class Technique:
     """How far it changes results: 0 not at all, or as every training does (mixed precision); 1 states of 8 or 16 bits;
     2 weights of 16 bits, or products of 8; 3 states of 4 bits; 4 another learning rate. `auto` takes the mildest that
     serves."""
+    learning_rate_note: ClassVar[str] = ""
+    """The learning rate that it wants where that is not AdamW's, as a sentence of a plan."""
     auto_on: ClassVar[tuple[str, ...]] = ("pytorch", "jax")
     """The backends on which `auto` considers it; none for what only those take who name it."""
     trains_only: ClassVar[bool] = False
@@ -119,6 +121,10 @@ class Technique:
     def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
         """The settings that `auto` considers on a device, for a recipe as written."""
         return cls.representative_settings() if recipe.backend.name in cls.auto_on else []
+
+    def left_open(self, device: Device) -> bool:
+        """Whether a search may take another variant of its slot on a device, though a recipe names this one."""
+        return False
 
     def resolved(self) -> Self:
         """This technique with no knob left `auto` that a search decides."""

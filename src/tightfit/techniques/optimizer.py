@@ -166,6 +166,7 @@ class Adafactor(_Decaying):
     speed: ClassVar[str] = "slower than AdamW"
     memory: ClassVar[str] = "almost none for matrices: rows plus columns"
     numerics_change: ClassVar[int] = 4
+    learning_rate_note: ClassVar[str] = "Adafactor wants another learning rate than AdamW: about 1e-2."
     state_bytes: ClassVar[float] = 0.05
     updates_parts: ClassVar[bool] = False  # its means are of whole rows and columns, and of whole tensors
     hf_names: ClassVar = {"adafactor": {}}
@@ -182,11 +183,12 @@ class Adafactor(_Decaying):
 @technique
 class Lion(_Decaying):
     """Lion from torch-optimi: the sign of an interpolated momentum, one state (Chen et al. 2023). It wants a
-    learning rate three to ten times smaller than AdamW's, and trails it at small batches."""
+    learning rate three to ten times smaller than AdamW's, and trails it at small batches: by 0.8 nats a token over the
+    300 steps of the recorded curves, at the best of four learning rates."""
 
     name: ClassVar[str] = "lion"
     auto_on: ClassVar = ()  # it wants another learning rate, and saves no more than AdamW with 8-bit states
-    tolerance: ClassVar[float] = 0.5
+    tolerance: ClassVar[float] = 0.9
     speed: ClassVar[str] = "a cheaper update than AdamW's"
     memory: ClassVar[str] = "4 bytes a parameter"
     numerics_change: ClassVar[int] = 4

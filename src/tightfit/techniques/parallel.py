@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -24,11 +26,36 @@ class Parallel(Technique):
     """Whether copies of the model run at once in one process."""
     shards: ClassVar[bool] = False
     """Whether each process holds a part of every weight."""
+    reach: ClassVar[int] = 1
+    """Groups of blocks on either side that a group's work refers to."""
+
+    @property
+    def keeps_parts_on_host(self) -> bool:
+        """Whether parts of weights, gradients and optimizer states wait in the host's memory."""
+        return False
+
+    @property
+    def syncs_every(self) -> bool:
+        """Whether processes sum gradients after every micro-batch, and not after the last one of a step alone."""
+        return False
 
     @property
     def process_count(self) -> int:
         """How many processes train a resolved recipe."""
         return 1
+
+    def exchanging_less(self, several: bool) -> list[Self]:
+        """Settings with which processes exchange less, and hold more. several: whether a process has several
+        micro-batches in a step."""
+        return []
+
+    def of_one_process(self, recipe: Recipe) -> Recipe:
+        """The recipe of the step that the fullest process takes, as if it were alone."""
+        return recipe
+
+    @classmethod
+    def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return []
 
 
 @technique
@@ -38,6 +65,9 @@ class NoParallel(Parallel):
     name: ClassVar[str] = "none"
     speed: ClassVar[str] = "the baseline"
     memory: ClassVar[str] = "the baseline"
+
+    def left_open(self, device: Device) -> bool:
+        return device.world > 1
 
 
 @technique
@@ -74,8 +104,11 @@ class ManyProcesses(Parallel):
     def process_count(self) -> int:
         return 1 if self.processes == "auto" else self.processes
 
+    @classmethod
+    def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return [cls(processes=device.world)] if device.world > 1 else []
+
     def of_one_process(self, recipe: Recipe) -> Recipe:
-        """The recipe of the step that the fullest process takes, as if it were alone."""
         share = -(-recipe.batch_size // self.process_count)
         micro = recipe.micro_batch_size
         return recipe.override(parallel=self if self.shards else "none", batch_size=share,
@@ -98,6 +131,10 @@ class Ddp(ManyProcesses):
     speed: ClassVar[str] = "nearly the number of devices, where the link between them is fast"
     memory: ClassVar[str] = "as one device; with several micro-batches, buckets as large as the gradients besides"
 
+    @classmethod
+    def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:
+        return cls(processes=device.world) if device.world > 1 else None
+
 
 @technique
 class Fsdp(ManyProcesses):
@@ -109,6 +146,8 @@ class Fsdp(ManyProcesses):
     speed: ClassVar[str] = "as ddp where the link hides half as many bytes again; slower where it does not"
     memory: ClassVar[str] = "weights, gradients and states divided by the number of devices; two blocks gathered"
     shards: ClassVar[bool] = True
+    slowdown_share: ClassVar[Mapping[str, float]] = {"cuda": 0.05}
+    reach: ClassVar[int] = 2
 
     reshard: bool = True
     """Drop a block's gathered weights after its forward pass, and gather them again for the backward pass."""
@@ -119,9 +158,36 @@ class Fsdp(ManyProcesses):
     """Keep each process's part of weights, gradients and optimizer states in the host's memory, and update them there.
     """
 
+    @property
+    def syncs_every(self) -> bool:
+        return self.gradient_sync == "every"
+
+    @property
+    def keeps_parts_on_host(self) -> bool:
+        return self.cpu_offload
+
+    def exchanging_less(self, several: bool) -> list[Self]:
+        knobs: list[Mapping[str, Any]] = [{"reshard": False}]
+        if several:
+            knobs += [{"gradient_sync": "last"}, {"reshard": False, "gradient_sync": "last"}]
+        return [replace(self, **changes) for changes in knobs]
+
+    @classmethod
+    def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
+        plain = super().search_settings(recipe, device)
+        return [*plain, *(replace(setting, cpu_offload=True) for setting in plain)]
+
+    def slowdown(self, device: Device) -> float:
+        return 0.5 if self.cpu_offload else super().slowdown(device)
+
     @classmethod
     def representative_settings(cls) -> list[Self]:
         return [cls(), cls(cpu_offload=True)]
+
+    def bytes_per_parameter(self, recipe: Recipe) -> float:
+        held = (technique.bytes_per_parameter(recipe) for technique in (recipe.precision, recipe.optimizer)
+                if technique != "auto")  # fmt: skip
+        return -sum(held) * (1.0 if self.cpu_offload else 1 - 1 / self.process_count)
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = super().refuse(recipe, device)

@@ -16,6 +16,10 @@ class Update(Technique):
     auto_on: ClassVar = ()
     needs_by_block: ClassVar[bool] = False
     """Whether micro-batches have to go through the blocks together."""
+    in_backward: ClassVar[bool] = False
+    """Whether a block is updated as soon as its gradient is final."""
+    deferred: ClassVar[bool] = False
+    """Whether a block is updated when the next forward pass comes to it."""
 
 
 @technique
@@ -35,6 +39,7 @@ class WithForward(Update):
     name: ClassVar[str] = "with-forward"
     speed: ClassVar[str] = "as after-backward; with offload, states come and go while blocks compute"
     memory: ClassVar[str] = "the optimizer's temporaries of one block; gradients go block by block"
+    deferred: ClassVar[bool] = True
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         return refuse_between_blocks(recipe, "update=with-forward", "update=after-backward")
@@ -53,6 +58,7 @@ class InBackward(Update):
     speed: ClassVar[str] = "as after-backward"
     memory: ClassVar[str] = "one block's gradients instead of all"
     needs_by_block: ClassVar[bool] = True
+    in_backward: ClassVar[bool] = True
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = refuse_between_blocks(recipe, "update=in-backward", "update=after-backward")

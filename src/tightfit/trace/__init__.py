@@ -18,6 +18,10 @@ Tick = Annotated[int, Field(ge=-(1 << 62), le=1 << 62)]
 Count = Annotated[int, Field(ge=0, le=1 << 62)]
 Seconds = Annotated[float, Field(ge=0, le=float(1 << 62))]
 """Bounds that hold of a trace that is read from a file."""
+FUSED_PREFIX = "fused "
+"""How the names of a compiled region's kernels begin."""
+PAGEABLE = ".pageable"
+"""How the name ends of a copy to or from host memory that is not page-locked: the host waits for it."""
 
 
 class Category(StrEnum):
@@ -56,18 +60,19 @@ class Place(StrEnum):
 
     DEVICE = "device"
     HOST = "host"
-    DISK = "disk"
 
 
 class Stream(StrEnum):
     """The queue that an op runs in: the ops of a stream run one after another, streams run side by side.
 
-    Copies in go from the host's memory to the device's, copies out the other way; the host's own work runs in HOST.
+    Copies in go from the host's memory to the device's, copies out the other way; what processes exchange goes over
+    the NETWORK; the host's own work runs in HOST.
     """
 
     COMPUTE = "compute"
     COPY_IN = "copy-in"
     COPY_OUT = "copy-out"
+    NETWORK = "network"
     HOST = "host"
 
 
@@ -103,7 +108,7 @@ class Op:
     shapes: the shapes of its tensor arguments, in order.
     dtype: the number format it computes in, such as `bfloat16`.
     flops: floating-point operations; 0 where it is bound by memory.
-    bytes_read, bytes_written: bytes of device memory.
+    bytes_read, bytes_written: bytes of device memory; of what processes exchange, bytes sent and received.
     kernels: how many kernels it launches.
     seconds: how long it takes; None where that is not known.
     stream: the queue it runs in.
@@ -165,8 +170,7 @@ class Span:
         micro-batch, and `optimizer`; in inference `prefill` and `decode`.
     step: the optimizer step it lies in, counted from 1; 0 outside of all.
     times: how often it is run where the trace holds it once: a global batch's micro-batches that are all alike, or
-    decoding
-        passes between the first and the last.
+        decoding passes between the first and the last.
     seconds: wall seconds, where it was measured.
     """
 

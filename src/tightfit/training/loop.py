@@ -96,8 +96,9 @@ class TrainingLoop:
     def resume(self, checkpoint: checkpoints.Checkpoint) -> None:
         """Go on from a checkpoint. Raises CheckpointError where the data is another."""
         if checkpoint.step > self.recipe.max_steps:
-            raise CheckpointError(f"max_steps: this run has already taken {checkpoint.step} steps, more than "
-                                  f"{self.recipe.max_steps}; write a larger max_steps, or another output_dir")
+            field = "max_steps" if self.recipe.num_train_epochs is None else "num_train_epochs"
+            raise CheckpointError(f"{field}: this run has already taken {checkpoint.step} steps, more than "
+                                  f"{self.recipe.max_steps}; write a larger {field}, or another output_dir")
         if checkpoint.loop.get("data") != _signature(self.source):
             raise CheckpointError("data: it is not what it was when this run began (its first global batch or its "
                                   "number of batches differs); bring it back, or write another output_dir")

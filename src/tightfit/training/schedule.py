@@ -10,9 +10,18 @@ POLYNOMIAL_END = 1e-7
 """The learning rate that the polynomial schedule ends at, as in transformers."""
 
 
+def respaced(recipe: Recipe, step: int) -> str:
+    """The end of a sentence on a run that goes on at `step` to another number of steps than it was begun with; empty
+    where its learning rates do not depend on that."""
+    if recipe.lr_scheduler_type in ("constant", "constant_with_warmup", "inverse_sqrt"):
+        return ""
+    return (f"; its {recipe.lr_scheduler_type} schedule now spans all of these, and goes on at a learning rate of "
+            f"{learning_rate(recipe, step):.2g}")
+
+
 def learning_rate(recipe: Recipe, step: int) -> float:
     """The learning rate of the update numbered `step`, from 0."""
-    peak, warmup, total, kind = recipe.learning_rate, recipe.warmup_steps, recipe.max_steps, recipe.lr_scheduler_type
+    peak, warmup, total, kind = recipe.learning_rate, recipe.warmup, recipe.max_steps, recipe.lr_scheduler_type
     if kind == "constant":
         return peak
     if step < warmup:

@@ -16,7 +16,7 @@ from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.models import ModelFacts, model_facts, module_facts, read_config
 from tightfit.planning.defaults import resolve
-from tightfit.planning.targets import own_target
+from tightfit.planning.targets import needs_plan, own_target
 from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import as_recipe
 from tightfit.system import cores
@@ -91,8 +91,8 @@ def open_session(recipe: Recipe, log: Log, *, module: Any = None) -> Session:
     if workers != "auto" and workers > most:
         raise Refused(f"loading.workers: {workers} processes are too many for this machine's "
                       f"{counted(cores(), 'core')}; write loading.workers={cores()}, or {most} at most")
-    if (not recipe.open_choices() or recipe.parallel.shards
-            or (target := own_target(device)).is_guessed_processor):
+    target = own_target(device)
+    if not needs_plan(recipe, target):
         return Session(recipe=resolve(recipe, device), device=device, backend=backend, module=module)
     from tightfit.planning.search.resolve_auto import resolve_auto
 

@@ -15,6 +15,7 @@ from tightfit.backends import load_backend
 from tightfit.backends.base import Backend, Step
 from tightfit.backends.world import World
 from tightfit.data import GlobalBatchLoader, Prepared, evaluation_global_batches
+from tightfit.data.tokenizing import name_end
 from tightfit.errors import CheckpointError, DataError, OutOfMemory, RecipeError, one_line
 from tightfit.models import resolve_source
 from tightfit.recipe import Recipe
@@ -24,6 +25,7 @@ from tightfit.training.listeners import Listener
 from tightfit.training.loop import TrainerState, TrainingLoop
 from tightfit.training.records import MetricsLog, Summary, Unwritten
 from tightfit.training.run_folder import MODEL, PLAN, SUMMARY, RunFolder, locked, run_path
+from tightfit.training.schedule import respaced
 from tightfit.training.session import Session, open_session, recipe_for_machine
 
 if TYPE_CHECKING:
@@ -115,7 +117,7 @@ class Trainer:
         if recipe.resume == "never" or saved is None:
             folder.require_fresh()
         kept = bool(checkpoints.folders(folder.checkpoints))
-        finished = _finished(folder, recipe)
+        finished = _finished(folder, recipe, saved)
         if saved is not None and not kept and finished is None and folder.summary() is not None:
             raise CheckpointError(f"output_dir: {folder.path} holds a finished run whose checkpoints are gone; write "
                                   "another output_dir")
@@ -125,10 +127,9 @@ class Trainer:
                 self.listener.message(f"{', '.join(rounding)} changed: the run resumes with the same results up to "
                                       "rounding, not bit for bit")
         if finished is not None:
-            self.listener.message(
-                f"{folder.path} holds a finished run of {finished.steps} steps; to train on write a larger "
-                "max_steps=..., to start anew another output_dir=..."
-            )
+            length = "max_steps" if recipe.num_train_epochs is None else "num_train_epochs"
+            self.listener.message(f"{folder.path} holds a finished run of {finished.steps} steps; to train on write a "
+                                  f"larger {length}=..., to start anew another output_dir=...")
             return finished
         if recipe.hugging_face:
             self.listener.message("hugging_face: these arguments of the Hugging Face Trainer's have no effect here: "
@@ -141,6 +142,9 @@ class Trainer:
         recipe = session.recipe
         data = self._prepare(session, world)
         source, evaluation = GlobalBatchLoader(data.train, recipe), data.evaluation
+        if recipe.num_train_epochs is not None:
+            recipe = recipe.with_steps(len(source))
+            session = replace(session, recipe=recipe)
         found = world.from_first(lambda: checkpoints.newest(folder.checkpoints, self.listener.message))
         first_step = found.step if found else 0
         profile = self._profile(session, folder, first_step)
@@ -149,6 +153,7 @@ class Trainer:
             self.listener.message(f"note: {note}")
         step = self.backend.step(build)
         self.listener.message(_beginning(recipe, step, data, len(source), self.module is None))
+        before = folder.saved_recipe()
         if world.rank == 0:
             folder.write_recipe(recipe)
             if session.plan is not None:
@@ -165,7 +170,9 @@ class Trainer:
             )
             if found is not None:
                 loop.resume(found)
-                self.listener.message(f"resuming from step {found.step} of {recipe.max_steps}")
+                longer = before is not None and before.max_steps != recipe.max_steps
+                self.listener.message(f"resuming from step {found.step} of {recipe.max_steps}"
+                                      + respaced(recipe, found.step) * longer)
             state = loop.run()
             summary = self._summary(session, step, data, state, began, world)
             if summary.stopped_by is not None:
@@ -174,6 +181,8 @@ class Trainer:
             if world.rank == 0:
                 if data.tokenizer is not None:
                     data.tokenizer.save(folder.path / MODEL)
+                    if recipe.task in ("causal-lm", "seq2seq"):
+                        name_end(folder.path / MODEL, data.tokenizer.end_id)
                 folder.write_json(SUMMARY, summary.to_dict())
             summary = replace(summary, sample=self._sample(recipe, step, data))
         if world.rank == 0:
@@ -256,8 +265,13 @@ class Trainer:
         )
 
 
-def _finished(folder: RunFolder, recipe: Recipe) -> Summary | None:
-    """The summary of a run that is complete here at the recipe's last step."""
+def _finished(folder: RunFolder, recipe: Recipe, saved: Recipe | None) -> Summary | None:
+    """The summary of a run that is complete here at the recipe's last step. saved: the recipe that the run had, whose
+    steps are those of as many epochs."""
+    if recipe.num_train_epochs is not None:
+        if saved is None or saved.num_train_epochs != recipe.num_train_epochs:
+            return None
+        recipe = saved
     try:
         summary = Summary.from_dict(folder.summary() or {})
     except TypeError:  # none, or one of another version

@@ -21,6 +21,8 @@ from tightfit.data import prepare
 from tightfit.data.loading import GlobalBatchLoader
 from tightfit.errors import RecipeError, Refused
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 EXAMPLES = Path(__file__).parents[3] / "examples"
 CLOSED = {
     "attention": "sdpa", "checkpointing": "none", "compile": "off", "optimizer": "adamw", "precision": "fp32",

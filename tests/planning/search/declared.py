@@ -33,6 +33,9 @@ class Declared:
         kept = {"none": 1.0, "every-block": 0.1}.get(recipe.checkpointing.name, 0.5)
         held = [(Category.WEIGHTS, precision.weight_bytes + copies), (Category.GRADIENTS, precision.weight_bytes),
                 (Category.OPTIMIZER, optimizer.bytes_beside(precision.weight_rounding))]
+        if recipe.trainable.freezes:
+            learned = [(kind, recipe.trainable.share * each) for kind, each in held[1:]]
+            held = [(Category.WEIGHTS, recipe.base.weight_bytes(recipe)), *learned]
         alone = recipe.micro_batch_size == recipe.batch_size  # whose passes find no gradients
         count = round(self.parameters)
         made = [Allocation(born=5 if alone and category is Category.GRADIENTS else 0, died=None, category=category,

@@ -84,6 +84,17 @@ def test_the_smallest_gpu_belongs_to_a_stated_recipe():
     assert tiny.candidates[0].estimate.missing == min(c.estimate.missing for c in tiny.candidates)
 
 
+def test_what_does_not_fit_names_adapters_and_takes_none():
+    model = Declared(parameters=8.03e9, sample=0.2 * GIB, speeds=SPEEDS)
+    plan = of(model, 10)
+    assert plan.chosen is None
+    (told,) = (note for note in plan.notes if note.startswith("adapters: "))
+    assert "trainable=lora base=bf16 would take 15.9 GiB, which does not fit either" in told
+    assert "trainable=lora base=nf4 would take 4.8 GiB, with micro_batch_size=1" in told
+    assert not any("adapters" in note for note in of(model, 200).notes)
+    assert not any("adapters" in note for note in of(model, 3, trainable="lora").notes)
+
+
 def test_gpus_are_compared_like_with_like():
     """A small one with changed numerics is no match for a large one without."""
     model = Declared(parameters=1.07e9, sample=0.2 * GIB, speeds=SPEEDS)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from tests.display.plans import CARD, GIB, streamed
 from tests.planning.search.declared import Declared
 from tightfit.planning.defaults import resolve
+from tightfit.planning.search.comparisons import usual_precision
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.offloading import KINDS, with_shares
 from tightfit.planning.search.search import search
@@ -113,6 +115,18 @@ def test_blocks_wait_where_nothing_fits_and_where_that_is_faster():
     assert any(c.recipe.offload.name != "none" and not c.recipe.offloaded.keeps_weights for c in saves.candidates)
     assert not any("nothing fits" in note for note in saves.notes)
     assert fits.chosen.recipe.offload.name == "none"
+
+
+def test_states_in_host_memory_are_no_other_precision():
+    space = Space(Recipe.from_dict({**FIELDS, "optimizer": "adamw", "checkpointing": "none", "compile": "off"}), CARD)
+    mild = [choice for choice in space.choices if space.level(choice) == (0, 0)]
+    usual = {choice: usual_precision(SimpleNamespace(space=space, device=CARD), (choice, 1)) for choice in mild}
+
+    at = space.fields.index("precision")
+    assert {choice[at].name for choice in mild if not usual[choice]} == {"bf16"}
+    assert len({choice[space.fields.index("offload")] for choice in mild if not usual[choice]}) == 2
+    for alike in filter(None, usual.values()):
+        assert alike == [choice for choice in mild if choice[at].name == "bf16"]
 
 
 def test_what_the_host_cannot_hold_is_not_traced():

@@ -164,7 +164,7 @@ def test_keeps_to_a_smaller_number_of_traces_and_says_what_was_left_out(monkeypa
 
 
 def test_explaining_traces_nothing():
-    toy = Toy.drawn(15)
+    toy = Toy.drawn(16)
     recipe = Recipe(batch_size=16, loading={"workers": 2})
     found = Exploration(Space(recipe, gpu(memory_for(toy, 15))), InProcess(toy.tools(), MARGIN), TraceBudget(limit=40))
     explore(found)

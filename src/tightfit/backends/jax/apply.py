@@ -17,6 +17,8 @@ def unchanged(technique: Technique, build: Build) -> Build:
 
 
 APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
+    techniques.frozen.AsIs: unchanged,
+    techniques.trainable.All: unchanged,
     techniques.attention.Eager: attention.eager,
     techniques.attention.Sdpa: attention.sdpa,
     techniques.precision.Fp32: precision.precision,
@@ -52,6 +54,10 @@ XLA_COMPILES = "XLA compiles every step whole, and torch.compile has no part in 
 QUANTIZED = "optax has no states of so few bits; write optimizer=adafactor or optimizer=lion, or backend=pytorch"
 
 ABSENT: Mapping[type[Technique], str] = {
+    **dict.fromkeys((techniques.frozen.Bf16Base, techniques.frozen.Int8, techniques.frozen.Nf4),
+                    "all of a step's weights are trained and have one format; write base=as-is, or backend=pytorch"),
+    **dict.fromkeys((techniques.trainable.Lora, techniques.trainable.Dora, techniques.trainable.Layers),
+                    "gradients are of all weights at once; write trainable=all, or backend=pytorch"),
     techniques.precision.Fp8: "torchao's products and scales are PyTorch's; write precision=bf16, or backend=pytorch",
     techniques.offload.Host: "blocks are fetched by PyTorch's step; write offload=none, or backend=pytorch",
     techniques.accumulation.ByBlock: "XLA compiles all micro-batches as one program; write accumulation=scan, or "

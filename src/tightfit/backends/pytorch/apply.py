@@ -7,6 +7,7 @@ from typing import Any
 
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques import accumulation, compile, loading, offload, parallel, precision, update
+from tightfit.backends.pytorch.techniques.adapters import apply as adapters
 from tightfit.backends.pytorch.techniques.attention import apply as attention
 from tightfit.backends.pytorch.techniques.checkpointing import apply as checkpointing
 from tightfit.backends.pytorch.techniques.loss import apply as loss
@@ -16,12 +17,14 @@ from tightfit.techniques import accumulation as accumulations
 from tightfit.techniques import attention as attentions
 from tightfit.techniques import checkpointing as checkpointings
 from tightfit.techniques import compile as compiles
+from tightfit.techniques import frozen as bases
 from tightfit.techniques import loading as loadings
 from tightfit.techniques import loss as losses
 from tightfit.techniques import offload as offloads
 from tightfit.techniques import optimizer as optimizers
 from tightfit.techniques import parallel as parallels
 from tightfit.techniques import precision as precisions
+from tightfit.techniques import trainable as trainables
 from tightfit.techniques import update as updates
 
 
@@ -31,6 +34,14 @@ def unchanged(technique: Technique, build: Build) -> Build:
 
 
 APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
+    bases.AsIs: unchanged,
+    bases.Bf16Base: adapters.hold,
+    bases.Int8: adapters.hold,
+    bases.Nf4: adapters.hold,
+    trainables.All: unchanged,
+    trainables.Lora: adapters.low_rank,
+    trainables.Dora: adapters.low_rank,
+    trainables.Layers: adapters.layers,
     attentions.Eager: attention.eager,
     attentions.Sdpa: attention.sdpa,
     attentions.Flex: attention.flex,

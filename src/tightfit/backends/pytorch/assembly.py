@@ -52,10 +52,14 @@ def bare_build(
 ) -> Build:
     """The model on its device, with no technique applied yet but the format of its weights."""
     task, dtype = get_task(recipe.task), weight_dtype(recipe.precision)
-    # Weights that wait in host memory, or of which the device gets a part, are made there: it may not hold them all.
-    elsewhere = recipe.parallel.shards or recipe.offloaded.keeps_weights
+    if recipe.trainable.adapts or recipe.base.quantizes:
+        dtype = getattr(torch, recipe.base.format(recipe))
+    # Weights that wait in host memory, of which the device gets a part, or that become smaller on their way to it, are
+    # made there: it may not hold them all.
+    elsewhere = recipe.parallel.shards or recipe.offloaded.keeps_weights or recipe.base.quantizes
     where = torch.device("cpu") if elsewhere else torch_device
     notes: tuple[str, ...] = ()
+    own_model = model is not None
     if model is None:
         config = read_config(recipe) if config is None else config
         facts = model_facts(recipe, config)
@@ -71,7 +75,7 @@ def bare_build(
         pad_vocab(model, recipe.pad_vocab_to, facts.vocab_size)
     return Build(
         recipe=recipe, device=device, torch_device=torch_device, task=task, facts=facts,
-        model=model, stacks=find_stacks(model), notes=notes,
+        model=model, stacks=find_stacks(model), own_model=own_model, notes=notes,
     )
 
 

@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from tightfit.backends.pytorch.measure.step_profiler import StepProfiler
 
 
-UNTIMED = "parallel: what processes exchange is not in the predicted time"
-
-
 class PytorchBackend:
     """Trains with PyTorch. See `backends.base.Backend` for what each method promises."""
 
@@ -95,13 +92,16 @@ class PytorchBackend:
             if reasons := recipe.refusals(device):
                 raise Refused("; ".join(reasons))
             alone = recipe.parallel.of_one_process(recipe)
-            trace = predict(alone, device, model)
+            trace = predict(alone, device, model, ends_apart=not recipe.parallel.syncs_every)
             if not recipe.parallel.shards:
                 from tightfit.backends.pytorch.simulate.buckets import with_buckets
 
-                assert alone.micro_batch_size != "auto"
-                with_buckets(trace, -(-alone.batch_size // alone.micro_batch_size))
-            return replace(trace, notes=[*trace.notes, UNTIMED])
+                trace = with_buckets(trace, recipe.parallel.process_count)
+            elif recipe.precision != "auto" and recipe.parallel.keeps_parts_on_host and device.kind == "cuda":
+                from tightfit.backends.pytorch.simulate.parts_on_host import with_parts_on_host
+
+                trace = with_parts_on_host(trace, recipe.precision.weight_bytes)
+            return trace
         from tightfit.backends.pytorch.simulate.inference import predict_inference
 
         return predict_inference(recipe, device, model)

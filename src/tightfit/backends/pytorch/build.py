@@ -90,7 +90,7 @@ class Update(Protocol):
         """Finish what was put off, and give the model back as an ordinary one. No step follows."""
 
     def make_states(self, *, late: bool = False) -> None:
-        """Let the optimizer make its states, to be written into: a step that learns nothing counts as one. late: those
+        """Optimizer states, allocated by a step that learns nothing, for a checkpoint to be loaded into. late: those
         alone that a run makes in its second step, for their updates wait until then."""
 
     def new_optimizer(self) -> None:
@@ -158,6 +158,7 @@ class Build:
     gradient_sync: entered around a micro-batch's passes, with whether it is the last of its global batch: processes
         average their gradients then.
     drop_gathered: called after a forward pass that no backward pass follows: weights gathered from other processes go.
+    own_model: whether the model is a module of the caller's own.
     notes: sentences for the person running this, such as a risky combination.
     """
 
@@ -185,6 +186,7 @@ class Build:
     training_loss: TrainingLoss | None = None
     gradient_sync: GradientSync = no_sync
     drop_gathered: Callable[[], None] = nothing_gathered
+    own_model: bool = False
     notes: tuple[str, ...] = ()
 
     def session(self) -> AbstractContextManager[None]:

@@ -1,4 +1,5 @@
-"""A device's arithmetic for tensors of the host: random weights that are made there are the device's own."""
+"""Dispatch mode that runs ops on host tensors on the GPU, so that weights initialized in host memory get the GPU's
+random numbers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Processes of one run on this machine, by torch's own launcher; under torchrun, `accelerate launch` or srun they are
-started already."""
+"""Launcher of a run's processes on this machine, by torch.distributed.elastic; under torchrun, `accelerate launch` or
+srun they are started already."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The size of a recipe's model: parameters and floating-point operations, from its modules on the meta device.
 
-No weight is allocated and nothing is computed: the model's own forward pass runs on shapes. Techniques are not applied:
-what they replace would no longer be counted.
+No weight is allocated and nothing is computed: the model's own forward pass runs on shapes. Techniques are not applied,
+for what they replace would no longer be counted, but the one that says what is trained.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from tightfit.backends.base import ModelSize
-from tightfit.backends.pytorch.models import build_model, parameter_count
-from tightfit.models import model_facts
+from tightfit.backends.pytorch.apply import APPLY
+from tightfit.backends.pytorch.blocks import find_stacks
+from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.models import build_model, logits_of, parameter_count
+from tightfit.devices import Device
+from tightfit.models import ModelFacts, model_facts
 from tightfit.recipe import Recipe
-from tightfit.tasks import get_task
+from tightfit.tasks import Task, get_task
 
 READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
 
@@ -38,20 +42,35 @@ def model_size(recipe: Recipe, config: Any = None) -> ModelSize:
             part.config._attn_implementation = "eager"
             part.config._experts_implementation = "batched_mm"  # which does not ask where tokens go
     inputs = task.batch_spec(1, recipe.seq_len, facts).inputs
-    flops = values = 0
+    parameters, flops, values = parameter_count(model), 0, 0
+    if recipe.trainable.freezes:
+        _freeze(model, recipe, task, facts)
     with suppress(Exception):  # a model's own code raises anything where it meets a tensor without values
         flops, values = _passed(
             model, {name: torch.zeros(s.shape, dtype=getattr(torch, s.dtype), device="meta")
                     for name, s in inputs.items()}
         )  # fmt: skip
-    return ModelSize(parameters=parameter_count(model), flops=flops, values=values)
+    return ModelSize(parameters=parameters, flops=flops, values=values)
+
+
+def _freeze(model: nn.Module, recipe: Recipe, task: Task, facts: ModelFacts) -> None:
+    """Let the model require those gradients alone that the recipe's step does."""
+    build = Build(recipe=recipe, device=Device(kind="cpu", name="", memory_bytes=0), torch_device=torch.device("meta"),
+                  task=task, facts=facts, model=model, stacks=find_stacks(model))
+    technique = recipe.trainable.counted
+    APPLY[type(technique)](technique, build)
 
 
 def _passed(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[int, int]:
-    """FLOPs of training, and values made, of one forward pass."""
-    made = _Made()
-    with torch.no_grad(), torch.device("meta"), FlopCounterMode(display=False) as counter, made:
-        model(**inputs)
+    """FLOPs of training, and values made, of one forward pass; of a model with frozen weights by its own backward
+    pass, which makes no gradients of those."""
+    made, frozen = _Made(), not all(parameter.requires_grad for parameter in model.parameters())
+    with torch.set_grad_enabled(frozen), torch.device("meta"), FlopCounterMode(display=False) as counter:
+        with made:
+            output = model(**inputs)
+        if frozen:
+            logits_of(output).float().sum().backward()
+            return counter.get_total_flops(), made.values
     counts: dict[Any, int] = counter.get_flop_counts()["Global"]
     raw = counts.get(torch.ops.aten.convolution, 0)  # of pixels, whose gradient nobody asks for
     return 3 * counter.get_total_flops() - raw, made.values

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import local_torch_dtype
 
 from tightfit.backends.pytorch.errors import at_line, is_out_of_memory
+from tightfit.backends.pytorch.techniques.adapters.layers import quantized_count
 from tightfit.backends.pytorch.transformer import Transformer
 from tightfit.errors import ModelError, TightfitError, nearest, one_line
 from tightfit.hub import explain_hub_error, only_local
@@ -242,5 +243,5 @@ def logits_of(output: Any) -> Tensor:
 
 
 def parameter_count(model: nn.Module) -> int:
-    """The model's parameters; tied ones count once."""
-    return sum(parameter.numel() for parameter in model.parameters())
+    """The model's parameters; tied ones count once, and quantized weights as what they stand for."""
+    return sum(parameter.numel() for parameter in model.parameters()) + quantized_count(model)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tightfit.backends.pytorch.models import WEIGHTS
 from tightfit.backends.pytorch.padding import stored_tensors
 from tightfit.backends.pytorch.state import named_tensors
+from tightfit.backends.pytorch.techniques.adapters.layers import own_weights
 from tightfit.backends.pytorch.transformer import Transformer
 from tightfit.backends.pytorch.world import is_split, whole
 from tightfit.models import OUR_TRANSFORMER
@@ -57,28 +58,35 @@ def _gathered(model: nn.Module) -> dict[str, Tensor]:
     return stored
 
 
+def name_classes(model: transformers.PreTrainedModel, classes: dict[int, str]) -> None:
+    """Write the names of labels into the model's configuration."""
+    model.config.id2label = {**model.config.id2label, **classes}
+    model.config.label2id = {name: number for number, name in model.config.id2label.items()}
+
+
 def save_model(
     model: nn.Module, folder: Path | str, classes: dict[int, str] | None = None, *, first: bool = True
 ) -> None:
     """Write the model's configuration and weights (safetensors) so that `model: <folder>` reads them.
 
     transformers' models are written by `save_pretrained`; of a model of unknown class only its own code can make sense.
-    Rows that only pad the vocabulary are left out. `classes` names labels in the configuration. Of several processes
+    Rows that only pad the vocabulary are left out, and so are an adapter's factors; quantized weights are written
+    dequantized. `classes` names labels in the configuration. Of several processes
     all call this, and the `first` writes.
     """
-    stored = _gathered(model)
+    stored = own_weights(model, _gathered(model))
     if not first:
         return
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if isinstance(model, transformers.PreTrainedModel):
         if classes:
-            model.config.id2label = {**model.config.id2label, **classes}
-            model.config.label2id = {name: number for number, name in model.config.id2label.items()}
+            name_classes(model, classes)
         with _no_progress_bars():
             model.save_pretrained(folder, state_dict={name: _alone(tensor) for name, tensor in stored.items()})
         return
-    save_file({name: stored[name].contiguous() for name in named_tensors(model)}, folder / WEIGHTS)
+    names = {*named_tensors(model), *(stored.keys() - model.state_dict().keys())}
+    save_file({name: tensor.contiguous() for name, tensor in stored.items() if name in names}, folder / WEIGHTS)
     described: dict[str, Any] = {"class": f"{type(model).__module__}.{type(model).__qualname__}"}
     if isinstance(model, Transformer):
         described = {"model_type": OUR_TRANSFORMER, **asdict(model.shape)}

@@ -28,23 +28,25 @@ FORMATS = {
 """Names of tensors' formats in a file of safetensors."""
 
 
-def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name, tied ones once, under their first name."""
-    tensors: dict[str, Tensor] = {name: p.data for name, p in model.named_parameters()}
+def named_tensors(model: nn.Module, *, learned: bool = False) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by name, tied ones once, under their first name. learned: of the parameters,
+    those alone that require a gradient."""
+    tensors: dict[str, Tensor] = {name: p.data for name, p in model.named_parameters()
+                                  if p.requires_grad or not learned}
     every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     tensors.update({name: t for name, t in model.state_dict().items() if name not in every and isinstance(t, Tensor)})
     return tensors
 
 
 def save_state(
-    model: nn.Module, optimizer: Optimizer, folder: Path, world: TensorWorld = ALONE
+    model: nn.Module, optimizer: Optimizer, folder: Path, world: TensorWorld = ALONE, *, learned: bool = False
 ) -> dict[str, Any]:
-    """Write the three files into `folder`; return what is not a tensor, as JSON values.
+    """Write the three files into `folder`; return what is not a tensor, as JSON values. learned: as of `named_tensors`.
 
     All processes of a world call this, and the first writes: a run of another number of processes can go on from it.
     """
     write = write_tensors if world.rank == 0 else _gather
-    write(named_tensors(model), folder / WEIGHTS)
+    write(named_tensors(model, learned=learned), folder / WEIGHTS)
     tensors, meta = optimizer_state.state_tensors(optimizer, model)
     write(tensors, folder / OPTIMIZER)
     streams, python_random = random_state()
@@ -92,8 +94,8 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 def load_state(
     model: nn.Module, optimizer: Optimizer, folder: Path, meta: dict[str, Any], make_states: Callable[[], None],
-    world: TensorWorld = ALONE,
-) -> None:
+    world: TensorWorld = ALONE, *, learned: bool = False,
+) -> None:  # fmt: skip
     """Restore what `save_state` wrote. make_states: as `make` of `optimizer_state.load_state`.
 
     Each process of a world reads for itself; one that has no random streams there keeps those that it has.
@@ -105,7 +107,7 @@ def load_state(
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{folder}: {' '.join(str(error).split())}") from None
     optimizer_state.load_state(optimizer, model, states, meta["optimizer"], make_states)
-    optimizer_state.copy_tensors("weights", weights, named_tensors(model))
+    optimizer_state.copy_tensors("weights", weights, named_tensors(model, learned=learned))
     names = {name: _stream(name, world.rank) for name in random_state()[0]}
     restore_random({name: streams[here] for name, here in names.items() if here in streams}, meta["python_random"])
 

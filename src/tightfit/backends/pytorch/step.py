@@ -201,19 +201,28 @@ class Step:
 
     def save(self, folder: Path) -> dict[str, Any]:
         self.update.flush()
-        meta = save_state(self.build.model, self.optimizer, folder, self.build.world)
+        build = self.build
+        meta = save_state(build.model, self.optimizer, folder, build.world, learned=build.recipe.trainable.freezes)
         return {**meta, **self.update.state(), "steps": self.steps}
 
     def load(self, folder: Path, meta: dict[str, Any]) -> None:
         with self._guarded("restoring a checkpoint"):
-            load_state(self.build.model, self.optimizer, folder, meta, self.update.make_states, self.build.world)
+            load_state(self.build.model, self.optimizer, folder, meta, self.update.make_states, self.build.world,
+                       learned=self.build.recipe.trainable.freezes)
         self.steps = meta["steps"]
         self.update.load(meta)
 
     def export(self, folder: Path, classes: dict[int, str] | None) -> None:
         self.update.flush()
         with self._guarded("writing the model"):
-            save_model(self.build.model, folder, classes, first=self.build.world.rank == 0)
+            first = self.build.world.rank == 0
+            if self.build.recipe.trainable.adapts:
+                from tightfit.backends.pytorch.techniques.adapters import folder as adapter_folder  # for these alone
+
+                if first:
+                    adapter_folder.save_adapter(self.build, folder, classes)
+            else:
+                save_model(self.build.model, folder, classes, first=first)
 
     def close(self) -> None:
         with self._guarded("giving the model back"):

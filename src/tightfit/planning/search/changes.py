@@ -1,4 +1,4 @@
-"""Changes that would make a recipe fit, or go faster: one field, another GPU, fields left open, offloading, padding."""
+"""Changes that would make a recipe fit, or go faster: one field, another GPU, fields left open, padding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tightfit.errors import ModelError, Refused
 from tightfit.planning.alignment import Misalignment, dimensions, misaligned
 from tightfit.planning.defaults import default_micro_batch, resolve
 from tightfit.planning.estimate import Margin
-from tightfit.planning.offload import offload_advice
 from tightfit.planning.plan import Change
 from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.evaluate import Evaluated
@@ -166,7 +165,7 @@ def _smallest(
     if not known:
         return None, "The smallest GPU is not known: the limit on traces was reached."
     question, least = Question(exploration, GPUS_TRACED), min(known, key=lambda found: found.estimate.memory.used)
-    fits, too_small, beyond = least.fit_rank < 3, "", 0
+    fits, too_small, beyond = least.fit_rank.fits, "", 0
     for gpu in sorted(catalogue, key=lambda d: (d.memory_bytes, d.name)):
         if fits and gpu.memory_bytes >= device.memory_bytes:
             break
@@ -224,16 +223,6 @@ def gain_of_opening(exploration: Exploration, found: Evaluated) -> str:
     time = best.estimate.time
     return (f"Left open, {', '.join(fields)} would give at least {time.throughput:,.0f} {time.unit} instead of "
             f"{found.estimate.time.throughput:,.0f}, with {choices_text(best.recipe, found.recipe)}.")
-
-
-def offload(exploration: Exploration, host_bytes: int) -> str:
-    """Bytes that ZeRO would move off the device, from the thriftiest trace of a recipe of which nothing fits."""
-    least = min(exploration.found.values(), key=lambda found: found.passes_when_accumulating - found.held)
-    outside = sum(figure.bytes for figure in least.estimate.unseen if figure.where == "context")
-    other = max(least.passes_when_accumulating - least.held, 0) + outside
-    if other > exploration.device.memory_bytes:  # which no offloading of states would mend
-        return ""
-    return offload_advice(least.parameters, other, exploration.device.memory_bytes, host_bytes)
 
 
 def misalignments(exploration: Exploration, best: Evaluated) -> tuple[Misalignment, ...]:

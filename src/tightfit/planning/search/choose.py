@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tightfit.errors import Refused
+from tightfit.planning.costs import FitRank
 from tightfit.planning.defaults import default_micro_batch
 from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair
 from tightfit.planning.search.forecast import Unknown
+from tightfit.planning.search.more_gpus import evaluate_exchange
 from tightfit.planning.search.offloading import evaluate_shares
 from tightfit.planning.search.space import LAST_RESORT, Choice, Level
 
@@ -51,6 +53,7 @@ def explore(exploration: Exploration) -> None:
                 break
         _try_simpler(exploration)
         evaluate_shares(exploration)
+        evaluate_exchange(exploration)
         if exploration.space.recipe.mode == "inference":  # which has few, and all are shown
             exploration.evaluate([(choice, micro) for choice in exploration.considered for micro in exploration.sizes])
     except TraceBudgetExceeded:
@@ -143,8 +146,9 @@ def _probes(exploration: Exploration, choices: Sequence[Choice], with_margin: bo
     milder = harsher = 0.0
     if best is not None:
         milder = exploration.speed(best) / (1 + CLOCK_ERROR)
+        worst = FitRank.AFTER_RETRIES if with_margin else FitRank.TIGHT
         alike = [pair for pair, found in exploration.found.items()
-                 if found.fit_rank <= (1 if with_margin else 2) and level(pair[0]) == level(best[0])]
+                 if found.fit_rank <= worst and level(pair[0]) == level(best[0])]
         harsher = (1 + CLOCK_ERROR) * max(map(exploration.speed, alike))
     return [probe for choice in choices if (probe := _probe(exploration, choice, with_margin)) is not None
             and probe.speed > (milder if best is not None and level(choice) < level(best[0]) else harsher)]
@@ -154,11 +158,11 @@ def _probe(exploration: Exploration, choice: Choice, with_margin: bool) -> Probe
     """Where to evaluate a combination next; None where it fits nowhere or is dominated."""
     if choice in exploration.refused or _dominated(exploration, choice):
         return None
-    worst = 0 if with_margin else 2
+    worst = FitRank.SAFE if with_margin else FitRank.TIGHT
     known = {micro: found.fit_rank <= worst for (other, micro), found in exploration.found.items() if other == choice}
     above = max((micro for micro, fits in known.items() if fits), default=0)
     below = min((micro for micro, fits in known.items() if not fits and micro > above), default=1 << 62)
-    forecast, batch = exploration.forecasts.of(choice), exploration.space.recipe.batch_size
+    forecast, batch = exploration.forecasts.of(choice), exploration.space.share
     open_sizes = [micro for micro in exploration.sizes  # a step's only micro-batch finds no gradients
                   if above < micro and micro not in known and (micro < below or micro == batch)]
     usable = exploration.usable_bytes(with_margin) / exploration.allocator_overhead(choice)
@@ -173,7 +177,7 @@ def _probe(exploration: Exploration, choice: Choice, with_margin: bool) -> Probe
         enough = forecast.likely.step_seconds(micro, batch) * (1 + NO_GAIN)
         micro = next(micro for micro in likely if forecast.likely.step_seconds(micro, batch) <= enough)
     fits = forecast.likely.peak(micro, batch) <= usable
-    return Probe(choice, micro, batch / max(seconds, 1e-12), fits, forecast.unknown)
+    return Probe(choice, micro, exploration.space.recipe.batch_size / max(seconds, 1e-12), fits, forecast.unknown)
 
 
 def _dominated(exploration: Exploration, choice: Choice) -> bool:
@@ -194,20 +198,22 @@ def _try_simpler(exploration: Exploration) -> None:
     best = exploration.best()
     if best is None:
         return
-    batch, usable = exploration.space.recipe.batch_size, exploration.usable_bytes(exploration.found[best].fit_rank < 2)
-    for other in exploration.space.undone(best[0]):
+    space, usable = exploration.space, exploration.usable_bytes(exploration.found[best].fit_rank.is_safe)
+    batch = space.share
+    for other in space.undone(best[0]):
         known = other in exploration.refused or any(choice == other for choice, _ in exploration.found)
-        if known or other not in exploration.space.choices:
+        if known or other not in space.choices:
             continue
         forecast = exploration.forecasts.of(other).best
-        as_fast = batch / forecast.step_seconds(best[1], batch) * (1 + CLOCK_ERROR) >= exploration.speed(best)
+        speed = space.recipe.batch_size / forecast.step_seconds(best[1], batch)
+        as_fast = speed * (1 + CLOCK_ERROR) >= exploration.speed(best)
         if as_fast and forecast.peak(best[1], batch) * exploration.allocator_overhead(other) <= usable:
             exploration.evaluate([(other, best[1])])
 
 
 def _smallest_memory_first(exploration: Exploration) -> None:
     """Where nothing is known to fit: evaluate what is likeliest to need least, until it is known."""
-    batch = exploration.space.recipe.batch_size
+    batch = exploration.space.share
     ends = dict.fromkeys([exploration.sizes[0], *[size for size in exploration.sizes if size == batch]])
     exploration.considered = exploration.space.choices
     for _ in range(3):

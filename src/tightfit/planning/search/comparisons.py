@@ -28,7 +28,9 @@ def evaluate_comparisons(exploration: Exploration) -> None:
 def usual_precision(exploration: Exploration, best: Pair) -> list[Choice]:
     """Where a choice keeps numerics and has not the usual precision, the combinations that have it; else none."""
     space = exploration.space
-    states = space.states(space.plain)
-    if exploration.device.kind == "cpu" or space.states(best[0]) == states or space.level(best[0]) != (0, 0):
+    if "precision" not in space.fields or exploration.device.kind == "cpu" or space.level(best[0]) != (0, 0):
         return []
-    return [choice for choice in space.choices if space.states(choice) == states]
+    at = space.fields.index("precision")
+    usual = space.plain[at]
+    alike = [choice for choice in space.choices if choice[at] == usual and space.level(choice) == (0, 0)]
+    return [] if best[0][at] == usual else alike

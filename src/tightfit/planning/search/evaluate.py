@@ -10,7 +10,7 @@ import numpy as np
 
 from tightfit.devices import Device
 from tightfit.errors import TightfitError
-from tightfit.planning.costs import Estimate
+from tightfit.planning.costs import Estimate, FitRank
 from tightfit.planning.estimate import Margin, Tools, estimate, unseen
 from tightfit.planning.search.space import ALLOCATOR
 from tightfit.recipe import Recipe
@@ -27,7 +27,7 @@ class Evaluated:
 
     passes, elsewhere: the most bytes allocated in forward and backward passes, and outside of them.
     held: bytes of weights, gradients and optimizer states as the optimizer begins. gradients: of these.
-    parameters: numbers in the weights.
+    parameters: numbers in the whole model's weights.
     events: ops and allocations in the trace.
     """
 
@@ -53,11 +53,11 @@ class Evaluated:
     def passes_when_accumulating(self) -> int:
         """`passes` of a step with more micro-batches, which hold gradients; those of a step's only one do not."""
         micro = self.recipe.micro_batch_size
-        alone = micro != "auto" and micro >= self.recipe.batch_size
+        alone = micro != "auto" and micro >= self.recipe.parallel.of_one_process(self.recipe).batch_size
         return self.passes + (self.gradients if alone else 0)
 
     @property
-    def fit_rank(self) -> int:
+    def fit_rank(self) -> FitRank:
         return self.estimate.fit_rank
 
 
@@ -134,10 +134,11 @@ def evaluated(trace: Trace, recipe: Recipe, estimate: Estimate) -> Evaluated:
     begins = [s.start for s in trace.spans if step is not None and s.step == step.step and s.name == "optimizer"]
     held = trace.by_category(begins[0] if begins else trace.peak()[0])
     weights = [a for a in trace.allocations if a.category is Category.WEIGHTS]
+    parts = recipe.parallel.process_count if recipe.parallel.shards else 1
     return Evaluated(
         recipe=recipe, estimate=estimate, passes=int(np.max(live, where=inside, initial=0)) + extra,
         elsewhere=int(np.max(live, where=~inside, initial=0)) + extra,
         held=sum(held[category] for category in HELD), gradients=held[Category.GRADIENTS],
-        parameters=sum(int(np.prod(a.shape, dtype=np.int64)) for a in weights),
+        parameters=parts * sum(int(np.prod(a.shape, dtype=np.int64)) for a in weights),
         events=len(trace.ops) + len(trace.allocations),
     )  # fmt: skip

@@ -14,6 +14,7 @@ from tightfit.planning.estimate import Tools
 from tightfit.planning.plan import Candidate, Plan
 from tightfit.planning.search.evaluate import Evaluator, InProcess, Progress
 from tightfit.planning.search.search import search
+from tightfit.planning.whole_run import WholeRun
 from tightfit.recipe import Recipe
 
 
@@ -44,30 +45,38 @@ class Compared:
         """Tokens a second of the choice, samples for images; 0 where nothing fits."""
         return 0.0 if self.chosen is None else self.chosen.estimate.time.throughput
 
+    def whole_run(self, tokens: int) -> WholeRun | None:
+        """The length and cost of a run over so many tokens; None for none, and where nothing fits."""
+        return WholeRun.of(self.chosen.estimate.time, tokens, self.price) if tokens and self.chosen else None
+
     @property
     def per_price(self) -> float | None:
         """`speed` for one unit of the price; None without a price, or where nothing fits."""
         return None if self.price is None or self.chosen is None else self.speed / self.price
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, tokens: int = 0) -> dict[str, Any]:
         """The plan's plain values, less all candidates but the best, and what is said of this GPU beside them."""
         best = [] if self.plan is None else [c.to_json(1) for c in self.plan.candidates[:1]]
         device = {"name": self.device.name, "memory_bytes": self.device.memory_bytes}
+        run = self.whole_run(tokens)
+        length = {} if run is None else {"whole_run": run.to_json()}
         return {"device": device, "candidates": best, "refused": self.refused or None, "price": self.price,
-                "per_price": self.per_price}
+                "per_price": self.per_price, **length}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """A recipe planned for each GPU, the best first: by throughput per price where prices were given, else by
     throughput, those with milder numerics before those on which only harsher ones fit; then those on which nothing
-    fits, those that miss least first; then those that refuse it."""
+    fits, those that miss least first; then those that refuse it. tokens: how many a whole run learns from; 0 where
+    nobody asked."""
 
     asked: Recipe
     rows: tuple[Compared, ...]
+    tokens: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        return {"gpus": [row.to_json() for row in self.rows]}
+        return {"gpus": [row.to_json(self.tokens) for row in self.rows]}
 
 
 def compare(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tightfit.devices import Device
 from tightfit.errors import ModelError
-from tightfit.planning.costs import Memory
+from tightfit.planning.costs import FitRank, Memory
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Tools
 from tightfit.planning.search.comparisons import usual_precision
@@ -28,7 +28,7 @@ def ranked(exploration: Exploration) -> list[Evaluated]:
     best = exploration.best()
     if best is None:
         return []
-    fitting = [pair for pair, found in exploration.found.items() if found.fit_rank < 3 and pair != best]
+    fitting = [pair for pair, found in exploration.found.items() if found.fit_rank.fits and pair != best]
     rest: list[Pair] = []
     for pair in sorted(fitting, key=lambda pair: _order(exploration, pair)):
         differing = [exploration.space.differing(pair[0], other[0]) for other in (best, *rest)]
@@ -43,14 +43,14 @@ def ranked(exploration: Exploration) -> list[Evaluated]:
 
 def _order(exploration: Exploration, pair: Pair) -> tuple[int, float]:
     found = exploration.found[pair]
-    return max(found.fit_rank, 1), -found.speed
+    return max(found.fit_rank, FitRank.AFTER_RETRIES), -found.speed
 
 
 def mildest(exploration: Exploration, best: Pair) -> Pair | None:
     """The best of the mildest level of numerics that fits as well as a choice of a harsher one; None where the choice
     is of the mildest."""
-    safe = exploration.found[best].fit_rank < 2
-    fitting = [pair for pair, found in exploration.found.items() if found.fit_rank < (2 if safe else 3)]
+    worst = FitRank.AFTER_RETRIES if exploration.found[best].fit_rank.is_safe else FitRank.TIGHT
+    fitting = [pair for pair, found in exploration.found.items() if found.fit_rank <= worst]
     level = min(exploration.space.level(choice) for choice, _ in fitting)
     alike = [pair for pair in fitting if exploration.space.level(pair[0]) == level]
     return None if best in alike else min(alike, key=lambda pair: _order(exploration, pair))
@@ -70,7 +70,7 @@ def too_large(exploration: Exploration) -> list[Evaluated]:
     near = nearest_in_usual_precision(exploration, best)
     pairs = dict.fromkeys([*exploration.compared, *([near] if near else [])])
     shown = [exploration.found[pair] for pair in pairs if pair in exploration.found]
-    return sorted((found for found in shown if found.fit_rank == 3), key=lambda found: found.estimate.missing)
+    return sorted((found for found in shown if not found.fit_rank.fits), key=lambda found: found.estimate.missing)
 
 
 def nearest_in_usual_precision(exploration: Exploration, best: Pair) -> Pair | None:
@@ -96,15 +96,19 @@ def why(exploration: Exploration, best: Pair) -> list[str]:
             quantity += f", {time.prefill_seconds:.3g} s of it until the first token"
     sentences = [f"{_fastest(exploration, best)}: {quantity}, with {in_use} in use at the peak, in the "
                  f"{memory.peak_in}; the margin to keep free is {size(memory.margin)}."]
-    if found.fit_rank == 1:
+    if memory.host_by_category:
+        known = exploration.device.host_bytes
+        unchecked = "" if known else ", which was not checked: write --host-memory 64GB for yours"
+        sentences.append(f"It needs {size(memory.host)} of the machine's own memory as well{unchecked}.")
+    if found.fit_rank is FitRank.AFTER_RETRIES:
         sentences.append(f"It fits once the allocator has given cached memory back, without which it is "
                          f"{size(memory.used)}; that costs a little time.")
-    if found.fit_rank == 2:
+    if found.fit_rank is FitRank.TIGHT:
         sentences.append("It leaves less than the margin free: nothing found leaves more. Expect to be close to the "
                          "device's limit.")
     changed = space.numerics(found.recipe)
     if changed:
-        spare = " with the margin free" if found.fit_rank < 2 else ""
+        spare = " with the margin free" if found.fit_rank.is_safe else ""
         reason = "allow_numerics allows it" if space.recipe.allow_numerics else f"nothing fits{spare} otherwise"
         sentences.append(f"{changing(changed)} numerics: picked because {reason}.")
         milder = mildest(exploration, best)
@@ -113,8 +117,7 @@ def why(exploration: Exploration, best: Pair) -> list[str]:
             what = "changes them least of what fits" if space.numerics(other.recipe) else "leaves them unchanged"
             slower = percent(abs(faster_by(other.speed, found.speed)))
             sentences.append(f"{choices_text(other.recipe, found.recipe)} {what}, and is {slower} slower.")
-    if any(t.numerics_change >= 4 for t in space.techniques(best[0])):
-        sentences.append("It wants another learning rate than AdamW: for Adafactor about 1e-2.")
+    sentences += [note for technique in space.techniques(best[0]) if (note := technique.learning_rate_note)]
     near = nearest_in_usual_precision(exploration, best)
     if near is not None:
         sentences.append(_why_not_usual_precision(exploration.found[near], found))
@@ -128,7 +131,7 @@ def _fastest(exploration: Exploration, best: Pair) -> str:
     if not open_fields and len(exploration.sizes) == 1:
         return "It fits as asked for"
     faster = [pair for pair, other in exploration.found.items()
-              if other.fit_rank < 3 and faster_by(other.speed, found.speed) > 0]
+              if other.fit_rank.fits and faster_by(other.speed, found.speed) > 0]
     if not faster:
         return "The fastest that fits"
     if min(exploration.found[pair].fit_rank for pair in faster) > found.fit_rank:
@@ -147,7 +150,7 @@ def _why_not_usual_precision(near: Evaluated, best: Evaluated) -> str:
         "it needs more memory")
     memory, nothing = near.estimate.memory, f"Nothing fits in {precision.name}"
     by = f"misses {size(memory.missing)}"
-    if near.fit_rank < 3:
+    if near.fit_rank.fits:
         nothing = f"Nothing in {precision.name} leaves the margin free"
         by = f"is {size(memory.peak_reserved - memory.capacity + memory.margin)} over it"
     return f"{nothing}: {copies}. The nearest, {choices_text(near.recipe, best.recipe)}, {by}."
@@ -182,9 +185,9 @@ def too_short(exploration: Exploration, best: Pair) -> str:
     found, space = exploration.found[best], exploration.space
     before, steps = startup(found.recipe), space.recipe.max_steps
     others = [other for pair, other in exploration.found.items()
-              if startup(other.recipe) < before and other.fit_rank <= max(found.fit_rank, 1)]
+              if startup(other.recipe) < before and other.fit_rank <= max(found.fit_rank, FitRank.AFTER_RETRIES)]
     other = max(others, key=lambda o: o.speed, default=None)
-    if other is None or steps * (other.seconds - found.seconds) >= before:
+    if other is None or space.recipe.num_train_epochs is not None or steps * (other.seconds - found.seconds) >= before:
         return ""
     return (f"compile: {steps:,} steps are too few to win back the {before:.0f} seconds or so that compiling takes; "
             f"for so short a run write {choices_text(other.recipe, found.recipe)}")

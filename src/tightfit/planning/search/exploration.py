@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
+from tightfit.planning.costs import FitRank
 from tightfit.planning.search.budget import TraceBudget, TraceBudgetExceeded
 from tightfit.planning.search.evaluate import Evaluated, Evaluator, Progress, without_allocator_setting
 from tightfit.planning.search.forecast import Forecasts, Unknown
@@ -20,6 +21,8 @@ CLOCK_ERROR = 0.05
 that differ in one field, predicted and measured ratios are 4 to 5 % apart at the median (results/search_quality.json);
 single times are off by 19 to 26 %."""
 MICRO = "micro_batch_size"
+RANKS = ((FitRank.SAFE, FitRank.AFTER_RETRIES), (FitRank.TIGHT,))
+"""Ranks of what is chosen from, the better ones first."""
 
 Pair = tuple[Choice, int]
 
@@ -90,12 +93,13 @@ class Exploration:
 
     def seconds_in_run(self, seconds: float, recipe: Recipe) -> float:
         """Seconds of a step, with its share of what comes before the run's first one."""
-        return seconds + (startup(recipe) / recipe.max_steps if self.for_run else 0.0)
+        counted = self.for_run and recipe.num_train_epochs is None  # of epochs nobody knows yet how many steps they are
+        return seconds + (startup(recipe) / recipe.max_steps if counted else 0.0)
 
     def best(self, with_margin: bool = False) -> Pair | None:
         """The choice among what was evaluated: of what leaves the margin free, else, unless `with_margin`, of what
         fits; of the mildest numerics that no harsher ones beat by more than the clock's error."""
-        for ranks in ((0, 1),) if with_margin else ((0, 1), (2,)):
+        for ranks in RANKS[:1] if with_margin else RANKS:
             levels: dict[Level, list[Pair]] = {}
             for pair, found in self.found.items():
                 if found.fit_rank in ranks:

@@ -76,7 +76,7 @@ class CostModel:
         return self.seconds(batch / micro)
 
     def changed(self, effect: Effect, held: float = 0.0) -> CostModel:
-        """The same with another value of one field, and so many bytes more held."""
+        """The same with other values of some fields, and so many bytes more held."""
         return replace(
             self, passes=Affine(max(self.passes.base + held, 0.0), self.passes.slope * effect.kept),
             elsewhere=Affine(max(self.elsewhere.base + held, 0.0), self.elsewhere.slope),
@@ -127,13 +127,14 @@ class Forecasts:
     """Of every combination of a space, from `points`: what was evaluated, by combination and micro-batch."""
 
     def __init__(self, space: Space, points: Mapping[Choice, Mapping[int, Evaluated]]) -> None:
-        self.space, self.batch = space, space.recipe.batch_size
+        self.space, self.batch = space, space.share
         self.parameters = next((found.parameters for known in points.values() for found in known.values()), 0)
         self.cost_models: dict[Choice, CostModel] = {}
         for choice in sorted(points, key=lambda c: (-min(len(points[c]), 2), space.departures(c))):
             self.cost_models[choice] = CostModel.of(points[choice], self.batch, self._like(choice, points))
         self._pairs: dict[tuple[str, Any, Any], list[tuple[Choice, Effect]]] = {}
         self._forecasts: dict[Choice, Forecast] = {}
+        self._effects: dict[Choice, dict[Unknown, Effect | None]] = {}
         for one, mine in self.cost_models.items():
             for other, its in self.cost_models.items():
                 fields = space.differing(one, other)
@@ -156,21 +157,25 @@ class Forecasts:
         """By one combination that was evaluated; what rules of thumb say may be better by a share."""
         space, device = self.space, self.space.device
         held = self.parameters * (space.bytes_per_parameter(choice) - space.bytes_per_parameter(relative))
-        likely = best = self.cost_models[relative].changed(Effect(), held)
+        likely = best = Effect()
         unknown: list[Unknown] = []
+        effects = self._effects.setdefault(relative, {})
         for field, old, new in zip(space.fields, relative, choice, strict=True):
             if old == new:
                 continue
-            known = self._effect(field, old, new, relative)
+            if (field, new) not in effects:
+                effects[field, new] = self._effect(field, old, new, relative)
+            known = effects[field, new]
             if known is not None:
-                likely, best = likely.changed(known), best.changed(known)
+                likely, best = likely.then(known), best.then(known)
             elif isinstance(new, Technique):
                 unknown.append((field, new))
                 kept = new.activation_share / old.activation_share
                 time = (1 + new.slowdown(device)) / (1 + old.slowdown(device))
-                likely = likely.changed(Effect(kept, time))
-                best = best.changed(Effect(kept * (1 - HEURISTIC_SLACK), time - HEURISTIC_SLACK * abs(time - 1)))
-        return Forecast(likely, best, tuple(unknown))
+                likely = likely.then(Effect(kept, time))
+                best = best.then(Effect(kept * (1 - HEURISTIC_SLACK), time - HEURISTIC_SLACK * abs(time - 1)))
+        model = self.cost_models[relative]
+        return Forecast(model.changed(likely, held), model.changed(best, held), tuple(unknown))
 
     def _effect(self, field: str, old: Any, new: Any, near: Choice) -> Effect | None:
         """The change of one field, by the evaluated pair nearest to `near` that differs in it alone; by way of a third

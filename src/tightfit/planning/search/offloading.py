@@ -1,5 +1,4 @@
-"""What waits in host memory beyond the settings that a search weighs: the shares of the blocks that `auto` stands for,
-and the embeddings where nothing fits otherwise."""
+"""Search over offloading: shares of blocks kept on the GPU, and streamed recipes where nothing fits without."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from tightfit.planning.search.space import micro_batch_sizes
 from tightfit.planning.search.wording import choices_text
 from tightfit.recipe import Recipe
 from tightfit.techniques import default_for_slot
-from tightfit.techniques.offload import Offload
+from tightfit.techniques.offload import Host, NoOffload, Offload
 
 OFFLOAD = "offload"
 KINDS = ("weights", "gradients", "optimizer", "activations")
@@ -149,6 +148,14 @@ def nothing_resident(chosen: Recipe) -> str:
     fields = choices_text(chosen, None, FIELDS)
     return (f"nothing fits with all of the model in the GPU's memory: with {fields}, part of it waits in the host's; "
             "write offload=none for what would help without")
+
+
+def keeps_all(exploration: Exploration) -> str:
+    """That a recipe pins all of the model to the GPU though it could be offloaded, as a sentence; empty elsewhere."""
+    recipe, device = exploration.space.recipe, exploration.device
+    settings = Host.search_settings(recipe, device) if recipe.mode == "train" and recipe.offload == NoOffload() else []
+    possible = [one for one in settings if not recipe.model_copy(update={OFFLOAD: one}).refusals(device)]
+    return "offload=none keeps all of the model on the GPU; write offload=auto." if possible else ""
 
 
 def _field(exploration: Exploration) -> int | None:

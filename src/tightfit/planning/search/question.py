@@ -14,7 +14,7 @@ from tightfit.recipe import Recipe
 
 
 class Question:
-    """At most so many `traces` of the search's budget."""
+    """Recipes traced for one answer beside the choice, at most `traces` of the search's budget."""
 
     def __init__(self, exploration: Exploration, traces: int) -> None:
         self.exploration, self.left = exploration, traces

@@ -10,7 +10,7 @@ from tightfit.errors import ModelError
 from tightfit.planning.defaults import resolve
 from tightfit.planning.plan import Plan
 from tightfit.planning.search.search import search_with
-from tightfit.planning.targets import Target
+from tightfit.planning.targets import Target, needs_plan
 from tightfit.recipe import Recipe
 
 
@@ -28,7 +28,7 @@ def resolve_auto(
     """
     device = target.device
     slowly = recipe.backend.compiles_whole_steps  # seconds for each trace, which is worth a line
-    if target.is_guessed_processor or (slowly and device.kind == "cpu") or not recipe.open_choices():
+    if not needs_plan(recipe, target):
         return resolve(recipe, device), None
 
     def tell(done: int, total: int | None, text: str) -> None:

@@ -1,10 +1,11 @@
-"""From a recipe to a plan: explore, choose, and answer what a person asks next."""
+"""Search entry point: explores the space, picks the recipe, answers follow-up questions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tightfit.backends.base import Backend
@@ -14,23 +15,24 @@ from tightfit.garbage import gc_paused
 from tightfit.models import model_facts
 from tightfit.planning.estimate import Margin, Tools
 from tightfit.planning.plan import Answers, Candidate, Plan
+from tightfit.planning.search.adapters import adapters
 from tightfit.planning.search.budget import TraceBudget
-from tightfit.planning.search.changes import gain_of_opening, misalignments, offload, smallest_change, smallest_gpu
+from tightfit.planning.search.changes import gain_of_opening, misalignments, smallest_change, smallest_gpu
 from tightfit.planning.search.choose import explore
 from tightfit.planning.search.comparisons import evaluate_comparisons
 from tightfit.planning.search.evaluate import Evaluated, Evaluator, InProcess, Progress
 from tightfit.planning.search.explain import SHOWN, compared, misses, ranked, still_known, too_large, too_short, why
 from tightfit.planning.search.exploration import MICRO, Exploration
+from tightfit.planning.search.more_gpus import more_gpus, scaling
 from tightfit.planning.search.offloading import TRACES as STREAMED_TRACES
+from tightfit.planning.search.offloading import keeps_all, plan_streamed
 from tightfit.planning.search.offloading import notes as offloading_notes
-from tightfit.planning.search.offloading import plan_streamed
 from tightfit.planning.search.pool import Pool
 from tightfit.planning.search.space import Space
 from tightfit.planning.search.wording import choices_text, field_text
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target
 from tightfit.recipe import Recipe
-from tightfit.system import host_memory
 from tightfit.tasks import TASKS
 from tightfit.techniques import SLOTS
 
@@ -81,24 +83,9 @@ def search(
     Raises Refused for pins that contradict each other, naming them, and where nothing can be built; ModelError for a
     model that cannot be traced, with what can be said all the same.
     """
-    check_length(recipe)
-    traces = TRACES if traces is None else traces
-    compiles, inference = recipe.backend.compiles_whole_steps, recipe.mode == "inference"
-    if compiles and inference:
-        raise Refused(f"backend: {recipe.backend.name} is planned for training alone; write mode=train, or "
-                      "backend=pytorch")
-    asked = recipe.model_copy(update=dict.fromkeys(TRAINING_ALONE, "auto")) if inference else recipe
-    exploration = Exploration(
-        Space(asked, device), evaluator or InProcess(tools, margin),
-        TraceBudget(limit=COMPILATIONS if compiles else traces,
-                    kept_back=2 if compiles or choice_alone else min(KEPT_BACK, traces // 4)),
-        progress=progress, for_run=for_run, mildest=choice_alone and not recipe.allow_numerics,
-    )  # fmt: skip
-    try:
-        explore(exploration)
-    except ModelError as error:
-        raise ModelError(f"{error}{still_known(recipe, device, tools)}") from error
-    best = exploration.best()
+    exploration = _explored(recipe, device, tools, evaluator or InProcess(tools, margin), progress,
+                            TRACES if traces is None else traces, choice_alone, for_run)
+    resident = partial(_plan, exploration, recipe, catalogue, margin or Margin(), choice_alone)
     tried: list[Plan] = []
 
     def plan_of(other: Recipe) -> Plan:  # without a catalogue: which GPU would do resident is another question
@@ -107,16 +94,52 @@ def search(
         return tried[-1]
 
     plan = None
-    if best is not None:
+    if exploration.best() is not None:
         if not choice_alone:
             evaluate_comparisons(exploration)
-        plan = _plan(exploration, recipe, catalogue, margin or Margin(), choice_alone)
+        plan = resident()
         if choice_alone or exploration.budget.exhausted:
             return plan
-    streamed = plan_streamed(recipe, device, plan, plan_of)
-    plan = streamed or plan or _plan(exploration, recipe, catalogue, margin or Margin(), choice_alone)
-    made = exploration.budget.made + sum(other.predictions for other in tried)
-    return replace(plan, predictions=made)
+    streamed = plan_streamed(recipe, device, plan, plan_of) if device.world == 1 else None
+    made = sum(other.predictions for other in tried)
+    plan = streamed or plan or resident()
+    if exploration.best() is None and not choice_alone and (way_out := adapters(exploration)):
+        plan = replace(plan, notes=(*plan.notes, way_out))
+    return replace(plan, predictions=exploration.budget.made + made)
+
+
+def _explored(
+    recipe: Recipe, device: Device, tools: Tools, evaluator: Evaluator, progress: Progress | None, traces: int,
+    choice_alone: bool, for_run: bool,
+) -> Exploration:  # fmt: skip
+    """The space of a recipe, explored. Raises as `search`."""
+    check_length(recipe)
+    compiles, inference = recipe.backend.compiles_whole_steps, recipe.mode == "inference"
+    if compiles and inference:
+        raise Refused(f"backend: {recipe.backend.name} is planned for training alone; write mode=train, or "
+                      "backend=pytorch")
+    asked = recipe.model_copy(update=dict.fromkeys(TRAINING_ALONE, "auto")) if inference else recipe
+    exploration = Exploration(
+        Space(asked, device, _parameters(asked, device, tools)), evaluator,
+        TraceBudget(limit=COMPILATIONS if compiles else traces,
+                    kept_back=2 if compiles or choice_alone else min(KEPT_BACK, traces // 4)),
+        progress=progress, for_run=for_run, mildest=choice_alone and not recipe.allow_numerics,
+    )  # fmt: skip
+    try:
+        explore(exploration)
+    except ModelError as error:
+        raise ModelError(f"{error}{still_known(recipe, device, tools)}") from error
+    return exploration
+
+
+def _parameters(recipe: Recipe, device: Device, tools: Tools) -> int:
+    """Parameters of a model that several devices train in full; 0 where that is not asked, or not known."""
+    if device.world == 1 or tools.model_size is None or recipe.trainable.freezes:
+        return 0
+    try:
+        return tools.model_size(recipe).parameters
+    except ModelError:
+        return 0
 
 
 def check_length(recipe: Recipe) -> None:
@@ -141,10 +164,14 @@ def _plan(
                      choices_text(found.recipe, head.recipe), found.estimate.memory) for found in large]
     answers = Answers(why=" ".join(sentences)) if choice_alone else _answers(
         exploration, shown, missed, sentences, catalogue, margin)
+    if best is not None and not choice_alone:
+        answers = replace(answers, scaling=scaling(exploration, head))
+    answers = replace(answers, more_gpus=more_gpus(exploration, head))
     unread = _unread(recipe) if recipe.mode == "inference" else ()
     said = [  # one object says all: the first candidate carries the answers too
         *(sentences or missed[:1]), answers.next_best, answers.smallest_change_text, answers.smallest_gpu_text,
-        answers.smallest_gpu_changed_text, answers.open_fields, answers.offload,
+        answers.smallest_gpu_changed_text, answers.open_fields, answers.more_gpus, answers.offload,
+        answers.scaling.text if answers.scaling is not None else "",
         *(misaligned.sentence for misaligned in answers.misaligned), *unread,
     ]  # fmt: skip
     reasons = [*([compared(found, head)] for found in shown), *([sentence] for sentence in missed)]
@@ -185,7 +212,7 @@ def _answers(
         smallest_gpu_text=gpu_text,
         smallest_gpu_changed_text=gpu_changed_text,
         open_fields=gain_of_opening(exploration, shown[0]) if traced and trains and fits else "",
-        offload=offload(exploration, host_memory().total) if traced and trains and not fits else "",
+        offload="" if fits else keeps_all(exploration),
         misaligned=misalignments(exploration, shown[0]) if traced and trains and fits else (),
     )
 

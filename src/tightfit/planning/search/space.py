@@ -16,7 +16,7 @@ from typing import Any
 
 from tightfit.devices import Device
 from tightfit.errors import Refused
-from tightfit.planning.defaults import fill_rest
+from tightfit.planning.defaults import fill_rest, resolve
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS, Technique, default_for_slot
 
@@ -32,10 +32,12 @@ ALLOCATOR = "expandable_segments"
 
 @dataclass(frozen=True)
 class Space:
-    """The combinations of one recipe on one device. recipe: as written."""
+    """The combinations of one recipe on one device. recipe: as written. parameters: of its model; 0 where they are not
+    known."""
 
     recipe: Recipe
     device: Device
+    parameters: int = 0
 
     @cached_property
     def base(self) -> Recipe:
@@ -48,7 +50,7 @@ class Space:
         found: dict[str, Sequence[Any]] = {}
         for slot, variants in SLOTS.items():
             pinned = getattr(self.recipe, slot)
-            if pinned != "auto":
+            if pinned != "auto" and not pinned.left_open(self.device):
                 found[slot] = [getattr(self.base, slot)]
                 continue
             first = default_for_slot(self.recipe, self.device, slot)
@@ -57,10 +59,31 @@ class Space:
                 continue
             offered = [setting for kind in variants for setting in kind.search_settings(self.recipe, self.device)]
             found[slot] = [first, *(setting for setting in offered if setting != first)]
+        if len(found["parallel"]) > 1:
+            found["parallel"] = self._that_may_hold(found["parallel"])
         caching = self.device.kind == "cuda" and self.recipe.backend.runs_torch and self.recipe.mode == "train"
         considered = caching and self.recipe.expandable_segments == "auto"
         found[ALLOCATOR] = [False, True] if considered else [self.base.expandable_segments]
         return found
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether the model has to be divided among devices: one does not hold its weights and gradients in 16 bits."""
+        return 4 * self.parameters > self.device.memory_bytes
+
+    def _that_may_hold(self, ways: Sequence[Any]) -> Sequence[Any]:
+        """Ways to share a model among devices, the usual one first: one that divides it where a device does not hold it
+        whole as usual, and that alone where none holds it."""
+        memory, usual = self.device.memory_bytes, resolve(self.recipe, self.device)
+        held = sum(getattr(usual, slot).bytes_per_parameter(usual) for slot in SLOTS) * self.parameters
+        if self.is_divided:
+            return [way for way in ways if way.shards] or ways
+        return sorted(ways, key=lambda way: way.shards is not (held > memory))
+
+    @cached_property
+    def share(self) -> int:
+        """Samples of a global batch for each device."""
+        return -(-self.recipe.batch_size // self.device.world)
 
     @cached_property
     def fields(self) -> tuple[str, ...]:
@@ -159,7 +182,9 @@ class Space:
         """Bytes of weights, gradients and optimizer states, as declared."""
         if choice not in self._bytes:
             recipe = self.recipe_for(choice, 1)
-            self._bytes[choice] = sum(getattr(recipe, slot).bytes_per_parameter(recipe) for slot in SLOTS)
+            learned = sum(getattr(recipe, slot).bytes_per_parameter(recipe) for slot in SLOTS)
+            share = recipe.trainable.share
+            self._bytes[choice] = share * learned + (1 - share) * recipe.base.weight_bytes(recipe)
         return self._bytes[choice]
 
     @cached_property
@@ -177,7 +202,7 @@ class Space:
     @cached_property
     def sizes(self) -> list[int]:
         """The micro-batches worth trying, ascending: the pinned one, or one of each octave up to the global batch."""
-        batch = self.recipe.batch_size
+        batch = self.share
         if self.recipe.mode == "inference":
             return [batch]
         return micro_batch_sizes(batch) if self.recipe.micro_batch_size == "auto" else [self.recipe.micro_batch_size]

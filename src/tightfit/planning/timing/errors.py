@@ -24,7 +24,7 @@ from tightfit.trace import COPIES, Op, Stream
 
 
 class Work(StrEnum):
-    """What a step's seconds go to, told apart by how well they are predicted."""
+    """Kinds of work in a step, by how well their time is predicted."""
 
     TENSOR_CORES = "matrix products on tensor cores"
     PLAIN = "matrix products without tensor cores"
@@ -33,6 +33,7 @@ class Work(StrEnum):
     FUSED = "compiled and optimizer kernels"
     HOST = "waiting for the host"
     TRANSFERS = "waiting for copies from and to the host"
+    EXCHANGE = "waiting for other processes"
 
 
 CARD_ERROR = {"measured": 0.1, "few": 0.24, "assumed": 0.16}
@@ -40,10 +41,11 @@ CARD_ERROR = {"measured": 0.1, "few": 0.24, "assumed": 0.16}
 UNRECORDED = 0.32
 """Of work that no recording tells of: as much as the worst that is recorded."""
 WORK_ERROR = {Work.TENSOR_CORES: 0.17, Work.PLAIN: 0.05, Work.ATTENTION: 0.08, Work.MEMORY: 0.32,
-              Work.FUSED: UNRECORDED, Work.HOST: UNRECORDED, Work.TRANSFERS: UNRECORDED}
+              Work.FUSED: UNRECORDED, Work.HOST: UNRECORDED, Work.TRANSFERS: UNRECORDED, Work.EXCHANGE: UNRECORDED}
 CALIBRATED_ERROR = 0.11
 """Of the work that a calibration measures on the card itself: all but compiled kernels. How far waiting for copies is
 off that it measured is recorded nowhere yet."""
+NOT_CALIBRATED = (Work.FUSED, Work.TRANSFERS, Work.EXCHANGE)
 PROCESSOR_ERROR = 0.32
 
 
@@ -51,6 +53,8 @@ def work_of(op: Op, device: Device, tf32: bool) -> Work:
     """What an op's seconds on its stream go to."""
     if op.stream in COPIES or op.stream is Stream.HOST:
         return Work.TRANSFERS
+    if op.stream is Stream.NETWORK:
+        return Work.EXCHANGE
     if op.name.startswith(FUSED):
         return Work.FUSED
     if not op.flops:
@@ -76,7 +80,7 @@ def seconds_error(work: Mapping[Work, float], device: Device, calibrated: bool) 
 
 def _work_error(kind: Work, calibrated: bool) -> float:
     """Share of its seconds."""
-    return CALIBRATED_ERROR if calibrated and kind not in (Work.FUSED, Work.TRANSFERS) else WORK_ERROR[kind]
+    return CALIBRATED_ERROR if calibrated and kind not in NOT_CALIBRATED else WORK_ERROR[kind]
 
 
 def speed_error(work: Mapping[Work, float], device: Device, calibrated: bool) -> float | None:

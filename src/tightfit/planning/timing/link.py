@@ -17,8 +17,6 @@ from tightfit.trace import COPIES, Stream
 
 LINK_SHARE, PAGEABLE_SHARE = 0.8, 0.4
 UNKNOWN_LINK = 16e9
-PAGEABLE = "pageable"
-"""How the name ends of a copy to or from host memory that is not page-locked."""
 
 
 def copy_rate(device: Device, calibration: Calibration | None, stream: Stream, *, pinned: bool) -> float:

@@ -33,8 +33,9 @@ from tightfit.devices import Device
 from tightfit.errors import TightfitError
 from tightfit.planning.timing import contractions
 from tightfit.planning.timing.contractions import PLAIN_PROLOGUE, Matmul
-from tightfit.planning.timing.link import PAGEABLE, copy_rate
-from tightfit.trace import COPIES, Op, OpClass, Stream
+from tightfit.planning.timing.link import copy_rate
+from tightfit.planning.timing.network import exchange_seconds
+from tightfit.trace import COPIES, FUSED_PREFIX, PAGEABLE, Op, OpClass, Stream
 
 T = TypeVar("T")
 
@@ -83,7 +84,7 @@ KERNEL_START, STRIDED_START = 2e-6, 3e-6
 CLASS_START = {OpClass.CONTRACTION: 2.3e-6, OpClass.NORMALIZATION: 4e-6}
 """Seconds of a kernel's start and end, of some kinds more."""
 CPU_MATMUL_RATE, CPU_BANDWIDTH, CPU_BANDWIDTH_CORES = 50e9, 8e9, 4
-FUSED = ("fused ", "aten._foreach_", "aten._fused_ad", "aten._fused_sgd", "aten._amp_")
+FUSED = (FUSED_PREFIX, "aten._foreach_", "aten._fused_ad", "aten._fused_sgd", "aten._amp_")
 """How the names of a compiler's and of optimizers' kernels begin."""
 
 ITEM_BYTES = {
@@ -104,6 +105,8 @@ def op_seconds(op: Op, device: Device, calibration: Calibration | None = None, *
         return 0.0
     if device.kind == "cuda" and op.stream in COPIES:
         return op.bytes_written / copy_rate(device, calibration, op.stream, pinned=not op.name.endswith(PAGEABLE))
+    if device.kind == "cuda" and op.stream is Stream.NETWORK and op.op_class is OpClass.COMMUNICATION:
+        return exchange_seconds(op, device)
     if device.kind == "cuda" and op.stream is Stream.HOST:
         return _on_cpu(op, CPU_BANDWIDTH_CORES)
     measured = None if calibration is None else _measured(op, device, calibration, tf32)

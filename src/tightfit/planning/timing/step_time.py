@@ -1,4 +1,4 @@
-"""How long one optimizer step takes: the device's time for each op, the host's for issuing it, the link's for copies.
+"""Step time: the device's time of each op, the host's to issue it, the link's for copies.
 
 On a CUDA device the host issues ops ahead of the device. Where it falls behind, the device waits, and the step is bound
 by launches; where a dependency says so, the device waits for copies. A read of a value makes the host wait for the
@@ -12,15 +12,13 @@ device. On the CPU all runs on the host. See `streams` for the simulation.
 | `COMPILED_SECONDS` | 5 microseconds | a compiled kernel's launch from generated code: assumed, not yet measured |
 | `COMPILED_CPU_SECONDS` | 2 microseconds | the same on the CPU, which launches nothing: assumed, not yet measured |
 | `GRAPH_SECONDS` | 0.5 microseconds | a kernel inside a CUDA graph: assumed, not yet measured |
-| `QUEUE` | 1,024 kernels | how far CUDA lets the host run ahead: commonly observed, not documented |
-| `PREPARE_SECONDS` | 19 microseconds a sequence, 4 nanoseconds a token | reading and packing a global batch of text in
-one process: measured on one core of an AMD EPYC (Zen 4) at 2.6 GHz | """  # noqa: E501 - a table's row is one line
+| `PREPARE_SECONDS` | 19 microseconds a sequence, 4 nanoseconds a token | reading and packing a global batch of text in one process: measured on one core of an AMD EPYC (Zen 4) at 2.6 GHz | """  # noqa: E501 - a table's row is one line
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 import numpy as np
@@ -30,12 +28,13 @@ from tightfit.devices import Device
 from tightfit.models import ModelFacts
 from tightfit.planning.timing.copies import Copies, copies_of
 from tightfit.planning.timing.errors import Work, work_of
-from tightfit.planning.timing.link import PAGEABLE, contended, copy_rate
+from tightfit.planning.timing.exchange import Exchange, exchange_of
+from tightfit.planning.timing.link import contended, copy_rate
 from tightfit.planning.timing.op_times import op_seconds
 from tightfit.planning.timing.streams import Block, Elapsed, Piece, lanes, simulate
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
-from tightfit.trace import Op, OpClass, Phase, Stream, Trace
+from tightfit.trace import FUSED_PREFIX, PAGEABLE, Op, OpClass, Phase, Stream, Trace
 from tightfit.trace.lanes import Stretch
 
 HOST_SECONDS = {"forward": 20e-6, "recompute": 60e-6, "backward": 13e-6, "optimizer": 7e-6}
@@ -48,9 +47,6 @@ IMAGE_SIZE = 224
 """Pixels a side of images, for the bytes of a batch."""
 
 PHASES = (Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.OPTIMIZER)
-COMPILED = "fused "
-"""How the names of a compiled region's kernels begin."""
-
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "is_nonzero", PAGEABLE)
 """Ops that make the host wait for the device."""
 
@@ -65,7 +61,7 @@ class StepTime:
     forward, recompute, backward, optimizer: the device's time in each, waiting for the host and for copies included.
     data: copying the global batch to the device, and preparing it where nothing hides that. They sum to `seconds`.
     work: seconds of `seconds` by what takes them, without the data's.
-    copies: between host and device; None without.
+    copies: between host and device; None without. exchange: between processes; None without.
     calibrated: whether this machine's own calibration was used.
     notes: sentences about how sure it is, and what binds it.
     """
@@ -78,6 +74,7 @@ class StepTime:
     data: float = 0.0
     work: Mapping[Work, float] = field(default_factory=dict)
     copies: Copies | None = None
+    exchange: Exchange | None = None
     calibrated: bool = False
     notes: tuple[str, ...] = ()
 
@@ -89,14 +86,21 @@ def step_time(trace: Trace, recipe: Recipe, device: Device, calibration: Calibra
     device, see `op_times.op_seconds`.
     """
     main, calibration = _main(device), _own(calibration, device)
+    device = _for_all(device, recipe)
     alone, work = _blocks(trace, recipe, device, calibration)
     blocks = _together(alone, main, calibration)
     found = simulate(blocks, main)
     copies = None if main is Stream.HOST else copies_of(trace, recipe, alone, blocks, found)
+    exchange = None if main is Stream.HOST else exchange_of(trace, device, blocks, found)
+    waited = {Work.TRANSFERS: found.for_streams, Work.EXCHANGE: 0.0}
+    if exchange is not None:
+        waited[Work.EXCHANGE] = min(exchange.added, found.for_streams)
+        waited[Work.TRANSFERS] -= waited[Work.EXCHANGE]
     return StepTime(
         seconds=found.seconds, **{phase.value: found.by_phase[phase] for phase in (*PHASES, Phase.DATA)},
-        work={**work, Work.HOST: found.for_host, Work.TRANSFERS: found.for_streams}, copies=copies,
-        calibrated=calibration is not None, notes=tuple(_notes(device, calibration, recipe, found)),
+        work={**work, Work.HOST: found.for_host, **waited}, copies=copies, exchange=exchange,
+        calibrated=calibration is not None,
+        notes=tuple(_notes(device, calibration, recipe, found, waited[Work.TRANSFERS])),
     )  # fmt: skip
 
 
@@ -105,7 +109,14 @@ def step_lanes(
 ) -> tuple[Stretch, ...]:
     """When the device computes and copies in that step; arguments as of `step_time`."""
     main, calibration = _main(device), _own(calibration, device)
-    return lanes(_together(_blocks(trace, recipe, device, calibration)[0], main, calibration), main)
+    blocks = _blocks(trace, recipe, _for_all(device, recipe), calibration)[0]
+    return lanes(_together(blocks, main, calibration), main)
+
+
+def _for_all(device: Device, recipe: Recipe) -> Device:
+    """The device, with as many beside it as the recipe has processes: in one machine, where nothing else is said."""
+    count = recipe.parallel.process_count
+    return device if count == device.world else replace(device, cards=count, machines=1)
 
 
 def _main(device: Device) -> Stream:
@@ -132,14 +143,14 @@ def _blocks(
     host = _host_seconds(recipe, device, calibration)
     ops = list(trace.step_ops())
     fused = any("_fused_" in op.name for op, _ in ops if op.phase is Phase.OPTIMIZER)
-    compiled = {op.phase for op, _ in ops if op.name.startswith(COMPILED)}
+    compiled = {op.phase for op, _ in ops if op.name.startswith(FUSED_PREFIX)}
     awaited = {tick for op, _ in ops for tick in op.after}
 
     def piece_of(op: Op) -> Piece:
         phase = op.phase if op.phase in PHASES else Phase.FORWARD
         waits = any(f".{name}" in op.name for name in WAITS) or (UNSCALE in op.name and not fused)
         calls = op.op_class is OpClass.CONTRACTION and op.phase in compiled  # a compiled region's own
-        issues = host["compiled" if calls or op.name.startswith(COMPILED) else phase.value]
+        issues = host["compiled" if calls or op.name.startswith(FUSED_PREFIX) else phase.value]
         issues += host["launch"] * max(op.kernels - 1, 0)
         stream = Stream.HOST if device.kind == "cpu" else op.stream
         return Piece(issues, op_seconds(op, device, calibration, tf32=recipe.tf32), phase, waits, stream)
@@ -176,7 +187,7 @@ def _host_seconds(recipe: Recipe, device: Device, calibration: Calibration | Non
 
 def _data_piece(recipe: Recipe, device: Device, calibration: Calibration | None) -> Piece:
     """The global batch's way to the device: the host prepares it where no worker does, the device copies it."""
-    task = TASKS[recipe.task]
+    task, recipe = TASKS[recipe.task], recipe.parallel.of_one_process(recipe)
     preparing = 0.0
     if recipe.loading.workers in (0, "auto") and task.reads == "tokens":
         preparing = recipe.batch_size * (PREPARE_SECONDS[0] + recipe.seq_len * PREPARE_SECONDS[1])
@@ -189,8 +200,10 @@ def _data_piece(recipe: Recipe, device: Device, calibration: Calibration | None)
     return Piece(preparing, size / bandwidth, Phase.DATA)
 
 
-def _notes(device: Device, calibration: Calibration | None, recipe: Recipe, found: Elapsed) -> Iterator[str]:
-    seconds, idle, exposed = found.seconds, found.for_host, found.for_streams
+def _notes(
+    device: Device, calibration: Calibration | None, recipe: Recipe, found: Elapsed, for_copies: float
+) -> Iterator[str]:
+    seconds, idle = found.seconds, found.for_host
     if calibration is None:
         figures = "a rough default by the number of cores" if device.kind == "cpu" else "the data sheet's figures"
         yield f"not calibrated: times come from {figures} and shares of them that were not measured here"
@@ -198,8 +211,10 @@ def _notes(device: Device, calibration: Calibration | None, recipe: Recipe, foun
         help_more = "larger micro-batches, or compile, help" if recipe.mode == "train" else "a larger batch helps"
         yield (f"the device waits for the host {100 * idle / seconds:.0f} % of the time: {help_more} more than faster "
                "arithmetic")
-    if exposed > 0.1 * seconds:
-        yield (f"the device waits {100 * exposed / seconds:.0f} % of the time for copies from and to the host: more "
+    if for_copies > 0.1 * seconds:
+        yield (f"the device waits {100 * for_copies / seconds:.0f} % of the time for copies from and to the host: more "
                "tokens in a step, or less in the host's memory, help")
+    if device.kind == "cpu" and recipe.parallel.process_count > 1:
+        yield "parallel: what processes exchange is not in a processor's predicted time"
     if TASKS[recipe.task].reads == "images":
         yield "decoding images is not counted: see the share of a run that is spent waiting for data"

@@ -19,6 +19,8 @@ from typing import NamedTuple
 from tightfit.trace import COPIES, Phase, Stream
 from tightfit.trace.lanes import Stretch, joined
 
+BESIDE = (*COPIES, Stream.NETWORK)
+"""The streams beside the main one."""
 QUEUE = 1024
 """Kernels that CUDA lets the host run ahead: commonly observed, not documented."""
 
@@ -47,7 +49,7 @@ Block = tuple[Sequence[Piece], int]
 class Elapsed:
     """Seconds of a step, by the phases of its pieces; waiting counts to the piece that waits.
 
-    for_host: what the main stream waited for the host. for_streams: what it waited for other streams, and what copies
+    for_host: what the main stream waited for the host. for_streams: what it waited for other streams, and what these
     take beyond the end of its own work.
     """
 
@@ -70,6 +72,10 @@ class _Clocks:
     queued: dict[Stream, deque[float]] = field(default_factory=lambda: {s: deque(maxlen=QUEUE) for s in Stream})
     ended: dict[int, float] = field(default_factory=dict)
     log: list[Stretch] | None = None
+
+    def begin(self) -> None:
+        """Begin a step. What is gathered are the weights that the one before leaves."""
+        self.at[Stream.NETWORK] = max(self.at[Stream.NETWORK], self.at[self.main])
 
     def run(self, pieces: Sequence[Piece], weight: int, found: Elapsed) -> None:
         """Run the pieces, and count what they took `weight` times."""
@@ -109,10 +115,11 @@ def lanes(blocks: Sequence[Block], main: Stream) -> tuple[Stretch, ...]:
     for _ in range(2):
         begun, log = clocks.at[main], []
         clocks.log = log
+        clocks.begin()
         for pieces, times in blocks:
             for _ in range(times):
                 clocks.run(pieces, 1, Elapsed())
-    shown = (main, *COPIES)
+    shown = (main, *BESIDE)
     return joined(Stretch(s.stream, s.phase, s.begin - begun, s.end - begun) for s in log if s.stream in shown)
 
 
@@ -121,17 +128,18 @@ def simulate(blocks: Sequence[Block], main: Stream) -> Elapsed:
     clocks = _Clocks(main)
     for _ in range(2):
         found = Elapsed()
-        beyond = dict.fromkeys(COPIES, 0.0)
+        beyond = dict.fromkeys(BESIDE, 0.0)
+        clocks.begin()
         for pieces, times in blocks:
             simulated = min(times, 3)
             for number in range(simulated):
                 weight = times - simulated + 1 if number == simulated - 1 else 1
                 before, spent = dict(clocks.at), found.seconds
                 clocks.run(pieces, weight, found)
-                for stream in COPIES:
+                for stream in BESIDE:
                     beyond[stream] += weight * (clocks.at[stream] - before[stream]) - (found.seconds - spent)
     stream, excess = max(beyond.items(), key=lambda pair: pair[1])
-    if excess > 0:  # its copies pile up from step to step: no step is shorter than they take
+    if excess > 0:  # its work piles up from step to step: no step is shorter than that takes
         last = [piece.phase for pieces, _ in blocks for piece in pieces if piece.stream is stream][-1]
         found.by_phase[last] += excess
         found.for_streams += excess

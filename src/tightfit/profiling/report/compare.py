@@ -47,7 +47,7 @@ def step_flops(profile: Profile) -> tuple[int, str]:
     recomputation left out. Nothing is downloaded, and no code of a model's is run. 0 where neither is there."""
     if profile.recipe.model in BUNDLED:
         try:
-            if flops := model_flops(load_backend(profile.recipe.backend.name), profile.recipe):
+            if flops := model_flops(load_backend(profile.recipe.backend.name).model_size, profile.recipe):
                 return flops, "from the model's shape"
         except (TightfitError, ValueError, TypeError):
             pass

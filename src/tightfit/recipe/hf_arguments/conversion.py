@@ -107,7 +107,8 @@ def plain_arguments(recipe: Recipe) -> Arguments:
     """The arguments that the recipe's fields say; none for a field that is still `auto` or that none can say."""
     on_cpu = recipe.device == "cpu"
     arguments: Arguments = {
-        **{name: getattr(recipe, name) for name in (*SAME, "max_steps", "warmup_steps", "logging_steps")},
+        **{name: getattr(recipe, name) for name in (*SAME, "num_train_epochs", "warmup_steps", "logging_steps")},
+        "max_steps": recipe.max_steps if recipe.num_train_epochs is None else -1,
         "eval_strategy": "steps" if recipe.eval_steps else "no",
         "eval_steps": recipe.eval_steps,
         "save_strategy": "steps" if recipe.save_steps else "no",
@@ -210,10 +211,11 @@ def _complete(given: Mapping[str, Any]) -> Arguments:
 def _recipe_values(a: Arguments, default_steps: int) -> dict[str, Any]:
     """A recipe's values for complete arguments. Raises RecipeError naming each argument that has none, with the reason.
 
-    default_steps: of a run that the arguments count in epochs.
+    default_steps: of a run that the arguments count in epochs, as far as shares of its steps are concerned.
     """
     reasons = list(_unsaid(a))
-    total = a["max_steps"] if a["max_steps"] > 0 else default_steps
+    in_steps = a["max_steps"] > 0
+    total = a["max_steps"] if in_steps else default_steps
 
     def steps(name: str) -> float:
         """A number of steps, written as one or as a share of all."""
@@ -227,7 +229,8 @@ def _recipe_values(a: Arguments, default_steps: int) -> dict[str, Any]:
         "micro_batch_size": micro,
         "batch_size": micro * a["gradient_accumulation_steps"],
         "max_steps": total,
-        "warmup_steps": int(steps("warmup_steps")),
+        "num_train_epochs": None if in_steps else a["num_train_epochs"],
+        "warmup_steps": a["warmup_steps"] if a["warmup_steps"] < 1 else int(a["warmup_steps"]),
         "eval_steps": steps("eval_steps") if a["eval_strategy"] == "steps" else None,
         "save_steps": steps("save_steps") if a["save_strategy"] == "steps" else None,
         "empty_cache_steps": a["torch_empty_cache_steps"],

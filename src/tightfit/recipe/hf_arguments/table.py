@@ -24,6 +24,7 @@ class Mapped(BaseModel):
     per_device_train_batch_size: PositiveInt = 8
     gradient_accumulation_steps: PositiveInt = 1
     max_steps: int = -1
+    num_train_epochs: float = 3.0
     learning_rate: float = 5e-5
     lr_scheduler_type: str = "linear"
     warmup_steps: float = 0
@@ -62,7 +63,7 @@ class Mapped(BaseModel):
 MAPPED: Mapping[str, Any] = {name: field.default for name, field in Mapped.model_fields.items()}
 
 CARRIED: Mapping[str, Any] = {
-    "num_train_epochs": 3.0, "logging_strategy": "steps", "include_num_input_tokens_seen": "no",
+    "logging_strategy": "steps", "include_num_input_tokens_seen": "no",
     "log_level": "passive", "log_level_replica": "warning", "project": "huggingface", "eval_delay": 0,
     "per_device_eval_batch_size": 8, "include_for_metrics": [], "hub_strategy": "every_save",
     "length_column_name": "length",
@@ -118,8 +119,8 @@ DEFAULTS: Mapping[str, Any] = {**MAPPED, **CARRIED, **{name: default for name, (
 """Every argument's default."""
 
 SPELLED = frozenset({
-    "max_steps", "warmup_steps", "optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "tf32",
-    "gradient_checkpointing_kwargs", "torch_compile_mode", "logging_steps", "eval_strategy", "eval_steps",
+    "max_steps", "num_train_epochs", "warmup_steps", "optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon",
+    "tf32", "gradient_checkpointing_kwargs", "torch_compile_mode", "logging_steps", "eval_strategy", "eval_steps",
     "save_strategy", "save_steps", "save_total_limit", "dataloader_prefetch_factor",
 })  # fmt: skip
 """Mapped arguments of which several values mean the same recipe. `hugging_face` keeps the one that was written, and it

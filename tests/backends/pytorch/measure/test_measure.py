@@ -26,6 +26,8 @@ from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Stream
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 40)
 BACKEND = PytorchBackend()
 

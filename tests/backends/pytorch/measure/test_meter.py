@@ -17,6 +17,8 @@ from tightfit.models import model_facts
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 CPU = torch.device("cpu")
 TINY = {"model": "gpt2", "model_overrides": {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 256}, "seq_len": 32,
         "batch_size": 4, "micro_batch_size": 2, "data": "dummy", "device": "cpu"}  # fmt: skip

@@ -44,6 +44,8 @@ def described(trace: Trace) -> list[object]:
     ("t5", GPU, {"optimizer": "sgd"}),
     ("gpt2", GPU, {"compile": "per-block"}),
     ("bart", GPU, {"compile": "per-block"}),
+    ("gpt2", GPU, {"parallel": {"name": "fsdp", "processes": 2}, "checkpointing": "every-block", "precision": "bf16"}),
+    ("gpt2", GPU, {"parallel": {"name": "fsdp", "processes": 2, "reshard": False}, "compile": "per-block"}),
 ], ids=lambda value: str(value)[:40])
 def test_few_blocks_tell_the_rest(name, device, changes, monkeypatch):
     if changes.get("optimizer") == "adamw-8bit":
@@ -53,9 +55,9 @@ def test_few_blocks_tell_the_rest(name, device, changes, monkeypatch):
     shortened: list[bool] = []
     original = prediction._traced
 
-    def counted(recipe, device, model, regions, shorten=None):
+    def counted(recipe, device, model, regions, shorten=None, **options):
         shortened.append(shorten is not None)
-        return original(recipe, device, model, regions, shorten)
+        return original(recipe, device, model, regions, shorten, **options)
 
     monkeypatch.setattr(prediction, "_traced", counted)
     quick = prediction.predict(asked, device, model)

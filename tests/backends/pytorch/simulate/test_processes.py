@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ from tightfit.backends.pytorch.world import joined
 from tightfit.backends.world import place_in_environment
 from tightfit.data import prepare
 from tightfit.data.loading import GlobalBatchLoader
+from tightfit.devices import Device, find_device
+from tightfit.garbage import gc_paused
 from tightfit.models import model_facts
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import steps_alone
 from tightfit.recipe import Recipe
-from tightfit.trace import Phase
+from tightfit.trace import Phase, Stream
 
+CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 40)
 COLLECTIVES = ("c10d._allgather_base_.default", "c10d._reduce_scatter_base_.default")
 
 
@@ -45,7 +49,7 @@ def follow_steps(values: dict[str, Any], said: Path) -> None:
             gc.collect()  # as in a prediction: when garbage goes is no matter of the step
             tracker.phase = phase
 
-        with tracker, following_parts(tracker), build.session():
+        with gc_paused(), tracker, following_parts(tracker), build.session():
             step, begun = Step(build, watch=enter, inspect=False), 0
             for global_batch in step.global_batches(data, 0, 3):
                 begun = tracker.memory.next()
@@ -74,3 +78,60 @@ def test_a_process_takes_what_is_predicted(tiny, tmp_path, parallel, micro):
         found = [sum(op.name == name for op in predicted.ops if second.start <= op.tick < second.stop)
                  for name in COLLECTIVES]  # fmt: skip
         assert found == exchanged
+
+
+def exchanged(values: dict[str, Any], name: str) -> dict[str, int]:
+    """Bytes that a process sends in its second step, of collectives of that name, by the part of the step."""
+    recipe = Recipe.from_dict(values).among(2)
+    device = replace(find_device("rtx-3090"), cards=2)
+    trace = PytorchBackend().predict(resolve(recipe, device), device)
+    found: dict[str, int] = {}
+    for op, times in trace.step_ops():
+        if name in op.name:
+            assert op.stream is Stream.NETWORK
+            found[op.phase.value] = found.get(op.phase.value, 0) + times * op.bytes_read
+    return found
+
+
+def weights(values: dict[str, Any]) -> tuple[int, int]:
+    """Bytes of the model's blocks, and of what lies outside of them."""
+    recipe = Recipe.from_dict(values)
+    model = PytorchBackend().build(resolve(recipe, CPU), CPU).model
+    inside = {name: 4 * p.numel() for name, p in model.named_parameters() if ".h." in name}
+    return sum(inside.values()), sum(4 * p.numel() for name, p in model.named_parameters() if name not in inside)
+
+
+@pytest.mark.parametrize("parallel", [{}, {"gradient_sync": "last"}, {"reshard": False}], ids=str)
+def test_fsdp_exchanges_the_bytes_of_its_parts(tiny, parallel):
+    """Two micro-batches of 2 for each of two processes; a process sends the half of everything that it has not."""
+    values = {**tiny, "micro_batch_size": 2, "batch_size": 8, "precision": "fp32", "compile": "off",
+              "checkpointing": "none", "parallel": {"name": "fsdp", **parallel}}  # fmt: skip
+    blocks, outside = weights(tiny)
+    gathered = exchanged(values, "_allgather_base_")
+    assert gathered["forward"] == 2 * (blocks + outside) // 2
+    assert gathered.get("backward", 0) == (0 if "reshard" in parallel else 2 * blocks // 2)
+    sums = 1 if "gradient_sync" in parallel else 2
+    assert exchanged(values, "_reduce_scatter_base_") == {"backward": sums * (blocks + outside) // 2}
+
+
+@pytest.mark.parametrize("micro", [1, 2, 4])
+def test_ddp_exchanges_the_gradients_once(tiny, micro):
+    values = {**tiny, "micro_batch_size": micro, "batch_size": 8, "precision": "fp32", "compile": "off",
+              "checkpointing": "none", "parallel": "ddp"}  # fmt: skip
+    assert exchanged(values, "all_reduce") == {"backward": sum(weights(tiny))}
+
+
+def test_buckets_fill_while_the_backward_pass_goes_on(tiny):
+    overrides = {**tiny["model_overrides"], "n_layer": 3, "n_embd": 1024}
+    recipe = Recipe.from_dict({**tiny, "model_overrides": overrides, "micro_batch_size": 4, "batch_size": 8,
+                               "parallel": "ddp"}).among(2)  # fmt: skip
+    device = replace(find_device("rtx-3090"), cards=2)
+    trace = PytorchBackend().predict(resolve(recipe, device), device)
+    ops = [op for op, _ in trace.step_ops()]
+    sums = [op for op in ops if "all_reduce" in op.name]
+    assert len(sums) > 3
+    assert [op.tick for op in ops] == sorted(op.tick for op in ops)
+    last = max(op.tick for op in ops if op.phase is Phase.BACKWARD and op.stream is Stream.COMPUTE)
+    assert sums[0].tick < last < sums[-1].tick
+    waits = next(op for op in ops if op.phase is Phase.OPTIMIZER)
+    assert sums[-1].tick in waits.after

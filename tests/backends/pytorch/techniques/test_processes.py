@@ -50,7 +50,8 @@ COMPILED: dict[str, dict[str, Any]] = {
     "compiled llama": {"compile": AOT, "precision": "bf16", "loss": "chunked", **LLAMA},
 }  # fmt: skip
 DDP_ALONE = {"segments": {"checkpointing": "segments"}, "adafactor": {"optimizer": "adafactor", "learning_rate": 1e-2},
-             "8 bits": {"optimizer": "adamw-8bit"}}  # fmt: skip
+             "8 bits": {"optimizer": "adamw-8bit"},
+             "nf4": {"trainable": "lora", "base": "nf4", "checkpointing": "every-block"}}  # fmt: skip
 HALF = {"bf16", "bf16 checkpointed", "compiled llama", "bf16-pure", "fp16", "anyprecision", "8 bits"}
 """Those whose formats make rounding visible."""
 

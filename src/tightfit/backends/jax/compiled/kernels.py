@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from tightfit.backends.jax.compiled.program import INSIDE, STACKING, Instruction, Program, phase_of, scope
-from tightfit.trace import Op, OpClass
+from tightfit.trace import FUSED_PREFIX, Op, OpClass
 
 TARGET = re.compile(r'custom_call_target="([^"]*)"')
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
@@ -75,7 +75,7 @@ def _op(instruction: Instruction, runs: int, named: str, tick: int) -> Op:
     elif codes & {"reduce", "reduce-window"}:
         op_class = OpClass.NORMALIZATION
     return Op(
-        name=f"fused {name}", tick=tick, phase=phase_of(named), module=scope(named), shapes=shapes, dtype=dtype,
+        name=FUSED_PREFIX + name, tick=tick, phase=phase_of(named), module=scope(named), shapes=shapes, dtype=dtype,
         op_class=op_class, flops=runs * flops, bytes_read=runs * read, bytes_written=runs * written, kernels=runs,
     )  # fmt: skip
 

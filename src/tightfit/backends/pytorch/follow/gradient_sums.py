@@ -1,4 +1,4 @@
-"""Where the backward pass writes into memory that it has, and while a dispatch mode listens takes new memory instead.
+"""In-place gradient accumulation that autograd does, and skips under a dispatch mode; put back here.
 
 Autograd adds gradients that meet in one place into the first of them, if nothing else holds it, and puts the gradients
 of picked elements into zeros of its own (torch/csrc/autograd/input_buffer.cpp, FunctionsManual.cpp). Under a dispatch

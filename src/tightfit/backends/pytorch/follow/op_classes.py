@@ -39,13 +39,14 @@ MOVEMENT = _names("""
     linspace eye one_hot split_with_sizes_copy narrow_copy as_strided_copy permute_copy transpose_copy
     _foreach_copy_ _foreach_zero_ _local_scalar_dense item _pin_memory normal_ uniform_ bernoulli bernoulli_
     exponential_ random_ rand randn rand_like randn_like randint randint_like randperm normal multinomial im2col col2im
+    chunk_cat all_gather_copy_in
 """)
 
 FREE = _names("""
     empty empty_like empty_strided empty_permuted new_empty new_empty_strided _efficientzerotensor _unsafe_view
     _reshape_alias lift lift_fresh t_ transpose_ squeeze_ unsqueeze_ as_strided_ detach_ set_ resize_ swapaxes_
     is_same_size sym_size sym_stride sym_numel sym_storage_offset is_pinned record_stream device
-    _record_function_enter_new _record_function_exit _RecordFunction
+    _record_function_enter_new _record_function_exit _RecordFunction wait_tensor
 """)
 """Ops that run no kernel although their schema calls them no view: allocation, metadata, bookkeeping."""
 
@@ -75,7 +76,7 @@ def class_of(name: str, func: Any) -> OpClass:
     pointwise = torch.Tag.pointwise in getattr(func, "tags", ())
     if pointwise or name.startswith(("_foreach_", "_fused_")) or name.endswith("_backward") or "dropout" in name:
         return OpClass.ELEMENTWISE
-    if name in ("_to_copy", "_amp_update_scale_"):
+    if name in ("_to_copy", "_amp_update_scale_", "dequantize_nf4", "dequantize_int8"):
         return OpClass.ELEMENTWISE
     if getattr(func, "namespace", "") in ("c10d", "_c10d_functional", "c10d_functional"):
         return OpClass.COMMUNICATION

@@ -5,16 +5,25 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor
 
-from tightfit.backends.pytorch.follow.memory import TrackedMemory
+from tightfit.backends.pytorch.follow.memory import TrackedMemory, tensors_in
 from tightfit.backends.pytorch.techniques.by_block.transfers import WAIT, TransferWatch
 from tightfit.trace import Op, OpClass, Phase, Place, Stream
 
+COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
+"""Namespaces of torch's collectives."""
+GATHERS = ("c10d._allgather_base_", "fsdp.all_gather_copy_in")
+"""How the names begin of what gathers weights, and of what takes a process's own parts to where they are gathered."""
+COPIES_OUT = "fsdp.split_with_sizes_copy"
+"""How the name begins of what takes gathered weights apart, in the stream of what computes with them."""
+
 
 class OpStreams(TransferWatch):
-    """Ops in the order they were issued. Copies between host and device are reported by `offload`."""
+    """Ops in the order they were issued. Copies between host and device are reported by
+    `by_block/transfers.py`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,6 +33,8 @@ class OpStreams(TransferWatch):
         self._copy: tuple[str, Stream, tuple[int, ...]] | None = None
         self._last: dict[Stream, int] = {}
         self._waits: dict[Stream, tuple[int, ...]] = {}
+        self._arriving: dict[int, int] = {}
+        self._awaited = 0
 
     @abstractmethod
     def _place(self) -> tuple[Phase, str]:
@@ -37,6 +48,32 @@ class OpStreams(TransferWatch):
         op.after += tuple(tick for tick in self._waits.pop(op.stream, ()) if tick not in op.after)
         self._last[op.stream] = op.tick
         self.ops.append(op)
+
+    def _exchange(self, op: Op, namespace: str, args: Sequence[Any], result: Any) -> None:
+        """Give an op that exchanges with other processes, before it is added, the network's stream, and any op what it
+        waits for there: FSDP's collectives run in streams of their own, and what reads their results waits for them.
+
+        namespace: of the op. args, result: of its call.
+        """
+        gathers, reduces = op.name.startswith(GATHERS), namespace in COLLECTIVES
+        if not (gathers or reduces or self._arriving):
+            return
+        taken, made = self._allocations(args), self._allocations(result)
+        arriving = max((self._arriving.get(number, 0) for number in taken), default=0)
+        # What is done with a reduced part at once, such as adding it to the gradient, stays in that stream.
+        follows = arriving and op.phase is Phase.BACKWARD and not op.name.startswith(COPIES_OUT)
+        if gathers or reduces or follows:
+            op.stream = Stream.NETWORK
+            compute = self._last.get(Stream.COMPUTE)
+            if reduces and not gathers and compute is not None:  # weights are there from the step's beginning on
+                op.after = (compute,)
+            self._arriving.update(dict.fromkeys([*taken, *made], op.tick))
+        elif arriving > self._awaited:
+            op.after, self._awaited = (*op.after, arriving), arriving
+
+    def _allocations(self, values: Any) -> list[int]:
+        """The allocations that tensors among the values lie in."""
+        return [number for tensor in tensors_in(values) if (number := self.memory.find(tensor)) is not None]
 
     def lies_on_host(self, tensor: Tensor, *, pinned: bool, taken: int | None = None) -> None:
         found = self.memory.of(tensor)

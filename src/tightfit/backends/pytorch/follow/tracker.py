@@ -19,7 +19,7 @@ from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tightfit.backends.pytorch.follow.gradient_sums import SUMS, counts_of_a_gradient, without_a_mode
-from tightfit.backends.pytorch.follow.memory import tensors_in
+from tightfit.backends.pytorch.follow.memory import plain_parts, tensors_in
 from tightfit.backends.pytorch.follow.op_costs import cost
 from tightfit.backends.pytorch.follow.op_streams import OpStreams
 from tightfit.trace import Allocation, Category, Op, Phase, Span, Trace
@@ -105,8 +105,8 @@ class Tracker(OpStreams, TorchDispatchMode):
         self._wrapped.clear()
 
     def _hook(self, name: str, module: nn.Module) -> None:
-        """Name a module while it runs."""
-        self._hooks.append(module.register_forward_pre_hook(partial(self._enter_module, name)))
+        """Name a module while it runs, and while other hooks, entered later, gather its weights."""
+        self._hooks.append(module.register_forward_pre_hook(partial(self._enter_module, name), prepend=True))
         self._hooks.append(module.register_forward_hook(self._leave_module, always_call=True))
 
     def _wrap_compiled(self, name: str, module: nn.Module) -> None:
@@ -248,6 +248,7 @@ class Tracker(OpStreams, TorchDispatchMode):
         costs = cost(func, args, kwargs, result)
         if costs.kernels:
             op = Op(name=name, tick=start, phase=phase, module=module, **costs._asdict())
+            self._exchange(op, getattr(func, "namespace", ""), args, result)
             self._add(op)
             if outside:
                 memory.owned_by(op, worked_on)
@@ -269,9 +270,8 @@ class Tracker(OpStreams, TorchDispatchMode):
         return Phase.BACKWARD, self._module_of_node.get(node._sequence_nr(), "")
 
     def owner(self, tensor: Any) -> str:
-        """The module that a tensor's memory belongs to; empty for none."""
-        found = self.memory.of(tensor)
-        return "" if found is None else found.module
+        """The module that a tensor's memory belongs to, or that of the part of it that is here; empty for none."""
+        return next((found.module for found in map(self.memory.of, plain_parts(tensor)) if found is not None), "")
 
     def _maker(self, tensor: Tensor) -> str:
         found = self.memory.of(tensor)
@@ -296,5 +296,5 @@ class Tracker(OpStreams, TorchDispatchMode):
 
 
 def _newest_node() -> int:
-    """The number of the autograd node made last; that of the op at hand, where it makes one. Private to torch."""
+    """Number of the autograd node made last, which is that of the op at hand where it makes one. Private to torch."""
     return int(torch._C._autograd._get_sequence_nr()) - 1

@@ -74,15 +74,17 @@ def micro_batch_sizes(recipe: Recipe) -> list[int]:
     return [micro] * full + [rest] * bool(rest)
 
 
-def micro_batch_groups(recipe: Recipe) -> list[tuple[int, int]]:
+def micro_batch_groups(recipe: Recipe, ends_apart: bool = False) -> list[tuple[int, int]]:
     """A full global batch's micro-batches by size, each with how often it runs in a row, or the sweep that it is in.
 
     The first one finds no gradients; those behind it add to some, all alike but for the last one's size. Of sweeps the
-    last one ends the step as well.
+    last one ends the step as well. ends_apart: the last one does more than those before, and stands alone.
     """
     micro, full, rest = _split(recipe)
     if recipe.accumulation == "auto" or not recipe.accumulation.by_block:
-        return [(size, times) for size, times in ((micro, 1), (micro, full - 1), (rest, 1)) if size and times]
+        last = int(ends_apart and not rest and full > 1)
+        groups = ((micro, 1), (micro, full - 1 - last), (micro, last), (rest, 1))
+        return [(size, times) for size, times in groups if size and times]
     count = full + bool(rest)
     each = recipe.accumulation.sweep_of(count)
     sweeps = -(-count // each)

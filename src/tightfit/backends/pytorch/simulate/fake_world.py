@@ -45,7 +45,7 @@ def fake_world(size: int) -> Iterator[FakeWorld]:
 def following_parts(tracker: Tracker) -> Iterator[None]:
     """Inside, the tracker follows storages that are resized, which no dispatch mode sees, and leaves out the shapes of
     whole tensors that torch runs an op on parts with, to know what comes of it."""
-    resize, propagate = torch.UntypedStorage.resize_, ShardingPropagator._propagate_tensor_meta
+    resize, propagate = torch.UntypedStorage.resize_, ShardingPropagator._propagate_tensor_meta_non_cached
 
     def followed(storage: torch.UntypedStorage, size: int) -> None:
         tracker.memory.resize(storage, size)
@@ -56,7 +56,7 @@ def following_parts(tracker: Tracker) -> Iterator[None]:
             return propagate(propagator, schema)
 
     replaced: Any = ((torch.UntypedStorage, "resize_", resize, followed),
-                     (ShardingPropagator, "_propagate_tensor_meta", propagate, left_out))
+                     (ShardingPropagator, "_propagate_tensor_meta_non_cached", propagate, left_out))
     for owner, name, _, ours in replaced:
         setattr(owner, name, ours)
     try:

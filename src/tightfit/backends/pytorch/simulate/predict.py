@@ -52,22 +52,23 @@ WORTHWHILE = 2 * SHALLOW + 2
 """From so many groups on, two shallow traces are quicker than a whole one."""
 
 
-def predict(recipe: Recipe, device: Device, model: nn.Module | None = None, *, whole: bool = False) -> Trace:
+def predict(
+    recipe: Recipe, device: Device, model: nn.Module | None = None, *, whole: bool = False, ends_apart: bool = False
+) -> Trace:
     """Trace of the recipe's step on `device`: ops and allocations of two steps, of evaluation where data is held out
     for it and nothing is compiled, of saving and of resuming.
 
     recipe: resolved. model: a module of the caller's own, on any device; its weights are not read.
-    whole: trace every block, also where few of them stand for the rest.
+    whole: trace every block, also where few of them stand for the rest. ends_apart: trace the last micro-batch alone.
     No parameter is ever allocated. Raises Refused where a technique cannot serve, and ModelError, naming the module
     and the op, where a model cannot be traced.
     """
     recipe = recipe.model_copy(update={"pretrained": False})  # a plan reads the configuration, never weights
     regions = Regions(device, scratch_of(device))
     with compiling_for(partial(PlanningMode, device)) if recipe.compiled else nullcontext():
-        trace = _extend_depth(partial(_traced, recipe, device, model, regions if recipe.compiled else None),
-                              # whose first and last blocks are fused with what is around
-                              whole or recipe.one_region or recipe.parallel.shards,
-                              1 if recipe.offload == "auto" else recipe.offload.reach)
+        traced = partial(_traced, recipe, device, model, regions if recipe.compiled else None, ends_apart=ends_apart)
+        trace = _extend_depth(traced, whole or recipe.one_region,  # whose first and last blocks are fused with others
+                              max(recipe.parallel.reach, 1 if recipe.offload == "auto" else recipe.offload.reach))
     trace.notes += regions.notes
     if recipe.compiled and recipe.data.eval_fraction:
         trace.notes.append("compile: evaluation, which keeps nothing for a backward pass, is not traced")
@@ -103,22 +104,24 @@ def _extend_depth(traced: Callable[..., Trace], whole: bool, reach: int) -> Trac
 
 
 def _traced(
-    recipe: Recipe, device: Device, model: nn.Module | None, regions: Regions | None, shorten: Shorten | None = None
-) -> Trace:
+    recipe: Recipe, device: Device, model: nn.Module | None, regions: Regions | None, shorten: Shorten | None = None, *,
+    ends_apart: bool = False,
+) -> Trace:  # fmt: skip
     """regions: what is compiled, which may be so already; None where nothing is."""
     padded = is_padded(recipe, get_task(recipe.task))
     tracker = Tracker(scratch=scratch_of(device), answer=partial(answer, padded=padded))
-
-    def change(build: Build) -> Build:
-        build = build if shorten is None else shorten(build)
-        build = build if world is None else replace(build, world=world)
-        return build if regions is None else replace(build, compile_backend=regions.reporting_to(tracker))
 
     with ExitStack() as stack:
         world = None
         if recipe.parallel.shards:
             world = stack.enter_context(fake_world(recipe.parallel.process_count))
             stack.enter_context(following_parts(tracker))
+
+        def change(build: Build) -> Build:
+            build = build if shorten is None else shorten(build)
+            build = build if world is None else replace(build, world=world)
+            return build if regions is None else replace(build, compile_backend=regions.reporting_to(tracker))
+
         stack.enter_context(fake_tensors(device))  # garbage is collected where each phase begins, see `_TracedStep`
         own = None if model is None else fake_copy(model)
         with skip_weight_init():
@@ -132,7 +135,7 @@ def _traced(
         if device.kind == "cpu":
             stack.enter_context(_counted_random_states(tracker))
         stack.enter_context(explain_trace_failure(build, tracker))
-        _run(build, tracker)
+        _run(build, tracker, ends_apart)
         trace = tracker.trace("predicted")  # here, for what is freed from now on is no part of it
     trace.notes += build.notes
     return trace
@@ -187,9 +190,9 @@ def _compiled_modules(build: Build) -> list[nn.Module]:
     return [block for stack in build.stacks for block in stack]
 
 
-def _run(build: Build, tracker: Tracker) -> None:
+def _run(build: Build, tracker: Tracker, ends_apart: bool) -> None:
     step = _TracedStep(build, tracker)
-    groups = micro_batch_groups(build.recipe)
+    groups = micro_batch_groups(build.recipe, ends_apart)
     # The optimizer makes its states in the first step. There one micro-batch will do: the others' peaks are those of
     # the second step, less the states.
     if build.calls_blocks:

@@ -70,16 +70,14 @@ def fsdp(technique: Fsdp, build: Build) -> Build:
     cuda = build.torch_device.type == "cuda"
     options: dict[str, Any] = {
         "mesh": build.world.mesh(build.torch_device.type),
-        # Weights are gathered as they are, and autocast does what it does on one device: in half precision, as FSDP
-        # could gather them, norms would compute otherwise, and on a processor not at all.
-        "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False),
         "offload_policy": CPUOffloadPolicy(pin_memory=cuda) if technique.cpu_offload else OffloadPolicy(),
     }
     for stack in build.stacks:
         for block in stack:
-            fully_shard(block, reshard_after_forward=technique.reshard, **options)
+            fully_shard(block, mp_policy=_formats(_gathered_in(build)), reshard_after_forward=technique.reshard,
+                        **options)  # fmt: skip
     # The loss and its gradient may use the head's weights after the forward pass.
-    model = fully_shard(build.model, reshard_after_forward=False, **options)
+    model = fully_shard(build.model, mp_policy=_formats(None), reshard_after_forward=False, **options)
 
     @contextmanager
     def sync(last: bool) -> Iterator[None]:
@@ -92,6 +90,21 @@ def fsdp(technique: Fsdp, build: Build) -> Build:
                 module.reshard()
 
     return replace(build, gradient_sync=sync, drop_gathered=reshard, settings=(*build.settings, _views_are_only_read))
+
+
+def _gathered_in(build: Build) -> torch.dtype | None:
+    """The format in which blocks are gathered: that of their products under autocast, which would else keep a copy in
+    it of every weight that it has seen. A GPU's norms take weights in it; a processor's do not: None, as they are."""
+    precision = build.recipe.precision
+    if build.device.kind == "cpu" or precision == "auto" or not precision.autocast:
+        return None
+    dtype: torch.dtype = getattr(torch, precision.computes_in)
+    return dtype
+
+
+def _formats(gathered_in: torch.dtype | None) -> MixedPrecisionPolicy:
+    """Gradients are summed in fp32; what goes into a block is left to autocast."""
+    return MixedPrecisionPolicy(param_dtype=gathered_in, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 
 @contextmanager

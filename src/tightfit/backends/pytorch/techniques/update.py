@@ -29,7 +29,7 @@ def by_block(technique: AfterBackward | WithForward | InBackward, build: Build) 
     # Only whoever asks for it pays for what moves between device and host.
     from tightfit.backends.pytorch.techniques.by_block.update import UpdateByBlock
 
-    return replace(build, update_factory=partial(UpdateByBlock, when=technique.name), calls_blocks=True)
+    return replace(build, update_factory=partial(UpdateByBlock, technique=technique), calls_blocks=True)
 
 
 class UpdateAfterBackward(ScaledUpdate):

@@ -272,6 +272,16 @@ def test_micro_batches_that_call_blocks_in_different_orders_are_refused_by_name(
     assert not torch.is_autocast_enabled("cpu")
 
 
+def test_a_tensor_from_outside_the_blocks_that_is_used_again_is_refused_by_name():
+    step = step_of("llama", accumulation="by-block")
+    model = step.build.model.model
+    made: list[torch.Tensor] = []
+    model.embed_tokens.register_forward_hook(lambda module, given, output: made.append(output))
+    model.norm.register_forward_pre_hook(lambda module, given: (given[0] + made.pop(0),))
+    with pytest.raises(ModelError, match=r"one tensor from outside of its blocks.*accumulation=loop"):
+        step(next(global_batches("llama")), 1e-3)
+
+
 @pytest.mark.parametrize(("fields", "named"), [
     ({"accumulation": "by-block", "compile": "whole"}, "compile"),
     ({"update": "with-forward", "compile": "whole"}, "compile"),

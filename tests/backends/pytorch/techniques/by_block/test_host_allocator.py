@@ -20,6 +20,8 @@ from tightfit.backends.pytorch.techniques.by_block.transfers import Transfers
 from tightfit.errors import Refused
 from tightfit.system import whole_pages
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SAID = "operation not permitted (800)"
 
@@ -160,7 +162,7 @@ def test_a_host_without_memory_is_said(monkeypatch):
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr(host_allocator.mmap, "mmap", none)
-    with pytest.raises(Refused, match=r"another 1\.0 GiB were to wait there, and .* are free; .* shares in "):
+    with pytest.raises(Refused, match=r"allocating 1\.0 GiB more failed; .* are free: .* shares in "):
         HostAllocator(CUDA, locked=True).lasting(1 << 30)
 
 

@@ -88,9 +88,9 @@ def test_few_blocks_tell_of_the_rest(fields, monkeypatch):
     recipe, depths = recipe_of(14, **fields), []
     whole, traced = predict(recipe, A100, whole=True), prediction._traced
 
-    def counted(*args):
+    def counted(*args, **options):
         depths.append(len(args) > 4)
-        return traced(*args)
+        return traced(*args, **options)
 
     monkeypatch.setattr(prediction, "_traced", counted)
     extended = predict(recipe, A100)
@@ -144,7 +144,7 @@ def test_optimizer_states_leave_the_card_before_blocks_do():
     recipe = Recipe.from_dict({
         **FIELDS, "model": "gpt2-medium", "precision": "bf16", "attention": "sdpa", "loss": "chunked",
         "model_overrides": {"n_layer": 12, "n_embd": 1536, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0},
-        "seq_len": 1024, "batch_size": 64, "micro_batch_size": 4, "checkpointing": "auto", "optimizer": "adamw",
+        "seq_len": 1024, "batch_size": 64, "micro_batch_size": 4, "optimizer": "adamw",
         "expandable_segments": False,
     })
     backend, card = load_backend("pytorch"), with_memory(A100, 8 << 30)
@@ -176,7 +176,7 @@ def test_alike_sweeps_are_traced_once(batch, sweep, monkeypatch):
     recipe = recipe_of(3, **fields)
     once = predict(recipe, A100, whole=True)
     each = [(size, 1) for size in micro_batch_sizes(recipe)]
-    monkeypatch.setattr(prediction, "micro_batch_groups", lambda recipe: each)
+    monkeypatch.setattr(prediction, "micro_batch_groups", lambda recipe, ends_apart=False: each)
     every = predict(recipe, A100, whole=True)
 
     assert (len(once.ops) < len(every.ops)) == (len(each) > 3 * sweep)

@@ -11,11 +11,11 @@ from tightfit.backends import load_backend
 from tightfit.backends.measuring import measure
 from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.backends.pytorch.simulate.target import PlanningMode, simulate
-from tightfit.backends.pytorch.techniques.by_block.transfers import TO_DEVICE, TO_HOST, UNPINNED, WAIT, Copy, Transfers
+from tightfit.backends.pytorch.techniques.by_block.transfers import TO_DEVICE, TO_HOST, WAIT, Copy, Transfers
 from tightfit.devices import Device, find_device
 from tightfit.planning.estimate import Margin, fit
 from tightfit.planning.standard_tools import standard_tools
-from tightfit.trace import Category, OpClass, Phase, Place, Span, Stream, Trace
+from tightfit.trace import PAGEABLE, Category, OpClass, Phase, Place, Span, Stream, Trace
 
 CPU = torch.device("cpu")
 A10 = find_device("a10")
@@ -107,8 +107,8 @@ def test_a_prediction_is_the_real_run_to_the_byte_in_either_place():
         assert fake.peak()[1] == real.peak()[1]
         for place in (Place.DEVICE, Place.HOST):
             assert [list(part) for part in fake.curve(place)] == [list(part) for part in real.curve(place)]
-        assert [(op.name.removesuffix(UNPINNED), op.stream, op.after) for op in fake.ops] == [
-            (op.name.removesuffix(UNPINNED), op.stream, op.after) for op in real.ops]
+        assert [(op.name.removesuffix(PAGEABLE), op.stream, op.after) for op in fake.ops] == [
+            (op.name.removesuffix(PAGEABLE), op.stream, op.after) for op in real.ops]
 
 
 def test_the_allocators_own_events_confirm_the_bytes_of_both_places():
@@ -161,7 +161,7 @@ def test_memory_that_is_not_locked_is_said_in_the_copys_name():
     with simulate(A10), PlanningMode(A10), tracker:
         transfers = Transfers(CPU, pinned=True)
         transfers.to_device(torch.empty(4)).wait()
-    assert [op.name for op in tracker.ops] == [TO_DEVICE + UNPINNED]
+    assert [op.name for op in tracker.ops] == [TO_DEVICE + PAGEABLE]
 
 
 def test_the_host_waits_for_what_it_reads():

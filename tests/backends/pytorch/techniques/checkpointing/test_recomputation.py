@@ -37,6 +37,8 @@ from tightfit.techniques.checkpointing import (
     Selective,
 )
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 TOGETHER = Segments(count=1)
 
 

@@ -36,7 +36,7 @@ from tightfit.backends.pytorch.simulate.compiled.region_schedule import (
     number,
     numbers,
 )
-from tightfit.trace import Op, OpClass, Phase
+from tightfit.trace import FUSED_PREFIX, Op, OpClass, Phase
 
 Sizing = Callable[[Symbols, Scratch], tuple[Op, int]]
 """A kernel, and the memory that it takes while it runs, for any sizes."""
@@ -155,7 +155,7 @@ def _read_kernel(graph: Any, node: BaseSchedulerNode) -> Sizing | None:
     moves = names and all(class_of(name, None) is OpClass.MOVEMENT for name in names)
     op_class = OpClass.MOVEMENT if moves else OpClass.ELEMENTWISE
     op_class = OpClass.NORMALIZATION if node.is_reduction() else op_class
-    return partial(_generated, " ".join(("fused", *names)), op_class, *_traffic(graph, node))
+    return partial(_generated, FUSED_PREFIX + " ".join(names), op_class, *_traffic(graph, node))
 
 
 def _generated(

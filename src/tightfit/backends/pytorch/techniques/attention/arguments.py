@@ -53,7 +53,7 @@ def attention_style(model: nn.Module) -> Style:
     if getattr(config, "use_bidirectional_attention", None) is False:  # its only use of such patterns is switched off
         return "functions"
     classes = {type(m) for m in model.modules() if hasattr(m, "set_attn_implementation")}
-    return "patterns" if any(HIDDEN_PATTERNS.search(_source(c, of=c)) for c in classes) else "functions"
+    return "patterns" if any(HIDDEN_PATTERNS.search(_source(c, whole_file=False)) for c in classes) else "functions"
 
 
 def has_sinks(model: nn.Module) -> bool:
@@ -252,9 +252,15 @@ def is_hf(module: nn.Module) -> bool:
     return hasattr(module, "set_attn_implementation")
 
 
-def _source(cls: type, of: Any = None) -> str:
-    """The source of `of`, by default the file that defines a class; empty where there is none to read."""
+def _source(cls: Any, whole_file: bool = True) -> str:
+    """The source of the file that defines a class, or of the class alone; empty where there is none to read."""
+    return _read_source(cls, whole_file)
+
+
+@lru_cache(maxsize=256)
+def _read_source(cls: Any, whole_file: bool) -> str:
+    """Kept, for reading a class parses its file, and a plan builds its model for every trace."""
     try:
-        return inspect.getsource(of or inspect.getmodule(cls) or cls)
+        return inspect.getsource((inspect.getmodule(cls) if whole_file else None) or cls)
     except (OSError, TypeError):
         return ""

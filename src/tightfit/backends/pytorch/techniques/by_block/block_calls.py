@@ -22,7 +22,7 @@ Caller = Callable[[int, Call, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class Listener(Protocol):
-    """Whoever makes a model's parts ready, and lets them go."""
+    """Callbacks around a part's use: fetch before it, release after."""
 
     def enter(self, part: int, then: int | None) -> None:
         """Make a part ready. then: the block that is expected next."""

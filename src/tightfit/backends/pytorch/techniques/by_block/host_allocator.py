@@ -44,8 +44,8 @@ class HostAllocator:
         try:
             pages = mmap.mmap(-1, taken, flags=mmap.MAP_PRIVATE)
         except OSError:
-            raise Refused(f"host memory: another {size(taken)} were to wait there, and {size(host_memory().available)} "
-                          "are free; end what else runs, write smaller shares in offload, or raise the limit on this "
+            raise Refused(f"host memory: allocating {size(taken)} more failed; {size(host_memory().available)} are "
+                          "free: end what else runs, write smaller shares in offload, or raise the limit on this "
                           "process") from None
         with suppress(OSError):  # where the system does not know it
             pages.madvise(WIPE_ON_FORK)

@@ -1,4 +1,4 @@
-"""Where a model's parts have their weights, gradients and optimizer states: on the device, or in host memory."""
+"""Offloaded weights, gradients and optimizer states: which parts' stay on the GPU, which live in host memory."""
 
 from __future__ import annotations
 

@@ -65,7 +65,8 @@ class _Slot:
 
 
 class Streamed:
-    """One kind of the parts' tensors, such as their weights, in host memory; each comes to the device while it is used.
+    """Tensors of one kind (weights, gradients or optimizer states) in host memory, double-buffered on the GPU: the next
+    part's are copied while one is used.
 
     A part is a block of the model, or an embedding at one of its ends. A part's tensors are used between `enter` and
     `leave`, while the next one's may be under way. Parts that were never adopted are nobody's here: for them nothing

@@ -1,4 +1,4 @@
-"""All micro-batches of a sweep through a block before the next block, forward and backward.
+"""Block-by-block gradient accumulation: every micro-batch of a sweep passes a block before the next block.
 
 What a block needs, such as its weights from host memory, is fetched once for all of them, and its gradient is final
 when its backward passes end: vertical scheduling (GreedySnake, Wang et al. 2025, arXiv 2512.17570).
@@ -32,7 +32,14 @@ class ByBlock:
         losses: list[Tensor] = []
         for start in range(0, count, size):
             stop = min(start + size, count)
-            losses += _Sweep(build, passes, global_batch, range(start, stop), self._wide).run()
+            try:
+                losses += _Sweep(build, passes, global_batch, range(start, stop), self._wide).run()
+            except RuntimeError as error:
+                if "graph a second time" not in str(error):
+                    raise
+                raise ModelError("accumulation: the model uses one tensor from outside of its blocks in several "
+                                 "places, such as the embeddings' output again at its end, and by-block runs what "
+                                 "made it backward once; write accumulation=loop") from None
         total = losses[0]
         for loss in losses[1:]:
             total = total + loss

@@ -22,12 +22,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from tightfit.backends.pytorch.techniques.by_block.host_allocator import HostAllocator
 from tightfit.system import pinned_size
-from tightfit.trace import COPIES, Category, Phase, Stream
+from tightfit.trace import COPIES, PAGEABLE, Category, Phase, Stream
 
 TO_HOST, TO_DEVICE, WAIT = "tightfit.to_host", "tightfit.to_device", "tightfit.wait"
 NAMES = {Stream.COPY_OUT: TO_HOST, Stream.COPY_IN: TO_DEVICE}
-UNPINNED = ".pageable"
-"""Behind the name of a copy whose host memory is not page-locked: the host waits for it."""
 
 
 class TransferWatch(ABC):
@@ -187,7 +185,7 @@ class Transfers:
             self._begun[copy] = source
         host = target if stream is Stream.COPY_OUT else source
         locked = self._locked(host)
-        name = NAMES[stream] + ("" if locked else UNPINNED)
+        name = NAMES[stream] + ("" if locked else PAGEABLE)
         ticks = [point.tick for point in after if point.tick is not None]
         with torch.no_grad(), ExitStack() as stack:
             for watch in watches():

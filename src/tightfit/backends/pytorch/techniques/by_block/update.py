@@ -24,6 +24,7 @@ from tightfit.backends.pytorch.techniques.by_block.state_dicts import StateDictH
 from tightfit.backends.pytorch.techniques.by_block.transfers import working_on
 from tightfit.backends.pytorch.techniques.optimizer.apply import ScaledUpdate, set_learning_rate
 from tightfit.backends.pytorch.techniques.optimizer.state import make_states
+from tightfit.techniques.update import Update
 from tightfit.trace import Phase
 
 
@@ -42,22 +43,21 @@ class _Pending:
 
 
 class UpdateByBlock(ScaledUpdate):
-    """See `build.Update` for what each method promises.
+    """Optimizer step block by block; methods as `build.Update` says.
 
-    when: a block is updated, which only the passes of the last sweep leave final: as soon as it is (`in-backward`),
-        behind the backward pass, or as the next forward pass comes to it (`with-forward`).
+    technique: says when a block is updated, whose gradient only the passes of the last sweep leave final.
     """
 
-    def __init__(self, build: Build, calls: BlockCalls | None, *, when: str) -> None:
+    def __init__(self, build: Build, calls: BlockCalls | None, *, technique: Update) -> None:
         assert calls is not None
         self._parts = calls.parts
         self._residence = Residence(build, calls.parts, calls.transfers)
         super().__init__(build)
         calls.listener = self
-        self._when = when
+        self._technique = technique
         self._learning_rate = build.recipe.learning_rate
         precision = build.recipe.precision
-        self._draws = when == "with-forward" and precision != "auto" and precision.weight_rounding == "stochastic"
+        self._draws = technique.deferred and precision != "auto" and precision.weight_rounding == "stochastic"
         self._norms: dict[nn.Parameter, Tensor] = {}
         self._finite: list[_Gradients] = []
         self._final: set[int] = set()
@@ -78,8 +78,8 @@ class UpdateByBlock(ScaledUpdate):
             if final:
                 self._final.add(part)
                 self._measure(self._parts.parameters[part])
-            self._residence.put_gradients(part, final, leave=self._when != "in-backward")
-        if final and self._when == "in-backward":
+            self._residence.put_gradients(part, final, leave=not self._technique.in_backward)
+        if final and self._technique.in_backward:
             self._pending = _Pending(self._learning_rate, None, {part}, None)
             self._update_parts([part], part - 1 if 0 < part < len(self._parts.blocks) else None)
 
@@ -101,7 +101,7 @@ class UpdateByBlock(ScaledUpdate):
         self._final.clear()
         self._residence.all_learned()
         norm = self._norm()
-        if self._when == "in-backward":
+        if self._technique.in_backward:
             return norm
         if not self._are_finite():
             self._residence.drop_gradients()
@@ -110,7 +110,7 @@ class UpdateByBlock(ScaledUpdate):
         self._pending = _Pending(self._learning_rate, norm, {*range(len(self._parts.modules))}, seed)
         self._update_parts(self._parts.behind_blocks)
         self._residence.all_learned()
-        if self._when == "after-backward":
+        if not self._technique.deferred:
             self._update_all()
         return norm
 
@@ -130,13 +130,13 @@ class UpdateByBlock(ScaledUpdate):
         if self._pending is None or part not in self._pending.parts:
             return
         self._pending.parts.discard(part)
-        following = then if then in self._pending.parts or self._when == "in-backward" else None
+        following = then if then in self._pending.parts or self._technique.in_backward else None
         with (working_on(self._parts.modules[part], Phase.OPTIMIZER),
               self._residence.learning(part, following, self.optimizer), self._own_draws(part)):
             self._apply(self._parts.parameters[part])
         if not self._pending.parts:
             self._pending = None
-            if self._when != "in-backward":
+            if not self._technique.in_backward:
                 self._residence.all_learned()
 
     def abandon(self) -> None:
@@ -176,7 +176,7 @@ class UpdateByBlock(ScaledUpdate):
                 self.leave(part)
 
     def make_states(self, *, late: bool = False) -> None:
-        waiting = len(self._parts.blocks) if self._when == "with-forward" else 0
+        waiting = len(self._parts.blocks) if self._technique.deferred else 0
         for part, module in enumerate(self._parts.modules[: waiting if late else None]):
             with working_on(module):
                 self._residence.enter(part, None)

@@ -1,0 +1,1 @@
+"""Adapters and frozen weights: LoRA and DoRA factors, quantized layers, the adapter's folder."""

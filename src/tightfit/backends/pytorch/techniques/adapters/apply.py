@@ -1,0 +1,138 @@
+"""Adapters applied to a model: weights frozen, quantized, and added to by low-rank factors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.techniques.adapters.layers import LINEAR, Frozen, frozen_layer, lengths, quantize
+from tightfit.backends.pytorch.techniques.precision import weight_dtype
+from tightfit.errors import ModelError, Refused, nearest
+from tightfit.tasks import TASKS
+from tightfit.techniques.frozen import Base
+from tightfit.techniques.trainable import Layers, LowRank
+
+NOTED = 0.05
+"""Share of the blocks' weights outside of linear layers from which a note says that they are not quantized."""
+
+
+def hold(technique: Base, build: Build) -> Build:
+    """Frozen weights in the base's format, on the device; those of the blocks' linear layers quantized."""
+    trains, dtype = build.recipe.trainable.trains, getattr(torch, technique.format(build.recipe))
+    if build.recipe.mode == "inference":
+        trains = _nothing
+    notes = build.notes
+    if technique.quantizes:
+        names = {module: name for name, module in build.model.named_modules()}
+        for block in _blocks(build):
+            for layer in [*block.modules()]:
+                if not trains(f"{names[layer]}.weight") and (found := frozen_layer(layer)) is not None:
+                    quantize(found, technique.name, build.torch_device)
+        left = sum(p.numel() for block in _blocks(build) for p in block.parameters())
+        whole = left + sum(_count(layer) for block in _blocks(build) for layer in block.modules())
+        if left > NOTED * whole:
+            notes = (*notes, f"base: {left / whole:.0%} of the blocks' weights are in no linear layer, and are held in "
+                     f"{technique.format(build.recipe)}")
+    with torch.no_grad():
+        for name, parameter in build.model.named_parameters():
+            if parameter.is_floating_point() and not trains(name):
+                parameter.data = parameter.data.to(build.torch_device, dtype)
+        for tensor in (*build.model.parameters(), *build.model.buffers()):
+            tensor.data = tensor.data.to(build.torch_device)
+    return replace(build, notes=notes)
+
+
+def _nothing(name: str) -> bool:
+    return False
+
+
+def _count(module: nn.Module) -> int:
+    held = module.quantized if isinstance(module, Frozen) else None
+    return torch.Size(held.shape).numel() if held else 0
+
+
+def _blocks(build: Build) -> Iterator[nn.Module]:
+    """The model's blocks, each once."""
+    yield from dict.fromkeys(block for stack in build.stacks for block in stack)
+
+
+def layers(technique: Layers, build: Build) -> Build:
+    """Freeze all but the named parts."""
+    names = [name for name, _ in build.model.named_parameters(remove_duplicate=False)]
+    for part in technique.names:
+        if not any(Layers(names=(part,)).trains(name) for name in names):
+            known = {name.rpartition(".")[0] for name in names} | {name.rpartition(".")[2] for name in names}
+            raise Refused(f"trainable.names: {part!r} is no part of {type(build.model).__name__}; "
+                          f"{nearest(part, sorted(known))}")
+    trained = {p for name, p in build.model.named_parameters(remove_duplicate=False) if technique.trains(name)}
+    for parameter in build.model.parameters():
+        parameter.requires_grad_(parameter in trained)
+    return build
+
+
+def low_rank(technique: LowRank, build: Build) -> Build:
+    """Freeze all, and add factors to the target layers; of a classifier, train the head in full."""
+    model, dtype = build.model, weight_dtype(build.recipe.precision)
+    head = dict(classifier_head(build))
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    for module in head.values():
+        for parameter in module.parameters():
+            parameter.data = parameter.data.to(dtype)
+            parameter.requires_grad_(True)
+    draws = torch.Generator().manual_seed(build.recipe.seed)
+    targets = list(_targets(technique, build, set(head)))
+    for _, layer in targets:
+        _add(technique, layer, dtype, draws)
+    return build
+
+
+def _targets(technique: LowRank, build: Build, head: set[str]) -> Iterator[tuple[str, Frozen]]:
+    """The layers that get factors, by name. Raises Refused for a name that no layer has, and ModelError where there is
+    no layer."""
+    inside = {module for block in _blocks(build) for module in block.modules()}
+    found: dict[str, Frozen] = {}
+    named = dict(build.model.named_modules())
+    for name, module in named.items():
+        wanted = module in inside if technique.targets == "all-linear" else technique.adds_to(name)
+        if wanted and name not in head and (layer := frozen_layer(module)) is not None:
+            found[name] = layer
+    if technique.targets == "all-linear" and not found:
+        raise ModelError(f"trainable: the blocks of {type(build.model).__name__} have no linear layers; name some with "
+                         "trainable.targets, or write trainable=all")
+    for target in technique.targets if technique.targets != "all-linear" else ():
+        if not any(f".{name}".endswith(f".{target}") for name in found):
+            linear = sorted({name.rpartition(".")[2] for name, module in named.items() if isinstance(module, LINEAR)})
+            raise Refused(f"trainable.targets: {target!r} is no linear layer of {type(build.model).__name__}; "
+                          f"{nearest(target, linear)}")
+    yield from found.items()
+
+
+def _add(technique: LowRank, layer: Frozen, dtype: torch.dtype, draws: torch.Generator) -> None:
+    """Factors whose product is zero: the first drawn evenly from within 1 / sqrt(in), the second zero."""
+    out, into = _sides(layer)
+    device = next(t.device for t in (*layer.parameters(), *layer.buffers()))
+    first = torch.empty(technique.rank, into, device="cpu").uniform_(-(into**-0.5), into**-0.5, generator=draws)
+    layer.lora_a = nn.Parameter(first.to(device, dtype))
+    layer.lora_b = nn.Parameter(torch.zeros(out, technique.rank, device=device, dtype=dtype))
+    if technique.learns_lengths:
+        layer.lora_magnitude = nn.Parameter(lengths(layer).to(dtype))
+    layer.added = technique
+
+
+def _sides(layer: Frozen) -> tuple[int, int]:
+    """Outputs and inputs."""
+    return (layer.out_features, layer.in_features) if isinstance(layer, nn.Linear) else (layer.nf, layer.nx)
+
+
+def classifier_head(build: Build) -> Iterator[tuple[str, nn.Module]]:
+    """The parts of a classifier that are drawn anew for its classes, by name: what stands beside its backbone."""
+    backbone = getattr(build.model, "base_model_prefix", "")
+    if TASKS[build.recipe.task].predicts == "class" and backbone:
+        yield from ((name, child) for name, child in build.model.named_children()
+                    if name != backbone and any(True for _ in child.parameters()))
+

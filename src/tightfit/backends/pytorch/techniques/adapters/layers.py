@@ -1,0 +1,199 @@
+"""Linear layers whose weight is frozen: held in fewer bits, added to by low-rank factors, or both.
+
+A layer stays what it is but for its class: names, hooks and ties are its own, so that what works on blocks sees an
+ordinary model. The factors are parameters of the layer, `lora_a` (rank, in) and `lora_b` (out, rank), and with DoRA
+`lora_magnitude` (out,); a quantized weight lies in buffers that no state dict holds, and `weight` is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.pytorch_utils import Conv1D
+
+if TYPE_CHECKING:
+    from tightfit.techniques.trainable import LowRank
+
+FACTORS = ("lora_a", "lora_b", "lora_magnitude")
+"""Names of the parameters that are added to a layer."""
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A weight that is held in fewer bits. parts: the names of the buffers."""
+
+    kind: str
+    shape: tuple[int, ...]
+    parts: tuple[str, ...]
+
+
+class FrozenLinear(nn.Linear):
+    """A linear layer with a frozen weight."""
+
+    quantized: Quantized | None = None
+    added: LowRank | None = None
+    lora_a: Tensor
+    lora_b: Tensor
+    lora_magnitude: Tensor
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        return _forward(self, input)
+
+
+class FrozenConv1D(Conv1D):  # type: ignore[misc]
+    """GPT-2's linear layer, whose weight is (in, out), frozen."""
+
+    quantized: Quantized | None = None
+    added: LowRank | None = None
+    lora_a: Tensor
+    lora_b: Tensor
+    lora_magnitude: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _forward(self, x)
+
+
+Frozen = FrozenLinear | FrozenConv1D
+CLASSES: dict[type[nn.Module], type[Frozen]] = {nn.Linear: FrozenLinear, Conv1D: FrozenConv1D}
+LINEAR = (nn.Linear, Conv1D)
+PLAIN = {frozen: plain for plain, frozen in CLASSES.items()}
+
+
+def frozen_layer(layer: nn.Module) -> Frozen | None:
+    """The layer, of the class that can be added to and quantized; None for what is no linear layer of that kind."""
+    if type(layer) in CLASSES:
+        layer.__class__ = CLASSES[type(layer)]
+    return layer if isinstance(layer, Frozen) else None
+
+
+def frozen_layers(model: nn.Module) -> Iterator[tuple[str, Frozen]]:
+    """The layers of those classes, by name, each once."""
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, Frozen))
+
+
+def quantize(layer: Frozen, kind: str, device: torch.device) -> None:
+    """Hold a layer's weight in fewer bits from now on, made and held on `device`."""
+    from tightfit.backends.pytorch.techniques.adapters.quantization import QUANTIZE
+
+    weight = layer.weight.detach().to(device)
+    parts = QUANTIZE[kind](weight)
+    names = tuple(f"weight_{number}" for number in range(len(parts)))
+    layer.register_parameter("weight", None)
+    for name, part in zip(names, parts, strict=True):
+        layer.register_buffer(name, part, persistent=False)
+    layer.quantized = Quantized(kind, tuple(weight.shape), names)
+
+
+def quantized_parts(layer: Frozen) -> list[Tensor]:
+    """The buffers of a quantized weight."""
+    return [] if layer.quantized is None else [getattr(layer, name) for name in layer.quantized.parts]
+
+
+def quantized_count(model: nn.Module) -> int:
+    """Weights of a model that are quantized, and no parameters."""
+    return sum(torch.Size(layer.quantized.shape).numel() for _, layer in frozen_layers(model) if layer.quantized)
+
+
+def full_weight(layer: Frozen, dtype: torch.dtype) -> Tensor:
+    """The frozen weight as (out, in), dequantized where it is quantized."""
+    if layer.quantized is None:
+        weight: Tensor = layer.weight.detach().to(dtype)
+    else:
+        from tightfit.backends.pytorch.techniques.adapters.quantization import DEQUANTIZE
+
+        held = layer.quantized
+        weight = DEQUANTIZE[held.kind](*quantized_parts(layer), held.shape, dtype, False)
+    return weight.t() if isinstance(layer, FrozenConv1D) else weight
+
+
+def merged_weight(layer: Frozen, dtype: torch.dtype) -> Tensor:
+    """The weight that a layer works as, (out, in): with what is added worked in."""
+    weight = full_weight(layer, dtype)
+    if layer.added is None:
+        return weight
+    whole = weight + layer.added.scale * (layer.lora_b.to(dtype) @ layer.lora_a.to(dtype))
+    if layer.added.learns_lengths:
+        whole = whole * (layer.lora_magnitude.to(dtype) / torch.linalg.vector_norm(whole, dim=1))[:, None]
+    return whole
+
+
+def own_weights(model: nn.Module, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A model's stored tensors as if nothing were added to its layers: without factors, and with quantized weights
+    dequantized, in host memory."""
+    own = {name: tensor for name, tensor in stored.items() if name.rpartition(".")[2] not in FACTORS}
+    dtype = next((t.dtype for t in own.values() if t.is_floating_point()), torch.float32)
+    for name, layer in frozen_layers(model):
+        if layer.quantized is not None:
+            weight = full_weight(layer, dtype).cpu()
+            own[f"{name}.weight"] = (weight.t() if isinstance(layer, FrozenConv1D) else weight).contiguous()
+    return own
+
+
+def dequantize(layer: Frozen, dtype: torch.dtype) -> None:
+    """Make a layer an ordinary one again, with what is added worked into its weight."""
+    weight = merged_weight(layer, dtype).detach()
+    weight = weight.t().contiguous() if isinstance(layer, FrozenConv1D) else weight.contiguous()
+    for name in (*FACTORS, *(layer.quantized.parts if layer.quantized else ())):
+        if name in layer._parameters or name in layer._buffers:
+            delattr(layer, name)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    layer.quantized = layer.added = None
+    layer.__class__ = PLAIN[type(layer)]  # type: ignore[assignment]
+
+
+def _forward(layer: Frozen, values: Tensor) -> Tensor:
+    added = layer.added
+    if added is None:
+        return _product(layer, values, layer.bias)
+    dropped = F.dropout(values, added.dropout, layer.training) if added.dropout else values
+    low = F.linear(F.linear(dropped, layer.lora_a) * added.scale, layer.lora_b)
+    if not added.learns_lengths:
+        return _product(layer, values, layer.bias) + low
+    factor = _dora_factor(layer, low.dtype)
+    if dropped is values:
+        plain = _product(layer, values, None)
+        result = factor * (plain + low)
+        return result if layer.bias is None else result + layer.bias.to(result.dtype)
+    # As the paper's authors have it: what is dropped is dropped from the change of lengths too, not from the weight.
+    return _product(layer, values, layer.bias) + (factor - 1) * _product(layer, dropped, None) + factor * low
+
+
+def _dora_factor(layer: Frozen, dtype: torch.dtype) -> Tensor:
+    """The learned length of each output's weights over the length that they have, (out,). The latter is taken as a
+    constant, by section 4.3 of the paper."""
+    assert layer.added is not None
+    with torch.no_grad(), torch.autocast(layer.lora_a.device.type, enabled=False):
+        whole = full_weight(layer, layer.lora_a.dtype) + layer.added.scale * (layer.lora_b @ layer.lora_a)
+        length = torch.linalg.vector_norm(whole, dim=1)
+    factor: Tensor = (layer.lora_magnitude / length).to(dtype)
+    return factor
+
+
+def _product(layer: Frozen, values: Tensor, bias: Tensor | None) -> Tensor:
+    transposed = isinstance(layer, FrozenConv1D)
+    if layer.quantized is None:
+        weight: Tensor = layer.weight
+        return F.linear(values, weight.t() if transposed else weight, bias)
+    from tightfit.backends.pytorch.techniques.adapters.quantization import QuantizedProduct
+
+    kind = values.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else values.dtype
+    held = layer.quantized
+    bias = None if bias is None else bias.to(dtype)
+    values = values.to(dtype)
+    with torch.autocast(kind, enabled=False):
+        parts = quantized_parts(layer)
+        result: Tensor = QuantizedProduct.apply(  # type: ignore[no-untyped-call]
+            values, bias, held.kind, held.shape, transposed, *parts)
+    return result
+
+
+def lengths(layer: Frozen) -> Tensor:
+    """The lengths of each output's weights, (out,): what DoRA's learned ones begin with."""
+    found: Tensor = torch.linalg.vector_norm(full_weight(layer, torch.float32), dim=1)
+    return found

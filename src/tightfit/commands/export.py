@@ -1,0 +1,58 @@
+"""`tightfit export`: a finished run's adapter worked into its model's weights."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from rich.console import Console
+
+from tightfit.errors import RecipeError, one_line
+from tightfit.training.run_folder import MODEL, RECIPE, RunFolder
+
+MERGED = "merged"
+"""The folder of a run in which the merged model lies, where no other is named."""
+NOT_COPIED = ("adapter_", "config.json", "model.safetensors")
+"""Beginnings of the names of files that a merged model has itself, or has no use for."""
+
+
+def run_export(run: Path, merge: bool, output: Path | None) -> None:
+    """Write a run's model with its adapter merged. Raises TightfitError."""
+    folder = RunFolder(run)
+    recipe, adapter = folder.saved_recipe(), run / MODEL
+    if recipe is None or not adapter.is_dir():
+        missing = RECIPE if recipe is None else f"{MODEL}/, which a run writes at its end"
+        raise RecipeError(f"{run}: no finished run, for it holds no {missing}; name a run's folder, such as runs/mine")
+    if not recipe.trainable.adapts:
+        raise RecipeError(f"{run}: trainable={recipe.trainable.name} trained the model's own weights; {adapter} is the "
+                          "whole model")
+    if not merge:
+        raise RecipeError(f"{run}: {adapter} is the adapter, as peft reads it; write --merge for a model with it "
+                          "worked into the weights")
+    steps = (folder.summary() or {}).get("steps", 0)
+    if steps < recipe.max_steps:
+        raise RecipeError(f"{run}: the run is to take {recipe.max_steps} steps, and its adapter is of {steps}; go on "
+                          "with it by the command that began it")
+    target = run / MERGED if output is None else output
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise RecipeError(f"--output: {target} is not an empty folder; write another one, or remove it")
+    from safetensors import SafetensorError
+
+    from tightfit.backends.pytorch.techniques.adapters.folder import merge as merged  # torch takes seconds
+
+    console = Console(soft_wrap=True)
+    writing = target.with_name(f".{target.name}.writing")
+    try:
+        shutil.rmtree(writing, ignore_errors=True)
+        writing.mkdir(parents=True)
+        for note in merged(recipe, adapter, writing):
+            console.print(f"note: {note}", markup=False)
+        for file in adapter.iterdir():  # the tokenizer's, and what else a model is read with
+            if file.is_file() and not file.name.startswith(NOT_COPIED):
+                shutil.copy(file, writing / file.name)
+        writing.replace(target)
+    except (OSError, SafetensorError) as error:
+        raise RecipeError(f"--output: {target} cannot be written: {one_line(error)}; write another folder") from None
+    finally:
+        shutil.rmtree(writing, ignore_errors=True)
+    console.print(f"merged model: {target}", markup=False)

@@ -1,0 +1,42 @@
+"""Adapters as a way out where a model does not fit when all of it is trained: what they would take, by a trace each."""
+
+from __future__ import annotations
+
+from tightfit.planning.search.budget import TraceBudgetExceeded
+from tightfit.planning.search.exploration import MICRO, Exploration
+from tightfit.planning.search.question import Question
+from tightfit.planning.search.wording import choices_text
+from tightfit.text import size
+
+WAYS = ({"trainable": "lora", "base": "bf16"}, {"trainable": "lora", "base": "nf4"})
+"""LoRA and QLoRA, as a person writes them."""
+
+
+def adapters(exploration: Exploration) -> str:
+    """Memory of a recipe that trains all weights, with adapters instead, as a sentence; empty where none could serve.
+    They are named, and never taken unasked."""
+    space, recipe = exploration.space, exploration.space.recipe
+    if recipe.mode != "train" or recipe.trainable.freezes or not recipe.backend.runs_torch:
+        return ""
+    mildest = [choice for choice in space.choices if space.level(choice) == exploration.levels[0]]
+    plain = [choice for choice in mildest if space.cost(choice) == 1]
+    least = space.recipe_for(space.floor(plain or mildest), exploration.sizes[0])
+    least = least.model_copy(update={"precision": space.values["precision"][0]})  # for thrift, fp32 keeps no copies
+    question, found = Question(exploration, len(WAYS)), []
+    for way in WAYS:
+        changed = least.override(**way, offload="none")
+        written = " ".join(f"{field}={value}" for field, value in way.items())
+        if changed.refusals(exploration.device):
+            continue
+        try:
+            cost = question.cost(changed, f"whether {written} would do")
+        except TraceBudgetExceeded:
+            break
+        if cost is not None:
+            used = size(cost.estimate.memory.used)
+            found.append(f"{written} would take {used}" + ("" if cost.estimate.safe else ", which does not fit either"))
+    if not found:
+        return ""
+    rest = choices_text(least, None, (MICRO, "checkpointing"))
+    return (f"adapters: {', and '.join(found)}, with {rest}: small factors are trained beside frozen weights, which "
+            "changes what is learnt")

@@ -1,0 +1,137 @@
+"""Several GPUs: how much faster a choice is on all of them, what binds it, and how many would do where few do not.
+
+Where a model fits one GPU, nothing is divided: `parallel: ddp`. Where it does not, blocks wait in the host's memory, or
+weights, gradients and optimizer states are divided among more GPUs: `parallel: fsdp`; where the host's memory is too
+small as well, among more machines, or onto a drive.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+from tightfit.devices import Device
+from tightfit.planning.costs import Time
+from tightfit.planning.plan import Scaling
+from tightfit.planning.search.budget import TraceBudgetExceeded
+from tightfit.planning.search.evaluate import Evaluated
+from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration
+from tightfit.planning.search.question import Question
+from tightfit.planning.timing.errors import Work
+from tightfit.recipe import Recipe
+from tightfit.text import counted, percent, seconds, size
+
+PARALLEL = "parallel"
+BINDS = 0.1
+"""Share of a step that the device waits, from which on what it waits for is said to bind it."""
+GATHERED = 0.1
+"""Share of all weights, gradients and states that is taken to be there whole at a time, beside a GPU's own part."""
+
+
+def evaluate_exchange(exploration: Exploration) -> None:
+    """Evaluate the choice with what exchanges less and takes more memory, where it waits for its exchange. Raises
+    TraceBudgetExceeded."""
+    best, fields = exploration.best(), exploration.space.fields
+    if best is None or PARALLEL not in fields:
+        return
+    (choice, micro), at = best, fields.index(PARALLEL)
+    moved, parallel = exploration.found[best].estimate.time.exchange, choice[at]
+    if moved is None or moved.speed >= 1 - CLOCK_ERROR:
+        return
+    several = micro < exploration.space.share
+    others = [(*choice[:at], other, *choice[at + 1 :]) for other in parallel.exchanging_less(several)]
+    exploration.evaluate([(other, micro) for other in others])
+
+
+def scaling(exploration: Exploration, found: Evaluated) -> Scaling | None:
+    """The speed of a choice on several GPUs; None for one. Its efficiency is held to what one GPU does alone with the
+    same techniques and its share of the global batch, where it holds the model, by at most one more trace."""
+    device, recipe, time = exploration.device, found.recipe, found.estimate.time
+    if device.world == 1:
+        return None
+    alone, efficiency = _alone(exploration, recipe), None
+    if alone is not None and alone.fit_rank.fits:
+        efficiency = time.throughput / (device.world * alone.estimate.time.throughput)
+    binds = _binds(recipe, time)
+    each = time.throughput / device.world
+    said = [f"{device.world:,} GPUs do {time.throughput:,.0f} {time.unit}, {each:,.0f} each; bound by {binds}."]
+    if time.exchange is not None:
+        moved = time.exchange
+        said.append(f"Each sends {size(moved.bytes)} a step, which takes {seconds(moved.seconds)} over {moved.link} "
+                    f"and makes the step {seconds(moved.added)} longer: {percent(moved.hidden)} of it is hidden "
+                    "behind compute.")
+    if found.estimate.memory.host_by_category:
+        said.append(f"What waits in a machine's memory takes {size(device.cards * found.estimate.memory.host)} of it.")
+    said.append("One GPU alone does not hold the model with these techniques." if efficiency is None else
+                f"One GPU alone, with its share of the global batch, does {each / efficiency:,.0f}: scaling efficiency "
+                f"{percent(efficiency)}.")
+    return Scaling(gpus=device.world, per_gpu=each, efficiency=efficiency, bound_by=binds, text=" ".join(said))
+
+
+def _alone(exploration: Exploration, recipe: Recipe) -> Evaluated | None:
+    if exploration.space.is_divided:
+        return None
+    one = replace(exploration.device, cards=1, machines=1, network_bandwidth=0.0)
+    asked = recipe.parallel.of_one_process(recipe).override(parallel="none")
+    with suppress(TraceBudgetExceeded):
+        return Question(exploration, 1).cost(asked, "what one GPU does alone", one)
+    return None
+
+
+def _binds(recipe: Recipe, time: Time) -> str:
+    """The bottleneck of a step, in a few words."""
+    offloads = recipe.parallel.keeps_parts_on_host or recipe.offloaded.uses_host
+    host = "what the host computes" if offloads else "launches by the host"
+    waits = {"the exchange between GPUs": Work.EXCHANGE, host: Work.HOST,
+             "copies from and to the host": Work.TRANSFERS}
+    text, share = max(((text, time.work.get(work, 0.0) / time.step_seconds) for text, work in waits.items()),
+                      key=lambda pair: pair[1])
+    if share >= BINDS:
+        return f"{text}, for {percent(share)} of a step"
+    recomputes = recipe.checkpointing != "auto" and recipe.checkpointing.recomputes
+    return "compute, and by memory, for which blocks are recomputed" if recomputes else "compute"
+
+
+def more_gpus(exploration: Exploration, found: Evaluated) -> str:
+    """The number of GPUs that would hold a divided model, as a sentence; empty where one holds it whole.
+    found: the choice, or what comes nearest."""
+    device, recipe = exploration.device, found.recipe
+    offloads = recipe.offloaded.uses_host or found.estimate.memory.host_by_category
+    trains_in_full = recipe.mode == "train" and not recipe.trainable.freezes
+    if not trains_in_full or device.kind != "cuda" or not recipe.backend.runs_torch:
+        return ""
+    if found.fit_rank.fits and not offloads:
+        if not recipe.parallel.shards:
+            return ""
+        return f"{_whole(found, device)}: parallel=fsdp divides them."
+    count = _enough(exploration, found)
+    if count is None:
+        return ""
+    return (f"{_whole(found, device)}: parallel=fsdp divides them, and needs about {counted(count, 'such GPU')} to "
+            f"hold its parts without the host's memory; --gpus {count} tells exactly.")
+
+
+def _held(found: Evaluated) -> float:
+    """Bytes of the whole model's weights, gradients and optimizer states."""
+    recipe = found.recipe
+    each = sum(technique.bytes_per_parameter(recipe) for technique in (recipe.precision, recipe.optimizer)
+               if technique != "auto")  # fmt: skip
+    return each * found.parameters
+
+
+def _whole(found: Evaluated, device: Device) -> str:
+    return (f"Weights, gradients and optimizer states are {size(_held(found))} whole, and a GPU has "
+            f"{size(device.memory_bytes)}")
+
+
+def _enough(exploration: Exploration, found: Evaluated) -> int | None:
+    """The power of two of GPUs whose parts would fit, about; None where what is not divided does not."""
+    held = _held(found)
+    rest = max(found.passes_when_accumulating - found.held, 0) + GATHERED * held
+    room = exploration.usable_bytes(with_margin=True) - min(rest, GATHERED * held + (20 << 30))
+    if room <= 0:
+        return None
+    count = 2 * exploration.device.world if exploration.device.world > 1 else 2
+    while held / count > room:
+        count *= 2
+    return count

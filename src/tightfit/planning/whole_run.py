@@ -1,0 +1,68 @@
+"""Length and cost of a whole run, from a plan's speed and the tokens to train on."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tightfit.errors import RecipeError
+from tightfit.planning.costs import Time
+
+COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeRun:
+    """A run over so many tokens; samples for images, as `unit` says.
+
+    hours: at the predicted speed. low, high: hours at the ends of its interval; as `hours` where that is not known.
+    cost: of all GPUs, in the price's unit; None without a price.
+    """
+
+    tokens: int
+    unit: str
+    hours: float
+    low: float
+    high: float
+    cost: float | None = None
+
+    @classmethod
+    def of(cls, time: Time, tokens: int, price: float | None = None) -> WholeRun:
+        """price: of all GPUs for an hour."""
+        hours, error = tokens / time.throughput / 3600, time.error or 0.0
+        return cls(tokens=tokens, unit=time.unit.removesuffix("/s"), hours=hours, low=hours / (1 + error),
+                   high=hours / (1 - error), cost=None if price is None else hours * price)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        long, short = self.hours >= 72, self.hours < 1.5
+        unit, scale = ("days", 24.0) if long else ("minutes", 1 / 60) if short else ("hours", 1.0)
+        around = "" if self.high == self.low else f" ({self.low / scale:,.1f} to {self.high / scale:,.1f})"
+        cost = "" if self.cost is None else f", at a cost of {self.cost:,.2f}"
+        return f"{self.hours / scale:,.1f} {unit}{around} for {self.tokens:,} {self.unit}{cost}"
+
+
+def parse_tokens(text: str) -> int:
+    """`500M`, `1.5B` or `20000`, as a number of tokens. Raises RecipeError."""
+    digits = text.strip().replace(",", "").replace("_", "")
+    found = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)([KMBT]?)", digits, re.IGNORECASE)
+    count = float(found[1]) * COUNTS[found[2].upper()] if found else 0.0
+    if not 1 <= count < math.inf:
+        raise RecipeError(f"tokens: {text!r} should be a number of tokens, such as 500M or 1.5B")
+    return round(count)
+
+
+def parse_price(text: str) -> float:
+    """Price of a GPU for an hour. Raises RecipeError."""
+    try:
+        price = float(text)
+    except ValueError:
+        price = math.nan
+    if not 0 < price < math.inf:
+        raise RecipeError(f"price: {text!r} should be what the GPU costs an hour, such as --price 2.50")
+    return price

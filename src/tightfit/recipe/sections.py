@@ -1,0 +1,46 @@
+"""The sections of a recipe that are mappings of their own: its data, and generation from prompts."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tightfit.techniques.base import NUMBER, Positive
+
+
+class Data(BaseModel):
+    """Where the examples come from. A short string in a recipe stands for `{source: ...}`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    source: str = "stdlib"
+    """`stdlib` (the Python standard library's own source), `dummy` (random), a text, JSONL, CSV or Parquet file, a
+    folder of them or of images, a folder saved by `datasets`, or a Hugging Face dataset id."""
+    config: str | None = None
+    """The Hugging Face dataset's configuration."""
+    split: str = "train"
+    """The Hugging Face dataset's split to train on."""
+    text: str = "text"
+    """Field that holds the text (seq2seq: the source text)."""
+    label: str = "label"
+    """Field that holds the class."""
+    target: str = "target"
+    """Field that holds the target text of seq2seq."""
+    packing: bool = True
+    """Fill every row with documents, kept apart by document ids; otherwise one document a row, padded."""
+    samples: Positive = 512
+    """Number of random examples that `dummy` makes."""
+    eval_fraction: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False), NUMBER] = 0.05
+    """Share of the documents held out for evaluation."""
+
+
+class Inference(BaseModel):
+    """Generation from each prompt. A number in a recipe stands for `{new_tokens: ...}`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    new_tokens: Positive = 128
+    """Tokens to generate after each prompt."""
+    beams: Positive = 1
+    """Beams to search with; 1 takes the likeliest token at every step."""

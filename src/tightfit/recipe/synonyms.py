@@ -1,0 +1,39 @@
+"""Words of other tools for a recipe's fields and values, for the hints of error messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+FIELDS: Mapping[str, str] = {
+    "lr": "learning_rate=...", "epochs": "num_train_epochs=...", "num_epochs": "num_train_epochs=...",
+    "warmup_ratio": "warmup_steps=..., which below 1 is a share of all steps",
+    "dtype": "precision=...", "torch_dtype": "precision=...", "amp": "precision=...",
+    "mixed_precision": "precision=...",
+    "block_size": "seq_len=...", "max_length": "seq_len=...", "max_seq_length": "seq_len=...",
+    "context_length": "seq_len=...", "dataset": "data=...", "train_file": "data=...",
+    "attn_implementation": "attention=...", "flash_attention": "attention=flash-attn", "fsdp": "parallel=fsdp",
+    "ddp": "parallel=ddp", "cpu_offload": "offload=host", "max_memory": "--gpu-memory for a plan",
+    "lora": "trainable=lora", "qlora": "trainable=lora base=nf4", "peft": "trainable=lora", "dora": "trainable=dora",
+    "load_in_4bit": "base=nf4", "load_in_8bit": "base=int8", "lora_r": "trainable.rank=...",
+    "lora_alpha": "trainable.alpha=...", "quantization": "base=nf4", "freeze": "trainable={name: layers, names: [...]}",
+    "grad_clip": "max_grad_norm=...", "gradient_clipping": "max_grad_norm=...", "scheduler": "lr_scheduler_type=...",
+}  # fmt: skip
+"""Fields to write in place of those that a recipe does not have."""
+
+VALUES: Mapping[str, tuple[str, ...]] = {
+    "bf16": ("bfloat16", "torch.bfloat16"), "fp16": ("float16", "half", "torch.float16"),
+    "fp32": ("float32", "float", "full", "torch.float32"), "fp8": ("float8",),
+    "sequence-classification": ("text-classification", "sentiment-analysis", "sequence_classification"),
+    "causal-lm": ("text-generation", "language-modeling", "clm"), "masked-lm": ("fill-mask", "mlm"),
+    "seq2seq": ("text2text-generation", "translation", "summarization", "seq2seq-lm"),
+    "cuda": ("gpu", "nvidia", "cuda:0"), "adamw": ("adam", "adamw_torch", "adamw_torch_fused"),
+    "flash-attn": ("flash", "flash_attention_2", "flash2"), "fsdp": ("fsdp2", "zero"), "host": ("cpu",),
+    "nf4": ("4bit", "int4", "bnb-4bit", "qlora"), "int8": ("8bit", "bnb-8bit"), "all": ("full", "everything"),
+    "every-block": ("full", "true", "on"), "none": ("false", "off", "no"),
+}  # fmt: skip
+"""A recipe's values, and other tools' words for them."""
+
+
+def known_value(word: str, choices: Iterable[str]) -> str | None:
+    """The choice that another tool's word means; None where there is none."""
+    return next((choice for choice in choices if word.lower() in VALUES.get(choice, ())), None)

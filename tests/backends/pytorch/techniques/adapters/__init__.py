@@ -1,0 +1,1 @@
+"""Tests of adapters and of frozen weights."""

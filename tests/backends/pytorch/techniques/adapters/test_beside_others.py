@@ -1,0 +1,66 @@
+"""Frozen weights beside every technique that recomputes, packs, cuts or compiles: the same losses and weights."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+from tests.architectures import tiny_model
+from tests.backends.pytorch.techniques.by_block.streaming_cases import BY_BLOCK, CPU, Run, run, same
+from tightfit.backends.pytorch.assembly import assemble
+from tightfit.backends.pytorch.batch import TensorBatch
+from tightfit.recipe import Recipe
+
+NF4 = {"trainable": {"name": "lora", "rank": 4}, "base": "nf4"}
+DORA = {"trainable": {"name": "dora", "dropout": 0.1}, "base": "int8"}
+HEAD = {"trainable": {"name": "layers", "names": ["lm_head", "layers.2", "norm"]}}
+FROZEN: dict[str, dict[str, Any]] = {"nf4": NF4, "dora": DORA, "layers": HEAD}
+
+each_way = pytest.mark.parametrize("name", ["nf4", "layers"])
+
+
+def near(one: Run, other: Run) -> None:
+    for name, weight in one.weights.items():
+        torch.testing.assert_close(weight, other.weights[name], rtol=1e-3, atol=1e-5)
+
+
+@functools.cache
+def plain(name: str) -> Run:
+    """A step with nothing else beside."""
+    return run("llama", 1, **FROZEN[name])
+
+
+@pytest.mark.parametrize(("name", "checkpointing"), [
+    *(("nf4", name) for name in ("every-block", "every-nth", "segments", "mlp", "attention", "selective")),
+    ("nf4", {"name": "selective", "keep": "attention"}), ("nf4", {"name": "selective", "keep": "every-other-matmul"}),
+    ("dora", "every-block"), ("dora", "selective"), ("layers", "every-block"), ("layers", "segments"),
+], ids=str)
+def test_recomputation_over_inputs_that_need_no_gradient_changes_nothing(name, checkpointing):
+    assert same(plain(name), run("llama", 1, **FROZEN[name], checkpointing=checkpointing))
+
+
+@each_way
+def test_work_block_by_block_changes_rounding_alone(name):
+    near(plain(name), run("llama", 1, **FROZEN[name], **BY_BLOCK))
+
+
+@each_way
+def test_chunks_of_the_loss_change_rounding_alone(name):
+    near(plain(name), run("llama", 1, **FROZEN[name], loss={"name": "chunked", "tokens": 20}))
+
+
+def test_compiled_blocks_change_rounding_alone():
+    found = []
+    for fields in ({}, {"compile": {"name": "per-block", "backend": "aot_eager"}}):
+        recipe = Recipe.from_dict({"precision": "fp32", "checkpointing": "every-block", "optimizer": "adamw",
+                                   "attention": "sdpa", "compile": "off", "loss": "plain", "batch_size": 2,
+                                   "micro_batch_size": 2, "seq_len": 8, **NF4, **fields})
+        model = tiny_model("llama", num_hidden_layers=1)
+        build = assemble(recipe, CPU, torch.device("cpu"), model)
+        ids = torch.arange(16).view(2, 8)
+        build.loss_sum(TensorBatch(inputs={"input_ids": ids}, labels=ids)).backward()
+        found.append({name: p.grad for name, p in model.named_parameters() if p.requires_grad})
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,86 @@
+"""Plans of several GPUs: which way shares the model, how it scales, and how many would do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tightfit.backends import load_backend
+from tightfit.devices import MIB, find_device
+from tightfit.display.plan_table import ReadablePlan
+from tightfit.planning.cluster import Cluster
+from tightfit.planning.estimate import Margin
+from tightfit.planning.plan import Plan
+from tightfit.planning.search.search import search
+from tightfit.planning.standard_tools import standard_tools
+from tightfit.planning.timing.errors import Work
+from tightfit.recipe import Recipe
+
+PINNED = {
+    "model": "gpt2", "model_overrides": {"n_layer": 2, "n_head": 8, "n_embd": 512, "n_positions": 64},
+    "vocab_size": 4096, "seq_len": 64, "batch_size": 16, "micro_batch_size": 8, "precision": "bf16",
+    "optimizer": "adamw", "attention": "sdpa", "loss": "plain", "checkpointing": "none", "compile": "off",
+    "offload": "none", "expandable_segments": False,
+}  # fmt: skip
+TOOLS = standard_tools(load_backend("pytorch"))
+CARD = find_device("rtx-3090")
+
+
+def planned(cluster: Cluster, memory: int = CARD.memory_bytes, **changes) -> Plan:
+    recipe = Recipe.from_dict({**PINNED, **changes})
+    return search(recipe, cluster.on(replace(CARD, memory_bytes=memory)), TOOLS, margin=Margin(share=0.0, fixed=0))
+
+
+@pytest.fixture(scope="module")
+def two() -> Plan:
+    return planned(Cluster(cards=2))
+
+
+def test_what_fits_one_gpu_is_not_divided(two):
+    assert two.recipe.parallel.name == "ddp"
+    assert two.recipe.parallel.process_count == 2
+    assert two.answers.more_gpus == ""
+    values = two.to_json()
+    assert (values["device"]["gpus"], values["device"]["nodes"]) == (2, 1)
+    assert values["candidates"][0]["recipe"]["parallel"] == {"name": "ddp", "processes": 2}
+
+
+def test_scaling_is_held_to_one_gpu_alone(two):
+    scaling, time = two.answers.scaling, two.chosen.estimate.time
+    assert scaling.per_gpu == pytest.approx(time.throughput / 2)
+    alone = planned(Cluster(), batch_size=8)
+    assert scaling.efficiency == pytest.approx(scaling.per_gpu / alone.chosen.estimate.time.throughput)
+    assert 0.1 < scaling.efficiency < 1
+    assert alone.answers.scaling is None
+    assert two.to_json()["scaling"]["efficiency"] == scaling.efficiency
+    assert "scaling efficiency" in " ".join(str(ReadablePlan.of(two)).split())
+
+
+def test_what_does_not_fit_one_gpu_is_divided(two):
+    """Just less memory than the copies of two processes take."""
+    used = two.chosen.estimate.memory.used
+    found = planned(Cluster(cards=2), used - 8 * MIB)
+    assert found.recipe.parallel.name == "fsdp"
+    assert "parallel=fsdp divides them" in found.answers.more_gpus
+    assert found.answers.scaling.efficiency is None or found.answers.scaling.efficiency < 1
+    assert found.chosen.estimate.memory.used < used
+
+
+def test_a_slow_network_binds():
+    slow = planned(Cluster(machines=2, network=1e7), parallel={"name": "ddp", "processes": 2})
+    time = slow.chosen.estimate.time
+    assert "exchange" in slow.answers.scaling.bound_by
+    assert time.work[Work.EXCHANGE] > 0.5 * time.step_seconds
+    assert time.exchange.link == "the network"
+    assert time.to_json()["exchange"]["bytes"] == time.exchange.bytes
+
+
+def test_fsdp_that_waits_for_its_exchange_is_weighed_with_less_of_it():
+    """Several micro-batches over a slow network, of a model of which no two copies fit."""
+    slow = Cluster(machines=2, network=1e8)
+    whole = planned(slow, micro_batch_size=2, parallel={"name": "ddp", "processes": 2}).chosen.estimate.memory.used
+    found = planned(slow, whole - 8 * MIB, micro_batch_size=2)
+    ways = [candidate.recipe.parallel for candidate in found.candidates]
+    assert {(way.reshard, way.gradient_sync) for way in ways if way.name == "fsdp"} >= {(True, "every"), (True, "last")}
+    assert found.recipe.parallel.gradient_sync == "last"

@@ -1,0 +1,41 @@
+"""The length and cost of a whole run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.display.plans import fitting
+from tightfit.display.plan_table import plan_text
+from tightfit.errors import RecipeError
+from tightfit.planning.whole_run import parse_tokens
+
+
+@pytest.mark.parametrize(("text", "count"), [
+    ("1B", 10**9), ("1.5b", 15 * 10**8), ("500M", 5 * 10**8), ("20_000", 20_000), ("20,000", 20_000),
+    ("2e6", 2 * 10**6), ("3T", 3 * 10**12),
+])  # fmt: skip
+def test_tokens_are_read_as_people_write_them(text, count):
+    assert parse_tokens(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "B", "-1", "0", "1e999", "nan", "1G", "ten"])
+def test_what_is_no_number_of_tokens_says_what_to_write(text):
+    with pytest.raises(RecipeError, match="such as 500M"):
+        parse_tokens(text)
+
+
+def test_a_plan_says_how_long_a_run_takes_and_what_it_costs():
+    """10,000 tokens a second, give or take a quarter, for 2.50 an hour."""
+    plan = fitting()
+    best = plan.chosen.estimate
+    best = replace(plan.chosen, estimate=replace(best, time=replace(best.time, error=0.25)))
+    plan = replace(plan, candidates=(best, *plan.candidates[1:]), chosen=best, tokens=360_000_000, price=2.5)
+    run = plan.whole_run
+    assert (run.hours, run.low, run.high, run.cost) == (10.0, 8.0, pytest.approx(40 / 3), 25.0)
+    assert "10.0 hours (8.0 to 13.3) for 360,000,000 tokens, at a cost of 25.00" in plan_text(plan)
+    assert plan.to_json()["whole_run"]["hours"] == 10.0
+    assert "10.0 days" in str(replace(plan, tokens=24 * 360_000_000).whole_run)
+    assert "60.0 minutes" in str(replace(plan, tokens=36_000_000).whole_run)
+    assert "whole_run" not in replace(plan, tokens=0).to_json()
