@@ -28,7 +28,7 @@ import torch
 
 import record
 import tightfit
-from tightfit.backends.pytorch.simulate.unseen import RECORDS, workspace_bytes
+from tightfit.backends.pytorch.simulate.untraced import RECORDS, workspace_bytes
 from tightfit.devices import MIB, Device
 
 SECONDS = 150

@@ -59,8 +59,8 @@ def predict_case(
 def predicted(trace: Trace, case: Case, device: Device, limit: int | None = None) -> dict[str, Any]:
     """The prediction's memory. Raises NoSuchLimit."""
     values: dict[str, Any] = {
-        "unseen": [{"name": u.name, "bytes": u.bytes, "where": u.where} for u in trace.unseen],
-        "context": _bytes(trace.unseen, "context"), "categories": categories(trace),
+        "untraced": [{"name": u.name, "bytes": u.bytes, "where": u.where} for u in trace.untraced],
+        "context": _bytes(trace.untraced, "context"), "categories": categories(trace),
     }
     if device.kind == "cpu":
         spans = {name: [trace.peak(s.start, s.stop)[1] for s in trace.spans if s.name == name] for name in PHASES}

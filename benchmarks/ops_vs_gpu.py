@@ -27,8 +27,8 @@ import record
 from liger_cases import Compared, peaks, times
 from op_recordings import LONG, Row, attention, device, in_cache, matmul, memory_bound, rows, summary, traced
 from ops_left_out import attention_left_out, left_out
-from tightfit.planning.timing.errors import Work, work_of
 from tightfit.planning.timing.op_times import op_seconds
+from tightfit.planning.timing.uncertainty import Work, work_of
 from tightfit.trace import Op
 
 PAIRS = {"fwd": "forward", "bwd": "backward"}

@@ -137,8 +137,8 @@ def run(rows: Iterable[Row]) -> tuple[list[dict[str, Any]], list[dict[str, str]]
         return latest[1]
 
     def of_its_software(row: Row, found: Expressed, trace: Trace) -> Trace:
-        unseen = backend.unseen(found.recipe, found.device, trace)
-        return replace(trace, unseen=as_loaded(unseen, found.device, row.get("versions", "")))
+        untraced = backend.untraced(found.recipe, found.device, trace)
+        return replace(trace, untraced=as_loaded(untraced, found.device, row.get("versions", "")))
 
     for number, (row, found) in enumerate(sorted(expressed, key=lambda pair: pair[1].key), 1):
         try:

@@ -11,7 +11,7 @@ import re
 import statistics
 from collections.abc import Sequence
 
-from tightfit.backends.context import context
+from tightfit.backends.cuda_context import context
 from tightfit.devices import MIB, Device
 from tightfit.trace import UntracedMemory
 
@@ -36,14 +36,14 @@ def loads_all_with(versions: str) -> int | None:
     return None
 
 
-def as_loaded(unseen: Sequence[UntracedMemory], device: Device, versions: str) -> list[UntracedMemory]:
+def as_loaded(untraced: Sequence[UntracedMemory], device: Device, versions: str) -> list[UntracedMemory]:
     """Memory that no trace shows, with the context of a run's own software."""
     cuda = loads_all_with(versions)
     if cuda is None:
-        return list(unseen)
+        return list(untraced)
     kernels = round(statistics.mean(KERNELS[cuda]) * MIB)
     spread = (max(KERNELS[cuda]) - min(KERNELS[cuda])) * MIB // 2
-    return [*(figure for figure in unseen if figure.where != "context"), context(device), UntracedMemory(
+    return [*(figure for figure in untraced if figure.where != "context"), context(device), UntracedMemory(
         name="CUDA kernels", bytes=kernels, uncertainty=spread, where="context",
         source=f"all of PyTorch's, CUDA {cuda}",
     )]  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tightfit.devices import find_device
-from tightfit.planning.timing.errors import CARD_ERROR, WORK_ERROR, Work
+from tightfit.planning.timing.uncertainty import CARD_ERROR, WORK_ERROR, Work
 
 Row = dict[str, Any]
 SHARE = 0.9

@@ -19,7 +19,7 @@ from tightfit.planning.cluster import Cluster, parse_network
 from tightfit.planning.defaults import resolve
 from tightfit.planning.search.evaluate import Evaluated, InProcess
 from tightfit.planning.standard_tools import standard_tools
-from tightfit.planning.timing.errors import Work
+from tightfit.planning.timing.uncertainty import Work
 from tightfit.recipe import Recipe
 
 MODEL, GPU, SEQUENCE, SEQUENCES = "llama-3.1-70b", "h100-sxm", 4096, 1024

@@ -49,6 +49,6 @@ def test_planning_compares_none() -> None:
 
 def test_a_comparison_is_seen() -> None:
     seen = ("isinstance(x, Fp16 | Bf16)", "isinstance(x.y, (AdamW,))", "x.name == 'fp32'", "x.name in ('none', 'mlp')")
-    unseen = ("isinstance(x, str)", "x.name == y.name", "x.name == 'somebody'")
+    untraced = ("isinstance(x, str)", "x.name == y.name", "x.name == 'somebody'")
     assert all(any(map(compares, ast.walk(ast.parse(text)))) for text in seen)
-    assert not any(any(map(compares, ast.walk(ast.parse(text)))) for text in unseen)
+    assert not any(any(map(compares, ast.walk(ast.parse(text)))) for text in untraced)

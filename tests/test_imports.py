@@ -42,7 +42,7 @@ LAYERS = (
     ("tightfit.backends.pytorch.simulate.cuda",),
     ("tightfit.backends.pytorch.follow",),
     ("tightfit.backends.pytorch", "tightfit.backends.jax"),
-    ("tightfit.backends.measuring", "tightfit.backends.context"),
+    ("tightfit.backends.measuring", "tightfit.backends.cuda_context"),
     ("tightfit.backends.base",),
     ("tightfit.backends.world",),
     ("tightfit.recipe.lookup",),

@@ -24,11 +24,11 @@ from published_recipes import (
     samples_per_second,
 )
 from tightfit.backends import load_backend
-from tightfit.backends.context import assumed
+from tightfit.backends.cuda_context import assumed
 from tightfit.backends.pytorch.model_size import model_size
 from tightfit.devices import MIB, find_device
 from tightfit.planning.standard_tools import standard_tools
-from tightfit.planning.timing.errors import CARD_ERROR, WORK_ERROR, Work
+from tightfit.planning.timing.uncertainty import CARD_ERROR, WORK_ERROR, Work
 
 ROWS = {row["id"]: row for row in published()}
 RECORD = json.loads((Path(__file__).parents[1] / "results" / "published.json").read_text("utf-8"))

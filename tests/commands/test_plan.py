@@ -37,7 +37,7 @@ compile: "off"
 checkpointing: none
 if_cuda: {batch_size: 6}
 """
-COLUMNS = {"rank", "recipe", "fits", "memory", "time", "calibrated", "unseen", "reasons"}
+COLUMNS = {"rank", "recipe", "fits", "memory", "time", "calibrated", "untraced", "reasons"}
 
 
 @pytest.fixture
@@ -342,10 +342,10 @@ def test_what_a_trace_does_not_show_is_each_candidates_own():
     plan = tightfit.plan("gpt2", {**FIELDS, "micro_batch_size": "auto", "batch_size": 64}, gpu="rtx-4090")
     backend, device = load_backend("pytorch"), find_device("rtx-4090")
     for candidate in plan.candidates:
-        figures = backend.predict(candidate.recipe, device).unseen
-        assert candidate.estimate.unseen == tuple(figures)
+        figures = backend.predict(candidate.recipe, device).untraced
+        assert candidate.estimate.untraced == tuple(figures)
         assert sum(figure.bytes for figure in figures if figure.where == "host") == candidate.estimate.memory.host
-    assert all(f"{figure.name}, " in str(plan) for figure in plan.chosen.estimate.unseen)
+    assert all(f"{figure.name}, " in str(plan) for figure in plan.chosen.estimate.untraced)
 
 
 def test_a_plans_recipe_can_be_applied_to_the_model():

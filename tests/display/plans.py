@@ -34,10 +34,10 @@ def memory(scale=1.0, **changes):
     return Memory(**{**values, **changes})
 
 
-def estimate(scale=1.0, *, fits="yes", safe=True, tokens=10_000.0, notes=(), calibrated=False, unseen=(), **changes):
+def estimate(scale=1.0, *, fits="yes", safe=True, tokens=10_000.0, notes=(), calibrated=False, untraced=(), **changes):
     time = Time(step_seconds=64 * 512 / (tokens or 1e4), samples_per_second=tokens / 512 or 20.0,
                 tokens_per_second=tokens, mfu=0.4, calibrated=calibrated)
-    return Estimate(fits=fits, safe=safe, memory=memory(scale, **changes), time=time, unseen=unseen, notes=notes)
+    return Estimate(fits=fits, safe=safe, memory=memory(scale, **changes), time=time, untraced=untraced, notes=notes)
 
 
 def candidate(cost, *, changes_numerics=(), reasons=(), **fields):
@@ -47,7 +47,7 @@ def candidate(cost, *, changes_numerics=(), reasons=(), **fields):
 
 def fitting():
     """Three candidates: one that is chosen, one that changes numerics, one too large."""
-    chosen = candidate(estimate(notes=("not calibrated: from the sheet", "mind the gap"), unseen=UNSEEN))
+    chosen = candidate(estimate(notes=("not calibrated: from the sheet", "mind the gap"), untraced=UNSEEN))
     eight = candidate(estimate(0.5, tokens=9_000.0, fits="with-retries"), optimizer="adamw-8bit",
                       changes_numerics=("optimizer=adamw-8bit",), micro_batch_size=24)
     large = candidate(estimate(2.0, fits="no", safe=False, tokens=11_000.0, missing=3 * GIB), micro_batch_size=32)

@@ -28,7 +28,7 @@ def recipe_on(device, **fields):
 
 
 def small(kind="cuda"):
-    """Weights of 3 MiB and a passing 700,001 bytes; 5 MiB of context, 2 MiB that the allocator holds unseen."""
+    """Weights of 3 MiB and a passing 700,001 bytes; 5 MiB of context, 2 MiB that the allocator holds untraced."""
     return Trace(
         origin="predicted",
         allocations=[
@@ -36,7 +36,7 @@ def small(kind="cuda"):
             Allocation(born=5, died=8, bytes=700_001),
         ],
         spans=[Span(name="forward", start=4, stop=9, step=1), Span(name="step 1", start=3, stop=12, step=1)],
-        unseen=[UntracedMemory(name="context", bytes=5 * MIB, where="context", source=""),
+        untraced=[UntracedMemory(name="context", bytes=5 * MIB, where="context", source=""),
                 UntracedMemory(name="workspace", bytes=2 * MIB, where="allocator", source=""),
                 UntracedMemory(name="pinned", bytes=77, where="host", source="")],
     )
@@ -67,7 +67,7 @@ def test_the_allocator_rounds():
     device = gpu(64 * MIB)
     tools = standard_tools(TOY)
     trace = small()
-    trace.unseen.pop(1)
+    trace.untraced.pop(1)
     found = fit(trace, device, tools, NOTHING)
     needs = found.memory
     assert needs.peak_allocated == 3 * MIB + 700_416
@@ -82,7 +82,7 @@ def test_the_allocator_rounds():
 def test_the_margin_decides_what_is_safe_not_what_fits():
     tools = standard_tools(TOY)
     trace = small()
-    trace.unseen.clear()
+    trace.untraced.clear()
     for fixed, safe in ((2 * MIB, True), (2 * MIB + 1, False)):
         found = fit(trace, gpu(24 * MIB), tools, Margin(share=0.0, fixed=fixed))
         assert (found.fits, found.safe, found.memory.margin) == ("yes", safe, fixed)

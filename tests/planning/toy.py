@@ -106,11 +106,11 @@ class Toy:
         r.span("step 2", lambda: run.step(2, groups), step=2)
         r.span("evaluation", lambda: run.evaluate(first))
         r.span("save", lambda: r.free(r.make(100, "copy", (100,))))
-        unseen = [UntracedMemory(name="context", bytes=self.context, where="context", source="drawn"),
+        untraced = [UntracedMemory(name="context", bytes=self.context, where="context", source="drawn"),
                   UntracedMemory(name="workspace", bytes=MIB, where="allocator", source="drawn")]
-        return Trace(origin="predicted", ops=r.ops, allocations=r.allocations, spans=r.spans, unseen=unseen)
+        return Trace(origin="predicted", ops=r.ops, allocations=r.allocations, spans=r.spans, untraced=untraced)
 
-    unseen = None
+    untraced = None
     model_size = staticmethod(load_backend("pytorch").model_size)
 
     def seconds(self, trace: Trace, recipe: Recipe, device: Device) -> StepTime:
@@ -126,7 +126,7 @@ class Toy:
 def replay(trace: Trace, capacity: int | None, settings):
     """An allocator that reserves a thirtieth more than it gives out."""
     tick, peak = trace.peak()
-    peak += sum(u.bytes for u in trace.unseen if u.where == "allocator")
+    peak += sum(u.bytes for u in trace.untraced if u.where == "allocator")
     reserved = math.ceil(peak * 31 / 30)
     missing = 0 if capacity is None else max(reserved - capacity, 0)
     return SimpleNamespace(peak_allocated=peak, peak_tick=tick, peak_reserved=reserved, missing=missing,

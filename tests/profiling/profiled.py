@@ -127,8 +127,8 @@ def hostile():
                    op=EVILS[i % 3], shape=(8, 8), dtype=EVILS[i % 2]) for i in range(8)]
     spans = [Span(name=EVIL, start=0, stop=30), Span(name="step 1", start=0, stop=30, step=1),
              Span(name="forward", start=0, stop=30, step=1)]
-    unseen = [UntracedMemory(name=EVIL, bytes=5, where="context", source=EVIL)]
-    traces = [Trace(origin=origin, ops=ops, allocations=allocations, spans=spans, unseen=unseen, notes=list(EVILS))
+    untraced = [UntracedMemory(name=EVIL, bytes=5, where="context", source=EVIL)]
+    traces = [Trace(origin=origin, ops=ops, allocations=allocations, spans=spans, untraced=untraced, notes=list(EVILS))
               for origin in ("measured", "predicted")]
     named = good.recipe.override(output_dir=EVIL, sample_prompt=EVILS[1])
     return replace(good, recipe=named.model_copy(update={"model": EVIL}), device=replace(good.device, name=EVIL),

@@ -11,7 +11,7 @@ from tests.profiling.profiled import STREAMED, empty, hostile, profile
 from tightfit.errors import ReportError
 from tightfit.profiling import profile as profiles
 from tightfit.profiling.profile import VERSION
-from tightfit.trace import PHASES, Op, OpClass, Phase, Trace
+from tightfit.trace import WALL_PHASES, Op, OpClass, Phase, Trace
 
 
 def streamed():
@@ -31,7 +31,7 @@ def test_what_is_saved_is_loaded(tmp_path, make):
 
 def test_the_phases_sum_to_the_step():
     made = profile()
-    assert set(made.phase_seconds) == set(PHASES)
+    assert set(made.phase_seconds) == set(WALL_PHASES)
     assert sum(made.phase_seconds.values()) == pytest.approx(made.step_seconds)
 
 

@@ -17,7 +17,7 @@ from tightfit.commands.report import run_report
 from tightfit.profiling import profile as profiles
 from tightfit.profiling.measure import profiled_step
 from tightfit.recipe import Recipe
-from tightfit.trace import PHASES, Phase
+from tightfit.trace import WALL_PHASES, Phase
 from tightfit.training.listeners import Listener
 from tightfit.training.trainer import Trainer
 
@@ -67,7 +67,7 @@ def test_a_profiled_run_learns_the_same_and_can_be_reported(run, tmp_path, chang
     found = profiles.load(folder)
     assert found.notes[0] == "step 5 of a training run"
     assert {span.name for span in found.measured.spans} == {"step 1", "forward", "backward", "optimizer"}
-    assert set(found.phase_seconds) == set(found.predicted_seconds) == set(PHASES)
+    assert set(found.phase_seconds) == set(found.predicted_seconds) == set(WALL_PHASES)
     assert found.peak_bytes == pytest.approx(found.predicted_peak_bytes, rel=0.01)
     assert run_report(folder) == folder / "report.html"
     assert {path.name for path in folder.iterdir()} >= {"trace.json.gz", "profile", "summary.json", "model"}

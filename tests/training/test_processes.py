@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tests.training.processes import in_processes, started, train_in
 from tests.training.runs import final_weights
 from tightfit.backends import load_backend
-from tightfit.backends.world import place_in_environment
+from tightfit.backends.world import launched_process
 from tightfit.errors import DataError, LostProcess, ModelError, Refused, SaidElsewhere
 from tightfit.training.trainer import Trainer
 
@@ -190,15 +190,15 @@ def test_parameters_without_a_part_in_the_loss(run, tmp_path):
 
 
 def test_places_by_launcher():
-    assert place_in_environment({}) is None
-    torchrun = place_in_environment({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"})
+    assert launched_process({}) is None
+    torchrun = launched_process({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"})
     assert (torchrun.rank, torchrun.size, torchrun.local_rank, dict(torchrun.rendezvous)) == (3, 4, 1, {})
     srun = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "12"}
     for hosts in ("node[07-09,12],login1", "node07,node[08-09]", "node07"):
-        found = place_in_environment({**srun, "SLURM_STEP_NODELIST": hosts})
+        found = launched_process({**srun, "SLURM_STEP_NODELIST": hosts})
         assert (found.rank, found.size, found.local_rank) == (5, 8, 1)
         assert found.rendezvous == {"MASTER_ADDR": "node07", "MASTER_PORT": "20012"}
-    assert place_in_environment({**srun, "SLURM_STEP_NUM_TASKS": "1"}) is None
+    assert launched_process({**srun, "SLURM_STEP_NUM_TASKS": "1"}) is None
 
 
 def test_a_world_is_asked_for(run, monkeypatch):

@@ -256,7 +256,7 @@ class Backend(Protocol):
         """Take `warm_up` + `steps` + 1 steps of `step` on its own `global_batches`, and say what each of `steps`
         took."""
 
-    def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemory]:
+    def untraced(self, recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemory]:
         """Memory of the recipe's step on a device that its trace, of this device or of one like it, does not hold."""
 
 

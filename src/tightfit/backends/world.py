@@ -25,13 +25,13 @@ class World(Protocol):
     def size(self) -> int:
         """How many there are."""
 
-    def sums(self, numbers: Sequence[float]) -> list[float]:
+    def all_reduce_sum(self, numbers: Sequence[float]) -> list[float]:
         """The sum of each number over the processes."""
 
-    def largest(self, number: float) -> float:
+    def all_reduce_max(self, number: float) -> float:
         """The largest of the processes' numbers."""
 
-    def from_first(self, work: Callable[[], T]) -> T:
+    def broadcast_from_rank0(self, work: Callable[[], T]) -> T:
         """What `work` returns in the first process, or raises there of our own errors; it runs nowhere else."""
 
 
@@ -40,13 +40,13 @@ class Alone:
 
     rank, size = 0, 1
 
-    def sums(self, numbers: Sequence[float]) -> list[float]:
+    def all_reduce_sum(self, numbers: Sequence[float]) -> list[float]:
         return list(numbers)
 
-    def largest(self, number: float) -> float:
+    def all_reduce_max(self, number: float) -> float:
         return number
 
-    def from_first(self, work: Callable[[], T]) -> T:
+    def broadcast_from_rank0(self, work: Callable[[], T]) -> T:
         return work()
 
 
@@ -54,7 +54,7 @@ ALONE: World = Alone()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class LaunchedProcess:
     """A place among processes that a launcher started.
 
     local_rank: this process's number on its machine, and its GPU's. rendezvous: variables that say where the first
@@ -67,17 +67,17 @@ class Place:
     rendezvous: Mapping[str, str] = field(default_factory=dict)
 
 
-def place_in_environment(environment: Mapping[str, str] = os.environ) -> Place | None:
+def launched_process(environment: Mapping[str, str] = os.environ) -> LaunchedProcess | None:
     """This process's place, by the variables of torchrun and `accelerate launch`, or of Slurm's srun; None where no
     launcher started it."""
     if "RANK" in environment and "WORLD_SIZE" in environment:
         rank = int(environment["RANK"])
-        return Place(rank=rank, size=int(environment["WORLD_SIZE"]),
+        return LaunchedProcess(rank=rank, size=int(environment["WORLD_SIZE"]),
                      local_rank=int(environment.get("LOCAL_RANK", rank)))
     if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
         port = 20_000 + int(environment.get("SLURM_JOB_ID", "0")) % 20_000  # one that all tasks of a job agree on
         given = {"MASTER_ADDR": _first_host(environment["SLURM_STEP_NODELIST"]), "MASTER_PORT": str(port)}
-        return Place(
+        return LaunchedProcess(
             rank=int(environment["SLURM_PROCID"]), size=int(environment["SLURM_STEP_NUM_TASKS"]),
             local_rank=int(environment["SLURM_LOCALID"]),
             rendezvous={name: value for name, value in given.items() if name not in environment},

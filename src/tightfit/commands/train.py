@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from tightfit.backends.world import place_in_environment
+from tightfit.backends.world import launched_process
 from tightfit.recipe.lookup import name_and_overrides
 from tightfit.techniques.parallel import ManyProcesses
 from tightfit.training.listeners import LastingConsole, Terminal
@@ -23,7 +23,7 @@ def run_train(name: str, overrides: Sequence[str] = ()) -> int:
     with Terminal(console) as terminal:
         name, overrides = name_and_overrides([name, *overrides])
         trainer = Trainer(recipe=name, overrides=overrides, listener=terminal)
-        place, parallel = place_in_environment(), trainer.recipe.parallel
+        place, parallel = launched_process(), trainer.recipe.parallel
         if place is None and isinstance(parallel, ManyProcesses) and trainer.recipe.backend.runs_torch:
             from tightfit.backends.pytorch.launch import launch, process_count  # for several processes alone
 

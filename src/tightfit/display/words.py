@@ -185,7 +185,7 @@ def answers(plan: Plan) -> list[tuple[str, str]]:
     say("alignment", *(misaligned.sentence for misaligned in given.misaligned))
     say("numerics", *_numerics(plan.candidates))
     if best is not None:
-        say("not traced", *map(_untraced, best.estimate.unseen))
+        say("not traced", *map(_untraced, best.estimate.untraced))
         moved = best.estimate.time.copies
         say("copies", copies(moved, best.recipe) if moved is not None else "")
         say("times", calibration(best.estimate, plan.device))

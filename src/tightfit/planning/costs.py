@@ -9,8 +9,8 @@ from typing import Any
 
 from tightfit.planning.allocator.replay import Fits
 from tightfit.planning.timing.copies import Copies
-from tightfit.planning.timing.errors import Work, intervals
 from tightfit.planning.timing.exchange import Exchange
+from tightfit.planning.timing.uncertainty import Work, intervals
 from tightfit.trace import UntracedMemory
 
 
@@ -153,7 +153,7 @@ class Estimate:
 
     fits: into the whole device.
     safe: whether it also fits with `memory.margin` to spare; only what is safe is chosen, unless nothing is.
-    unseen: memory that no trace shows; `memory` holds it.
+    untraced: memory that no trace shows; `memory` holds it.
     notes: sentences about how sure the figures are.
     """
 
@@ -161,7 +161,7 @@ class Estimate:
     safe: bool
     memory: Memory
     time: Time
-    unseen: tuple[UntracedMemory, ...] = ()
+    untraced: tuple[UntracedMemory, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

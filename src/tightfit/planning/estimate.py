@@ -10,8 +10,8 @@ from tightfit.devices import Device
 from tightfit.planning.allocator.replay import Fits, Replay
 from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.planning.costs import Estimate, Memory, Time
-from tightfit.planning.timing.errors import speed_error
 from tightfit.planning.timing.step_time import StepTime
+from tightfit.planning.timing.uncertainty import speed_error
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.text import size
@@ -28,7 +28,7 @@ class Tools:
     replay: a trace through the device's allocator, of so many bytes or without end, as its settings have it.
     step_time: the time of the trace's last step.
     mfu: model FLOPs utilization, 0 to 1, of a step that takes so many seconds; 0 where the peak is not known.
-    unseen: what a trace that was made from another recipe's or device's does not show; None: the same as that one.
+    untraced: what a trace that was made from another recipe's or device's does not show; None: the same as that one.
     model_size: size of the model that a recipe names; raises ModelError. None where it is not known.
     """
 
@@ -36,7 +36,7 @@ class Tools:
     replay: Callable[[Trace, int | None, AllocatorSettings], Replay]
     step_time: Callable[[Trace, Recipe, Device], StepTime]
     mfu: Callable[[Recipe, Device, float], float]
-    unseen: Callable[[Recipe, Device, Trace], list[UntracedMemory]] | None = None
+    untraced: Callable[[Recipe, Device, Trace], list[UntracedMemory]] | None = None
     model_size: Callable[[Recipe], ModelSize] | None = None
 
 
@@ -72,12 +72,12 @@ class Margin:
 
 def capacity(trace: Trace, device: Device) -> int:
     """Bytes of the device's memory outside its context."""
-    return max(device.memory_bytes - unseen(trace, "context"), 0)
+    return max(device.memory_bytes - untraced(trace, "context"), 0)
 
 
-def unseen(trace: Trace, where: str) -> int:
+def untraced(trace: Trace, where: str) -> int:
     """Bytes that tracing does not see, in `context`, `allocator` or `host`."""
-    return sum(figure.bytes for figure in trace.unseen if figure.where == where)
+    return sum(figure.bytes for figure in trace.untraced if figure.where == where)
 
 
 def fit(
@@ -90,7 +90,7 @@ def fit(
     fits: Fits
     if device.kind == "cpu" or trace.laid_out:  # no caching allocator: reserved is allocated, and nothing is rounded
         tick, allocated = trace.peak()
-        reserved = allocated = allocated + unseen(trace, "allocator")
+        reserved = allocated = allocated + untraced(trace, "allocator")
         fits, safe, missing = ("yes" if reserved <= room else "no"), reserved <= room - spare, max(reserved - room, 0)
     else:
         replayed = tools.replay(trace, max(room - spare, 1), settings)
@@ -101,7 +101,7 @@ def fit(
         # with all that it would take without end, it fits; a tight allocator can be said to miss more
         fits, missing = replayed.fits, min(replayed.missing, max(reserved - room, 0))
     fullest, kept = trace.peak(place=Place.HOST)
-    host = kept + unseen(trace, "host")
+    host = kept + untraced(trace, "host")
     there = device.host_bytes // device.cards  # of its machine's
     lacking = max(host - there, 0) if kept and there else 0  # what loading takes is the run's
     if lacking:
@@ -109,7 +109,7 @@ def fit(
     memory = Memory(
         peak_allocated=allocated,
         peak_reserved=reserved,
-        context=unseen(trace, "context"),
+        context=untraced(trace, "context"),
         host=host,
         host_missing=lacking,
         by_category=by_category(trace, tick, allocated),
@@ -118,7 +118,7 @@ def fit(
         margin=spare,
         missing=missing,
         host_by_category=by_category(trace, fullest, kept, Place.HOST) if kept else {},
-        context_uncertainty=sum(figure.uncertainty for figure in trace.unseen if figure.where == "context"),
+        context_uncertainty=sum(figure.uncertainty for figure in trace.untraced if figure.where == "context"),
     )
     return Fit(memory=memory, fits=fits, safe=safe)
 
@@ -169,7 +169,7 @@ def estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools, margin:
     time, notes = timed(trace, recipe, device, tools)
     settings = AllocatorSettings(expandable_segments=recipe.expandable_segments is True)
     found = fit(trace, device, tools, margin or Margin(), settings)
-    return Estimate(fits=found.fits, safe=found.safe, memory=found.memory, time=time, unseen=tuple(trace.unseen),
+    return Estimate(fits=found.fits, safe=found.safe, memory=found.memory, time=time, untraced=tuple(trace.untraced),
                     notes=tuple(dict.fromkeys([*trace.notes, *notes, *found.notes])))
 
 

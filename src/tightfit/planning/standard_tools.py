@@ -33,7 +33,7 @@ def standard_tools(backend: Backend, calibration: Calibration | None = None, mod
 
     predict = backend.predict if module is None else partial(backend.predict, model=module)
     return Tools(predict=predict, replay=replay,
-                 step_time=partial(step_time, calibration=calibration), mfu=utilization, unseen=backend.unseen,
+                 step_time=partial(step_time, calibration=calibration), mfu=utilization, untraced=backend.untraced,
                  model_size=model_size)
 
 

@@ -13,9 +13,9 @@ from functools import cached_property
 
 from tightfit.devices import Device
 from tightfit.display.memory_bar import NAMES
-from tightfit.planning.timing.step_time import PHASES as COMPUTING
+from tightfit.planning.timing.step_time import TIMED_PHASES
 from tightfit.profiling.profile import TRACES, Profile
-from tightfit.trace import PHASES, Allocation, Category, Op, OpClass, Phase, Place, Span, Trace
+from tightfit.trace import WALL_PHASES, Allocation, Category, Op, OpClass, Phase, Place, Span, Trace
 
 Ops = list[tuple[Op, int]]
 ByPhase = dict[Phase, float]
@@ -77,7 +77,7 @@ class ProfiledStep:
 
     def by_phase(self) -> dict[str, float]:
         """Wall seconds by phase."""
-        return {phase.value: self.phase_seconds.get(phase, 0.0) for phase in PHASES} if self.phase_seconds else {}
+        return {phase.value: self.phase_seconds.get(phase, 0.0) for phase in WALL_PHASES} if self.phase_seconds else {}
 
     def by(self, key: Callable[[Op], str]) -> dict[str, float]:
         """Seconds of ops by what `key` says of them."""
@@ -141,14 +141,14 @@ def busy_seconds(ops: Iterable[tuple[Op, int]]) -> float:
 
 def seconds_by(ops: Ops, key: Callable[[Op], str]) -> dict[str, ByPhase]:
     """Seconds by what `key` says of an op, and by phase; the longest first."""
-    found: dict[str, ByPhase] = defaultdict(lambda: dict.fromkeys(COMPUTING, 0.0))
+    found: dict[str, ByPhase] = defaultdict(lambda: dict.fromkeys(TIMED_PHASES, 0.0))
     for op, times in ops:
         found[key(op)][phase_of(op)] += times * (op.seconds or 0.0)
     return dict(sorted(found.items(), key=lambda item: -sum(item[1].values())))
 
 
 def phase_of(op: Op) -> Phase:
-    return op.phase if op.phase in COMPUTING else Phase.FORWARD
+    return op.phase if op.phase in TIMED_PHASES else Phase.FORWARD
 
 
 def op_class(op: Op) -> str:

@@ -95,7 +95,7 @@ class Phase(StrEnum):
     DECODE = "decode"
 
 
-PHASES = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+WALL_PHASES = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 """The phases that a training step's wall seconds are split into; recomputation is part of the backward phase."""
 
 
@@ -211,7 +211,7 @@ class Trace:
     ops: list[Op] = field(default_factory=list)
     allocations: list[Allocation] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
-    unseen: list[UntracedMemory] = field(default_factory=list)
+    untraced: list[UntracedMemory] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     laid_out: bool = False
 

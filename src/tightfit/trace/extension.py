@@ -65,7 +65,7 @@ class Writer:
         source = reader.trace
         self.reader = reader
         self.rates = rates or Rates()
-        self.written = Written(Trace(origin=source.origin, unseen=list(source.unseen), notes=list(source.notes)))
+        self.written = Written(Trace(origin=source.origin, untraced=list(source.untraced), notes=list(source.notes)))
         self.tick = 0
         self.more = 0
         self._made: dict[tuple[int, int], Allocation] = {}

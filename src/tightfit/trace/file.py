@@ -58,7 +58,7 @@ class _Line(BaseModel, extra="forbid"):
 
 def save_trace(trace: Trace, path: Path) -> None:
     """Write a trace, whole or not at all. Raises OSError, and ValueError for seconds that are no finite number."""
-    header = _Header(format="tightfit-trace", version=VERSION, origin=trace.origin, unseen=trace.unseen,
+    header = _Header(format="tightfit-trace", version=VERSION, origin=trace.origin, unseen=trace.untraced,
                      notes=trace.notes, laid_out=trace.laid_out)
     records: dict[str, list[Any]] = {"spans": trace.spans, "ops": trace.ops, "allocations": trace.allocations}
     blocks: list[dict[str, Any]] = [{kind: all_of[start : start + BLOCK]} for kind, all_of in records.items()
@@ -126,7 +126,7 @@ def _header(raw: bytes, path: Path) -> Trace:
             raise ReportError(f"{path}: the trace is of version {wrong['version',]!r}, and this tightfit reads version "
                               f"{VERSION}; update tightfit, or read it with the one that wrote it") from None
         raise _damaged(path, f"line 1: {wrong_fields(error)}") from None
-    return Trace(origin=header.origin, unseen=header.unseen, notes=header.notes, laid_out=header.laid_out)
+    return Trace(origin=header.origin, untraced=header.unseen, notes=header.notes, laid_out=header.laid_out)
 
 
 def wrong_fields(error: ValidationError) -> str:

@@ -18,7 +18,7 @@ from tightfit.recipe import Recipe
 from tightfit.tasks import GlobalBatch
 from tightfit.training import checkpoints
 from tightfit.training.listeners import Listener
-from tightfit.training.records import MetricsLog, Unwritten
+from tightfit.training.records import MetricsLog, NullMetricsLog
 from tightfit.training.run_folder import RunFolder
 from tightfit.training.schedule import learning_rate
 from tightfit.training.stopping import StopRequest
@@ -83,7 +83,7 @@ class TrainingLoop:
     source: GlobalBatchSource
     evaluation: Callable[[], Iterable[GlobalBatch]] | None
     folder: RunFolder
-    log: MetricsLog | Unwritten
+    log: MetricsLog | NullMetricsLog
     listener: Listener
     profile: RunProfile | None = None
     world: World = ALONE
@@ -113,7 +113,7 @@ class TrainingLoop:
         with StopRequest() as stop:
             global_batches = self.step.global_batches(self.source, state.step, recipe.max_steps)
             dispatched: _DispatchedStep | None = None
-            evaluated_at = self.world.from_first(lambda: self.log.evaluated_at)
+            evaluated_at = self.world.broadcast_from_rank0(lambda: self.log.evaluated_at)
             if self._evaluates_at(state.step) and evaluated_at != state.step:
                 self.evaluate()  # which an end of the process came before
             self._restart_clock()
@@ -144,7 +144,7 @@ class TrainingLoop:
 
     def _asked_to_stop(self, stop: StopRequest) -> int:
         """The signal that a process of the run was sent, perhaps another one; 0 for none."""
-        return int(self.world.largest(stop.signal or 0))
+        return int(self.world.all_reduce_max(stop.signal or 0))
 
     def _dispatch(self, global_batches: Iterator[Any]) -> _DispatchedStep:
         """Dispatch the next step."""

@@ -57,10 +57,10 @@ def check_memory(recipe: Recipe, device: Device, backend: Backend, config: Any, 
 
 def _peak(recipe: Recipe, device: Device, backend: Backend) -> int:
     """Bytes that a step is predicted to take, in all processes."""
-    from tightfit.planning.estimate import steps_alone, unseen
+    from tightfit.planning.estimate import steps_alone, untraced
 
     trace = steps_alone(backend.predict(recipe, device))
-    return (trace.peak()[1] + unseen(trace, "allocator")) * recipe.parallel.process_count
+    return (trace.peak()[1] + untraced(trace, "allocator")) * recipe.parallel.process_count
 
 
 def _advice(recipe: Recipe, device: Device, fits: int | None, least: int) -> str:

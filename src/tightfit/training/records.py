@@ -86,7 +86,7 @@ class MetricsLog:
         self._trackers.close()
 
 
-class Unwritten:
+class NullMetricsLog:
     """The log of a process that another one writes for."""
 
     evaluated_at = None

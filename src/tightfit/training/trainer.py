@@ -23,7 +23,7 @@ from tightfit.recipe.resume import continued
 from tightfit.training import checkpoints
 from tightfit.training.listeners import Listener
 from tightfit.training.loop import TrainerState, TrainingLoop
-from tightfit.training.records import MetricsLog, Summary, Unwritten
+from tightfit.training.records import MetricsLog, NullMetricsLog, Summary
 from tightfit.training.run_folder import MODEL, PLAN, SUMMARY, RunFolder, locked, run_path
 from tightfit.training.schedule import respaced
 from tightfit.training.session import Session, open_session, recipe_for_machine
@@ -104,7 +104,7 @@ class Trainer:
             here.append(found)
             return found.recipe
 
-        found = world.from_first(opened)
+        found = world.broadcast_from_rank0(opened)
         if isinstance(found, Summary):
             return found
         return here[0] if here else Session(recipe=found, device=self.backend.device(found), backend=self.backend,
@@ -145,7 +145,7 @@ class Trainer:
         if recipe.num_train_epochs is not None:
             recipe = recipe.with_steps(len(source))
             session = replace(session, recipe=recipe)
-        found = world.from_first(lambda: checkpoints.newest(folder.checkpoints, self.listener.message))
+        found = world.broadcast_from_rank0(lambda: checkpoints.newest(folder.checkpoints, self.listener.message))
         first_step = found.step if found else 0
         profile = self._profile(session, folder, first_step)
         build = session.build()
@@ -160,7 +160,7 @@ class Trainer:
                 folder.write_json(PLAN, session.plan.to_json())
         if profile is not None:
             profile.begin(step, first_step, tuple(build.notes))
-        metrics = Unwritten() if world.rank else MetricsLog(recipe, folder.path, first_step)
+        metrics = NullMetricsLog() if world.rank else MetricsLog(recipe, folder.path, first_step)
         with build.session(), closing(step), metrics as log:
             part = (world.rank, world.size)
             loop = TrainingLoop(
@@ -199,7 +199,7 @@ class Trainer:
                 raise DataError(f"data: {source!r} cannot be prepared: {one_line(error)}") from error
 
         here = list[Prepared]()
-        world.from_first(lambda: here.append(prepared()))
+        world.broadcast_from_rank0(lambda: here.append(prepared()))
         return here[0] if here else prepared()
 
     def _profile(self, session: Session, folder: RunFolder, first_step: int) -> RunProfile | None:
@@ -253,7 +253,7 @@ class Trainer:
             data_wait_seconds=state.data_wait_seconds,
             samples_per_second=state.samples / seconds,
             tokens_per_second=state.tokens / seconds,
-            peak_memory=int(world.largest(step.peak_memory())),
+            peak_memory=int(world.all_reduce_max(step.peak_memory())),
             context_memory=step.context_memory(),
             device=session.device.name,
             loss=state.losses[-1] if state.losses else None,

@@ -13,15 +13,15 @@ from tightfit.trace import Allocation, Op, OpClass, Phase, Trace, UntracedMemory
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
 
 
-def trace_of(*allocations: tuple[int, int | None, int], contraction: int | None = None, unseen: int = 0) -> Trace:
+def trace_of(*allocations: tuple[int, int | None, int], contraction: int | None = None, untraced: int = 0) -> Trace:
     """A trace of allocations given as (born, died, bytes)."""
     trace = Trace(origin="predicted", allocations=[Allocation(*a) for a in allocations])
     if contraction is not None:
         trace.ops.append(Op("aten.add", contraction - 1, Phase.FORWARD, OpClass.ELEMENTWISE))
         trace.ops.append(Op("aten.mm", contraction, Phase.FORWARD, OpClass.CONTRACTION))
-    if unseen:
-        trace.unseen.append(UntracedMemory(name="workspace", bytes=unseen, where="allocator", source="a test"))
-        trace.unseen.append(UntracedMemory(name="context", bytes=1 << 30, where="context", source="a test"))
+    if untraced:
+        trace.untraced.append(UntracedMemory(name="workspace", bytes=untraced, where="allocator", source="a test"))
+        trace.untraced.append(UntracedMemory(name="context", bytes=1 << 30, where="context", source="a test"))
     return trace
 
 
@@ -109,7 +109,7 @@ WORKSPACE = 8_519_680
 
 
 def test_unseen_memory_of_the_allocator_comes_with_the_first_contraction_and_stays():
-    result = replay(trace_of((0, 9, 5 * MIB), (4, 9, 3 * MIB), contraction=6, unseen=WORKSPACE))
+    result = replay(trace_of((0, 9, 5 * MIB), (4, 9, 3 * MIB), contraction=6, untraced=WORKSPACE))
     assert result.ticks.tolist() == [0, 4, 6, 9, 9]
     assert result.allocated.tolist()[-1] == WORKSPACE
     assert result.peak_allocated == 8 * MIB + WORKSPACE

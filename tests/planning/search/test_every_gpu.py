@@ -71,16 +71,16 @@ def test_a_trace_is_remembered_for_one_capability():
 
 
 def test_what_a_trace_does_not_show_is_each_gpus_own():
-    def unseen(recipe, device, trace):
+    def untraced(recipe, device, trace):
         return [UntracedMemory(name="context", bytes=device.memory_bytes, where="context", source=device.name)]
 
     def predict(recipe, device):
-        return Trace(origin="predicted", unseen=unseen(recipe, device, None))
+        return Trace(origin="predicted", untraced=untraced(recipe, device, None))
 
-    remembered = InProcess(replace(Toy.drawn(3).tools(), predict=predict, unseen=unseen)).trace
+    remembered = InProcess(replace(Toy.drawn(3).tools(), predict=predict, untraced=untraced)).trace
     found = [remembered(RECIPE, gpu(name, size)) for name, size in (("a", 1), ("b", 2), ("a", 1))]
-    assert [trace.unseen[0].source for trace in found] == ["a", "b", "a"]
-    assert [trace.unseen[0].bytes for trace in found] == [1, 2, 1]
+    assert [trace.untraced[0].source for trace in found] == ["a", "b", "a"]
+    assert [trace.untraced[0].bytes for trace in found] == [1, 2, 1]
     assert found[1].ops is found[0].ops
 
 

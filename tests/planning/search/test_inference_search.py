@@ -65,8 +65,8 @@ class Toy:
         ops = [Op(name="pass", tick=at, phase=phase, op_class=OpClass.OTHER, shapes=((1,),))
                for at, phase in ((2, Phase.PREFILL), (4, Phase.DECODE))]
         spans = [Span(name="prefill", start=1, stop=3), Span(name="decode", start=3, stop=6, times=15)]
-        unseen = [UntracedMemory(name="context", bytes=CONTEXT, where="context", source="drawn")]
-        return Trace(origin="predicted", ops=ops, allocations=made, spans=spans, unseen=unseen)
+        untraced = [UntracedMemory(name="context", bytes=CONTEXT, where="context", source="drawn")]
+        return Trace(origin="predicted", ops=ops, allocations=made, spans=spans, untraced=untraced)
 
     def tools(self):
         def timed(trace, recipe, device):

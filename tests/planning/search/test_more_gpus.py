@@ -14,7 +14,7 @@ from tightfit.planning.estimate import Margin
 from tightfit.planning.plan import Plan
 from tightfit.planning.search.search import search
 from tightfit.planning.standard_tools import standard_tools
-from tightfit.planning.timing.errors import Work
+from tightfit.planning.timing.uncertainty import Work
 from tightfit.recipe import Recipe
 
 PINNED = {

@@ -25,7 +25,7 @@ PINNED = {
 
 
 def backend(predict):
-    return SimpleNamespace(predict=predict, unseen=None, model_size=PytorchBackend().model_size)
+    return SimpleNamespace(predict=predict, untraced=None, model_size=PytorchBackend().model_size)
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration
 from tightfit.planning.search.search import TRACES, search
 from tightfit.planning.search.space import Space
 from tightfit.planning.standard_tools import standard_tools
-from tightfit.planning.timing.errors import Work
 from tightfit.planning.timing.step_time import StepTime
+from tightfit.planning.timing.uncertainty import Work
 from tightfit.recipe import Recipe
 
 MARGIN = Margin(share=0.03, fixed=0)

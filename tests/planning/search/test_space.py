@@ -69,8 +69,8 @@ def test_the_usual_combination_comes_first():
         first = space.recipe_for(space.choices[0], 1)
         assert space.choices[0] == space.plain
         assert (first.precision.name, first.attention.name, first.compile.name) == (precision, "sdpa", "off")
-        departures = [space.departures(choice) for choice in space.choices]
-        assert departures == sorted(departures)
+        non_defaults = [space.non_defaults(choice) for choice in space.choices]
+        assert non_defaults == sorted(non_defaults)
 
 
 def test_nothing_refused_is_weighed_and_pins_stay():

@@ -10,7 +10,6 @@ from tests.planning.ops import GPU, add
 from tests.planning.timing.test_step_time import recipe
 from tests.planning.timing.test_streams import compute, run, trace
 from tightfit.devices import find_device
-from tightfit.planning.timing.errors import Work
 from tightfit.planning.timing.network import (
     FAR_HOP,
     HOPS,
@@ -24,6 +23,7 @@ from tightfit.planning.timing.network import (
 )
 from tightfit.planning.timing.op_times import op_seconds
 from tightfit.planning.timing.step_time import step_lanes, step_time
+from tightfit.planning.timing.uncertainty import Work
 from tightfit.trace import Op, OpClass, Phase, Stream
 
 NETWORK, COMPUTE = Stream.NETWORK, Stream.COMPUTE

@@ -10,11 +10,11 @@ import pytest
 from tests.planning.ops import CPU, GPU, MEASURED, RATE, add, mm
 from tightfit.planning.defaults import resolve
 from tightfit.planning.timing import step_time as timing
-from tightfit.planning.timing.errors import Work
 from tightfit.planning.timing.link import LINK_SHARE, PAGEABLE_SHARE
 from tightfit.planning.timing.op_times import KERNEL_START, op_seconds
 from tightfit.planning.timing.step_time import HOST_SECONDS, step_time
 from tightfit.planning.timing.streams import QUEUE
+from tightfit.planning.timing.uncertainty import Work
 from tightfit.recipe import Recipe
 from tightfit.trace import OpClass, Phase, Span, Trace
 

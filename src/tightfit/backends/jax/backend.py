@@ -83,10 +83,10 @@ class JaxBackend:
         return Timings(seconds=tuple(seconds[warm_up:-1]), losses=tuple(losses), peak_allocated=peak,
                        peak_reserved=peak)
 
-    def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemory]:
-        from tightfit.backends.jax.compiled.predict import unseen
+    def untraced(self, recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemory]:
+        from tightfit.backends.jax.compiled.predict import untraced
 
-        return unseen(device)
+        return untraced(device)
 
 
 def jax_devices(recipe: Recipe) -> tuple[Any, ...]:

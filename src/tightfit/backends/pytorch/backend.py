@@ -21,7 +21,7 @@ from tightfit.backends.pytorch.errors import memory_guard
 from tightfit.backends.pytorch.gpu_memory import gpu_memory, use_expandable_segments
 from tightfit.backends.pytorch.step import Step
 from tightfit.backends.pytorch.world import joined, not_started
-from tightfit.backends.world import ALONE, World, place_in_environment
+from tightfit.backends.world import ALONE, World, launched_process
 from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.recipe import Recipe
@@ -56,7 +56,7 @@ class PytorchBackend:
         parallel = recipe.parallel
         if not isinstance(parallel, ManyProcesses):
             return nullcontext(ALONE)
-        place = place_in_environment()
+        place = launched_process()
         if place is None:
             raise not_started(parallel.name)
         if parallel.processes not in ("auto", place.size):
@@ -85,23 +85,9 @@ class PytorchBackend:
 
     def predict(self, recipe: Recipe, device: Device, model: nn.Module | None = None) -> Trace:
         if recipe.mode == "train":
-            from tightfit.backends.pytorch.simulate.predict import predict
+            from tightfit.backends.pytorch.simulate.parallel import predict
 
-            if not isinstance(recipe.parallel, ManyProcesses):
-                return predict(recipe, device, model)
-            if reasons := recipe.refusals(device):
-                raise Refused("; ".join(reasons))
-            alone = recipe.parallel.of_one_process(recipe)
-            trace = predict(alone, device, model, ends_apart=not recipe.parallel.syncs_every)
-            if not recipe.parallel.shards:
-                from tightfit.backends.pytorch.simulate.buckets import with_buckets
-
-                trace = with_buckets(trace, recipe.parallel.process_count)
-            elif recipe.precision != "auto" and recipe.parallel.keeps_parts_on_host and device.kind == "cuda":
-                from tightfit.backends.pytorch.simulate.parts_on_host import with_parts_on_host
-
-                trace = with_parts_on_host(trace, recipe.precision.weight_bytes)
-            return trace
+            return predict(recipe, device, model)
         from tightfit.backends.pytorch.simulate.inference import predict_inference
 
         return predict_inference(recipe, device, model)
@@ -127,7 +113,7 @@ class PytorchBackend:
                 meter.end(step(next(global_batches), build.recipe.learning_rate).read().loss.mean)
         return meter.read()
 
-    def unseen(self, recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemory]:
-        from tightfit.backends.pytorch.simulate.unseen import unseen
+    def untraced(self, recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemory]:
+        from tightfit.backends.pytorch.simulate.untraced import untraced
 
-        return unseen(recipe, device, trace)
+        return untraced(recipe, device, trace)

@@ -77,10 +77,10 @@ class Update(Protocol):
     def __call__(self) -> Tensor | None:
         """Learn from the gradients, and drop them. Returns their norm before clipping, if it was taken."""
 
-    def gather_gradients(self, block: int, then: int | None) -> None:
+    def fetch_gradients(self, block: int, then: int | None) -> None:
         """Let a block's backward passes add to the sums of earlier ones. then: the block that is expected next."""
 
-    def put_gradients(self, block: int, final: bool) -> None:
+    def store_gradients(self, block: int, final: bool) -> None:
         """A block's gradients of some micro-batches are summed; `final` if none of the global batch's are missing."""
 
     def flush(self) -> None:

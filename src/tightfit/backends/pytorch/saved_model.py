@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from tightfit.backends.pytorch.models import WEIGHTS
 from tightfit.backends.pytorch.padding import stored_tensors
+from tightfit.backends.pytorch.sharding import full_tensor, is_sharded
 from tightfit.backends.pytorch.state import named_tensors
 from tightfit.backends.pytorch.techniques.adapters.layers import own_weights
 from tightfit.backends.pytorch.transformer import Transformer
-from tightfit.backends.pytorch.world import is_split, whole
 from tightfit.models import OUR_TRANSFORMER
 
 
@@ -50,10 +50,10 @@ def _gathered(model: nn.Module) -> dict[str, Tensor]:
     found: dict[nn.Parameter | None, Tensor] = {}
     stored = stored_tensors(model)
     for name, tensor in stored.items():
-        if is_split(tensor):
+        if is_sharded(tensor):
             owner = owners.get(name)
             if owner not in found:
-                found[owner] = whole(tensor).cpu()
+                found[owner] = full_tensor(tensor).cpu()
             stored[name] = found[owner]
     return stored
 

@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tightfit.backends.pytorch.sharding import full_tensor
 from tightfit.backends.pytorch.techniques.optimizer import state as optimizer_state
-from tightfit.backends.pytorch.world import ALONE, TensorWorld, whole
+from tightfit.backends.pytorch.world import ALONE, TensorWorld
 from tightfit.errors import CheckpointError
 
 WEIGHTS, OPTIMIZER, RANDOM = "weights.safetensors", "optimizer.safetensors", "random.safetensors"
@@ -50,7 +51,7 @@ def save_state(
     tensors, meta = optimizer_state.state_tensors(optimizer, model)
     write(tensors, folder / OPTIMIZER)
     streams, python_random = random_state()
-    by_rank = enumerate(world.everyones(streams))
+    by_rank = enumerate(world.all_gather(streams))
     write({_stream(name, rank): stream for rank, own in by_rank for name, stream in own.items()}, folder / RANDOM)
     return {"optimizer": meta, "python_random": python_random, "torch": torch.__version__}
 
@@ -68,7 +69,7 @@ def _ordered(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
 def _gather(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Give this process's parts of the tensors to the process that writes them."""
     for _, tensor in _ordered(tensors):
-        whole(tensor.detach())
+        full_tensor(tensor.detach())
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -88,7 +89,7 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     with path.open("wb") as file:
         file.write(len(written).to_bytes(8, "little") + written)
         for _, tensor in ordered:
-            values = whole(tensor.detach()).cpu().contiguous().reshape(-1)
+            values = full_tensor(tensor.detach()).cpu().contiguous().reshape(-1)
             file.write(values.view(torch.uint8).numpy().data)
 
 

@@ -24,9 +24,10 @@ from tightfit.backends.pytorch.gpu_memory import gpu_memory
 from tightfit.backends.pytorch.inspection import attention_kernels, check_outputs
 from tightfit.backends.pytorch.models import parameter_count
 from tightfit.backends.pytorch.saved_model import save_model
+from tightfit.backends.pytorch.sharding import local_shard
 from tightfit.backends.pytorch.state import load_state, save_state
 from tightfit.backends.pytorch.techniques.compile import compile_seconds
-from tightfit.backends.pytorch.world import lost_process_guard, own_part
+from tightfit.backends.pytorch.world import lost_process_guard
 from tightfit.tasks import GlobalBatch
 from tightfit.trace import Phase
 
@@ -149,7 +150,7 @@ class Step:
         self.update.scale(loss).backward()
 
     def _report(self, loss: Tensor, norm: Tensor | None, count: int) -> PendingStep:
-        self.build.world.add_up(loss)
+        self.build.world.all_reduce_(loss)
         if loss.device.type != "cuda":
             figures = (loss.item(), NOT_CLIPPED if norm is None else norm.item())
             return PendingStep(figures, count, self.update.scaled)
@@ -179,7 +180,7 @@ class Step:
         finally:
             build.drop_gathered()
             build.model.train()
-        total, counted = build.world.sums([loss.item(), count])
+        total, counted = build.world.all_reduce_sum([loss.item(), count])
         return Total(total, int(counted))
 
     def global_batches(self, source: GlobalBatchSource, start: int, stop: int) -> Iterator[TensorGlobalBatch]:
@@ -189,7 +190,7 @@ class Step:
             yield from self.build.global_batches(source, start, stop)
             return
         for part in self.build.global_batches(source.part(world.rank, world.size), start, stop):
-            count, samples, tokens = world.sums([part.count, part.samples, part.tokens])
+            count, samples, tokens = world.all_reduce_sum([part.count, part.samples, part.tokens])
             yield replace(part, count=int(count), samples=int(samples), tokens=int(tokens))
 
     def generate(self, prompt: Sequence[int], new_tokens: int, temperature: float, seed: int) -> list[int]:
@@ -233,12 +234,12 @@ class Step:
         by_device: dict[torch.device, list[Tensor]] = {}  # some may wait in host memory
         for parameter in self.build.model.parameters():
             if parameter.requires_grad:
-                by_device.setdefault(parameter.device, []).append(own_part(parameter.detach()))
+                by_device.setdefault(parameter.device, []).append(local_shard(parameter.detach()))
         finite = True
         for learned in by_device.values():
             norms = torch._foreach_norm(learned, ord=float("inf"))
             finite &= bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
-        return self.build.world.largest(not finite) == 0
+        return self.build.world.all_reduce_max(not finite) == 0
 
     def restart_peak(self) -> None:
         """Let the device's own account of its peak begin anew; `peak_memory` remembers what it was."""

@@ -16,9 +16,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
-from torch.distributed.tensor import DTensor, distribute_tensor
 
-from tightfit.backends.world import LAUNCHER, Alone, Place, World
+from tightfit.backends.world import LAUNCHER, Alone, LaunchedProcess, World
 from tightfit.errors import LostProcess, Refused, SaidElsewhere, TightfitError, one_line
 from tightfit.system import end_with
 
@@ -35,10 +34,10 @@ SPOKEN = "tightfit/spoken"
 class TensorWorld(World, Protocol):
     """The processes of a run, with what they exchange of tensors."""
 
-    def add_up(self, tensor: Tensor) -> None:
+    def all_reduce_(self, tensor: Tensor) -> None:
         """Replace a tensor of the device by its sum over the processes."""
 
-    def everyones(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         """The processes' values, by rank."""
 
     def mesh(self, device: str) -> DeviceMesh | None:
@@ -48,10 +47,10 @@ class TensorWorld(World, Protocol):
 class OneProcess(Alone):
     """The world of a run in one process."""
 
-    def add_up(self, tensor: Tensor) -> None:
+    def all_reduce_(self, tensor: Tensor) -> None:
         """It is the sum."""
 
-    def everyones(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         return [value]
 
     def mesh(self, device: str) -> DeviceMesh | None:
@@ -67,13 +66,13 @@ class TorchWorld:
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
-    def sums(self, numbers: Sequence[float]) -> list[float]:
+    def all_reduce_sum(self, numbers: Sequence[float]) -> list[float]:
         return self._reduced(numbers, dist.ReduceOp.SUM)
 
-    def largest(self, number: float) -> float:
+    def all_reduce_max(self, number: float) -> float:
         return self._reduced([number], dist.ReduceOp.MAX)[0]
 
-    def from_first(self, work: Callable[[], T]) -> T:
+    def broadcast_from_rank0(self, work: Callable[[], T]) -> T:
         made: list[T | TightfitError | None] = [None]
         if self.rank == 0:
             try:
@@ -86,11 +85,11 @@ class TorchWorld:
             raise made[0]
         return made[0]  # type: ignore[return-value]
 
-    def add_up(self, tensor: Tensor) -> None:
+    def all_reduce_(self, tensor: Tensor) -> None:
         with lost_process_guard():
             dist.all_reduce(tensor)
 
-    def everyones(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         values: list[T] = [value] * self.size
         with lost_process_guard():
             # Pickled on the way, through host memory.
@@ -115,7 +114,7 @@ def not_started(name: str) -> Refused:
 
 
 @contextmanager
-def joined(place: Place, device: str, timeout: float) -> Iterator[TorchWorld]:
+def joined(place: LaunchedProcess, device: str, timeout: float) -> Iterator[TorchWorld]:
     """The world that a launcher made room for, while this is entered; this process's GPU is then the current one.
 
     device: `cpu` or `cuda`. timeout: seconds that a process waits for the others. Of an error that several processes
@@ -173,26 +172,3 @@ def lost_process_guard() -> Iterator[None]:
             raise
         raise LostProcess("parallel: another process of this run ended, or did not answer within parallel.timeout "
                           f"({one_line(error)}); the same command goes on from the newest checkpoint") from None
-
-
-def is_split(tensor: Tensor) -> bool:
-    """Whether other processes hold parts of the tensor."""
-    return isinstance(tensor, DTensor)
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """The tensor with the parts that other processes hold of it; all of them call this."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def part_like(tensor: Tensor, values: Tensor) -> Tensor:
-    """Of values that every process has whole, the part that this one holds of `tensor`."""
-    if not isinstance(tensor, DTensor):
-        return values
-    # Each cuts its own part out: no other process sends it.
-    return distribute_tensor(values.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None)
-
-
-def own_part(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this process holds."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

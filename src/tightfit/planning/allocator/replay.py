@@ -56,7 +56,7 @@ def replay(
     capacity: bytes that the device has for the allocator, its memory less the context; None for no end.
     limit: what `set_per_process_memory_fraction` allows it; None for no limit.
 
-    The trace's unseen memory inside the allocator is asked for at the first tensor contraction and kept, as cuBLAS does
+    The untraced memory inside the allocator is asked for at the first tensor contraction and kept, as cuBLAS does
     with its workspaces.
 
     Events of one tick: first releases, then births, both in the order of the trace's list; what dies in the tick of
@@ -105,7 +105,7 @@ def _events(trace: Trace) -> list[Event]:
     """Births and releases in the order that `replay` documents."""
     found = [(n, a.born, a.died, a.bytes) for n, a in enumerate(trace.allocations)
              if a.bytes and a.place is Place.DEVICE]
-    kept = [unseen.bytes for unseen in trace.unseen if unseen.where == "allocator" and unseen.bytes]
+    kept = [untraced.bytes for untraced in trace.untraced if untraced.where == "allocator" and untraced.bytes]
     if kept:
         start = min((born for _, born, _, _ in found), default=0)
         first = min((op.tick for op in trace.ops if op.op_class is OpClass.CONTRACTION), default=start)

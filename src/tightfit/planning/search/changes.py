@@ -88,7 +88,7 @@ def _with(question: Question, least: Evaluated, changes: dict[str, Any], why: st
         if changed.refusals(device):  # what a change needs of an open field, the search finds
             try:
                 opened = Space(space.recipe.override(**changes), device)
-                changed = opened.recipe_for(opened.floor(opened.choices), micro)
+                changed = opened.recipe_for(opened.least_memory(opened.choices), micro)
             except Refused:
                 return None
         found = question.cost(changed, f"whether {text} would do")
@@ -160,7 +160,7 @@ def _smallest(
     cheap = [choice for choice in choices if space.cost(choice) == 1]
     if cheap or not any(choice in choices for choice, _ in exploration.found):
         with contextlib.suppress(TraceBudgetExceeded):
-            exploration.evaluate([(space.floor(cheap or choices), exploration.sizes[0])])
+            exploration.evaluate([(space.least_memory(cheap or choices), exploration.sizes[0])])
     known = [found for (choice, _), found in exploration.found.items() if choice in choices]
     if not known:
         return None, "The smallest GPU is not known: the limit on traces was reached."

@@ -127,7 +127,7 @@ def _search(exploration: Exploration, levels: Sequence[Level], with_margin: bool
     exploration.considered = others + choices
     while not (first and exploration.best(with_margin) is not None):
         probes = sorted(_probes(exploration, choices, with_margin),
-                        key=lambda p: (p.fits, p.speed, -space.departures(p.choice)), reverse=True)
+                        key=lambda p: (p.fits, p.speed, -space.non_defaults(p.choice)), reverse=True)
         wanted: list[Pair] = []
         taught: set[Unknown] = set()
         for probe in probes:
@@ -194,7 +194,7 @@ def _dominated(exploration: Exploration, choice: Choice) -> bool:
 
 
 def _try_simpler(exploration: Exploration) -> None:
-    """Evaluate the choice with each of its departures undone, where that may be as fast."""
+    """Evaluate the choice with each of its non-default values undone, where that may be as fast."""
     best = exploration.best()
     if best is None:
         return

@@ -10,8 +10,8 @@ from tightfit.planning.search.space import Choice
 
 
 def evaluate_comparisons(exploration: Exploration) -> None:
-    """Evaluate the choice at the next larger micro-batch, with each of its departures undone, and its like in the usual
-    precision. One of them may prove to be the better choice."""
+    """Evaluate the choice at the next larger micro-batch, with each of its other non-default values undone, and its
+    like in the usual precision. One of them may prove to be the better choice."""
     best, space = exploration.best(), exploration.space
     if best is None:
         return
@@ -22,7 +22,7 @@ def evaluate_comparisons(exploration: Exploration) -> None:
     usual = usual_precision(exploration, best)
     with suppress(TraceBudgetExceeded):
         exploration.evaluate(exploration.compared)
-        exploration.evaluate([(space.floor(usual), exploration.sizes[0])] if usual else [])
+        exploration.evaluate([(space.least_memory(usual), exploration.sizes[0])] if usual else [])
 
 
 def usual_precision(exploration: Exploration, best: Pair) -> list[Choice]:

@@ -11,7 +11,7 @@ import numpy as np
 from tightfit.devices import Device
 from tightfit.errors import TightfitError
 from tightfit.planning.costs import Estimate, FitRank
-from tightfit.planning.estimate import Margin, Tools, estimate, unseen
+from tightfit.planning.estimate import Margin, Tools, estimate, untraced
 from tightfit.planning.search.space import ALLOCATOR
 from tightfit.recipe import Recipe
 from tightfit.trace import Category, Trace
@@ -110,9 +110,9 @@ class InProcess:
         key = without_allocator_setting(recipe).model_dump_json()
         if key not in self._traces:
             self._traces[key] = self.tools.predict(recipe, device)
-        elif self.tools.unseen is not None:
+        elif self.tools.untraced is not None:
             trace = self._traces[key]
-            return replace(trace, unseen=self.tools.unseen(recipe, device, trace))
+            return replace(trace, untraced=self.tools.untraced(recipe, device, trace))
         return self._traces[key]
 
 
@@ -130,7 +130,7 @@ def evaluated(trace: Trace, recipe: Recipe, estimate: Estimate) -> Evaluated:
             inside |= (ticks >= span.start) & (ticks < span.stop)
     if not inside.any():
         inside[:] = True
-    extra, step = unseen(trace, "allocator"), trace.last_step()
+    extra, step = untraced(trace, "allocator"), trace.last_step()
     begins = [s.start for s in trace.spans if step is not None and s.step == step.step and s.name == "optimizer"]
     held = trace.by_category(begins[0] if begins else trace.peak()[0])
     weights = [a for a in trace.allocations if a.category is Category.WEIGHTS]

@@ -12,7 +12,7 @@ from tightfit.planning.search.evaluate import Evaluated, Evaluator, Progress, wi
 from tightfit.planning.search.forecast import Forecasts, Unknown
 from tightfit.planning.search.space import ALLOCATOR, LAST_RESORT, Choice, Level, Space
 from tightfit.planning.search.wording import choices_text
-from tightfit.planning.timing.errors import seconds_error
+from tightfit.planning.timing.uncertainty import seconds_error
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS
 
@@ -118,8 +118,8 @@ class Exploration:
         pairs = [pair for pair in pairs if self.found[pair].fit_rank == rank]
         enough = max(map(self.speed, pairs)) / (1 + CLOCK_ERROR)
         as_fast = [pair for pair in pairs if self.speed(pair) >= enough]
-        least = min(self.space.departures(choice) for choice, _ in as_fast)
-        plain = [pair for pair in as_fast if self.space.departures(pair[0]) == least]
+        least = min(self.space.non_defaults(choice) for choice, _ in as_fast)
+        plain = [pair for pair in as_fast if self.space.non_defaults(pair[0]) == least]
         fastest = max(plain, key=self.speed)
         return min((pair for pair in plain if pair == fastest or self._equally_fast(pair, fastest)),
                    key=lambda pair: (self.found[pair].estimate.memory.used, -self.speed(pair)))

@@ -130,7 +130,7 @@ class Forecasts:
         self.space, self.batch = space, space.share
         self.parameters = next((found.parameters for known in points.values() for found in known.values()), 0)
         self.cost_models: dict[Choice, CostModel] = {}
-        for choice in sorted(points, key=lambda c: (-min(len(points[c]), 2), space.departures(c))):
+        for choice in sorted(points, key=lambda c: (-min(len(points[c]), 2), space.non_defaults(c))):
             self.cost_models[choice] = CostModel.of(points[choice], self.batch, self._like(choice, points))
         self._pairs: dict[tuple[str, Any, Any], list[tuple[Choice, Effect]]] = {}
         self._forecasts: dict[Choice, Forecast] = {}

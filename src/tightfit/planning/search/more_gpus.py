@@ -17,7 +17,7 @@ from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration
 from tightfit.planning.search.question import Question
-from tightfit.planning.timing.errors import Work
+from tightfit.planning.timing.uncertainty import Work
 from tightfit.recipe import Recipe
 from tightfit.text import counted, percent, seconds, size
 

@@ -127,7 +127,7 @@ class Space:
             reasons = [reasons for reasons in refusals.values() if reasons]
             always = [reason for reason in reasons[0] if all(reason in others for others in reasons)]
             raise Refused("; ".join(always or reasons[0]))
-        return sorted(found, key=self.departures)
+        return sorted(found, key=self.non_defaults)
 
     def recipe_for(self, choice: Choice, micro: int) -> Recipe:
         """The resolved recipe of a combination at a micro-batch."""
@@ -143,12 +143,12 @@ class Space:
         return [slot for slot, variants in SLOTS.items()
                 if getattr(self.recipe, slot) == "auto" and not any(variant.auto_on for variant in variants)]
 
-    def departures(self, choice: Choice) -> int:
+    def non_defaults(self, choice: Choice) -> int:
         """In how many fields a combination is not the usual one."""
         return sum(value != first for value, first in zip(choice, self.plain, strict=True))
 
     def undone(self, choice: Choice) -> list[Choice]:
-        """The combination with each of its departures undone."""
+        """The combination with each of its non-default values undone."""
         return [(*choice[:at], first, *choice[at + 1 :])
                 for at, (value, first) in enumerate(zip(choice, self.plain, strict=True)) if value != first]
 
@@ -170,9 +170,9 @@ class Space:
         picked = (getattr(recipe, field) for field in self.fields if field in SLOTS)
         return tuple(f"{technique.slot}={technique.name}" for technique in picked if technique.numerics_change)
 
-    def floor(self, choices: Sequence[Choice]) -> Choice:
+    def least_memory(self, choices: Sequence[Choice]) -> Choice:
         """Of combinations the one that is likeliest to need least memory."""
-        return min(choices, key=lambda c: (self.bytes_per_parameter(c), self.activation_share(c), self.departures(c)))
+        return min(choices, key=lambda c: (self.bytes_per_parameter(c), self.activation_share(c), self.non_defaults(c)))
 
     def activation_share(self, choice: Choice) -> float:
         """The share of what the heaviest techniques keep for the backward pass, as declared."""

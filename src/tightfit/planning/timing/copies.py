@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tightfit.planning.timing.streams import Block, Elapsed, simulate
+from tightfit.planning.timing.streams import Elapsed, Segment, simulate
 from tightfit.recipe import Recipe
 from tightfit.trace import COPIES, Phase, Stream, Trace
 
@@ -60,7 +60,7 @@ class Copies:
 
 
 def copies_of(
-    trace: Trace, recipe: Recipe, alone: Sequence[Block], blocks: Sequence[Block], found: Elapsed
+    trace: Trace, recipe: Recipe, alone: Sequence[Segment], blocks: Sequence[Segment], found: Elapsed
 ) -> Copies | None:
     """The copies of a step on a GPU; None where it has none. alone: its blocks without what copies and computing cost
     one another. blocks: with it, as they were simulated; found: so."""

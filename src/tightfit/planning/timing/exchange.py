@@ -11,7 +11,7 @@ from typing import Any
 
 from tightfit.devices import Device
 from tightfit.planning.timing.network import ring_link
-from tightfit.planning.timing.streams import Block, Elapsed, simulate
+from tightfit.planning.timing.streams import Elapsed, Segment, simulate
 from tightfit.trace import OpClass, Stream, Trace
 
 
@@ -45,7 +45,7 @@ class Exchange:
                 "speed": self.speed, "link": self.link}
 
 
-def exchange_of(trace: Trace, device: Device, blocks: Sequence[Block], found: Elapsed) -> Exchange | None:
+def exchange_of(trace: Trace, device: Device, blocks: Sequence[Segment], found: Elapsed) -> Exchange | None:
     """The exchange of a step on a GPU; None where it has none. blocks: of the step, as simulated; found: so."""
     sent = sum(op.bytes_read * times for op, times in trace.step_ops()
                if op.stream is Stream.NETWORK and op.op_class is OpClass.COMMUNICATION)

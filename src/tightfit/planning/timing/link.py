@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from tightfit.calibration import Calibration, CopyRates, Link
 from tightfit.devices import Device
-from tightfit.planning.timing.streams import Block
+from tightfit.planning.timing.streams import Segment
 from tightfit.trace import COPIES, Stream
 
 LINK_SHARE, PAGEABLE_SHARE = 0.8, 0.4
@@ -29,7 +29,7 @@ def copy_rate(device: Device, calibration: Calibration | None, stream: Stream, *
     return (device.pcie_bandwidth or UNKNOWN_LINK) * (LINK_SHARE if pinned else PAGEABLE_SHARE)
 
 
-def contended(blocks: Sequence[Block], link: Link, seconds: float) -> list[Block]:
+def contended(blocks: Sequence[Segment], link: Link, seconds: float) -> list[Segment]:
     """A step's ops with what copies and computing cost one another, each stretched by the share of the step's `seconds`
     that the others are busy."""
     busy = dict.fromkeys(Stream, 0.0)

@@ -27,11 +27,11 @@ from tightfit.calibration import Calibration
 from tightfit.devices import Device
 from tightfit.models import ModelFacts
 from tightfit.planning.timing.copies import Copies, copies_of
-from tightfit.planning.timing.errors import Work, work_of
 from tightfit.planning.timing.exchange import Exchange, exchange_of
 from tightfit.planning.timing.link import contended, copy_rate
 from tightfit.planning.timing.op_times import op_seconds
-from tightfit.planning.timing.streams import Block, Elapsed, Piece, lanes, simulate
+from tightfit.planning.timing.streams import Elapsed, Piece, Segment, lanes, simulate
+from tightfit.planning.timing.uncertainty import Work, work_of
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.trace import FUSED_PREFIX, PAGEABLE, Op, OpClass, Phase, Stream, Trace
@@ -46,7 +46,7 @@ PREPARE_SECONDS = (19e-6, 4e-9)
 IMAGE_SIZE = 224
 """Pixels a side of images, for the bytes of a batch."""
 
-PHASES = (Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.OPTIMIZER)
+TIMED_PHASES = (Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.OPTIMIZER)
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "is_nonzero", PAGEABLE)
 """Ops that make the host wait for the device."""
 
@@ -97,7 +97,7 @@ def step_time(trace: Trace, recipe: Recipe, device: Device, calibration: Calibra
         waited[Work.EXCHANGE] = min(exchange.added, found.for_streams)
         waited[Work.TRANSFERS] -= waited[Work.EXCHANGE]
     return StepTime(
-        seconds=found.seconds, **{phase.value: found.by_phase[phase] for phase in (*PHASES, Phase.DATA)},
+        seconds=found.seconds, **{phase.value: found.by_phase[phase] for phase in (*TIMED_PHASES, Phase.DATA)},
         work={**work, Work.HOST: found.for_host, **waited}, copies=copies, exchange=exchange,
         calibrated=calibration is not None,
         notes=tuple(_notes(device, calibration, recipe, found, waited[Work.TRANSFERS])),
@@ -128,7 +128,7 @@ def _own(calibration: Calibration | None, device: Device) -> Calibration | None:
     return calibration if calibration is not None and calibration.kind == device.kind else None
 
 
-def _together(blocks: list[Block], main: Stream, calibration: Calibration | None) -> list[Block]:
+def _together(blocks: list[Segment], main: Stream, calibration: Calibration | None) -> list[Segment]:
     """The blocks with what copies and computing cost one another, where that was measured."""
     if calibration is None or calibration.link is None:
         return blocks
@@ -137,7 +137,7 @@ def _together(blocks: list[Block], main: Stream, calibration: Calibration | None
 
 def _blocks(
     trace: Trace, recipe: Recipe, device: Device, calibration: Calibration | None
-) -> tuple[list[Block], dict[Work, float]]:
+) -> tuple[list[Segment], dict[Work, float]]:
     """The step's data and its ops as pieces, in stretches that run so many times each, and the ops' seconds by what
     takes them."""
     host = _host_seconds(recipe, device, calibration)
@@ -147,7 +147,7 @@ def _blocks(
     awaited = {tick for op, _ in ops for tick in op.after}
 
     def piece_of(op: Op) -> Piece:
-        phase = op.phase if op.phase in PHASES else Phase.FORWARD
+        phase = op.phase if op.phase in TIMED_PHASES else Phase.FORWARD
         waits = any(f".{name}" in op.name for name in WAITS) or (UNSCALE in op.name and not fused)
         calls = op.op_class is OpClass.CONTRACTION and op.phase in compiled  # a compiled region's own
         issues = host["compiled" if calls or op.name.startswith(FUSED_PREFIX) else phase.value]
@@ -156,7 +156,7 @@ def _blocks(
         return Piece(issues, op_seconds(op, device, calibration, tf32=recipe.tf32), phase, waits, stream)
 
     known: dict[tuple[object, ...], tuple[Piece, Work]] = {}
-    blocks: list[Block] = [([_data_piece(recipe, device, calibration)], 1)]
+    blocks: list[Segment] = [([_data_piece(recipe, device, calibration)], 1)]
     work = dict.fromkeys(Work, 0.0)
     for times, run in groupby(ops, key=lambda pair: pair[1]):
         pieces = []

@@ -41,7 +41,7 @@ class Piece(NamedTuple):
     after: tuple[int, ...] = ()
 
 
-Block = tuple[Sequence[Piece], int]
+Segment = tuple[Sequence[Piece], int]
 """Pieces in order, and how often they run in a row."""
 
 
@@ -109,7 +109,7 @@ class _Clocks:
         at[Stream.HOST] = host
 
 
-def lanes(blocks: Sequence[Block], main: Stream) -> tuple[Stretch, ...]:
+def lanes(blocks: Sequence[Segment], main: Stream) -> tuple[Stretch, ...]:
     """When each stream has work in the second of two steps, every block as often as it runs."""
     clocks, log = _Clocks(main), list[Stretch]()
     for _ in range(2):
@@ -123,7 +123,7 @@ def lanes(blocks: Sequence[Block], main: Stream) -> tuple[Stretch, ...]:
     return joined(Stretch(s.stream, s.phase, s.begin - begun, s.end - begun) for s in log if s.stream in shown)
 
 
-def simulate(blocks: Sequence[Block], main: Stream) -> Elapsed:
+def simulate(blocks: Sequence[Segment], main: Stream) -> Elapsed:
     """The second of two steps."""
     clocks = _Clocks(main)
     for _ in range(2):

@@ -15,7 +15,7 @@ from tightfit.profiling.profile import Profile
 from tightfit.profiling.step import ProfiledStep, module_of, op_class
 from tightfit.recipe.resume import differences
 from tightfit.tasks import TASKS
-from tightfit.trace import PHASES, Op, Phase
+from tightfit.trace import WALL_PHASES, Op, Phase
 
 
 def title(profile: Profile) -> str:
@@ -148,7 +148,7 @@ def headlines(ours: Profile, theirs: Profile) -> Iterator[tuple[str, str, str, s
 def phase_pairs(ours: Profile, theirs: Profile) -> list[Pair]:
     """Wall seconds by phase of two runs, each as measured, or as predicted where nothing was."""
     seconds = [each.predicted_seconds if each.only_predicted else each.phase_seconds for each in (ours, theirs)]
-    return [Pair(phase.value, *(each.get(phase, 0.0) for each in seconds)) for phase in PHASES]
+    return [Pair(phase.value, *(each.get(phase, 0.0) for each in seconds)) for phase in WALL_PHASES]
 
 
 def side_by_side(ours: Profile, theirs: Profile, names: tuple[str, str]) -> str:

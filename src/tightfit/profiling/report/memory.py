@@ -16,9 +16,9 @@ import numpy as np
 
 from tightfit.profiling.profile import Profile
 from tightfit.profiling.step import CATEGORIES, step_of, steps_of
-from tightfit.trace import PHASES, Allocation, Category, Phase, Place, Trace
+from tightfit.trace import WALL_PHASES, Allocation, Category, Phase, Place, Trace
 
-PARTS = tuple(phase for phase in PHASES if phase is not Phase.DATA)
+PARTS = tuple(phase for phase in WALL_PHASES if phase is not Phase.DATA)
 BUCKETS = 900
 """Points that a curve is drawn with at most, but for its ends."""
 MANY = 256

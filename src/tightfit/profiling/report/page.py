@@ -31,7 +31,7 @@ from tightfit.profiling.report.copies import Lanes, lanes_of, without_lanes
 from tightfit.profiling.report.memory import MemoryCurve, curves
 from tightfit.profiling.step import ByPhase, OpGroup, ProfiledStep, module_of, op_class, op_groups, seconds_by, steps_of
 from tightfit.recipe.yaml import to_yaml
-from tightfit.trace import PHASES, Phase, Place
+from tightfit.trace import WALL_PHASES, Phase, Place
 from tightfit.trace.file import sampling_notes
 
 SECTIONS = {"headline": "Headline", "difference": "Difference", "memory": "Memory", "copies": "Copies", "time": "Time",
@@ -89,7 +89,7 @@ class View:
         """Each phase with its seconds, and with the predicted ones."""
         profile = self.profile
         own = profile.predicted_seconds if profile.only_predicted else profile.phase_seconds
-        return [(phase.value, own.get(phase, 0.0), profile.predicted_seconds.get(phase)) for phase in PHASES]
+        return [(phase.value, own.get(phase, 0.0), profile.predicted_seconds.get(phase)) for phase in WALL_PHASES]
 
     @cached_property
     def classes(self) -> dict[str, ByPhase]:

@@ -14,7 +14,7 @@ from tightfit.data import prepare
 from tightfit.data.loading import GlobalBatchLoader
 from tightfit.errors import ReportError
 from tightfit.models import model_facts
-from tightfit.trace import PHASES, Category, OpClass, Phase
+from tightfit.trace import WALL_PHASES, Category, OpClass, Phase
 
 FOLLOWED = 6
 """The step that is."""
@@ -89,7 +89,7 @@ def test_the_largest_arrays_are_known(measured):
 
 
 def test_a_plain_steps_seconds_are_shared_out_among_its_passes(measured):
-    assert set(measured.phase_seconds) == set(PHASES)
+    assert set(measured.phase_seconds) == set(WALL_PHASES)
     assert sum(measured.phase_seconds.values()) == pytest.approx(measured.step_seconds)
     assert all(seconds > 0 for seconds in measured.phase_seconds.values())
 

@@ -22,7 +22,7 @@ from tightfit.backends.pytorch.simulate.fake_world import following_parts
 from tightfit.backends.pytorch.simulate.target import scratch_of
 from tightfit.backends.pytorch.step import Step
 from tightfit.backends.pytorch.world import joined
-from tightfit.backends.world import place_in_environment
+from tightfit.backends.world import launched_process
 from tightfit.data import prepare
 from tightfit.data.loading import GlobalBatchLoader
 from tightfit.devices import Device, find_device
@@ -64,7 +64,7 @@ def _let_go(collective: Callable[..., Any]) -> Callable[..., Any]:
 
 def follow_steps(values: dict[str, Any], said: Path) -> None:
     """The first process's peak over three real steps, and the bytes that its collectives handle in the last."""
-    place, backend = place_in_environment(), PytorchBackend()
+    place, backend = launched_process(), PytorchBackend()
     assert place is not None
     with joined(place, "cpu", 30) as world:
         recipe = Recipe.from_dict(values)

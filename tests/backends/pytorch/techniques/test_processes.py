@@ -11,8 +11,9 @@ import torch
 
 from tests.training.processes import in_processes
 from tightfit.backends.pytorch.backend import PytorchBackend
-from tightfit.backends.pytorch.world import joined, whole
-from tightfit.backends.world import place_in_environment
+from tightfit.backends.pytorch.sharding import full_tensor
+from tightfit.backends.pytorch.world import joined
+from tightfit.backends.world import launched_process
 from tightfit.data import prepare
 from tightfit.data.loading import GlobalBatchLoader
 from tightfit.errors import Refused
@@ -58,7 +59,7 @@ HALF = {"bf16", "bf16 checkpointed", "compiled llama", "bf16-pure", "fp16", "any
 
 def figures(recipes: dict[str, dict[str, Any]], said: Path) -> None:
     """Losses, norms and a sum over the weights of three steps of each recipe, by the first process."""
-    place = place_in_environment()
+    place = launched_process()
     if place is None:
         said.write_text(json.dumps({name: _steps(values) for name, values in recipes.items()}))
         return
@@ -80,7 +81,7 @@ def _steps(values: dict[str, Any]) -> list[float]:
         found += [result.loss.mean, result.grad_norm or 0.0]
     found.append(step.evaluate([data.part(step.build.world.rank, step.build.world.size).global_batch(0)]).mean)
     with torch.no_grad():
-        found.append(sum(whole(p).double().abs().sum().item() for p in step.build.model.parameters()))
+        found.append(sum(full_tensor(p).double().abs().sum().item() for p in step.build.model.parameters()))
     assert step.generate([1, 2, 3], 2, 0.0, 0)
     return found
 

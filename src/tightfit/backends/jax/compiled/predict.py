@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tightfit import errors
-from tightfit.backends import context
+from tightfit.backends import cuda_context
 from tightfit.devices import Device
 from tightfit.errors import MissingLibrary, ModelError, Refused, ReportError
 from tightfit.models import read_config
@@ -78,14 +78,14 @@ def predict(recipe: Recipe, device: Device) -> Trace:
         raise Refused("backend: jax is planned for GPUs alone, since XLA's own figures for a processor mislead; write "
                       "--gpu with a name, such as rtx-a5000, or name every technique and micro_batch_size")
     trace = _cached(recipe, device)
-    trace.unseen = [*unseen(device), *trace.unseen]
+    trace.untraced = [*untraced(device), *trace.untraced]
     trace.notes = [*trace.notes, *_notes(trace, device)]
     return trace
 
 
-def unseen(device: Device) -> list[UntracedMemory]:
+def untraced(device: Device) -> list[UntracedMemory]:
     """Memory of a step besides what XLA plans: what PyTorch's context and kernels are assumed to take."""
-    return [] if device.kind == "cpu" else context.assumed(device)
+    return [] if device.kind == "cpu" else cuda_context.assumed(device)
 
 
 def _cached(recipe: Recipe, device: Device) -> Trace:

@@ -29,7 +29,7 @@ from tightfit.backends.jax.loading import ArrayGlobalBatch
 from tightfit.backends.jax.step import PendingStep, Step
 from tightfit.errors import ReportError, one_line
 from tightfit.files import replacing
-from tightfit.trace import PHASES, Op, OpClass, Phase, Trace
+from tightfit.trace import WALL_PHASES, Op, OpClass, Phase, Trace
 
 WRITTEN = "plugins/profile/*/*"
 """The files of JAX's profiler, where TensorBoard and xprof look for them."""
@@ -135,7 +135,7 @@ class StepProfiler:
 
 def _phases(trace: Trace, wall: float, waited: float) -> dict[Phase, float]:
     """The plain step's seconds behind its wait for data, shared out by what the instructions of each pass took."""
-    taken = dict.fromkeys(PHASES, 0.0)
+    taken = dict.fromkeys(WALL_PHASES, 0.0)
     for op in trace.ops:
         phase = Phase.BACKWARD if op.phase is Phase.RECOMPUTE else op.phase
         if phase in taken:

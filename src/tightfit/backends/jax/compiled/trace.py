@@ -112,7 +112,7 @@ def trace_of(step: CompiledStep, seconds: Mapping[str, float] | None = None) -> 
     trace.allocations = [replace(made, born=moments[made.born], died=None if made.died is None else moments[made.died])
                          for made in step.allocations]
     if step.host_bytes:
-        trace.unseen.append(UntracedMemory(name="offloaded values", bytes=step.host_bytes, where="host",
+        trace.untraced.append(UntracedMemory(name="offloaded values", bytes=step.host_bytes, where="host",
                                    source="XLA's own plan of the step's memory"))
     return trace
 

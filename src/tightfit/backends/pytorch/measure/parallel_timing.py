@@ -13,7 +13,7 @@ from tightfit.backends.pytorch.errors import memory_guard
 from tightfit.backends.pytorch.measure.meter import Meter
 from tightfit.backends.pytorch.step import Step
 from tightfit.backends.pytorch.world import joined
-from tightfit.backends.world import place_in_environment
+from tightfit.backends.world import launched_process
 from tightfit.devices import Device
 from tightfit.recipe import Recipe
 
@@ -48,7 +48,7 @@ def time_distributed(recipe: Recipe, device: Device, source: GlobalBatchSource, 
 
     recipe: resolved, with `parallel` named.
     """
-    place = place_in_environment()
+    place = launched_process()
     assert place is not None
     with joined(place, device.kind, TIMEOUT) as world:
         meter = Meter(torch.device(device.kind), warm_up=warm_up, steps=steps, seed=recipe.seed + world.rank)
@@ -76,5 +76,5 @@ def _fullest(timings: Timings, build: Build) -> Timings:
         # Buckets hold the gradients out of sight of the meter, which looks at Python's tensors.
         buckets = sum(p.nbytes for p in build.model.parameters() if p.requires_grad)
         peaks = [peaks[0] + buckets, peaks[1] + buckets, 0]
-    allocated, reserved, context = (int(build.world.largest(peak)) for peak in peaks)
+    allocated, reserved, context = (int(build.world.all_reduce_max(peak)) for peak in peaks)
     return replace(timings, peak_allocated=allocated, peak_reserved=reserved, context=context or None)

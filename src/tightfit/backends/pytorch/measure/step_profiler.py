@@ -32,7 +32,7 @@ from tightfit.backends.pytorch.step import PendingStep, Step
 from tightfit.errors import ReportError
 from tightfit.files import replacing
 from tightfit.garbage import gc_paused
-from tightfit.trace import PHASES, Phase
+from tightfit.trace import WALL_PHASES, Phase
 
 ENTRIES = 2_000_000
 """Entries of the CUDA allocator's record that are kept at most; the oldest go first."""
@@ -198,7 +198,7 @@ class _Clock:
 
     def read(self) -> dict[Phase, float]:
         """Seconds of each phase, a global batch's micro-batches together."""
-        found = dict.fromkeys(PHASES, 0.0)
+        found = dict.fromkeys(WALL_PHASES, 0.0)
         found[Phase.DATA] = self._got - self._began
         for (phase, start), (_, stop) in zip(self._marks, self._marks[1:], strict=False):
             assert phase is not None

@@ -32,7 +32,7 @@ from tightfit.backends.pytorch.simulate.generating import generate, one_pass, re
 from tightfit.backends.pytorch.simulate.predict import ON_HOST, fake_copy, skip_weight_init
 from tightfit.backends.pytorch.simulate.target import fake_tensors, scratch_of
 from tightfit.backends.pytorch.simulate.trace_failure import explain_trace_failure
-from tightfit.backends.pytorch.simulate.unseen import unseen
+from tightfit.backends.pytorch.simulate.untraced import untraced
 from tightfit.backends.pytorch.techniques.attention.functions import EAGER, SDPA
 from tightfit.devices import Device
 from tightfit.errors import Refused
@@ -69,7 +69,7 @@ def predict_inference(recipe: Recipe, device: Device, model: nn.Module | None = 
         finally:
             tracker.unfollow()
     trace.notes += build.notes
-    trace.unseen += unseen(recipe, device, trace)
+    trace.untraced += untraced(recipe, device, trace)
     return trace
 
 

@@ -29,7 +29,7 @@ from tightfit.backends.pytorch.simulate.fake_global_batches import fake_global_b
 from tightfit.backends.pytorch.simulate.fake_world import fake_world, following_parts
 from tightfit.backends.pytorch.simulate.target import PlanningMode, fake_tensors, scratch_of
 from tightfit.backends.pytorch.simulate.trace_failure import explain_trace_failure
-from tightfit.backends.pytorch.simulate.unseen import unseen
+from tightfit.backends.pytorch.simulate.untraced import untraced
 from tightfit.backends.pytorch.step import Step
 from tightfit.backends.pytorch.techniques.optimizer.state import load_state, state_tensors
 from tightfit.devices import Device
@@ -74,7 +74,7 @@ def predict(
         trace.notes.append("compile: evaluation, which keeps nothing for a backward pass, is not traced")
     first = trace.span("step 1").stop  # its update is timed in step 2, and can be most of a trace
     trace.ops = [op for op in trace.ops if op.tick >= first or op.phase is not Phase.OPTIMIZER]
-    trace.unseen += unseen(recipe, device, trace)
+    trace.untraced += untraced(recipe, device, trace)
     return trace
 
 

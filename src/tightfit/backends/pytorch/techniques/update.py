@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.sharding import full_tensor
 from tightfit.backends.pytorch.techniques.optimizer.apply import ScaledUpdate, set_learning_rate
 from tightfit.backends.pytorch.techniques.optimizer.state import make_states
-from tightfit.backends.pytorch.world import whole
 from tightfit.techniques.update import AfterBackward, InBackward, WithForward
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class UpdateAfterBackward(ScaledUpdate):
             norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._max_norm)
         elif self._scaler is not None:  # a norm that is not finite is how a skipped step shows
             norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
-        norm = None if norm is None else whole(norm)
+        norm = None if norm is None else full_tensor(norm)
         if self._scaler is None:
             self.optimizer.step()
         else:
@@ -59,10 +59,10 @@ class UpdateAfterBackward(ScaledUpdate):
         self.optimizer.zero_grad(set_to_none=True)
         return norm
 
-    def gather_gradients(self, block: int, then: int | None) -> None:
+    def fetch_gradients(self, block: int, then: int | None) -> None:
         """They are where passes add to them."""
 
-    def put_gradients(self, block: int, final: bool) -> None:
+    def store_gradients(self, block: int, final: bool) -> None:
         """They stay where they are."""
 
     def flush(self) -> None:

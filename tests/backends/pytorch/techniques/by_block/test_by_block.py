@@ -118,14 +118,14 @@ def test_updates_within_the_backward_pass_are_the_plain_ones(fields, kind):
 def test_updates_within_the_backward_pass_hold_one_blocks_gradients():
     def most_held(update):
         step, held = step_of("llama", accumulation="by-block", update=update, max_grad_norm=0), []
-        put = step.update.put_gradients
+        put = step.update.store_gradients
 
         def counted(part, final):
             put(part, final)
             bound = sum(any(p.grad is not None for p in layer.parameters()) for layer in step.build.model.model.layers)
-            held.append(bound + len(step.update._residence._held))
+            held.append(bound + len(step.update._offloaded._held))
 
-        step.update.put_gradients = counted
+        step.update.store_gradients = counted
         step(next(global_batches("llama")), 1e-3)
         return max(held)
 
@@ -139,7 +139,7 @@ def test_gradients_summed_in_fp32_are_nearer_to_the_true_sum(kind):
         step = step_of("llama", precision=precision, **fields,
                        accumulation={"name": "by-block", "gradient_sums": sums}, max_grad_norm=0)
         found = {}
-        step.update.put_gradients = lambda part, final: found.update(
+        step.update.store_gradients = lambda part, final: found.update(
             {name: p.grad.double() for name, p in step.build.model.named_parameters() if p.grad is not None})
         step.accumulate([*global_batches("llama", 4)][-1])
         return {name: gradient for name, gradient in found.items() if "layers" in name}

@@ -123,9 +123,9 @@ def test_a_run_with_locked_memory_changes_no_bit_and_gives_it_back(fields, drive
     streamed = run("llama", **fields)
 
     assert same(plain, streamed)
-    kept = streamed.step.update._residence
+    kept = streamed.step.update._offloaded
     homes = [home.memory for kind in (kept._weights, kept._gradients, kept._states)
-             for home in kind._homes.values()]
+             for home in kind._host_copies.values()]
     assert {memory.data_ptr(): whole_pages(memory.numel()) for memory in homes} == driver.locked
     del streamed, kept, homes
     gc.collect()

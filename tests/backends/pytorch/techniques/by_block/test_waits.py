@@ -25,9 +25,15 @@ from tests.backends.pytorch.techniques.by_block.streaming_cases import (
     run,
     step_of,
 )
-from tightfit.backends.pytorch.techniques.by_block import activations, residence, streamed, transfers, update
+from tightfit.backends.pytorch.techniques.by_block import (
+    activations,
+    offloaded_state,
+    streamed_tensors,
+    transfers,
+    update,
+)
 from tightfit.backends.pytorch.techniques.by_block.activations import HostActivations
-from tightfit.backends.pytorch.techniques.by_block.streamed import ALIGNMENT, Streamed
+from tightfit.backends.pytorch.techniques.by_block.streamed_tensors import ALIGNMENT, StreamedTensors
 from tightfit.trace import Category
 
 EMBEDDINGS = {"name": "host", "embeddings": True}
@@ -78,7 +84,7 @@ def brought_for_nothing():
 
 def a_larger_part_comes():
     """To a place that is copied from."""
-    kind = Streamed(transfers.Transfers(CPU), [torch.nn.Identity()] * 3, Category.GRADIENTS, lambda *_: None, 3)
+    kind = StreamedTensors(transfers.Transfers(CPU), [torch.nn.Identity()] * 3, Category.GRADIENTS, lambda *_: None, 3)
     kind.copy_out(0, [torch.rand(ALIGNMENT)])
     kind.wait_for_copies_out(0)
     kind.enter(0)
@@ -131,7 +137,7 @@ def test_memory_is_used_in_the_order_of_its_copies(scenario):
     assert order.copies > 0
 
 
-MODULES = (transfers, streamed, residence, activations, update)
+MODULES = (transfers, streamed_tensors, offloaded_state, activations, update)
 
 
 @pytest.mark.parametrize("mutant", [mutant for module in MODULES for mutant in mutants(module)], ids=str)

@@ -21,7 +21,7 @@ Caller = Callable[[int, Call, tuple[Any, ...], dict[str, Any]], Any]
 """Calls a block, given by its number, the call, and its arguments."""
 
 
-class Listener(Protocol):
+class PartHooks(Protocol):
     """Callbacks around a part's use: fetch before it, release after."""
 
     def enter(self, part: int, then: int | None) -> None:
@@ -30,7 +30,7 @@ class Listener(Protocol):
     def leave(self, part: int) -> None:
         """A part is not used any more for now."""
 
-    def gather_gradients(self, part: int, then: int | None) -> None:
+    def fetch_gradients(self, part: int, then: int | None) -> None:
         """A part's backward passes are about to add to the sums of earlier ones."""
 
     def abandon(self) -> None:
@@ -52,7 +52,7 @@ class BlockCalls:
         self.parts, self.transfers = parts, transfers
         count = round(activations * len(parts.blocks))
         self.activations = HostActivations(transfers, parts.blocks, count) if count else None
-        self.listener: Listener | None = None
+        self.hooks: PartHooks | None = None
         self.entered: set[int] = set()
         self._caller: Caller = self._at_once
         self._before: dict[nn.Module, Any] = {}
@@ -79,23 +79,23 @@ class BlockCalls:
     def enter(self, part: int, then: int | None = None) -> None:
         """Make a part ready. then: the one that is expected next."""
         self.entered.add(part)
-        if self.listener is not None:
+        if self.hooks is not None:
             with working_on(self.parts.modules[part]):
-                self.listener.enter(part, then)
+                self.hooks.enter(part, then)
 
     def leave(self, part: int) -> None:
         """A part is not used any more for now."""
-        if self.listener is not None:
+        if self.hooks is not None:
             with working_on(self.parts.modules[part]):
-                self.listener.leave(part)
+                self.hooks.leave(part)
         self.entered.discard(part)
 
     def abandon(self) -> None:
         """The step failed: no part is in use any more."""
         for part in sorted(self.entered):
             self.leave(part)
-        if self.listener is not None:
-            self.listener.abandon()
+        if self.hooks is not None:
+            self.hooks.abandon()
 
     def leave_ends(self) -> None:
         """No embedding is used any more for now."""
@@ -129,8 +129,8 @@ class BlockCalls:
         if number not in self.entered:
             self.leave_ends()
             self.enter(number)
-        if learns and isinstance(module, nn.Linear) and self.listener is not None:
-            self.listener.gather_gradients(number, None)
+        if learns and isinstance(module, nn.Linear) and self.hooks is not None:
+            self.hooks.fetch_gradients(number, None)
         try:
             # A model's code may have moved ids to where the weights wait, as Llama 4's does.
             args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(self.transfers.device), (args, kwargs))

@@ -94,14 +94,14 @@ class _Sweep:
             torch.clear_autocast_cache()  # casts of this block's weights, which no later block needs
             self._blocks.leave(block)
             if first.at is None:
-                self._put_gradients_of_head()
+                self._store_gradients_of_head()
             self._blocks.leave_ends()
 
-    def _put_gradients_of_head(self) -> None:
+    def _store_gradients_of_head(self) -> None:
         """The head's backward passes are over, and its weights still there; those of a tied embedding are to come."""
         head, embedding = self._blocks.parts.head, self._blocks.parts.embedding
         if head is not None:
-            self._put_gradients(head, self._last and head != embedding)
+            self._store_gradients(head, self._last and head != embedding)
 
     def _after(self, block: int) -> int | None:
         following = block + 1
@@ -132,12 +132,12 @@ class _Sweep:
             block, before = self._order[call], self._order[call - 1] if call else None
             self._blocks.enter(block, before)
             if self._later and last_calls[block] == call:
-                update.gather_gradients(block, before)
+                update.fetch_gradients(block, before)
             for member in self._members.values():
                 member.backward(call)
                 self._add_up(block)
             if first_calls[block] == call:
-                self._put_gradients(block, self._last)
+                self._store_gradients(block, self._last)
             self._blocks.leave(block)
         self._backward_outside()
 
@@ -146,13 +146,13 @@ class _Sweep:
         embedding, update = self._blocks.parts.embedding, self._passes.update
         if embedding is not None:
             self._blocks.enter(embedding)
-            update.gather_gradients(embedding, None)
+            update.fetch_gradients(embedding, None)
         for member in self._members.values():
             member.backward_outside()
             if embedding is not None:
                 self._add_up(embedding)
         if embedding is not None:
-            self._put_gradients(embedding, self._last)
+            self._store_gradients(embedding, self._last)
         self._blocks.leave_ends()
 
     def _add_up(self, part: int) -> None:
@@ -164,10 +164,10 @@ class _Sweep:
             elif gradient is not None:
                 self._sums[parameter] = gradient, gradient.float()
 
-    def _put_gradients(self, part: int, final: bool) -> None:
+    def _store_gradients(self, part: int, final: bool) -> None:
         """Hand a part's summed gradients over; sums in fp32 are rounded into the memory of the first gradients."""
         for parameter in self._blocks.parts.parameters[part] if self._wide else ():
             if parameter in self._sums:
                 parameter.grad, summed = self._sums.pop(parameter)
                 parameter.grad.copy_(summed)
-        self._passes.update.put_gradients(part, final)
+        self._passes.update.store_gradients(part, final)

@@ -19,7 +19,7 @@ from torch.nn.utils import clip_grads_with_norm_
 
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
-from tightfit.backends.pytorch.techniques.by_block.residence import Residence
+from tightfit.backends.pytorch.techniques.by_block.offloaded_state import OffloadedState
 from tightfit.backends.pytorch.techniques.by_block.state_dicts import StateDictHooks
 from tightfit.backends.pytorch.techniques.by_block.transfers import working_on
 from tightfit.backends.pytorch.techniques.optimizer.apply import ScaledUpdate, set_learning_rate
@@ -51,9 +51,9 @@ class UpdateByBlock(ScaledUpdate):
     def __init__(self, build: Build, calls: BlockCalls | None, *, technique: Update) -> None:
         assert calls is not None
         self._parts = calls.parts
-        self._residence = Residence(build, calls.parts, calls.transfers)
+        self._offloaded = OffloadedState(build, calls.parts, calls.transfers)
         super().__init__(build)
-        calls.listener = self
+        calls.hooks = self
         self._technique = technique
         self._learning_rate = build.recipe.learning_rate
         precision = build.recipe.precision
@@ -69,16 +69,16 @@ class UpdateByBlock(ScaledUpdate):
     def set_learning_rate(self, learning_rate: float) -> None:
         self._learning_rate = learning_rate
 
-    def gather_gradients(self, part: int, then: int | None) -> None:
-        self._residence.gather_gradients(part, then)
+    def fetch_gradients(self, part: int, then: int | None) -> None:
+        self._offloaded.fetch_gradients(part, then)
 
-    def put_gradients(self, part: int, final: bool) -> None:
+    def store_gradients(self, part: int, final: bool) -> None:
         with working_on(self._parts.modules[part]):
-            self._residence.gather_gradients(part, None)  # of a part that no pass of this sweep came to
+            self._offloaded.fetch_gradients(part, None)  # of a part that no pass of this sweep came to
             if final:
                 self._final.add(part)
                 self._measure(self._parts.parameters[part])
-            self._residence.put_gradients(part, final, leave=not self._technique.in_backward)
+            self._offloaded.store_gradients(part, final, leave=not self._technique.in_backward)
         if final and self._technique.in_backward:
             self._pending = _Pending(self._learning_rate, None, {part}, None)
             self._update_parts([part], part - 1 if 0 < part < len(self._parts.blocks) else None)
@@ -95,35 +95,35 @@ class UpdateByBlock(ScaledUpdate):
 
     def __call__(self) -> Tensor | None:
         left = {*self._pending.parts} if self._pending is not None else set()  # no pass of this step came to them
-        self._put_all({*range(len(self._parts.modules))} - self._final - left)
+        self._store_all({*range(len(self._parts.modules))} - self._final - left)
         self._update_all()
-        self._put_all(left)
+        self._store_all(left)
         self._final.clear()
-        self._residence.all_learned()
+        self._offloaded.all_learned()
         norm = self._norm()
         if self._technique.in_backward:
             return norm
         if not self._are_finite():
-            self._residence.drop_gradients()
+            self._offloaded.drop_gradients()
             return norm
         seed = int(torch.randint(1 << 62, ())) if self._draws else None
         self._pending = _Pending(self._learning_rate, norm, {*range(len(self._parts.modules))}, seed)
         self._update_parts(self._parts.behind_blocks)
-        self._residence.all_learned()
+        self._offloaded.all_learned()
         if not self._technique.deferred:
             self._update_all()
         return norm
 
-    def _put_all(self, parts: set[int]) -> None:
+    def _store_all(self, parts: set[int]) -> None:
         for part in sorted(parts):
-            self.put_gradients(part, final=True)
+            self.store_gradients(part, final=True)
 
     def enter(self, part: int, then: int | None) -> None:
-        self._residence.enter(part, then)
+        self._offloaded.enter(part, then)
         self._update(part, then)
 
     def leave(self, part: int) -> None:
-        self._residence.leave(part)
+        self._offloaded.leave(part)
 
     def _update(self, part: int, then: int | None) -> None:
         """Apply what a part waits for; its weights are on the device. then: the part that is expected next."""
@@ -132,28 +132,28 @@ class UpdateByBlock(ScaledUpdate):
         self._pending.parts.discard(part)
         following = then if then in self._pending.parts or self._technique.in_backward else None
         with (working_on(self._parts.modules[part], Phase.OPTIMIZER),
-              self._residence.learning(part, following, self.optimizer), self._own_draws(part)):
+              self._offloaded.learning(part, following, self.optimizer), self._own_draws(part)):
             self._apply(self._parts.parameters[part])
         if not self._pending.parts:
             self._pending = None
             if not self._technique.in_backward:
-                self._residence.all_learned()
+                self._offloaded.all_learned()
 
     def abandon(self) -> None:
         self._update_all()  # what waits is an earlier step's
         self._final.clear()
         self._norms.clear()
-        self._residence.abandon_gradients()
+        self._offloaded.abandon_gradients()
 
     def flush(self) -> None:
         self._update_all()
-        self._residence.wait_on_host()
+        self._offloaded.wait_on_host()
 
     def close(self) -> None:
         self.flush()
         self._hooks.remove()
         self._calls.close()
-        self._residence.close(self._build.model)
+        self._offloaded.close(self._build.model)
 
     def flush_between_steps(self) -> None:
         """As `flush`; nothing while a part is in use, whose place another would take."""
@@ -162,7 +162,7 @@ class UpdateByBlock(ScaledUpdate):
 
     def reload(self) -> None:
         """Weights or states were written where they wait, or the states are new."""
-        self._residence.reload(self.optimizer)
+        self._offloaded.reload(self.optimizer)
 
     def _update_all(self) -> None:
         """Apply everything that waits: before anyone else reads weights or states."""
@@ -179,16 +179,16 @@ class UpdateByBlock(ScaledUpdate):
         waiting = len(self._parts.blocks) if self._technique.deferred else 0
         for part, module in enumerate(self._parts.modules[: waiting if late else None]):
             with working_on(module):
-                self._residence.enter(part, None)
-                self._residence.put_gradients(part, final=True)  # there are none: what waits is of no use
-                with self._residence.learning(part, None, self.optimizer):
+                self._offloaded.enter(part, None)
+                self._offloaded.store_gradients(part, final=True)  # there are none: what waits is of no use
+                with self._offloaded.learning(part, None, self.optimizer):
                     make_states(self.optimizer, self._parts.parameters[part])
-                self._residence.leave(part)
-        self._residence.all_learned()
-        self._residence.wait_on_host()
+                self._offloaded.leave(part)
+        self._offloaded.all_learned()
+        self._offloaded.wait_on_host()
 
     def new_optimizer(self) -> None:
-        self._residence.forget_states()
+        self._offloaded.forget_states()
         super().new_optimizer()
 
     def load(self, state: dict[str, Any]) -> None:

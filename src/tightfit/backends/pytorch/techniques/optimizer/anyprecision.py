@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tightfit.backends.pytorch.world import own_part
+from tightfit.backends.pytorch.sharding import local_shard
 from tightfit.techniques.precision import Rounding
 
 CHUNK = 1 << 24
@@ -108,7 +108,7 @@ class AnyPrecisionAdamW(Optimizer):
         whole = [parameter, cast(Tensor, parameter.grad), state["momentum"], state["variance"]]
         if "compensation" in state:
             whole.append(state["compensation"])
-        own = [own_part(tensor) for tensor in whole]  # of weights of which other processes have parts
+        own = [local_shard(tensor) for tensor in whole]  # of weights of which other processes have parts
         weight = own[0]
         if weight.numel() <= CHUNK:
             yield _Piece(state["step"], *own)

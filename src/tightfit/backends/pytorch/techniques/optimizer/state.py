@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from tightfit.backends.pytorch.world import is_split, part_like
+from tightfit.backends.pytorch.sharding import is_sharded, shard_like
 from tightfit.errors import CheckpointError
 
 _SHOWN = 5
@@ -78,7 +78,7 @@ def copy_tensors(what: str, saved: Mapping[str, Tensor], live: Mapping[str, Tens
         if saved[name].shape != tensor.shape or saved[name].dtype != tensor.dtype:
             raise CheckpointError(f"{what}: {name} is {_form(saved[name])} in the checkpoint and {_form(tensor)} here")
     for name, tensor in live.items():
-        tensor.copy_(part_like(tensor, saved[name]))
+        tensor.copy_(shard_like(tensor, saved[name]))
 
 
 def set_rate(group: dict[str, Any], learning_rate: float) -> None:
@@ -106,7 +106,7 @@ def _flatten(optimizer: Optimizer, model: nn.Module) -> tuple[dict[str, Tensor],
 
 def _parts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     """The plain tensors of a tensor: itself, or those that a wrapper subclass holds."""
-    if is_split(tensor) or not is_traceable_wrapper_subclass(tensor):
+    if is_sharded(tensor) or not is_traceable_wrapper_subclass(tensor):
         yield name, tensor.detach()
         return
     attributes, _ = tensor.__tensor_flatten__()

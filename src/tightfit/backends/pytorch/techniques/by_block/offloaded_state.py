@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques.by_block.parts import Parts
-from tightfit.backends.pytorch.techniques.by_block.streamed import Streamed
+from tightfit.backends.pytorch.techniques.by_block.streamed_tensors import StreamedTensors
 from tightfit.backends.pytorch.techniques.by_block.transfers import Transfers
 from tightfit.trace import Category
 
 
-class Residence:
+class OffloadedState:
     """The places of each part's tensors. What is not in host memory stays on the device."""
 
     def __init__(self, build: Build, parts: Parts, transfers: Transfers) -> None:
@@ -26,7 +26,7 @@ class Residence:
         share = build.host_share
         self._transfers = transfers
         self._weights, self._gradients, self._states = (
-            Streamed(transfers, parts.modules, category, bind, len(parts.blocks))
+            StreamedTensors(transfers, parts.modules, category, bind, len(parts.blocks))
             for category, bind in ((Category.WEIGHTS, self._bind_weights), (Category.GRADIENTS, self._bind_gradients),
                                    (Category.OPTIMIZER, self._bind_states)))
         self._gradients_leave = parts.first(share.gradients, embeddings=share.embeddings)
@@ -52,7 +52,7 @@ class Residence:
             self._weights.wait_for_copies_out(part)
             self._weights.release(part)
 
-    def gather_gradients(self, part: int, then: int | None) -> None:
+    def fetch_gradients(self, part: int, then: int | None) -> None:
         """Let a part's backward passes add to the gradients that earlier ones of this step left in host memory."""
         if part in self._summed and not self._gradients.is_entered(part):
             parameters = self.parts.parameters[part]
@@ -68,7 +68,7 @@ class Residence:
             if not here:
                 self._weights.leave(part)
 
-    def put_gradients(self, part: int, final: bool, *, leave: bool = True) -> None:
+    def store_gradients(self, part: int, final: bool, *, leave: bool = True) -> None:
         """A part's gradients of a sweep are summed. Those of the device stay where passes add to them until they are
         `final`, and are kept out of the optimizer's sight then. leave: whether final ones may go to host memory."""
         parameters = self.parts.parameters[part]

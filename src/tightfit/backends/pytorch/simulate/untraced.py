@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tightfit.backends import context
+from tightfit.backends import cuda_context
 from tightfit.devices import MIB, Device, find_device
 from tightfit.errors import RecipeError
 from tightfit.recipe import Recipe
@@ -38,7 +38,7 @@ AUTOGRAD = (Phase.BACKWARD, Phase.RECOMPUTE)
 """Phases that run in the main thread, and in the thread that autograd has for a CUDA device."""
 
 
-def unseen(recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemory]:
+def untraced(recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemory]:
     """Memory of the recipe's step on `device` that its trace does not hold; nothing on the CPU, whose memory is all
     the host's.
 
@@ -55,7 +55,7 @@ def unseen(recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemory]
 def _context(recipe: Recipe, device: Device) -> Iterator[UntracedMemory]:
     record = recorded_context(device.name)
     if record is None:
-        yield from context.assumed(device)
+        yield from cuda_context.assumed(device)
         return
     yield UntracedMemory(
         name="CUDA context and kernels", where="context", bytes=int(record["compiled" if recipe.compiled else "step"]),

@@ -9,7 +9,7 @@ import pytest
 
 from tests.planning.ops import CPU, GPU, add, attention, mm
 from tightfit.devices import catalogue
-from tightfit.planning.timing.errors import (
+from tightfit.planning.timing.uncertainty import (
     CALIBRATED_ERROR,
     CARD_ERROR,
     WORK_ERROR,

@@ -42,7 +42,7 @@ class Packing:
 
 
 @dataclass(eq=False)
-class _Home:
+class _HostCopy:
     """A part's host memory. written: the copies after which it holds what was sent last."""
 
     packing: Packing
@@ -51,7 +51,7 @@ class _Home:
 
 
 @dataclass(eq=False)
-class _Slot:
+class _DeviceBuffer:
     """A place on the device for one part's tensors.
 
     holds: the part. arriving: the copy that brings it, until it was waited for. free: what must have ended before
@@ -64,7 +64,7 @@ class _Slot:
     free: list[Point] = field(default_factory=list)
 
 
-class Streamed:
+class StreamedTensors:
     """Tensors of one kind (weights, gradients or optimizer states) in host memory, double-buffered on the GPU: the next
     part's are copied while one is used.
 
@@ -82,17 +82,17 @@ class Streamed:
         self._category = category
         self._bind = bind
         self._blocks = blocks
-        self._homes: dict[int, _Home] = {}
-        self._slots: dict[int, _Slot] = {}
-        self._entered: dict[int, _Slot] = {}
+        self._host_copies: dict[int, _HostCopy] = {}
+        self._buffers: dict[int, _DeviceBuffer] = {}
+        self._entered: dict[int, _DeviceBuffer] = {}
 
     def __contains__(self, part: int) -> bool:
-        return part in self._homes
+        return part in self._host_copies
 
     @property
     def host_bytes(self) -> int:
         """Bytes of host memory."""
-        return sum(home.memory.numel() for home in self._homes.values())
+        return sum(home.memory.numel() for home in self._host_copies.values())
 
     def is_entered(self, part: int) -> bool:
         """Whether the part's tensors are on the device, and bound."""
@@ -100,7 +100,7 @@ class Streamed:
 
     def views(self, part: int) -> list[Tensor]:
         """A part's tensors in host memory."""
-        home = self._homes[part]
+        home = self._host_copies[part]
         return home.packing.views(home.memory)
 
     def move_in(self, part: int, tensors: Sequence[Tensor]) -> None:
@@ -116,31 +116,31 @@ class Streamed:
         if part in self._entered:  # they lie there
             self.copy_back(part)
             return
-        if part not in self._homes or not self._homes[part].packing.fits(tensors):
+        if part not in self._host_copies or not self._host_copies[part].packing.fits(tensors):
             self._give_home(part, tensors)
-        for slot in self._slots.values():
+        for slot in self._buffers.values():
             if slot.holds == part:  # what was there before
                 slot.holds = None
         pairs = zip(tensors, self.views(part), strict=True)
-        self._homes[part].written = [self._transfers.to_host(tensor.detach(), view) for tensor, view in pairs]
+        self._host_copies[part].written = [self._transfers.to_host(tensor.detach(), view) for tensor, view in pairs]
 
     def wait_for_copies_out(self, part: int) -> None:
         """Let later computation wait for the copies that `copy_out` began, and free their sources."""
-        for copy in self._homes[part].written:
+        for copy in self._host_copies[part].written:
             copy.wait()
 
     def forget_copies_out(self) -> None:
         """Every copy out has been waited for: nothing later need name one."""
-        for home in self._homes.values():
+        for home in self._host_copies.values():
             home.written = []
-        for slot in self._slots.values():
+        for slot in self._buffers.values():
             slot.free = []
 
     def fetch(self, part: int | None) -> None:
         """Begin to bring a part's tensors, unless they are on the device or under way."""
-        if part is None or part not in self._homes:
+        if part is None or part not in self._host_copies:
             return
-        home, slot = self._homes[part], self._slot(part)
+        home, slot = self._host_copies[part], self._slot(part)
         if slot.holds == part or slot in self._entered.values():
             return
         target, after = slot.memory[: home.packing.bytes], [*slot.free, *home.written]
@@ -148,7 +148,7 @@ class Streamed:
 
     def enter(self, part: int, then: int | None = None) -> None:
         """Use a part's tensors on the device from here on, and begin to bring those of the part `then`."""
-        if part in self._homes and part not in self._entered:
+        if part in self._host_copies and part not in self._entered:
             self.fetch(part)
             slot = self._slot(part)
             assert slot.holds == part, "another part's tensors are used in its place"
@@ -156,13 +156,13 @@ class Streamed:
                 slot.arriving.wait()
                 slot.arriving = None
             self._entered[part] = slot
-            self._bind(part, self._homes[part].packing.views(slot.memory))
+            self._bind(part, self._host_copies[part].packing.views(slot.memory))
         self.fetch(then)
 
     def copy_back(self, part: int) -> None:
         """The part's tensors were changed on the device: copy them into host memory."""
         if part in self._entered:
-            home, slot = self._homes[part], self._entered[part]
+            home, slot = self._host_copies[part], self._entered[part]
             size = home.packing.bytes
             home.written = [self._transfers.to_host(slot.memory[:size], home.memory, keep=False)]
 
@@ -170,31 +170,31 @@ class Streamed:
         """The part's tensors are not used any more for now."""
         slot = self._entered.pop(part, None)
         if slot is not None:
-            slot.free = [self._transfers.now(), *self._homes[part].written]
+            slot.free = [self._transfers.now(), *self._host_copies[part].written]
             self._bind(part, None)
 
     def drop(self) -> None:
         """Nothing on the device is worth keeping: what waits in host memory was changed there."""
-        for slot in self._slots.values():
+        for slot in self._buffers.values():
             slot.holds = None
 
     def release(self, part: int | None = None) -> None:
         """Give a part's place on the device back, or all of them, but for those in use: every copy out has been waited
         for."""
-        for place in list(self._slots) if part is None else [self._place(part)]:
-            slot = self._slots.get(place)
+        for place in list(self._buffers) if part is None else [self._place(part)]:
+            slot = self._buffers.get(place)
             if slot is not None and slot not in self._entered.values():
                 self._let_go(slot)
-                del self._slots[place]
+                del self._buffers[place]
 
     def forget(self) -> None:
         """Nothing that waits in host memory is worth keeping."""
         self.drop()
-        self._homes.clear()
+        self._host_copies.clear()
 
     def _give_home(self, part: int, tensors: Sequence[Tensor]) -> None:
         packing = Packing(tensors)
-        self._homes[part] = home = _Home(packing, self._transfers.host_memory(packing.bytes))
+        self._host_copies[part] = home = _HostCopy(packing, self._transfers.host_memory(packing.bytes))
         for watch in watches():
             watch.holds(home.memory, self._category, self._parts[part])
 
@@ -203,23 +203,23 @@ class Streamed:
         such as a transposed view, shows them again in the backward pass."""
         return part % 2 if part < self._blocks else 2
 
-    def _slot(self, part: int) -> _Slot:
+    def _slot(self, part: int) -> _DeviceBuffer:
         place = self._place(part)
-        size = max(home.packing.bytes for other, home in self._homes.items() if self._shares_size(other, part))
-        slot = self._slots.get(place)
+        size = max(home.packing.bytes for other, home in self._host_copies.items() if self._shares_size(other, part))
+        slot = self._buffers.get(place)
         if slot is None or slot.memory.numel() < size:
             if slot is not None:
                 assert slot not in self._entered.values(), "a larger part came while another was in use"
                 self._transfers.wait_for_copies_out()  # which may read the memory that is given back
                 self._let_go(slot)
             memory = torch.empty(size, dtype=torch.uint8, device=self._transfers.device)
-            slot = self._slots[place] = _Slot(memory)
+            slot = self._buffers[place] = _DeviceBuffer(memory)
             for watch in watches():
                 watch.holds(memory, self._category, None)
             self._transfers.hold_copies_in()  # others may have used this memory until now
         return slot
 
-    def _let_go(self, slot: _Slot) -> None:
+    def _let_go(self, slot: _DeviceBuffer) -> None:
         """A slot's memory is about to be given back: nothing may arrive there any more."""
         if slot.arriving is not None:
             slot.arriving.wait()

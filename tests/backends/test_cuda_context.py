@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tightfit.backends.context import DRIVER_UNCERTAINTY, assumed, context
+from tightfit.backends.cuda_context import DRIVER_UNCERTAINTY, assumed, context
 from tightfit.devices import MIB, catalogue, find_device
 
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from tightfit.backends.context import assumed
-from tightfit.backends.pytorch.simulate import unseen as module
+from tightfit.backends.cuda_context import assumed
+from tightfit.backends.pytorch.simulate import untraced as module
 from tightfit.backends.pytorch.simulate.predict import predict
-from tightfit.backends.pytorch.simulate.unseen import recorded_context, unseen, workspace_bytes
+from tightfit.backends.pytorch.simulate.untraced import recorded_context, untraced, workspace_bytes
 from tightfit.devices import Device, catalogue, find_device
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
@@ -36,7 +36,7 @@ def traced(*ops: tuple[str, Phase], op_class: OpClass = OpClass.CONTRACTION) -> 
 
 
 def sizes(trace: Trace, device: Device = A100, where: str = "allocator") -> list[int]:
-    return [u.bytes for u in unseen(Recipe(), device, trace) if u.where == where]
+    return [u.bytes for u in untraced(Recipe(), device, trace) if u.where == where]
 
 
 @pytest.mark.parametrize(("device", "expected"), [(A100, SMALL), (H100, WIDE), (B200, WIDE), (RTX_5090, WIDE)])
@@ -56,12 +56,12 @@ def test_each_thread_that_multiplies_has_a_workspace():
 
 
 def test_the_cpu_has_nothing_unseen():
-    assert unseen(Recipe(), CPU, traced(("aten.mm.default", Phase.FORWARD))) == []
+    assert untraced(Recipe(), CPU, traced(("aten.mm.default", Phase.FORWARD))) == []
 
 
 def test_an_assumed_context_says_so_and_leaves_room_on_every_card():
     for device in catalogue():
-        context = [u for u in unseen(Recipe(), device, traced()) if u.where == "context"]
+        context = [u for u in untraced(Recipe(), device, traced()) if u.where == "context"]
         assert all("not yet measured" in u.source for u in context)
         assert 0 < sum(u.bytes for u in context) < device.memory_bytes / 4
 
@@ -78,7 +78,7 @@ def test_a_measured_context_takes_the_place_of_the_assumed_one(monkeypatch, tmp_
     monkeypatch.setattr(module, "RECORDS", (tmp_path / "none.json", kept(tmp_path / "contexts.json")))
     eager, compiled = Recipe.from_dict({"compile": "off"}), Recipe.from_dict({"compile": "per-block"})
     for recipe, size in ((eager, RECORD["step"]), (compiled, RECORD["compiled"])):
-        (context,) = [u for u in unseen(recipe, A100, traced()) if u.where == "context"]
+        (context,) = [u for u in untraced(recipe, A100, traced()) if u.where == "context"]
         assert context.bytes == size
         for part in ("measured", "A100-SXM4", "2026-01-02", "580.1"):
             assert part in context.source
@@ -99,8 +99,8 @@ def test_a_damaged_record_is_none(tmp_path, changes):
 def test_a_predicted_step_carries_what_it_does_not_show():
     recipe = resolve(Recipe.from_dict({**TINY, "loading": {"workers": 2, "prefetch": 3}}), A100)
     trace = predict(recipe, A100)
-    found = {u.name: u for u in trace.unseen}
-    assert [u.where for u in trace.unseen].count("context") == 2
+    found = {u.name: u for u in trace.untraced}
+    assert [u.where for u in trace.untraced].count("context") == 2
     assert found["cuBLAS workspace of the main thread"].bytes == SMALL
     assert found["cuBLAS workspace of autograd's thread"].bytes == SMALL
     tensor = 2 * 64 * 8  # ids and labels of a micro-batch, 64-bit integers
@@ -110,5 +110,5 @@ def test_a_predicted_step_carries_what_it_does_not_show():
 def test_global_batches_that_are_not_page_locked_are_not_rounded():
     values = {**TINY, "seq_len": 60, "loading": {"workers": 0, "pin_memory": False}}
     trace = predict(resolve(Recipe.from_dict(values), A100), A100)
-    (global_batches,) = [u for u in trace.unseen if u.name.startswith("global batches")]
+    (global_batches,) = [u for u in trace.untraced if u.name.startswith("global batches")]
     assert global_batches.bytes == 2 * (2 * 2 * 60 * 8)

@@ -21,9 +21,10 @@ from tests.backends.pytorch.techniques.by_block.streaming_cases import (
     run,
     same,
 )
-from tightfit.backends.pytorch.techniques.by_block import streamed, transfers
+from tightfit.backends.pytorch.techniques.by_block import transfers
 from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
 from tightfit.backends.pytorch.techniques.by_block.parts import Parts
+from tightfit.backends.pytorch.techniques.by_block.streamed_tensors import ALIGNMENT
 from tightfit.backends.pytorch.techniques.by_block.transfers import Copy, Point, Transfers
 
 POISON = 0xFF
@@ -62,9 +63,9 @@ def test_late_copies_change_no_bit(fields, changes, monkeypatch):
 
 
 def test_host_memory_is_what_parts_need():
-    resident = run("llama", **HOST).step.update._residence
-    streamed_ends = run("llama", **EVERYTHING).step.update._residence
-    sizes = [sum(-(-p.numel() * p.element_size() // streamed.ALIGNMENT) * streamed.ALIGNMENT for p in parameters)
+    resident = run("llama", **HOST).step.update._offloaded
+    streamed_ends = run("llama", **EVERYTHING).step.update._offloaded
+    sizes = [sum(-(-p.numel() * p.element_size() // ALIGNMENT) * ALIGNMENT for p in parameters)
              for parameters in resident.parts.parameters]
     blocks, streams, every = sum(sizes[: len(resident.parts.blocks)]), sum(sizes[:-1]), sum(sizes)
 

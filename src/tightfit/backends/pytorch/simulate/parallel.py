@@ -1,0 +1,29 @@
+"""Predicted trace of a recipe's training: of one process, and of one among several with what they exchange."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from tightfit.backends.pytorch.simulate.buckets import with_buckets
+from tightfit.backends.pytorch.simulate.parts_on_host import with_parts_on_host
+from tightfit.backends.pytorch.simulate.predict import predict as predict_process
+from tightfit.devices import Device
+from tightfit.errors import Refused
+from tightfit.recipe import Recipe
+from tightfit.techniques.parallel import ManyProcesses
+from tightfit.trace import Trace
+
+
+def predict(recipe: Recipe, device: Device, model: nn.Module | None = None) -> Trace:
+    """The trace of the first process. model: a module of one's own. Raises Refused for what the device cannot do."""
+    parallel = recipe.parallel
+    if not isinstance(parallel, ManyProcesses):
+        return predict_process(recipe, device, model)
+    if reasons := recipe.refusals(device):
+        raise Refused("; ".join(reasons))
+    trace = predict_process(parallel.of_one_process(recipe), device, model, ends_apart=not parallel.syncs_every)
+    if not parallel.shards:
+        return with_buckets(trace, parallel.process_count)
+    if recipe.precision != "auto" and parallel.keeps_parts_on_host and device.kind == "cuda":
+        return with_parts_on_host(trace, recipe.precision.weight_bytes)
+    return trace
