@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class TightfitError(Exception):
@@ -58,7 +59,14 @@ class NonFiniteLoss(TightfitError):
 
 
 class OutOfMemory(TightfitError):
-    """The device ran out of memory; the message says while doing what, and which recipe change would help."""
+    """The device ran out of memory; the message says while doing what, and which recipe change would help.
+
+    step: how many steps training's loop had taken; None outside of it. state: the loop's account of them, where they
+    were saved.
+    """
+
+    step: int | None = None
+    state: Any = None
 
 
 class LostProcess(TightfitError):

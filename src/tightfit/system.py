@@ -16,7 +16,8 @@ import math
 import mmap
 import os
 import platform
-import resource
+import signal
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -24,9 +25,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import psutil
+
+try:
+    import fcntl
+    import resource
+except ImportError:  # on Windows
+    POSIX = False
+else:
+    POSIX = True
+
+STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
+"""Signals that ask a process to end, as far as the system has them."""
+KILLED = -9
+"""Exit status of a process that the system, or SIGKILL, ended."""
 
 
 def version_of(library: str) -> str | None:
@@ -141,11 +155,34 @@ def host_memory() -> HostMemory:
 
 def process_limits() -> Iterator[tuple[int, int]]:
     """The limits on this process's own memory, such as `ulimit -v` sets, and what it uses now."""
+    if not POSIX:
+        return
     used = psutil.Process().memory_info()
     for which, now in ((resource.RLIMIT_AS, used.vms), (resource.RLIMIT_DATA, getattr(used, "data", 0))):
         limit, _ = resource.getrlimit(which)
         if limit != resource.RLIM_INFINITY:
             yield limit, now
+
+
+def peak_process_memory() -> int:
+    """The most bytes of the machine's memory that this process has had at once."""
+    if not POSIX:
+        return int(psutil.Process().memory_info().peak_wset)  # type: ignore[attr-defined]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def lock_file(file: IO[Any]) -> None:
+    """Lock an open file for this process alone, without waiting; the lock falls with the process, and is not inherited.
+    Raises OSError, BlockingIOError where another process holds it."""
+    if POSIX:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike one of flock's, not a forked process's as well
+        return
+    import msvcrt
+
+    try:
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+    except PermissionError as error:
+        raise BlockingIOError(*error.args) from None
 
 
 Missing = Literal["no-binding", "no-library", "no-driver", "mismatch", "no-permission", "failed"]

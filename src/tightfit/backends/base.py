@@ -150,6 +150,13 @@ class Step(Protocol):
     def compile_seconds(self) -> float:
         """Seconds spent compiling so far."""
 
+    @property
+    def intact(self) -> bool:
+        """Whether weights and optimizer states are those after the last whole step, as an error left them."""
+
+    def held_memory(self) -> dict[str, int]:
+        """Bytes of the device's memory by what holds them, the most first; empty where that is not known."""
+
     def global_batches(self, source: GlobalBatchSource, start: int, stop: int) -> Iterator[Any]:
         """The global batches from `start` up to, not including, `stop`, prepared ahead as the recipe's loading says."""
 

@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 
 from tightfit.ladder.rows import OURS, Status
 from tightfit.ladder.rungs import Launch
+from tightfit.system import KILLED
 
 WORKER = "tightfit.ladder.worker"
 DEVICES = 2
@@ -132,7 +133,7 @@ def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]
             for each in psutil.Process(process.pid).children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     each.kill()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with contextlib.suppress(ProcessLookupError, PermissionError, AttributeError):  # no groups on Windows
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
@@ -144,8 +145,8 @@ def without_outcome(code: int, said: str) -> Outcome:
     own = before.rpartition("\n")[0] if torchrun else said
     lines = [line.strip() for line in own.splitlines() if line.strip()]
     last = next((line for line in reversed(lines) if "Error" in line or "error" in line), lines[-1] if lines else "")
-    if killed or code == -signal.SIGKILL:
+    if killed or code == KILLED:
         return Outcome(status="killed",
-                       reason=f"killed by signal {signal.SIGKILL:d}, perhaps by the system for lack of host memory")
+                       reason=f"killed by signal {-KILLED}, perhaps by the system for lack of host memory")
     how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
     return Outcome(status="failed", reason=f"{last[-LAST_WORDS:]} ({how})" if last else how)

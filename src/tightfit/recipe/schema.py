@@ -173,6 +173,9 @@ class Recipe(BaseModel):
     """The run's folder; by default `runs/<name>`."""
     resume: Literal["auto", "never"] = "auto"
     """Continue from the newest checkpoint in the run's folder, or insist on an empty folder."""
+    recover: bool = True
+    """Go on where the device's memory was too small for a step: with half the micro-batch, then with what else takes
+    less memory and changes results by rounding alone."""
     report_to: Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)] = ()
     """Where metrics also go: tensorboard, wandb, and others that Accelerate knows."""
     profile_step: Positive | None = None

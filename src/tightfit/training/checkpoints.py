@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tightfit.backends.base import GlobalBatchSource
 from tightfit.errors import CheckpointError, one_line
+from tightfit.tasks import IGNORE, Array
 
 MANIFEST = "checkpoint.json"
 
@@ -44,7 +46,7 @@ def save(parent: Path, step: int, write: Callable[[Path], dict[str, Any]], loop:
         meta = write(temporary)
         files = {path.name: {"bytes": path.stat().st_size, "crc32": _crc32(path)} for path in temporary.iterdir()}
         manifest = {"step": step, "loop": loop, "files": files, "meta": meta}
-        (temporary / MANIFEST).write_text(json.dumps({"checkpoint": manifest}))
+        (temporary / MANIFEST).write_text(json.dumps({"checkpoint": manifest}), "utf-8")
         for path in (*temporary.iterdir(), temporary):
             _flush(path)
         temporary.rename(final)
@@ -76,7 +78,7 @@ def folders(parent: Path) -> list[Path]:
 def read(folder: Path) -> Checkpoint:
     """A checkpoint whose every file is as it was written. Raises CheckpointError naming what is not."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())["checkpoint"]
+        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))["checkpoint"]
         for name, expected in manifest["files"].items():
             path = folder / name
             if path.stat().st_size != expected["bytes"] or _crc32(path) != expected["crc32"]:
@@ -110,6 +112,22 @@ def newest(parent: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     return None
 
 
+def data_signature(source: GlobalBatchSource) -> list[int]:
+    """The global batches in an epoch, and checksums of the first one's arrays without their
+    padding, which are the same in micro-batches of any size."""
+    values: dict[str, int] = {}
+
+    def add(name: str, array: Array) -> None:
+        values[name] = zlib.crc32(array.tobytes(), values.get(name, 0))
+
+    for batch in source.global_batch(0).micro_batches:
+        for name, array in batch.inputs.items():
+            if batch.padding is None or array.shape == batch.padding.shape:  # others are of the labels' length
+                add(name, array if batch.padding is None else array[batch.padding])
+        add("labels", batch.labels[batch.labels != IGNORE])
+    return [len(source), *values.values()]
+
+
 def _crc32(path: Path) -> int:
     value = 0
     with path.open("rb") as file:
@@ -119,7 +137,9 @@ def _crc32(path: Path) -> int:
 
 
 def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+    if os.name == "nt" and path.is_dir():  # which knows no such thing
+        return
+    descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

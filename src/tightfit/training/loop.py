@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import signal
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tightfit.backends.base import GlobalBatchSource, PendingResult, Step, StepResult, Total
 from tightfit.backends.world import ALONE, World
-from tightfit.errors import CheckpointError, NonFiniteLoss
+from tightfit.errors import CheckpointError, NonFiniteLoss, OutOfMemory
 from tightfit.recipe import Recipe
 from tightfit.tasks import GlobalBatch
+from tightfit.text import size
 from tightfit.training import checkpoints
 from tightfit.training.listeners import Listener
 from tightfit.training.records import MetricsLog, NullMetricsLog
@@ -99,20 +99,25 @@ class TrainingLoop:
             field = "max_steps" if self.recipe.num_train_epochs is None else "num_train_epochs"
             raise CheckpointError(f"{field}: this run has already taken {checkpoint.step} steps, more than "
                                   f"{self.recipe.max_steps}; write a larger {field}, or another output_dir")
-        if checkpoint.loop.get("data") != _signature(self.source):
+        if checkpoint.loop.get("data") != checkpoints.data_signature(self.source):
             raise CheckpointError("data: it is not what it was when this run began (its first global batch or its "
                                   "number of batches differs); bring it back, or write another output_dir")
         self.step.load(checkpoint.folder, checkpoint.meta)
         self.state.step = self.state.first_step = self._saved_at = checkpoint.step
         self._interval = _Interval(**checkpoint.loop["interval"])
 
+    def carry(self, before: TrainerState) -> None:
+        """Count the steps of a loop in this process that ended where this one goes on."""
+        self.state = replace(before, step=self.state.step)
+
     def run(self) -> TrainerState:
-        """Train to the last step. Raises NonFiniteLoss; a request to stop saves and returns."""
+        """Train to the last step. Raises NonFiniteLoss, and OutOfMemory with the steps before it saved where their
+        weights are whole; a request to stop saves and returns."""
         recipe, state, profile = self.recipe, self.state, self.profile
         self.listener.started(state.step, recipe.max_steps)
-        with StopRequest() as stop:
+        dispatched: _DispatchedStep | None = None
+        with StopRequest() as stop, self._kept_when_out_of_memory(lambda: dispatched):
             global_batches = self.step.global_batches(self.source, state.step, recipe.max_steps)
-            dispatched: _DispatchedStep | None = None
             evaluated_at = self.world.broadcast_from_rank0(lambda: self.log.evaluated_at)
             if self._evaluates_at(state.step) and evaluated_at != state.step:
                 self.evaluate()  # which an end of the process came before
@@ -141,6 +146,24 @@ class TrainingLoop:
                 self.evaluate()
         self.listener.finished()
         return state
+
+    @contextmanager
+    def _kept_when_out_of_memory(self, unread: Callable[[], _DispatchedStep | None]) -> Iterator[None]:
+        """Around the loop: what OutOfMemory says of the steps taken. unread: the last of them, where it still is."""
+        try:
+            yield
+        except OutOfMemory as error:
+            error.step = self.state.step
+            if self.recipe.recover and self.step.intact and self.world.size == 1:
+                held = self.step.held_memory()
+                if held:
+                    error.args = (f"{error}; held then: "
+                                  + ", ".join(f"{name} {size(count)}" for name, count in held.items()),)
+                if (last := unread()) is not None and last.number > len(self.state.losses) + self.state.first_step:
+                    self._record(last)
+                self.save()
+                error.state = self.state
+            raise
 
     def _asked_to_stop(self, stop: StopRequest) -> int:
         """The signal that a process of the run was sent, perhaps another one; 0 for none."""
@@ -259,7 +282,7 @@ class TrainingLoop:
                                 + _stability_text(self.recipe))
         seen = self._interval
         interval = {"loss": seen.loss, "count": seen.count, "skipped": seen.skipped}
-        loop = {"interval": interval, "data": _signature(self.source)}
+        loop = {"interval": interval, "data": checkpoints.data_signature(self.source)}
         self._saved_at = step
         if self.world.rank:
             self.step.save(self.folder.checkpoints)
@@ -272,12 +295,3 @@ def _stability_text(recipe: Recipe) -> str:
     from tightfit.planning.suggestions import stability_suggestions
 
     return "; or ".join(stability_suggestions(recipe))
-
-
-def _signature(source: GlobalBatchSource) -> list[int]:
-    """Fingerprint of a run's data: global batches in an epoch, and a checksum of the first one's arrays."""
-    value = 0
-    for batch in source.global_batch(0).micro_batches:
-        for array in (*batch.inputs.values(), batch.labels):
-            value = zlib.crc32(array.tobytes(), value)
-    return [len(source), value]

@@ -28,7 +28,7 @@ class MetricsLog:
         path, kept = folder / METRICS, []
         self.evaluated_at: int | None = None
         if path.exists() and resume_step:
-            for line in path.read_text(errors="replace").splitlines():
+            for line in path.read_text("utf-8", "replace").splitlines():
                 try:
                     values = json.loads(line)
                     if values["step"] <= resume_step:
@@ -42,7 +42,7 @@ class MetricsLog:
         with self._trackers:
             self._start_trackers(recipe, folder)
             self._trackers = self._trackers.pop_all()  # none goes on where one cannot start
-        self._file = path.open("a", buffering=1)
+        self._file = path.open("a", 1, "utf-8")
 
     def _start_trackers(self, recipe: Recipe, folder: Path) -> None:
         if not recipe.report_to:

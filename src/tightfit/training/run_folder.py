@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from tightfit.files import write_atomically
 from tightfit.profiling import is_profile_file
 from tightfit.recipe import Recipe
 from tightfit.recipe.yaml import read_yaml, to_yaml
+from tightfit.system import lock_file
 
 RECIPE, METRICS, SUMMARY, CHECKPOINTS, MODEL = "recipe.yaml", "metrics.jsonl", "summary.json", "checkpoints", "model"
 PLAN = "plan.json"
@@ -33,8 +33,7 @@ def locked(folder: Path) -> Iterator[None]:
         made = not folder.exists()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # A lock of lockf's is, unlike one of flock's, not inherited by loader workers.
-            fcntl.lockf(held.enter_context((folder / LOCK).open("a")), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(held.enter_context((folder / LOCK).open("a")))
         except BlockingIOError:
             raise RecipeError(
                 f"output_dir: another process is using {folder}; wait for it, or write output_dir=..."
@@ -46,8 +45,9 @@ def locked(folder: Path) -> Iterator[None]:
             yield
         finally:
             if made and [path.name for path in folder.iterdir()] == [LOCK]:
-                (folder / LOCK).unlink()
-                folder.rmdir()
+                with suppress(PermissionError):  # of Windows, for a file that is open
+                    (folder / LOCK).unlink()
+                    folder.rmdir()
 
 
 def run_path(recipe: Recipe, name: str) -> Path:
@@ -76,7 +76,7 @@ class RunFolder:
         if not path.exists():
             return None
         try:
-            return Recipe.from_dict(read_yaml(path.read_text(), str(path)))
+            return Recipe.from_dict(read_yaml(path.read_text("utf-8"), str(path)))
         except (OSError, UnicodeDecodeError, RecipeError) as error:
             raise RecipeError(
                 f"{path}: the recipe of the run in this folder cannot be read ({error}); write another output_dir"
@@ -99,7 +99,7 @@ class RunFolder:
     def summary(self) -> dict[str, Any] | None:
         """The summary of a run that finished here; None where there is none that can be read."""
         try:
-            values = json.loads((self.path / SUMMARY).read_text())
+            values = json.loads((self.path / SUMMARY).read_text("utf-8"))
         except (OSError, ValueError):
             return None
         return values if isinstance(values, dict) else None

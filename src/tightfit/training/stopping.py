@@ -7,6 +7,8 @@ import threading
 from types import FrameType
 from typing import Any, Self
 
+from tightfit.system import STOPPING
+
 
 class StopRequest:
     """A context manager that turns SIGTERM, SIGINT and SIGHUP into a flag. A second Ctrl-C interrupts at once.
@@ -20,7 +22,7 @@ class StopRequest:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            for number in STOPPING:
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                     self._before[number] = signal.signal(number, self._request)
         return self

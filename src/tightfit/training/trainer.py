@@ -84,14 +84,21 @@ class Trainer:
             if isinstance(session, Summary):
                 return session
             try:
-                return self._train(session, folder, began, world)
-            except OutOfMemory as error:
-                from tightfit.planning.suggestions import memory_suggestions
-
-                ways = memory_suggestions(session.recipe, session.device)
-                raise OutOfMemory(f"{error}. Try: {'; or '.join(ways)}") from None
+                return self._train_recovering(session, folder, began, world)
             except (OSError, SafetensorError) as error:
                 raise CheckpointError(f"{folder.path}: {one_line(error)}") from error
+
+    def _train_recovering(self, session: Session, folder: RunFolder, began: float, world: World) -> Summary:
+        """As `_train`, and on with a recipe that takes less memory where the recipe's own is too much for the device.
+        Raises OutOfMemory where nothing is left to change."""
+        try:
+            return self._train(session, folder, began, world)
+        except OutOfMemory as error:
+            failed = error
+        from tightfit.training.recovery import train_on
+
+        return train_on(failed, lambda changed, taken: self._train(changed, folder, began, world, taken), session,
+                        world, self.listener.message)
 
     def _open_together(self, folder: RunFolder, world: World) -> Session | Summary:
         """As `_open`, by the first process for all of them."""
@@ -138,7 +145,10 @@ class Trainer:
         session.check_memory(self.listener.message)
         return session
 
-    def _train(self, session: Session, folder: RunFolder, began: float, world: World) -> Summary:
+    def _train(
+        self, session: Session, folder: RunFolder, began: float, world: World, taken: TrainerState | None = None
+    ) -> Summary:
+        """taken: the state of the loop that goes on here."""
         recipe = session.recipe
         data = self._prepare(session, world)
         source, evaluation = GlobalBatchLoader(data.train, recipe), data.evaluation
@@ -170,6 +180,8 @@ class Trainer:
             )
             if found is not None:
                 loop.resume(found)
+                if taken is not None:
+                    loop.carry(taken)
                 longer = before is not None and before.max_steps != recipe.max_steps
                 self.listener.message(f"resuming from step {found.step} of {recipe.max_steps}"
                                       + respaced(recipe, found.step) * longer)

@@ -3,8 +3,6 @@ batch."""
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +32,7 @@ from tightfit.backends.jax.update import (
     jitted_step,
 )
 from tightfit.errors import ModelError, OutOfMemory
+from tightfit.system import peak_process_memory
 from tightfit.tasks import IGNORE, GlobalBatch
 
 
@@ -83,6 +82,12 @@ class Step:
     @property
     def parameter_count(self) -> int:
         return self.build.network.parameter_count
+
+    intact = False
+    """Arrays that an update was to replace were given away."""
+
+    def held_memory(self) -> dict[str, int]:
+        return {}
 
     def __call__(
         self, global_batch: ArrayGlobalBatch, learning_rate: float, program: jax.stages.Compiled | None = None
@@ -154,7 +159,7 @@ class Step:
     def peak_memory(self) -> int:
         if self.build.device.kind == "cuda":
             return max(int(device.memory_stats()["peak_bytes_in_use"]) for device in self.build.devices)
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return peak_process_memory()
 
     def planned_memory(self) -> int:
         """Bytes that XLA plans for the largest program that was compiled so far: arguments, results that take no

@@ -77,6 +77,9 @@ class Update(Protocol):
     def __call__(self) -> Tensor | None:
         """Learn from the gradients, and drop them. Returns their norm before clipping, if it was taken."""
 
+    def steps(self) -> tuple[int, int]:
+        """Calls of the optimizer's step that began, and that ended: an error leaves fewer."""
+
     def fetch_gradients(self, block: int, then: int | None) -> None:
         """Let a block's backward passes add to the sums of earlier ones. then: the block that is expected next."""
 

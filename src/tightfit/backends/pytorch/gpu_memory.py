@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from tightfit.errors import Refused
 from tightfit.system import process_bytes
@@ -33,6 +36,24 @@ class GpuMemory:
     reserved: int
     context: int | None
     others: int | None
+
+
+def held_memory(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
+    """Bytes of the current card by what holds them, the most first; empty without one. What is neither weights nor
+    gradients nor optimizer states is mostly activations."""
+    if not torch.cuda.is_available():
+        return {}
+
+    def count(tensors: Iterable[object]) -> int:
+        return sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor) and t.is_cuda)
+
+    parameters = list(model.parameters())
+    held = {
+        "weights": count(parameters), "gradients": count(p.grad for p in parameters),
+        "optimizer states": count(value for state in optimizer.state.values() for value in state.values()),
+    }  # fmt: skip
+    held["activations and others"] = max(torch.cuda.memory_allocated() - sum(held.values()), 0)
+    return dict(sorted(held.items(), key=lambda item: -item[1]))
 
 
 def gpu_memory(device: int | str | torch.device | None = None) -> GpuMemory:

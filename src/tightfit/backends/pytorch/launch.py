@@ -20,7 +20,7 @@ from tightfit.backends.pytorch.world import LOST, SAID
 from tightfit.backends.world import LAUNCHER
 from tightfit.devices import Device
 from tightfit.errors import Refused
-from tightfit.system import cores
+from tightfit.system import KILLED, STOPPING, cores
 from tightfit.techniques.parallel import ManyProcesses
 
 STOPPED = 128
@@ -71,7 +71,7 @@ def launch(module: Sequence[str], processes: int) -> int:
 
     # In a thread of its own the launcher leaves signals alone: it would give processes half a minute to save.
     thread = threading.Thread(target=run)
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, pass_on) for number in STOPPING}
     try:
         thread.start()
         thread.join()
@@ -99,6 +99,6 @@ def _status(codes: dict[int, int], processes: int) -> int:
         return 1
     rank, code = next(iter(ended.items()))
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-    memory = ", perhaps by the system for lack of memory" if code == -signal.SIGKILL else ""
+    memory = ", perhaps by the system for lack of memory" if code == KILLED else ""
     print(f"tightfit: parallel: process {rank} of {processes} {how}{memory}; {goes_on}", file=sys.stderr)
     return 1

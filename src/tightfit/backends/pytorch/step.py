@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -20,7 +18,7 @@ from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch, tens
 from tightfit.backends.pytorch.build import Build, Check
 from tightfit.backends.pytorch.errors import memory_guard, model_guard
 from tightfit.backends.pytorch.generation import generate
-from tightfit.backends.pytorch.gpu_memory import gpu_memory
+from tightfit.backends.pytorch.gpu_memory import gpu_memory, held_memory
 from tightfit.backends.pytorch.inspection import attention_kernels, check_outputs
 from tightfit.backends.pytorch.models import parameter_count
 from tightfit.backends.pytorch.saved_model import save_model
@@ -28,6 +26,7 @@ from tightfit.backends.pytorch.sharding import local_shard
 from tightfit.backends.pytorch.state import load_state, save_state
 from tightfit.backends.pytorch.techniques.compile import compile_seconds
 from tightfit.backends.pytorch.world import lost_process_guard
+from tightfit.system import peak_process_memory
 from tightfit.tasks import GlobalBatch
 from tightfit.trace import Phase
 
@@ -88,6 +87,7 @@ class Step:
         self.attention_kernels: tuple[str, ...] = ()
         self._loss: Tensor | None = None
         self._denominator = 1.0
+        self._stepped, self._reporting = 0, False
         self._compiled_before = compile_seconds()
         build.model.train()
         if build.torch_device.type == "cuda":
@@ -105,17 +105,30 @@ class Step:
     def compile_seconds(self) -> float:
         return compile_seconds() - self._compiled_before
 
+    @property
+    def intact(self) -> bool:
+        begun, ended = self.update.steps()
+        deferred = self.build.recipe.update != "auto" and self.build.recipe.update.deferred  # of an earlier step then
+        return begun == ended and not self._reporting and (deferred or ended == self._stepped)
+
+    def held_memory(self) -> dict[str, int]:
+        return held_memory(self.build.model, self.optimizer)
+
     def __call__(self, global_batch: TensorGlobalBatch, learning_rate: float) -> PendingStep:
+        self._stepped = self.update.steps()[1]
         with self._running("the step"):
             self.update.set_learning_rate(learning_rate)
             loss = self.accumulate(global_batch)
             self.enter(Phase.OPTIMIZER, "the optimizer step")
             norm = self.update()
+            self._reporting = True
             self.steps += 1
             every = self.build.recipe.empty_cache_steps
             if every and self.steps % every == 0 and self.build.torch_device.type == "cuda":
                 torch.cuda.empty_cache()
-            return self._report(loss, norm, global_batch.count)
+            report = self._report(loss, norm, global_batch.count)
+        self._reporting, self._stepped = False, self.update.steps()[1]
+        return report
 
     def accumulate(self, global_batch: TensorGlobalBatch) -> Tensor:
         """Add every micro-batch's gradients; return the global batch's summed loss."""
@@ -249,7 +262,7 @@ class Step:
     def peak_memory(self) -> int:
         if self.build.torch_device.type == "cuda":
             return max(self._highest, torch.cuda.max_memory_allocated())
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return peak_process_memory()
 
     def context_memory(self) -> int | None:
         return gpu_memory().context if self.build.torch_device.type == "cuda" else None

@@ -18,7 +18,7 @@ from typing import Any
 from tightfit.calibration import Calibration
 from tightfit.planning.estimate import Margin, Tools
 from tightfit.planning.search.evaluate import InProcess, Job, Outcome, without_allocator_setting
-from tightfit.system import cores
+from tightfit.system import POSIX, cores
 
 MOST = 4
 """Recipes evaluated at once, at most: each process takes a core and up to 2 GB."""
@@ -36,7 +36,7 @@ class Pool:
     def __init__(
         self, tools: Tools, backend: str, calibration: Calibration | None = None, margin: Margin | None = None
     ) -> None:
-        self.side_by_side = max(min(cores(), MOST), 1)
+        self.side_by_side = max(min(cores(), MOST), 1) if POSIX else 1  # Windows lets none inherit a pipe
         self._own = InProcess(tools, margin)
         self._greeting = (list(sys.path), backend, calibration, margin)
         self._workers: list[Worker] = []

@@ -98,7 +98,7 @@ REFUSED: Mapping[str, tuple[Any, str]] = {
     "use_cache": (False, "keeps keys and values that a training step does not need; write use_cache=False"),
     "neftune_noise_alpha": (None, "adds noise to the embeddings, which a recipe cannot say; leave it out"),
     "auto_find_batch_size": (
-        False, "finds the batch by running out of memory; leave it out, and give micro_batch_size='auto' to plan it",
+        False, "changes the global batch where memory runs out; leave it out: recover=true halves micro-batches alone",
     ),
     "full_determinism": (False, "runs other kernels than those that a recipe names; leave it out, and keep seed"),
     "accelerator_config": (None, "changes how batches are split, sent or accumulated; leave it out"),

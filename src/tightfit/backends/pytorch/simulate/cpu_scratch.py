@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
-from tightfit.backends.pytorch.formats import HALF
+from tightfit.backends.pytorch.techniques.attention.kernels import HALF
 
 Arguments = tuple[Any, ...]
 Formula = Callable[[Arguments, Any], int]

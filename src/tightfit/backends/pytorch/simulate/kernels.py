@@ -22,8 +22,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from tightfit.backends.pytorch.follow.tracker import Tracker
-from tightfit.backends.pytorch.formats import HALF
 from tightfit.backends.pytorch.simulate.cuda.sdpa import allowed_kernels, choose, describe
+from tightfit.backends.pytorch.techniques.attention.kernels import HALF
 from tightfit.devices import Device
 
 aten = torch.ops.aten

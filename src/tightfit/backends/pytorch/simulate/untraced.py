@@ -69,7 +69,7 @@ def recorded_context(name: str, paths: tuple[Path, ...] | None = None) -> dict[s
     training `step` and after a `compiled` one, with `gpu` and ORIGIN; None where nothing is kept."""
     for path in paths or RECORDS:
         try:
-            kept = json.loads(path.expanduser().read_text())
+            kept = json.loads(path.expanduser().read_text("utf-8"))
             for gpu, record in kept.items():
                 if _card(gpu) == _card(name) and min(int(record["step"]), int(record["compiled"])) > 0:
                     return {"gpu": gpu, **{field: record[field] for field in (*SIZES, *ORIGIN)}}

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tightfit.backends.pytorch.formats import HALF
+from tightfit.backends.pytorch.techniques.attention.kernels import HALF
 from tightfit.devices import Device
 from tightfit.errors import ModelError
 

@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.formats import HALF
 from tightfit.backends.pytorch.techniques.attention import arguments
 from tightfit.backends.pytorch.techniques.attention.functions import EAGER, FLEX, SDPA, register
+from tightfit.backends.pytorch.techniques.attention.kernels import HALF
 from tightfit.errors import Refused
 from tightfit.techniques.attention import Eager, FlashAttn, Flex, Sdpa
 

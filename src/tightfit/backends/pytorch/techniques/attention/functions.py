@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import flex_attention as flex
 
-from tightfit.backends.pytorch.formats import HALF
 from tightfit.backends.pytorch.simulated_device import active_simulated_cuda, simulated_cuda_device
 from tightfit.backends.pytorch.techniques.attention.kernels import (
+    HALF,
     compute_dtype,
     packed_way,
     repeat_heads,

@@ -14,10 +14,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
 
-from tightfit.backends.pytorch.formats import HALF
 from tightfit.backends.pytorch.simulated_device import capability_of
 from tightfit.backends.pytorch.techniques.attention.masks import distance_mask
 from tightfit.errors import ModelError
+
+HALF = (torch.float16, torch.bfloat16)
+"""Number formats of 16 bits."""
 
 PackedWay = Literal["rows", "varlen", "slices", "dense"]
 

@@ -80,12 +80,25 @@ def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
         set_rate(group, learning_rate)
 
 
+def _counting(optimizer: Optimizer) -> Optimizer:
+    def begins(optimizer: Any, *_: Any) -> None:
+        optimizer.begun += 1
+
+    def ends(optimizer: Any, *_: Any) -> None:
+        optimizer.ended += 1
+
+    optimizer.begun = optimizer.ended = 0  # type: ignore[attr-defined]
+    optimizer.register_step_pre_hook(begins)
+    optimizer.register_step_post_hook(ends)
+    return optimizer
+
+
 class ScaledUpdate:
     """The parts of an update that do not depend on when it is applied: optimizer, loss scaling and their state."""
 
     def __init__(self, build: Build) -> None:
         self._build = build
-        self.optimizer = build.optimizer()
+        self.optimizer = _counting(build.optimizer())
         self._scaler = torch.amp.GradScaler(build.torch_device.type) if build.loss_scaling else None
         self._max_norm = build.recipe.max_grad_norm
 
@@ -97,7 +110,11 @@ class ScaledUpdate:
         return loss if self._scaler is None else self._scaler.scale(loss)
 
     def new_optimizer(self) -> None:
-        self.optimizer = self._build.optimizer()
+        self.optimizer = _counting(self._build.optimizer())
+
+    def steps(self) -> tuple[int, int]:
+        """Calls of the optimizer's step that began, and that ended: an error leaves fewer."""
+        return self.optimizer.begun, self.optimizer.ended  # type: ignore[attr-defined]
 
     def state(self) -> dict[str, Any]:
         return {"scaler": None if self._scaler is None else self._scaler.state_dict()}

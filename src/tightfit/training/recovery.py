@@ -1,0 +1,70 @@
+"""Recovery of a run that runs out of the device's memory: it goes on with a recipe that takes less."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import replace
+
+from tightfit.backends.world import World
+from tightfit.devices import Device
+from tightfit.errors import OutOfMemory, Refused
+from tightfit.planning.suggestions import memory_suggestions, savings
+from tightfit.recipe import Recipe
+from tightfit.recipe.resume import ROUNDING
+from tightfit.text import size
+from tightfit.training.loop import TrainerState
+from tightfit.training.records import Summary
+from tightfit.training.session import Session
+
+STREAMED = {"offload": "host", "accumulation": "by-block", "update": "with-forward"}
+"""The fields that keep blocks in host memory: what takes least of the device's."""
+
+
+def train_on(
+    failed: OutOfMemory, train: Callable[[Session, TrainerState | None], Summary], session: Session, world: World,
+    log: Callable[[str], None],
+) -> Summary:  # fmt: skip
+    """Train with what takes less memory, after an error, until that is enough.
+
+    train: takes a session whose recipe is changed, and the state of the steps taken, where the last of them was saved.
+    Raises OutOfMemory with what may help where the recipe wants no recovery, where nothing is left to change, outside
+    of training's loop, in a world of several processes, the others of which wait for this one, and for a model of the
+    caller's own whose weights are lost.
+    """
+    while True:
+        recipe, state, steps = session.recipe, failed.state, failed.step
+        lost = session.module is not None and state is None
+        found = less_memory(recipe, session.device)
+        if not recipe.recover or steps is None or lost or world.size > 1 or found is None:
+            raise OutOfMemory(f"{failed}. Try: {'; or '.join(memory_suggestions(recipe, session.device))}") from None
+        change, recipe = found
+        start = f"from step {steps}" if state or not steps else "from the newest checkpoint, or from the start"
+        log(f"{failed}{_expected(session)}. Going on {start} with {change}; recover=false ends the run instead")
+        session = replace(session, recipe=recipe)
+        failed.__traceback__ = failed.__context__ = None  # which hold the memory of the step that failed
+        gc.collect()
+        try:
+            return train(session, state)
+        except OutOfMemory as error:
+            failed = error
+        except Refused as refusal:
+            raise OutOfMemory(f"{failed}, and {change} cannot serve: {refusal}") from None
+
+
+def less_memory(recipe: Recipe, device: Device) -> tuple[str, Recipe] | None:
+    """The first change that takes less memory and leaves results as they are up to rounding, as a person writes it,
+    and the changed recipe: half the micro-batch, then attention and checkpointing that keep less, then blocks in host
+    memory. None where there is none."""
+    for saving in savings(recipe, device):
+        if saving.field in ROUNDING:
+            return str(saving), recipe.override(**{saving.field: saving.value})
+    streamed = recipe.override(**STREAMED)
+    if device.kind == "cpu" or recipe.offloaded.uses_host or streamed.refusals(device):
+        return None
+    return " ".join(f"{name}={value}" for name, value in STREAMED.items()) + " (blocks in host memory)", streamed
+
+
+def _expected(session: Session) -> str:
+    chosen = session.plan and session.plan.chosen
+    return f"; the plan had expected a peak of {size(chosen.estimate.memory.used)}" if chosen else ""

@@ -1,0 +1,165 @@
+"""A run that runs out of the device's memory goes on with less, from the step that it was at."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.runs import logged_losses
+from tightfit.backends.pytorch.backend import PytorchBackend
+from tightfit.backends.pytorch.step import Step
+from tightfit.devices import find_device
+from tightfit.errors import OutOfMemory
+from tightfit.recipe import Recipe
+from tightfit.trace import Phase
+from tightfit.training.listeners import Listener
+from tightfit.training.recovery import STREAMED, less_memory
+from tightfit.training.trainer import Trainer
+
+WAYS = {"plain": {}, "by block": {"accumulation": "by-block", "update": "with-forward"}, "in backward": {
+    "accumulation": "by-block", "update": "in-backward", "max_grad_norm": 0}}
+
+
+class Said(Listener):
+    def __init__(self) -> None:
+        self.messages = list[str]()
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+
+@pytest.fixture
+def run(tiny):
+    return {**tiny, "data": {"source": "dummy", "samples": 40}, "batch_size": 8, "micro_batch_size": 4, "max_steps": 6,
+            "save_steps": 2, "eval_steps": 3, "loading": {"workers": 0}, "compile": "off", "precision": "fp32"}
+
+
+def trained(values):
+    torch.set_num_threads(1)
+    said = Said()
+    return Trainer(recipe=values, listener=said).train(), [text for text in said.messages if "out of memory" in text]
+
+
+def no_room(monkeypatch, phase: Phase | str, at: int, times: int = 1) -> None:
+    """Let the allocator fail in a phase of the step after so many others, so often; `evaluation` is a phase too."""
+    failures, enter, loss_sum = iter(range(times)), Step.enter, Step.evaluate
+
+    def fail(step) -> None:
+        if step.steps >= at and next(failures, None) is not None:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 bytes. GPU 0 has no more")
+
+    def entering(step, entered, doing):
+        enter(step, entered, doing)
+        if entered is phase:
+            fail(step)
+
+    def evaluating(step, global_batches):
+        with step._running("evaluation"):
+            fail(step)
+        return loss_sum(step, global_batches)
+
+    if phase == "evaluation":
+        monkeypatch.setattr(Step, "evaluate", evaluating)
+    else:
+        monkeypatch.setattr(Step, "enter", entering)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("phase", [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, "evaluation"], ids=str)
+def test_a_run_goes_on_with_half_the_micro_batch(run, tmp_path, monkeypatch, phase, way):
+    plain, _ = trained({**run, **WAYS[way], "output_dir": str(tmp_path / "plain")})
+    no_room(monkeypatch, phase, 3)
+    summary, (said,) = trained({**run, **WAYS[way]})
+    assert "Tried to allocate 9 bytes" in said
+    halfway = (phase, way) == (Phase.OPTIMIZER, "in backward")  # whose weights are all updated by then
+    start = "the newest checkpoint, or from the start" if halfway else "step 3"
+    assert f"Going on from {start} with micro_batch_size=2 (the same global batch, more accumulation)" in said
+    assert summary.steps == len(logged_losses(Path(run["output_dir"]))) == 6
+    assert summary.losses == pytest.approx(plain.losses[2 if halfway else 0 :], abs=1e-5)
+    assert summary.eval_loss == pytest.approx(plain.eval_loss, abs=1e-5)
+    assert "micro_batch_size: 2" in (Path(run["output_dir"]) / "recipe.yaml").read_text()
+
+
+@pytest.mark.parametrize("save_steps", [2, None])
+def test_weights_that_are_half_updated_are_not_gone_on_with(run, tmp_path, monkeypatch, save_steps):
+    """The run goes back to the newest checkpoint, or to its start."""
+    run |= {"save_steps": save_steps, "micro_batch_size": 2}
+    plain, _ = trained({**run, "output_dir": str(tmp_path / "plain")})
+    step, calls = torch.optim.AdamW._init_group, iter(range(100))
+
+    def failing(self, *args):
+        if next(calls) == 3 * len(self.param_groups) + 1:  # of the fourth step, the second group's: one is updated
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 bytes")
+        return step(self, *args)
+
+    monkeypatch.setattr(torch.optim.AdamW, "_init_group", failing)
+    summary, (said,) = trained(run)
+    assert "Going on from the newest checkpoint, or from the start with micro_batch_size=1" in said
+    assert (summary.steps, summary.first_step) == (6, 2 if save_steps else 0)
+    assert summary.losses[-1] == pytest.approx(plain.losses[-1], abs=1e-5)
+
+
+def test_a_run_that_needs_more_than_a_smaller_micro_batch_recomputes(run, monkeypatch):
+    no_room(monkeypatch, Phase.BACKWARD, 1, times=3)
+    _, said = trained({**run, "attention": "sdpa", "checkpointing": "none"})
+    assert [text.partition("with ")[2].partition(" (")[0] for text in said] == [
+        "micro_batch_size=2", "micro_batch_size=1", "checkpointing=selective"]
+
+
+def test_a_run_whose_weights_are_the_callers_own_goes_on(run, tmp_path, monkeypatch):
+    from transformers import AutoModelForCausalLM
+
+    from tightfit.models import read_config
+
+    def module():
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(read_config(Recipe.from_dict(run)))
+
+    plain = Trainer(module(), {**run, "output_dir": str(tmp_path / "plain")}).train()
+    no_room(monkeypatch, Phase.FORWARD, 3)
+    assert Trainer(module(), run).train().losses == pytest.approx(plain.losses, abs=1e-5)
+
+
+def test_where_nothing_is_left_or_it_is_not_wanted_the_run_ends_with_what_may_help(run, monkeypatch):
+    no_room(monkeypatch, Phase.FORWARD, 1, times=1000)
+    with pytest.raises(OutOfMemory, match=r"in the forward pass of micro-batch 1 of 8.*Try: "):
+        trained(run)
+    with pytest.raises(OutOfMemory, match=r"micro-batch 1 of 2: .*Try: micro_batch_size=2"):
+        trained({**run, "recover": False, "output_dir": run["output_dir"] + "-ended"})
+
+
+def test_a_run_resumed_with_another_micro_batch_has_the_same_data(run, tmp_path):
+    plain, _ = trained({**run, "max_steps": 3, "output_dir": str(tmp_path / "plain")})
+    trained({**run, "max_steps": 1})
+    summary, _ = trained({**run, "max_steps": 3, "micro_batch_size": 2})
+    assert summary.first_step == 1
+    assert summary.losses == pytest.approx(plain.losses[1:], abs=1e-5)
+
+
+def test_blocks_in_host_memory_come_last():
+    card = find_device("rtx-4090")
+    recipe = Recipe.from_dict({"model": "gpt2", "micro_batch_size": 1, "attention": "sdpa", "precision": "bf16",
+                               "checkpointing": "every-block", "compile": "off", "optimizer": "adamw", "loss": "plain",
+                               "accumulation": "loop"})  # fmt: skip
+    change, streamed = less_memory(recipe, card)
+    assert change == "offload=host accumulation=by-block update=with-forward (blocks in host memory)"
+    assert streamed == recipe.override(**STREAMED)
+    assert less_memory(streamed, card) is None
+
+
+def test_the_memory_of_the_step_that_failed_is_given_back_first(run, monkeypatch):
+    models, build = [], PytorchBackend.build
+
+    def building(backend, *args):
+        assert not any(model() is not None for model in models)
+        made = build(backend, *args)
+        models.append(weakref.ref(made.model))
+        return made
+
+    monkeypatch.setattr(PytorchBackend, "build", building)
+    no_room(monkeypatch, Phase.BACKWARD, 1)
+    trained(run)
+    assert len(models) == 2
