@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tightfit.backends.base import StepResult, Total
+from tightfit.backends.base import Evaluation, StepResult, Total
 from tightfit.errors import CheckpointError, NonFiniteLoss
 from tightfit.recipe import Recipe
 from tightfit.tasks import GlobalBatch, MicroBatch, global_batch_of
@@ -70,9 +70,9 @@ class FakeStep:
         self.clock += 1
         return Pending(self.script(self.taken), ready=not self.lagging)
 
-    def evaluate(self, global_batches: Any) -> Total:
+    def evaluate(self, global_batches: Any) -> Evaluation:
         self.asked.append("evaluate")
-        return Total(3.0, 2)
+        return Evaluation(loss=Total(3.0, 2), correct=1)
 
     def save(self, folder: Path) -> dict[str, Any]:
         self.asked.append(f"save {self.taken}")
@@ -132,7 +132,7 @@ def test_every_step_is_counted_once_however_late_its_figures_come(tmp_path, lagg
     assert loop.state.losses == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     assert [line["loss"] for line in lines(tmp_path) if "loss" in line] == [1.5, 3.5, 5.5]
     assert (loop.state.samples, loop.state.tokens) == (12, 36)
-    assert loop.state.eval_loss == 1.5
+    assert loop.state.evaluation == {"eval_loss": 1.5, "eval_accuracy": 0.5, "eval_perplexity": math.exp(1.5)}
 
 
 @pytest.mark.parametrize("lagging", [False, True])

@@ -48,7 +48,7 @@ def recorded(folder: Path, name: str) -> list[float]:
 
 def assert_same(one: Path, other: Path) -> None:
     """Two runs learned the same, up to rounding."""
-    for name, within in (("loss", 2e-6), ("grad_norm", 1e-6), ("eval_loss", 2e-6)):
+    for name, within in (("loss", 2e-6), ("grad_norm", 1e-6), ("eval_loss", 2e-6), ("eval_accuracy", 1e-9)):
         assert recorded(other, name) == pytest.approx(recorded(one, name), abs=within)
     a, b = final_weights(one), final_weights(other)
     assert a.keys() == b.keys()

@@ -18,7 +18,7 @@ from tightfit.recipe import Recipe
 from tightfit.tasks import GlobalBatch
 from tightfit.training import checkpoints
 from tightfit.training.listeners import Listener
-from tightfit.training.records import MetricsLog, Unwritten
+from tightfit.training.records import MetricsLog, Unwritten, evaluation_metrics, metrics_text
 from tightfit.training.run_folder import RunFolder
 from tightfit.training.schedule import learning_rate
 from tightfit.training.stopping import StopRequest
@@ -43,7 +43,7 @@ class TrainerState:
     samples: int = 0
     tokens: int = 0
     losses: list[float] = field(default_factory=list)
-    eval_loss: float | None = None
+    evaluation: dict[str, Any] = field(default_factory=dict)
     stopped_by: str | None = None
 
 
@@ -235,16 +235,16 @@ class TrainingLoop:
         return bool(step and self.recipe.eval_steps and step % self.recipe.eval_steps == 0)
 
     def evaluate(self) -> None:
-        """The held-out loss, written down; nothing where nothing is held out."""
+        """The metrics of the held-out samples, written down; nothing where nothing is held out."""
         if self.evaluation is None:
             return
-        total = self.step.evaluate(self.evaluation())
-        if total.count == 0:
+        found = self.step.evaluate(self.evaluation())
+        if found.loss.count == 0:
             return
         self._evaluated_at = self.state.step
-        self.state.eval_loss = total.mean
-        self.log.write({"step": self.state.step, "eval_loss": total.mean})
-        self.listener.message(f"step {self.state.step}: held-out loss {total.mean:.4f}")
+        self.state.evaluation = evaluation_metrics(found)
+        self.log.write({"step": self.state.step, **self.state.evaluation})
+        self.listener.message(f"step {self.state.step}: held-out {metrics_text(self.state.evaluation)}")
 
     def save(self) -> None:
         """A checkpoint of the step at hand, if it has none; older ones beyond the limit go.

@@ -4,16 +4,41 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from tightfit.backends.base import Evaluation
 from tightfit.errors import MissingLibrary, RecipeError, nearest, one_line
 from tightfit.files import write_atomically
 from tightfit.recipe import Recipe
 from tightfit.training.run_folder import METRICS
+
+EVALUATED = {
+    "eval_loss": "loss {:.4f}", "eval_perplexity": "perplexity {:,.2f}", "eval_accuracy": "accuracy {:.1%}",
+    "eval_f1": "macro F1 {:.3f}",
+}
+"""The metrics of an evaluation as they are written down, and as a person reads them."""
+
+
+def evaluation_metrics(found: Evaluation) -> dict[str, Any]:
+    """The metrics of an evaluation, by the names that the Hugging Face Trainer and its examples write.
+
+    Perplexity is of tokens, the exponential of the loss; accuracy the share of labels, classes or tokens, that have the
+    largest logit; F1 the mean of the classes'.
+    """
+    loss = found.loss.mean
+    shared = {"eval_loss": loss, "eval_accuracy": found.correct / max(found.loss.count, 1)}
+    if found.f1 is not None:
+        return {**shared, "eval_f1": found.f1}
+    return {**shared, "eval_perplexity": math.exp(min(loss, 700.0))}
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """An evaluation's metrics as a person reads them: `loss 1.2345, perplexity 3.4, accuracy 65.4 %`."""
+    return ", ".join(text.format(metrics[name]) for name, text in EVALUATED.items() if metrics.get(name) is not None)
 
 
 class MetricsLog:
@@ -103,7 +128,8 @@ class Unwritten:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """A run's figures. Seconds are this process's; loss is in nats a label; memory in bytes.
+    """A run's figures. Seconds are this process's; loss is in nats a label; memory in bytes. Those named eval_ are as
+    of `evaluation_metrics`.
 
     training_seconds: time in steps and waiting for data; evaluation, saving, compiling and a profiled step are apart.
     data_wait_seconds: the part of it spent waiting for data.
@@ -129,6 +155,9 @@ class Summary:
     parameters: int = 0
     loss: float | None = None
     eval_loss: float | None = None
+    eval_perplexity: float | None = None
+    eval_accuracy: float | None = None
+    eval_f1: float | None = None
     unigram_loss: float | None = None
     attention_kernels: tuple[str, ...] = ()
     sample: str | None = None
@@ -172,9 +201,8 @@ class Summary:
         if self.loss is not None:
             rows.append(("last step's loss", f"{self.loss:.4f}"))
         if self.eval_loss is not None:
-            against = ""
+            found = metrics_text(asdict(self))
             if self.unigram_loss is not None:
-                perplexity = math.exp(min(self.eval_loss, 700))
-                against = f" (perplexity {perplexity:,.1f}), against {self.unigram_loss:.4f} for guessing by frequency"
-            rows.append(("held-out loss", f"{self.eval_loss:.4f}{against}"))
+                found += f"; the tokens' frequencies alone give a loss of {self.unigram_loss:.4f}"
+            rows.append(("held-out", found))
         return rows

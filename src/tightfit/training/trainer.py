@@ -257,11 +257,11 @@ class Trainer:
             context_memory=step.context_memory(),
             device=session.device.name,
             loss=state.losses[-1] if state.losses else None,
-            eval_loss=state.eval_loss,
             unigram_loss=data.unigram_loss,
             attention_kernels=step.attention_kernels,
             stopped_by=state.stopped_by,
             losses=tuple(state.losses),
+            **state.evaluation,
         )
 
 
