@@ -23,6 +23,16 @@ class Data(BaseModel):
     """The Hugging Face dataset's split to train on."""
     text: str = "text"
     """Field that holds the text (seq2seq: the source text)."""
+    messages: str | None = None
+    """Field that holds a conversation, of which a causal-lm learns the assistant's turns: a list of messages with
+    `role` and `content`; by default `messages`, where there is no field of texts."""
+    chat_template: str | None = None
+    """File with the Jinja template that conversations are written with; by default the tokenizer's own."""
+    prompt: str | None = None
+    """Field that holds what a causal-lm is given and does not learn; by default `prompt`, where there is no field of
+    texts."""
+    completion: str | None = None
+    """Field that holds the text that is learned behind the prompt; by default `completion`."""
     label: str = "label"
     """Field that holds the class."""
     target: str = "target"
@@ -32,7 +42,16 @@ class Data(BaseModel):
     samples: Positive = 512
     """Number of random examples that `dummy` makes."""
     eval_fraction: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False), NUMBER] = 0.05
-    """Share of the documents held out for evaluation."""
+    """Share of the documents held out for evaluation, unless they are named."""
+    eval_source: str | None = None
+    """Where the examples of evaluation come from, instead of a share of the others: as `source`."""
+    eval_split: str | None = None
+    """The Hugging Face dataset's split to evaluate on."""
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether there are examples to evaluate on."""
+        return bool(self.eval_fraction or self.eval_source or self.eval_split)
 
 
 class Inference(BaseModel):
