@@ -50,7 +50,7 @@ LAYERS = (
     ("tightfit.recipe.resume",),
     ("tightfit.recipe.schema",),
     ("tightfit.recipe.hf_arguments",),
-    ("tightfit.recipe.sections",),
+    ("tightfit.recipe.best", "tightfit.recipe.sections"),
     ("tightfit.recipe.yaml",),
     ("tightfit.recipe.synonyms",),
     ("tightfit.recipe.hf_arguments.table",),

@@ -85,6 +85,9 @@ class FakeStep:
     def is_finite(self) -> bool:
         return self.finite
 
+    def peak_memory(self) -> int:
+        return 1000
+
 
 class FakeProfile:
     """Takes one step in the place of `step`, by a clock of the test's own."""

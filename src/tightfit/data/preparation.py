@@ -29,7 +29,8 @@ class Prepared:
     evaluation: the held-out samples; None where nothing is held out. tokenizer: None where samples are not made from
     text. unigram_loss: nats per held-out token for a model that knows how often each token occurs and nothing else;
     None where tokens are not predicted. classes: the classes' names by id, from 0 without gaps; None where the data
-    names none: labels are numbers, or rows of the caller's own, or no classes.
+    names none: labels are numbers, or rows of the caller's own, or no classes. from_images: whether samples are made
+    from image files.
     """
 
     train: Samples
@@ -37,6 +38,7 @@ class Prepared:
     tokenizer: Tokenizer | None = None
     unigram_loss: float | None = None
     classes: dict[int, str] | None = None
+    from_images: bool = False
 
 
 def prepare(
@@ -91,7 +93,7 @@ def _from_images(recipe: Recipe, facts: ModelFacts) -> Prepared:
     if held is not None:
         own = padded(open_images(held.source, facts, recipe.num_labels, names)[0], recipe, facts)
     train, evaluation = _divide(padded(images, recipe, facts), recipe.data.eval_fraction, own)
-    return Prepared(train=train, evaluation=evaluation, classes=dict(enumerate(names)))
+    return Prepared(train=train, evaluation=evaluation, classes=dict(enumerate(names)), from_images=True)
 
 
 def _divide(samples: Padded, fraction: float, own: Samples | None = None) -> tuple[Samples, Samples | None]:

@@ -170,6 +170,15 @@ def read_image(path: Path, size: int, channels: int) -> Array:
     return np.ascontiguousarray(((pixels / 255.0 - MEAN) / DEVIATION).transpose(2, 0, 1))
 
 
+def image_processor(facts: ModelFacts) -> dict[str, Any]:
+    """The configuration of transformers' image processor that makes the same pixels as `read_image`."""
+    return {
+        "image_processor_type": "ViTImageProcessor", "size": {"height": facts.image_size, "width": facts.image_size},
+        "do_resize": True, "resample": 2, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True,
+        "image_mean": [MEAN] * facts.num_channels, "image_std": [DEVIATION] * facts.num_channels,
+    }  # fmt: skip
+
+
 def _pillow() -> Any:
     try:
         from PIL import Image

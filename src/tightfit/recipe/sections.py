@@ -1,12 +1,29 @@
-"""The sections of a recipe that are mappings of their own: its data, and generation from prompts."""
+"""The sections of a recipe that are mappings of their own: its data, and generation from prompts; and the types of its
+numbers and names."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from tightfit.techniques.base import NUMBER, Positive
+from tightfit.techniques.base import NUMBER, Positive, at_most
+
+
+def _steps_or_share(value: Any) -> Any:
+    if not isinstance(value, bool) and isinstance(value, int | float) and (0 <= value < 1 or value == value // 1 > 0):
+        return value
+    raise ValueError("a whole number of steps from 0 on, or below 1 a share of all steps")
+
+
+def _without_prefix(value: Any) -> Any:
+    return value.removeprefix("eval_") if isinstance(value, str) else value
+
+
+Size = Annotated[int, Field(ge=1), at_most(2**31 - 1), NUMBER]
+StepsOrShare = Annotated[int | float, BeforeValidator(_steps_or_share)]
+Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial"]
+BestMetric = Annotated[Literal["loss", "perplexity", "accuracy", "f1"], BeforeValidator(_without_prefix)]
 
 
 class Data(BaseModel):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tightfit.backends.base import GlobalBatchSource
 from tightfit.errors import CheckpointError, one_line
 
 MANIFEST = "checkpoint.json"
@@ -36,7 +37,7 @@ def save(parent: Path, step: int, write: Callable[[Path], dict[str, Any]], loop:
 
     Raises CheckpointError where the disk is full or not writable; what was written is removed.
     """
-    final = parent / f"step-{step:08d}"
+    final = folder_of(parent, step)
     temporary = parent / f".writing-step-{step:08d}"
     try:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -60,10 +61,16 @@ def save(parent: Path, step: int, write: Callable[[Path], dict[str, Any]], loop:
     return final
 
 
-def prune(parent: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints, and what a crash left half written."""
+def folder_of(parent: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return parent / f"step-{step:08d}"
+
+
+def prune(parent: Path, keep: int, best: int | None = None) -> None:
+    """Remove all but the newest `keep` checkpoints and that of the step `best`, and what a crash left half written."""
     for folder in folders(parent)[:-keep]:
-        shutil.rmtree(folder, ignore_errors=True)
+        if best is None or folder != folder_of(parent, best):
+            shutil.rmtree(folder, ignore_errors=True)
     for folder in parent.glob(".writing-*"):
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -108,6 +115,15 @@ def newest(parent: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     if present:
         raise CheckpointError(f"every checkpoint in {parent} is broken; remove that folder to start anew")
     return None
+
+
+def data_signature(source: GlobalBatchSource) -> list[int]:
+    """Fingerprint of a run's data: global batches in an epoch, and a checksum of the first one's arrays."""
+    value = 0
+    for batch in source.global_batch(0).micro_batches:
+        for array in (*batch.inputs.values(), batch.labels):
+            value = zlib.crc32(array.tobytes(), value)
+    return [len(source), value]
 
 
 def _crc32(path: Path) -> int:

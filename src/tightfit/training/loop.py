@@ -5,58 +5,37 @@ from __future__ import annotations
 import math
 import signal
 import time
-import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tightfit.backends.base import GlobalBatchSource, PendingResult, Step, StepResult, Total
+from tightfit.backends.base import GlobalBatchSource, PendingResult, Step, StepResult
 from tightfit.backends.world import ALONE, World
 from tightfit.errors import CheckpointError, NonFiniteLoss
 from tightfit.recipe import Recipe
-from tightfit.tasks import GlobalBatch
+from tightfit.tasks import IGNORE, GlobalBatch
 from tightfit.training import checkpoints
 from tightfit.training.listeners import Listener
-from tightfit.training.records import MetricsLog, Unwritten, evaluation_metrics, metrics_text
+from tightfit.training.records import (
+    Interval,
+    MetricsLog,
+    TrainerState,
+    Unwritten,
+    evaluation_metrics,
+    metrics_of,
+    metrics_text,
+)
 from tightfit.training.run_folder import RunFolder
 from tightfit.training.schedule import learning_rate
 from tightfit.training.stopping import StopRequest
 
 if TYPE_CHECKING:
     from tightfit.profiling.measure import RunProfile
+    from tightfit.training.best import Best
 
 SKIPS_IN_A_ROW = 50
 """So many steps skipped by loss scaling, one after the other, mean that it will not recover."""
-
-
-@dataclass
-class TrainerState:
-    """How far a run has come. All but `step` is this process's; seconds count steps and waiting for data, while
-    evaluation, saving, compiling and a profiled step are left out; so are that step's samples and tokens."""
-
-    step: int = 0
-    first_step: int = 0
-    skipped_steps: int = 0
-    training_seconds: float = 0.0
-    data_wait_seconds: float = 0.0
-    samples: int = 0
-    tokens: int = 0
-    losses: list[float] = field(default_factory=list)
-    evaluation: dict[str, Any] = field(default_factory=dict)
-    stopped_by: str | None = None
-
-
-@dataclass
-class _Interval:
-    """Sums since the last line of metrics."""
-
-    loss: float = 0.0
-    count: int = 0
-    skipped: int = 0
-    samples: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -74,6 +53,8 @@ class _DispatchedStep:
 class TrainingLoop:
     """Runs a step over global batches until `recipe.max_steps`, or until asked to stop.
 
+    mfu: that of so many tokens a second.
+
     Where a step's figures are still on their way, they are read after the next one was dispatched, so that a device
     never waits for the host.
     """
@@ -87,11 +68,14 @@ class TrainingLoop:
     listener: Listener
     profile: RunProfile | None = None
     world: World = ALONE
+    mfu: Callable[[float], float] | None = None
     state: TrainerState = field(default_factory=TrainerState, init=False)
-    _interval: _Interval = field(default_factory=_Interval, init=False)
+    _interval: Interval = field(default_factory=Interval, init=False)
     _saved_at: int | None = field(default=None, init=False)
     _evaluated_at: int | None = field(default=None, init=False)
     _skips: int = field(default=0, init=False)
+    _unlabelled: bool = field(default=False, init=False)
+    best: Best | None = field(default=None, init=False)
 
     def resume(self, checkpoint: checkpoints.Checkpoint) -> None:
         """Go on from a checkpoint. Raises CheckpointError where the data is another."""
@@ -99,12 +83,13 @@ class TrainingLoop:
             field = "max_steps" if self.recipe.num_train_epochs is None else "num_train_epochs"
             raise CheckpointError(f"{field}: this run has already taken {checkpoint.step} steps, more than "
                                   f"{self.recipe.max_steps}; write a larger {field}, or another output_dir")
-        if checkpoint.loop.get("data") != _signature(self.source):
+        if checkpoint.loop.get("data") != checkpoints.data_signature(self.source):
             raise CheckpointError("data: it is not what it was when this run began (its first global batch or its "
                                   "number of batches differs); bring it back, or write another output_dir")
         self.step.load(checkpoint.folder, checkpoint.meta)
         self.state.step = self.state.first_step = self._saved_at = checkpoint.step
-        self._interval = _Interval(**checkpoint.loop["interval"])
+        self._interval = Interval(**checkpoint.loop["interval"])
+        self.state.tokens_seen = checkpoint.loop.get("tokens_seen", 0)
 
     def run(self) -> TrainerState:
         """Train to the last step. Raises NonFiniteLoss; a request to stop saves and returns."""
@@ -113,11 +98,11 @@ class TrainingLoop:
         with StopRequest() as stop:
             global_batches = self.step.global_batches(self.source, state.step, recipe.max_steps)
             dispatched: _DispatchedStep | None = None
-            evaluated_at = self.world.from_first(lambda: self.log.evaluated_at)
-            if self._evaluates_at(state.step) and evaluated_at != state.step:
+            self._remember(self.world.from_first(lambda: self.log.evaluations))
+            if self._evaluates_at(state.step) and self._evaluated_at != state.step:
                 self.evaluate()  # which an end of the process came before
             self._restart_clock()
-            while state.step < recipe.max_steps and not self._asked_to_stop(stop):
+            while state.step < recipe.max_steps and not (state.early_stopped or self._asked_to_stop(stop)):
                 if dispatched is not None and profile is not None and state.step + 1 == profile.at:
                     self._record(dispatched)  # or the step that is profiled would wait for it
                     dispatched = None
@@ -134,13 +119,25 @@ class TrainingLoop:
                     self._restart_clock()
             if dispatched is not None:
                 self._record(dispatched)
-            if asked := self._asked_to_stop(stop):
+            if not state.early_stopped and (asked := self._asked_to_stop(stop)):
                 state.stopped_by = signal.Signals(asked).name
             self.save()
             if state.stopped_by is None and self._evaluated_at != state.step:
                 self.evaluate()
         self.listener.finished()
         return state
+
+    def _remember(self, evaluations: Sequence[dict[str, Any]]) -> None:
+        """Take up the evaluations that this run made before it went on here."""
+        for line in evaluations[-1:]:
+            self._evaluated_at, self.state.evaluation = line["step"], metrics_of(line)
+        if self.recipe.best_metric is not None:
+            from tightfit.training.best import Best  # for runs that compare evaluations
+
+            self.best = Best(self.recipe)
+            for line in evaluations:
+                self.best.add(line["step"], metrics_of(line))
+            self._follow_best()
 
     def _asked_to_stop(self, stop: StopRequest) -> int:
         """The signal that a process of the run was sent, perhaps another one; 0 for none."""
@@ -153,6 +150,10 @@ class TrainingLoop:
         with nullcontext() if profile is None else profile.timed(number):
             before = time.perf_counter()
             global_batch = next(global_batches)
+            if global_batch.count == 0 and not self._unlabelled:
+                self._unlabelled = True
+                self.listener.message(f"warning: every label of step {number} is {IGNORE} ({global_batch.origin}): "
+                                      "there is nothing to learn from it, nor perhaps from others")
             waited = time.perf_counter() - before
             if profile is not None and profile.at == number:
                 pending, profiled = profile.take(global_batch, rate), True
@@ -178,6 +179,7 @@ class TrainingLoop:
         interval.loss += result.loss.sum
         interval.count += result.loss.count
         interval.skipped += result.skipped
+        state.tokens_seen += dispatched.global_batch.tokens
         if not dispatched.profiled:
             state.training_seconds += seconds
             interval.seconds += seconds
@@ -204,20 +206,16 @@ class TrainingLoop:
                                 f"{_stability_text(self.recipe)}; or look at that batch")
 
     def _write_line(self, dispatched: _DispatchedStep, result: StepResult) -> None:
-        seen, self._interval = self._interval, _Interval()
-        line: dict[str, Any] = {
+        seen, self._interval = self._interval, Interval()
+        self.log.write({
             "step": dispatched.number,
-            "loss": Total(seen.loss, seen.count).mean,
+            "epoch": round(dispatched.number / len(self.source), 4),
+            **seen.figures(self.mfu),
             "learning_rate": dispatched.learning_rate,
-        }
-        if seen.seconds:  # a profiled step alone has none that count
-            line["tokens_per_second"] = seen.tokens / seen.seconds
-            line["samples_per_second"] = seen.samples / seen.seconds
-        if result.grad_norm is not None:
-            line["grad_norm"] = result.grad_norm
-        if seen.skipped:
-            line["skipped_steps"] = seen.skipped
-        self.log.write(line)
+            **({} if result.grad_norm is None else {"grad_norm": result.grad_norm}),
+            "num_input_tokens_seen": self.state.tokens_seen,
+            "peak_memory": self.step.peak_memory(),
+        })
 
     def _pauses_at(self, step: int) -> bool:
         every = (self.recipe.eval_steps, self.recipe.save_steps)
@@ -240,11 +238,27 @@ class TrainingLoop:
             return
         found = self.step.evaluate(self.evaluation())
         if found.loss.count == 0:
+            self.listener.message(f"nothing is evaluated: every label of the held-out samples is {IGNORE}")
             return
         self._evaluated_at = self.state.step
         self.state.evaluation = evaluation_metrics(found)
         self.log.write({"step": self.state.step, **self.state.evaluation})
         self.listener.message(f"step {self.state.step}: held-out {metrics_text(self.state.evaluation)}")
+        if self.best is not None and self.best.add(self.state.step, self.state.evaluation):
+            self.save()
+            self._prune()
+        self._follow_best()
+
+    def _follow_best(self) -> None:
+        """Note the best evaluation, and end the run where as many were no better as the recipe waits for."""
+        best = self.best
+        if best is None:
+            return
+        self.state.best_step, self.state.best_metrics = best.step, best.metrics
+        if best.is_out_of_patience and self.state.step < self.recipe.max_steps:
+            self.state.early_stopped = True
+            self.listener.message(f"step {self.state.step}: {best.metric} was no better in {best.waited} evaluations "
+                                  f"than at step {best.step}; the run ends here, as early_stopping_patience says")
 
     def save(self) -> None:
         """A checkpoint of the step at hand, if it has none; older ones beyond the limit go.
@@ -258,26 +272,22 @@ class TrainingLoop:
             raise NonFiniteLoss(f"the weights of step {step} are not finite; they were not saved. Try "
                                 + _stability_text(self.recipe))
         seen = self._interval
-        interval = {"loss": seen.loss, "count": seen.count, "skipped": seen.skipped}
-        loop = {"interval": interval, "data": _signature(self.source)}
+        loop = {"interval": {"loss": seen.loss, "count": seen.count, "skipped": seen.skipped},
+                "tokens_seen": self.state.tokens_seen, "data": checkpoints.data_signature(self.source)}
         self._saved_at = step
         if self.world.rank:
             self.step.save(self.folder.checkpoints)
             return
         checkpoints.save(self.folder.checkpoints, step, self.step.save, loop)
-        checkpoints.prune(self.folder.checkpoints, self.recipe.save_total_limit)
+        self._prune()
+
+    def _prune(self) -> None:
+        if self.world.rank == 0:
+            best = None if self.best is None else self.best.step
+            checkpoints.prune(self.folder.checkpoints, self.recipe.save_total_limit, best)
 
 
 def _stability_text(recipe: Recipe) -> str:
     from tightfit.planning.suggestions import stability_suggestions
 
     return "; or ".join(stability_suggestions(recipe))
-
-
-def _signature(source: GlobalBatchSource) -> list[int]:
-    """Fingerprint of a run's data: global batches in an epoch, and a checksum of the first one's arrays."""
-    value = 0
-    for batch in source.global_batch(0).micro_batches:
-        for array in (*batch.inputs.values(), batch.labels):
-            value = zlib.crc32(array.tobytes(), value)
-    return [len(source), value]
