@@ -10,8 +10,21 @@ from tightfit.tasks import get_task
 if TYPE_CHECKING:
     from tightfit.recipe.schema import Recipe
 
+METRICS = ("loss", "perplexity", "accuracy", "f1")
+LARGER_IS_BETTER = frozenset({"eval_accuracy", "eval_f1"})
+"""What can be compared, and of these, as they are written down, those of which more is better."""
 FIELDS = ("metric_for_best_model", "load_best_model_at_end", "early_stopping_patience")
 """The fields that compare evaluations."""
+
+
+def reasons_against(metric: str, greater_is_better: bool) -> list[str]:
+    """Why a metric of TrainingArguments cannot be a recipe's, as sentences."""
+    if metric not in METRICS:
+        return [f"metric_for_best_model: {metric!r} is of a compute_metrics, which a recipe does not have; write "
+                f"{', '.join(METRICS[:-1])} or {METRICS[-1]}"]
+    if greater_is_better is not (f"eval_{metric}" in LARGER_IS_BETTER):
+        return [f"greater_is_better: {greater_is_better} is not so of {metric}; write {not greater_is_better}"]
+    return []
 
 
 def check_best(recipe: Recipe) -> None:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tightfit.recipe import Recipe
-
-LARGER_IS_BETTER = frozenset({"eval_accuracy", "eval_f1"})
+from tightfit.recipe.best import LARGER_IS_BETTER
 
 
 @dataclass
