@@ -20,6 +20,7 @@ from tightfit.data.tokenizing import END, bare_tokenizer
 from tightfit.errors import DataError
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, MicroBatch
+from tightfit.training.trainer import Trainer
 
 CHATML = """{% for message in messages %}<|im_start|>{{ message['role'] }}
 {{ message['content'] | trim }}<|im_end|>
@@ -166,3 +167,20 @@ def test_other_documents_are_held_out_by_name(tmp_path, tokenizer):
     assert (len(found.train), len(found.evaluation)) == (3, 1)
     batch: MicroBatch = found.evaluation.batch(np.array([0]), 0)[0]
     assert torch.equal(torch.from_numpy(batch.labels), torch.from_numpy(found.train.batch(np.array([1]), 0)[0].labels))
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_a_step_learns_the_same_however_its_answers_are_spread(tmp_path, tokenizer, tiny, packing):
+    (tmp_path / "template.jinja").write_text(CHATML)
+    source = write_jsonl(tmp_path / "chat.jsonl", CHATS[:2] * 4)
+    values = {**tiny, "tokenizer": str(tokenizer), "vocab_size": 400, "max_steps": 2, "seq_len": 16 if packing else 100,
+              "model_overrides": {**tiny["model_overrides"], "n_positions": 100}, "data": {
+        "source": str(source), "packing": packing, "chat_template": str(tmp_path / "template.jinja"),
+        "eval_source": str(source)}}
+    losses = [Trainer(recipe={**values, "micro_batch_size": size, "output_dir": str(tmp_path / str(size))}).train()
+              for size in (1, 3, 8)]
+    for other in losses[1:]:
+        assert other.losses == pytest.approx(losses[0].losses, abs=1e-5)
+        assert other.eval_loss == pytest.approx(losses[0].eval_loss, abs=1e-5)
+    saved = AutoTokenizer.from_pretrained(tmp_path / "1" / "model")
+    assert saved.apply_chat_template(CHATS[0]["messages"], tokenize=False).endswith("a fox<|im_end|>\n")

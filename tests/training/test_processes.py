@@ -63,6 +63,19 @@ def test_two_processes_learn_what_one_learns(run, tmp_path, parallel):
     assert max(recorded(tmp_path / "1", "grad_norm")) > run["max_grad_norm"]
 
 
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_choose_the_checkpoint_that_one_chooses(run, tmp_path, parallel):
+    best = {"load_best_model_at_end": True, "early_stopping_patience": 2, "eval_steps": 1, "save_steps": None,
+            "learning_rate": 0.02, "max_steps": 30}
+    for size in (1, 2):
+        train_in(size, {**run, **best, "output_dir": str(tmp_path / str(size))}, parallel)
+    assert recorded(tmp_path / "2", "eval_loss") == pytest.approx(recorded(tmp_path / "1", "eval_loss"), rel=1e-3)
+    one, two = (json.loads((tmp_path / size / "summary.json").read_text()) for size in ("1", "2"))
+    assert one["early_stopped"]
+    assert (one["steps"], one["best_step"]) == (two["steps"], two["best_step"])
+    assert one["best_step"] < one["steps"]
+
+
 @each_kind
 def test_processes_without_a_sample_take_part(run, tmp_path, parallel):
     """Global batches of two, the last of an epoch of one, for three processes."""

@@ -11,7 +11,8 @@ from tightfit.backends.base import Step
 from tightfit.backends.world import World
 from tightfit.data import Prepared
 from tightfit.data.tokenizing import name_end
-from tightfit.errors import CheckpointError, OutOfMemory
+from tightfit.devices import find_device
+from tightfit.errors import CheckpointError, OutOfMemory, RecipeError
 from tightfit.models import OUR_TRANSFORMER, resolve_source
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
@@ -38,15 +39,17 @@ def utilization(session: Session) -> Callable[[float], float] | None:
     known."""
     if session.device.kind != "cuda" or session.module is not None:
         return None
-    from tightfit.planning.standard_tools import model_flops, model_flops_utilization
-    from tightfit.planning.targets import own_target
+    from tightfit.planning.standard_tools import model_flops, model_flops_utilization  # where a peak is known
 
-    recipe, device = session.recipe, own_target(session.device).device
+    recipe = session.recipe
+    try:
+        device = find_device(session.device.name)
+    except RecipeError:  # not in the catalogue
+        return None
     flops = model_flops(lambda wanted: session.backend.model_size(wanted, session.config), recipe)
     a_sample = 1 if get_task(recipe.task).reads == "images" else recipe.seq_len
-    if not flops or device.evidence == "assumed":
-        return None
-    return lambda rate: model_flops_utilization(flops * rate / (recipe.batch_size * a_sample), recipe, device, 1.0)
+    per_token = flops / recipe.batch_size / a_sample
+    return (lambda rate: model_flops_utilization(per_token * rate, recipe, device, 1.0)) if flops else None
 
 
 def load_best(
