@@ -55,6 +55,8 @@ def test_train_writes_a_whole_run(place):
     assert {"step", "loss", "learning_rate", "tokens_per_second", "samples_per_second"} <= steps[0].keys()
     assert lines[-1]["step"] == 6
     assert lines[-1]["eval_loss"] > 0
+    assert lines[-1]["eval_perplexity"] > 1
+    assert 0 <= lines[-1]["eval_accuracy"] <= 1
     assert list((run / "trackers").rglob("events.out.tfevents*"))
     assert (run / "recipe.yaml").exists()
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -52,7 +52,7 @@ LAYERS = (
     ("tightfit.recipe.hf_arguments",),
     ("tightfit.recipe.sections",),
     ("tightfit.recipe.yaml",),
-    ("tightfit.recipe.synonyms",),
+    ("tightfit.recipe.synonyms", "tightfit.recipe.best"),
     ("tightfit.recipe.hf_arguments.table",),
     ("tightfit.models",),
     ("tightfit.hub",),

@@ -24,6 +24,8 @@ def test_all_that_is_refused_is_said_at_once():
     ({"warmup_ratio": 0.1}, ["warmup_ratio", "warmup_steps"]),
     ({"quite_unlike_any": 1}, ["quite_unlike_any", "leave it out"]),
     ({"no_cuda": True, "use_cpu": True}, ["no_cuda", "use_cpu"]),
+    ({"eval_strategy": "steps", "metric_for_best_model": "rouge"}, ["metric_for_best_model: 'rouge'", "accuracy"]),
+    ({"eval_strategy": "steps", "metric_for_best_model": "perplexity"}, ["greater_is_better: True", "write False"]),
     ({"bf16": True, "fp16": True}, ["fp16", "bf16", "keep one"]),
     ({"bf16_full_eval": True}, ["bf16_full_eval", "bf16=True"]),
     ({"bf16": "yes"}, ["bf16", "'yes'", "a valid boolean"]),

@@ -150,6 +150,8 @@ VARIANTS = [
      "output_dir": "x", "learning_rate": 0.1, "empty_cache_steps": 9},
     {"pad_vocab_to": 64, "pad_sequence_to": 8},
     {"hugging_face": {"log_level": "error", "num_train_epochs": 5}},
+    {"load_best_model_at_end": True, "save_steps": 200}, {"load_best_model_at_end": True, "save_steps": None},
+    {"metric_for_best_model": "accuracy"}, {"metric_for_best_model": "perplexity", "load_best_model_at_end": True},
     {"num_train_epochs": 2.5, "warmup_steps": 0.05},
 ]  # fmt: skip
 """What to change in it: every rung of every technique, and other values of each field."""

@@ -6,7 +6,8 @@ Broken invariants of our own are plain `assert`s and built-in exceptions: those 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 
@@ -62,11 +63,12 @@ class OutOfMemory(TightfitError):
     """The device ran out of memory; the message says while doing what, and which recipe change would help.
 
     step: how many steps training's loop had taken; None outside of it. state: the loop's account of them, where they
-    were saved.
+    were saved. held: bytes of the device by what held them then, where that is known.
     """
 
     step: int | None = None
     state: Any = None
+    held: Mapping[str, int] = MappingProxyType({})
 
 
 class LostProcess(TightfitError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from tests.data.helpers import FACTS, arrays, recipe, texts, write_jsonl, write_texts
 from tightfit.data import GlobalBatchLoader, Prepared, prepare
 from tightfit.data.samples import Packed, truncated
-from tightfit.data.sources import read_image
+from tightfit.data.sources import image_processor, read_image
 from tightfit.data.tokenized import class_ids
 from tightfit.errors import DataError, Refused
 from tightfit.models import ModelFacts
@@ -249,6 +250,63 @@ def test_images(tmp_path: Path) -> None:
     assert np.allclose(pixels[:, 2], 1.0, atol=0.02)
     global_batch = GlobalBatchLoader(prepared.train, settings).global_batch(0)
     assert (global_batch.tokens, global_batch.count) == (4, 4)
+
+
+def test_images_of_their_own_to_evaluate_on(tmp_path: Path) -> None:
+    save_images(tmp_path / "pics", {"black": 6, "red": 4})
+    save_images(tmp_path / "held", {"none": 0, "red": 3})  # which is the second of the classes
+    source = {"source": str(tmp_path / "pics"), "eval_source": str(tmp_path / "held")}
+    (tmp_path / "held" / "none").rmdir()
+    prepared = prepare(recipe(tmp_path, task="image-classification", data=source), TINY_IMAGES)
+    assert prepared.evaluation is not None
+    assert (len(prepared.train), len(prepared.evaluation)) == (10, 3)
+    held = prepared.evaluation.batch(np.arange(3), 0)[0]
+    assert held.labels.tolist() == [1, 1, 1]
+    (tmp_path / "held" / "red").rename(tmp_path / "held" / "blue")
+    with pytest.raises(DataError, match=r"data.eval_source: .* has the class 'blue', .*\(black, red\)"):
+        prepare(recipe(tmp_path, task="image-classification", data=source), TINY_IMAGES)
+
+
+@pytest.mark.parametrize("channels", [3, 1])
+def test_the_image_processor_that_is_saved_makes_the_same_pixels(tmp_path: Path, channels: int) -> None:
+    from PIL import Image
+    from transformers import ViTImageProcessorPil
+
+    noise = np.random.default_rng(0).integers(0, 256, (31, 47, 3), dtype=np.uint8)
+    image = Image.fromarray(noise).convert("L" if channels == 1 else "RGB")
+    image.save(tmp_path / "a.png")
+    facts = ModelFacts(image_size=8, num_channels=channels)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(image_processor(facts)))
+    processor = ViTImageProcessorPil.from_pretrained(tmp_path)
+    given = image if channels == 3 else np.asarray(image)[..., None]
+    made = processor(given, return_tensors="np")["pixel_values"][0]
+    assert np.allclose(made, read_image(tmp_path / "a.png", 8, channels), atol=0.03)
+
+
+def test_a_part_to_evaluate_on_has_the_classes_of_the_rest(tmp_path: Path) -> None:
+    settings = classified(tmp_path, ["b", "c"] * 5)
+    held = write_jsonl(tmp_path / "held.jsonl", [{"text": "the dog", "label": "a"}, {"text": "tea", "label": "c"}])
+    data = {**settings.to_dict()["data"], "eval_source": str(held)}
+    prepared = prepare(settings.override(data=data), FACTS)
+    assert prepared.classes == {0: "a", 1: "b", 2: "c"}
+    assert prepared.evaluation is not None
+    assert (len(prepared.train), len(prepared.evaluation)) == (10, 2)
+    assert prepared.evaluation.batch(np.arange(2), 0)[0].labels.tolist() == [0, 2]
+
+
+def test_a_split_to_evaluate_on(tmp_path: Path) -> None:
+    import datasets
+
+    parts = {"train": datasets.Dataset.from_list([{"text": text} for text in texts(9)]),
+             "test": datasets.Dataset.from_list([{"text": text} for text in texts(4)])}
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "saved"))
+    data = {"source": str(tmp_path / "saved"), "eval_split": "test", "packing": False}
+    prepared = prepare(recipe(tmp_path, data=data), FACTS)
+    assert prepared.evaluation is not None
+    assert (len(prepared.train), len(prepared.evaluation)) == (9, 4)
+    for source in ("dummy", "stdlib", str(write_texts(tmp_path / "a.jsonl"))):
+        with pytest.raises(DataError, match=r"data.eval_split: .* has no splits; write data.eval_source"):
+            prepare(recipe(tmp_path, data={"source": source, "eval_split": "test"}), FACTS)
 
 
 def test_an_image_keeps_its_way_up(tmp_path: Path) -> None:

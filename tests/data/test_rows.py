@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.data.helpers import FACTS, recipe
-from tightfit.data import prepare
+from tightfit.data import GlobalBatchLoader, prepare
 from tightfit.data.sources import samples_from_rows
 from tightfit.errors import DataError
 from tightfit.models import ModelFacts
@@ -92,6 +92,22 @@ def test_masked_lm_and_image_rows(tmp_path: Path) -> None:
 def test_rows_that_do_not_serve(task: str, row: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
         batch_of([row], tmp_path, task)
+
+
+def test_rows_of_their_own_to_evaluate_on(tmp_path: Path) -> None:
+    rows = [{"input_ids": [5, 6, 7 + i]} for i in range(10)]
+    prepared = prepare(recipe(tmp_path), FACTS, dataset=rows[:7], eval_dataset=rows[7:])
+    assert prepared.evaluation is not None
+    assert (len(prepared.train), len(prepared.evaluation)) == (7, 3)
+
+
+def test_labels_that_are_all_ignored_are_refused(tmp_path: Path) -> None:
+    rows = [{"input_ids": [5, 6, 7], "labels": [-100, -100, -100]} for _ in range(10)]
+    settings = recipe(tmp_path, data={"source": "unused", "eval_fraction": 0})
+    with pytest.raises(DataError, match=r"every label of the 10 training samples is -100, .*write the labels"):
+        GlobalBatchLoader(prepare(settings, FACTS, dataset=rows).train, settings).require_labels()
+    rows[4] = {"input_ids": [5, 6, 7], "labels": [-100, -100, 7]}
+    GlobalBatchLoader(prepare(settings, FACTS, dataset=rows).train, settings).require_labels()
 
 
 def test_a_dataset_of_the_datasets_library(tmp_path: Path) -> None:

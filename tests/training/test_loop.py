@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,14 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tightfit.backends.base import StepResult, Total
+from tightfit.backends.base import Evaluation, StepResult, Total
 from tightfit.errors import CheckpointError, NonFiniteLoss
 from tightfit.recipe import Recipe
-from tightfit.tasks import GlobalBatch, MicroBatch, global_batch_of
+from tightfit.tasks import IGNORE, GlobalBatch, MicroBatch, global_batch_of
 from tightfit.training import checkpoints
 from tightfit.training.listeners import Listener
 from tightfit.training.loop import SKIPS_IN_A_ROW, TrainingLoop
-from tightfit.training.records import MetricsLog
+from tightfit.training.records import Interval, MetricsLog
 from tightfit.training.run_folder import RunFolder
 
 
@@ -70,9 +71,9 @@ class FakeStep:
         self.clock += 1
         return Pending(self.script(self.taken), ready=not self.lagging)
 
-    def evaluate(self, global_batches: Any) -> Total:
+    def evaluate(self, global_batches: Any) -> Evaluation:
         self.asked.append("evaluate")
-        return Total(3.0, 2)
+        return Evaluation(loss=Total(3.0, 2), correct=1)
 
     def save(self, folder: Path) -> dict[str, Any]:
         self.asked.append(f"save {self.taken}")
@@ -84,6 +85,9 @@ class FakeStep:
 
     def is_finite(self) -> bool:
         return self.finite
+
+    def peak_memory(self) -> int:
+        return 1000
 
 
 class FakeProfile:
@@ -132,7 +136,7 @@ def test_every_step_is_counted_once_however_late_its_figures_come(tmp_path, lagg
     assert loop.state.losses == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     assert [line["loss"] for line in lines(tmp_path) if "loss" in line] == [1.5, 3.5, 5.5]
     assert (loop.state.samples, loop.state.tokens) == (12, 36)
-    assert loop.state.eval_loss == 1.5
+    assert loop.state.evaluation == {"eval_loss": 1.5, "eval_accuracy": 0.5, "eval_perplexity": math.exp(1.5)}
 
 
 @pytest.mark.parametrize("lagging", [False, True])
@@ -149,6 +153,41 @@ def test_a_profiled_step_is_learned_from_and_not_timed(tmp_path, monkeypatch, la
         assert [line["tokens_per_second"] for line in lines(tmp_path) if "loss" in line] == pytest.approx([6, 6, 6])
     assert profile.timing == [1, 2, 3, 4, 5, 6]
     assert profile.kept == 1
+
+
+def test_a_line_tells_how_far_the_run_has_come(tmp_path):
+    run(FakeStep(), tmp_path, max_steps=4, save_steps=4)
+    run(FakeStep(), tmp_path)
+    told = [(line["step"], line["epoch"], line["num_input_tokens_seen"], line["peak_memory"])
+            for line in lines(tmp_path) if "loss" in line]
+    assert told == [(2, 0.4, 12, 1000), (4, 0.8, 24, 1000), (6, 1.2, 36, 1000)]
+
+
+def test_mfu_is_that_of_the_interval():
+    found = Interval(loss=6.0, count=3, samples=4, tokens=50, seconds=2.0).figures(lambda rate: rate / 100)
+    assert found == {"loss": 2.0, "tokens_per_second": 25.0, "samples_per_second": 2.0, "mfu": 0.25}
+    assert Interval(seconds=1.0).figures(None).keys() == {"tokens_per_second", "samples_per_second"}
+
+
+class Unlabelled(Source):
+    """The labels of the first and the third global batch are all ignored."""
+
+    def global_batch(self, index: int) -> GlobalBatch:
+        whole = super().global_batch(index)
+        labels = np.full((2, 3), IGNORE if index in (0, 2) else 0)
+        (batch,) = whole.micro_batches
+        return global_batch_of((replace(batch, labels=labels),), whole.origin)
+
+
+def test_a_step_without_labels_is_said_once_and_its_loss_is_not_written(tmp_path):
+    said = []
+    listener = Listener()
+    listener.message = said.append
+    step = FakeStep(lambda number: StepResult(loss=Total(0.0, 0) if number in (1, 3) else Total(6.0, 6)))
+    run(step, tmp_path, listener, Unlabelled(), logging_steps=1)
+    (warning,) = [text for text in said if "warning" in text]
+    assert "every label of step 1 is -100 (global batch 0)" in warning
+    assert [line["step"] for line in lines(tmp_path) if "loss" in line] == [2, 4, 5, 6]
 
 
 def test_saving_comes_before_evaluating_and_once_a_step(tmp_path):

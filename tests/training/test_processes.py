@@ -48,7 +48,7 @@ def recorded(folder: Path, name: str) -> list[float]:
 
 def assert_same(one: Path, other: Path) -> None:
     """Two runs learned the same, up to rounding."""
-    for name, within in (("loss", 2e-6), ("grad_norm", 1e-6), ("eval_loss", 2e-6)):
+    for name, within in (("loss", 2e-6), ("grad_norm", 1e-6), ("eval_loss", 2e-6), ("eval_accuracy", 1e-9)):
         assert recorded(other, name) == pytest.approx(recorded(one, name), abs=within)
     a, b = final_weights(one), final_weights(other)
     assert a.keys() == b.keys()
@@ -61,6 +61,19 @@ def test_two_processes_learn_what_one_learns(run, tmp_path, parallel):
         train_in(size, {**run, "output_dir": str(tmp_path / str(size))}, parallel)
     assert_same(tmp_path / "1", tmp_path / "2")
     assert max(recorded(tmp_path / "1", "grad_norm")) > run["max_grad_norm"]
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_choose_the_checkpoint_that_one_chooses(run, tmp_path, parallel):
+    best = {"load_best_model_at_end": True, "early_stopping_patience": 2, "eval_steps": 1, "save_steps": None,
+            "learning_rate": 0.02, "max_steps": 30}
+    for size in (1, 2):
+        train_in(size, {**run, **best, "output_dir": str(tmp_path / str(size))}, parallel)
+    assert recorded(tmp_path / "2", "eval_loss") == pytest.approx(recorded(tmp_path / "1", "eval_loss"), rel=1e-3)
+    one, two = (json.loads((tmp_path / size / "summary.json").read_text()) for size in ("1", "2"))
+    assert one["early_stopped"]
+    assert (one["steps"], one["best_step"]) == (two["steps"], two["best_step"])
+    assert one["best_step"] < one["steps"]
 
 
 @each_kind

@@ -37,6 +37,19 @@ class Total:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The sums of an evaluation, over the labels that count.
+
+    correct: labels to which the model gives its largest logit. f1: the mean of the classes' F1 (macro F1), over those
+    that are a label or were predicted; None where a sample has no class.
+    """
+
+    loss: Total
+    correct: int
+    f1: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepResult:
     """The metrics of one step.
 
@@ -163,8 +176,8 @@ class Step(Protocol):
     def __call__(self, global_batch: Any, learning_rate: float) -> PendingResult:
         """Learn from one of `global_batches`' global batches."""
 
-    def evaluate(self, global_batches: Iterable[GlobalBatch]) -> Total:
-        """The summed loss over `global_batches`, with nothing learned."""
+    def evaluate(self, global_batches: Iterable[GlobalBatch]) -> Evaluation:
+        """The sums over `global_batches`, of all processes, with nothing learned."""
 
     def generate(self, prompt: Sequence[int], new_tokens: int, temperature: float, seed: int) -> list[int]:
         """Token ids that a causal-lm continues `prompt` with."""

@@ -29,8 +29,9 @@ def run_export(run: Path, merge: bool, output: Path | None) -> None:
     if not merge:
         raise RecipeError(f"{run}: {adapter} is the adapter, as peft reads it; write --merge for a model with it "
                           "worked into the weights")
-    steps = (folder.summary() or {}).get("steps", 0)
-    if steps < recipe.max_steps:
+    summary = folder.summary() or {}
+    steps = summary.get("steps", 0)
+    if steps < recipe.max_steps and not summary.get("early_stopped"):
         raise RecipeError(f"{run}: the run is to take {recipe.max_steps} steps, and its adapter is of {steps}; go on "
                           "with it by the command that began it")
     target = run / MERGED if output is None else output

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tightfit.data.caching import digest, files_digest
-from tightfit.data.readers import READERS, Row, Wanted, decode, picked, read_file, require_fields
+from tightfit.data.readers import (
+    COMPLETION,
+    MESSAGES,
+    PROMPT,
+    READERS,
+    Row,
+    Wanted,
+    decode,
+    picked,
+    read_file,
+    require_fields,
+)
 from tightfit.errors import DataError, closest, nearest, one_line
 from tightfit.recipe import Data
 
@@ -56,6 +67,35 @@ def open_corpus(data: Data, wanted: Wanted, cache_dir: Path) -> Corpus:
     if _looks_like_path(data.source, path):
         raise missing_path("data", data.source, path)
     return _dataset(data.source, _load(data, None, cache_dir), wanted, data)
+
+
+def evaluation_data(data: Data) -> Data | None:
+    """The held-out data that the recipe names; None where it names none. Raises DataError for a split of what has
+    none."""
+    if data.eval_source is None and data.eval_split is None:
+        return None
+    path = Path(data.source).expanduser()
+    saved = any((path / name).is_file() for name in SAVED)
+    if data.eval_source is None and (data.source in ("stdlib", "dummy") or (path.exists() and not saved)):
+        raise DataError(f"data.eval_split: {data.source!r} has no splits; write data.eval_source=<a file or folder>")
+    return data.model_copy(update={"source": data.eval_source or data.source, "split": data.eval_split or data.split})
+
+
+def named_fields(data: Data) -> Wanted | None:
+    """The fields that the recipe itself names of conversations, or of prompts and completions; None where it names
+    none."""
+    if data.messages is not None:
+        return {MESSAGES: data.messages}
+    if data.prompt is not None or data.completion is not None:
+        return {PROMPT: data.prompt or "prompt", COMPLETION: data.completion or "completion"}
+    return None
+
+
+def usual_fields(present: Iterable[str]) -> Wanted | None:
+    """The fields of such data by their usual names; None where it has none of them."""
+    present = set(present)
+    usual: tuple[dict[str, str], ...] = ({MESSAGES: "messages"}, {PROMPT: "prompt", COMPLETION: "completion"})
+    return next((fields for fields in usual if present.issuperset(fields.values())), None)
 
 
 def missing_path(field: str, value: str, path: Path) -> DataError:

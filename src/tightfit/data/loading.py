@@ -55,6 +55,16 @@ class GlobalBatchLoader:
         """Global batches in an epoch."""
         return (len(self.samples) + self.batch_size - 1) // self.batch_size
 
+    def require_labels(self) -> None:
+        """Raises DataError where no label of any sample counts. Looks no further than to the first that does."""
+        if any(self.global_batch(index).count for index in range(len(self))):
+            return
+        raise DataError(
+            f"data: every label of the {len(self.samples):,} training samples is {IGNORE}, which does not count, so "
+            "that there is nothing to learn; write the labels of what is to be learned, or a larger seq_len where it "
+            "lies behind what fits"
+        )
+
     def global_batch(self, index: int) -> GlobalBatch:
         """The global batch of that index, counted from the run's beginning."""
         chosen, epoch = self.chosen(index)

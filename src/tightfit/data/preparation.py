@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from tightfit.data.corpora import open_corpus
-from tightfit.data.readers import LABEL, TARGET, TEXT
+from tightfit.data.corpora import evaluation_data, named_fields, open_corpus, usual_fields
+from tightfit.data.readers import LABEL, LEARNED, MESSAGES, TARGET, TEXT, MissingField, Wanted
 from tightfit.data.samples import Documents, Masking, Packed, Padded, Samples, padded
 from tightfit.data.sources import Dummy, Rows, open_images, samples_from_rows
 from tightfit.data.splitting import Progress, Split, held_out
-from tightfit.data.tokenized import Part, TokenStream, tokenize
+from tightfit.data.tokenized import Part, tokenize
 from tightfit.data.tokenizer_choice import choose_tokenizer, named_tokenizer
 from tightfit.data.tokenizing import Tokenizer
 from tightfit.errors import DataError
@@ -29,7 +29,8 @@ class Prepared:
     evaluation: the held-out samples; None where nothing is held out. tokenizer: None where samples are not made from
     text. unigram_loss: nats per held-out token for a model that knows how often each token occurs and nothing else;
     None where tokens are not predicted. classes: the classes' names by id, from 0 without gaps; None where the data
-    names none: labels are numbers, or rows of the caller's own, or no classes.
+    names none: labels are numbers, or rows of the caller's own, or no classes. from_images: whether samples are made
+    from image files.
     """
 
     train: Samples
@@ -37,12 +38,16 @@ class Prepared:
     tokenizer: Tokenizer | None = None
     unigram_loss: float | None = None
     classes: dict[int, str] | None = None
+    from_images: bool = False
 
 
 def prepare(
-    recipe: Recipe, facts: ModelFacts, *, progress: Progress | None = None, dataset: Rows | None = None
-) -> Prepared:
+    recipe: Recipe, facts: ModelFacts, *, progress: Progress | None = None, dataset: Rows | None = None,
+    eval_dataset: Rows | None = None,
+) -> Prepared:  # fmt: skip
     """The recipe's data, or the caller's own `dataset` of tokenized rows, as samples of the recipe's task.
+
+    eval_dataset: the caller's own rows to evaluate on, instead of a share of `dataset`.
 
     Raises DataError for data that cannot be read, is too small, or disagrees with the recipe or the model.
     """
@@ -50,7 +55,7 @@ def prepare(
     if task.reads == "tokens":
         _check_positions(recipe, facts, padded=dataset is not None or not (task.packs and recipe.data.packing))
     if dataset is not None:
-        return _from_rows(recipe, facts, dataset)
+        return _from_rows(recipe, facts, dataset, eval_dataset)
     if recipe.data.source == "dummy":
         return _from_dummy(recipe, facts)
     return _from_images(recipe, facts) if task.reads == "images" else _from_text(recipe, facts, progress)
@@ -64,8 +69,9 @@ def _check_positions(recipe: Recipe, facts: ModelFacts, padded: bool) -> None:
                         f"model's {limit} positions; write seq_len={max(limit // multiple * multiple, 1)}")
 
 
-def _from_rows(recipe: Recipe, facts: ModelFacts, dataset: Rows) -> Prepared:
-    train, evaluation = _divide(samples_from_rows(dataset, recipe, facts), recipe.data.eval_fraction)
+def _from_rows(recipe: Recipe, facts: ModelFacts, dataset: Rows, eval_dataset: Rows | None) -> Prepared:
+    own = None if eval_dataset is None else samples_from_rows(eval_dataset, recipe, facts)
+    train, evaluation = _divide(samples_from_rows(dataset, recipe, facts), recipe.data.eval_fraction, own)
     named = recipe.tokenizer not in ("auto", "train")
     return Prepared(train=train, evaluation=evaluation, tokenizer=named_tokenizer(recipe) if named else None)
 
@@ -76,17 +82,24 @@ def _from_dummy(recipe: Recipe, facts: ModelFacts) -> Prepared:
             task=get_task(recipe.task), facts=facts, seq_len=recipe.seq_len, seed=recipe.seed, count=count, part=part))
 
     count, fraction = recipe.data.samples, recipe.data.eval_fraction
+    evaluation_data(recipe.data)  # refuses a split
     evaluation = samples(max(round(count * fraction), 1), part=1) if fraction else None
     return Prepared(train=samples(count, part=0), evaluation=evaluation)
 
 
 def _from_images(recipe: Recipe, facts: ModelFacts) -> Prepared:
     images, names = open_images(recipe.data.source, facts, recipe.num_labels)
-    train, evaluation = _divide(padded(images, recipe, facts), recipe.data.eval_fraction)
-    return Prepared(train=train, evaluation=evaluation, classes=dict(enumerate(names)))
+    held, own = evaluation_data(recipe.data), None
+    if held is not None:
+        own = padded(open_images(held.source, facts, recipe.num_labels, names)[0], recipe, facts)
+    train, evaluation = _divide(padded(images, recipe, facts), recipe.data.eval_fraction, own)
+    return Prepared(train=train, evaluation=evaluation, classes=dict(enumerate(names)), from_images=True)
 
 
-def _divide(samples: Padded, fraction: float) -> tuple[Samples, Samples | None]:
+def _divide(samples: Padded, fraction: float, own: Samples | None = None) -> tuple[Samples, Samples | None]:
+    """The samples to train on, and those to evaluate on: `own`, or a share of them."""
+    if own is not None:
+        return samples, own
     chosen = held_out(len(samples), fraction)
     if not chosen.any():
         return samples, None
@@ -94,12 +107,35 @@ def _divide(samples: Padded, fraction: float) -> tuple[Samples, Samples | None]:
 
 
 def _from_text(recipe: Recipe, facts: ModelFacts, progress: Progress | None) -> Prepared:
+    """Documents that are texts; or for a causal-lm conversations, or prompts and completions, where the recipe names
+    their fields, or the data has such fields and none of texts."""
+    data, task = recipe.data, get_task(recipe.task)
+    extra = {"class": {LABEL: data.label}, "target": {TARGET: data.target}}
+    texts: Wanted = {TEXT: data.text, **extra.get(task.predicts, {})}
+    named = named_fields(data)
+    if named is not None and task.predicts != "next":
+        raise DataError(f"{next(iter(named))}: {recipe.task} does not learn from it; write task=causal-lm, or leave it "
+                        "out")
+    try:
+        return _from_fields(recipe, facts, named or texts, progress)
+    except MissingField as missing:
+        usual = usual_fields(missing.present) if named is None and task.predicts == "next" else None
+        if usual is None:
+            raise
+    return _from_fields(recipe, facts, usual, progress)
+
+
+def _from_fields(recipe: Recipe, facts: ModelFacts, wanted: Wanted, progress: Progress | None) -> Prepared:
     task = get_task(recipe.task)
-    extra = {"class": {LABEL: recipe.data.label}, "target": {TARGET: recipe.data.target}}
-    wanted = {TEXT: recipe.data.text, **extra.get(task.predicts, {})}
     cache_dir = Path(recipe.cache_dir).expanduser()
-    split = Split(open_corpus(recipe.data, wanted, cache_dir), wanted, recipe.data.eval_fraction)
+    held_out_data = evaluation_data(recipe.data)
+    split = Split(open_corpus(recipe.data, wanted, cache_dir), wanted, recipe.data.eval_fraction,
+                  None if held_out_data is None else open_corpus(held_out_data, wanted, cache_dir))
     tokenizer = choose_tokenizer(recipe, facts, lambda: split.training_texts(progress), split.key)
+    if MESSAGES in wanted:
+        from tightfit.data.chat import with_template  # for conversations alone
+
+        tokenizer = with_template(tokenizer, recipe.data, recipe.tokenizer)
     train, evaluation, names = tokenize(split, tokenizer, cache_dir, progress)
     if train.classes is not None and evaluation.classes is not None:
         classes = len(names) or 1 + int(max(train.classes.max(), evaluation.classes.max(initial=0)))
@@ -111,7 +147,7 @@ def _from_text(recipe: Recipe, facts: ModelFacts, progress: Progress | None) -> 
     if packed and tokens < recipe.seq_len:
         raise DataError(f"seq_len: {split.corpus.name} has {tokens:,} training tokens, fewer than one sequence of "
                         f"{recipe.seq_len:,}; write seq_len={tokens} or less, or more data")
-    if not _something_to_predict(task, train.streams[TEXT], tokenizer):
+    if not _something_to_predict(task, train, tokenizer):
         raise DataError(f"data: there is no token to predict in the documents of {split.corpus.name}: each is empty or "
                         "holds special tokens only; write data=<documents with text>")
     samples = partial(_text_samples, recipe=recipe, facts=facts, tokenizer=tokenizer, packed=packed)
@@ -125,8 +161,11 @@ def _from_text(recipe: Recipe, facts: ModelFacts, progress: Progress | None) -> 
     )
 
 
-def _something_to_predict(task: Task, train: TokenStream, tokenizer: Tokenizer) -> bool:
+def _something_to_predict(task: Task, part: Part, tokenizer: Tokenizer) -> bool:
     """Whether any token of the training documents can be a label."""
+    train = part.streams[TEXT]
+    if LEARNED in part.streams:
+        return bool(part.streams[LEARNED].counts[1])
     if task.predicts == "next":  # a document's first token has none before it to be predicted from
         return len(train) > train.documents
     if task.predicts == "hidden":
@@ -141,14 +180,14 @@ def _text_samples(part: Part, *, recipe: Recipe, facts: ModelFacts, tokenizer: T
         masking = Masking(mask_id=tokenizer.mask_id, vocab_size=tokenizer.vocab_size,
                           special_ids=tokenizer.special_ids, seed=recipe.seed)
     if packed:
-        return Packed(part.streams[TEXT], recipe.seq_len, masking)
+        return Packed(part.streams[TEXT], recipe.seq_len, masking, part.streams.get(LEARNED))
     return padded(Documents(part=part, seq_len=recipe.seq_len, facts=facts, masking=masking), recipe, facts)
 
 
 def unigram_loss(task: Task, train: Part, held_out: Part) -> float | None:
     """Nats per held-out token, predicted by how often each token occurs in training (add-one smoothed); None where no
-    tokens are predicted."""
-    if task.predicts == "class":
+    tokens are predicted, or not all."""
+    if task.predicts == "class" or LEARNED in train.streams:
         return None
     text = TARGET if task.predicts == "target" else TEXT
     stream, counts = held_out.streams[text], train.streams[text].counts + 1

@@ -17,22 +17,33 @@ from typing import Any
 from tightfit.errors import DataError
 
 TEXT, TARGET, LABEL = "data.text", "data.target", "data.label"
-TEXTS = (TEXT, TARGET)
+MESSAGES, PROMPT, COMPLETION = "data.messages", "data.prompt", "data.completion"
+TEXTS = (TEXT, TARGET, PROMPT, COMPLETION)
 """The recipe fields that name a field of the data, and those whose values are texts."""
+LEARNED = "learned"
+"""The stream that says of each token of the text whether it is learned, where not all are."""
 
 Wanted = Mapping[str, str]
 Row = tuple[Any, ...]
 Reader = Callable[[Path, Wanted], Iterator[Row]]
 
 
+class MissingField(DataError):
+    """Data without a field that is wanted. present: the fields that it has."""
+
+    present: tuple[str, ...] = ()
+
+
 def require_fields(wanted: Wanted, present: Iterable[str], origin: str) -> None:
-    """Raises DataError unless every wanted field is among `present`."""
+    """Raises MissingField unless every wanted field is among `present`."""
     present = list(present)
     for key, field in wanted.items():
         if field not in present:
-            raise DataError(
+            missing = MissingField(
                 f"{key}: {origin} has no field {field!r}; it has {', '.join(present)}; write {key}=<one of them>"
             )
+            missing.present = tuple(present)
+            raise missing
 
 
 def pick(row: Mapping[str, Any], wanted: Wanted, origin: str) -> Row:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tightfit.data.readers import TARGET, TEXT
+from tightfit.data.readers import LEARNED, TARGET, TEXT
 from tightfit.data.tokenized import Part, TokenStream
 from tightfit.models import ModelFacts
 from tightfit.recipe import Recipe
@@ -126,7 +126,8 @@ def truncated(ids: Array, length: int) -> Array:
 class Documents:
     """The documents of a part, cut to `seq_len` tokens, as examples of the task that they were read for.
 
-    They predict their targets, their classes, the tokens that `masking` hides, or else each token's successor.
+    They predict their targets, their classes, the tokens that `masking` hides, or else each token's successor, where
+    that is learned.
     """
 
     part: Part
@@ -149,7 +150,10 @@ class Documents:
             decoder = shifted_right(target, self.facts.decoder_start_token_id, self.facts.pad_token_id)
             ids = truncated(stream.document(index), length)
             return Example({"input_ids": ids, "decoder_input_ids": decoder}, target)
-        return next_tokens(stream.document(index, length + 1), length)
+        ids = labelled = stream.document(index, length + 1)
+        if LEARNED in self.part.streams:
+            labelled = np.where(self.part.streams[LEARNED].document(index, length + 1), ids, IGNORE)
+        return Example({"input_ids": ids[:length]}, next_tokens(labelled, length).labels)
 
 
 @dataclass(frozen=True)
@@ -157,12 +161,14 @@ class Packed:
     """Consecutive rows of `seq_len` tokens of a stream; all rows together hold each of its tokens once.
 
     The last row begins early enough to be full, and does not count again what the row before it has counted. A stream
-    shorter than `seq_len` is one shorter row. With `masking`, labels are the hidden tokens; without, the next ones.
+    shorter than `seq_len` is one shorter row. With `masking`, labels are the hidden tokens; without, the next ones,
+    where `learned` is not 0.
     """
 
     stream: TokenStream
     seq_len: int
     masking: Masking | None = None
+    learned: TokenStream | None = None
 
     def __len__(self) -> int:
         return (len(self.stream) + self.seq_len - 1) // self.seq_len
@@ -186,6 +192,9 @@ class Packed:
                 labels[row, -1] = IGNORE if start + length == len(self.stream) else self.stream.tokens[start + length]
                 labels[row, ends] = IGNORE
                 labels[row, :counted] = IGNORE
+                if self.learned is not None:
+                    following = self.learned.tokens[start + 1 : start + length + 1]
+                    labels[row, : len(following)][following == 0] = IGNORE
             else:
                 real = self.stream.tokens[start : start + length].astype(np.int64)
                 ids[row], labels[row] = self.masking.apply(real, epoch, int(index), counted)

@@ -125,8 +125,11 @@ class ImageFolder:
         return Example({"pixel_values": pixels}, np.asarray(self.classes[index], dtype=np.int64))
 
 
-def open_images(source: str, facts: ModelFacts, num_labels: int | None) -> tuple[ImageFolder, tuple[str, ...]]:
-    """The images in `source/<class>/`, and the names of the classes, sorted.
+def open_images(
+    source: str, facts: ModelFacts, num_labels: int | None, known: tuple[str, ...] = ()
+) -> tuple[ImageFolder, tuple[str, ...]]:
+    """The images in `source/<class>/`, and the names of the classes, sorted. known: the names, where there are some
+    already.
 
     Raises DataError for other contents, and for fewer classes than the model's where no `num_labels` asks for those.
     """
@@ -139,6 +142,10 @@ def open_images(source: str, facts: ModelFacts, num_labels: int | None) -> tuple
     names = tuple(name for name, files in found.items() if files)
     if not names:
         raise DataError(f"data: {source!r} holds no images; write a folder with one folder of png or jpg files a class")
+    if known and (strange := [name for name in names if name not in known]):
+        raise DataError(f"data.eval_source: {source!r} has the class {strange[0]!r}, which is none of the training "
+                        f"data's ({', '.join(known)}); rename or remove that folder")
+    names = known or names
     needed = max(len(names), 2)
     if needed > facts.num_labels or (num_labels is None and needed < facts.num_labels):
         raise DataError(f"data: {source!r} has {len(names)} classes and the model {facts.num_labels}; "
@@ -146,7 +153,7 @@ def open_images(source: str, facts: ModelFacts, num_labels: int | None) -> tuple
     if not facts.image_size or facts.num_channels not in MODES:
         raise DataError(f"model: images of size {facts.image_size} with {facts.num_channels} channels cannot be made "
                         "from image files; write a model that reads square images of 1 or 3 channels")
-    pairs = [(file, number) for number, name in enumerate(names) for file in found[name]]
+    pairs = [(file, number) for number, name in enumerate(names) for file in found.get(name, ())]
     files, numbers = zip(*pairs, strict=True)
     return ImageFolder(files=files, classes=numbers, size=facts.image_size, channels=facts.num_channels), names
 
@@ -161,6 +168,15 @@ def read_image(path: Path, size: int, channels: int) -> Array:
     except (OSError, SyntaxError) as error:  # Pillow raises SyntaxError for some broken PNG files
         raise DataError(f"data: {path} is not a readable image: {error}") from None
     return np.ascontiguousarray(((pixels / 255.0 - MEAN) / DEVIATION).transpose(2, 0, 1))
+
+
+def image_processor(facts: ModelFacts) -> dict[str, Any]:
+    """The configuration of transformers' image processor that makes the same pixels as `read_image`."""
+    return {
+        "image_processor_type": "ViTImageProcessor", "size": {"height": facts.image_size, "width": facts.image_size},
+        "do_resize": True, "resample": 2, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True,
+        "image_mean": [MEAN] * facts.num_channels, "image_std": [DEVIATION] * facts.num_channels,
+    }  # fmt: skip
 
 
 def _pillow() -> Any:

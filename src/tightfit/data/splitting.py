@@ -10,7 +10,7 @@ import numpy as np
 
 from tightfit.data.caching import digest
 from tightfit.data.corpora import Corpus
-from tightfit.data.readers import TEXTS, Row, Wanted
+from tightfit.data.readers import MESSAGES, TEXT, TEXTS, Row, Wanted
 from tightfit.tasks import Array
 
 Progress = Callable[[str, int, int], None]
@@ -21,44 +21,72 @@ Progress = Callable[[str, int, int], None]
 class Split:
     """A corpus' rows, each in the training or the held-out part.
 
-    Where rows are text alone, empty ones are left out, and a single one is cut in two.
+    fraction: share of them to hold out, where there is no `evaluation`, a corpus that is held out whole. Where rows are
+    text alone, empty ones are left out, and a single one is cut in two.
     """
 
     corpus: Corpus
     wanted: Wanted
     fraction: float
+    evaluation: Corpus | None = None
 
     @property
     def key(self) -> str:
         """Names the parts' content."""
         fields = (part for pair in self.wanted.items() for part in pair)
-        return digest(["split 2", self.corpus.fingerprint, repr(self.fraction), *fields])
+        held = repr(self.fraction) if self.evaluation is None else self.evaluation.fingerprint
+        return digest(["split 2", self.corpus.fingerprint, held, *fields])
 
     @cached_property
     def chosen(self) -> Array:
         """Bool (rows,): which rows are held out. Reads the corpus once."""
-        return held_out(sum(1 for _ in self._rows()), self.fraction)
+        rows = sum(1 for _ in self._rows_of(self.corpus))
+        if self.evaluation is None:
+            return held_out(rows, self.fraction)
+        return np.repeat([False, True], [rows, sum(1 for _ in self._rows_of(self.evaluation))])
 
     def rows(self) -> Iterator[tuple[int, Row]]:
         """Each row with its part's place in `PARTS`."""
-        if len(self.chosen) == 1 and len(self.wanted) == 1 and self.fraction:
+        if len(self.chosen) == 1 and self._text_alone and self.fraction:
             ((text,),) = self._rows()
             yield from enumerate((part,) for part in split_text(text, self.fraction) if part)
         else:
             yield from zip(self.chosen.astype(int).tolist(), self._rows(), strict=True)
+
+    def origin(self, number: int) -> str:
+        """A row by its number in all of them, from 1, as a person finds it."""
+        before = len(self.chosen) - int(self.chosen.sum())
+        if self.evaluation is None or number <= before:
+            return f"{self.corpus.name} row {number}"
+        return f"{self.evaluation.name} row {number - before}"
 
     def training_texts(self, progress: Progress | None = None) -> Iterator[str]:
         """Every text of the training part."""
         columns = [i for i, key in enumerate(self.wanted) if key in TEXTS]
         for number, (part, row) in enumerate(self.rows(), 1):
             if part == 0:
-                yield from (row[i] for i in columns)
+                yield from self._texts(row, columns)
             if progress is not None and number <= len(self.chosen):  # not more, where one document is cut in two
                 progress("training the tokenizer", number, len(self.chosen))
 
+    def _texts(self, row: Row, columns: list[int]) -> Iterator[str]:
+        if MESSAGES not in self.wanted:
+            return (row[i] for i in columns)
+        from tightfit.data.chat import texts_of  # for conversations alone
+
+        return texts_of(row[0])
+
+    @property
+    def _text_alone(self) -> bool:
+        return list(self.wanted) == [TEXT]
+
     def _rows(self) -> Iterator[Row]:
-        alone = len(self.wanted) == 1
-        return (row for row in self.corpus.rows() if not alone or row[0].strip())
+        yield from self._rows_of(self.corpus)
+        if self.evaluation is not None:
+            yield from self._rows_of(self.evaluation)
+
+    def _rows_of(self, corpus: Corpus) -> Iterator[Row]:
+        return (row for row in corpus.rows() if not self._text_alone or row[0].strip())
 
 
 def held_out(documents: int, fraction: float) -> Array:

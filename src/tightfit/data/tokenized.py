@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tightfit.data.caching import cached, digest
-from tightfit.data.readers import LABEL, TEXTS, Row, Wanted
+from tightfit.data.readers import LABEL, LEARNED, MESSAGES, PROMPT, TEXT, TEXTS, Row, Wanted
 from tightfit.data.splitting import Progress, Split
 from tightfit.data.tokenizing import Tokenizer
 from tightfit.errors import DataError
@@ -134,13 +134,20 @@ def tokenize(
     return cached(cache_dir / "tokens" / key, fill, lambda folder: _read(folder, split.wanted))
 
 
+def streams_of(wanted: Wanted) -> list[str]:
+    """The names of the streams that documents with these fields become."""
+    if MESSAGES in wanted or PROMPT in wanted:
+        return [TEXT, LEARNED]
+    return [key for key in wanted if key in TEXTS]
+
+
 def _read(folder: Path, wanted: Wanted) -> tuple[Part, Part, tuple[str, ...]]:
     names = json.loads((folder / "names.json").read_text(encoding="utf-8"))
     if not isinstance(names, list):
         raise ValueError("names.json should hold a list")
     parts = []
     for part in (folder / name for name in PARTS):
-        streams = {key: TokenStream(part / key) for key in wanted if key in TEXTS}
+        streams = {key: TokenStream(part / key) for key in streams_of(wanted)}
         if any(len(stream.tokens) != stream.starts[-1] for stream in streams.values()):  # which opens every file
             raise ValueError(f"{part} holds another number of tokens than it states")
         parts.append(Part(streams, np.load(part / f"{LABEL}.npy") if LABEL in wanted else None))
@@ -166,19 +173,23 @@ def class_ids(labels: list[Any], field: str) -> tuple[list[int], list[str]]:
 
 def _encode(folder: Path, split: Split, tokenizer: Tokenizer, progress: Progress | None) -> Array:
     """Write the rows' streams into a folder for each part; the rows' parts, int64 (rows,)."""
-    columns = {column: key for column, key in enumerate(split.wanted) if key in TEXTS}
-    writers = {
-        column: [StreamWriter(folder / part / key, tokenizer.vocab_size) for part in PARTS]
-        for column, key in columns.items()
-    }
+    streams, wanted = streams_of(split.wanted), list(split.wanted)
+    sizes = {key: 2 if key == LEARNED else tokenizer.vocab_size for key in streams}
+    writers = {key: [StreamWriter(folder / part / key, sizes[key]) for part in PARTS] for key in streams}
     parts: list[int] = []
     total = len(split.chosen)
-    for batch in _batches(split.rows(), columns):
-        here = [part for part, _ in batch]
-        for column in columns:
-            encoded = tokenizer.encode_batch([row[column] for _, row in batch])
-            for part, writer in enumerate(writers[column]):
-                writer.extend([ids for place, ids in zip(here, encoded, strict=True) if place == part])
+    for batch in _batches(split.rows(), [column for column, key in enumerate(wanted) if key in (*TEXTS, MESSAGES)]):
+        here, rows = [part for part, _ in batch], [row for _, row in batch]
+        if LEARNED in streams:
+            from tightfit.data.chat import encode  # for what is learned in part, alone
+
+            origins = [split.origin(len(parts) + number) for number in range(1, len(rows) + 1)]
+            encoded = encode(split.wanted, rows, tokenizer, origins)
+        else:
+            encoded = {key: tokenizer.encode_batch([row[wanted.index(key)] for row in rows]) for key in streams}
+        for key in streams:
+            for part, writer in enumerate(writers[key]):
+                writer.extend([ids for place, ids in zip(here, encoded[key], strict=True) if place == part])
         if progress is not None and len(parts) < total:
             progress("tokenizing", min(len(parts) + len(batch), total), total)
         parts += here
@@ -193,7 +204,7 @@ def _batches(rows: Iterable[tuple[int, Row]], columns: Iterable[int]) -> Iterato
     size = 0
     for item in rows:
         waiting.append(item)
-        size += sum(len(item[1][column]) for column in columns)
+        size += sum(len(value if isinstance(value := item[1][column], str) else str(value)) for column in columns)
         if size >= BATCH_CHARACTERS:
             yield waiting
             waiting, size = [], 0

@@ -44,8 +44,9 @@ class Tokenizer:
 
     backend: the library's own. vocab_size: one more than the largest id. end_id: the token that ends a document.
     fast: whether threads may encode at once. fingerprint: names everything that its output depends on.
-    ids: of each text, with the special tokens that the tokenizer puts around it. save: writes into a folder the files
-    from which `transformers.AutoTokenizer` makes it again.
+    ids: of each text, with the special tokens that the tokenizer puts around it. offsets: of each text the ids, and
+    where in it each token begins and ends; the flag asks for special tokens, which lie nowhere. save: writes into a
+    folder the files from which `transformers.AutoTokenizer` makes it again.
     """
 
     backend: Any
@@ -57,6 +58,7 @@ class Tokenizer:
     fast: bool
     fingerprint: str
     ids: Callable[[Sequence[str]], list[list[int]]]
+    offsets: Callable[[Sequence[str], bool], list[tuple[list[int], list[tuple[int, int]]]]]
     save: Callable[[Path], object]
 
     def encode_batch(self, texts: Sequence[str]) -> list[Array]:
@@ -108,6 +110,8 @@ def bare_tokenizer(backend: Any, name: str) -> Tokenizer:
         fast=True,
         fingerprint=digest([backend.to_str()]),
         ids=lambda texts: [list(encoding.ids) for encoding in backend.encode_batch_fast(list(texts))],
+        offsets=lambda texts, special: [
+            (list(e.ids), list(e.offsets)) for e in backend.encode_batch(list(texts), add_special_tokens=special)],
         save=save,
     )
 
@@ -177,6 +181,14 @@ def load_tokenizer(name: str, trust_remote_code: bool) -> Tokenizer:
         files = sorted(path for path in Path(saved).rglob("*") if path.is_file())
         fingerprint = files_digest((path.relative_to(saved).as_posix(), path) for path in files)
     options = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
+
+    def offsets(texts: Sequence[str], special: bool) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        if not backend.is_fast:
+            raise DataError(f"tokenizer: {name} does not say where in a text its tokens lie, which learning a part of "
+                            "it needs; write tokenizer=<one with a tokenizer.json>")
+        found = backend(list(texts), add_special_tokens=special, return_offsets_mapping=True, **options)
+        return list(zip(found["input_ids"], found["offset_mapping"], strict=True))
+
     return Tokenizer(
         backend=backend,
         vocab_size=1 + max(backend.get_vocab().values()),
@@ -187,5 +199,6 @@ def load_tokenizer(name: str, trust_remote_code: bool) -> Tokenizer:
         fast=backend.is_fast,  # those written in Python hold the interpreter's lock, and keep state
         fingerprint=fingerprint,
         ids=lambda texts: [list(ids) for ids in backend(list(texts), **options)["input_ids"]],
+        offsets=offsets,
         save=backend.save_pretrained,
     )

@@ -13,6 +13,7 @@ ROUNDING = ("micro_batch_size", "attention", "loss", "checkpointing", "accumulat
 
 MAY_CHANGE = frozenset({
     "max_steps", "num_train_epochs", "logging_steps", "eval_steps", "eval_samples", "save_steps", "save_total_limit",
+    "metric_for_best_model", "load_best_model_at_end", "early_stopping_patience", "early_stopping_threshold",
     "output_dir", "resume", "report_to", "profile_step", "sample_prompt", "cache_dir", "loading", "empty_cache_steps",
     "device", "recover", "allow_numerics", "inference", "hugging_face", "offload", "update", *ROUNDING,
 })  # fmt: skip

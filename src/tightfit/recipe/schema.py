@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
 from tightfit.errors import RecipeError
-from tightfit.recipe.sections import Data, Inference
+from tightfit.recipe.sections import BestMetric, Data, Inference, Schedule, Size, StepsOrShare
 from tightfit.recipe.yaml import explain, parse_technique, technique_to_yaml
 from tightfit.tasks import TASKS
 from tightfit.techniques import (
@@ -46,18 +46,10 @@ if TYPE_CHECKING:
     from tightfit.devices import Device
 
 Auto = Literal["auto"]
-Size = Annotated[int, Field(ge=1), at_most(2**31 - 1), NUMBER]
 CHOICES = ("micro_batch_size", "precision", "loss", "checkpointing", "optimizer", "attention", "compile")
 """The fields that a search decides."""
 CHOSEN_SLOTS = tuple(field for field in CHOICES if field in SLOTS)
 """Those of them that a technique fills."""
-Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial"]
-
-
-def _steps_or_share(value: Any) -> Any:
-    if not isinstance(value, bool) and isinstance(value, int | float) and (0 <= value < 1 or value == value // 1 > 0):
-        return value
-    raise ValueError("a whole number of steps from 0 on, or below 1 a share of all steps")
 
 
 def _slot(name: str) -> tuple[BeforeValidator, PlainSerializer]:
@@ -149,7 +141,7 @@ class Recipe(BaseModel):
     """Peak learning rate."""
     lr_scheduler_type: Schedule = "cosine"
     """How the learning rate falls after warm-up."""
-    warmup_steps: Annotated[int | float, BeforeValidator(_steps_or_share)] = 0
+    warmup_steps: StepsOrShare = 0
     """Steps over which the learning rate rises from 0; below 1, a share of all steps."""
     max_steps: Positive = 300
     """Optimizer steps to train for, unless `num_train_epochs` says how many."""
@@ -168,7 +160,16 @@ class Recipe(BaseModel):
     save_steps: Positive | None = None
     """Write a checkpoint every so many steps; by default only when stopped."""
     save_total_limit: Positive = 2
-    """Checkpoints to keep."""
+    """Checkpoints to keep; the best one stays besides."""
+    metric_for_best_model: BestMetric | None = None
+    """Metric of the evaluations by which the best checkpoint is kept: loss (the default of the two fields below),
+    perplexity, accuracy or f1."""
+    load_best_model_at_end: bool = False
+    """Whether the finished model is the best checkpoint's, instead of the last step's."""
+    early_stopping_patience: Positive | None = None
+    """End the run after so many evaluations in a row without a better one."""
+    early_stopping_threshold: Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER] = 0.0
+    """How much better an evaluation has to be to count as such for early stopping."""
     output_dir: str | None = None
     """The run's folder; by default `runs/<name>`."""
     resume: Literal["auto", "never"] = "auto"
@@ -194,6 +195,10 @@ class Recipe(BaseModel):
         if self.mode == "train" and micro != "auto" and micro > batch:
             raise RecipeError(f"micro_batch_size: {micro} is more than batch_size={batch}, which is what one optimizer "
                               f"step learns from; write micro_batch_size={batch} or less, or batch_size={micro}")
+        if self.best_metric is not None:
+            from tightfit.recipe.best import check_best
+
+            check_best(self)
         if self.hugging_face:
             from tightfit.recipe.hf_arguments import check_carried
 
@@ -255,6 +260,12 @@ class Recipe(BaseModel):
         """Steps of warm-up."""
         given = self.warmup_steps
         return math.ceil(given * self.max_steps) if given < 1 else int(given)
+
+    @property
+    def best_metric(self) -> str | None:
+        """The metric by which evaluations are compared, as it is written down; None where they are not."""
+        asked = self.metric_for_best_model or self.load_best_model_at_end or self.early_stopping_patience
+        return f"eval_{self.metric_for_best_model or 'loss'}" if asked else None
 
     def open_choices(self) -> tuple[str, ...]:
         """The fields that a search decides and that still say `auto`, or whose technique does of a knob."""

@@ -1,12 +1,29 @@
-"""The sections of a recipe that are mappings of their own: its data, and generation from prompts."""
+"""The sections of a recipe that are mappings of their own: its data, and generation from prompts; and the types of its
+numbers and names."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from tightfit.techniques.base import NUMBER, Positive
+from tightfit.techniques.base import NUMBER, Positive, at_most
+
+
+def _steps_or_share(value: Any) -> Any:
+    if not isinstance(value, bool) and isinstance(value, int | float) and (0 <= value < 1 or value == value // 1 > 0):
+        return value
+    raise ValueError("a whole number of steps from 0 on, or below 1 a share of all steps")
+
+
+def _without_prefix(value: Any) -> Any:
+    return value.removeprefix("eval_") if isinstance(value, str) else value
+
+
+Size = Annotated[int, Field(ge=1), at_most(2**31 - 1), NUMBER]
+StepsOrShare = Annotated[int | float, BeforeValidator(_steps_or_share)]
+Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial"]
+BestMetric = Annotated[Literal["loss", "perplexity", "accuracy", "f1"], BeforeValidator(_without_prefix)]
 
 
 class Data(BaseModel):
@@ -23,6 +40,16 @@ class Data(BaseModel):
     """The Hugging Face dataset's split to train on."""
     text: str = "text"
     """Field that holds the text (seq2seq: the source text)."""
+    messages: str | None = None
+    """Field that holds a conversation, of which a causal-lm learns the assistant's turns: a list of messages with
+    `role` and `content`; by default `messages`, where there is no field of texts."""
+    chat_template: str | None = None
+    """File with the Jinja template that conversations are written with; by default the tokenizer's own."""
+    prompt: str | None = None
+    """Field that holds what a causal-lm is given and does not learn; by default `prompt`, where there is no field of
+    texts."""
+    completion: str | None = None
+    """Field that holds the text that is learned behind the prompt; by default `completion`."""
     label: str = "label"
     """Field that holds the class."""
     target: str = "target"
@@ -32,7 +59,16 @@ class Data(BaseModel):
     samples: Positive = 512
     """Number of random examples that `dummy` makes."""
     eval_fraction: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False), NUMBER] = 0.05
-    """Share of the documents held out for evaluation."""
+    """Share of the documents held out for evaluation, unless they are named."""
+    eval_source: str | None = None
+    """Where the examples of evaluation come from, instead of a share of the others: as `source`."""
+    eval_split: str | None = None
+    """The Hugging Face dataset's split to evaluate on."""
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether there are examples to evaluate on."""
+        return bool(self.eval_fraction or self.eval_source or self.eval_split)
 
 
 class Inference(BaseModel):

@@ -16,6 +16,10 @@ FIELDS: Mapping[str, str] = {
     "lora": "trainable=lora", "qlora": "trainable=lora base=nf4", "peft": "trainable=lora", "dora": "trainable=dora",
     "load_in_4bit": "base=nf4", "load_in_8bit": "base=int8", "lora_r": "trainable.rank=...",
     "lora_alpha": "trainable.alpha=...", "quantization": "base=nf4", "freeze": "trainable={name: layers, names: [...]}",
+    "validation_file": "data.eval_source=...", "eval_dataset": "data.eval_source=...",
+    "validation_split": "data.eval_split=...", "chat_template": "data.chat_template=...",
+    "early_stopping": "early_stopping_patience=...", "patience": "early_stopping_patience=...",
+    "save_best": "load_best_model_at_end=true",
     "grad_clip": "max_grad_norm=...", "gradient_clipping": "max_grad_norm=...", "scheduler": "lr_scheduler_type=...",
 }  # fmt: skip
 """Fields to write in place of those that a recipe does not have."""

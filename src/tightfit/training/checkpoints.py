@@ -38,7 +38,7 @@ def save(parent: Path, step: int, write: Callable[[Path], dict[str, Any]], loop:
 
     Raises CheckpointError where the disk is full or not writable; what was written is removed.
     """
-    final = parent / f"step-{step:08d}"
+    final = folder_of(parent, step)
     temporary = parent / f".writing-step-{step:08d}"
     try:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -62,10 +62,16 @@ def save(parent: Path, step: int, write: Callable[[Path], dict[str, Any]], loop:
     return final
 
 
-def prune(parent: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints, and what a crash left half written."""
+def folder_of(parent: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return parent / f"step-{step:08d}"
+
+
+def prune(parent: Path, keep: int, best: int | None = None) -> None:
+    """Remove all but the newest `keep` checkpoints and that of the step `best`, and what a crash left half written."""
     for folder in folders(parent)[:-keep]:
-        shutil.rmtree(folder, ignore_errors=True)
+        if best is None or folder != folder_of(parent, best):
+            shutil.rmtree(folder, ignore_errors=True)
     for folder in parent.glob(".writing-*"):
         shutil.rmtree(folder, ignore_errors=True)
 

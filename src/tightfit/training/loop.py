@@ -5,69 +5,38 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tightfit.backends.base import GlobalBatchSource, PendingResult, Step, StepResult, Total
+from tightfit.backends.base import GlobalBatchSource, Step, StepResult
 from tightfit.backends.world import ALONE, World
 from tightfit.errors import CheckpointError, NonFiniteLoss, OutOfMemory
 from tightfit.recipe import Recipe
-from tightfit.tasks import GlobalBatch
-from tightfit.text import size
+from tightfit.tasks import IGNORE, GlobalBatch
 from tightfit.training import checkpoints
 from tightfit.training.listeners import Listener
-from tightfit.training.records import MetricsLog, NullMetricsLog
+from tightfit.training.records import (
+    DispatchedStep,
+    Interval,
+    MetricsLog,
+    NullMetricsLog,
+    TrainerState,
+    evaluation_metrics,
+    metrics_of,
+    metrics_text,
+)
 from tightfit.training.run_folder import RunFolder
 from tightfit.training.schedule import learning_rate
 from tightfit.training.stopping import StopRequest
 
 if TYPE_CHECKING:
     from tightfit.profiling.measure import RunProfile
+    from tightfit.training.best import Best
 
 SKIPS_IN_A_ROW = 50
 """So many steps skipped by loss scaling, one after the other, mean that it will not recover."""
-
-
-@dataclass
-class TrainerState:
-    """How far a run has come. All but `step` is this process's; seconds count steps and waiting for data, while
-    evaluation, saving, compiling and a profiled step are left out; so are that step's samples and tokens."""
-
-    step: int = 0
-    first_step: int = 0
-    skipped_steps: int = 0
-    training_seconds: float = 0.0
-    data_wait_seconds: float = 0.0
-    samples: int = 0
-    tokens: int = 0
-    losses: list[float] = field(default_factory=list)
-    eval_loss: float | None = None
-    stopped_by: str | None = None
-
-
-@dataclass
-class _Interval:
-    """Sums since the last line of metrics."""
-
-    loss: float = 0.0
-    count: int = 0
-    skipped: int = 0
-    samples: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class _DispatchedStep:
-    """A step that was dispatched and not yet read. profiled: whether its time is not the run's."""
-
-    number: int
-    global_batch: Any
-    pending: PendingResult
-    learning_rate: float
-    profiled: bool
 
 
 @dataclass
@@ -75,7 +44,7 @@ class TrainingLoop:
     """Runs a step over global batches until `recipe.max_steps`, or until asked to stop.
 
     Where a step's figures are still on their way, they are read after the next one was dispatched, so that a device
-    never waits for the host.
+    never waits for the host. mfu: that of so many tokens a second.
     """
 
     recipe: Recipe
@@ -87,11 +56,14 @@ class TrainingLoop:
     listener: Listener
     profile: RunProfile | None = None
     world: World = ALONE
+    mfu: Callable[[float], float] | None = None
     state: TrainerState = field(default_factory=TrainerState, init=False)
-    _interval: _Interval = field(default_factory=_Interval, init=False)
+    _interval: Interval = field(default_factory=Interval, init=False)
     _saved_at: int | None = field(default=None, init=False)
     _evaluated_at: int | None = field(default=None, init=False)
     _skips: int = field(default=0, init=False)
+    _unlabelled: bool = field(default=False, init=False)
+    best: Best | None = field(default=None, init=False)
 
     def resume(self, checkpoint: checkpoints.Checkpoint) -> None:
         """Go on from a checkpoint. Raises CheckpointError where the data is another."""
@@ -104,7 +76,8 @@ class TrainingLoop:
                                   "number of batches differs); bring it back, or write another output_dir")
         self.step.load(checkpoint.folder, checkpoint.meta)
         self.state.step = self.state.first_step = self._saved_at = checkpoint.step
-        self._interval = _Interval(**checkpoint.loop["interval"])
+        self._interval = Interval(**checkpoint.loop["interval"])
+        self.state.tokens_seen = checkpoint.loop.get("tokens_seen", 0)
 
     def carry(self, before: TrainerState) -> None:
         """Count the steps of a loop in this process that ended where this one goes on."""
@@ -115,14 +88,14 @@ class TrainingLoop:
         weights are whole; a request to stop saves and returns."""
         recipe, state, profile = self.recipe, self.state, self.profile
         self.listener.started(state.step, recipe.max_steps)
-        dispatched: _DispatchedStep | None = None
+        dispatched: DispatchedStep | None = None
         with StopRequest() as stop, self._kept_when_out_of_memory(lambda: dispatched):
             global_batches = self.step.global_batches(self.source, state.step, recipe.max_steps)
-            evaluated_at = self.world.broadcast_from_rank0(lambda: self.log.evaluated_at)
-            if self._evaluates_at(state.step) and evaluated_at != state.step:
+            self._remember(self.world.broadcast_from_rank0(lambda: self.log.evaluations))
+            if self._evaluates_at(state.step) and self._evaluated_at != state.step:
                 self.evaluate()  # which an end of the process came before
             self._restart_clock()
-            while state.step < recipe.max_steps and not self._asked_to_stop(stop):
+            while state.step < recipe.max_steps and not (state.early_stopped or self._asked_to_stop(stop)):
                 if dispatched is not None and profile is not None and state.step + 1 == profile.at:
                     self._record(dispatched)  # or the step that is profiled would wait for it
                     dispatched = None
@@ -139,7 +112,7 @@ class TrainingLoop:
                     self._restart_clock()
             if dispatched is not None:
                 self._record(dispatched)
-            if asked := self._asked_to_stop(stop):
+            if not state.early_stopped and (asked := self._asked_to_stop(stop)):
                 state.stopped_by = signal.Signals(asked).name
             self.save()
             if state.stopped_by is None and self._evaluated_at != state.step:
@@ -148,34 +121,47 @@ class TrainingLoop:
         return state
 
     @contextmanager
-    def _kept_when_out_of_memory(self, unread: Callable[[], _DispatchedStep | None]) -> Iterator[None]:
+    def _kept_when_out_of_memory(self, unread: Callable[[], DispatchedStep | None]) -> Iterator[None]:
         """Around the loop: what OutOfMemory says of the steps taken. unread: the last of them, where it still is."""
         try:
             yield
         except OutOfMemory as error:
             error.step = self.state.step
             if self.recipe.recover and self.step.intact and self.world.size == 1:
-                held = self.step.held_memory()
-                if held:
-                    error.args = (f"{error}; held then: "
-                                  + ", ".join(f"{name} {size(count)}" for name, count in held.items()),)
+                error.held = self.step.held_memory()
                 if (last := unread()) is not None and last.number > len(self.state.losses) + self.state.first_step:
                     self._record(last)
                 self.save()
                 error.state = self.state
             raise
 
+    def _remember(self, evaluations: Sequence[dict[str, Any]]) -> None:
+        """Take up the evaluations that this run made before it went on here."""
+        for line in evaluations[-1:]:
+            self._evaluated_at, self.state.evaluation = line["step"], metrics_of(line)
+        if self.recipe.best_metric is not None:
+            from tightfit.training.best import Best  # for runs that compare evaluations
+
+            self.best = Best(self.recipe)
+            for line in evaluations:
+                self.best.add(line["step"], metrics_of(line))
+            self._follow_best()
+
     def _asked_to_stop(self, stop: StopRequest) -> int:
         """The signal that a process of the run was sent, perhaps another one; 0 for none."""
         return int(self.world.all_reduce_max(stop.signal or 0))
 
-    def _dispatch(self, global_batches: Iterator[Any]) -> _DispatchedStep:
+    def _dispatch(self, global_batches: Iterator[Any]) -> DispatchedStep:
         """Dispatch the next step."""
         state, profile = self.state, self.profile
         rate, number = learning_rate(self.recipe, state.step), state.step + 1
         with nullcontext() if profile is None else profile.timed(number):
             before = time.perf_counter()
             global_batch = next(global_batches)
+            if global_batch.count == 0 and not self._unlabelled:
+                self._unlabelled = True
+                self.listener.message(f"warning: every label of step {number} is {IGNORE} ({global_batch.origin}): "
+                                      "there is nothing to learn from it, nor perhaps from others")
             waited = time.perf_counter() - before
             if profile is not None and profile.at == number:
                 pending, profiled = profile.take(global_batch, rate), True
@@ -183,12 +169,12 @@ class TrainingLoop:
                 pending, profiled = self.step(global_batch, rate), False
                 state.data_wait_seconds += waited
         state.step = number
-        return _DispatchedStep(number, global_batch, pending, rate, profiled)
+        return DispatchedStep(number, global_batch, pending, rate, profiled)
 
     def _restart_clock(self) -> None:
         self._mark, self._compiled = time.perf_counter(), self.step.compile_seconds
 
-    def _record(self, dispatched: _DispatchedStep) -> None:
+    def _record(self, dispatched: DispatchedStep) -> None:
         """Read a step's figures, check them, and write a line where one is due."""
         result = dispatched.pending.read()
         self._check(dispatched, result)
@@ -201,6 +187,7 @@ class TrainingLoop:
         interval.loss += result.loss.sum
         interval.count += result.loss.count
         interval.skipped += result.skipped
+        state.tokens_seen += dispatched.global_batch.tokens
         if not dispatched.profiled:
             state.training_seconds += seconds
             interval.seconds += seconds
@@ -211,7 +198,7 @@ class TrainingLoop:
         if dispatched.number % self.recipe.logging_steps == 0 or dispatched.number == self.recipe.max_steps:
             self._write_line(dispatched, result)
 
-    def _check(self, dispatched: _DispatchedStep, result: StepResult) -> None:
+    def _check(self, dispatched: DispatchedStep, result: StepResult) -> None:
         """Raises NonFiniteLoss where the step's loss or, without loss scaling to skip the step, its gradients are."""
         what = None
         if not math.isfinite(result.loss.sum):
@@ -223,24 +210,20 @@ class TrainingLoop:
         if self._skips >= SKIPS_IN_A_ROW:
             what = f"loss scaling has skipped {self._skips} steps up to step {dispatched.number}: fp16 overflows"
         if what is not None:
-            raise NonFiniteLoss(f"{what} (batch: {dispatched.global_batch.origin}); nothing was saved since. Try "
-                                f"{_stability_text(self.recipe)}; or look at that batch")
+            what += f" (batch: {dispatched.global_batch.origin}); nothing was saved since"
+            raise _not_finite(what, self.recipe, "; or look at that batch")
 
-    def _write_line(self, dispatched: _DispatchedStep, result: StepResult) -> None:
-        seen, self._interval = self._interval, _Interval()
-        line: dict[str, Any] = {
+    def _write_line(self, dispatched: DispatchedStep, result: StepResult) -> None:
+        seen, self._interval = self._interval, Interval()
+        self.log.write({
             "step": dispatched.number,
-            "loss": Total(seen.loss, seen.count).mean,
+            "epoch": round(dispatched.number / len(self.source), 4),
+            **seen.figures(self.mfu),
             "learning_rate": dispatched.learning_rate,
-        }
-        if seen.seconds:  # a profiled step alone has none that count
-            line["tokens_per_second"] = seen.tokens / seen.seconds
-            line["samples_per_second"] = seen.samples / seen.seconds
-        if result.grad_norm is not None:
-            line["grad_norm"] = result.grad_norm
-        if seen.skipped:
-            line["skipped_steps"] = seen.skipped
-        self.log.write(line)
+            **({} if result.grad_norm is None else {"grad_norm": result.grad_norm}),
+            "num_input_tokens_seen": self.state.tokens_seen,
+            "peak_memory": self.step.peak_memory(),
+        })
 
     def _pauses_at(self, step: int) -> bool:
         every = (self.recipe.eval_steps, self.recipe.save_steps)
@@ -258,16 +241,32 @@ class TrainingLoop:
         return bool(step and self.recipe.eval_steps and step % self.recipe.eval_steps == 0)
 
     def evaluate(self) -> None:
-        """The held-out loss, written down; nothing where nothing is held out."""
+        """The metrics of the held-out samples, written down; nothing where nothing is held out."""
         if self.evaluation is None:
             return
-        total = self.step.evaluate(self.evaluation())
-        if total.count == 0:
+        found = self.step.evaluate(self.evaluation())
+        if found.loss.count == 0:
+            self.listener.message(f"nothing is evaluated: every label of the held-out samples is {IGNORE}")
             return
         self._evaluated_at = self.state.step
-        self.state.eval_loss = total.mean
-        self.log.write({"step": self.state.step, "eval_loss": total.mean})
-        self.listener.message(f"step {self.state.step}: held-out loss {total.mean:.4f}")
+        self.state.evaluation = evaluation_metrics(found)
+        self.log.write({"step": self.state.step, **self.state.evaluation})
+        self.listener.message(f"step {self.state.step}: held-out {metrics_text(self.state.evaluation)}")
+        if self.best is not None and self.best.add(self.state.step, self.state.evaluation):
+            self.save()
+            self._prune()
+        self._follow_best()
+
+    def _follow_best(self) -> None:
+        """Note the best evaluation, and end the run where as many were no better as the recipe waits for."""
+        best = self.best
+        if best is None:
+            return
+        self.state.best_step, self.state.best_metrics = best.step, best.metrics
+        if best.is_out_of_patience and self.state.step < self.recipe.max_steps:
+            self.state.early_stopped = True
+            self.listener.message(f"step {self.state.step}: {best.metric} was no better in {best.waited} evaluations "
+                                  f"than at step {best.step}; the run ends here, as early_stopping_patience says")
 
     def save(self) -> None:
         """A checkpoint of the step at hand, if it has none; older ones beyond the limit go.
@@ -278,20 +277,24 @@ class TrainingLoop:
         if self._saved_at == step:
             return
         if not self.step.is_finite():
-            raise NonFiniteLoss(f"the weights of step {step} are not finite; they were not saved. Try "
-                                + _stability_text(self.recipe))
+            raise _not_finite(f"the weights of step {step} are not finite; they were not saved", self.recipe)
         seen = self._interval
-        interval = {"loss": seen.loss, "count": seen.count, "skipped": seen.skipped}
-        loop = {"interval": interval, "data": checkpoints.data_signature(self.source)}
+        loop = {"interval": {"loss": seen.loss, "count": seen.count, "skipped": seen.skipped},
+                "tokens_seen": self.state.tokens_seen, "data": checkpoints.data_signature(self.source)}
         self._saved_at = step
         if self.world.rank:
             self.step.save(self.folder.checkpoints)
             return
         checkpoints.save(self.folder.checkpoints, step, self.step.save, loop)
-        checkpoints.prune(self.folder.checkpoints, self.recipe.save_total_limit)
+        self._prune()
+
+    def _prune(self) -> None:
+        if self.world.rank == 0:
+            best = None if self.best is None else self.best.step
+            checkpoints.prune(self.folder.checkpoints, self.recipe.save_total_limit, best)
 
 
-def _stability_text(recipe: Recipe) -> str:
+def _not_finite(what: str, recipe: Recipe, also: str = "") -> NonFiniteLoss:
     from tightfit.planning.suggestions import stability_suggestions
 
-    return "; or ".join(stability_suggestions(recipe))
+    return NonFiniteLoss(f"{what}. Try {'; or '.join(stability_suggestions(recipe))}{also}")

@@ -4,16 +4,57 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from tightfit.backends.base import Evaluation, PendingResult
 from tightfit.errors import MissingLibrary, RecipeError, nearest, one_line
 from tightfit.files import write_atomically
 from tightfit.recipe import Recipe
 from tightfit.training.run_folder import METRICS
+
+EVALUATED = {
+    "eval_loss": "loss {:.4f}", "eval_perplexity": "perplexity {:,.2f}", "eval_accuracy": "accuracy {:.1%}",
+    "eval_f1": "macro F1 {:.3f}",
+}
+"""The metrics of an evaluation as they are written down, and as a person reads them."""
+
+
+def evaluation_metrics(found: Evaluation) -> dict[str, Any]:
+    """The metrics of an evaluation, by the names that the Hugging Face Trainer and its examples write.
+
+    Perplexity is of tokens, the exponential of the loss; accuracy the share of labels, classes or tokens, that have the
+    largest logit; F1 the mean of the classes'.
+    """
+    loss = found.loss.mean
+    shared = {"eval_loss": loss, "eval_accuracy": found.correct / max(found.loss.count, 1)}
+    if found.f1 is not None:
+        return {**shared, "eval_f1": found.f1}
+    return {**shared, "eval_perplexity": math.exp(min(loss, 700.0))}
+
+
+def metrics_of(line: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics of an evaluation in a line that was written of it."""
+    return {name: line[name] for name in EVALUATED if name in line}
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """An evaluation's metrics as a person reads them: `loss 1.2345, perplexity 3.4, accuracy 65.4 %`."""
+    return ", ".join(text.format(metrics[name]) for name, text in EVALUATED.items() if metrics.get(name) is not None)
+
+
+@dataclass(frozen=True)
+class DispatchedStep:
+    """A step that was dispatched and not yet read. profiled: whether its time is not the run's."""
+
+    number: int
+    global_batch: Any
+    pending: PendingResult
+    learning_rate: float
+    profiled: bool
 
 
 class MetricsLog:
@@ -21,19 +62,19 @@ class MetricsLog:
     through Accelerate.
 
     The file holds one JSON object a line: `step`, and what was measured there; null for what is not a finite number.
-    Lines after `resume_step` are dropped first; `evaluated_at` is the last step up to it that was evaluated.
+    Lines after `resume_step` are dropped first; `evaluations` are those up to it that are of one.
     """
 
     def __init__(self, recipe: Recipe, folder: Path, resume_step: int) -> None:
         path, kept = folder / METRICS, []
-        self.evaluated_at: int | None = None
+        self.evaluations: list[dict[str, Any]] = []
         if path.exists() and resume_step:
             for line in path.read_text("utf-8", "replace").splitlines():
                 try:
                     values = json.loads(line)
                     if values["step"] <= resume_step:
                         kept.append(line)
-                        self.evaluated_at = values["step"] if "eval_loss" in values else self.evaluated_at
+                        self.evaluations += [values] if "eval_loss" in values else []
                 except (ValueError, TypeError, KeyError, RecursionError):  # such as the last line of a run cut off
                     continue
         write_atomically(path, "".join(f"{line}\n" for line in kept))
@@ -89,7 +130,7 @@ class MetricsLog:
 class NullMetricsLog:
     """The log of a process that another one writes for."""
 
-    evaluated_at = None
+    evaluations: tuple[dict[str, Any], ...] = ()
 
     def write(self, values: dict[str, Any]) -> None:
         """It is written elsewhere."""
@@ -101,17 +142,71 @@ class NullMetricsLog:
         """Nothing is open."""
 
 
+@dataclass
+class TrainerState:
+    """How far a run has come. All but `step` and `tokens_seen`, which count from the run's beginning, is this
+    process's; seconds count steps and waiting for data, while evaluation, saving, compiling and a profiled step are
+    left out; so are that step's samples and tokens.
+
+    evaluation: the last one's metrics. best_step, best_metrics: of the best one, where they are compared.
+    """
+
+    step: int = 0
+    first_step: int = 0
+    skipped_steps: int = 0
+    training_seconds: float = 0.0
+    data_wait_seconds: float = 0.0
+    samples: int = 0
+    tokens: int = 0
+    losses: list[float] = field(default_factory=list)
+    tokens_seen: int = 0
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    best_step: int | None = None
+    best_metrics: dict[str, Any] = field(default_factory=dict)
+    stopped_by: str | None = None
+    early_stopped: bool = False
+
+
+@dataclass
+class Interval:
+    """Sums since the last line of metrics."""
+
+    loss: float = 0.0
+    count: int = 0
+    skipped: int = 0
+    samples: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def figures(self, mfu: Callable[[float], float] | None) -> dict[str, float]:
+        """What there is to write of them; no loss where no label counted, no rates of a profiled step alone. mfu: that
+        of so many tokens a second."""
+        found: dict[str, float] = {"loss": self.loss / self.count} if self.count else {}
+        if self.seconds:
+            found["tokens_per_second"] = self.tokens / self.seconds
+            found["samples_per_second"] = self.samples / self.seconds
+            if mfu is not None:
+                found["mfu"] = mfu(found["tokens_per_second"])
+        if self.skipped:
+            found["skipped_steps"] = self.skipped
+        return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """A run's figures. Seconds are this process's; loss is in nats a label; memory in bytes.
+    """A run's figures. Seconds are this process's; loss is in nats a label; memory in bytes. Those named eval_ are as
+    of `evaluation_metrics`.
 
     training_seconds: time in steps and waiting for data; evaluation, saving, compiling and a profiled step are apart.
+    tokens_seen: real input tokens (images: images) since the run's beginning.
     data_wait_seconds: the part of it spent waiting for data.
     peak_memory: allocated on a CUDA device, resident in the process on the CPU.
     context_memory: on a CUDA device, what the process has there outside the allocator; None where that is not known.
     first_step: the step that this process went on from; 0 for a run in one piece.
     skipped_steps: steps in which loss scaling left the weights alone.
     stopped_by: the signal that ended the run early; None where it ran to its last step.
+    early_stopped: whether it ended because evaluations were no longer better. best_step: the step of the best one,
+        where they were compared.
     """
 
     steps: int
@@ -123,16 +218,22 @@ class Summary:
     tokens_per_second: float
     peak_memory: int
     device: str
+    tokens_seen: int = 0
     context_memory: int | None = None
     first_step: int = 0
     skipped_steps: int = 0
     parameters: int = 0
     loss: float | None = None
     eval_loss: float | None = None
+    eval_perplexity: float | None = None
+    eval_accuracy: float | None = None
+    eval_f1: float | None = None
     unigram_loss: float | None = None
     attention_kernels: tuple[str, ...] = ()
     sample: str | None = None
     stopped_by: str | None = None
+    early_stopped: bool = False
+    best_step: int | None = None
     output_dir: str = ""
     losses: tuple[float, ...] = field(default=(), repr=False)
 
@@ -172,9 +273,10 @@ class Summary:
         if self.loss is not None:
             rows.append(("last step's loss", f"{self.loss:.4f}"))
         if self.eval_loss is not None:
-            against = ""
+            found = metrics_text(asdict(self))
             if self.unigram_loss is not None:
-                perplexity = math.exp(min(self.eval_loss, 700))
-                against = f" (perplexity {perplexity:,.1f}), against {self.unigram_loss:.4f} for guessing by frequency"
-            rows.append(("held-out loss", f"{self.eval_loss:.4f}{against}"))
+                found += f"; the tokens' frequencies alone give a loss of {self.unigram_loss:.4f}"
+            rows.append(("held-out", found))
+        if self.best_step is not None:
+            rows.append(("best evaluation", f"at step {self.best_step}, whose checkpoint is kept"))
         return rows

@@ -13,8 +13,7 @@ from tightfit.planning.suggestions import memory_suggestions, savings
 from tightfit.recipe import Recipe
 from tightfit.recipe.resume import ROUNDING
 from tightfit.text import size
-from tightfit.training.loop import TrainerState
-from tightfit.training.records import Summary
+from tightfit.training.records import Summary, TrainerState
 from tightfit.training.session import Session
 
 STREAMED = {"offload": "host", "accumulation": "by-block", "update": "with-forward"}
@@ -40,7 +39,8 @@ def train_on(
             raise OutOfMemory(f"{failed}. Try: {'; or '.join(memory_suggestions(recipe, session.device))}") from None
         change, recipe = found
         start = f"from step {steps}" if state or not steps else "from the newest checkpoint, or from the start"
-        log(f"{failed}{_expected(session)}. Going on {start} with {change}; recover=false ends the run instead")
+        held = "; held then: " * bool(failed.held) + ", ".join(f"{n} {size(count)}" for n, count in failed.held.items())
+        log(f"{failed}{held}{_expected(session)}. Going on {start} with {change}; recover=false ends the run instead")
         session = replace(session, recipe=recipe)
         failed.__traceback__ = failed.__context__ = None  # which hold the memory of the step that failed
         gc.collect()

@@ -70,9 +70,11 @@ class Session:
 
             check_host_memory(self.recipe, self.device, self.backend, self.config, log)
 
-    def prepare(self, dataset: Rows | None = None, progress: Progress | None = None) -> Prepared:
-        """The samples of the recipe's data, or of the caller's own `dataset`. Raises DataError."""
-        return prepare(self.recipe, self.facts, progress=progress, dataset=dataset)
+    def prepare(
+        self, dataset: Rows | None = None, progress: Progress | None = None, eval_dataset: Rows | None = None
+    ) -> Prepared:
+        """The samples of the recipe's data, or of the caller's own `dataset` and `eval_dataset`. Raises DataError."""
+        return prepare(self.recipe, self.facts, progress=progress, dataset=dataset, eval_dataset=eval_dataset)
 
     def build(self) -> Any:
         """The model with the recipe's techniques applied. Raises Refused."""

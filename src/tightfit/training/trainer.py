@@ -12,27 +12,22 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from tightfit.backends import load_backend
-from tightfit.backends.base import Backend, Step
+from tightfit.backends.base import Backend
 from tightfit.backends.world import World
 from tightfit.data import GlobalBatchLoader, Prepared, evaluation_global_batches
-from tightfit.data.tokenizing import name_end
 from tightfit.errors import CheckpointError, DataError, OutOfMemory, RecipeError, one_line
-from tightfit.models import resolve_source
 from tightfit.recipe import Recipe
-from tightfit.recipe.resume import continued
 from tightfit.training import checkpoints
+from tightfit.training.ending import beginning, finish_model, load_best, loaded_by, sample, summarize, utilization
 from tightfit.training.listeners import Listener
-from tightfit.training.loop import TrainerState, TrainingLoop
-from tightfit.training.records import MetricsLog, NullMetricsLog, Summary
+from tightfit.training.loop import TrainingLoop
+from tightfit.training.records import MetricsLog, NullMetricsLog, Summary, TrainerState
 from tightfit.training.run_folder import MODEL, PLAN, SUMMARY, RunFolder, locked, run_path
 from tightfit.training.schedule import respaced
 from tightfit.training.session import Session, open_session, recipe_for_machine
 
 if TYPE_CHECKING:
     from tightfit.profiling.measure import RunProfile
-
-SAMPLE_TOKENS = 160
-
 
 class Trainer:
     """Train a model by a recipe.
@@ -42,6 +37,7 @@ class Trainer:
     recipe: a Recipe, a mapping of its fields, or the name or path of a recipe file.
     dataset: any object with `len` and `[i]` giving mappings with `input_ids` and, if need be, `labels`; None reads
         what `recipe.data` names.
+    eval_dataset: likewise, to evaluate on; None holds out a share of `dataset`.
     overrides: `field=value` words, as on the command line, on top of a recipe that is given by name.
     listener: called as the run goes on; by default nothing is shown.
 
@@ -53,6 +49,7 @@ class Trainer:
         model: Any = None,
         recipe: Recipe | dict[str, Any] | str | Path | None = None,
         dataset: Any = None,
+        eval_dataset: Any = None,
         *,
         overrides: Iterable[str] = (),
         listener: Listener | None = None,
@@ -62,7 +59,7 @@ class Trainer:
             raise RecipeError("mode: 'inference' is for planning, and trains nothing; write mode=train, or run "
                               "tightfit plan with this recipe")
         self.module = None if model is None or isinstance(model, str) else model
-        self.dataset = dataset
+        self.dataset, self.eval_dataset = dataset, eval_dataset
         self.listener: Listener = listener or Listener()
         given = str(recipe) if isinstance(recipe, str | Path) else None
         label = given or (type(model).__name__ if self.module is not None else self.recipe.model)
@@ -129,12 +126,15 @@ class Trainer:
             raise CheckpointError(f"output_dir: {folder.path} holds a finished run whose checkpoints are gone; write "
                                   "another output_dir")
         if saved is not None and (kept or finished is not None):
+            from tightfit.recipe.resume import continued  # for runs that go on
+
             recipe, rounding = continued(recipe, saved)
             if rounding and finished is None:
                 self.listener.message(f"{', '.join(rounding)} changed: the run resumes with the same results up to "
                                       "rounding, not bit for bit")
         if finished is not None:
             length = "max_steps" if recipe.num_train_epochs is None else "num_train_epochs"
+            length = "early_stopping_patience" if finished.early_stopped else length
             self.listener.message(f"{folder.path} holds a finished run of {finished.steps} steps; to train on write a "
                                   f"larger {length}=..., to start anew another output_dir=...")
             return finished
@@ -152,6 +152,10 @@ class Trainer:
         recipe = session.recipe
         data = self._prepare(session, world)
         source, evaluation = GlobalBatchLoader(data.train, recipe), data.evaluation
+        source.require_labels()
+        if recipe.best_metric is not None and evaluation is None:
+            raise RecipeError(f"{recipe.best_metric}: nothing is held out to measure it on; write "
+                              "data.eval_fraction=0.05, or data.eval_source=<other examples>")
         if recipe.num_train_epochs is not None:
             recipe = recipe.with_steps(len(source))
             session = replace(session, recipe=recipe)
@@ -162,7 +166,7 @@ class Trainer:
         for note in build.notes:
             self.listener.message(f"note: {note}")
         step = self.backend.step(build)
-        self.listener.message(_beginning(recipe, step, data, len(source), self.module is None))
+        self.listener.message(beginning(recipe, step, data, len(source), self.module is None))
         before = folder.saved_recipe()
         if world.rank == 0:
             folder.write_recipe(recipe)
@@ -176,7 +180,7 @@ class Trainer:
             loop = TrainingLoop(
                 recipe, step, source,
                 None if evaluation is None else lambda: evaluation_global_batches(evaluation, recipe, part),
-                folder, log, self.listener, profile, world,
+                folder, log, self.listener, profile, world, utilization(session),
             )
             if found is not None:
                 loop.resume(found)
@@ -186,17 +190,18 @@ class Trainer:
                 self.listener.message(f"resuming from step {found.step} of {recipe.max_steps}"
                                       + respaced(recipe, found.step) * longer)
             state = loop.run()
-            summary = self._summary(session, step, data, state, began, world)
+            if state.stopped_by is None and recipe.load_best_model_at_end:
+                load_best(step, state, folder, world, self.listener.message)
+            summary = summarize(session, step, data, state, folder.path, began, world)
             if summary.stopped_by is not None:
                 return summary
             step.export(folder.path / MODEL, data.classes)
             if world.rank == 0:
-                if data.tokenizer is not None:
-                    data.tokenizer.save(folder.path / MODEL)
-                    if recipe.task in ("causal-lm", "seq2seq"):
-                        name_end(folder.path / MODEL, data.tokenizer.end_id)
+                finish_model(folder.path / MODEL, recipe, data, session)
                 folder.write_json(SUMMARY, summary.to_dict())
-            summary = replace(summary, sample=self._sample(recipe, step, data))
+            summary = replace(summary, sample=sample(recipe, step, data, self.listener.message))
+            if how := loaded_by(folder.path / MODEL, recipe):
+                self.listener.message(how)
         if world.rank == 0:
             folder.write_json(SUMMARY, summary.to_dict())
         return summary
@@ -205,7 +210,7 @@ class Trainer:
         """The data: the first process prepares it, and the others find what it cached."""
         def prepared() -> Prepared:
             try:
-                return session.prepare(self.dataset, self.listener.preparing)
+                return session.prepare(self.dataset, self.listener.preparing, self.eval_dataset)
             except OSError as error:
                 source = session.recipe.data.source
                 raise DataError(f"data: {source!r} cannot be prepared: {one_line(error)}") from error
@@ -229,53 +234,6 @@ class Trainer:
                                   f"{recipe.max_steps} that has warmed up; none is profiled")
         return None
 
-    def _sample(self, recipe: Recipe, step: Step, data: Prepared) -> str | None:
-        """The recipe's prompt, continued by the trained model; None where there is none to continue."""
-        if recipe.sample_prompt is None or recipe.task != "causal-lm" or data.tokenizer is None:
-            return None
-        try:
-            prompt = data.tokenizer.encode_prompt(recipe.sample_prompt)
-        except (TypeError, UnicodeError):  # such as a lone surrogate
-            prompt = []
-        if not prompt:
-            self.listener.message("no sample: sample_prompt holds no token to begin with")
-            return None
-        try:
-            tokens = step.generate(prompt, SAMPLE_TOKENS, temperature=0.7, seed=recipe.seed)
-        except OutOfMemory as error:
-            self.listener.message(f"no sample: {error}")
-            return None
-        if data.tokenizer.end_id in tokens:
-            tokens = tokens[: tokens.index(data.tokenizer.end_id)]
-        return recipe.sample_prompt + data.tokenizer.decode(tokens)
-
-    def _summary(
-        self, session: Session, step: Step, data: Prepared, state: TrainerState, began: float, world: World
-    ) -> Summary:
-        seconds = state.training_seconds or 1e-9
-        return Summary(
-            steps=state.step,
-            first_step=state.first_step,
-            skipped_steps=state.skipped_steps,
-            parameters=step.parameter_count,
-            output_dir=str(self.path),
-            seconds=time.perf_counter() - began,
-            training_seconds=state.training_seconds,
-            compile_seconds=step.compile_seconds,
-            data_wait_seconds=state.data_wait_seconds,
-            samples_per_second=state.samples / seconds,
-            tokens_per_second=state.tokens / seconds,
-            peak_memory=int(world.all_reduce_max(step.peak_memory())),
-            context_memory=step.context_memory(),
-            device=session.device.name,
-            loss=state.losses[-1] if state.losses else None,
-            eval_loss=state.eval_loss,
-            unigram_loss=data.unigram_loss,
-            attention_kernels=step.attention_kernels,
-            stopped_by=state.stopped_by,
-            losses=tuple(state.losses),
-        )
-
 
 def _finished(folder: RunFolder, recipe: Recipe, saved: Recipe | None) -> Summary | None:
     """The summary of a run that is complete here at the recipe's last step. saved: the recipe that the run had, whose
@@ -288,14 +246,7 @@ def _finished(folder: RunFolder, recipe: Recipe, saved: Recipe | None) -> Summar
         summary = Summary.from_dict(folder.summary() or {})
     except TypeError:  # none, or one of another version
         return None
+    if summary.early_stopped and saved is not None:
+        ended = ("best_metric", "early_stopping_patience", "early_stopping_threshold")
+        return summary if all(getattr(recipe, name) == getattr(saved, name) for name in ended) else None
     return summary if summary.steps >= recipe.max_steps else None
-
-
-def _beginning(recipe: Recipe, step: Step, data: Prepared, global_batches: int, named: bool) -> str:
-    """One line on what is about to be trained."""
-    weights = ""
-    if named and resolve_source(recipe).kind == "bundled":
-        weights = " from random weights (a bundled shape; a Hugging Face id or folder brings its own)"
-    model = recipe.model if named else "your model"
-    return (f"{model}: {step.parameter_count:,} parameters{weights}; {len(data.train):,} training samples, "
-            f"{global_batches:,} steps an epoch; micro_batch_size {recipe.micro_batch_size}")

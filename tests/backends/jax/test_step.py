@@ -13,7 +13,7 @@ from tests.backends.jax.cases import build, quickly, recipe
 from tightfit.backends.jax.forward import logits
 from tightfit.backends.jax.loading import array_global_batch, global_batches
 from tightfit.backends.jax.step import Step
-from tightfit.backends.jax.update import evaluation_loss
+from tightfit.backends.jax.update import evaluation
 from tightfit.data import prepare
 from tightfit.data.loading import GlobalBatchLoader
 from tightfit.errors import ModelError
@@ -39,7 +39,7 @@ def step():
 
 
 def loss(step: Step, global_batch) -> float:
-    return float(quickly(partial(evaluation_loss, step.build), step.state["params"], global_batch.arrays))
+    return float(quickly(partial(evaluation, step.build), step.state["params"], global_batch.arrays)[0])
 
 
 def test_a_smaller_global_batch_runs_the_same_program(step):
@@ -112,7 +112,7 @@ def test_dropout_differs_by_step_and_stays_out_of_evaluation():
     assert losses[0] != losses[1]
     first, second = dropping.evaluate([global_batch]), dropping.evaluate([global_batch])
     assert first == second
-    assert first.count == 32
+    assert first.loss.count == 32
 
 
 @pytest.mark.parametrize("workers", [0, 2])

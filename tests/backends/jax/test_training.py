@@ -50,6 +50,16 @@ def test_a_stopped_run_goes_on_to_the_same_weights(run, tmp_path):
     assert logged_losses(tmp_path / "whole") == logged_losses(tmp_path / "run")
 
 
+def test_the_finished_model_is_the_best_ones(run, tmp_path):
+    run |= {"eval_steps": 1, "learning_rate": 0.1, "lr_scheduler_type": "constant", "save_steps": None}
+    summary = Trainer(recipe={**run, "load_best_model_at_end": True}).train()
+    assert summary.best_step is not None
+    assert 0 < summary.best_step < 8
+    best = {**run, "max_steps": summary.best_step, "output_dir": str(tmp_path / "best")}
+    assert Trainer(recipe=best).train().eval_accuracy == summary.eval_accuracy
+    assert same_weights(tmp_path / "run", tmp_path / "best")
+
+
 def test_a_checkpoint_of_pytorch_is_no_run_to_go_on_from(run):
     Trainer(recipe={**run, "max_steps": 1, "backend": "pytorch"}).train()
     with pytest.raises(CheckpointError, match="backend"):

@@ -32,6 +32,12 @@ def loss_sum(build: Build, params: Params, batch: Params, key: jax.Array | None 
         return cross_entropy_sum(found, batch["labels"])
 
 
+def evaluated(build: Build, params: Params, batch: Params) -> tuple[jax.Array, jax.Array]:
+    """A micro-batch's summed loss, fp32, with nothing dropped, and how many labels have the largest logit, int32."""
+    found = logits(build, params, batch)
+    return cross_entropy_sum(found, batch["labels"]), (found.argmax(-1) == batch["labels"]).sum()
+
+
 def cross_entropy_sum(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Summed cross-entropy, in the logits' format.
 

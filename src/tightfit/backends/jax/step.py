@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
-from tightfit.backends.base import GlobalBatchSource, StepResult, Total
+from tightfit.backends.base import Evaluation, GlobalBatchSource, StepResult, Total
 from tightfit.backends.jax.build import Build
 from tightfit.backends.jax.checkpoints import load_state, read_weights, save_state, write_model
 from tightfit.backends.jax.forward import logits
@@ -27,7 +27,7 @@ from tightfit.backends.jax.update import (
     Metrics,
     State,
     abstract_state,
-    evaluation_loss,
+    evaluation,
     initial_state,
     jitted_step,
 )
@@ -70,7 +70,7 @@ class Step:
         self.build = build
         self._functions = {
             "step": jitted_step(build),
-            "evaluation": jax.jit(partial(evaluation_loss, build), out_shardings=build.replicated),
+            "evaluation": jax.jit(partial(evaluation, build), out_shardings=build.replicated),
             "sample": jax.jit(next_logits, out_shardings=build.replicated),
         }
         self._compiled: dict[tuple[Any, ...], jax.stages.Compiled] = {}
@@ -107,14 +107,14 @@ class Step:
         with _compiled_anew():
             return self._compile("step", self._given(global_batch, 0.0), {**options, "xla_dump_to": str(folder)})
 
-    def evaluate(self, global_batches: Iterable[GlobalBatch | ArrayGlobalBatch]) -> Total:
-        loss, count, build = 0.0, 0, self.build
+    def evaluate(self, global_batches: Iterable[GlobalBatch | ArrayGlobalBatch]) -> Evaluation:
+        loss, count, correct, build = 0.0, 0, 0, self.build
         for whole in global_batches:
             if not isinstance(whole, ArrayGlobalBatch):
                 whole = array_global_batch(whole, build.micro_batches, build.rows)
-            loss += float(self._run("evaluation", None, self.state["params"], self._placed(whole)))
-            count += whole.count
-        return Total(loss, count)
+            found = self._run("evaluation", None, self.state["params"], self._placed(whole))
+            loss, count, correct = loss + float(found[0]), count + whole.count, correct + int(found[1])
+        return Evaluation(loss=Total(loss, count), correct=correct)
 
     def global_batches(self, source: GlobalBatchSource, start: int, stop: int) -> Iterator[ArrayGlobalBatch]:
         return global_batches(self.build, source, start, stop)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from tightfit.backends.jax.build import Build
-from tightfit.backends.jax.forward import loss_sum
+from tightfit.backends.jax.forward import evaluated, loss_sum
 from tightfit.backends.jax.loading import array_dtype
 from tightfit.backends.jax.network import Params
 
@@ -81,9 +81,10 @@ def global_batch_gradients(
     return found
 
 
-def evaluation_loss(build: Build, params: Params, global_batch: Arrays) -> jax.Array:
-    """A global batch's summed loss, with nothing dropped."""
-    return jax.lax.map(lambda batch: loss_sum(build, params, batch), global_batch).sum()
+def evaluation(build: Build, params: Params, global_batch: Arrays) -> tuple[jax.Array, jax.Array]:
+    """A global batch's summed loss, with nothing dropped, and how many labels have the largest logit."""
+    losses, correct = jax.lax.map(lambda batch: evaluated(build, params, batch), global_batch)
+    return losses.sum(), correct.sum()
 
 
 def clipped(gradients: Params, limit: float) -> tuple[Params, jax.Array]:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from tightfit.backends.base import GlobalBatchSource
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
 from tightfit.backends.pytorch.models import logits_of
-from tightfit.backends.pytorch.techniques.loss.of_logits import LOSS_OF_LOGITS, Loss
+from tightfit.backends.pytorch.techniques.loss.of_logits import LOSS_OF_LOGITS, Loss, Tally
 from tightfit.backends.pytorch.world import ALONE, TensorWorld
 from tightfit.devices import Device
 from tightfit.errors import ModelError
@@ -245,11 +245,12 @@ class Build:
             raise ModelError(f"model: {type(self.model).__name__} is called with {', '.join(batch.inputs)} by name, "
                              f"and refuses: {error}") from None
 
-    def loss_sum(self, batch: TensorBatch, check: Check | None = None) -> Tensor:
-        """A micro-batch's summed loss, a scalar. check: sees the model's outputs before the loss is made of them."""
+    def loss_sum(self, batch: TensorBatch, check: Check | None = None, tally: Tally | None = None) -> Tensor:
+        """A micro-batch's summed loss, a scalar. check: sees the model's outputs before the loss is made of them.
+        tally: counts what is predicted."""
         with self.forward_context():
             # Nothing else holds on to the outputs: whole logits are freed as soon as the loss has its own copy.
-            return self.loss.total(self._checked_outputs(batch, check), batch.labels)
+            return self.loss.total(self._checked_outputs(batch, check), batch.labels, tally)
 
     def _checked_outputs(self, batch: TensorBatch, check: Check | None) -> Tensor:
         outputs = self.loss.outputs(self, batch)

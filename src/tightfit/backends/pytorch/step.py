@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tightfit.backends.base import GlobalBatchSource, StepResult, Total
+from tightfit.backends.base import Evaluation, GlobalBatchSource, StepResult, Total
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch, tensor_global_batch
 from tightfit.backends.pytorch.build import Build, Check
 from tightfit.backends.pytorch.errors import memory_guard, model_guard
@@ -25,6 +25,7 @@ from tightfit.backends.pytorch.saved_model import save_model
 from tightfit.backends.pytorch.sharding import local_shard
 from tightfit.backends.pytorch.state import load_state, save_state
 from tightfit.backends.pytorch.techniques.compile import compile_seconds
+from tightfit.backends.pytorch.techniques.loss.of_logits import Tally
 from tightfit.backends.pytorch.world import lost_process_guard
 from tightfit.system import peak_process_memory
 from tightfit.tasks import GlobalBatch
@@ -175,11 +176,12 @@ class Step:
         return PendingStep(host, count, self.update.scaled, arrived)
 
     @torch.no_grad()
-    def evaluate(self, global_batches: Iterable[GlobalBatch | TensorGlobalBatch]) -> Total:
-        """The summed loss over `global_batches`, in the evaluation's format, with nothing learned."""
+    def evaluate(self, global_batches: Iterable[GlobalBatch | TensorGlobalBatch]) -> Evaluation:
+        """The sums over `global_batches`, in the evaluation's format, with nothing learned."""
         build = self.build
         build.model.eval()
         loss, count = torch.zeros((), dtype=torch.float64, device=build.torch_device), 0
+        tally = Tally(build.torch_device, classes=build.task.predicts == "class")
         try:
             self.update.flush()
             with self._running("evaluation"), build.evaluation_weights():
@@ -188,13 +190,15 @@ class Step:
                     if not isinstance(made, TensorGlobalBatch):
                         made = tensor_global_batch(made)
                     for host_batch in made.micro_batches:
-                        loss += build.loss_sum(host_batch.to(build.torch_device))
+                        loss += build.loss_sum(host_batch.to(build.torch_device), None, tally)
                     count += global_batch.count
         finally:
             build.drop_gathered()
             build.model.train()
-        total, counted = build.world.all_reduce_sum([loss.item(), count])
-        return Total(total, int(counted))
+        if tally.by_class is not None:
+            build.world.all_reduce_(tally.by_class)
+        total, counted, correct = build.world.all_reduce_sum([loss.item(), count, tally.correct.item()])
+        return Evaluation(loss=Total(total, int(counted)), correct=int(correct), f1=tally.f1())
 
     def global_batches(self, source: GlobalBatchSource, start: int, stop: int) -> Iterator[TensorGlobalBatch]:
         assert self.build.global_batches is not None

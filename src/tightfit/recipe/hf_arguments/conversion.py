@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from tightfit.errors import RecipeError, nearest
+from tightfit.recipe.best import LARGER_IS_BETTER, reasons_against
 from tightfit.recipe.hf_arguments import table
 from tightfit.recipe.yaml import explain
 from tightfit.techniques import SLOTS
@@ -88,6 +89,9 @@ def training_arguments(recipe: Recipe) -> Arguments:
             f"batch_size: {recipe.batch_size} is no multiple of micro_batch_size {micro}, and the Trainer accumulates "
             f"whole micro-batches only; write {fitting}, or another micro_batch_size"
         )
+    if recipe.load_best_model_at_end and (recipe.save_steps or 0) % (recipe.eval_steps or 1):
+        raise RecipeError(f"save_steps: {recipe.save_steps} is no multiple of eval_steps {recipe.eval_steps}, as the "
+                          "Trainer wants it with load_best_model_at_end; write one, or save_steps=null")
     arguments = plain_arguments(recipe)
     arguments |= {name: value for name, value in recipe.hugging_face.items() if name in table.CARRIED}
     spelled = {name: value for name, value in recipe.hugging_face.items() if name in table.SPELLED}
@@ -111,9 +115,12 @@ def plain_arguments(recipe: Recipe) -> Arguments:
         "max_steps": recipe.max_steps if recipe.num_train_epochs is None else -1,
         "eval_strategy": "steps" if recipe.eval_steps else "no",
         "eval_steps": recipe.eval_steps,
-        "save_strategy": "steps" if recipe.save_steps else "no",
+        "save_strategy": "steps" if recipe.save_steps else "best" if recipe.load_best_model_at_end else "no",
         "save_steps": recipe.save_steps,
         "save_total_limit": recipe.save_total_limit,
+        "load_best_model_at_end": recipe.load_best_model_at_end or None,
+        "metric_for_best_model": recipe.best_metric and recipe.best_metric.removeprefix("eval_"),
+        "greater_is_better": recipe.best_metric and recipe.best_metric in LARGER_IS_BETTER,
         "torch_empty_cache_steps": recipe.empty_cache_steps,
         "report_to": list(recipe.report_to) or "none",
         "use_cpu": on_cpu,
@@ -197,6 +204,10 @@ def _complete(given: Mapping[str, Any]) -> Arguments:
         a["torch_compile_backend"] = "inductor"
     if a["eval_strategy"] != "no":
         a["do_eval"] = True
+    if a["load_best_model_at_end"]:
+        a["metric_for_best_model"] = a["metric_for_best_model"] or "loss"
+    if isinstance(metric := a["metric_for_best_model"], str) and a["greater_is_better"] is None:
+        a["greater_is_better"] = not metric.endswith("loss")
     if a["eval_strategy"] == "steps":
         a["eval_steps"] = a["eval_steps"] or a["logging_steps"]
     if a["use_cpu"] is True:
@@ -238,6 +249,11 @@ def _recipe_values(a: Arguments, default_steps: int) -> dict[str, Any]:
     }
     if a["save_total_limit"] is not None:
         values["save_total_limit"] = a["save_total_limit"]
+    if a["eval_strategy"] == "steps" and a["metric_for_best_model"] is not None:  # else there is nothing to compare
+        metric = a["metric_for_best_model"].removeprefix("eval_")
+        values["load_best_model_at_end"] = loads = a["load_best_model_at_end"]
+        values["metric_for_best_model"] = None if loads and metric == "loss" else metric
+        reasons += reasons_against(metric, a["greater_is_better"])
     if a["logging_strategy"] == "steps":
         values["logging_steps"] = steps("logging_steps")
     for slot in TECHNIQUES:

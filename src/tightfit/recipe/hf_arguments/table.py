@@ -53,6 +53,9 @@ class Mapped(BaseModel):
     save_strategy: Literal["no", "steps", "epoch", "best"] = "steps"
     save_steps: float = 500
     save_total_limit: int | None = None
+    load_best_model_at_end: bool = False
+    metric_for_best_model: str | None = None
+    greater_is_better: bool | None = None
     seed: int = 42
     use_cpu: bool = False
     dataloader_num_workers: int = 0
@@ -74,13 +77,13 @@ CARRIED: Mapping[str, Any] = {
     **dict.fromkeys((
         "logging_first_step", "prediction_loss_only", "eval_on_start", "eval_use_gather_object", "batch_eval_metrics",
         "save_only_model", "save_on_each_node", "enable_jit_checkpoint", "push_to_hub", "hub_always_push",
-        "load_best_model_at_end", "ignore_data_skip", "restore_callback_states_from_checkpoint",
+        "ignore_data_skip", "restore_callback_states_from_checkpoint",
         "dataloader_drop_last", "dataloader_persistent_workers", "do_train", "do_eval", "do_predict",
     ), False),
     **dict.fromkeys((
         "disable_tqdm", "run_name", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id",
-        "eval_accumulation_steps", "hub_private_repo", "hub_model_id", "hub_revision", "metric_for_best_model",
-        "greater_is_better", "data_seed", "dataloader_multiprocessing_context", "label_names",
+        "eval_accumulation_steps", "hub_private_repo", "hub_model_id", "hub_revision", "data_seed",
+        "dataloader_multiprocessing_context", "label_names",
         "resume_from_checkpoint",
     ), None),
 }  # fmt: skip
@@ -121,7 +124,8 @@ DEFAULTS: Mapping[str, Any] = {**MAPPED, **CARRIED, **{name: default for name, (
 SPELLED = frozenset({
     "max_steps", "num_train_epochs", "warmup_steps", "optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon",
     "tf32", "gradient_checkpointing_kwargs", "torch_compile_mode", "logging_steps", "eval_strategy", "eval_steps",
-    "save_strategy", "save_steps", "save_total_limit", "dataloader_prefetch_factor",
+    "save_strategy", "save_steps", "save_total_limit", "load_best_model_at_end", "metric_for_best_model",
+    "greater_is_better", "dataloader_prefetch_factor",
 })  # fmt: skip
 """Mapped arguments of which several values mean the same recipe. `hugging_face` keeps the one that was written, and it
 is given back as long as the recipe's own fields still say the same."""
@@ -140,6 +144,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "empty_cache_steps": ("torch_empty_cache_steps",),
     "eval_steps": ("eval_strategy", "eval_steps"),
     "save_steps": ("save_strategy", "save_steps"),
+    "metric_for_best_model": ("metric_for_best_model", "greater_is_better"),
     "device": ("use_cpu",),
     "loading": ("dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch_factor"),
 }  # fmt: skip

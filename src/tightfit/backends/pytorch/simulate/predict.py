@@ -70,7 +70,7 @@ def predict(
         trace = _extend_depth(traced, whole or recipe.one_region,  # whose first and last blocks are fused with others
                               max(recipe.parallel.reach, 1 if recipe.offload == "auto" else recipe.offload.reach))
     trace.notes += regions.notes
-    if recipe.compiled and recipe.data.eval_fraction:
+    if recipe.compiled and recipe.data.holds_out:
         trace.notes.append("compile: evaluation, which keeps nothing for a backward pass, is not traced")
     first = trace.span("step 1").stop  # its update is timed in step 2, and can be most of a trace
     trace.ops = [op for op in trace.ops if op.tick >= first or op.phase is not Phase.OPTIMIZER]
@@ -203,7 +203,7 @@ def _run(build: Build, tracker: Tracker, ends_apart: bool) -> None:
     for number, taken in ((1, groups[:1]), (2, groups)):
         with tracker.span(f"step {number}", step=number):
             step.take(number, taken)
-    if build.recipe.data.eval_fraction and not build.recipe.compiled:  # evaluation is compiled a second time
+    if build.recipe.data.holds_out and not build.recipe.compiled:  # evaluation is compiled a second time
         with tracker.span("evaluation"):
             tracker.phase = Phase.EVALUATION
             step.step.evaluate([step.global_batch([groups[0][0]])])

@@ -23,7 +23,7 @@ from tightfit.backends.pytorch.models import logits_of
 from tightfit.backends.pytorch.padding import BIAS_BUFFER, model_end
 from tightfit.backends.pytorch.simulated_device import simulated_device
 from tightfit.backends.pytorch.techniques.loss.chunked_cross_entropy import chunked_cross_entropy, computing_dtype
-from tightfit.backends.pytorch.techniques.loss.of_logits import HeadForward
+from tightfit.backends.pytorch.techniques.loss.of_logits import HeadForward, Tally
 from tightfit.errors import ModelError, Refused, one_line
 from tightfit.tasks import IGNORE
 from tightfit.techniques.loss import Chunked, Liger
@@ -44,22 +44,27 @@ def chunked(technique: Chunked, build: Build) -> Build:
     head = find_head(build)
     tokens = technique.chunk(head.weight.shape[0])
 
-    def reduce(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, change: LogitChange) -> Tensor:
-        return chunked_cross_entropy(hidden, weight, bias, labels, tokens, change.cap, change.vocabulary)
+    def reduce(
+        hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, change: LogitChange, tally: Tally | None
+    ) -> Tensor:
+        return chunked_cross_entropy(hidden, weight, bias, labels, tokens, change.cap, change.vocabulary, tally)
 
     return replace(build, loss=LossOfHiddenStates(build, head, reduce))
 
 
 def liger(technique: Liger, build: Build) -> Build:
-    """Liger's Triton kernels; on fake tensors, which they cannot take, our own in chunks of Liger's size."""
+    """Liger's Triton kernels; on fake tensors, which they cannot take, and to count what is predicted, our own in
+    chunks of Liger's size."""
     head = find_head(build)
     if build.pads_vocabulary:
         raise Refused("loss: liger weighs the rows that pad the vocabulary; write loss=chunked, or pad_vocab_to=null")
 
-    def reduce(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, change: LogitChange) -> Tensor:
-        if simulated_device(hidden) is not None:
+    def reduce(
+        hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, change: LogitChange, tally: Tally | None
+    ) -> Tensor:
+        if tally is not None or simulated_device(hidden) is not None:
             return chunked_cross_entropy(hidden, weight, bias, labels, _liger_chunk(hidden, weight), change.cap,
-                                         change.vocabulary)
+                                         change.vocabulary, tally)
         kernels: Any = importlib.import_module("liger_kernel.transformers")
         dtype = computing_dtype(hidden, weight)
         total = kernels.LigerFusedLinearCrossEntropyLoss(ignore_index=IGNORE, reduction="sum", softcap=change.cap)
@@ -90,8 +95,8 @@ class LogitChange:
     vocabulary: int
 
 
-Reduce = Callable[[Tensor, Tensor, Tensor | None, Tensor, LogitChange], Tensor]
-"""(hidden states (N, H), the head's weight (V, H), bias (V,), labels (N,), change) -> the summed loss."""
+Reduce = Callable[[Tensor, Tensor, Tensor | None, Tensor, LogitChange, Tally | None], Tensor]
+"""(hidden states (N, H), the head's weight (V, H), bias (V,), labels (N,), change, tally) -> the summed loss."""
 
 
 def find_head(build: Build) -> nn.Linear:
@@ -141,10 +146,10 @@ class LossOfHiddenStates:
     def classes(self, build: Build, outputs: Tensor) -> int:
         return self._change.vocabulary
 
-    def total(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def total(self, outputs: Tensor, labels: Tensor, tally: Tally | None = None) -> Tensor:
         def work(hidden: Tensor) -> Tensor:
             hidden, weight, bias = self._scaled(hidden.flatten(0, -2))
-            return self._reduce(hidden, weight, bias, labels.flatten(), self._change)
+            return self._reduce(hidden, weight, bias, labels.flatten(), self._change, tally)
 
         loss: Tensor = self._head(outputs, work)
         return loss

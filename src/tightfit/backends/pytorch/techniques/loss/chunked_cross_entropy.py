@@ -14,21 +14,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tightfit.backends.pytorch.simulated_device import simulated_cuda_device
+from tightfit.backends.pytorch.techniques.loss.of_logits import Tally
 from tightfit.tasks import IGNORE
 
 
 def chunked_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, tokens: int, cap: float | None = None,
-    vocabulary: int | None = None,
+    vocabulary: int | None = None, tally: Tally | None = None,
 ) -> Tensor:  # fmt: skip
     """Summed cross-entropy of `hidden @ weight.T + bias`, a scalar in fp32, or in fp64 for fp64.
 
     hidden: (N, H). weight: (V, H). bias: (V,). labels: int64 (N,), `IGNORE` where nothing counts. tokens: rows of a
     chunk, at most; all chunks are equally long. cap: of a softcap, cap * tanh(logits / cap). vocabulary: rows of the
-    weight that count; those behind it take no part. Under autocast products run in its format.
+    weight that count; those behind it take no part. tally: counts what is predicted. Under autocast products run in its
+    format.
     """
     learns = torch.is_grad_enabled()
-    loss: Tensor = _CrossEntropy.apply(hidden, weight, bias, labels, tokens, cap, vocabulary, learns)  # type: ignore[no-untyped-call]
+    loss: Tensor = _CrossEntropy.apply(hidden, weight, bias, labels, tokens, cap, vocabulary, learns, tally)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -44,12 +46,12 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, tokens: int, cap: float | None,
-        vocabulary: int | None, learns: bool,
+        vocabulary: int | None, learns: bool, tally: Tally | None,
     ) -> Tensor:  # fmt: skip
         needs = [learns and need for need in ctx.needs_input_grad[:3]]
         dtype = computing_dtype(hidden, weight)
         with torch.autocast(hidden.device.type, enabled=False):
-            chunks = _Chunks(hidden, weight, bias, dtype, cap, vocabulary, needs)
+            chunks = _Chunks(hidden, weight, bias, dtype, cap, vocabulary, needs, tally)
             pieces = -(-hidden.shape[0] // tokens)
             size = -(-hidden.shape[0] // max(pieces, 1))
             for start in range(0, hidden.shape[0], max(size, 1)):
@@ -64,7 +66,7 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         found = [None if saved is None else saved.mul_(gradient).to(dtype)
                  for saved, dtype in zip(ctx.saved_tensors, ctx.formats, strict=True)]
-        return (*found, None, None, None, None, None)
+        return (*found, None, None, None, None, None, None)
 
 
 class _Chunks:
@@ -72,7 +74,7 @@ class _Chunks:
 
     def __init__(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, cap: float | None,
-        vocabulary: int | None, needs: list[bool],
+        vocabulary: int | None, needs: list[bool], tally: Tally | None,
     ) -> None:
         self._matrix = weight.to(dtype)
         self._offset = None if bias is None else bias.to(dtype)
@@ -80,7 +82,7 @@ class _Chunks:
         self._of_hidden = torch.empty_like(hidden, dtype=dtype) if needs[0] else None
         self._of_weight: Tensor | None = None
         self._of_bias: Tensor | None = None
-        self._needs = needs
+        self._needs, self._tally = needs, tally
         # Sums over many chunks need fp32. Where there are fewer tokens than hidden units there are few chunks, and a
         # wider sum might take more than whole logits would.
         many = hidden.shape[0] >= hidden.shape[1]
@@ -90,6 +92,8 @@ class _Chunks:
     def add(self, start: int, hidden: Tensor, labels: Tensor) -> None:
         """One chunk: hidden (n, H) in the computing format, labels (n,)."""
         shares, slope = self._log_shares(hidden)
+        if self._tally is not None:
+            self._tally(shares, labels)
         self.loss += F.nll_loss(shares, labels, ignore_index=IGNORE, reduction="sum")
         if not any(self._needs):
             return

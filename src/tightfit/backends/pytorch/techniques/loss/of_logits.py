@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -16,12 +17,50 @@ if TYPE_CHECKING:
     from tightfit.backends.pytorch.build import Build
 
 
-def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
+class Tally:
+    """Counts of an evaluation, on the device: how often the largest logit is the label's.
+
+    correct: int64, a scalar. by_class: int64 (3, classes), how often each class was predicted rightly, was the label,
+    and was predicted; None where a sample has no class, or nothing was counted yet.
+    """
+
+    def __init__(self, device: torch.device, classes: bool) -> None:
+        self.correct = torch.zeros((), dtype=torch.int64, device=device)
+        self.by_class: Tensor | None = None
+        self._classes = classes
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> None:
+        """Count some rows. logits: (N, classes), or what has its largest at the same place. labels: int64 (N,)."""
+        predicted = logits.argmax(-1)
+        right = predicted == labels  # no class is `IGNORE`
+        self.correct += right.sum()
+        if not self._classes:
+            return
+        if self.by_class is None:
+            self.by_class = self.correct.new_zeros(3, logits.shape[-1])
+        counted = labels != IGNORE
+        for row, classes, chosen in zip(self.by_class, (predicted, labels.clamp(min=0), predicted),
+                                        (right, counted, counted), strict=True):
+            row.index_add_(0, classes, chosen.long())
+
+    def f1(self) -> float | None:
+        """The mean F1 of the classes that are a label or were predicted."""
+        if self.by_class is None:
+            return None
+        right, *named = self.by_class.double()
+        seen = torch.stack(named).sum(0)
+        return float((2 * right / seen.clamp(min=1)).sum() / (seen > 0).sum().clamp(min=1))
+
+
+def cross_entropy_sum(logits: Tensor, labels: Tensor, tally: Tally | None = None) -> Tensor:
     """Summed cross-entropy, in fp32 or the logits' own format where that is wider.
 
-    logits: (..., classes). labels: int64 (...), `IGNORE` where nothing counts. Returns a scalar.
+    logits: (..., classes). labels: int64 (...), `IGNORE` where nothing counts. tally: sees the logits first, while
+    there is no copy of them. Returns a scalar.
     """
     logits = logits.flatten(0, -2)
+    if tally is not None:
+        tally(logits, labels.flatten())
     if logits.dtype.itemsize < 4:
         logits = logits.float()
     return F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORE, reduction="sum")
@@ -36,8 +75,8 @@ class Loss(Protocol):
     def classes(self, build: Build, outputs: Tensor) -> int:
         """How many classes a label may name."""
 
-    def total(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """The summed cross-entropy of the labels that count, a scalar."""
+    def total(self, outputs: Tensor, labels: Tensor, tally: Tally | None = None) -> Tensor:
+        """The summed cross-entropy of the labels that count, a scalar. tally: counts what is predicted."""
 
     def check(self, build: Build, batch: TensorBatch) -> None:
         """Compare with the model's own logits, on its first micro-batch. Raises ModelError where they differ."""

@@ -1,0 +1,166 @@
+"""Conversations, and prompts with their completions: which of a document's tokens are learned.
+
+A conversation is rendered by the tokenizer's chat template. Where that marks what the assistant says (its `generation`
+blocks) the marks are taken; else a second rendering, with a placeholder for each of the assistant's turns, shows where
+they lie: so the template's own text between turns is not learned, but for what ends a turn of the assistant's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tightfit.data.caching import digest
+from tightfit.data.readers import LEARNED, MESSAGES, TEXT, Row, Wanted
+from tightfit.data.tokenizing import Tokenizer, load_tokenizer
+from tightfit.errors import DataError, one_line
+from tightfit.recipe import Data
+from tightfit.tasks import Array
+
+ASSISTANT = "assistant"
+MARKS = re.compile(r"\{%-?\s*generation\b")
+"""A template's own marks around what the assistant says."""
+HOLDERS = re.compile("\ue000\\d+\ue001")
+"""Placeholders of turns, in characters that no text has a meaning for."""
+
+Span = tuple[int, int]
+
+
+def texts_of(messages: Any) -> Iterator[str]:
+    """The texts in a row's messages, whatever else they hold."""
+    listed = json.loads(messages) if isinstance(messages, str) else messages
+    yield from (m["content"] for m in listed if isinstance(m, Mapping) and isinstance(m.get("content"), str))
+
+
+def with_template(tokenizer: Tokenizer, data: Data, name: str) -> Tokenizer:
+    """The tokenizer with a chat template: the recipe's, or its own. Raises DataError where there is none."""
+    if not hasattr(tokenizer.backend, "apply_chat_template"):
+        with tempfile.TemporaryDirectory() as folder:
+            tokenizer.save(Path(folder))
+            tokenizer = load_tokenizer(folder, trust_remote_code=False)
+    if data.chat_template is not None:
+        try:
+            template = Path(data.chat_template).expanduser().read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise DataError(f"data.chat_template: {data.chat_template!r} cannot be read: {one_line(error)}; write a "
+                            "file with a Jinja template") from None
+        tokenizer.backend.chat_template = template
+    if not tokenizer.backend.chat_template:
+        raise DataError(f"data.messages: the tokenizer {name!r} has no chat template to write messages with; write "
+                        "data.chat_template=<a file with a Jinja template>, or tokenizer=<a chat model's>")
+    return replace(tokenizer, fingerprint=digest([tokenizer.fingerprint, str(tokenizer.backend.chat_template)]))
+
+
+def encode(wanted: Wanted, rows: Sequence[Row], tokenizer: Tokenizer, origins: Sequence[str]) -> dict[str, list[Array]]:
+    """The ids of each row, int64 (tokens,), and which of them are learned, 0 or 1. origins: of the rows, for messages.
+
+    Raises DataError naming the row that cannot be written so.
+    """
+    documents = _conversations(rows, tokenizer, origins) if MESSAGES in wanted else _completions(rows, tokenizer)
+    pairs = [(np.array(ids, dtype=np.int64), np.array(learned, dtype=np.int64)) for ids, learned in documents]
+    return {TEXT: [ids for ids, _ in pairs], LEARNED: [learned for _, learned in pairs]}
+
+
+def _completions(rows: Sequence[Row], tokenizer: Tokenizer) -> Iterator[tuple[list[int], list[int]]]:
+    """Each prompt with its completion behind it, as one text, and what ends it."""
+    found = tokenizer.offsets([prompt + completion for prompt, completion in rows], True)
+    for (prompt, completion), (ids, offsets) in zip(rows, found, strict=True):
+        learned = _inside(offsets, [(len(prompt), len(prompt) + len(completion))])
+        if ids[-1:] == [tokenizer.end_id]:
+            learned[-1] = 1
+            yield ids, learned
+        else:
+            yield [*ids, tokenizer.end_id], [*learned, 1]
+
+
+def _conversations(
+    rows: Sequence[Row], tokenizer: Tokenizer, origins: Sequence[str]
+) -> Iterator[tuple[list[int], list[int]]]:
+    listed = [_messages(row[0], origin) for row, origin in zip(rows, origins, strict=True)]
+    backend, template = tokenizer.backend, str(tokenizer.backend.chat_template)
+
+    def written(messages: list[dict[str, Any]], origin: str, **options: Any) -> Any:
+        try:
+            return backend.apply_chat_template(messages, **{"tokenize": False, **options})
+        except Exception as error:  # of Jinja, and of the template's own
+            raise DataError(f"data.messages: the chat template refuses {origin}: {one_line(error)}; change that row, "
+                            "or write data.chat_template=<another>") from None
+
+    if MARKS.search(template):
+        for messages, origin in zip(listed, origins, strict=True):
+            made = written(messages, origin, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+            yield list(made["input_ids"]), list(made["assistant_masks"])
+        return
+    holder = HOLDERS.pattern.replace("\\d+", "0")
+    turn = written([{"role": "user", "content": "?"}, {"role": ASSISTANT, "content": holder}], "a conversation")
+    ending = str(turn).partition(holder)[2].rstrip()
+    texts = [str(written(messages, origin)) for messages, origin in zip(listed, origins, strict=True)]
+    spans = []
+    for messages, text, origin in zip(listed, texts, origins, strict=True):
+        turns = [place for place, message in enumerate(messages) if message["role"] == ASSISTANT]
+        held = [{**m, "content": f"\ue000{i}\ue001"} if i in turns else m for i, m in enumerate(messages)]
+        said = [messages[place]["content"] for place in turns]
+        spans.append(_turns(text, HOLDERS.split(str(written(held, origin))), said, ending, origin))
+    for (ids, offsets), inside in zip(tokenizer.offsets(texts, False), spans, strict=True):
+        yield ids, _inside(offsets, inside)
+
+
+def _turns(text: str, between: list[str], said: list[str], ending: str, origin: str) -> list[Span]:
+    """Where the assistant's turns lie in a rendered conversation. between: the template's text around them. said: the
+    turns. ending: what the template ends a turn with."""
+    spans: list[Span] = []
+    place = len(between[0])
+    if len(between) == len(said) + 1 and text.startswith(between[0]):
+        for turn, after in zip(said, between[1:], strict=True):
+            shown = next((s for s in (turn, turn.strip(), turn.rstrip(), turn.lstrip())
+                          if text.startswith(s + after, place)), None)
+            if shown is None:
+                break
+            stop = place + len(shown)
+            spans.append((place, stop + len(ending) * after.startswith(ending)))
+            place = stop + len(after)
+    if len(spans) < len(said) or place != len(text):
+        raise DataError(f"data.messages: the chat template changes what the assistant says in {origin}, so that it "
+                        "cannot be told from the rest; write data.chat_template=<one with {% generation %} around it>")
+    return spans
+
+
+def _inside(offsets: Iterable[Span], spans: Sequence[Span]) -> list[int]:
+    """For each token, by its characters, 1 where any of them lies in a span, else 0."""
+    places = np.array(list(offsets), dtype=np.int64).reshape(-1, 2)
+    found = np.zeros(len(places), dtype=np.int64)
+    for start, stop in spans:
+        found |= (places[:, 1] > np.maximum(places[:, 0], start)) & (places[:, 0] < stop)
+    return found.tolist()
+
+
+def _messages(value: Any, origin: str) -> list[dict[str, Any]]:
+    """A row's messages, checked: mappings with a role and a text. Raises DataError."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise DataError(f"data.messages: {origin} holds text that is no JSON list of messages; write the text's "
+                            "field as data.text") from None
+    usual = 'write [{"role": "user", "content": "..."}, ...]'
+    if not isinstance(value, list) or not value:
+        raise DataError(f"data.messages: {origin} holds {value!r}, and no list of messages; {usual}")
+    for number, message in enumerate(value, 1):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise DataError(f"data.messages: message {number} of {origin} is {message!r}, without a role; {usual}")
+        if not isinstance(message.get("content"), str):
+            raise DataError(f"data.messages: the content of message {number} of {origin} is "
+                            f"{message.get('content')!r}, not text; {usual}")
+        try:
+            message["content"].encode()
+        except UnicodeEncodeError:
+            raise DataError(f"data.messages: the content of message {number} of {origin} holds half of a character; "
+                            "mend that text") from None
+    return [{name: item for name, item in message.items() if item is not None} for message in value]

@@ -1,0 +1,50 @@
+"""The best of a run's evaluations, and when there will be no better one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tightfit.recipe import Recipe
+from tightfit.recipe.best import LARGER_IS_BETTER
+
+
+@dataclass
+class Best:
+    """The best of the evaluations that were added, by the metric that `recipe` names.
+
+    It follows from what `metrics.jsonl` holds of them, so that a run that goes on needs nothing else to know it.
+    step: of the best; None where there was none. metrics: its own. waited: evaluations since one was better than all
+    before it by more than the threshold.
+    """
+
+    recipe: Recipe
+    step: int | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
+    waited: int = 0
+
+    @property
+    def metric(self) -> str:
+        """The name of what is compared."""
+        assert self.recipe.best_metric is not None
+        return self.recipe.best_metric
+
+    @property
+    def is_out_of_patience(self) -> bool:
+        """Whether so many evaluations have not been better as the recipe waits for."""
+        patience = self.recipe.early_stopping_patience
+        return patience is not None and self.waited >= patience
+
+    def add(self, step: int, metrics: Mapping[str, Any]) -> bool:
+        """Compare an evaluation with those before it; whether it is the best."""
+        found, before = metrics.get(self.metric), self.metrics.get(self.metric)
+        gain = -math.inf
+        if found is not None and math.isfinite(found):
+            sign = 1.0 if self.metric in LARGER_IS_BETTER else -1.0
+            gain = math.inf if before is None else sign * (found - before)
+        self.waited = 0 if gain > self.recipe.early_stopping_threshold else self.waited + 1
+        if gain > 0.0:
+            self.step, self.metrics = step, dict(metrics)
+        return gain > 0.0

@@ -1,0 +1,186 @@
+"""Conversations, and prompts with completions: what is learned of them, packed and padded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from tests.data.helpers import FACTS, recipe, texts, write_jsonl
+from tightfit.data import GlobalBatchLoader, Prepared, prepare
+from tightfit.data.samples import Packed
+from tightfit.data.tokenizer_choice import train_bpe
+from tightfit.data.tokenizing import END, bare_tokenizer
+from tightfit.errors import DataError
+from tightfit.recipe import Recipe
+from tightfit.tasks import IGNORE, MicroBatch
+from tightfit.training.trainer import Trainer
+
+CHATML = """{% for message in messages %}<|im_start|>{{ message['role'] }}
+{{ message['content'] | trim }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+TURN = "{{ message['content'] | trim }}<|im_end|>"
+MARKED = CHATML.replace(TURN, "{% if message['role'] == 'assistant' %}{% generation %}" + TURN
+                        + "{% endgeneration %}{% else %}" + TURN + "{% endif %}")
+
+
+def say(*turns: str) -> dict[str, Any]:
+    """A conversation in which the assistant has every second turn."""
+    roles = ("user", "assistant")
+    return {"messages": [{"role": roles[i % 2], "content": turn} for i, turn in enumerate(turns)]}
+
+
+CHATS = [say("who are you", " a fox "), say("tea?", "tea serves", "the dog", "café — 1234"), say("no answer")]
+ANSWERS = [["a fox<|im_end|>"], ["tea serves<|im_end|>", "café — 1234<|im_end|>"], []]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tokenizer that has the ends of ChatML's turns as special tokens, and no template."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    bare_tokenizer(train_bpe(texts(60), 360, [END, "<|im_start|>", "<|im_end|>"]), "train").save(folder)
+    return folder
+
+
+def prepared(tmp_path: Path, tokenizer: Path, rows: list[dict[str, Any]], template: str | None = CHATML,
+             **data: Any) -> tuple[Prepared, Recipe]:
+    if template is not None:
+        (tmp_path / "template.jinja").write_text(template)
+        data["chat_template"] = str(tmp_path / "template.jinja")
+    source = str(write_jsonl(tmp_path / "chat.jsonl", rows))
+    settings = recipe(tmp_path, tokenizer=str(tokenizer), seq_len=4 if data.get("packing", True) else 200, batch_size=2,
+                      data={"source": source, "eval_fraction": 0.0, **data})  # fmt: skip
+    return prepare(settings, replace(FACTS, max_positions=None)), settings
+
+
+def learned_texts(prepared: Prepared, tokenizer: Path) -> list[str]:
+    """The runs of labels that count, as text, in order."""
+    decode = AutoTokenizer.from_pretrained(tokenizer).decode
+    train = prepared.train
+    rows = [train.batch(np.array([i]), 0)[0].labels[0] for i in range(len(train))]
+    if isinstance(train, Packed):  # the last row begins in what the one before it has counted
+        rows[-1] = rows[-1][len(train) * train.seq_len - len(train.stream) :]
+    labels = np.concatenate(rows)
+    runs: list[list[int]] = [[]]
+    for label in labels.tolist():
+        if label == IGNORE:
+            runs.append([])
+        else:
+            runs[-1].append(label)
+    return [decode(run) for run in runs if run]
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED], ids=["found", "marked"])
+@pytest.mark.parametrize("packing", [True, False])
+def test_the_assistants_turns_alone_are_learned_with_their_ends(tmp_path, tokenizer, packing, template):
+    found, _ = prepared(tmp_path, tokenizer, CHATS, template, packing=packing)
+    assert learned_texts(found, tokenizer) == [answer for answers in ANSWERS for answer in answers]
+    assert found.unigram_loss is None
+
+
+def test_every_token_of_a_conversation_is_shown(tmp_path, tokenizer):
+    found, _ = prepared(tmp_path, tokenizer, CHATS, packing=False)
+    assert found.tokenizer is not None
+    backend = found.tokenizer.backend
+    shown = [found.train.batch(np.array([i]), 0)[0].inputs["input_ids"][0].tolist() for i in range(3)]
+    assert shown == [backend.apply_chat_template(chat["messages"], return_dict=False) for chat in CHATS]
+
+
+def test_the_template_is_saved_with_the_tokenizer(tmp_path, tokenizer):
+    found, _ = prepared(tmp_path, tokenizer, CHATS)
+    assert found.tokenizer is not None
+    found.tokenizer.save(tmp_path / "saved")
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved").chat_template == CHATML
+
+
+def test_a_tokenizer_is_trained_on_what_is_said(tmp_path):
+    found, _ = prepared(tmp_path, Path("train"), CHATS * 3)
+    assert found.tokenizer is not None
+    assert found.tokenizer.decode(found.tokenizer.encode_batch(["a fox serves tea"])[0]) == "a fox serves tea"
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_a_completion_is_learned_and_its_prompt_is_not(tmp_path, tokenizer, packing):
+    rows = [{"prompt": "the quick brown", "completion": " fox jumps"}, {"prompt": "tea", "completion": "serves"}]
+    found, _ = prepared(tmp_path, tokenizer, rows, None, packing=packing)
+    assert learned_texts(found, tokenizer) == [" fox jumps" + END, "serves" + END]
+
+
+def test_fields_of_other_names(tmp_path, tokenizer):
+    rows = [{"text": "the dog", "q": "the quick brown", "a": " fox"}]
+    found, _ = prepared(tmp_path, tokenizer, rows, None, prompt="q", completion="a")
+    assert learned_texts(found, tokenizer) == [" fox" + END]
+    rows = [{"text": "the dog", "said": CHATS[0]["messages"]}]
+    found, _ = prepared(tmp_path, tokenizer, rows, messages="said")
+    assert learned_texts(found, tokenizer) == ["a fox<|im_end|>"]
+    found, _ = prepared(tmp_path, tokenizer, [{"text": "the dog jumps over", **CHATS[0]}], None)
+    assert learned_texts(found, tokenizer)[0].endswith("dog jumps over" + END)
+
+
+def test_a_global_batch_counts_what_is_learned(tmp_path, tokenizer):
+    found, settings = prepared(tmp_path, tokenizer, CHATS, packing=False)
+    batches = [GlobalBatchLoader(found.train, settings).global_batch(i) for i in range(2)]
+    counts = [sum(int((m.labels != IGNORE).sum()) for m in batch.micro_batches) for batch in batches]
+    assert [batch.count for batch in batches] == counts
+    backend = AutoTokenizer.from_pretrained(tokenizer)
+    assert sum(counts) == sum(len(backend(answer).input_ids) for answers in ANSWERS for answer in answers)
+
+
+def row_of(turns: Any) -> list[dict[str, Any]]:
+    return [CHATS[0], {"messages": turns}]
+
+
+@pytest.mark.parametrize(("rows", "template", "words"), [
+    (CHATS, None, r"data.messages: the tokenizer '.*' has no chat template .*write data.chat_template=<a file"),
+    (row_of([]), CHATML, r"chat.jsonl row 2 holds \[\], and no list of messages; write \[\{"),
+    (row_of([{"role": "user", "content": None}]), CHATML, r"the content of message 1 of .*row 2 is None, not text"),
+    (row_of([{"content": "a"}]), CHATML, "message 1 of .*row 2 is .*, without a role"),
+    (row_of("hello"), CHATML, "row 2 holds text that is no JSON list"),
+    (CHATS, "{{ raise_exception('only one turn') }}", "the chat template refuses .*only one turn"),
+    (CHATS, CHATML.replace("| trim", "| upper"), "changes what the assistant says in .*row 1, .*generation"),
+    ([say("only a question")], CHATML, "no token to predict"),
+])  # fmt: skip
+def test_what_cannot_be_learned_is_named(tmp_path, tokenizer, rows, template, words):
+    with pytest.raises(DataError, match=words):
+        prepared(tmp_path, tokenizer, rows, template)
+
+
+def test_a_messages_field_may_hold_json(tmp_path, tokenizer):
+    found, _ = prepared(tmp_path, tokenizer, [{"messages": json.dumps(CHATS[0]["messages"])}])
+    assert learned_texts(found, tokenizer) == ANSWERS[0]
+
+
+def test_other_documents_are_held_out_by_name(tmp_path, tokenizer):
+    held = str(write_jsonl(tmp_path / "held.jsonl", [CHATS[1], say("bad")["messages"][0] | {"messages": []}]))
+    with pytest.raises(DataError, match=r"held.jsonl row 2 holds \[\]"):
+        prepared(tmp_path, tokenizer, CHATS, eval_source=held)
+    write_jsonl(Path(held), [CHATS[1]])
+    found, _ = prepared(tmp_path, tokenizer, CHATS, eval_source=held, packing=False)
+    assert found.evaluation is not None
+    assert (len(found.train), len(found.evaluation)) == (3, 1)
+    batch: MicroBatch = found.evaluation.batch(np.array([0]), 0)[0]
+    assert torch.equal(torch.from_numpy(batch.labels), torch.from_numpy(found.train.batch(np.array([1]), 0)[0].labels))
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_a_step_learns_the_same_however_its_answers_are_spread(tmp_path, tokenizer, tiny, packing):
+    (tmp_path / "template.jinja").write_text(CHATML)
+    source = write_jsonl(tmp_path / "chat.jsonl", CHATS[:2] * 4)
+    values = {**tiny, "tokenizer": str(tokenizer), "vocab_size": 400, "max_steps": 2, "seq_len": 16 if packing else 100,
+              "model_overrides": {**tiny["model_overrides"], "n_positions": 100}, "data": {
+        "source": str(source), "packing": packing, "chat_template": str(tmp_path / "template.jinja"),
+        "eval_source": str(source)}}
+    losses = [Trainer(recipe={**values, "micro_batch_size": size, "output_dir": str(tmp_path / str(size))}).train()
+              for size in (1, 3, 8)]
+    for other in losses[1:]:
+        assert other.losses == pytest.approx(losses[0].losses, abs=1e-5)
+        assert other.eval_loss == pytest.approx(losses[0].eval_loss, abs=1e-5)
+    saved = AutoTokenizer.from_pretrained(tmp_path / "1" / "model")
+    assert saved.apply_chat_template(CHATS[0]["messages"], tokenize=False).endswith("a fox<|im_end|>\n")
