@@ -82,6 +82,7 @@ def plan(
     training_args: Annotated[Path | None, typer.Option(
         metavar="FILE.json", help="Hugging Face TrainingArguments, as `to_json_string` writes them.")] = None,
     top: Annotated[int | None, typer.Option(metavar="N", help="Show only the N best.")] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Plan anew what was planned before.")] = False,
 ) -> None:  # fmt: skip
     """Predict memory and speed of every set of techniques on GPUs that need not be in this machine, and choose.
 
@@ -92,7 +93,7 @@ def plan(
 
     run_plan(recipe, overrides or [], gpus=gpu or [], gpu_memory=gpu_memory, host_memory=host_memory, count=gpus,
              nodes=nodes, network=network, as_json=as_json, prices=price or [], tokens=tokens,
-             training_arguments=training_args, top=top)
+             training_arguments=training_args, top=top, use_cache=not no_cache)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

@@ -377,3 +377,25 @@ def test_host_memory_limits_what_waits_there():
     for gpu, size in (("cpu", "8GB"), ("rtx-4090", "lots")):
         with pytest.raises(RecipeError, match="host-memory"):
             tightfit.plan(None, FIELDS, gpu, host_memory=size)
+
+
+def test_the_same_question_is_answered_from_the_cache_with_no_framework(recipe, tmp_path):
+    words = ["plan", recipe, "--gpu", "l4", "--json"]
+    quick = ("import sys; from tightfit.cli import app; app(sys.argv[1:], standalone_mode=False); "
+             "print([n for n in ('torch', 'transformers', 'jax', 'huggingface_hub') if n in sys.modules])")
+    first, second = (subprocess.run([sys.executable, "-c", quick, *words], capture_output=True, text=True, cwd=tmp_path,
+                                    timeout=120, check=True).stdout.rpartition("\n[") for _ in range(2))
+    assert json.loads(second[0]) == {**json.loads(first[0]), "cached": True}
+    assert "torch" in first[2]
+    assert second[2] == "]\n"
+
+
+def test_the_cache_is_named_and_left_aside(recipe, run, monkeypatch):
+    plans = iter([fitting(), nothing_fits()])
+    monkeypatch.setattr(plan_command, "plan_on", lambda *_, **__: ReadablePlan.of(next(plans)))
+    outs = [run("plan", recipe, "--gpu", "l4", *more)[1] for more in ((), ("--top", "1"), ("--tokens", "1B"))]
+    assert ["From the cache; --no-cache plans anew." in " ".join(out.split()) for out in outs] == [False, True, True]
+    assert ["32 x 2" in out for out in outs] == [True, False, True]
+    assert "whole run" in outs[2]
+    status, out, _ = run("plan", recipe, "--gpu", "l4", "--no-cache")
+    assert (status, "From the cache" in out) == (2, False)

@@ -18,7 +18,8 @@ from tightfit.display.progress import SearchProgress
 from tightfit.errors import RecipeError, Refused
 from tightfit.planner import RecipeForDevice, compare, plan_on
 from tightfit.planning.cluster import read_cluster
-from tightfit.planning.search.every_gpu import parse_prices
+from tightfit.planning.saved_plans import question_of, remembered
+from tightfit.planning.search.every_gpu import Comparison, parse_prices
 from tightfit.planning.whole_run import parse_price, parse_tokens
 from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import load_recipe, name_and_overrides
@@ -30,12 +31,13 @@ def run_plan(
     name: str | None, words: Sequence[str] = (), *, gpus: Sequence[str] = (), gpu_memory: str | None = None,
     host_memory: str | None = None, count: int | None = None, nodes: int | None = None, network: str | None = None,
     as_json: bool = False, prices: Sequence[str] = (), tokens: str | None = None,
-    training_arguments: Path | None = None, top: int | None = None,
+    training_arguments: Path | None = None, top: int | None = None, use_cache: bool = True,
 ) -> None:  # fmt: skip
     """Print a plan, or a comparison of all GPUs; a progress bar goes to standard error.
 
     name: the recipe; it may be an override where training arguments are given. count, nodes, network: as `gpus`,
     `nodes` and `network` of `planner.plan`. tokens: of a whole run, such as `1B`. top: candidates, or GPUs, to show.
+    use_cache: whether an earlier answer to the same question serves.
     Raises TightfitError for bad input, and Refused after printing where nothing fits.
     """
     if top is not None and top < 1:
@@ -53,28 +55,35 @@ def run_plan(
     def recipe_on(cuda: bool) -> Recipe:
         return load_recipe(name, overrides, cuda=cuda, training_arguments=training_arguments)
 
+    def asked(**more: object) -> str | None:
+        options = {"gpu": gpu, "gpu_memory": gpu_memory, "host_memory": host_memory, "cluster": cluster, **more}
+        return question_of(name, overrides, options, training_arguments) if use_cache else None
+
     count_of_tokens = 0 if tokens is None else parse_tokens(tokens)
     if gpu == EVERY_GPU and host_memory is not None:
         raise RecipeError(f"host-memory: {host_memory!r} is for one GPU, and --gpu all compares many; leave it out")
     if gpu == EVERY_GPU:
-        _compare(recipe_on, gpu_memory, parse_prices(prices), count_of_tokens, as_json, top)
+        by_name = parse_prices(prices)
+        _compare(recipe_on, gpu_memory, by_name, count_of_tokens, as_json, top, partial(asked, prices=by_name))
         return
     if prices and not count_of_tokens:
         raise RecipeError(f"price: {prices[0]!r} is for comparing GPUs, and for the cost of a run; write --gpu all or "
                           "--tokens 1B with it")
     price = parse_price(prices[0].rpartition("=")[2]) if prices else None
     _plan(partial(plan_on, recipe_on, gpu, gpu_memory, host_memory, cluster=cluster), count_of_tokens, price, as_json,
-          top)
+          top, asked)
 
 
 def _plan(
-    planned: Callable[..., ReadablePlan], tokens: int, price: float | None, as_json: bool, top: int | None
-) -> None:
+    planned: Callable[..., ReadablePlan], tokens: int, price: float | None, as_json: bool, top: int | None,
+    asked: Callable[[], str | None],
+) -> None:  # fmt: skip
     # A model's own code may print; what is printed here is the plan alone.
     with SearchProgress(Console(stderr=True), "planning", "traces") as progress, redirect_stdout(sys.stderr):
-        plan = planned(progress=progress)
+        plan, cached = remembered(ReadablePlan, asked, partial(planned, progress=progress))
     gpus = max(plan.device.world, 1)
-    plan = replace(plan, candidates=plan.candidates[:top], tokens=tokens, price=None if price is None else price * gpus)
+    plan = replace(plan, candidates=plan.candidates[:top], tokens=tokens, cached=cached,
+                   price=None if price is None else price * gpus)
     if as_json:
         _print_json(plan.to_json())
     else:
@@ -86,14 +95,14 @@ def _plan(
 
 def _compare(
     recipe_on: RecipeForDevice, gpu_memory: str | None, prices: Mapping[str, float], tokens: int, as_json: bool,
-    top: int | None,
+    top: int | None, asked: Callable[[], str | None],
 ) -> None:  # fmt: skip
     if gpu_memory is not None:
         raise RecipeError(f"gpu-memory: {gpu_memory!r} is for one GPU, and --gpu all compares many; leave it out")
     with SearchProgress(Console(stderr=True), "planning", "GPUs") as progress:
-        comparison = compare(recipe_on, prices, progress=progress)
+        comparison, cached = remembered(Comparison, asked, partial(compare, recipe_on, prices, progress=progress))
     fitting = any(row.chosen is not None for row in comparison.rows)
-    comparison = replace(comparison, rows=comparison.rows[:top], tokens=tokens)
+    comparison = replace(comparison, rows=comparison.rows[:top], tokens=tokens, cached=cached)
     if as_json:
         _print_json(comparison.to_json())
     else:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tightfit.data.caching import digest, files_digest
+from tightfit.data.caching import files_digest
 from tightfit.data.readers import READERS, Row, Wanted, decode, picked, read_file, require_fields
 from tightfit.errors import DataError, closest, nearest, one_line
+from tightfit.files import digest
 from tightfit.recipe import Data
 
 SKIPPED = frozenset({

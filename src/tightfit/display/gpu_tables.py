@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tightfit.devices import catalogue
-from tightfit.display.words import batches, fits, techniques, throughput, work
+from tightfit.display.words import FROM_CACHE, batches, fits, techniques, throughput, work
 from tightfit.planning.search.every_gpu import Compared, Comparison
 from tightfit.text import size
 
@@ -51,7 +51,7 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
     for text, letter in letters.items():
         legend.add_row(Text(letter), Text(text))
     console.print(legend)
-    for remark in _remarks(rows, priced and not comparison.tokens, throughput):
+    for remark in (*_remarks(rows, priced and not comparison.tokens, throughput), *[FROM_CACHE] * comparison.cached):
         console.print(Text(remark))
 
 

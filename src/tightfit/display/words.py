@@ -22,6 +22,7 @@ CALIBRATE = {"cuda": "run `tightfit doctor --calibrate` on the card",
              "cpu": "run `tightfit doctor --calibrate --device cpu`"}
 PLACES: Mapping[str, str] = {"allocator": "", "context": " outside the allocator", "host": " of the host's memory"}
 UNCALIBRATED = "not calibrated"
+FROM_CACHE = "From the cache; --no-cache plans anew."
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,8 @@ def answers(plan: Plan) -> list[tuple[str, str]]:
         say("times", calibration(best.estimate, plan.device))
         say("note", *(note for note in best.estimate.notes if not note.startswith(UNCALIBRATED)))
     say("note", *plan.notes)
-    say("search", f"{counted(plan.tried, 'combination')} considered, {counted(plan.predictions, 'trace')} made.")
+    say("search", f"{counted(plan.tried, 'combination')} considered, {counted(plan.predictions, 'trace')} made."
+                  f"{f' {FROM_CACHE}' * plan.cached}")
     return lines
 
 

@@ -141,6 +141,7 @@ class Plan:
     tried: how many combinations were considered.
     predictions: how many of them, and of their probes, were traced.
     tokens: how many a whole run learns from; 0 where nobody asked. price: of all GPUs for an hour.
+    cached: whether it is an earlier answer to the same question.
     """
 
     device: Device
@@ -153,6 +154,7 @@ class Plan:
     predictions: int = 0
     tokens: int = 0
     price: float | None = None
+    cached: bool = False
 
     @property
     def whole_run(self) -> WholeRun | None:
@@ -203,4 +205,5 @@ class Plan:
                        "network_bytes_per_second": self.device.network_bandwidth}
         scaling = {} if self.answers.scaling is None else {"scaling": self.answers.scaling.to_json()}
         length = {} if self.whole_run is None else {"whole_run": self.whole_run.to_json()}
-        return {"device": device, "candidates": candidates, **scaling, **length}
+        cached = {"cached": True} if self.cached else {}
+        return {"device": device, "candidates": candidates, **scaling, **length, **cached}
