@@ -390,6 +390,17 @@ def test_the_same_question_is_answered_from_the_cache_with_no_framework(recipe, 
     assert second[2] == "]\n"
 
 
+def test_what_libraries_write_into_the_environment_makes_no_other_question(recipe, run, monkeypatch):
+    def planned(*_, **__):
+        monkeypatch.setenv("TORCH_WRITTEN_BY_PLANNING", "somewhere")
+        return ReadablePlan.of(fitting())
+
+    monkeypatch.setattr(plan_command, "plan_on", planned)
+    run("plan", recipe, "--gpu", "l4")
+    monkeypatch.delenv("TORCH_WRITTEN_BY_PLANNING")
+    assert "From the cache" in run("plan", recipe, "--gpu", "l4")[1]
+
+
 def test_the_cache_is_named_and_left_aside(recipe, run, monkeypatch):
     plans = iter([fitting(), nothing_fits()])
     monkeypatch.setattr(plan_command, "plan_on", lambda *_, **__: ReadablePlan.of(next(plans)))

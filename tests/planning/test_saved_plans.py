@@ -10,7 +10,7 @@ from tests.display.plans import CARD, fitting, nothing_fits, streamed
 from tightfit.display.plan_table import ReadablePlan, plan_text
 from tightfit.planning import saved_plans
 from tightfit.planning.plan import Plan
-from tightfit.planning.saved_plans import load, question_of, remembered, save
+from tightfit.planning.saved_plans import load, question_of, remembered, save, this_machine
 from tightfit.planning.search.every_gpu import Compared, Comparison
 
 
@@ -83,7 +83,7 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(home):
 
 
 def question(recipe="mine.yaml", *words, arguments=None, **options):
-    return question_of(recipe, words, options, arguments)
+    return question_of(recipe, words, options, arguments, this_machine())
 
 
 def test_what_can_change_the_answer_makes_another_question(home, monkeypatch):

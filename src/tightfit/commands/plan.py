@@ -18,7 +18,7 @@ from tightfit.display.progress import SearchProgress
 from tightfit.errors import RecipeError, Refused
 from tightfit.planner import RecipeForDevice, compare, plan_on
 from tightfit.planning.cluster import read_cluster
-from tightfit.planning.saved_plans import question_of, remembered
+from tightfit.planning.saved_plans import question_of, remembered, this_machine
 from tightfit.planning.search.every_gpu import Comparison, parse_prices
 from tightfit.planning.whole_run import parse_price, parse_tokens
 from tightfit.recipe import Recipe
@@ -55,9 +55,11 @@ def run_plan(
     def recipe_on(cuda: bool) -> Recipe:
         return load_recipe(name, overrides, cuda=cuda, training_arguments=training_arguments)
 
+    machine = this_machine() if use_cache else ""
+
     def asked(**more: object) -> str | None:
         options = {"gpu": gpu, "gpu_memory": gpu_memory, "host_memory": host_memory, "cluster": cluster, **more}
-        return question_of(name, overrides, options, training_arguments) if use_cache else None
+        return question_of(name, overrides, options, training_arguments, machine) if use_cache else None
 
     count_of_tokens = 0 if tokens is None else parse_tokens(tokens)
     if gpu == EVERY_GPU and host_memory is not None:

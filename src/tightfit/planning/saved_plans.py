@@ -81,12 +81,14 @@ def save(kind: type[Kept], name: str, answer: Kept) -> None:
 
 
 def question_of(
-    recipe: str | None, overrides: Sequence[str], options: Mapping[str, Any], training_arguments: Path | None
-) -> str | None:
+    recipe: str | None, overrides: Sequence[str], options: Mapping[str, Any], training_arguments: Path | None,
+    machine: str,
+) -> str | None:  # fmt: skip
     """Name of the entry for a command's words; None where code of the model's own decides, which no file tells of, and
     for a model that is not on this machine.
 
     recipe, overrides: as a person writes them. options: those that change what is planned, by name.
+    machine: see `this_machine`.
     """
     files = [Path(recipe)] if recipe is not None and recipe.endswith((".yaml", ".yml")) else []
     files += [] if training_arguments is None else [training_arguments]
@@ -102,7 +104,7 @@ def question_of(
     words = [recipe or "", *overrides, *(f"{name}={value!r}" for name, value in sorted(options.items()))]
     if any("trust_remote_code" in word for word in (*words, *(c.decode(errors="replace") for c in contents))):
         return None
-    return digest([*words, *map(str, files), *contents, *_machine()])
+    return digest([*words, *map(str, files), *contents, machine])
 
 
 def _models(recipe: str | None, overrides: Iterable[str]) -> Iterator[str]:
@@ -132,8 +134,13 @@ def _configuration(model: str) -> list[Path]:
     return [Path(found)]
 
 
+def this_machine() -> str:
+    """A digest of what a plan depends on in this machine and its software; of the environment before libraries that
+    planning loads write theirs into it."""
+    return digest(_machine())
+
+
 def _machine() -> Iterator[str]:
-    """What of this machine and its software a plan depends on."""
     source = Path(__file__).parents[1]
     yield from (f"{path.relative_to(source)} {path.stat().st_size} {path.stat().st_mtime_ns}"
                 for path in sorted(source.rglob("*")) if path.suffix in (".py", ".yaml"))
