@@ -20,12 +20,15 @@ from tightfit.planning.cluster import Cluster, among, read_cluster
 from tightfit.planning.search.evaluate import Progress
 from tightfit.planning.search.every_gpu import Comparison
 from tightfit.planning.search.every_gpu import compare as compare_devices
+from tightfit.planning.search.overview import Overview
+from tightfit.planning.search.overview import overview as over_all
 from tightfit.planning.search.pool import Pool
 from tightfit.planning.search.search import search_with
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target, cpu_target, gpu_target
 from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import as_recipe
+from tightfit.techniques.parallel import NoParallel
 
 RecipeForDevice = Callable[[bool], Recipe]
 """The recipe as it is on a CUDA device, or on the CPU: a recipe file may differ between the two."""
@@ -104,6 +107,20 @@ def compare(
     tools = standard_tools(backend)
     with Pool(tools, recipe.backend.name) as evaluator:
         return compare_devices(recipe, catalogue(), tools, prices, progress, evaluator)
+
+
+def overview(recipe_on: RecipeForDevice, *, progress: Progress | None = None) -> Overview:
+    """The recipe's ways to train on every GPU of the catalogue."""
+    recipe = recipe_on(True)
+    read_config(recipe)
+    with Pool(standard_tools(load_backend(recipe.backend.name)), recipe.backend.name) as pool:
+        return over_all(recipe, catalogue(), pool, progress)
+
+
+def asks_for_overview(recipe: Recipe) -> bool:
+    """Whether a recipe, for which no device was named, is for a GPU where this machine has none."""
+    plain = recipe.device == "auto" and recipe.mode == "train" and recipe.backend.runs_torch
+    return plain and recipe.parallel == NoParallel() and own_device(recipe, "cuda") is None
 
 
 def own_device(recipe: Recipe, kind: str) -> Device | None:

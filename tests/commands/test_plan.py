@@ -202,8 +202,23 @@ def test_training_arguments_need_a_model(tmp_path, run):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
-def test_a_machine_without_a_gpu_is_asked_for_one(recipe, run):
-    status, out, err = run("plan", recipe)
+def test_a_machine_without_a_gpu_is_told_of_every_gpu(recipe, run, monkeypatch):
+    monkeypatch.setattr("tightfit.planner.catalogue", lambda: [find_device(name) for name in ("l4", "t4")])
+    monkeypatch.setattr("tightfit.planning.search.pool.cores", lambda: 1)
+    status, out, _ = run("plan", recipe)
+    assert status == 0
+    assert "gpt2 on every GPU of the catalogue: global batch 6, seq_len 16" in out
+    lines = [line.split() for line in out.splitlines() if line.startswith(("T4 ", "L4 "))]
+    assert [(line[0], len(line)) for line in lines] == [("T4", 9), ("L4", 10)]  # one refuses LoRA over bf16
+    for word in ("trainable=lora base=nf4", "refused where there is -: base: precision=fp16", "7 traces"):
+        assert word in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 80
+    cached = json.loads(run("plan", recipe, "--top", "1", "--json")[1])
+    assert cached["cached"]
+    [row] = cached["gpus"]
+    assert row["device"]["name"] == "T4"
+    assert row["ways"]["QLoRA"]["fits"]
+    status, out, err = run("plan", recipe, "--tokens", "1B")
     assert (status, out) == (2, "")
     for word in ("--gpu", "rtx-4090", "tightfit gpus", "--gpu cpu"):
         assert word in err

@@ -12,14 +12,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tightfit.display.gpu_tables import show_comparison
+from tightfit.display.gpu_tables import show_comparison, show_overview
 from tightfit.display.plan_table import ReadablePlan, show_plan
 from tightfit.display.progress import SearchProgress
 from tightfit.errors import RecipeError, Refused
-from tightfit.planner import RecipeForDevice, compare, plan_on
-from tightfit.planning.cluster import read_cluster
-from tightfit.planning.saved_plans import question_of, remembered, this_machine
+from tightfit.planner import RecipeForDevice, asks_for_overview, compare, overview, plan_on
+from tightfit.planning.cluster import Cluster, read_cluster
+from tightfit.planning.saved_plans import is_kept, question_of, remembered, this_machine
 from tightfit.planning.search.every_gpu import Comparison, parse_prices
+from tightfit.planning.search.overview import Overview
 from tightfit.planning.whole_run import parse_price, parse_tokens
 from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import load_recipe, name_and_overrides
@@ -68,6 +69,11 @@ def run_plan(
         by_name = parse_prices(prices)
         _compare(recipe_on, gpu_memory, by_name, count_of_tokens, as_json, top, partial(asked, prices=by_name))
         return
+    about_all = partial(asked, ways=True)
+    named = (gpu, gpu_memory, host_memory, prices, tokens, training_arguments)
+    if not any(named) and cluster == Cluster() and (is_kept(about_all()) or asks_for_overview(recipe_on(False))):
+        _overview(recipe_on, as_json, top, about_all)
+        return
     if prices and not count_of_tokens:
         raise RecipeError(f"price: {prices[0]!r} is for comparing GPUs, and for the cost of a run; write --gpu all or "
                           "--tokens 1B with it")
@@ -110,6 +116,19 @@ def _compare(
     else:
         show_comparison(comparison, Console())
     if not fitting:
+        raise Refused("nothing fits on any GPU of the catalogue; tightfit plan with --gpu and one name says what would "
+                      "help")
+
+
+def _overview(recipe_on: RecipeForDevice, as_json: bool, top: int | None, asked: Callable[[], str | None]) -> None:
+    with SearchProgress(Console(stderr=True), "planning", "traces") as progress, redirect_stdout(sys.stderr):
+        found, cached = remembered(Overview, asked, partial(overview, recipe_on, progress=progress))
+    shown = replace(found, cards=found.cards[:top], cached=cached)
+    if as_json:
+        _print_json(shown.to_json())
+    else:
+        show_overview(shown, Console())
+    if not found.fitting:
         raise Refused("nothing fits on any GPU of the catalogue; tightfit plan with --gpu and one name says what would "
                       "help")
 

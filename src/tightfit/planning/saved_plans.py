@@ -51,6 +51,11 @@ def remembered(kind: type[Kept], question: Callable[[], str | None], make: Calla
     return made, False
 
 
+def is_kept(question: str | None) -> bool:
+    """Whether there is an entry of that name."""
+    return question is not None and (FOLDER.expanduser() / f"{question}.json").is_file()
+
+
 def load(kind: type[Kept], name: str) -> Kept | None:
     """The entry of that name; None where there is none, or it is damaged."""
     path = FOLDER.expanduser() / f"{name}.json"
