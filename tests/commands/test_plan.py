@@ -151,6 +151,10 @@ def test_training_arguments_stand_between_the_recipe_and_the_overrides(tmp_path)
     (["--gpu", "l4", "--price", "foo"], ["price: 'foo'", "--tokens 1B"]),
     (["--gpu", "l4", "--price", "foo", "--tokens", "1B"], ["price: 'foo'", "--price 2.50"]),
     (["--gpu", "l4", "--tokens", "many"], ["tokens: 'many'", "500M"]),
+    (["--gpu", "l4", "--longest", "seq_len", "--largest", "micro_batch_size"], ["two questions"]),
+    (["--gpu", "all", "--longest", "seq_len"], ["asked of one GPU"]),
+    (["--gpu", "2xl4", "--longest", "seq_len"], ["asked of one device"]),
+    (["--gpu", "l4", "--largest", "model=qwen9-*"], ["model=qwen9-*", "no bundled model"]),
     (["--gpu", "l4", "--top", "0"], ["top: 0 should be 1 or more"]),
     (["batch_size=4", "micro_batch_size=8", "--gpu", "l4"], ["micro_batch_size: 8", "batch_size=4"]),
     (["--gpu", "l4", "--price", "l4=1"], ["'l4=1'", "--gpu all"]),
@@ -260,6 +264,15 @@ def test_every_gpu_is_compared(recipe, run, monkeypatch):
     assert [row["device"]["name"] for row in rows] == ["L4", "RTX 4090", "V100 16GB"]
     assert [row["price"] for row in rows] == [0.001, None, None]
     assert rows[0]["candidates"][0].keys() == COLUMNS
+
+
+def test_the_longest_sequences_that_fit_are_planned(recipe, run):
+    words = ("plan", recipe, "--gpu-memory", "3GB", "--longest", "seq_len")
+    status, out, _ = run(*words)
+    assert status == 0
+    assert "seq_len 32" in out  # all of the model's positions
+    assert "seq_len=32 fits" in out
+    assert json.loads(run(*words, "--json")[1])["largest"] == {"seq_len": 32}
 
 
 def test_gpus_are_listed(run):

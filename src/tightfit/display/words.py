@@ -168,6 +168,8 @@ def answers(plan: Plan) -> list[tuple[str, str]]:
     def say(label: str, *texts: str) -> None:
         lines.extend((label, text) for text in texts if text)
 
+    say("longest" if plan.largest and plan.largest.field == "seq_len" else "largest",
+        plan.largest.text if plan.largest else "")
     if chosen is None:
         nearest = f"; #1 misses {size(best.estimate.missing)}" if best is not None else ""
         say("choice", f"Nothing fits on {plan.device.name}{nearest}.")
