@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from huggingface_hub import errors as hub_errors
 
-from tightfit.bundled import BUNDLED, HUB_NAMES
+from tightfit.bundled import BUNDLED, HUB_NAMES, bundled_family, bundled_shape
 from tightfit.errors import ModelError
 from tightfit.hub import explain_hub_error, only_local
 from tightfit.models import (
@@ -63,6 +63,35 @@ def test_unknown_names(name: str, says: str) -> None:
 def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"has no config\.json"):
         resolve_source(recipe(str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["openai/whisper-small", "whisper-large-v3", "whisper"])
+def test_a_model_of_sound_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ModelError, match="reads sound, and no task here does"):
+        resolve_source(recipe(name))
+
+
+def test_a_folder_with_a_model_of_sound_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="reads sound, and no task here does"):
+        read_config(recipe(write_config(tmp_path / "mine", model_type="whisper")))
+    assert resolve_source(recipe("me/whispering-llama")).kind == "hub"
+
+
+@pytest.mark.parametrize(("name", "like"), [
+    ("Qwen/Qwen3-8B-Base", "qwen3-8b"), ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+    ("mistralai/Mistral-7B-v0.1", "mistral-7b-v0.1"), ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b"),
+    ("google/vit-base-patch16-224", "vit-base"), ("google/gemma-3-27b-it", "gemma-3-27b"), ("microsoft/phi-4", "phi-4"),
+    ("openai-community/gpt2-large", "gpt2-large"), ("openai-community/gpt2", "gpt2"), ("someone/gpt2-tiny", None),
+    ("microsoft/Phi-4-mini-instruct", None), ("google/gemma-3-270m", None), ("no-one/nothing", None),
+])
+def test_the_bundled_shape_of_a_hub_id(name: str, like: str | None) -> None:
+    assert bundled_shape(name) == like
+
+
+def test_the_bundled_family_of_a_hub_id() -> None:
+    assert bundled_family("Qwen/Qwen2.5-3B") == ["qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b"]
+    assert bundled_family("google/gemma-3-270m")[0] == "gemma-3-1b"
+    assert bundled_family("no-one/nothing") == []
 
 
 def test_no_bundled_name_hides_a_hub_name() -> None:
@@ -186,8 +215,12 @@ def test_unreadable_folders(tmp_path: Path, text: str, says: str) -> None:
 
 
 def test_an_unreachable_hub_is_one_sentence() -> None:
-    with pytest.raises(ModelError, match=r"^model: .no-one/nothing. is not cached, and the .* reached; [^.]*$"):
+    with pytest.raises(ModelError, match=r"^model: .no-one/nothing. is not cached, .* reached; [^.]*$"):
         read_config(recipe("no-one/nothing"))
+    for name, says in (("Qwen/Qwen3-8B-Base", "write model=qwen3-8b, its bundled shape"),
+                       ("Qwen/Qwen2.5-3B", "bundled shapes of its family: qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b")):
+        with pytest.raises(ModelError, match=f"config.json is not on this machine.*{says}"):
+            read_config(recipe(name))
 
 
 def test_each_hub_error_has_its_own_sentence() -> None:

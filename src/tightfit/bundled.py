@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -50,6 +51,43 @@ def _llama3(layers: int, width: int, mlp: int, rope_factor: float, tied: bool, h
     ))
 
 
+def _qwen3(layers: int, heads: int, width: int, mlp: int, tied: bool) -> Bundled:
+    rope = {"rope_type": "default", "rope_theta": 1000000.0}
+    return Bundled("Qwen3Config", "causal-lm", _llama(
+        layers, heads, 8, width, mlp, vocab_size=151936, head_dim=128, max_position_embeddings=40960,
+        rope_parameters=rope, bos_token_id=151643, eos_token_id=151645, max_window_layers=layers,
+        tie_word_embeddings=tied,
+    ))
+
+
+def _gemma3(
+    layers: int, heads: int, kv_heads: int, width: int, mlp: int, *, head_dim: int = 256, window: int = 1024,
+    vocab: int = 262208, positions: int = 131072, scalar: int = 256,
+) -> Bundled:  # fmt: skip
+    """The text decoder: above 1B the published model has a tower for images beside it. scalar: attention's scores are
+    divided by its root."""
+    scaled = {"rope_type": "linear", "factor": 8.0} if positions > 32768 else {"rope_type": "default"}
+    rope = {"full_attention": {**scaled, "rope_theta": 1000000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+    return Bundled("Gemma3TextConfig", "causal-lm", _llama(
+        layers, heads, kv_heads, width, mlp, vocab_size=vocab, head_dim=head_dim, max_position_embeddings=positions,
+        sliding_window=window, query_pre_attn_scalar=scalar, rope_parameters=rope,
+    ))
+
+
+def _modernbert(layers: int, heads: int, width: int, mlp: int) -> Bundled:
+    return Bundled("ModernBertConfig", "masked-lm", {
+        "num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": width, "intermediate_size": mlp,
+    })
+
+
+def _vit(layers: int, heads: int, width: int, patch: int) -> Bundled:
+    return Bundled("ViTConfig", "image-classification", {
+        "num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": width,
+        "intermediate_size": 4 * width, "patch_size": patch, "num_labels": 1000,
+    })
+
+
 def _qwen2(layers: int, heads: int, kv_heads: int, width: int, mlp: int, **more: Any) -> Bundled:
     rope = {"rope_type": "default", "rope_theta": 1000000.0}
     return Bundled("Qwen2Config", "causal-lm", _llama(
@@ -73,17 +111,31 @@ BUNDLED: dict[str, Bundled] = {
     }),
     "t5-small": _t5(6, 8, 512, 2048),
     "t5-base": _t5(12, 12, 768, 3072),
+    "t5-large": _t5(24, 16, 1024, 4096),
+    "modernbert-base": _modernbert(22, 12, 768, 1152),
+    "modernbert-large": _modernbert(28, 16, 1024, 2624),
     "llama-2-7b": Bundled("LlamaConfig", "causal-lm", _llama(
         32, 32, 32, 4096, 11008, vocab_size=32000, max_position_embeddings=4096, rms_norm_eps=1e-5,
     )),
     "llama-3.1-8b": _llama3(32, 4096, 14336, rope_factor=8.0, tied=False),
     "llama-3.1-70b": _llama3(80, 8192, 28672, rope_factor=8.0, tied=False, heads=64),
     "llama-3.2-1b": _llama3(16, 2048, 8192, rope_factor=32.0, tied=True),
+    "llama-3.2-3b": _llama3(28, 3072, 8192, rope_factor=32.0, tied=True, heads=24),
     "qwen2.5-0.5b": _qwen2(24, 14, 2, 896, 4864, vocab_size=151936, tie_word_embeddings=True),
     "qwen2.5-1.5b": _qwen2(
         28, 12, 2, 1536, 8960, vocab_size=151936, tie_word_embeddings=True, max_position_embeddings=131072,
     ),
     "qwen2.5-7b": _qwen2(28, 28, 4, 3584, 18944, vocab_size=152064, max_position_embeddings=131072),
+    "qwen3-0.6b": _qwen3(28, 16, 1024, 3072, tied=True),
+    "qwen3-1.7b": _qwen3(28, 16, 2048, 6144, tied=True),
+    "qwen3-4b": _qwen3(36, 32, 2560, 9728, tied=True),
+    "qwen3-8b": _qwen3(36, 32, 4096, 12288, tied=False),
+    "qwen3-14b": _qwen3(40, 40, 5120, 17408, tied=False),
+    "qwen3-32b": _qwen3(64, 64, 5120, 25600, tied=False),
+    "mistral-7b-v0.1": Bundled("MistralConfig", "causal-lm", _llama(
+        32, 32, 8, 4096, 14336, vocab_size=32000, max_position_embeddings=32768, rms_norm_eps=1e-5,
+        sliding_window=4096, rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )),
     "mistral-7b": Bundled("MistralConfig", "causal-lm", _llama(  # version 0.3: no sliding window
         32, 32, 8, 4096, 14336, vocab_size=32768, max_position_embeddings=32768, rms_norm_eps=1e-5,
         sliding_window=None, rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
@@ -96,12 +148,28 @@ BUNDLED: dict[str, Bundled] = {
         "vocab_size": 50304, "bos_token_id": 0, "eos_token_id": 0,
     }),
     "gemma-2b": Bundled("GemmaConfig", "causal-lm", _llama(18, 8, 1, 2048, 16384, head_dim=256)),
+    "gemma-3-1b": _gemma3(26, 4, 1, 1152, 6912, window=512, vocab=262144, positions=32768),
+    "gemma-3-4b": _gemma3(34, 8, 4, 2560, 10240),
+    "gemma-3-12b": _gemma3(48, 16, 8, 3840, 15360),
+    "gemma-3-27b": _gemma3(62, 32, 16, 5376, 21504, head_dim=128, scalar=168),
+    "smollm3-3b": Bundled("SmolLM3Config", "causal-lm", _llama(
+        36, 16, 4, 2048, 11008, vocab_size=128256, max_position_embeddings=65536, tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 5000000.0},
+    )),
+    "phi-4": Bundled("Phi3Config", "causal-lm", _llama(
+        40, 40, 10, 5120, 17920, vocab_size=100352, max_position_embeddings=16384, rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 250000.0, "partial_rotary_factor": 1.0},
+        original_max_position_embeddings=16384, bos_token_id=100257, eos_token_id=100265, pad_token_id=100349,
+        resid_pdrop=0.0, embd_pdrop=0.0,
+    )),
     "phi-2": Bundled("PhiConfig", "causal-lm", {
         "num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 2560, "intermediate_size": 10240,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.4},
         "resid_pdrop": 0.1, "bos_token_id": 50256, "eos_token_id": 50256,
     }),
-    "vit-base": Bundled("ViTConfig", "image-classification", {"num_labels": 1000}),
+    "vit-base": _vit(12, 12, 768, 16),
+    "vit-large": _vit(24, 16, 1024, 16),
+    "vit-huge": _vit(32, 16, 1280, 14),
     "transformer-156m": Bundled("transformer", "causal-lm", {}),
 }
 """Bundled shapes by name. What a shape does not state is the configuration class's default."""
@@ -109,7 +177,34 @@ BUNDLED: dict[str, Bundled] = {
 HUB_NAMES = frozenset({
     "albert-base-v2", "bert-base-cased", "bert-base-multilingual-cased", "bert-base-uncased", "bert-large-cased",
     "bert-large-uncased", "distilbert-base-cased", "distilbert-base-uncased", "distilgpt2", "distilroberta-base",
-    "openai-gpt", "roberta-large", "t5-11b", "t5-3b", "t5-large", "xlm-roberta-base", "xlm-roberta-large",
+    "openai-gpt", "roberta-large", "t5-11b", "t5-3b", "xlm-roberta-base", "xlm-roberta-large",
     "xlnet-base-cased", "xlnet-large-cased",
 })
 """Hugging Face ids without an owner: the hub's oldest models. Any other bare name is taken for a misspelling."""
+
+REFUSED = {"whisper": "reads sound, and no task here does"}
+"""Families that people ask for and that nothing here can train, by `model_type`, with the reason."""
+SIZE = re.compile(r"-(\d+(\.\d+)?[bm]|tiny|mini|small|medium|base|large|huge|xl)(?=-|$)")
+
+
+def refusal_of(name: str) -> str:
+    """Why the model of that name or `model_type` can never be trained here; empty for any other."""
+    last = name.lower().rpartition("/")[2]
+    return next((reason for family, reason in REFUSED.items() if re.match(rf"{family}\b", last)), "")
+
+
+def bundled_shape(name: str) -> str | None:
+    """The bundled shape that a Hugging Face id has, whatever was trained into it: `meta-llama/Llama-3.2-3B-Instruct`
+    is a `llama-3.2-3b`; None where none is."""
+    last = _last(name)
+    known = max((known for known in BUNDLED if f"{last}-".startswith(f"{known}-")), key=len, default=None)
+    return None if known is None or (not SIZE.search(known) and SIZE.search(last[len(known):])) else known
+
+
+def bundled_family(name: str) -> list[str]:
+    """The bundled shapes whose names differ from a Hugging Face id's in the size alone, the smallest first."""
+    return [known for known in BUNDLED if SIZE.split(known)[0] == SIZE.split(_last(name))[0]]
+
+
+def _last(name: str) -> str:
+    return name.lower().rpartition("/")[2].removeprefix("meta-")

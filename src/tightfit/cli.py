@@ -81,7 +81,13 @@ def plan(
     )] = None,
     training_args: Annotated[Path | None, typer.Option(
         metavar="FILE.json", help="Hugging Face TrainingArguments, as `to_json_string` writes them.")] = None,
+    longest: Annotated[str | None, typer.Option(
+        metavar="seq_len", help="The longest sequences that fit, and the plan of these.")] = None,
+    largest: Annotated[str | None, typer.Option(
+        metavar="WHAT", help="The largest `micro_batch_size` that fits, or the largest bundled model of a quoted "
+        "pattern such as `'model=qwen2.5-*'`, and the plan of it.")] = None,
     top: Annotated[int | None, typer.Option(metavar="N", help="Show only the N best.")] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Plan anew what was planned before.")] = False,
 ) -> None:  # fmt: skip
     """Predict memory and speed of every set of techniques on GPUs that need not be in this machine, and choose.
 
@@ -92,7 +98,7 @@ def plan(
 
     run_plan(recipe, overrides or [], gpus=gpu or [], gpu_memory=gpu_memory, host_memory=host_memory, count=gpus,
              nodes=nodes, network=network, as_json=as_json, prices=price or [], tokens=tokens,
-             training_arguments=training_args, top=top)
+             training_arguments=training_args, longest=longest, largest=largest, top=top, use_cache=not no_cache)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

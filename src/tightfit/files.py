@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -31,3 +32,13 @@ def write_atomically(path: Path, text: str) -> None:
     """Write a whole text file under a temporary name, then give it its own. Raises OSError."""
     with replacing(path) as temporary:
         temporary.write_text(text, "utf-8")
+
+
+def digest(parts: Iterable[str | bytes]) -> str:
+    """A name for the sequence `parts`: 32 hexadecimal digits that differ where any part does."""
+    result = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        raw = part.encode() if isinstance(part, str) else part
+        result.update(len(raw).to_bytes(8, "little"))
+        result.update(raw)
+    return result.hexdigest()

@@ -8,7 +8,7 @@ from threading import Thread
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from tightfit.bundled import BUNDLED
+from tightfit.bundled import BUNDLED, bundled_family, bundled_shape
 from tightfit.errors import nearest, one_line
 
 PATIENCE = 2.0
@@ -46,14 +46,16 @@ def explain_hub_error(name: str, error: BaseException) -> str:
     causes = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
         causes.append(cause)
-    where = f"model: {name!r}"
+    where, like, family = f"model: {name!r}", bundled_shape(name), ", ".join(bundled_family(name))
+    shape = f"for a plan write model={like}, its bundled shape" if like else (
+        f"for a plan there are bundled shapes of its family: {family}" if family else "or a bundled model")
     for kinds, sentence in (
         ((errors.GatedRepoError,), "is gated: accept its terms on its page, then run: hf auth login"),
         ((errors.RepositoryNotFoundError, errors.RevisionNotFoundError),
          f"is not on the Hugging Face hub, or is private; {nearest(name, BUNDLED)}"),
         ((errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, ConnectionError, TimeoutError),
-         "is not cached, and the Hugging Face hub cannot be reached; name a folder that holds it, "
-         "model=path/to/folder, or a bundled model"),
+         "is not cached, for its config.json is not on this machine, and the Hugging Face hub cannot be reached; name "
+         f"a folder that holds it, model=path/to/folder; {shape}"),
     ):
         if any(isinstance(cause, kinds) for cause in causes):
             return f"{where} {sentence}"

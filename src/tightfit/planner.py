@@ -17,15 +17,19 @@ from tightfit.display.plan_table import ReadablePlan
 from tightfit.errors import RecipeError
 from tightfit.models import read_config
 from tightfit.planning.cluster import Cluster, among, read_cluster
-from tightfit.planning.search.evaluate import Progress
+from tightfit.planning.search.evaluate import InProcess, Progress
 from tightfit.planning.search.every_gpu import Comparison
 from tightfit.planning.search.every_gpu import compare as compare_devices
+from tightfit.planning.search.extremes import candidates, find_largest
+from tightfit.planning.search.overview import Overview
+from tightfit.planning.search.overview import overview as over_all
 from tightfit.planning.search.pool import Pool
 from tightfit.planning.search.search import search_with
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target, cpu_target, gpu_target
 from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import as_recipe
+from tightfit.techniques.parallel import NoParallel
 
 RecipeForDevice = Callable[[bool], Recipe]
 """The recipe as it is on a CUDA device, or on the CPU: a recipe file may differ between the two."""
@@ -71,9 +75,10 @@ def plan(
 
 def plan_on(
     recipe_on: RecipeForDevice, gpu: str | None, gpu_memory: str | None = None, host_memory: str | None = None, *,
-    cluster: Cluster | None = None, module: Any = None, progress: Progress | None = None,
+    cluster: Cluster | None = None, module: Any = None, progress: Progress | None = None, largest: str = "",
 ) -> ReadablePlan:  # fmt: skip
-    """As `plan`, of a recipe that may differ between devices. cluster: of such GPUs; None for one."""
+    """As `plan`, of a recipe that may differ between devices. cluster: of such GPUs; None for one. largest: what is to
+    be as large as fits one of them, see `extremes.candidates`."""
     recipe = recipe_on(False)
     target = target_for(recipe, gpu, gpu_memory)
     if host_memory is not None:
@@ -88,9 +93,16 @@ def plan_on(
     else:  # a recipe names what it builds; there is no configuration to read behind it
         own = type(module)
         recipe = recipe.model_copy(update={"model": f"{own.__module__}:{own.__name__}"})
-    return ReadablePlan.of(search_with(load_backend(recipe.backend.name), recipe, target, module=module,
-                                       catalogue=[cluster.on(card) for card in catalogue()] if cuda else (),
-                                       progress=progress))
+    backend, most = load_backend(recipe.backend.name), None
+    if largest:
+        if target.device.world > 1 or not recipe.backend.runs_torch:
+            raise RecipeError(f"largest: {largest} is asked of one device, with backend: pytorch")
+        tools = standard_tools(backend, target.calibration, module)
+        recipe, most = find_largest(largest, candidates(recipe, largest, backend.model_size), target.device,
+                                    InProcess(tools), progress)
+    found = search_with(backend, recipe, target, module=module, progress=progress,
+                        catalogue=[cluster.on(card) for card in catalogue()] if cuda else ())
+    return ReadablePlan.of(replace(found, largest=most))
 
 
 def compare(
@@ -104,6 +116,20 @@ def compare(
     tools = standard_tools(backend)
     with Pool(tools, recipe.backend.name) as evaluator:
         return compare_devices(recipe, catalogue(), tools, prices, progress, evaluator)
+
+
+def overview(recipe_on: RecipeForDevice, *, progress: Progress | None = None) -> Overview:
+    """The recipe's ways to train on every GPU of the catalogue."""
+    recipe = recipe_on(True)
+    read_config(recipe)
+    with Pool(standard_tools(load_backend(recipe.backend.name)), recipe.backend.name) as pool:
+        return over_all(recipe, catalogue(), pool, progress)
+
+
+def asks_for_overview(recipe: Recipe) -> bool:
+    """Whether a recipe, for which no device was named, is for a GPU where this machine has none."""
+    plain = recipe.device == "auto" and recipe.mode == "train" and recipe.backend.runs_torch
+    return plain and recipe.parallel == NoParallel() and own_device(recipe, "cuda") is None
 
 
 def own_device(recipe: Recipe, kind: str) -> Device | None:

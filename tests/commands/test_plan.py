@@ -151,6 +151,10 @@ def test_training_arguments_stand_between_the_recipe_and_the_overrides(tmp_path)
     (["--gpu", "l4", "--price", "foo"], ["price: 'foo'", "--tokens 1B"]),
     (["--gpu", "l4", "--price", "foo", "--tokens", "1B"], ["price: 'foo'", "--price 2.50"]),
     (["--gpu", "l4", "--tokens", "many"], ["tokens: 'many'", "500M"]),
+    (["--gpu", "l4", "--longest", "seq_len", "--largest", "micro_batch_size"], ["two questions"]),
+    (["--gpu", "all", "--longest", "seq_len"], ["asked of one GPU"]),
+    (["--gpu", "2xl4", "--longest", "seq_len"], ["asked of one device"]),
+    (["--gpu", "l4", "--largest", "model=qwen9-*"], ["model=qwen9-*", "no bundled model"]),
     (["--gpu", "l4", "--top", "0"], ["top: 0 should be 1 or more"]),
     (["batch_size=4", "micro_batch_size=8", "--gpu", "l4"], ["micro_batch_size: 8", "batch_size=4"]),
     (["--gpu", "l4", "--price", "l4=1"], ["'l4=1'", "--gpu all"]),
@@ -202,8 +206,23 @@ def test_training_arguments_need_a_model(tmp_path, run):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
-def test_a_machine_without_a_gpu_is_asked_for_one(recipe, run):
-    status, out, err = run("plan", recipe)
+def test_a_machine_without_a_gpu_is_told_of_every_gpu(recipe, run, monkeypatch):
+    monkeypatch.setattr("tightfit.planner.catalogue", lambda: [find_device(name) for name in ("l4", "t4")])
+    monkeypatch.setattr("tightfit.planning.search.pool.cores", lambda: 1)
+    status, out, _ = run("plan", recipe)
+    assert status == 0
+    assert "gpt2 on every GPU of the catalogue: global batch 6, seq_len 16" in out
+    lines = [line.split() for line in out.splitlines() if line.startswith(("T4 ", "L4 "))]
+    assert [(line[0], len(line)) for line in lines] == [("T4", 9), ("L4", 10)]  # one refuses LoRA over bf16
+    for word in ("trainable=lora base=nf4", "refused where there is -: base: precision=fp16", "7 traces"):
+        assert word in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 80
+    cached = json.loads(run("plan", recipe, "--top", "1", "--json")[1])
+    assert cached["cached"]
+    [row] = cached["gpus"]
+    assert row["device"]["name"] == "T4"
+    assert row["ways"]["QLoRA"]["fits"]
+    status, out, err = run("plan", recipe, "--tokens", "1B")
     assert (status, out) == (2, "")
     for word in ("--gpu", "rtx-4090", "tightfit gpus", "--gpu cpu"):
         assert word in err
@@ -245,6 +264,15 @@ def test_every_gpu_is_compared(recipe, run, monkeypatch):
     assert [row["device"]["name"] for row in rows] == ["L4", "RTX 4090", "V100 16GB"]
     assert [row["price"] for row in rows] == [0.001, None, None]
     assert rows[0]["candidates"][0].keys() == COLUMNS
+
+
+def test_the_longest_sequences_that_fit_are_planned(recipe, run):
+    words = ("plan", recipe, "--gpu-memory", "3GB", "--longest", "seq_len")
+    status, out, _ = run(*words)
+    assert status == 0
+    assert "seq_len 32" in out  # all of the model's positions
+    assert "seq_len=32 fits" in out
+    assert json.loads(run(*words, "--json")[1])["largest"] == {"seq_len": 32}
 
 
 def test_gpus_are_listed(run):
@@ -377,3 +405,36 @@ def test_host_memory_limits_what_waits_there():
     for gpu, size in (("cpu", "8GB"), ("rtx-4090", "lots")):
         with pytest.raises(RecipeError, match="host-memory"):
             tightfit.plan(None, FIELDS, gpu, host_memory=size)
+
+
+def test_the_same_question_is_answered_from_the_cache_with_no_framework(recipe, tmp_path):
+    words = ["plan", recipe, "--gpu", "l4", "--json"]
+    quick = ("import sys; from tightfit.cli import app; app(sys.argv[1:], standalone_mode=False); "
+             "print([n for n in ('torch', 'transformers', 'jax', 'huggingface_hub') if n in sys.modules])")
+    first, second = (subprocess.run([sys.executable, "-c", quick, *words], capture_output=True, text=True, cwd=tmp_path,
+                                    timeout=120, check=True).stdout.rpartition("\n[") for _ in range(2))
+    assert json.loads(second[0]) == {**json.loads(first[0]), "cached": True}
+    assert "torch" in first[2]
+    assert second[2] == "]\n"
+
+
+def test_what_libraries_write_into_the_environment_makes_no_other_question(recipe, run, monkeypatch):
+    def planned(*_, **__):
+        monkeypatch.setenv("TORCH_WRITTEN_BY_PLANNING", "somewhere")
+        return ReadablePlan.of(fitting())
+
+    monkeypatch.setattr(plan_command, "plan_on", planned)
+    run("plan", recipe, "--gpu", "l4")
+    monkeypatch.delenv("TORCH_WRITTEN_BY_PLANNING")
+    assert "From the cache" in run("plan", recipe, "--gpu", "l4")[1]
+
+
+def test_the_cache_is_named_and_left_aside(recipe, run, monkeypatch):
+    plans = iter([fitting(), nothing_fits()])
+    monkeypatch.setattr(plan_command, "plan_on", lambda *_, **__: ReadablePlan.of(next(plans)))
+    outs = [run("plan", recipe, "--gpu", "l4", *more)[1] for more in ((), ("--top", "1"), ("--tokens", "1B"))]
+    assert ["From the cache; --no-cache plans anew." in " ".join(out.split()) for out in outs] == [False, True, True]
+    assert ["32 x 2" in out for out in outs] == [True, False, True]
+    assert "whole run" in outs[2]
+    status, out, _ = run("plan", recipe, "--gpu", "l4", "--no-cache")
+    assert (status, "From the cache" in out) == (2, False)

@@ -10,18 +10,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from tightfit.errors import DataError
+from tightfit.files import digest
 
 Read = TypeVar("Read")
-
-
-def digest(parts: Iterable[str | bytes]) -> str:
-    """A name for the sequence `parts`: 32 hexadecimal digits that differ where any part does."""
-    result = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        raw = part.encode() if isinstance(part, str) else part
-        result.update(len(raw).to_bytes(8, "little"))
-        result.update(raw)
-    return result.hexdigest()
 
 
 def files_digest(files: Iterable[tuple[str, Path]]) -> str:

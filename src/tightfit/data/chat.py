@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from tightfit.data.caching import digest
 from tightfit.data.readers import LEARNED, MESSAGES, TEXT, Row, Wanted
 from tightfit.data.tokenizing import Tokenizer, load_tokenizer
 from tightfit.errors import DataError, one_line
+from tightfit.files import digest
 from tightfit.recipe import Data
 from tightfit.tasks import Array
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tightfit.data.caching import digest, files_digest
+from tightfit.data.caching import files_digest
 from tightfit.data.readers import (
     COMPLETION,
     MESSAGES,
@@ -23,6 +23,7 @@ from tightfit.data.readers import (
     require_fields,
 )
 from tightfit.errors import DataError, closest, nearest, one_line
+from tightfit.files import digest
 from tightfit.recipe import Data
 
 SKIPPED = frozenset({

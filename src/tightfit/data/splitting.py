@@ -8,9 +8,9 @@ from functools import cached_property
 
 import numpy as np
 
-from tightfit.data.caching import digest
 from tightfit.data.corpora import Corpus
 from tightfit.data.readers import MESSAGES, TEXT, TEXTS, Row, Wanted
+from tightfit.files import digest
 from tightfit.tasks import Array
 
 Progress = Callable[[str, int, int], None]

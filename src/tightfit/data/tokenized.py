@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from tightfit.data.caching import cached, digest
+from tightfit.data.caching import cached
 from tightfit.data.readers import LABEL, LEARNED, MESSAGES, PROMPT, TEXT, TEXTS, Row, Wanted
 from tightfit.data.splitting import Progress, Split
 from tightfit.data.tokenizing import Tokenizer
 from tightfit.errors import DataError
+from tightfit.files import digest
 from tightfit.tasks import Array
 
 PARTS = ("train", "evaluation")

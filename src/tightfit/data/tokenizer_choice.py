@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tightfit.data.caching import cached, digest
+from tightfit.data.caching import cached
 from tightfit.data.corpora import missing_path
 from tightfit.data.tokenizing import (
     END,
@@ -20,6 +20,7 @@ from tightfit.data.tokenizing import (
     read_tokenizer_file,
 )
 from tightfit.errors import DataError
+from tightfit.files import digest
 from tightfit.models import ModelFacts, resolve_source
 from tightfit.recipe import Recipe
 from tightfit.tasks import Task, get_task

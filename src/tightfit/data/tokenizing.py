@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from tightfit.data.caching import digest, files_digest
+from tightfit.data.caching import files_digest
 from tightfit.errors import DataError, one_line
-from tightfit.files import write_atomically
+from tightfit.files import digest, write_atomically
 from tightfit.hub import only_local
 from tightfit.system import cores
 from tightfit.tasks import Array

@@ -10,10 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tightfit.devices import catalogue
-from tightfit.display.words import batches, fits, techniques, throughput, work
+from tightfit.devices import GIB, catalogue
+from tightfit.display.words import FROM_CACHE, as_written, batches, fits, techniques, throughput, work
 from tightfit.planning.search.every_gpu import Compared, Comparison
-from tightfit.text import size
+from tightfit.planning.search.overview import Cost, Overview
+from tightfit.planning.search.wording import field_text
+from tightfit.text import counted, size
 
 
 def gpu_table() -> Table:
@@ -51,8 +53,53 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
     for text, letter in letters.items():
         legend.add_row(Text(letter), Text(text))
     console.print(legend)
-    for remark in _remarks(rows, priced and not comparison.tokens, throughput):
+    for remark in (*_remarks(rows, priced and not comparison.tokens, throughput), *[FROM_CACHE] * comparison.cached):
         console.print(Text(remark))
+
+
+def show_overview(overview: Overview, console: Console) -> None:
+    """Print one line for each GPU, the smallest first, with memory in use and speed in each way, or the memory that it
+    would need; below the table what each way is."""
+    asked, costs = overview.asked, [cost for card in overview.cards for cost in card.ways.values()]
+    names = list(overview.cards[0].ways)
+    unit = next((cost.time.unit for cost in costs if isinstance(cost, Cost) and cost.time), "tokens/s")
+    console.print(Text(f"{asked.model} on every GPU of the catalogue: {work(asked)}", style="bold"))
+    table = _table("GPU", ["GiB", *(f"{name}\nGiB {unit}" for name in names)])
+    for card in overview.cards:
+        cells = [_way(card.ways[name]) for name in names]
+        table.add_row(card.device.name, f"{card.device.memory_bytes / GIB:.0f}", *map(Text, cells))
+    console.print(table)
+    legend = Table.grid(padding=(0, 2))
+    for name in names:
+        recipes = {cost.recipe.micro_batch_size: cost.recipe for card in overview.cards
+                   if isinstance(cost := card.ways[name], Cost) and cost.time}
+        for recipe in recipes.values():
+            fields = ["trainable", "base"] if recipe.trainable.freezes else []
+            legend.add_row(Text(name), Text(" ".join([*(field_text(field, getattr(recipe, field)) for field in fields),
+                                                      as_written(recipe)])))
+    console.print(legend)
+    host = max((cost.memory.host for cost in costs if isinstance(cost, Cost) and cost.time and
+                cost.recipe.offloaded.uses_host), default=0)
+    refused = dict.fromkeys(cost for cost in costs if isinstance(cost, str))
+    for remark in (
+        *(f"refused where there is -: {reason}" for reason in refused),
+        *[f"offload=host: with up to {size(host)} of the machine's memory"] * (host > 0),
+        "no: more than the card has, or less than the margin free",
+        f"{counted(overview.traces, 'trace')} for all cards, of few recipes each and none compiled: tightfit plan "
+        f"{asked.model} --gpu NAME searches for the fastest. Not calibrated.",
+        *[FROM_CACHE] * overview.cached,
+    ):
+        console.print(Text(remark))
+
+
+def _way(cost: Cost | str) -> str:
+    if isinstance(cost, str):
+        return "-"
+    used = f"{cost.memory.used / GIB:.1f}"
+    if cost.time is None:
+        return f"{used}     no"
+    speed = cost.time.throughput
+    return f"{used} {f'{speed / 1000:.1f}k' if speed >= 1000 else f'{speed:.0f}':>6}"
 
 
 def _table(first: str, headings: Sequence[str]) -> Table:

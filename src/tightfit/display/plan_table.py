@@ -119,7 +119,7 @@ def _written_out(plan: Plan) -> Table:
     """The choices as a person writes them, for terminals too narrow for a column each."""
     grid = Table.grid(padding=(0, 2))
     for rank, candidate in enumerate(plan.candidates, start=1):
-        style = "bold" if candidate is plan.chosen else None
+        style = "bold" if candidate == plan.chosen else None
         micro = f"{batches(candidate.recipe)}: " if candidate.recipe.mode == "train" else ""
         grid.add_row(_rank(rank, candidate), Text(micro + as_written(candidate.recipe)), style=style)
     return grid
@@ -174,7 +174,7 @@ def _table_of(plan: Plan, shown: Sequence[Candidate], chosen: Sequence[Column], 
         if bars is not None:
             scale = scale_of([sum(each.values()) for each in held], bars.limit)
             cells.append(memory_bar(held[number], bars.limit, scale, bars.cells))
-        table.add_row(*cells, style="bold" if candidate is plan.chosen else None)
+        table.add_row(*cells, style="bold" if candidate == plan.chosen else None)
     return table
 
 

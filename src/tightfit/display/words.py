@@ -22,6 +22,7 @@ CALIBRATE = {"cuda": "run `tightfit doctor --calibrate` on the card",
              "cpu": "run `tightfit doctor --calibrate --device cpu`"}
 PLACES: Mapping[str, str] = {"allocator": "", "context": " outside the allocator", "host": " of the host's memory"}
 UNCALIBRATED = "not calibrated"
+FROM_CACHE = "From the cache; --no-cache plans anew."
 
 
 @dataclass(frozen=True)
@@ -167,6 +168,8 @@ def answers(plan: Plan) -> list[tuple[str, str]]:
     def say(label: str, *texts: str) -> None:
         lines.extend((label, text) for text in texts if text)
 
+    say("longest" if plan.largest and plan.largest.field == "seq_len" else "largest",
+        plan.largest.text if plan.largest else "")
     if chosen is None:
         nearest = f"; #1 misses {size(best.estimate.missing)}" if best is not None else ""
         say("choice", f"Nothing fits on {plan.device.name}{nearest}.")
@@ -191,7 +194,8 @@ def answers(plan: Plan) -> list[tuple[str, str]]:
         say("times", calibration(best.estimate, plan.device))
         say("note", *(note for note in best.estimate.notes if not note.startswith(UNCALIBRATED)))
     say("note", *plan.notes)
-    say("search", f"{counted(plan.tried, 'combination')} considered, {counted(plan.predictions, 'trace')} made.")
+    say("search", f"{counted(plan.tried, 'combination')} considered, {counted(plan.predictions, 'trace')} made."
+                  f"{f' {FROM_CACHE}' * plan.cached}")
     return lines
 
 

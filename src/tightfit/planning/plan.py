@@ -96,6 +96,15 @@ class Scaling:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Largest:
+    """The most that fits. field: what was asked about, `value` its largest value. text: as a sentence."""
+
+    field: str
+    value: int | str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Answers:
     """Answers to what a person asks of a plan, as sentences; empty where there is nothing to say.
 
@@ -141,6 +150,8 @@ class Plan:
     tried: how many combinations were considered.
     predictions: how many of them, and of their probes, were traced.
     tokens: how many a whole run learns from; 0 where nobody asked. price: of all GPUs for an hour.
+    cached: whether it is an earlier answer to the same question.
+    largest: what was asked to be as large as fits, and how large it is here; None where nobody asked.
     """
 
     device: Device
@@ -153,6 +164,8 @@ class Plan:
     predictions: int = 0
     tokens: int = 0
     price: float | None = None
+    cached: bool = False
+    largest: Largest | None = None
 
     @property
     def whole_run(self) -> WholeRun | None:
@@ -203,4 +216,6 @@ class Plan:
                        "network_bytes_per_second": self.device.network_bandwidth}
         scaling = {} if self.answers.scaling is None else {"scaling": self.answers.scaling.to_json()}
         length = {} if self.whole_run is None else {"whole_run": self.whole_run.to_json()}
-        return {"device": device, "candidates": candidates, **scaling, **length}
+        cached: dict[str, Any] = {"cached": True} if self.cached else {}
+        largest = {} if self.largest is None else {"largest": {self.largest.field: self.largest.value}}
+        return {"device": device, "candidates": candidates, **scaling, **length, **largest, **cached}

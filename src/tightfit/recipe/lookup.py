@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from tightfit.bundled import BUNDLED
+from tightfit.bundled import BUNDLED, refusal_of
 from tightfit.errors import RecipeError, UnknownRecipe, closest, nearest
 from tightfit.models import FACTORY, HUB_ID, model_facts
 from tightfit.recipe.schema import Recipe
@@ -119,6 +119,8 @@ def recipe_values(name: str) -> dict[str, Any]:
         raise RecipeError(f"{name}: a recipe file's name ends in .yaml; a model's folder is named by model={name}")
     if HUB_ID.fullmatch(name) or FACTORY.fullmatch(name):
         return {"model": name}
+    if reason := refusal_of(name):
+        raise UnknownRecipe(f"model: {name!r} {reason}; write another model")
     raise UnknownRecipe(f"{name!r} is not a recipe; {recipe_hint(name) or f'write {RECIPES}'}")
 
 

@@ -29,7 +29,14 @@ PUBLISHED = {
     "gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200,
     "bert-base": 109_514_298, "bert-large": 335_174_458, "distilbert-base": 66_985_530, "roberta-base": 124_697_433,
     "t5-small": 60_506_624, "t5-base": 222_903_552, "llama-2-7b": 6_738_415_616, "llama-3.1-8b": 8_030_261_248,
-    "llama-3.1-70b": 70_553_706_496,
+    "llama-3.1-70b": 70_553_706_496, "llama-3.2-3b": 3_212_749_824,
+    "t5-large": 737_668_096, "modernbert-base": 149_655_232, "modernbert-large": 395_881_664,
+    "qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976, "qwen3-4b": 4_022_468_096, "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200, "qwen3-32b": 32_762_123_264, "mistral-7b-v0.1": 7_241_732_096,
+    # Above 1B those published less the tower for images, see below.
+    "gemma-3-1b": 999_885_952, "gemma-3-4b": 3_880_263_168, "gemma-3-12b": 11_766_034_176,
+    "gemma-3-27b": 27_009_346_304,
+    "smollm3-3b": 3_075_098_624, "phi-4": 14_659_507_200, "vit-large": 304_326_632, "vit-huge": 632_045_800,
     "llama-3.2-1b": 1_235_814_400, "qwen2.5-0.5b": 494_032_768, "qwen2.5-1.5b": 1_543_714_304,
     "qwen2.5-7b": 7_615_616_512, "mistral-7b": 7_248_023_552, "opt-125m": 125_239_296, "pythia-160m": 162_322_944,
     "gemma-2b": 2_506_172_416, "phi-2": 2_779_683_840, "vit-base": 86_567_656, "transformer-156m": 155_877_376,
@@ -55,6 +62,20 @@ def test_published_sizes(name: str) -> None:
     assert parameter_count(model) == PUBLISHED[name]
     assert notes == ()
     assert {p.device.type for p in model.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize(("name", "published"), [
+    ("gemma-3-4b", 4_300_079_472), ("gemma-3-12b", 12_187_325_040), ("gemma-3-27b", 27_432_406_640),
+])
+def test_gemma_3_with_its_tower_for_images(name: str, published: int) -> None:
+    tower = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16,
+             "image_size": 896, "patch_size": 14, "vision_use_head": False}
+    config = transformers.Gemma3Config(text_config=dict(BUNDLED[name].numbers), vision_config=tower)
+    with torch.device("meta"):
+        model = transformers.Gemma3ForConditionalGeneration(config)
+    assert parameter_count(model) == published
+    text = parameter_count(model.model.language_model)
+    assert text == PUBLISHED[name]
 
 
 @pytest.mark.parametrize(("name", "overrides"), [("gpt2", SMALL_GPT2), ("transformer-156m", SMALL_OURS)])

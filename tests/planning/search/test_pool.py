@@ -57,3 +57,25 @@ def test_quick_recipes_start_no_process(recipes, monkeypatch):
     with Pool(tools(), "pytorch") as evaluator:
         assert evaluator([(recipes[0], GPU)])[0].fit_rank == 0
         assert evaluator._workers == []
+
+
+def doubled(evaluator, number):
+    assert isinstance(evaluator, InProcess)
+    return 2 * number
+
+
+@pytest.mark.cold
+def test_whoever_is_free_takes_the_next_job(monkeypatch):
+    monkeypatch.setattr(pool, "cores", lambda: 2)
+    told = []
+    with Pool(tools(), "pytorch") as evaluator:
+        assert evaluator.each(doubled, [(1,), (2,), (3,)], told.append) == [2, 4, 6]
+        (worker,) = evaluator._workers
+        for _ in range(600):
+            if worker.ready():
+                break
+            time.sleep(0.1)
+        assert evaluator.each(doubled, [(n,) for n in range(9)]) == [2 * n for n in range(9)]
+        worker.end()
+        assert evaluator.each(doubled, [(1,), (2,)]) == [2, 4]
+    assert told == [0, 1, 2]

@@ -18,10 +18,7 @@ def adapters(exploration: Exploration) -> str:
     space, recipe = exploration.space, exploration.space.recipe
     if recipe.mode != "train" or recipe.trainable.freezes or not recipe.backend.runs_torch:
         return ""
-    mildest = [choice for choice in space.choices if space.level(choice) == exploration.levels[0]]
-    plain = [choice for choice in mildest if space.cost(choice) == 1]
-    least = space.recipe_for(space.least_memory(plain or mildest), exploration.sizes[0])
-    least = least.model_copy(update={"precision": space.values["precision"][0]})  # for thrift, fp32 keeps no copies
+    least = space.thriftiest.model_copy(update={"precision": space.values["precision"][0]})  # fp32 keeps no copies
     question, found = Question(exploration, len(WAYS)), []
     for way in WAYS:
         changed = least.override(**way, offload="none")

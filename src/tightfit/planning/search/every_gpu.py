@@ -69,14 +69,16 @@ class Comparison:
     """A recipe planned for each GPU, the best first: by throughput per price where prices were given, else by
     throughput, those with milder numerics before those on which only harsher ones fit; then those on which nothing
     fits, those that miss least first; then those that refuse it. tokens: how many a whole run learns from; 0 where
-    nobody asked."""
+    nobody asked. cached: as of `Plan`."""
 
     asked: Recipe
     rows: tuple[Compared, ...]
     tokens: int = 0
+    cached: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        return {"gpus": [row.to_json(self.tokens) for row in self.rows]}
+        cached = {"cached": True} if self.cached else {}
+        return {"gpus": [row.to_json(self.tokens) for row in self.rows], **cached}
 
 
 def compare(

@@ -10,16 +10,17 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
-from typing import Any
+from typing import Any, TypeVar
 
 from tightfit.calibration import Calibration
 from tightfit.planning.estimate import Margin, Tools
 from tightfit.planning.search.evaluate import InProcess, Job, Outcome, without_allocator_setting
 from tightfit.system import POSIX, cores
 
+Answer = TypeVar("Answer")
 MOST = 4
 """Recipes evaluated at once, at most: each process takes a core and up to 2 GB."""
 WORTHWHILE = 0.7
@@ -60,7 +61,7 @@ class Pool:
             place = place if place in ready else None
             places.append(place)
             if place is not None:
-                place.send((recipe, device))
+                place.send((InProcess.one, (recipe, device)))
         began, own = time.process_time(), places.count(None)
         here = iter([self._own.one(*job) for job, place in zip(jobs, places, strict=True) if place is None])
         if own and not self._workers and (time.process_time() - began) / own >= WORTHWHILE:
@@ -70,6 +71,38 @@ class Pool:
             outcome = next(here) if place is None else place.receive()
             found.append(self._own.one(*job) if outcome is None else outcome)
         return found
+
+
+    def each(
+        self, function: Callable[..., Answer], jobs: Sequence[tuple[Any, ...]],
+        told: Callable[[int], None] | None = None,
+    ) -> list[Answer]:  # fmt: skip
+        """`function(evaluator, *job)` of each job, in their order. Each takes long: whoever is free takes the next.
+        told: called with how many are done, before each that this process takes."""
+        if len(jobs) > 1 and not self._workers:
+            self._workers = [Worker(self._greeting) for _ in range(min(self.side_by_side, len(jobs)) - 1)]
+        answers: dict[int, Answer] = {}
+        waiting, running = list(range(len(jobs)))[::-1], dict[int, Worker]()
+        while waiting or running:
+            for worker in self._workers:
+                if waiting and worker not in running.values() and worker.ready():
+                    number = waiting.pop()
+                    running[number] = worker
+                    worker.send((function, jobs[number]))
+            if told is not None:
+                told(len(answers))
+            if waiting:
+                number = waiting.pop()
+                answers[number] = function(self._own, *jobs[number])
+            for number, worker in list(running.items()):
+                if not waiting or worker.has_answered():
+                    answer = worker.receive()
+                    del running[number]
+                    if answer is None:  # its process has ended
+                        waiting.append(number)
+                    else:
+                        answers[number] = answer
+        return [answers[number] for number in range(len(jobs))]
 
 
 class Worker:
@@ -91,6 +124,10 @@ class Worker:
         if not self._ready and self._connection.poll():
             self._ready = self.receive() == "ready"
         return self._ready and self._process.poll() is None
+
+    def has_answered(self) -> bool:
+        """Whether `receive` need not wait."""
+        return self._connection.poll()
 
     def send(self, message: Any) -> None:
         """Hand it a job; one that has ended takes none, which `receive` says."""
@@ -126,7 +163,8 @@ def work(connection: Connection) -> None:
     connection.send("ready")
     with suppress(EOFError):
         while True:
-            connection.send(evaluate.one(*connection.recv()))
+            function, arguments = connection.recv()
+            connection.send(function(evaluate, *arguments))
 
 
 if __name__ == "__main__":

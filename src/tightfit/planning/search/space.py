@@ -174,6 +174,15 @@ class Space:
         """Of combinations the one that is likeliest to need least memory."""
         return min(choices, key=lambda c: (self.bytes_per_parameter(c), self.activation_share(c), self.non_defaults(c)))
 
+    @property
+    def thriftiest(self) -> Recipe:
+        """The recipe that is likeliest to need least memory with numerics as mild as they can be, one that is quick to
+        trace where there is one."""
+        level = min(map(self.level, self.choices))
+        mildest = [choice for choice in self.choices if self.level(choice) == level]
+        plain = [choice for choice in mildest if self.cost(choice) == 1]
+        return self.recipe_for(self.least_memory(plain or mildest), self.sizes[0])
+
     def activation_share(self, choice: Choice) -> float:
         """The share of what the heaviest techniques keep for the backward pass, as declared."""
         return math.prod(technique.activation_share for technique in self.techniques(choice))

@@ -1,0 +1,162 @@
+"""Plans kept on disk: a question that was answered before is answered at once, with no framework loaded.
+
+An entry's name is a digest of all that can change its answer: the words of the command, the files that they name, the
+model's configuration, installed versions, tightfit's own source, calibrations, cards, processor and memory. An entry
+that cannot be read is no entry.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+from tightfit import calibration
+from tightfit.bundled import BUNDLED, HUB_NAMES
+from tightfit.errors import RecipeError
+from tightfit.files import digest, write_atomically
+from tightfit.models import FACTORY, HUB_ID
+from tightfit.recipe.yaml import read_yaml
+from tightfit.system import NoNvml, cores, host_memory, nvml_session
+
+FOLDER = Path("~/.cache/tightfit/plans")
+MOST = 64 << 20
+"""Bytes of all entries; beyond it those longest unused are removed."""
+ENVIRONMENT = ("CUDA", "HF_HOME", "HF_HUB", "JAX", "MKL", "NVIDIA", "OMP", "PYTORCH", "TORCH", "XLA")
+"""Beginnings of variables that libraries read."""
+DRIVER = Path("/proc/driver/nvidia")
+
+Kept = TypeVar("Kept")
+
+
+def remembered(kind: type[Kept], question: Callable[[], str | None], make: Callable[[], Kept]) -> tuple[Kept, bool]:
+    """The answer, and whether it comes from the cache; as `make` gives it where the question is new.
+
+    kind: a dataclass. question: the entry's name; None where there is to be none.
+    """
+    asked = question()
+    found = None if asked is None else load(kind, asked)
+    if found is not None:
+        return found, True
+    made = make()
+    known = question()  # a configuration that planning has fetched is known from now on
+    if known is not None and asked in (None, known):
+        save(kind, known, made)
+    return made, False
+
+
+def is_kept(question: str | None) -> bool:
+    """Whether there is an entry of that name."""
+    return question is not None and (FOLDER.expanduser() / f"{question}.json").is_file()
+
+
+def load(kind: type[Kept], name: str) -> Kept | None:
+    """The entry of that name; None where there is none, or it is damaged."""
+    path = FOLDER.expanduser() / f"{name}.json"
+    try:
+        written, _, values = path.read_text("utf-8").partition("\n")
+        found = TypeAdapter(kind).validate_json(values) if digest([values]) == written else None
+        os.utime(path)
+    except (OSError, ValueError):  # ValueError: not text, or values that do not make a plan
+        return None
+    return found
+
+
+def save(kind: type[Kept], name: str, answer: Kept) -> None:
+    """Keep an answer, and remove what was longest unused; nothing is kept that would not come back equal, nor where the
+    folder cannot be written."""
+    folder, adapter = FOLDER.expanduser(), TypeAdapter(kind)
+    values = adapter.dump_json(answer).decode()
+    with suppress(OSError, ValueError):
+        if adapter.validate_json(values) != answer:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / f"{name}.json", f"{digest([values])}\n{values}")
+        room = MOST
+        for path in sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True):
+            room -= path.stat().st_size
+            if room < 0:
+                path.unlink()
+
+
+def question_of(
+    recipe: str | None, overrides: Sequence[str], options: Mapping[str, Any], training_arguments: Path | None,
+    machine: str,
+) -> str | None:  # fmt: skip
+    """Name of the entry for a command's words; None where code of the model's own decides, which no file tells of, and
+    for a model that is not on this machine.
+
+    recipe, overrides: as a person writes them. options: those that change what is planned, by name.
+    machine: see `this_machine`.
+    """
+    files = [Path(recipe)] if recipe is not None and recipe.endswith((".yaml", ".yml")) else []
+    files += [] if training_arguments is None else [training_arguments]
+    try:
+        models = list(_models(recipe, overrides))
+        if any(FACTORY.fullmatch(model) for model in models):
+            return None
+        for model in models:
+            files += _configuration(model)
+        contents = [path.read_bytes() for path in files]
+    except (OSError, RecipeError, UnicodeDecodeError, LookupError):  # which is said where it is read
+        return None
+    words = [recipe or "", *overrides, *(f"{name}={value!r}" for name, value in sorted(options.items()))]
+    if any("trust_remote_code" in word for word in (*words, *(c.decode(errors="replace") for c in contents))):
+        return None
+    return digest([*words, *map(str, files), *contents, machine])
+
+
+def _models(recipe: str | None, overrides: Iterable[str]) -> Iterator[str]:
+    """The models that a command may mean."""
+    if recipe is not None:
+        yield recipe
+    if recipe is not None and recipe.endswith((".yaml", ".yml")):
+        values = read_yaml(Path(recipe).read_text("utf-8"), recipe)
+        for each in (values, values.get("if_cuda")):
+            if isinstance(each, dict) and "model" in each:
+                yield str(each["model"])
+    yield from (word.removeprefix("model=") for word in overrides if word.startswith("model="))
+
+
+def _configuration(model: str) -> list[Path]:
+    """The files of a model's configuration. Raises LookupError for one on the hub that is not on this machine."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return sorted([*folder.glob("*config*.json"), *folder.glob("*.py")])
+    if model in BUNDLED or not (model in HUB_NAMES or HUB_ID.fullmatch(model)) or model.endswith((".yaml", ".yml")):
+        return []
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(model, "config.json")
+    if not isinstance(found, str):
+        raise LookupError(model)
+    return [Path(found)]
+
+
+def this_machine() -> str:
+    """A digest of what a plan depends on in this machine and its software; of the environment before libraries that
+    planning loads write theirs into it."""
+    return digest(_machine())
+
+
+def _machine() -> Iterator[str]:
+    source = Path(__file__).parents[1]
+    yield from (f"{path.relative_to(source)} {path.stat().st_size} {path.stat().st_mtime_ns}"
+                for path in sorted(source.rglob("*")) if path.suffix in (".py", ".yaml"))
+    for folder in filter(Path.is_dir, map(Path, sys.path)):  # where a library's name has its version
+        yield from sorted(path.name for path in folder.iterdir() if path.suffix in (".dist-info", ".egg-info"))
+    yield from (sys.version, platform.platform(), calibration.processor(), str(cores()), str(host_memory().total))
+    yield from sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(ENVIRONMENT))
+    for path in sorted(calibration.FOLDER.expanduser().glob("*.json")):
+        yield path.read_text("utf-8", errors="replace")
+    with suppress(NoNvml), nvml_session() as nvml:
+        yield from (f"{nvml.ask('nvmlDeviceGetName', card)} {(nvml.memory(card) or [0])[0]}" for card in nvml.cards())
+    for path in sorted([DRIVER / "version", *DRIVER.glob("gpus/*/information")]):  # where there is no binding of NVML
+        with suppress(OSError):
+            yield path.read_text()

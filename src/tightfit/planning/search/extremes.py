@@ -1,0 +1,102 @@
+"""The most of something that fits a device: the longest sequence, the largest micro-batch, the largest model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from tightfit.backends.base import ModelSize
+from tightfit.bundled import BUNDLED
+from tightfit.devices import Device
+from tightfit.errors import RecipeError, Refused, TightfitError, nearest
+from tightfit.models import model_facts
+from tightfit.planning.largest import largest_that_fits
+from tightfit.planning.plan import Largest
+from tightfit.planning.search.evaluate import Evaluated, Evaluator, Progress
+from tightfit.planning.search.exploration import MICRO
+from tightfit.planning.search.space import Space
+from tightfit.recipe import Recipe
+from tightfit.tasks import TASKS
+from tightfit.text import size
+
+STEP = 128
+"""Tokens between the lengths that are asked about."""
+ENDLESS = 1 << 20
+"""Tokens up to which lengths are asked about where the model's positions have no end."""
+
+
+def candidates(recipe: Recipe, asked: str, model_size: Callable[[Recipe], ModelSize]) -> dict[int, Recipe]:
+    """The recipe with each value of what is asked about, by a size in which memory does not fall.
+
+    asked: `seq_len`, `micro_batch_size`, or `model=PATTERN` of bundled names. Raises RecipeError for anything else.
+    """
+    field, _, pattern = asked.partition("=")
+    if field == "seq_len" and not pattern:
+        if TASKS[recipe.task].reads != "tokens":
+            raise RecipeError(f"longest: {recipe.task} has no seq_len; write --largest micro_batch_size")
+        most = model_facts(recipe).max_positions or ENDLESS
+        lengths = sorted({*range(STEP, most + 1, STEP), most}) if most > STEP else range(1, most + 1)
+        return {length: recipe.model_copy(update={"seq_len": length}) for length in lengths}
+    if field == MICRO and not pattern:
+        return {micro: recipe.model_copy(update={MICRO: micro}) for micro in range(1, recipe.batch_size + 1)}
+    if field == "model" and pattern:
+        named = [recipe.override(model=name, task=BUNDLED[name].task) for name in models_like(pattern)]
+        return dict(sorted((model_size(each).parameters, each) for each in named))
+    raise RecipeError(f"largest: {asked!r} is not seq_len, micro_batch_size, or model= and a pattern of bundled names, "
+                      "such as --largest 'model=qwen2.5-*'")
+
+
+def models_like(pattern: str) -> list[str]:
+    """The bundled models of a pattern such as `qwen3-*`. Raises RecipeError where there are none."""
+    names = [name for name in BUNDLED if fnmatchcase(name, pattern)]
+    if not names:
+        raise RecipeError(f"largest: model={pattern} is the name of no bundled model; "
+                          + nearest(pattern.rstrip("*-"), BUNDLED))
+    return names
+
+
+def find_largest(
+    asked: str, recipes: Mapping[int, Recipe], device: Device, evaluator: Evaluator, progress: Progress | None = None
+) -> tuple[Recipe, Largest]:
+    """The recipe with the largest value that fits with the margin free, by traces of the thriftiest recipe of each, and
+    that as a sentence; with the smallest value where not even that does. Raises TightfitError where none of them can
+    be traced."""
+    field, found, failures = asked.partition("=")[0], dict[int, Evaluated](), list[TightfitError]()
+
+    def needs(value: int) -> float:
+        if progress is not None:
+            progress(len(found) + len(failures), None, f"whether {field}={getattr(recipes[value], field)} would do")
+        try:
+            outcome = evaluator([(Space(recipes[value], device).thriftiest, device)])[0]
+        except Refused as error:
+            outcome = error
+        if isinstance(outcome, TightfitError):
+            failures.append(outcome)
+            return float("inf")
+        found[value] = outcome
+        return outcome.estimate.memory.used + outcome.estimate.memory.margin
+
+    sizes = list(recipes)
+    best = largest_that_fits(sizes, needs, device.memory_bytes)
+    if not found:
+        raise failures[0]
+    value = sizes[0] if best is None else best
+    shown = getattr(recipes[value], field)
+    return recipes[value], Largest(field=field, value=shown, text=_sentence(field, recipes, sizes, best, found))
+
+
+def _sentence(
+    field: str, recipes: Mapping[int, Recipe], sizes: Sequence[int], best: int | None, found: Mapping[int, Evaluated]
+) -> str:
+    def written(value: int) -> str:
+        shown = getattr(recipes[value], field)
+        return f"{field}={shown}"
+
+    def takes(value: int) -> str:
+        return size(found[value].estimate.memory.used)
+
+    above = min((value for value in found if best is None or value > best), default=None)
+    if best is None:
+        return f"Not even {written(sizes[0])} fits" + (f": it takes {takes(above)}." if above is not None else ".")
+    end = f"; {written(above)} would take {takes(above)}" if above is not None else ", and nothing larger was asked for"
+    return f"{written(best)} fits, with {takes(best)} in use by the thriftiest recipe{end}."

@@ -1,0 +1,184 @@
+"""Every GPU of the catalogue for one model: what fits by training all of it, with host memory's help, and by adapters.
+
+One trace serves many cards: what a step allocates follows the card's generation of attention kernels, and what differs
+beyond that (context, workspaces, speed) is each card's own. A way has few recipes, the faster first; no search is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from tightfit.devices import Device
+from tightfit.errors import TightfitError
+from tightfit.planning.allocator.replay import Replay
+from tightfit.planning.allocator.settings import AllocatorSettings
+from tightfit.planning.costs import Memory, Time
+from tightfit.planning.defaults import resolve
+from tightfit.planning.estimate import Tools, fit, training_time
+from tightfit.planning.search.evaluate import InProcess, Progress
+from tightfit.planning.search.pool import Pool
+from tightfit.recipe import Recipe
+from tightfit.trace import Trace
+
+THRIFTY: Mapping[str, Any] = {"checkpointing": "every-block", "loss": "chunked", "compile": "off"}
+"""What is written into fields that are open: what takes least memory, and least time to trace."""
+SMALLEST: Mapping[str, Any] = {"micro_batch_size": 1}
+HOST: Mapping[str, Any] = {"name": "host"}
+WAYS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+    "all weights": ({"offload": "none"}, {"offload": "none", **SMALLEST}),
+    "offload=host": ({"offload": HOST}, {"offload": {**HOST, "embeddings": True}}),
+    "LoRA": tuple({"trainable": "lora", "base": "bf16", "offload": "none", **more} for more in ({}, SMALLEST)),
+    "QLoRA": tuple({"trainable": "lora", "base": "nf4", "offload": "none", **more} for more in ({}, SMALLEST)),
+}
+"""Ways to train a model, each with its recipes in the order in which they are tried."""
+AS_WRITTEN: Mapping[str, tuple[Mapping[str, Any], ...]] = {"as written": ({}, SMALLEST)}
+"""The way of a recipe that says what is trained, or what waits in host memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """A resolved recipe on a card. time: None where it does not fit with the margin free."""
+
+    recipe: Recipe
+    memory: Memory
+    time: Time | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values: bytes as integers, times in seconds."""
+        return {"fits": self.time is not None, "recipe": self.recipe.to_dict(), "memory": self.memory.to_json(),
+                "time": None if self.time is None else self.time.to_json()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """One GPU. ways: by name: what the first recipe that fits costs, or else the last one; the reason as a text where
+    the card refuses each."""
+
+    device: Device
+    ways: Mapping[str, Cost | str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overview:
+    """A model on every GPU, the smallest first. traces: how many were made. cached: as of `Plan`."""
+
+    asked: Recipe
+    cards: tuple[Card, ...]
+    traces: int = 0
+    cached: bool = False
+
+    @property
+    def fitting(self) -> bool:
+        """Whether anything fits anywhere."""
+        return any(isinstance(cost, Cost) and cost.time is not None for card in self.cards for cost in
+                   card.ways.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        rows = [{"device": {"name": card.device.name, "memory_bytes": card.device.memory_bytes},
+                 "ways": {name: {"refused": cost} if isinstance(cost, str) else cost.to_json()
+                          for name, cost in card.ways.items()}} for card in self.cards]
+        return {"gpus": rows, **({"cached": True} if self.cached else {})}
+
+
+def overview(recipe: Recipe, devices: Iterable[Device], pool: Pool, progress: Progress | None = None) -> Overview:
+    """What of a recipe's ways fits each device, and how fast it is. Raises TightfitError where no trace can be made."""
+    ordered = sorted(devices, key=lambda device: (device.memory_bytes, device.name))
+    pinned = recipe.trainable.freezes or recipe.offload != "auto"
+    ways = AS_WRITTEN if pinned else WAYS
+    found: dict[tuple[str, str], Cost | str] = {}
+    failures: list[TightfitError] = []
+    done = 0
+    for attempt in range(max(map(len, ways.values()))):
+        jobs: list[tuple[str, Recipe, tuple[Device, ...]]] = []
+        for name, recipes in ways.items():
+            if attempt < len(recipes):
+                left = [device for device in ordered if _open(found.get((name, device.name)), device)]
+                tried = {cost.recipe.model_dump_json() for cost in found.values() if isinstance(cost, Cost)}
+                jobs += [(name, resolved, group)
+                         for resolved, group in _jobs(recipe, recipes[attempt], left, partial(_refuse, found, name))
+                         if resolved.model_dump_json() not in tried]
+        told = progress and partial(_tell, progress, done, [f"{name} on {each[0].name}" for name, _, each in jobs])
+        outcomes = pool.each(across, [job[1:] for job in jobs], told)
+        done += len(jobs)
+        for (name, _, group), costs in zip(jobs, outcomes, strict=True):
+            if isinstance(costs, TightfitError):
+                failures.append(costs)
+                found |= {(name, device.name): str(costs) for device in group if (name, device.name) not in found}
+            else:
+                found |= {(name, device.name): cost for device, cost in zip(group, costs, strict=True)}
+    if failures and not any(isinstance(cost, Cost) for cost in found.values()):
+        raise failures[0]
+    cards = tuple(Card(device=device, ways={name: found[name, device.name] for name in ways}) for device in ordered)
+    return Overview(asked=recipe, cards=cards, traces=done)
+
+
+def across(evaluator: InProcess, recipe: Recipe, devices: Sequence[Device]) -> list[Cost] | TightfitError:
+    """The cost of a resolved recipe on devices of one generation, by a trace for the first of them."""
+    tools, replays = evaluator.tools, dict[int, Replay]()
+
+    def replay(trace: Trace, room: int | None, settings: AllocatorSettings) -> Replay:
+        kept = sum(untraced.bytes for untraced in trace.untraced if untraced.where == "allocator")
+        if kept not in replays:  # beyond what is kept in it the allocator is the same on each
+            replays[kept] = evaluator.tools.replay(trace, None, settings)
+        free = replays[kept]
+        missing = 0 if room is None else max(free.peak_reserved - room, 0)
+        return replace(free, fits="no" if missing else "yes", missing=missing)
+
+    try:
+        trace = tools.predict(recipe, devices[0])
+        return [_cost(trace, recipe, device, replace(tools, replay=replay), evaluator) for device in devices]
+    except TightfitError as error:
+        return error
+
+
+def _cost(trace: Trace, recipe: Recipe, device: Device, tools: Tools, evaluator: InProcess) -> Cost:
+    if tools.untraced is not None:
+        trace = replace(trace, untraced=tools.untraced(recipe, device, trace))
+    settings = AllocatorSettings(expandable_segments=recipe.expandable_segments is True)
+    found = fit(trace, device, tools, evaluator.margin, settings)
+    time = training_time(trace, recipe, device, tools)[0] if found.safe else None
+    return Cost(recipe=recipe, memory=found.memory, time=time)
+
+
+def _jobs(
+    recipe: Recipe, way: Mapping[str, Any], devices: Sequence[Device], refuse: Callable[[Device, str], None]
+) -> Iterator[tuple[Recipe, tuple[Device, ...]]]:
+    """The recipes of a way, resolved, each with the devices that one trace of it serves. refuse: told of the others."""
+    groups: dict[tuple[str, bool], tuple[Recipe, list[Device]]] = {}
+    for device in devices:
+        reasons: list[str] = []
+        for thrifty in (THRIFTY, {**THRIFTY, "loss": "plain"}):  # which alone some tasks have
+            open_fields = {field: value for field, value in {**thrifty, **way}.items()
+                           if getattr(recipe, field) == "auto" or field in ("trainable", "base")}
+            resolved = resolve(recipe.override(**open_fields), device)
+            if recipe.expandable_segments == "auto":
+                resolved = resolved.model_copy(update={"expandable_segments": True})
+            reasons = resolved.refusals(device)
+            if not reasons:
+                key = (resolved.model_dump_json(), device.at_least(8))
+                groups.setdefault(key, (resolved, []))[1].append(device)
+                break
+        if reasons:
+            refuse(device, "; ".join(reasons))
+    yield from ((resolved, tuple(group)) for resolved, group in groups.values())
+
+
+def _open(cost: Cost | str | None, device: Device) -> bool:
+    """Whether another recipe of the way may do where this one does not: not where weights and optimizer states alone
+    are more than the card has."""
+    if not isinstance(cost, Cost):
+        return cost is None
+    held = sum(cost.memory.by_category.get(name, 0) for name in ("weights", "optimizer"))
+    return cost.time is None and (cost.recipe.offloaded.uses_host or held < device.memory_bytes)
+
+
+def _refuse(found: dict[tuple[str, str], Cost | str], name: str, device: Device, reason: str) -> None:
+    found.setdefault((name, device.name), reason)
+
+
+def _tell(progress: Progress, before: int, names: Sequence[str], done: int) -> None:
+    progress(before + done, None, names[done] if done < len(names) else "done")

@@ -1,0 +1,92 @@
+"""The most that fits: what is asked about, by few traces, and what is said of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.display.plans import CARD, memory
+from tests.display.plans import estimate as estimate_made
+from tightfit.backends.base import ModelSize
+from tightfit.devices import find_device
+from tightfit.errors import ModelError, RecipeError
+from tightfit.planning.search.evaluate import Evaluated
+from tightfit.planning.search.extremes import candidates, find_largest, models_like
+from tightfit.recipe import Recipe
+
+GPT2 = Recipe.from_dict({"model": "gpt2", "batch_size": 8})
+GIB = 1 << 30
+SIZES = {name: number for number, name in enumerate(("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"), start=1)}
+
+
+def model_size(recipe):
+    return ModelSize(parameters=SIZES[recipe.model], flops=0, values=0)
+
+
+def costing(needed):
+    """An evaluator by whose figures a recipe needs `needed(recipe)` GiB, its margin included."""
+    asked = []
+
+    def evaluate(jobs):
+        [(recipe, _)] = jobs
+        asked.append(recipe)
+        cost = estimate_made()
+        held = memory(peak_reserved=round((needed(recipe) - 2) * GIB))  # 1 of context, 1 of margin
+        object.__setattr__(cost, "memory", held)
+        return [Evaluated(recipe=recipe, estimate=cost, passes=0, elsewhere=0, held=0, gradients=0, parameters=0,
+                          events=0)]
+
+    return evaluate, asked
+
+
+def test_what_is_asked_about():
+    lengths = candidates(GPT2, "seq_len", model_size)
+    assert list(lengths) == [128, 256, 384, 512, 640, 768, 896, 1024]
+    assert lengths[256].seq_len == 256
+    assert list(candidates(GPT2, "micro_batch_size", model_size)) == list(range(1, 9))
+    models = candidates(GPT2, "model=gpt2*", model_size)
+    assert [recipe.model for recipe in models.values()] == list(SIZES)
+    assert models_like("qwen2.5-*") == ["qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b"]
+
+
+@pytest.mark.parametrize(("asked", "says"), [
+    ("batch", "'batch' is not seq_len, micro_batch_size, or model="), ("model=", "is not seq_len"),
+    ("model=qwen9-*", "no bundled model; did you mean"), ("seq_len=9", "is not seq_len"),
+])
+def test_other_questions_say_what_to_write(asked, says):
+    with pytest.raises(RecipeError, match=says):
+        candidates(GPT2, asked, model_size)
+
+
+def test_pictures_have_no_length():
+    with pytest.raises(RecipeError, match="write --largest micro_batch_size"):
+        candidates(Recipe.from_dict({"model": "vit-base", "task": "image-classification"}), "seq_len", model_size)
+
+
+def test_the_longest_sequence_by_few_traces():
+    evaluate, asked = costing(lambda recipe: 4 + recipe.seq_len / 32)
+    recipe, most = find_largest("seq_len", candidates(GPT2, "seq_len", model_size), CARD, evaluate)
+    assert recipe.seq_len == most.value == 640
+    assert len(asked) <= 4
+    assert all(each.checkpointing.name == "every-block" and each.micro_batch_size == 1 for each in asked)
+    assert most.text == ("seq_len=640 fits, with 23.0 GiB in use by the thriftiest recipe; seq_len=768 would take "
+                         "27.0 GiB.")
+
+
+def test_the_largest_model_and_nothing_larger():
+    evaluate, _ = costing(lambda recipe: 3 + SIZES[recipe.model])
+    recipe, most = find_largest("model=gpt2*", candidates(GPT2, "model=gpt2*", model_size), CARD, evaluate)
+    assert (recipe.model, most.value) == ("gpt2-xl", "gpt2-xl")
+    assert most.text.endswith("thriftiest recipe, and nothing larger was asked for.")
+
+
+def test_where_not_even_the_smallest_fits():
+    evaluate, _ = costing(lambda recipe: 30)
+    recipe, most = find_largest("micro_batch_size", candidates(GPT2, "micro_batch_size", model_size), CARD, evaluate)
+    assert recipe.micro_batch_size == 1
+    assert most.text == "Not even micro_batch_size=1 fits: it takes 29.0 GiB."
+
+
+def test_what_cannot_be_traced_is_an_error_where_nothing_can():
+    with pytest.raises(ModelError, match="no"):
+        find_largest("seq_len", candidates(GPT2, "seq_len", model_size), find_device("l4"),
+                     lambda jobs: [ModelError("no")])

@@ -1,0 +1,128 @@
+"""Plans kept on disk: what comes back, what makes another question, what is no entry."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.display.plans import CARD, fitting, nothing_fits, streamed
+from tightfit.display.plan_table import ReadablePlan, plan_text
+from tightfit.planning import saved_plans
+from tightfit.planning.plan import Plan
+from tightfit.planning.saved_plans import load, question_of, remembered, save, this_machine
+from tightfit.planning.search.every_gpu import Compared, Comparison
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def entries(home):
+    return sorted((home / ".cache/tightfit/plans").iterdir())
+
+
+@pytest.mark.parametrize("made", [fitting(), streamed(), nothing_fits()])
+def test_a_plan_comes_back_equal(made):
+    save(ReadablePlan, "a", plan := ReadablePlan.of(made))
+    found = load(ReadablePlan, "a")
+    assert found == plan
+    assert plan_text(found) == plan_text(plan)
+    assert found.to_json() == plan.to_json()
+
+
+def test_a_comparison_comes_back_equal():
+    made = Comparison(asked=fitting().asked, rows=(Compared(device=CARD, plan=fitting(), price=2.0),
+                                                   Compared(device=CARD, refused="too old")))
+    save(Comparison, "a", made)
+    assert load(Comparison, "a") == made
+
+
+def test_what_would_not_come_back_equal_is_not_kept(home):
+    save(Plan, "a", replace(fitting(), price=float("inf")))
+    assert load(Plan, "a") is None
+
+
+@pytest.mark.parametrize("damage", [
+    lambda raw: b"", lambda raw: raw[:-20], lambda raw: raw.replace(b"1234", b"1235"), lambda raw: b"\xff" + raw,
+    lambda raw: raw.splitlines()[0] + b"\n{}",
+])
+def test_a_damaged_entry_is_no_entry(home, damage):
+    save(Plan, "a", fitting())
+    [path] = entries(home)
+    path.write_bytes(damage(path.read_bytes()))
+    assert load(Plan, "a") is None
+
+
+def test_what_is_longest_unused_goes_first(home, monkeypatch):
+    save(Plan, "a", fitting())
+    monkeypatch.setattr(saved_plans, "MOST", int(2.5 * entries(home)[0].stat().st_size))
+    for name in "bcd":
+        load(Plan, "a")
+        save(Plan, name, fitting())
+    assert [path.stem for path in entries(home)] == ["a", "d"]
+
+
+def test_a_question_is_asked_once():
+    plans = iter([fitting()])
+    assert remembered(Plan, lambda: "a", lambda: next(plans)) == (fitting(), False)
+    assert remembered(Plan, lambda: "a", lambda: next(plans)) == (fitting(), True)
+    names = iter([None, "b", "b"])  # as of a configuration that is fetched while it is planned
+    again = iter([nothing_fits()])
+    for cached in (False, True):
+        assert remembered(Plan, lambda: next(names), lambda: next(again)) == (nothing_fits(), cached)
+
+
+def test_a_folder_that_cannot_be_written_keeps_nothing(home):
+    (home / ".cache").write_text("a file")
+    save(Plan, "a", fitting())
+    assert load(Plan, "a") is None
+
+
+def question(recipe="mine.yaml", *words, arguments=None, **options):
+    return question_of(recipe, words, options, arguments, this_machine())
+
+
+def test_what_can_change_the_answer_makes_another_question(home, monkeypatch):
+    (home / "mine.yaml").write_text("model: folder\nif_cuda: {model: other}\n")
+    for name in ("folder", "other"):
+        (home / name).mkdir()
+        (home / name / "config.json").write_text("{}")
+    arguments = home / "arguments.json"
+    arguments.write_text("{}")
+    same = question(arguments=arguments, gpu="l4")
+    assert same is not None
+    assert question(arguments=arguments, gpu="l4") == same
+    seen = {same, question(gpu="l4"), question(arguments=arguments), question("mine.yaml", "seq_len=8", gpu="l4"),
+            question("gpt2", gpu="l4")}
+    assert len(seen) == 5
+
+    def change(path, text):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        seen.add(question(arguments=arguments, gpu="l4"))
+
+    change(home / "mine.yaml", "model: folder\nif_cuda: {model: other}\nseq_len: 8")
+    change(arguments, '{"bf16": true}')
+    change(home / "folder/config.json", '{"n_layer": 2}')
+    change(home / "other/config.json", '{"n_layer": 2}')
+    change(home / ".cache/tightfit/calibration/cpu.json", "{}")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    seen.add(question(arguments=arguments, gpu="l4"))
+    (home / "site").mkdir()
+    (home / "site/torch-9.9.dist-info").mkdir()
+    monkeypatch.syspath_prepend(str(home / "site"))
+    seen.add(question(arguments=arguments, gpu="l4"))
+    assert len(seen) == 12
+    assert None not in seen
+
+
+@pytest.mark.parametrize("words", [
+    ("package.module:factory",), ("gpt2", "model=package.module:factory"), ("gpt2", "trust_remote_code=true"),
+    ("someone/never-fetched",), ("gone.yaml",),
+])
+def test_what_no_file_tells_of_has_no_entry(words):
+    assert question(*words) is None
