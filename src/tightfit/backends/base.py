@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -36,10 +36,19 @@ class Total:
         return self.sum / max(self.count, 1)
 
 
+@dataclass(frozen=True)
+class Metric(Total):
+    """A figure of a step beside its loss. adds_up: whether it is what the global batch in one piece would give, however
+    that is split."""
+
+    adds_up: bool = True
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
     """The metrics of one step.
 
+    metrics: what else it measured, by name, such as the balance loss of a mixture of experts.
     grad_norm: the norm before clipping, None where nothing is clipped.
     skipped: whether loss scaling left the weights alone because the gradients overflowed.
     """
@@ -47,6 +56,7 @@ class StepResult:
     loss: Total
     grad_norm: float | None = None
     skipped: bool = False
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
 
 
 class PendingResult(Protocol):
@@ -105,7 +115,8 @@ class Timings:
 class ModelSize:
     """A model's parameters, and what it takes to train on one sample of the recipe's length.
 
-    parameters: tied ones once.
+    parameters: tied ones once. active_parameters: those of them that a token meets: of a mixture of experts, of each
+        expert's the share of experts that a token is sent to.
     flops: model FLOPs of one sample's forward and backward pass, by the convention of PaLM (arXiv 2204.02311,
         appendix B): 6 for each weight that a token is multiplied by, which is 6 N without embeddings that are only
         looked up, and 12 for each pair of positions, layer and feature of the queries, masked or not. The backward
@@ -116,6 +127,7 @@ class ModelSize:
     """
 
     parameters: int
+    active_parameters: int
     flops: int
     values: int
 
@@ -141,6 +153,10 @@ class Step(Protocol):
     @property
     def attention_kernels(self) -> tuple[str, ...]:
         """The attention kernels that ran in the first forward pass, by name; none where that is not known."""
+
+    @property
+    def experts_functions(self) -> tuple[str, ...]:
+        """The functions that computed a mixture of experts in the first forward pass, by name; none elsewhere."""
 
     @property
     def parameter_count(self) -> int:

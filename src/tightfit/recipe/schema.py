@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 Auto = Literal["auto"]
 Size = Annotated[int, Field(ge=1), at_most(2**31 - 1), NUMBER]
+Coefficient = Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER]
 CHOICES = ("micro_batch_size", "precision", "loss", "checkpointing", "optimizer", "attention", "compile")
 """The fields that a search decides."""
 CHOSEN_SLOTS = tuple(field for field in CHOICES if field in SLOTS)
@@ -155,8 +156,12 @@ class Recipe(BaseModel):
     """Optimizer steps to train for, unless `num_train_epochs` says how many."""
     num_train_epochs: Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False), NUMBER] | None = None
     """Train for so many passes over the training data: `max_steps` is then counted when the data is prepared."""
-    max_grad_norm: Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER] = 1.0
+    max_grad_norm: Coefficient = 1.0
     """Clip gradients to this norm; 0 does not clip."""
+    router_aux_loss_coef: Coefficient | None = None
+    """Weight of the balance loss of a mixture of experts' routers; by default the model configuration's."""
+    router_z_loss_coef: Coefficient | None = None
+    """Weight of the routers' z-loss, which keeps their logits small; by default the model configuration's, or 0."""
     seed: Annotated[int, Field(ge=0), at_most(2**63 - 1), NUMBER] = 0
     """Seeds weights, data order, dropout and sampling."""
     logging_steps: Positive = 10

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tightfit.backends.base import GlobalBatchSource, PendingResult, Step, StepResult, Total
+from tightfit.backends.base import GlobalBatchSource, Metric, PendingResult, Step, StepResult, Total
 from tightfit.backends.world import ALONE, World
 from tightfit.errors import CheckpointError, NonFiniteLoss
 from tightfit.recipe import Recipe
@@ -43,13 +43,14 @@ class TrainerState:
     samples: int = 0
     tokens: int = 0
     losses: list[float] = field(default_factory=list)
+    metrics: dict[str, Metric] = field(default_factory=dict)
     eval_loss: float | None = None
     stopped_by: str | None = None
 
 
 @dataclass
 class _Interval:
-    """Sums since the last line of metrics."""
+    """Sums since the last line of metrics. metrics: sum and count of each that steps report beside their loss."""
 
     loss: float = 0.0
     count: int = 0
@@ -57,6 +58,7 @@ class _Interval:
     samples: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    metrics: dict[str, list[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,10 @@ class TrainingLoop:
         interval.loss += result.loss.sum
         interval.count += result.loss.count
         interval.skipped += result.skipped
+        state.metrics = dict(result.metrics)
+        for name, metric in result.metrics.items():
+            total, count = interval.metrics.get(name, (0.0, 0))
+            interval.metrics[name] = [total + metric.sum, count + metric.count]
         if not dispatched.profiled:
             state.training_seconds += seconds
             interval.seconds += seconds
@@ -215,6 +221,7 @@ class TrainingLoop:
             line["samples_per_second"] = seen.samples / seen.seconds
         if result.grad_norm is not None:
             line["grad_norm"] = result.grad_norm
+        line |= {name: total / count for name, (total, count) in seen.metrics.items()}
         if seen.skipped:
             line["skipped_steps"] = seen.skipped
         self.log.write(line)
@@ -258,7 +265,7 @@ class TrainingLoop:
             raise NonFiniteLoss(f"the weights of step {step} are not finite; they were not saved. Try "
                                 + _stability_text(self.recipe))
         seen = self._interval
-        interval = {"loss": seen.loss, "count": seen.count, "skipped": seen.skipped}
+        interval = {"loss": seen.loss, "count": seen.count, "skipped": seen.skipped, "metrics": seen.metrics}
         loop = {"interval": interval, "data": _signature(self.source)}
         self._saved_at = step
         if self.world.rank:

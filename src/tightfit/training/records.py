@@ -111,6 +111,9 @@ class Summary:
     context_memory: on a CUDA device, what the process has there outside the allocator; None where that is not known.
     first_step: the step that this process went on from; 0 for a run in one piece.
     skipped_steps: steps in which loss scaling left the weights alone.
+    metrics: the last step's, by name; of a mixture of experts its routers' losses, and the fullest expert's load over
+        the mean. inexact: those of them that hang on how the global batch was split.
+    experts_functions: the functions that computed experts.
     stopped_by: the signal that ended the run early; None where it ran to its last step.
     """
 
@@ -131,6 +134,9 @@ class Summary:
     eval_loss: float | None = None
     unigram_loss: float | None = None
     attention_kernels: tuple[str, ...] = ()
+    experts_functions: tuple[str, ...] = ()
+    metrics: dict[str, float] = field(default_factory=dict)
+    inexact: tuple[str, ...] = ()
     sample: str | None = None
     stopped_by: str | None = None
     output_dir: str = ""
@@ -169,6 +175,8 @@ class Summary:
             rows.append(("compiling", f"{self.compile_seconds:.1f} s, not counted in throughput"))
         if self.attention_kernels:
             rows.append(("attention kernel", ", ".join(self.attention_kernels)))
+        if self.metrics:
+            rows.append(("experts", self._experts()))
         if self.loss is not None:
             rows.append(("last step's loss", f"{self.loss:.4f}"))
         if self.eval_loss is not None:
@@ -178,3 +186,12 @@ class Summary:
                 against = f" (perplexity {perplexity:,.1f}), against {self.unigram_loss:.4f} for guessing by frequency"
             rows.append(("held-out loss", f"{self.eval_loss:.4f}{against}"))
         return rows
+
+    def _experts(self) -> str:
+        """How experts were computed, and how evenly tokens fell on them, in the last step."""
+        own = " (each micro-batch's own)" if "balance_loss" in self.inexact else ""
+        return "; ".join([
+            *([", ".join(self.experts_functions)] if self.experts_functions else []),
+            f"balance loss {self.metrics['balance_loss']:.3f}{own}, 1 where all are used alike",
+            f"the fullest has {self.metrics['expert_load']:.2f} times the mean's tokens, and none is dropped",
+        ])

@@ -260,6 +260,9 @@ class Trainer:
             eval_loss=state.eval_loss,
             unigram_loss=data.unigram_loss,
             attention_kernels=step.attention_kernels,
+            experts_functions=step.experts_functions,
+            metrics={name: metric.mean for name, metric in state.metrics.items()},
+            inexact=tuple(name for name, metric in state.metrics.items() if not metric.adds_up),
             stopped_by=state.stopped_by,
             losses=tuple(state.losses),
         )

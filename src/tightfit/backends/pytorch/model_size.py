@@ -50,7 +50,13 @@ def model_size(recipe: Recipe, config: Any = None) -> ModelSize:
             model, {name: torch.zeros(s.shape, dtype=getattr(torch, s.dtype), device="meta")
                     for name, s in inputs.items()}
         )  # fmt: skip
-    return ModelSize(parameters=parameters, flops=flops, values=values)
+    active = parameters
+    if any(hasattr(module, "num_experts") for module in model.modules()):
+        # Only whoever has experts pays for it.
+        from tightfit.backends.pytorch.experts import inactive_parameters
+
+        active -= inactive_parameters(model)
+    return ModelSize(parameters=parameters, active_parameters=active, flops=flops, values=values)
 
 
 def _freeze(model: nn.Module, recipe: Recipe, task: Task, facts: ModelFacts) -> None:
