@@ -282,7 +282,7 @@ class Step:
     def enter(self, phase: Phase, doing: str) -> None:
         self._doing = doing
         if self.routing is not None:
-            self.routing.recording = phase is Phase.FORWARD
+            self.routing.record(phase is Phase.FORWARD)
         if self.watch is not None:
             self.watch(phase)
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 COEFFICIENTS = ("router_aux_loss_coef", "router_z_loss_coef")
 """Fields of a recipe, and of models' configurations."""
+ALIGNED = 64
+"""Numbers of fp32 in 256 bytes."""
 
 
 class Router(NamedTuple):
@@ -73,36 +75,41 @@ class Routing:
     """A model's routers while its steps run. `begin` a global batch, then `enter` each micro-batch before its forward
     pass, and `attend` one that others came between; `metrics` is for the step's end.
 
-    recording: whether a forward pass runs that is no recomputation.
     exact: whether f_e is that of the whole global batch, as where all micro-batches pass a router before the first
         one's backward pass does; else it is a micro-batch's own.
+    shared: whether it is summed up by several of them.
     """
 
     def __init__(self, build: Build, routers: tuple[Router, ...]) -> None:
-        self._build, self._routers = build, routers
+        self._build = build
         self.balance_coefficient, self.z_coefficient = (coefficient(build, name) for name in COEFFICIENTS)
-        self.recording, self.exact = False, True
-        self.tokens, self.scale = 1, torch.ones((), device=build.torch_device)
-        first = routers[0]
-        self.experts, self.chosen = first.experts, first.chosen
-        rows = len(routers)
-        # By router: choices of each expert, summed probabilities of each, summed z-loss, summed balance loss.
-        self.counts, self.probabilities = (torch.zeros(rows, first.experts, device=build.torch_device) for _ in "cp")
-        self.z, self.balance = (torch.zeros(rows, device=build.torch_device) for _ in "zb")
-        self._real: dict[int, Tensor] = {}
+        self.compiled, self.recording = build.recipe.compiled, False
+        self.exact, self.shared = True, False
+        self.experts, self.chosen = routers[0].experts, routers[0].chosen
+        self.tokens = 1
+        self.factor, self.recorded = (torch.ones((), device=build.torch_device) for _ in "fr")
         self.real: Tensor | None = None
-        self._hooks = [router.module.register_forward_hook(self._hook(number, router))
-                       for number, router in enumerate(routers)]
+        self._real: dict[int, Tensor] = {}
+        # By router: choices of each expert, summed probabilities of each, summed z-loss and balance loss; rows begin
+        # where a compiler expects tensors to.
+        width = -(-(2 * self.experts + 2) // ALIGNED) * ALIGNED
+        self._figures = torch.zeros(len(routers), width, device=build.torch_device)
+        self._hooks = []
+        for router, row in zip(routers, self._figures, strict=True):
+            hook: Any = _Hook(self, router, row)
+            # What others add to the choices after a router's forward pass is no part of a compiled backward pass.
+            hook = torch.compiler.disable(hook) if self.compiled and build.calls_blocks else hook
+            self._hooks.append(router.module.register_forward_hook(hook))
 
     def begin(self, global_batch: TensorGlobalBatch, scale: Tensor) -> None:
         """A global batch's passes follow. scale: the loss's, for fp16, times the processes that average gradients."""
         count, sweep_of = len(global_batch.micro_batches), getattr(self._build.accumulation, "sweep_of", None)
-        together = 1 if sweep_of is None else sweep_of(count)
-        self.exact = together >= count and self._build.world.size == 1
-        self.tokens, self.scale = global_batch.tokens, scale
+        self.shared = count > 1 and sweep_of is not None and sweep_of(count) >= count
+        self.exact = (count == 1 or self.shared) and self._build.world.size == 1
+        self.tokens = global_batch.tokens
+        self.factor = scale / (len(self._hooks) * self.tokens)
         self._real.clear()
-        for figures in (self.counts, self.probabilities, self.z, self.balance):
-            figures.zero_()
+        self._figures.zero_()
 
     def enter(self, number: int, batch: TensorBatch) -> None:
         """The micro-batch of that number goes forward."""
@@ -114,6 +121,12 @@ class Routing:
         """What runs now is the micro-batch of that number."""
         self.real = self._real.get(number)
 
+    def record(self, recording: bool) -> None:
+        """Say whether a forward pass runs, and no recomputation."""
+        if self.compiled and recording != self.recording:
+            self.recorded.fill_(float(recording))  # one compiled graph for both
+        self.recording = recording
+
     def function_names(self, ops: Iterable[str]) -> tuple[str, ...]:
         """Names of the functions that computed the experts in a forward pass that ran these ops."""
         return function_names(self._build.model, ops)
@@ -123,16 +136,19 @@ class Routing:
         for hook in self._hooks:
             hook.remove()
 
+    def counts(self) -> Tensor:
+        """The choices of the global batch so far: (routers, experts)."""
+        return self._figures[:, : self.experts]
+
     def figures(self) -> tuple[Tensor, ...]:
         """The balance loss, the z-loss and the fullest expert's share over the mean one, of the whole global batch:
         means over routers, but the largest for the last."""
-        for figures in (self.counts, self.probabilities, self.z, self.balance):
-            self._build.world.add_up(figures)
-        shares = self.counts / (self.tokens * self.chosen)
-        balance = self.balance
-        if self.exact:
-            balance = self.experts * (shares * self.probabilities).sum(-1)
-        return balance.mean() / self.tokens, self.z.mean() / self.tokens, self.experts * shares.max()
+        self._build.world.add_up(self._figures)
+        shares = self.counts() / (self.tokens * self.chosen)
+        _, probabilities, sums, _ = self._figures.split(
+            [self.experts, self.experts, 2, self._figures.shape[1] - 2 * self.experts - 2], dim=1)
+        balance = self.experts * (shares * probabilities).sum(1) if self.exact else sums[:, 1]
+        return balance.mean() / self.tokens, sums[:, 0].mean() / self.tokens, self.experts * shares.max()
 
     def metrics(self, figures: list[float]) -> dict[str, Metric]:
         """What `figures` came to, by name."""
@@ -143,69 +159,69 @@ class Routing:
             "expert_load": Metric(load, 1, adds_up=False),
         }
 
-    def _hook(self, number: int, router: Router) -> Any:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> Any:
-            if not module.training:
-                return None
-            if router.place is None:
-                chosen = output.detach().topk(router.chosen, dim=-1).indices
-                return _WithLosses.apply(output, output, chosen, self, number)  # type: ignore[no-untyped-call]
-            logits, scores, chosen = output
-            return logits, _WithLosses.apply(scores, logits, chosen, self, number), chosen  # type: ignore[no-untyped-call]
 
-        return hook
+class _Hook:
+    """A forward hook of one router. row: its figures."""
 
-    def record(self, number: int, logits: Tensor, counts: Tensor) -> None:
+    def __init__(self, routing: Routing, router: Router, row: Tensor) -> None:
+        self.routing, self.router, self.row = routing, router, row
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> Any:
+        if not module.training:
+            return None
+        if self.router.place is None:
+            chosen = output.detach().topk(self.router.chosen, dim=-1).indices
+            return _WithLosses.apply(output, output, chosen, self)  # type: ignore[no-untyped-call]
+        logits, scores, chosen = output
+        return logits, _WithLosses.apply(scores, logits, chosen, self), chosen  # type: ignore[no-untyped-call]
+
+    def record(self, logits: Tensor, counts: Tensor) -> None:
         """Add a micro-batch's choices and losses. logits: (tokens, experts). counts: (experts,)."""
-        logits, real = logits.float(), self.real
+        routing, logits = self.routing, logits.float()
         probabilities, z = logits.softmax(-1), logits.logsumexp(-1).square()
-        if real is not None:
-            probabilities, z = probabilities * real[:, None], z * real
+        if routing.real is not None:
+            probabilities, z = probabilities * routing.real[:, None], z * routing.real
         summed = probabilities.sum(0)
-        self.counts[number] += counts
-        self.probabilities[number] += summed
-        self.z[number] += z.sum()
-        if not self.exact:
-            self.balance[number] += self.experts * (self._shares(counts) * summed).sum()
+        balance = routing.experts * (_shares(counts) * summed).sum()
+        found = torch.cat((counts, summed, z.sum()[None], balance[None]))
+        self.row[: found.shape[0]].add_(found * routing.recorded)
 
-    def gradient(self, number: int, logits: Tensor, counts: Tensor, real: Tensor | None) -> Tensor:
+    def gradient(self, logits: Tensor, counts: Tensor, real: Tensor | None) -> Tensor:
         """The gradient of both losses, times their coefficients, by a router's logits."""
-        wide = logits.float()
+        routing, wide = self.routing, logits.float()
         probabilities = wide.softmax(-1)
-        mean = len(self._routers) * self.tokens
-        shares = self._shares(self.counts[number] if self.exact else counts)
-        slope = shares * (self.balance_coefficient * self.experts / mean)
+        shares = _shares(self.row[: routing.experts] if routing.shared else counts)
+        slope = shares * (routing.balance_coefficient * routing.experts)
         inner = slope - (probabilities * slope).sum(-1, keepdim=True)
-        if self.z_coefficient:
-            inner = inner + wide.logsumexp(-1, keepdim=True) * (2 * self.z_coefficient / mean)
-        gradient = probabilities * inner * self.scale
+        if routing.z_coefficient:
+            inner = inner + wide.logsumexp(-1, keepdim=True) * (2 * routing.z_coefficient)
+        gradient = probabilities * inner * routing.factor
         return (gradient if real is None else gradient * real[:, None]).to(logits.dtype)
 
-    def _shares(self, counts: Tensor) -> Tensor:
-        return counts / counts.sum().clamp(min=1)
+
+def _shares(counts: Tensor) -> Tensor:
+    return counts / counts.sum().clamp(min=1)
 
 
 class _WithLosses(torch.autograd.Function):
     """The identity on what a router hands on; backward, the losses' gradient goes to its logits."""
 
     @staticmethod
-    def forward(
-        ctx: Any, handed_on: Tensor, logits: Tensor, chosen: Tensor, routing: Routing, number: int
-    ) -> Tensor:
-        real, flat = routing.real, chosen.reshape(-1)
+    def forward(ctx: Any, handed_on: Tensor, logits: Tensor, chosen: Tensor, hook: _Hook) -> Tensor:
+        real, flat = hook.routing.real, chosen.reshape(-1)
         weights = torch.ones_like(flat, dtype=torch.float32) if real is None \
             else real[:, None].expand_as(chosen).reshape(-1)
         counts = logits.new_zeros(logits.shape[-1], dtype=torch.float32).scatter_add_(0, flat, weights)
-        if routing.recording:
-            routing.record(number, logits, counts)
+        if hook.routing.recording or hook.routing.compiled:
+            hook.record(logits, counts)
         ctx.save_for_backward(logits, counts, real)
-        ctx.routing, ctx.number = routing, number
+        ctx.hook = hook
         return handed_on.view_as(handed_on)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         logits, counts, real = ctx.saved_tensors
-        return gradients[0], ctx.routing.gradient(ctx.number, logits, counts, real), None, None, None
+        return gradients[0], ctx.hook.gradient(logits, counts, real), None, None
 
 
 def routing_of(build: Build) -> Routing | None:
