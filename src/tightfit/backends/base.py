@@ -131,6 +131,13 @@ class ModelSize:
     flops: int
     values: int
 
+    @property
+    def share(self) -> str:
+        """The parameters and those that a token meets, as a person reads them; empty where it meets them all."""
+        if self.active_parameters == self.parameters:
+            return ""
+        return f"{self.parameters:,} parameters, of which a token meets {self.active_parameters:,}"
+
 
 class GlobalBatchSource(Protocol):
     """Where global batches come from: each is a pure function of its index. It must survive pickling to a worker

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tightfit.backends.base import ModelSize
 from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.planning.alignment import Misalignment
@@ -141,6 +142,7 @@ class Plan:
     tried: how many combinations were considered.
     predictions: how many of them, and of their probes, were traced.
     tokens: how many a whole run learns from; 0 where nobody asked. price: of all GPUs for an hour.
+    experts: size of a mixture of experts; None of any other model.
     """
 
     device: Device
@@ -153,6 +155,7 @@ class Plan:
     predictions: int = 0
     tokens: int = 0
     price: float | None = None
+    experts: ModelSize | None = None
 
     @property
     def whole_run(self) -> WholeRun | None:
@@ -203,4 +206,5 @@ class Plan:
                        "network_bytes_per_second": self.device.network_bandwidth}
         scaling = {} if self.answers.scaling is None else {"scaling": self.answers.scaling.to_json()}
         length = {} if self.whole_run is None else {"whole_run": self.whole_run.to_json()}
-        return {"device": device, "candidates": candidates, **scaling, **length}
+        experts = {} if self.experts is None else {"model": asdict(self.experts)}
+        return {"device": device, **experts, "candidates": candidates, **scaling, **length}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from torch import nn
+
+from tightfit.models import experts_per_token
 
 GROUPED = "grouped_mm"
 """transformers' name of the function that sorts tokens by expert and multiplies each expert's in one group."""
@@ -32,16 +33,6 @@ def active_share(model: nn.Module, experts: nn.Module) -> float:
     config = getattr(experts, "config", None) or getattr(model, "config", None)
     chosen, count = experts_per_token(config), experts.num_experts
     return min(chosen / count, 1.0) if chosen and isinstance(count, int) else 1.0
-
-
-def experts_per_token(config: Any) -> int:
-    """The number of experts that a token is sent to, from a model's configuration; 0 where none says."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    for name in ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"):
-        value = getattr(text, name, None)
-        if isinstance(value, int) and value > 0:
-            return value
-    return 0
 
 
 def inactive_parameters(model: nn.Module) -> int:

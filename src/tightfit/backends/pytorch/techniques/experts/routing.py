@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from tightfit.backends.base import Metric
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
-from tightfit.backends.pytorch.experts import experts_per_token
 from tightfit.backends.pytorch.techniques.experts.functions import function_names
 from tightfit.errors import Refused
+from tightfit.models import experts_per_token
 
 if TYPE_CHECKING:
     from tightfit.backends.pytorch.build import Build
