@@ -46,10 +46,10 @@ WHOLE, THIRDS, SINGLES = (6,), (2, 2, 2), (1,) * 6
 """Rows of each micro-batch."""
 
 
-def moe_model(name: str, **changes: Any) -> nn.Module:
-    """A tiny mixture of experts with seeded weights."""
+def moe_model(name: str | tuple[str, dict[str, Any]], **changes: Any) -> nn.Module:
+    """A tiny mixture of experts with seeded weights: a case, or a configuration's class and numbers."""
     torch.manual_seed(0)
-    config, numbers = CONFIGS[name]
+    config, numbers = CONFIGS[name] if isinstance(name, str) else name
     made = getattr(transformers, config)(**{**_SMALL, **numbers, **changes})
     model: nn.Module = transformers.AutoModelForCausalLM.from_config(made)
     with torch.no_grad():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ from tests.backends.pytorch.techniques.experts.experts_cases import (
     moe_step,
     ragged,
 )
-from tightfit.backends.pytorch.techniques.experts.routing import _router, coefficient, find_routers
+from tightfit.backends.pytorch.techniques.experts.routing import coefficient, find_routers
 from tightfit.errors import Refused
 
 BY_BLOCK = {"accumulation": "by-block"}
@@ -147,7 +146,18 @@ def test_evaluation_counts_nothing_and_close_takes_hooks_away():
     assert all(not router.module._forward_hooks for router in find_routers(step.build.model))
 
 
-def test_linear_routers_are_found():
-    config = SimpleNamespace(num_experts_per_tok=2, get_text_config=lambda: config)
-    found = _router(torch.nn.Linear(4, 6), 0, config)
-    assert (found.place, found.experts, found.chosen) == (None, 6, 2)
+def test_a_linear_router_whose_scores_are_made_elsewhere():
+    numbers = {"num_experts": 4, "attn_layer_period": 1, "attn_layer_offset": 0, "use_mamba_kernels": False}
+    model, batch = moe_model(("JambaConfig", numbers)), ragged(WHOLE)
+    by_hand = copy.deepcopy(model)
+    cross_entropy, balance, z = losses_by_hand(by_hand, batch.micro_batches[0], 2)
+    aux, small = COEFFICIENTS.values()
+    (cross_entropy + aux * balance + small * z).backward()
+
+    assert_alike(gradients(moe_step("", model), batch)[0], {n: p.grad for n, p in by_hand.named_parameters()})
+
+
+def test_a_router_that_is_a_linear_layer_itself_and_draws():
+    model = moe_model(("PhimoeConfig", {"num_local_experts": 4}))
+    assert [(router.place, router.experts, router.chosen) for router in find_routers(model)] == [(0, 4, 2)] * 4
+    assert gradients(moe_step("", model), ragged(WHOLE))[1].metrics["balance_loss"].mean > 0.9

@@ -63,12 +63,13 @@ def find_routers(model: nn.Module) -> tuple[Router, ...]:
     return tuple(found.values())
 
 
-def _router(module: nn.Module, index: int, config: Any) -> Router | None:
-    if isinstance(module, nn.Linear):
+def _router(module: nn.Module, place: int, config: Any) -> Router | None:
+    if type(module) is nn.Linear:
         return Router(module, None, module.out_features, experts_per_token(config))
     experts, chosen = getattr(module, "num_experts", None), getattr(module, "top_k", None)
-    known = isinstance(experts, int) and isinstance(chosen, int) and index == 0
-    return Router(module, index, experts, chosen) if known else None  # type: ignore[arg-type]
+    if place != 0 or not isinstance(experts, int) or not isinstance(chosen, int):
+        return None
+    return Router(module, place, experts, chosen)
 
 
 class Routing:
