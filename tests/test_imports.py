@@ -67,6 +67,7 @@ LAYERS = (
     ("tightfit.trace.file",),
     ("tightfit.trace",),
     ("tightfit.page",),
+    ("tightfit.nvml",),
     ("tightfit.system", "tightfit.errors", "tightfit.files", "tightfit.garbage", "tightfit.profiling", "tightfit.text"),
 )
 """From the top down; a module belongs to the longest name here that it lies under. The package itself stands at the

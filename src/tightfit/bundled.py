@@ -96,6 +96,12 @@ def _qwen2(layers: int, heads: int, kv_heads: int, width: int, mlp: int, **more:
     ))
 
 
+def _qwen3_moe(layers: int, heads: int, kv_heads: int, width: int, mlp: int, **more: Any) -> Bundled:
+    return Bundled("Qwen3MoeConfig", "causal-lm", _llama(
+        layers, heads, kv_heads, width, mlp, norm_topk_prob=True, **more,
+    ))
+
+
 BUNDLED: dict[str, Bundled] = {
     "gpt2": _gpt2(12, 12, 768),
     "gpt2-medium": _gpt2(24, 16, 1024),
@@ -167,6 +173,25 @@ BUNDLED: dict[str, Bundled] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.4},
         "resid_pdrop": 0.1, "bos_token_id": 50256, "eos_token_id": 50256,
     }),
+    "olmoe-1b-7b": Bundled("OlmoeConfig", "causal-lm", _llama(
+        16, 16, 16, 2048, 1024, vocab_size=50304, max_position_embeddings=4096, num_experts=64, num_experts_per_tok=8,
+        pad_token_id=1, eos_token_id=50279, router_aux_loss_coef=0.01,
+    )),
+    "gpt-oss-20b": Bundled("GptOssConfig", "causal-lm", _llama(
+        24, 64, 8, 2880, 2880, head_dim=64, vocab_size=201088, max_position_embeddings=131072, sliding_window=128,
+        num_local_experts=32, num_experts_per_tok=4, pad_token_id=199999, eos_token_id=200002,
+        router_aux_loss_coef=0.9,
+    )),
+    "qwen3-30b-a3b": _qwen3_moe(
+        48, 32, 4, 2048, 6144, head_dim=128, vocab_size=151936, max_position_embeddings=40960, num_experts=128,
+        num_experts_per_tok=8, moe_intermediate_size=768, decoder_sparse_step=1, bos_token_id=151643,
+        eos_token_id=151645, rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
+    ),
+    "moe-tiny": _qwen3_moe(  # every other feed-forward block is one of experts
+        4, 4, 2, 128, 512, head_dim=32, vocab_size=2048, max_position_embeddings=1024, num_experts=8,
+        num_experts_per_tok=2, moe_intermediate_size=256, decoder_sparse_step=2, bos_token_id=0, eos_token_id=0,
+        router_aux_loss_coef=0.01,
+    ),
     "vit-base": _vit(12, 12, 768, 16),
     "vit-large": _vit(24, 16, 1024, 16),
     "vit-huge": _vit(32, 16, 1280, 14),

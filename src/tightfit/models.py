@@ -192,6 +192,17 @@ def facts_of(config: Any, recipe: Recipe) -> ModelFacts:
     )
 
 
+EXPERTS_OF_A_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+"""Names that configurations have for it."""
+
+
+def experts_per_token(config: Any) -> int:
+    """The number of experts that a token is sent to, from a model's configuration; 0 where none says."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    values = (getattr(text, name, None) for name in EXPERTS_OF_A_TOKEN)
+    return next((value for value in values if isinstance(value, int) and value > 0), 0)
+
+
 OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "data2vec-text", "longformer"})
 """Model types whose position embedding begins behind the padding token's index."""
 

@@ -1,17 +1,7 @@
-"""The machine as this process may use it: versions of libraries, cores and memory within containers' limits, and
-NVIDIA's management library (NVML).
-
-    with nvml_session() as nvml:
-        for handle in nvml.cards():
-            nvml.ask("nvmlDeviceGetName", handle)
-
-Asking NVML makes no CUDA context, so that it takes no memory of the card and works while another process fills it. What
-a card, a driver or an older binding does not know reads as None.
-"""
+"""The machine as this process may use it: versions of libraries, cores and memory within containers' limits."""
 
 from __future__ import annotations
 
-import importlib
 import math
 import mmap
 import os
@@ -21,11 +11,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 import psutil
 
@@ -183,135 +172,6 @@ def lock_file(file: IO[Any]) -> None:
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
     except PermissionError as error:
         raise BlockingIOError(*error.args) from None
-
-
-Missing = Literal["no-binding", "no-library", "no-driver", "mismatch", "no-permission", "failed"]
-"""Why NVML cannot be asked: the binding is not installed; the driver's library is not there; the driver is not loaded;
-library and loaded driver differ, as after an update without a restart; the devices may not be opened; anything else."""
-
-_MISSING: dict[str, Missing] = {
-    "NVML_ERROR_LIBRARY_NOT_FOUND": "no-library",
-    "NVML_ERROR_DRIVER_NOT_LOADED": "no-driver",
-    "NVML_ERROR_LIB_RM_VERSION_MISMATCH": "mismatch",
-    "NVML_ERROR_NO_PERMISSION": "no-permission",
-}
-NOT_KNOWN = (1 << 64) - 1
-"""The reading of a counter of 64 bits that has no value."""
-
-
-class NoNvml(Exception):
-    """NVML cannot be asked here. reason: which of the known cases it is."""
-
-    def __init__(self, reason: Missing, said: str) -> None:
-        super().__init__(reason, said)
-        self.reason, self.said = reason, said
-
-
-@dataclass(frozen=True)
-class Lost:
-    """A card that is there and cannot be asked, with what the driver said."""
-
-    said: str
-
-
-class Nvml:
-    """An open session; handles are the binding's own."""
-
-    def __init__(self, binding: Any) -> None:
-        self._binding = binding
-
-    def ask(self, function: str, *arguments: Any) -> Any:
-        """The function's answer as text or number; None where there is none."""
-        try:
-            answer = getattr(self._binding, function)(*arguments)
-        except (AttributeError, self._binding.NVMLError):
-            return None
-        return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
-
-    def constant(self, name: str, default: int) -> int:
-        """The binding's value of a constant, `default` where it does not have it."""
-        return int(getattr(self._binding, name, default))
-
-    def driver(self) -> str | None:
-        """The loaded driver's version, such as `580.65.06`."""
-        version = self.ask("nvmlSystemGetDriverVersion")
-        return version if isinstance(version, str) else None
-
-    def cards(self) -> list[Any]:
-        """A handle for each card in the driver's order; `Lost` in the place of one that does not answer."""
-        found: list[Any] = []
-        for index in range(self.ask("nvmlDeviceGetCount") or 0):
-            try:
-                found.append(self._binding.nvmlDeviceGetHandleByIndex(index))
-            except self._binding.NVMLError as error:
-                found.append(Lost(str(error)))
-        return found
-
-    def memory(self, handle: Any) -> tuple[int, int, int | None] | None:
-        """Bytes of the card: total, in use, kept by the driver. In use excludes what the driver keeps, where the driver
-        counts that separately."""
-        version = self.constant("nvmlMemory_v2", 0x02000028)
-        if (both := self.ask("nvmlDeviceGetMemoryInfo", handle, version)) is not None:
-            return int(both.total), int(both.used), int(both.reserved)
-        if (old := self.ask("nvmlDeviceGetMemoryInfo", handle)) is not None:
-            return int(old.total), int(old.used), None
-        return None
-
-    def processes(self, handle: Any) -> dict[int, int | None] | None:
-        """Bytes that each process has on the card, by its id; None bytes where the driver does not say, as in some
-        containers and on Windows."""
-        lists = [self.ask(f"nvmlDeviceGet{kind}RunningProcesses", handle) for kind in ("Compute", "Graphics")]
-        if lists == [None, None]:
-            return None
-        found: dict[int, int | None] = {}
-        for process in (p for some in lists for p in some or ()):
-            used = process.usedGpuMemory
-            found[int(process.pid)] = None if used is None or used == NOT_KNOWN else int(used)
-        return found
-
-
-@contextmanager
-def nvml_session() -> Iterator[Nvml]:
-    """NVML, until the end of the block. Raises NoNvml where it cannot be asked."""
-    try:
-        binding = importlib.import_module("pynvml")
-    except ImportError as error:
-        raise NoNvml("no-binding", str(error)) from None
-    try:
-        binding.nvmlInit()
-    except binding.NVMLError as error:
-        known = {getattr(binding, name, None): reason for name, reason in _MISSING.items()}
-        raise NoNvml(known.get(error.value, "failed"), str(error)) from None
-    try:
-        yield Nvml(binding)
-    finally:
-        Nvml(binding).ask("nvmlShutdown")
-
-
-def process_bytes(uuid: str) -> tuple[int | None, int | None]:
-    """Bytes that this process, and that others have on the card of that UUID (`GPU-...`), as the driver counts them:
-    CUDA contexts, loaded kernels and libraries' own memory included. None where it cannot be said, as in a container
-    that hides process ids."""
-    try:
-        with nvml_session() as nvml:
-            handle = nvml.ask("nvmlDeviceGetHandleByUUID", uuid)
-            found = None if handle is None else nvml.processes(handle)
-    except NoNvml:
-        found = None
-    if found is None or os.getpid() not in found:
-        return None, None
-    own = found.pop(os.getpid())
-    others = [used for used in found.values() if used is not None]
-    return own, sum(others) if len(others) == len(found) else None
-
-
-def driver_version() -> str | None:
-    """The loaded driver's version; None where there is none, or it does not say."""
-    try:
-        with nvml_session() as nvml:
-            return nvml.driver()
-    except NoNvml:
-        return None
 
 
 ORPHANED = 3

@@ -11,7 +11,7 @@ import pytest
 
 from tightfit.doctor import cards as reading
 from tightfit.doctor.readings import Gpu, Process
-from tightfit.system import NoNvml, nvml_session, process_bytes
+from tightfit.nvml import NoNvml, nvml_session, process_bytes
 
 GIB = 1 << 30
 BUSES = {"one": b"00000000:01:00.0", "two": b"00000000:02:00.0"}

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification, ViTImageProcessorPil
 
 from tests.training.test_best import Said
-from tightfit.backends.base import ModelSize
+from tightfit.backends.measured import ModelSize
 from tightfit.devices import Device, find_device
 from tightfit.errors import DataError
 from tightfit.recipe import Recipe
@@ -71,7 +71,7 @@ class Sized:
     """A backend that knows a model's size."""
 
     def model_size(self, recipe: Recipe, config: Any = None) -> ModelSize:
-        return ModelSize(parameters=1, flops=10**9, values=0)
+        return ModelSize(active_parameters=1, parameters=1, flops=10**9, values=0)
 
 
 @pytest.mark.parametrize(("task", "a_sample"), [("causal-lm", 100), ("image-classification", 1)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,10 +13,11 @@ from tightfit.devices import Device
 from tightfit.recipe import Recipe
 from tightfit.tasks import GlobalBatch
 from tightfit.techniques import SLOTS, Technique
-from tightfit.trace import Phase, Trace, UntracedMemory
+from tightfit.trace import Trace, UntracedMemory
 
 if TYPE_CHECKING:
-    from tightfit.trace.lanes import Stretch
+    from tightfit.backends.measured import Measurement, ModelSize, Timings
+
 
 WARM_UP = 2
 """Steps before any is measured: the first makes the optimizer's states, compiles, and picks kernels."""
@@ -36,6 +37,14 @@ class Total:
         return self.sum / max(self.count, 1)
 
 
+@dataclass(frozen=True)
+class Metric(Total):
+    """A figure of a step beside its loss. adds_up: whether it is what the global batch in one piece would give, however
+    that is split."""
+
+    adds_up: bool = True
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """The sums of an evaluation, over the labels that count.
@@ -53,6 +62,7 @@ class Evaluation:
 class StepResult:
     """The metrics of one step.
 
+    metrics: what else it measured, by name, such as the balance loss of a mixture of experts.
     grad_norm: the norm before clipping, None where nothing is clipped.
     skipped: whether loss scaling left the weights alone because the gradients overflowed.
     """
@@ -60,6 +70,7 @@ class StepResult:
     loss: Total
     grad_norm: float | None = None
     skipped: bool = False
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
 
 
 class PendingResult(Protocol):
@@ -70,67 +81,6 @@ class PendingResult(Protocol):
 
     def read(self) -> StepResult:
         """Wait for the step and return its result."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """A few real steps, measured.
-
-    trace: of one step; ticks are nanoseconds, of a compiled step in its program's order.
-    step_seconds: wall seconds of a step as it is, the wait for its data included; of several, the one of median length.
-    phase_seconds: the same by phase (data, forward, backward with recomputation, optimizer); they sum to it.
-    overhead: what the step that `trace` is of took, over `step_seconds`.
-    peak_bytes: the most allocated in that step, by the allocator's own account where it has one; of a compiled step
-        what was planned for it.
-    lanes: when the device computed and copied in the step that `trace` is of; none where that was not recorded.
-    memory_record: that account, as PyTorch's memory_viz reads it once it is pickled; None on the CPU.
-    xplane: the profile as JAX's profiler serializes it, for xprof and TensorBoard; None from PyTorch.
-    """
-
-    trace: Trace
-    step_seconds: float
-    phase_seconds: dict[Phase, float]
-    overhead: float
-    peak_bytes: int
-    lanes: tuple[Stretch, ...] = ()
-    memory_record: dict[str, Any] | None = None
-    xplane: bytes | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timings:
-    """A few real steps, timed one by one.
-
-    seconds: wall seconds of each timed step, the wait for its data included. losses: of every step taken, those before
-    and after the timed ones too.
-    peak_allocated: the most bytes allocated in a step. peak_reserved: the most that the allocator held; on the CPU the
-    same. context: bytes on the card outside the allocator; None on the CPU, and where the driver does not say.
-    """
-
-    seconds: tuple[float, ...]
-    losses: tuple[float, ...]
-    peak_allocated: int
-    peak_reserved: int
-    context: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSize:
-    """A model's parameters, and what it takes to train on one sample of the recipe's length.
-
-    parameters: tied ones once.
-    flops: model FLOPs of one sample's forward and backward pass, by the convention of PaLM (arXiv 2204.02311,
-        appendix B): 6 for each weight that a token is multiplied by, which is 6 N without embeddings that are only
-        looked up, and 12 for each pair of positions, layer and feature of the queries, masked or not. The backward
-        pass counts twice the forward pass, and once where a weight is frozen; recomputation, norms, softmax and the
-        optimizer count nothing, and of a mixture of experts only the experts that are used. 0 where the forward pass
-        needs values.
-    values: numbers that one sample's forward pass makes, attention's scores written out; 0 likewise.
-    """
-
-    parameters: int
-    flops: int
-    values: int
 
 
 class GlobalBatchSource(Protocol):
@@ -154,6 +104,10 @@ class Step(Protocol):
     @property
     def attention_kernels(self) -> tuple[str, ...]:
         """The attention kernels that ran in the first forward pass, by name; none where that is not known."""
+
+    @property
+    def experts_functions(self) -> tuple[str, ...]:
+        """The functions that computed a mixture of experts in the first forward pass, by name; none elsewhere."""
 
     @property
     def parameter_count(self) -> int:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tightfit.backends.base import TIMED_STEPS, WARM_UP, Backend, Measurement
+from tightfit.backends.base import TIMED_STEPS, WARM_UP, Backend
+from tightfit.backends.measured import Measurement
 
 
 def measure(

@@ -90,7 +90,8 @@ def heading(plan: Plan) -> str:
     if plan.device.world > 1:
         machines = f"{plan.device.machines} machines of " if plan.device.machines > 1 else ""
         device = f"{machines}{plan.device.cards} x {device}"
-    return f"{plan.asked.model} on {device}: {work(plan.asked)}"
+    model = plan.asked.model if plan.experts is None else f"{plan.asked.model} ({plan.experts.share})"
+    return f"{model} on {device}: {work(plan.asked)}"
 
 
 def columns(plan: Plan) -> tuple[list[Column], list[Column]]:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.doctor.readings import Driver, Gpu, Link, Process
-from tightfit.system import Lost, NoNvml, Nvml, nvml_session, read_text
+from tightfit.nvml import Lost, NoNvml, Nvml, nvml_session
+from tightfit.system import read_text
 
 REASONS = {
     0x1: "idle", 0x2: "clocks-set", 0x4: "power-cap", 0x8: "hardware-slowdown", 0x10: "sync-boost",

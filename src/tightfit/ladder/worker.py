@@ -16,13 +16,15 @@ from functools import partial
 from pathlib import Path
 
 from tightfit.backends import load_backend
-from tightfit.backends.base import Backend, Timings
+from tightfit.backends.base import Backend
+from tightfit.backends.measured import Timings
 from tightfit.devices import Device
 from tightfit.errors import MissingLibrary, NonFiniteLoss, OutOfMemory, Refused, TightfitError
 from tightfit.ladder.jobs import JOBS, OUTCOME, Job, Outcome
 from tightfit.ladder.peers import PEERS
 from tightfit.ladder.rows import OURS, Machine, Status
 from tightfit.ladder.rungs import card
+from tightfit.nvml import driver_version
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Margin, fit, steps_alone
 from tightfit.planning.largest import largest_that_fits
@@ -31,7 +33,7 @@ from tightfit.planning.search.search import check_length
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target, own_target
 from tightfit.recipe import Recipe
-from tightfit.system import driver_version, end_with, installed
+from tightfit.system import end_with, installed
 from tightfit.tasks import TASKS
 from tightfit.training.session import Session, training_global_batches
 

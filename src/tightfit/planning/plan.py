@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tightfit.backends.measured import ModelSize
 from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.planning.alignment import Misalignment
@@ -152,6 +153,7 @@ class Plan:
     tokens: how many a whole run learns from; 0 where nobody asked. price: of all GPUs for an hour.
     cached: whether it is an earlier answer to the same question.
     largest: what was asked to be as large as fits, and how large it is here; None where nobody asked.
+    experts: size of a mixture of experts; None of any other model.
     """
 
     device: Device
@@ -166,6 +168,7 @@ class Plan:
     price: float | None = None
     cached: bool = False
     largest: Largest | None = None
+    experts: ModelSize | None = None
 
     @property
     def whole_run(self) -> WholeRun | None:
@@ -217,5 +220,6 @@ class Plan:
         scaling = {} if self.answers.scaling is None else {"scaling": self.answers.scaling.to_json()}
         length = {} if self.whole_run is None else {"whole_run": self.whole_run.to_json()}
         cached: dict[str, Any] = {"cached": True} if self.cached else {}
+        experts = {} if self.experts is None else {"model": asdict(self.experts)}
         largest = {} if self.largest is None else {"largest": {self.largest.field: self.largest.value}}
-        return {"device": device, "candidates": candidates, **scaling, **length, **largest, **cached}
+        return {"device": device, **experts, "candidates": candidates, **scaling, **length, **largest, **cached}

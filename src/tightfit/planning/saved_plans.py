@@ -22,8 +22,9 @@ from tightfit.bundled import BUNDLED, HUB_NAMES
 from tightfit.errors import RecipeError
 from tightfit.files import digest, write_atomically
 from tightfit.models import FACTORY, HUB_ID
+from tightfit.nvml import NoNvml, nvml_session
 from tightfit.recipe.yaml import read_yaml
-from tightfit.system import NoNvml, cores, host_memory, nvml_session
+from tightfit.system import cores, host_memory
 
 FOLDER = Path("~/.cache/tightfit/plans")
 MOST = 64 << 20

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tightfit.backends.base import Backend, ModelSize
+from tightfit.backends.base import Backend
+from tightfit.backends.measured import ModelSize
 from tightfit.calibration import Calibration
 from tightfit.devices import Device
 from tightfit.errors import ModelError

@@ -6,11 +6,11 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from tightfit.errors import RecipeError
-from tightfit.recipe.sections import BestMetric, Data, Inference, Schedule, Size, StepsOrShare
-from tightfit.recipe.yaml import explain, parse_technique, technique_to_yaml
+from tightfit.recipe.sections import BestMetric, Coefficient, Data, Inference, Schedule, Size, StepsOrShare
+from tightfit.recipe.yaml import explain, slot_field
 from tightfit.tasks import TASKS
 from tightfit.techniques import (
     SLOTS,
@@ -50,10 +50,6 @@ CHOICES = ("micro_batch_size", "precision", "loss", "checkpointing", "optimizer"
 """The fields that a search decides."""
 CHOSEN_SLOTS = tuple(field for field in CHOICES if field in SLOTS)
 """Those of them that a technique fills."""
-
-
-def _slot(name: str) -> tuple[BeforeValidator, PlainSerializer]:
-    return BeforeValidator(lambda value: parse_technique(name, value)), PlainSerializer(technique_to_yaml)
 
 
 class Recipe(BaseModel):
@@ -99,34 +95,34 @@ class Recipe(BaseModel):
     """Global batch, in sequences: what one optimizer step learns from."""
     micro_batch_size: Positive | Auto = "auto"
     """Sequences in one forward pass; accumulation is derived, and the last micro-batch may be smaller."""
-    trainable: Annotated[Trainable, *_slot("trainable")] = All()
+    trainable: Annotated[Trainable, *slot_field("trainable")] = All()
     """Parts that are trained: all, lora, dora, or named layers."""
-    base: Annotated[Base, *_slot("base")] = AsIs()
+    base: Annotated[Base, *slot_field("base")] = AsIs()
     """How weights that are not trained are held: as-is, bf16, int8, nf4."""
-    precision: Annotated[Precision | Auto, *_slot("precision")] = "auto"
+    precision: Annotated[Precision | Auto, *slot_field("precision")] = "auto"
     """Number formats: fp32, tf32, fp16, bf16, bf16-pure, fp8."""
-    loss: Annotated[Loss | Auto, *_slot("loss")] = "auto"
+    loss: Annotated[Loss | Auto, *slot_field("loss")] = "auto"
     """Cross-entropy of whole logits, or chunk by chunk from the hidden states."""
-    checkpointing: Annotated[Checkpointing | Auto, *_slot("checkpointing")] = "auto"
+    checkpointing: Annotated[Checkpointing | Auto, *slot_field("checkpointing")] = "auto"
     """Activation checkpointing."""
-    optimizer: Annotated[Optimizer | Auto, *_slot("optimizer")] = "auto"
+    optimizer: Annotated[Optimizer | Auto, *slot_field("optimizer")] = "auto"
     """The optimizer."""
-    attention: Annotated[Attention | Auto, *_slot("attention")] = "auto"
+    attention: Annotated[Attention | Auto, *slot_field("attention")] = "auto"
     """The attention kernel."""
-    accumulation: Annotated[Accumulation | Auto, *_slot("accumulation")] = "auto"
+    accumulation: Annotated[Accumulation | Auto, *slot_field("accumulation")] = "auto"
     """Order of a global batch's passes: micro-batch by micro-batch (loop; scan under jax), or block by block
     (by-block)."""
-    compile: Annotated[Compile | Auto, *_slot("compile")] = "auto"
+    compile: Annotated[Compile | Auto, *slot_field("compile")] = "auto"
     """torch.compile."""
-    loading: Annotated[Loading, *_slot("loading")] = Loading()
+    loading: Annotated[Loading, *slot_field("loading")] = Loading()
     """How batches reach the device."""
-    offload: Annotated[Offload | Auto, *_slot("offload")] = "auto"
+    offload: Annotated[Offload | Auto, *slot_field("offload")] = "auto"
     """Parts of a step that wait in the host's memory while the device does not need them."""
-    update: Annotated[Update | Auto, *_slot("update")] = "auto"
+    update: Annotated[Update | Auto, *slot_field("update")] = "auto"
     """When gradients are clipped, applied and dropped; `auto` hides the copies of offloaded optimizer states."""
-    parallel: Annotated[Parallel, *_slot("parallel")] = NoParallel()
+    parallel: Annotated[Parallel, *slot_field("parallel")] = NoParallel()
     """More than one device: ddp and fsdp with a process for each, dp with one for all of a machine's (backend: jax)."""
-    backend: Annotated[Backend, *_slot("backend")] = Pytorch()
+    backend: Annotated[Backend, *slot_field("backend")] = Pytorch()
     """The framework that runs the step: pytorch, or jax with its own knobs."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run: auto takes the CUDA device where there is one."""
@@ -147,8 +143,12 @@ class Recipe(BaseModel):
     """Optimizer steps to train for, unless `num_train_epochs` says how many."""
     num_train_epochs: Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False), NUMBER] | None = None
     """Train for so many passes over the training data: `max_steps` is then counted when the data is prepared."""
-    max_grad_norm: Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER] = 1.0
+    max_grad_norm: Coefficient = 1.0
     """Clip gradients to this norm; 0 does not clip."""
+    router_aux_loss_coef: Coefficient | None = None
+    """Weight of the balance loss of a mixture of experts' routers; by default the model configuration's."""
+    router_z_loss_coef: Coefficient | None = None
+    """Weight of the routers' z-loss, which keeps their logits small; by default the model configuration's, or 0."""
     seed: Annotated[int, Field(ge=0), at_most(2**63 - 1), NUMBER] = 0
     """Seeds weights, data order, dropout and sampling."""
     logging_steps: Positive = 10
@@ -236,12 +236,8 @@ class Recipe(BaseModel):
         answered: fields that the caller answers for.
         """
         named = {field: getattr(self, field) for field in VARIANTS if field not in answered}
-        return [
-            f"{field}: {reason}"
-            for field, technique in named.items()
-            if technique != "auto"
-            for reason in technique.refuse(self, device)
-        ]
+        return [f"{field}: {reason}" for field, technique in named.items() if technique != "auto"
+                for reason in technique.refuse(self, device)]
 
     def among(self, processes: int) -> Recipe:
         """The recipe with the number of processes that train it, where it has several."""

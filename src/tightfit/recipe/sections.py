@@ -20,6 +20,7 @@ def _without_prefix(value: Any) -> Any:
     return value.removeprefix("eval_") if isinstance(value, str) else value
 
 
+Coefficient = Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER]
 Size = Annotated[int, Field(ge=1), at_most(2**31 - 1), NUMBER]
 StepsOrShare = Annotated[int | float, BeforeValidator(_steps_or_share)]
 Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial"]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, RootModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, PlainSerializer, RootModel, ValidationError
 
 from tightfit.errors import RecipeError, nearest
 from tightfit.techniques import VARIANTS, Technique
@@ -67,6 +67,11 @@ def technique_to_yaml(value: Technique | str) -> str | dict[str, Any]:
     if not knobs:
         return {} if unnamed else value.name
     return knobs if unnamed else {"name": value.name, **knobs}
+
+
+def slot_field(slot: str) -> tuple[BeforeValidator, PlainSerializer]:
+    """How a recipe's field of a slot is read and written."""
+    return BeforeValidator(lambda value: parse_technique(slot, value)), PlainSerializer(technique_to_yaml)
 
 
 def explain(model: type[BaseModel], error: ValidationError) -> str:

@@ -17,9 +17,10 @@ from tightfit.models import OUR_TRANSFORMER, resolve_source
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
 from tightfit.training import checkpoints
-from tightfit.training.records import Summary, TrainerState, metrics_text
+from tightfit.training.records import Summary, metrics_text
 from tightfit.training.run_folder import RunFolder
 from tightfit.training.session import Session
+from tightfit.training.state import TrainerState
 
 SAMPLE_TOKENS = 160
 
@@ -145,6 +146,9 @@ def summarize(
         loss=state.losses[-1] if state.losses else None,
         unigram_loss=data.unigram_loss,
         attention_kernels=step.attention_kernels,
+        experts_functions=step.experts_functions,
+        metrics={name: metric.mean for name, metric in state.metrics.items()},
+        inexact=tuple(name for name, metric in state.metrics.items() if not metric.adds_up),
         stopped_by=state.stopped_by,
         early_stopped=state.early_stopped,
         best_step=state.best_step,

@@ -17,18 +17,10 @@ from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, GlobalBatch
 from tightfit.training import checkpoints
 from tightfit.training.listeners import Listener
-from tightfit.training.records import (
-    DispatchedStep,
-    Interval,
-    MetricsLog,
-    NullMetricsLog,
-    TrainerState,
-    evaluation_metrics,
-    metrics_of,
-    metrics_text,
-)
+from tightfit.training.records import MetricsLog, NullMetricsLog, evaluation_metrics, metrics_of, metrics_text
 from tightfit.training.run_folder import RunFolder
 from tightfit.training.schedule import learning_rate
+from tightfit.training.state import DispatchedStep, Interval, TrainerState
 from tightfit.training.stopping import StopRequest
 
 if TYPE_CHECKING:
@@ -184,9 +176,8 @@ class TrainingLoop:
         state = self.state
         state.losses.append(result.loss.mean)
         interval = self._interval
-        interval.loss += result.loss.sum
-        interval.count += result.loss.count
-        interval.skipped += result.skipped
+        interval.add(result)
+        state.metrics = dict(result.metrics)
         state.tokens_seen += dispatched.global_batch.tokens
         if not dispatched.profiled:
             state.training_seconds += seconds
@@ -279,8 +270,8 @@ class TrainingLoop:
         if not self.step.is_finite():
             raise _not_finite(f"the weights of step {step} are not finite; they were not saved", self.recipe)
         seen = self._interval
-        loop = {"interval": {"loss": seen.loss, "count": seen.count, "skipped": seen.skipped},
-                "tokens_seen": self.state.tokens_seen, "data": checkpoints.data_signature(self.source)}
+        loop = {"interval": seen.kept(), "tokens_seen": self.state.tokens_seen,
+                "data": checkpoints.data_signature(self.source)}
         self._saved_at = step
         if self.world.rank:
             self.step.save(self.folder.checkpoints)

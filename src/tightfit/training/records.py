@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from tightfit.backends.base import Evaluation, PendingResult
+from tightfit.backends.base import Evaluation
 from tightfit.errors import MissingLibrary, RecipeError, nearest, one_line
 from tightfit.files import write_atomically
 from tightfit.recipe import Recipe
@@ -44,17 +44,6 @@ def metrics_of(line: Mapping[str, Any]) -> dict[str, Any]:
 def metrics_text(metrics: Mapping[str, float]) -> str:
     """An evaluation's metrics as a person reads them: `loss 1.2345, perplexity 3.4, accuracy 65.4 %`."""
     return ", ".join(text.format(metrics[name]) for name, text in EVALUATED.items() if metrics.get(name) is not None)
-
-
-@dataclass(frozen=True)
-class DispatchedStep:
-    """A step that was dispatched and not yet read. profiled: whether its time is not the run's."""
-
-    number: int
-    global_batch: Any
-    pending: PendingResult
-    learning_rate: float
-    profiled: bool
 
 
 class MetricsLog:
@@ -142,56 +131,6 @@ class NullMetricsLog:
         """Nothing is open."""
 
 
-@dataclass
-class TrainerState:
-    """How far a run has come. All but `step` and `tokens_seen`, which count from the run's beginning, is this
-    process's; seconds count steps and waiting for data, while evaluation, saving, compiling and a profiled step are
-    left out; so are that step's samples and tokens.
-
-    evaluation: the last one's metrics. best_step, best_metrics: of the best one, where they are compared.
-    """
-
-    step: int = 0
-    first_step: int = 0
-    skipped_steps: int = 0
-    training_seconds: float = 0.0
-    data_wait_seconds: float = 0.0
-    samples: int = 0
-    tokens: int = 0
-    losses: list[float] = field(default_factory=list)
-    tokens_seen: int = 0
-    evaluation: dict[str, Any] = field(default_factory=dict)
-    best_step: int | None = None
-    best_metrics: dict[str, Any] = field(default_factory=dict)
-    stopped_by: str | None = None
-    early_stopped: bool = False
-
-
-@dataclass
-class Interval:
-    """Sums since the last line of metrics."""
-
-    loss: float = 0.0
-    count: int = 0
-    skipped: int = 0
-    samples: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-
-    def figures(self, mfu: Callable[[float], float] | None) -> dict[str, float]:
-        """What there is to write of them; no loss where no label counted, no rates of a profiled step alone. mfu: that
-        of so many tokens a second."""
-        found: dict[str, float] = {"loss": self.loss / self.count} if self.count else {}
-        if self.seconds:
-            found["tokens_per_second"] = self.tokens / self.seconds
-            found["samples_per_second"] = self.samples / self.seconds
-            if mfu is not None:
-                found["mfu"] = mfu(found["tokens_per_second"])
-        if self.skipped:
-            found["skipped_steps"] = self.skipped
-        return found
-
-
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     """A run's figures. Seconds are this process's; loss is in nats a label; memory in bytes. Those named eval_ are as
@@ -204,6 +143,9 @@ class Summary:
     context_memory: on a CUDA device, what the process has there outside the allocator; None where that is not known.
     first_step: the step that this process went on from; 0 for a run in one piece.
     skipped_steps: steps in which loss scaling left the weights alone.
+    metrics: the last step's, by name; of a mixture of experts its routers' losses, and the fullest expert's load over
+        the mean. inexact: those of them that hang on how the global batch was split.
+    experts_functions: the functions that computed experts.
     stopped_by: the signal that ended the run early; None where it ran to its last step.
     early_stopped: whether it ended because evaluations were no longer better. best_step: the step of the best one,
         where they were compared.
@@ -230,6 +172,9 @@ class Summary:
     eval_f1: float | None = None
     unigram_loss: float | None = None
     attention_kernels: tuple[str, ...] = ()
+    experts_functions: tuple[str, ...] = ()
+    metrics: dict[str, float] = field(default_factory=dict)
+    inexact: tuple[str, ...] = ()
     sample: str | None = None
     stopped_by: str | None = None
     early_stopped: bool = False
@@ -270,6 +215,8 @@ class Summary:
             rows.append(("compiling", f"{self.compile_seconds:.1f} s, not counted in throughput"))
         if self.attention_kernels:
             rows.append(("attention kernel", ", ".join(self.attention_kernels)))
+        if self.metrics:
+            rows.append(("experts", self._experts()))
         if self.loss is not None:
             rows.append(("last step's loss", f"{self.loss:.4f}"))
         if self.eval_loss is not None:
@@ -280,3 +227,12 @@ class Summary:
         if self.best_step is not None:
             rows.append(("best evaluation", f"at step {self.best_step}, whose checkpoint is kept"))
         return rows
+
+    def _experts(self) -> str:
+        """How experts were computed, and how evenly tokens fell on them, in the last step."""
+        own = " (each micro-batch's own)" if "balance_loss" in self.inexact else ""
+        return "; ".join([
+            *([", ".join(self.experts_functions)] if self.experts_functions else []),
+            f"balance loss {self.metrics['balance_loss']:.3f}{own}, 1 where all are used alike",
+            f"the fullest has {self.metrics['expert_load']:.2f} times the mean's tokens, and none is dropped",
+        ])

@@ -21,10 +21,11 @@ from tightfit.training import checkpoints
 from tightfit.training.ending import beginning, finish_model, load_best, loaded_by, sample, summarize, utilization
 from tightfit.training.listeners import Listener
 from tightfit.training.loop import TrainingLoop
-from tightfit.training.records import MetricsLog, NullMetricsLog, Summary, TrainerState
+from tightfit.training.records import MetricsLog, NullMetricsLog, Summary
 from tightfit.training.run_folder import MODEL, PLAN, SUMMARY, RunFolder, locked, run_path
 from tightfit.training.schedule import respaced
 from tightfit.training.session import Session, open_session, recipe_for_machine
+from tightfit.training.state import TrainerState
 
 if TYPE_CHECKING:
     from tightfit.profiling.measure import RunProfile

@@ -101,6 +101,18 @@ def test_bundled_sizes(name: str, task: str, parameters: int, gigaflops: float) 
     assert size.flops / 1e9 == pytest.approx(gigaflops, rel=1e-7)
 
 
+@pytest.mark.parametrize(("name", "parameters", "active"), [
+    ("olmoe-1b-7b", 6_919_161_856, 1_282_017_280),
+    ("gpt-oss-20b", 20_914_757_184, 4_187_440_704),  # of them 0.58 billion of the input embedding, left out of 3.61
+    ("qwen3-30b-a3b", 30_532_122_624, 3_353_032_704),
+])
+def test_experts_have_total_and_active_parameters(name: str, parameters: int, active: int) -> None:
+    """As published: 6.9 and 1.3 billion (AI2), 20.9 and 3.6 (OpenAI), 30.5 and 3.3 (Qwen)."""
+    size = model_size(Recipe(model=name, seq_len=64))
+    assert (size.parameters, size.active_parameters) == (parameters, active)
+    assert size.flops / 64 < 6 * active * 1.05
+
+
 def test_flops_follow_six_n_d() -> None:
     """PaLM's rule, for GPT-2: 6 times the weights that are multiplied, and 12 for layer, width and position."""
     weights = 12 * 12 * 768**2 + 50257 * 768

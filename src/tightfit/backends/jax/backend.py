@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import psutil
 
-from tightfit.backends.base import ModelSize, Timings
 from tightfit.backends.jax.assembly import assemble
 from tightfit.backends.jax.build import Build
 from tightfit.backends.jax.step import Step
+from tightfit.backends.measured import ModelSize, Timings
 from tightfit.backends.world import ALONE, World
 from tightfit.devices import Device
 from tightfit.errors import Refused

@@ -62,6 +62,8 @@ class Step:
 
     attention_kernels: tuple[str, ...] = ()
     """Always empty: what a compiled step calls is the compiler's."""
+    experts_functions: tuple[str, ...] = ()
+    """Always empty: no model here has experts."""
 
     def __init__(self, build: Build) -> None:
         def next_logits(params: Params, given: Arrays) -> jax.Array:

@@ -71,6 +71,11 @@ def bare_build(
         if not any(isinstance(parameter, FakeTensor) for parameter in model.parameters()):  # those are there already
             model = model.to(where)
         model = ready_to_train(model, recipe)
+    if recipe.mode == "train" and any(hasattr(module, "num_experts") for module in model.modules()):
+        # Only whoever has experts pays for it.
+        from tightfit.backends.pytorch.techniques.experts.functions import use_ours
+
+        use_ours(model)
     if recipe.pad_vocab_to:
         pad_vocab(model, recipe.pad_vocab_to, facts.vocab_size)
     return Build(

@@ -26,6 +26,7 @@ from tightfit.trace import Phase
 
 if TYPE_CHECKING:
     from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
+    from tightfit.backends.pytorch.techniques.experts.routing import Routing
 
 Context = Callable[[], AbstractContextManager[Any]]
 MaskArguments = Callable[[TensorBatch], dict[str, Any]]
@@ -48,6 +49,9 @@ class MicroBatchPasses(Protocol):
 
     def enter(self, phase: Phase, doing: str) -> None:
         """Say what comes next."""
+
+    def attend(self, number: int) -> None:
+        """Say which micro-batch's pass goes on, where others came between."""
 
     def forward(self, global_batch: TensorGlobalBatch, number: int) -> Tensor:
         """The summed loss of a global batch's micro-batch, detached; the first is number 0."""
@@ -212,6 +216,15 @@ class Build:
         transfers, share = Transfers(self.torch_device, pinned=self.device.kind == "cuda"), self.host_share
         return BlockCalls(Parts(self.model, self.stacks), transfers, activations=share.activations,
                           embeddings=share.embeddings)
+
+    def routing(self) -> Routing | None:
+        """The losses of the model's routers from now on, where it has experts or the recipe takes it that it has."""
+        asked = self.recipe.router_aux_loss_coef or self.recipe.router_z_loss_coef
+        if not asked and not any(hasattr(module, "num_experts") for module in self.model.modules()):
+            return None
+        from tightfit.backends.pytorch.techniques.experts.routing import routing_of
+
+        return routing_of(self)
 
     def optimizer(self) -> Optimizer:
         """A new optimizer over the finished model."""

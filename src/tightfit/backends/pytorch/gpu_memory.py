@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tightfit.errors import Refused
-from tightfit.system import process_bytes
+from tightfit.nvml import process_bytes
 
 
 def use_expandable_segments() -> None:

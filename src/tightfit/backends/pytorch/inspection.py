@@ -1,4 +1,4 @@
-"""Checks of one real forward pass: which attention kernel ran, and whether the outputs agree with the labels."""
+"""Checks of one real forward pass: which ops ran, and whether the outputs agree with the labels."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from torch import Tensor
 
 from tightfit.backends.pytorch.batch import TensorBatch
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.techniques.attention.functions import kernel_names
 from tightfit.errors import ModelError
 
 
 @contextmanager
-def attention_kernels() -> Iterator[Callable[[], tuple[str, ...]]]:
-    """Listen to the forward pass that runs inside; what it yields returns the names of the attention kernels that ran,
-    once that is over."""
+def op_names() -> Iterator[Callable[[], tuple[str, ...]]]:
+    """Listen to the forward pass that runs inside; what it yields returns the names of the ops that ran, each once,
+    when that is over."""
     # A caller's own profiler would end with this one: then kernels go unnamed. Op names are all that is asked for:
     # without Kineto, whose first start takes seconds.
     profiler = None if _profiler_runs() else torch.autograd.profiler.profile(use_kineto=False)
@@ -26,13 +25,13 @@ def attention_kernels() -> Iterator[Callable[[], tuple[str, ...]]]:
         if profiler is not None:
             with _no_kineto_log():
                 stack.enter_context(profiler)
-        yield lambda: _kernels(profiler)
+        yield lambda: _names(profiler)
 
 
-def _kernels(profiler: torch.autograd.profiler.profile | None) -> tuple[str, ...]:
+def _names(profiler: torch.autograd.profiler.profile | None) -> tuple[str, ...]:
     """From the events as they were recorded: a table of them takes longer than the forward pass itself."""
     results = None if profiler is None else profiler.kineto_results
-    return tuple(kernel_names(event.name() for event in (results.events() if results else ())))
+    return tuple(dict.fromkeys(event.name() for event in (results.events() if results else ())))
 
 
 def check_outputs(build: Build, batch: TensorBatch, outputs: Tensor) -> None:

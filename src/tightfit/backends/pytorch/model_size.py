@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from tightfit.backends.base import ModelSize
+from tightfit.backends.measured import ModelSize
 from tightfit.backends.pytorch.apply import APPLY
 from tightfit.backends.pytorch.blocks import find_stacks
 from tightfit.backends.pytorch.build import Build
@@ -50,7 +50,13 @@ def model_size(recipe: Recipe, config: Any = None) -> ModelSize:
             model, {name: torch.zeros(s.shape, dtype=getattr(torch, s.dtype), device="meta")
                     for name, s in inputs.items()}
         )  # fmt: skip
-    return ModelSize(parameters=parameters, flops=flops, values=values)
+    active = parameters
+    if any(hasattr(module, "num_experts") for module in model.modules()):
+        # Only whoever has experts pays for it.
+        from tightfit.backends.pytorch.experts import inactive_parameters
+
+        active -= inactive_parameters(model)
+    return ModelSize(parameters=parameters, active_parameters=active, flops=flops, values=values)
 
 
 def _freeze(model: nn.Module, recipe: Recipe, task: Task, facts: ModelFacts) -> None:

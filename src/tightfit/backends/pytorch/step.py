@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,19 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tightfit.backends.base import Evaluation, GlobalBatchSource, StepResult, Total
+from tightfit.backends.base import Evaluation, GlobalBatchSource, Total
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch, tensor_global_batch
 from tightfit.backends.pytorch.build import Build, Check
 from tightfit.backends.pytorch.errors import memory_guard, model_guard
 from tightfit.backends.pytorch.generation import generate
 from tightfit.backends.pytorch.gpu_memory import gpu_memory, held_memory
-from tightfit.backends.pytorch.inspection import attention_kernels, check_outputs
+from tightfit.backends.pytorch.inspection import check_outputs, op_names
 from tightfit.backends.pytorch.models import parameter_count
+from tightfit.backends.pytorch.pending_step import NOT_CLIPPED, PendingStep, no_metrics
 from tightfit.backends.pytorch.saved_model import save_model
 from tightfit.backends.pytorch.sharding import local_shard
 from tightfit.backends.pytorch.state import load_state, save_state
+from tightfit.backends.pytorch.techniques.attention.functions import kernel_names
 from tightfit.backends.pytorch.techniques.compile import compile_seconds
 from tightfit.backends.pytorch.techniques.loss.of_logits import Tally
 from tightfit.backends.pytorch.world import lost_process_guard
@@ -32,38 +33,6 @@ from tightfit.tasks import GlobalBatch
 from tightfit.trace import Phase
 
 Watch = Callable[[Phase], None]
-
-NOT_CLIPPED = -1.0
-"""Placeholder for a gradient norm where none was taken."""
-
-
-@dataclass(frozen=True)
-class PendingStep:
-    """A step's figures, on their way from the device.
-
-    figures: summed loss, and the gradient norm before clipping or `NOT_CLIPPED`; (2,) in host memory where they are
-        still to arrive.
-    scaled: whether the loss was scaled, so that gradients that are not finite only skipped the step.
-    arrived: what to wait for before reading; None where they are there already.
-    """
-
-    figures: Tensor | tuple[float, float]
-    count: int
-    scaled: bool
-    arrived: torch.cuda.Event | None = None
-
-    def ready(self) -> bool:
-        return self.arrived is None or self.arrived.query()
-
-    def read(self) -> StepResult:
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        loss, norm = self.figures.tolist() if isinstance(self.figures, Tensor) else self.figures
-        return StepResult(
-            loss=Total(loss, self.count),
-            grad_norm=None if norm == NOT_CLIPPED else norm,
-            skipped=self.scaled and not math.isfinite(norm),
-        )
 
 
 class Step:
@@ -86,6 +55,8 @@ class Step:
         self._doing = "nothing yet"
         self._explains = self._to_inspect = inspect
         self.attention_kernels: tuple[str, ...] = ()
+        self.experts_functions: tuple[str, ...] = ()
+        self.routing = build.routing()
         self._loss: Tensor | None = None
         self._denominator = 1.0
         self._stepped, self._reporting = 0, False
@@ -138,16 +109,23 @@ class Step:
             self.build.loss.check(self.build, global_batch.micro_batches[0].to(self.build.torch_device))
         # The count is of the whole global batch, and processes average their gradients.
         self._denominator = max(global_batch.count, 1) / self.build.world.size
+        if self.routing is not None:
+            one = torch.full((), self.build.world.size, dtype=torch.float32, device=self.build.torch_device)
+            self.routing.begin(global_batch, self.update.scale(one))
         return self.build.accumulation(self.build, self, global_batch)
 
     def forward(self, global_batch: TensorGlobalBatch, number: int) -> Tensor:
         self.enter(Phase.FORWARD, f"the forward pass of micro-batch {number + 1} of {len(global_batch.micro_batches)}")
         batch = global_batch.micro_batches[number].to(self.build.torch_device)
+        if self.routing is not None:
+            self.routing.enter(number, batch)
         if self._to_inspect:
             self._to_inspect = False
-            with attention_kernels() as kernels:
+            with op_names() as names:
                 self._loss = self._training_loss(batch, check_outputs)
-            self.attention_kernels = kernels()
+            self.attention_kernels = tuple(kernel_names(names()))
+            if self.routing is not None:
+                self.experts_functions = self.routing.function_names(names())
         else:
             self._loss = self._training_loss(batch, None)
         return self._loss.detach()
@@ -155,6 +133,10 @@ class Step:
     def _training_loss(self, batch: TensorBatch, check: Check | None) -> Tensor:
         made = self.build.training_loss or self.build.loss_sum
         return made(batch, check)
+
+    def attend(self, number: int) -> None:
+        if self.routing is not None:
+            self.routing.attend(number)
 
     def backward(self, global_batch: TensorGlobalBatch, number: int) -> None:
         of = len(global_batch.micro_batches)
@@ -165,15 +147,18 @@ class Step:
 
     def _report(self, loss: Tensor, norm: Tensor | None, count: int) -> PendingStep:
         self.build.world.all_reduce_(loss)
+        more, metrics = tuple[Tensor, ...](), no_metrics
+        if self.routing is not None:
+            more, metrics = self.routing.figures(), self.routing.metrics
         if loss.device.type != "cuda":
-            figures = (loss.item(), NOT_CLIPPED if norm is None else norm.item())
-            return PendingStep(figures, count, self.update.scaled)
+            figures = [loss.item(), NOT_CLIPPED if norm is None else norm.item(), *(figure.item() for figure in more)]
+            return PendingStep(figures, count, self.update.scaled, metrics)
         norm = torch.full_like(loss, NOT_CLIPPED) if norm is None else norm
-        host = torch.empty(2, dtype=torch.float64, pin_memory=True)
-        host.copy_(torch.stack((loss.double(), norm.double())), non_blocking=True)
+        host = torch.empty(2 + len(more), dtype=torch.float64, pin_memory=True)
+        host.copy_(torch.stack([figure.double() for figure in (loss, norm, *more)]), non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
-        return PendingStep(host, count, self.update.scaled, arrived)
+        return PendingStep(host, count, self.update.scaled, metrics, arrived)
 
     @torch.no_grad()
     def evaluate(self, global_batches: Iterable[GlobalBatch | TensorGlobalBatch]) -> Evaluation:
@@ -245,6 +230,8 @@ class Step:
     def close(self) -> None:
         with self._guarded("giving the model back"):
             self.update.close()
+            if self.routing is not None:
+                self.routing.close()
 
     def is_finite(self) -> bool:
         self.update.flush()
@@ -273,6 +260,8 @@ class Step:
 
     def enter(self, phase: Phase, doing: str) -> None:
         self._doing = doing
+        if self.routing is not None:
+            self.routing.record(phase is Phase.FORWARD)
         if self.watch is not None:
             self.watch(phase)
 

@@ -9,10 +9,11 @@ from functools import partial
 from typing import Any
 
 from tightfit.backends.base import Backend
+from tightfit.backends.measured import ModelSize
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.garbage import gc_paused
-from tightfit.models import model_facts
+from tightfit.models import experts_per_token, model_facts, read_config
 from tightfit.planning.estimate import Margin, Tools
 from tightfit.planning.plan import Answers, Candidate, Plan
 from tightfit.planning.search.adapters import adapters
@@ -54,8 +55,16 @@ def search_with(
     tools = standard_tools(backend, target.calibration, module)
     pool = Pool(tools, recipe.backend.name, target.calibration) if module is None else nullcontext(None)
     with pool as evaluator:
-        return search(recipe, target.device, tools, catalogue=catalogue, progress=progress, for_run=for_run,
+        plan = search(recipe, target.device, tools, catalogue=catalogue, progress=progress, for_run=for_run,
                       evaluator=evaluator)
+    return replace(plan, experts=None if module is not None else _size_of_experts(recipe, tools))
+
+
+def _size_of_experts(recipe: Recipe, tools: Tools) -> ModelSize | None:
+    """The size of a mixture of experts that a recipe names; None of any other model, and where it is not known."""
+    if tools.model_size is None or not experts_per_token(read_config(recipe)):
+        return None
+    return tools.model_size(recipe)
 
 
 @gc_paused()

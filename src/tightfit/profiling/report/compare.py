@@ -47,8 +47,9 @@ def step_flops(profile: Profile) -> tuple[int, str]:
     recomputation left out. Nothing is downloaded, and no code of a model's is run. 0 where neither is there."""
     if profile.recipe.model in BUNDLED:
         try:
-            if flops := model_flops(load_backend(profile.recipe.backend.name).model_size, profile.recipe):
-                return flops, "from the model's shape"
+            size = load_backend(profile.recipe.backend.name).model_size(profile.recipe)
+            if flops := model_flops(lambda recipe: size, profile.recipe):
+                return flops, ", ".join(filter(None, ["from the model's shape", size.share]))
         except (TightfitError, ValueError, TypeError):
             pass
     trace = profile.predicted or profile.measured

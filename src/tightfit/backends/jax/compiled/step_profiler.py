@@ -23,10 +23,10 @@ from pathlib import Path
 import jax
 from jax.profiler import ProfileData
 
-from tightfit.backends.base import Measurement
 from tightfit.backends.jax.compiled.trace import read_step, trace_of
 from tightfit.backends.jax.loading import ArrayGlobalBatch
 from tightfit.backends.jax.step import PendingStep, Step
+from tightfit.backends.measured import Measurement
 from tightfit.errors import ReportError, one_line
 from tightfit.files import replacing
 from tightfit.trace import WALL_PHASES, Op, OpClass, Phase, Trace

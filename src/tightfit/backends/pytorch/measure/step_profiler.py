@@ -23,12 +23,13 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from tightfit.backends.base import Measurement
+from tightfit.backends.measured import Measurement
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.measure.events import measured_lanes, measured_trace, read
 from tightfit.backends.pytorch.measure.marks import Marks, said
+from tightfit.backends.pytorch.pending_step import PendingStep
 from tightfit.backends.pytorch.state import random_state, restore_random
-from tightfit.backends.pytorch.step import PendingStep, Step
+from tightfit.backends.pytorch.step import Step
 from tightfit.errors import ReportError
 from tightfit.files import replacing
 from tightfit.garbage import gc_paused

@@ -24,11 +24,11 @@ class ByBlock:
     in fp32."""
 
     def __init__(self, sweep_of: Callable[[int], int], wide: bool = False) -> None:
-        self._sweep_of, self._wide = sweep_of, wide
+        self.sweep_of, self._wide = sweep_of, wide
 
     def __call__(self, build: Build, passes: MicroBatchPasses, global_batch: TensorGlobalBatch) -> Tensor:
         count = len(global_batch.micro_batches)
-        size = self._sweep_of(count)
+        size = self.sweep_of(count)
         losses: list[Tensor] = []
         for start in range(0, count, size):
             stop = min(start + size, count)
@@ -110,6 +110,7 @@ class _Sweep:
     def _advance(self, number: int) -> None:
         """Go on with a forward pass; at its end comes the backward pass of what follows the last block."""
         member = self._members[number]
+        self._passes.attend(number)
         # Entered for each stretch: the pass itself enters the same, and would leave it to others when it is suspended.
         with self._build.forward_context(), self._blocks.called_by(member.call):
             member.advance()
@@ -133,7 +134,8 @@ class _Sweep:
             self._blocks.enter(block, before)
             if self._later and last_calls[block] == call:
                 update.fetch_gradients(block, before)
-            for member in self._members.values():
+            for number, member in self._members.items():
+                self._passes.attend(number)
                 member.backward(call)
                 self._add_up(block)
             if first_calls[block] == call:

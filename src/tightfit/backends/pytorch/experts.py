@@ -1,0 +1,43 @@
+"""A model's mixtures of experts, and the share of their weights that a token is multiplied by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from tightfit.models import experts_per_token
+
+GROUPED = "grouped_mm"
+"""transformers' name of the function that sorts tokens by expert and multiplies each expert's in one group."""
+
+
+def experts_of(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules that hold experts' weights: each weight has a first dimension of that many experts, or is one of a
+    list of that many modules."""
+    for module in model.modules():
+        count = getattr(module, "num_experts", None)
+        if not isinstance(count, int):
+            continue
+        own = list(module.parameters(recurse=False))
+        if any(p.dim() == 3 and p.shape[0] == count for p in own) or _is_list_of_experts(module):
+            yield module
+
+
+def _is_list_of_experts(module: nn.Module) -> bool:
+    return isinstance(module, nn.ModuleList | nn.ModuleDict) and len(module) == getattr(module, "num_experts", None)
+
+
+def active_share(model: nn.Module, experts: nn.Module) -> float:
+    """The share of the experts that a token is sent to: what the experts' own configuration says, or the model's."""
+    config = getattr(experts, "config", None) or getattr(model, "config", None)
+    chosen, count = experts_per_token(config), experts.num_experts
+    return min(chosen / count, 1.0) if chosen and isinstance(count, int) else 1.0
+
+
+def inactive_parameters(model: nn.Module) -> int:
+    """The parameters of experts that a token is not sent to."""
+    idle = 0.0
+    for experts in experts_of(model):
+        idle += (1 - active_share(model, experts)) * sum(p.numel() for p in experts.parameters())
+    return round(idle)

@@ -1,0 +1,51 @@
+"""A step's figures, on their way from the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tightfit.backends.base import Metric, StepResult, Total
+
+NOT_CLIPPED = -1.0
+"""Placeholder for a gradient norm where none was taken."""
+
+
+def no_metrics(figures: list[float]) -> dict[str, Metric]:
+    """A model without routers has none."""
+    return {}
+
+
+@dataclass(frozen=True)
+class PendingStep:
+    """A step's figures, on their way from the device.
+
+    figures: summed loss, the gradient norm before clipping or `NOT_CLIPPED`, and what `metrics` reads; in host memory
+        where they are still to arrive.
+    scaled: whether the loss was scaled, so that gradients that are not finite only skipped the step.
+    arrived: what to wait for before reading; None where they are there already.
+    """
+
+    figures: Tensor | list[float]
+    count: int
+    scaled: bool
+    metrics: Callable[[list[float]], dict[str, Metric]] = no_metrics
+    arrived: torch.cuda.Event | None = None
+
+    def ready(self) -> bool:
+        return self.arrived is None or self.arrived.query()
+
+    def read(self) -> StepResult:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        loss, norm, *more = self.figures.tolist() if isinstance(self.figures, Tensor) else self.figures
+        return StepResult(
+            loss=Total(loss, self.count),
+            grad_norm=None if norm == NOT_CLIPPED else norm,
+            skipped=self.scaled and not math.isfinite(norm),
+            metrics=self.metrics(more),
+        )

@@ -1,0 +1,1 @@
+"""Mixtures of experts: which function computes them, and the losses of their routers."""

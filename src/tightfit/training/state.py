@@ -1,0 +1,86 @@
+"""How far a run has come, and sums of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tightfit.backends.base import Metric, PendingResult, StepResult
+
+
+@dataclass(frozen=True)
+class DispatchedStep:
+    """A step that was dispatched and not yet read. profiled: whether its time is not the run's."""
+
+    number: int
+    global_batch: Any
+    pending: PendingResult
+    learning_rate: float
+    profiled: bool
+
+
+@dataclass
+class TrainerState:
+    """How far a run has come. All but `step` and `tokens_seen`, which count from the run's beginning, is this
+    process's; seconds count steps and waiting for data, while evaluation, saving, compiling and a profiled step are
+    left out; so are that step's samples and tokens.
+
+    evaluation: the last one's metrics. best_step, best_metrics: of the best one, where they are compared.
+    """
+
+    step: int = 0
+    first_step: int = 0
+    skipped_steps: int = 0
+    training_seconds: float = 0.0
+    data_wait_seconds: float = 0.0
+    samples: int = 0
+    tokens: int = 0
+    losses: list[float] = field(default_factory=list)
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    tokens_seen: int = 0
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    best_step: int | None = None
+    best_metrics: dict[str, Any] = field(default_factory=dict)
+    stopped_by: str | None = None
+    early_stopped: bool = False
+
+
+@dataclass
+class Interval:
+    """Sums since the last line of metrics. metrics: sum and count of each that steps report beside their loss."""
+
+    loss: float = 0.0
+    count: int = 0
+    skipped: int = 0
+    samples: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, result: StepResult) -> None:
+        """Count a step."""
+        self.loss += result.loss.sum
+        self.count += result.loss.count
+        self.skipped += result.skipped
+        for name, metric in result.metrics.items():
+            total, count = self.metrics.get(name, (0.0, 0))
+            self.metrics[name] = [total + metric.sum, count + metric.count]
+
+    def kept(self) -> dict[str, Any]:
+        """What a checkpoint keeps of them: what does not depend on the machine's speed."""
+        return {"loss": self.loss, "count": self.count, "skipped": self.skipped, "metrics": self.metrics}
+
+    def figures(self, mfu: Callable[[float], float] | None) -> dict[str, float]:
+        """What there is to write of them; no loss where no label counted, no rates of a profiled step alone. mfu: that
+        of so many tokens a second."""
+        found: dict[str, float] = {"loss": self.loss / self.count} if self.count else {}
+        found |= {name: total / count for name, (total, count) in self.metrics.items()}
+        if self.seconds:
+            found["tokens_per_second"] = self.tokens / self.seconds
+            found["samples_per_second"] = self.samples / self.seconds
+            if mfu is not None:
+                found["mfu"] = mfu(found["tokens_per_second"])
+        if self.skipped:
+            found["skipped_steps"] = self.skipped
+        return found

@@ -1,0 +1,163 @@
+"""The losses of routers: as computed by hand, the same however a global batch is split, and never twice."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from tests.architectures import tiny_model
+from tests.backends.pytorch.techniques.experts.experts_cases import (
+    COEFFICIENTS,
+    CONFIGS,
+    SINGLES,
+    THIRDS,
+    WHOLE,
+    gradients,
+    losses_by_hand,
+    moe_model,
+    moe_step,
+    ragged,
+)
+from tightfit.backends.pytorch.techniques.experts.routing import coefficient, find_routers
+from tightfit.errors import Refused
+
+BY_BLOCK = {"accumulation": "by-block"}
+COMPILED = {"compile": {"name": "per-block", "backend": "aot_eager"}}
+RECOMPUTED = ("none", "every-block", "mlp", "selective")
+
+
+def assert_alike(found, wanted, within=3e-5):
+    assert found.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        assert (found[name] - gradient).abs().max() <= within * gradient.abs().max(), name
+
+
+@pytest.mark.parametrize("checkpointing", RECOMPUTED)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_gradients_and_figures_are_those_computed_by_hand(name, checkpointing):
+    model, batch = moe_model(name), ragged(WHOLE)
+    by_hand = copy.deepcopy(model)
+    cross_entropy, balance, z = losses_by_hand(by_hand, batch.micro_batches[0], 2)
+    aux, small = COEFFICIENTS.values()
+    (cross_entropy + aux * balance + small * z).backward()
+
+    found, result = gradients(moe_step(name, model, checkpointing=checkpointing), batch)
+
+    assert_alike(found, {n: p.grad for n, p in by_hand.named_parameters()})
+    assert result.metrics["balance_loss"].mean == pytest.approx(balance.item(), rel=1e-5)
+    assert result.metrics["router_z_loss"].mean == pytest.approx(z.item(), rel=1e-5)
+    assert result.metrics["balance_loss"].adds_up
+
+
+@pytest.mark.parametrize("checkpointing", RECOMPUTED)
+@pytest.mark.parametrize("name", ["olmoe", "every other layer"])
+def test_a_global_batch_may_be_split_in_any_way_block_by_block(name, checkpointing):
+    wanted, whole = gradients(moe_step(name, checkpointing=checkpointing), ragged(WHOLE))
+    for split in (WHOLE, THIRDS, SINGLES):
+        found, result = gradients(moe_step(name, checkpointing=checkpointing, **BY_BLOCK), ragged(split))
+        assert_alike(found, wanted)
+        for metric, total in whole.metrics.items():
+            assert result.metrics[metric].mean == pytest.approx(total.mean, rel=1e-5)
+            assert result.metrics[metric].adds_up == total.adds_up
+
+
+@pytest.mark.parametrize("fields", [{}, {"accumulation": {"name": "by-block", "sweep": 2}}], ids=str)
+def test_a_loop_takes_each_micro_batchs_own_choices_and_says_so(fields):
+    found, split = gradients(moe_step("olmoe", **fields), ragged(THIRDS))
+    exact, whole = gradients(moe_step("olmoe"), ragged(WHOLE))
+
+    assert not split.metrics["balance_loss"].adds_up
+    assert split.metrics["balance_loss"].mean > whole.metrics["balance_loss"].mean  # few tokens never spread evenly
+    for name in ("router_z_loss", "expert_load"):
+        assert split.metrics[name].mean == pytest.approx(whole.metrics[name].mean, rel=1e-5)
+    router = "model.layers.0.mlp.gate.weight"
+    assert not torch.allclose(found[router], exact[router], rtol=1e-3)
+
+
+@pytest.mark.parametrize("split", [WHOLE, THIRDS], ids=str)
+@pytest.mark.parametrize("fields", [{}, BY_BLOCK, {"checkpointing": "every-block"},
+                                    {"checkpointing": "every-block", **BY_BLOCK}], ids=str)
+def test_compiled_blocks_have_the_same_losses(fields, split):
+    for name in ("olmoe", "every other layer"):
+        wanted, plain = gradients(moe_step(name, **fields), ragged(split))
+        found, result = gradients(moe_step(name, **fields, **COMPILED), ragged(split))
+        assert_alike(found, wanted)
+        for metric, total in plain.metrics.items():
+            assert result.metrics[metric].mean == pytest.approx(total.mean, rel=1e-5)
+
+
+def test_padding_is_not_counted():
+    """Rows alone, without padding, and beside longer ones: the same tokens."""
+    for split in (WHOLE, SINGLES):
+        step = moe_step("olmoe", **BY_BLOCK)
+        step.accumulate(ragged(split))
+        assert step.routing.counts().sum(-1).tolist() == [2.0 * ragged(split).tokens] * 4
+    (whole,) = ragged(WHOLE).micro_batches
+    assert whole.labels.numel() > ragged(WHOLE).tokens
+
+
+def test_the_models_own_balance_loss_is_not_made_beside_ours():
+    once, twice = (moe_step("olmoe", moe_model("olmoe", output_router_logits=on)) for on in (False, True))
+
+    assert_alike(gradients(twice, ragged(WHOLE))[0], gradients(once, ragged(WHOLE))[0])
+    assert twice.build.model.config.output_router_logits is False
+
+
+def test_fp16_scales_the_routers_gradients_as_the_losss():
+    plain, _ = gradients(moe_step("olmoe", router_aux_loss_coef=3.0), ragged(WHOLE))
+    scaled, result = gradients(moe_step("olmoe", precision="fp16", router_aux_loss_coef=3.0), ragged(WHOLE))
+    router = "model.layers.3.mlp.gate.weight"
+
+    assert not result.skipped
+    assert_alike({router: scaled[router]}, {router: plain[router]}, within=0.1)
+
+
+def test_coefficients_are_the_configurations_where_a_recipe_names_none():
+    step = moe_step("olmoe", moe_model("olmoe", router_aux_loss_coef=0.02), router_aux_loss_coef=None,
+                    router_z_loss_coef=None)
+
+    assert (step.routing.balance_coefficient, step.routing.z_coefficient) == (0.02, 0.0)
+    assert coefficient(step.build, "router_aux_loss_coef") == 0.02
+
+
+def test_no_coefficient_adds_nothing():
+    model, by_hand = moe_model("olmoe"), moe_model("olmoe")
+    losses_by_hand(by_hand, ragged(WHOLE).micro_batches[0], 2)[0].backward()
+    step = moe_step("olmoe", model, router_aux_loss_coef=0, router_z_loss_coef=0)
+
+    assert_alike(gradients(step, ragged(WHOLE))[0], {n: p.grad for n, p in by_hand.named_parameters()})
+
+
+def test_a_model_without_routers_refuses_their_losses():
+    with pytest.raises(Refused, match=r"router_aux_loss_coef: the routers of GPT2LMHeadModel are not known"):
+        moe_step("olmoe", tiny_model("gpt2"), router_z_loss_coef=None)
+
+
+def test_evaluation_counts_nothing_and_close_takes_hooks_away():
+    step = moe_step("olmoe")
+    step.accumulate(ragged(THIRDS))
+    before = step.routing.counts().clone()
+    step.evaluate([ragged(THIRDS)])
+    assert torch.equal(step.routing.counts(), before)
+
+    step.close()
+    assert all(not router.module._forward_hooks for router in find_routers(step.build.model))
+
+
+def test_a_linear_router_whose_scores_are_made_elsewhere():
+    numbers = {"num_experts": 4, "attn_layer_period": 1, "attn_layer_offset": 0, "use_mamba_kernels": False}
+    model, batch = moe_model(("JambaConfig", numbers)), ragged(WHOLE)
+    by_hand = copy.deepcopy(model)
+    cross_entropy, balance, z = losses_by_hand(by_hand, batch.micro_batches[0], 2)
+    aux, small = COEFFICIENTS.values()
+    (cross_entropy + aux * balance + small * z).backward()
+
+    assert_alike(gradients(moe_step("", model), batch)[0], {n: p.grad for n, p in by_hand.named_parameters()})
+
+
+def test_a_router_that_is_a_linear_layer_itself_and_draws():
+    model = moe_model(("PhimoeConfig", {"num_local_experts": 4}))
+    assert [(router.place, router.experts, router.chosen) for router in find_routers(model)] == [(0, 4, 2)] * 4
+    assert gradients(moe_step("", model), ragged(WHOLE))[1].metrics["balance_loss"].mean > 0.9
