@@ -192,14 +192,11 @@ def facts_of(config: Any, recipe: Recipe) -> ModelFacts:
     )
 
 
-EXPERTS_OF_A_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
-"""Names that configurations have for it."""
-
-
 def experts_per_token(config: Any) -> int:
     """The number of experts that a token is sent to, from a model's configuration; 0 where none says."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    values = (getattr(text, name, None) for name in EXPERTS_OF_A_TOKEN)
+    names = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+    values = (getattr(text, name, None) for name in names)
     return next((value for value in values if isinstance(value, int) and value > 0), 0)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tightfit
-from tightfit.backends.pytorch import gpu_memory as module
+from tightfit import nvml
 from tightfit.errors import Refused
 from tightfit.training.records import Summary
 
@@ -34,7 +34,7 @@ def card(monkeypatch):
 ])
 def test_the_contexts_share_is_what_the_allocator_does_not_have(card, monkeypatch, said, context, others):
     asked = []
-    monkeypatch.setattr(module, "process_bytes", lambda uuid: asked.append(uuid) or said)
+    monkeypatch.setattr(nvml, "process_bytes", lambda uuid: asked.append(uuid) or said)
     found = tightfit.gpu_memory()
     assert asked == ["GPU-1-2"]
     assert (found.device, found.total, found.in_use) == ("NVIDIA L4", 24 * GIB, 10 * GIB)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from tightfit.backends.measured import ModelSize, Timings
 from tightfit.backends.pytorch.assembly import assemble
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build
@@ -30,6 +29,7 @@ from tightfit.techniques.parallel import ManyProcesses
 from tightfit.trace import Trace, UntracedMemory
 
 if TYPE_CHECKING:
+    from tightfit.backends.measured import ModelSize, Timings
     from tightfit.backends.pytorch.measure.step_profiler import StepProfiler
 
 

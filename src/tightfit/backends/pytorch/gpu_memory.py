@@ -10,7 +10,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tightfit.errors import Refused
-from tightfit.nvml import process_bytes
 
 
 def use_expandable_segments() -> None:
@@ -75,6 +74,8 @@ def gpu_memory(device: int | str | torch.device | None = None) -> GpuMemory:
     about = torch.cuda.get_device_properties(index)
     free, total = torch.cuda.mem_get_info(index)
     reserved = torch.cuda.memory_reserved(index)
+    from tightfit.nvml import process_bytes  # where a GPU is
+
     own, others = process_bytes(f"GPU-{about.uuid}")
     return GpuMemory(
         device=about.name, total=total, in_use=total - free,
