@@ -122,6 +122,29 @@ def profile(
     run_profile(recipe, overrides or [], output, gpu)
 
 
+@app.command(context_settings={"ignore_unknown_options": True})
+def compare(
+    recipe: RecipeName,
+    others: Annotated[list[str] | None, typer.Argument(
+        metavar="[RECIPE] [KEY=VALUE]...", help="Another recipe, or none, and fields to set in it; with fields alone "
+        "the same one with these.")] = None,
+    gpu: Annotated[str | None, typer.Option(
+        metavar="NAME", help="A GPU such as `rtx-4090`, or `cpu`; by default this machine's own GPU.")] = None,
+    gpu_memory: Annotated[str | None, typer.Option(
+        metavar="SIZE", help="Memory such as `24GB`: of a card that is not listed, or instead of the named one's.",
+    )] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
+) -> None:  # fmt: skip
+    """Predict what a change of fields does to a step's memory and time, by category.
+
+    Example: `tightfit compare mine.yaml checkpointing=every-block --gpu rtx-4090`.
+    """
+    _quiet_libraries()
+    from tightfit.commands.compare import run_compare
+
+    run_compare(recipe, others or [], gpu, gpu_memory, as_json)
+
+
 @app.command()
 def report(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A folder that `tightfit profile` made.")],

@@ -51,10 +51,11 @@ def run_plan(
     if longest and largest:
         raise RecipeError(f"largest: {largest!r} and --longest {longest} are two questions; write one of them")
     extreme = longest or largest or ""
-    if name is None and extreme.startswith("model="):
-        name = models_like(extreme.partition("=")[2])[0]
     gpu, cluster = read_cluster(next(iter(gpus), None), count, nodes, network)
     overrides = list(words)
+    if extreme.startswith("model=") and (name is None or "=" in name):
+        overrides = [*([name] if name else []), *overrides]
+        name = models_like(extreme.partition("=")[2])[0]
     if name is not None and training_arguments is not None and "=" in name:
         overrides.insert(0, name)
         name = None

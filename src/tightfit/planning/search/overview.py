@@ -19,14 +19,15 @@ from tightfit.planning.costs import Memory, Time
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Tools, fit, training_time
 from tightfit.planning.search.evaluate import InProcess, Progress
+from tightfit.planning.search.offloading import OFFLOAD, STREAMED
 from tightfit.planning.search.pool import Pool
 from tightfit.recipe import Recipe
 from tightfit.trace import Trace
 
-THRIFTY: Mapping[str, Any] = {"checkpointing": "every-block", "loss": "chunked", "compile": "off"}
+THRIFTY: Mapping[str, Any] = {field: value for field, value in STREAMED.items() if field != OFFLOAD}
 """What is written into fields that are open: what takes least memory, and least time to trace."""
 SMALLEST: Mapping[str, Any] = {"micro_batch_size": 1}
-HOST: Mapping[str, Any] = {"name": "host"}
+HOST: Mapping[str, Any] = STREAMED[OFFLOAD]
 WAYS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "all weights": ({"offload": "none"}, {"offload": "none", **SMALLEST}),
     "offload=host": ({"offload": HOST}, {"offload": {**HOST, "embeddings": True}}),
