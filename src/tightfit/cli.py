@@ -81,6 +81,8 @@ def plan(
     )] = None,
     training_args: Annotated[Path | None, typer.Option(
         metavar="FILE.json", help="Hugging Face TrainingArguments, as `to_json_string` writes them.")] = None,
+    html: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="Also draw the plan of one GPU as a page that opens offline.")] = None,
     longest: Annotated[str | None, typer.Option(
         metavar="seq_len", help="The longest sequences that fit, and the plan of these.")] = None,
     largest: Annotated[str | None, typer.Option(
@@ -98,7 +100,8 @@ def plan(
 
     run_plan(recipe, overrides or [], gpus=gpu or [], gpu_memory=gpu_memory, host_memory=host_memory, count=gpus,
              nodes=nodes, network=network, as_json=as_json, prices=price or [], tokens=tokens,
-             training_arguments=training_args, longest=longest, largest=largest, top=top, use_cache=not no_cache)
+             training_arguments=training_args, longest=longest, largest=largest, html=html, top=top,
+             use_cache=not no_cache)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
