@@ -81,6 +81,8 @@ def plan(
     )] = None,
     training_args: Annotated[Path | None, typer.Option(
         metavar="FILE.json", help="Hugging Face TrainingArguments, as `to_json_string` writes them.")] = None,
+    html: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="Also draw the plan of one GPU as a page that opens offline.")] = None,
     longest: Annotated[str | None, typer.Option(
         metavar="seq_len", help="The longest sequences that fit, and the plan of these.")] = None,
     largest: Annotated[str | None, typer.Option(
@@ -98,7 +100,8 @@ def plan(
 
     run_plan(recipe, overrides or [], gpus=gpu or [], gpu_memory=gpu_memory, host_memory=host_memory, count=gpus,
              nodes=nodes, network=network, as_json=as_json, prices=price or [], tokens=tokens,
-             training_arguments=training_args, longest=longest, largest=largest, top=top, use_cache=not no_cache)
+             training_arguments=training_args, longest=longest, largest=largest, html=html, top=top,
+             use_cache=not no_cache)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -120,6 +123,29 @@ def profile(
     from tightfit.commands.profile import run_profile
 
     run_profile(recipe, overrides or [], output, gpu)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def compare(
+    recipe: RecipeName,
+    others: Annotated[list[str] | None, typer.Argument(
+        metavar="[RECIPE] [KEY=VALUE]...", help="Another recipe, or none, and fields to set in it; with fields alone "
+        "the same one with these.")] = None,
+    gpu: Annotated[str | None, typer.Option(
+        metavar="NAME", help="A GPU such as `rtx-4090`, or `cpu`; by default this machine's own GPU.")] = None,
+    gpu_memory: Annotated[str | None, typer.Option(
+        metavar="SIZE", help="Memory such as `24GB`: of a card that is not listed, or instead of the named one's.",
+    )] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
+) -> None:  # fmt: skip
+    """Predict what a change of fields does to a step's memory and time, by category.
+
+    Example: `tightfit compare mine.yaml checkpointing=every-block --gpu rtx-4090`.
+    """
+    _quiet_libraries()
+    from tightfit.commands.compare import run_compare
+
+    run_compare(recipe, others or [], gpu, gpu_memory, as_json)
 
 
 @app.command()

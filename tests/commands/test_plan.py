@@ -119,6 +119,20 @@ def test_top_shows_the_best_alone(recipe, run, monkeypatch):
     assert "32 x 2" not in out
 
 
+def test_a_plan_is_drawn_as_a_page(recipe, run, monkeypatch, tmp_path):
+    monkeypatch.setattr(plan_command, "plan_on", lambda *_, **__: ReadablePlan.of(fitting()))
+    words = ("plan", recipe, "--gpu", "l4", "--html")
+    status, out, err = run(*words, tmp_path / "plan.html")
+    assert status == 0
+    assert "The fastest that fits." in out
+    assert err == f"page: {tmp_path / 'plan.html'}\n"
+    assert "The fastest that fits." in (tmp_path / "plan.html").read_text()
+    status, _, err = run(*words, tmp_path / "gone" / "plan.html")
+    assert status == 2
+    assert "html: " in err
+    assert "cannot be written" in err
+
+
 def test_training_arguments_are_planned_as_they_are(tmp_path, run):
     file = tmp_path / "arguments.json"
     file.write_text(json.dumps({"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3, "bf16": True}))
@@ -152,6 +166,7 @@ def test_training_arguments_stand_between_the_recipe_and_the_overrides(tmp_path)
     (["--gpu", "l4", "--price", "foo", "--tokens", "1B"], ["price: 'foo'", "--price 2.50"]),
     (["--gpu", "l4", "--tokens", "many"], ["tokens: 'many'", "500M"]),
     (["--gpu", "l4", "--longest", "seq_len", "--largest", "micro_batch_size"], ["two questions"]),
+    (["--gpu", "all", "--html", "a.html"], ["html: a.html", "--gpu with its name"]),
     (["--gpu", "all", "--longest", "seq_len"], ["asked of one GPU"]),
     (["--gpu", "2xl4", "--longest", "seq_len"], ["asked of one device"]),
     (["--gpu", "l4", "--largest", "model=qwen9-*"], ["model=qwen9-*", "no bundled model"]),
@@ -304,6 +319,7 @@ def test_from_python(recipe):
     assert plan.recipe.optimizer.name == "adamw"
     assert "2 x 2" in str(plan)
     assert "<pre" in plan._repr_html_()
+    assert "<details><summary>The recipe</summary><pre>model: gpt2" in plan._repr_html_()
     assert plan.training_arguments()["gradient_accumulation_steps"] == 2
     named = tightfit.plan(recipe=recipe, gpu="l4")
     assert named.recipe.batch_size == 6

@@ -15,7 +15,7 @@ from rich.console import Console
 from tightfit.display.gpu_tables import show_comparison, show_overview
 from tightfit.display.plan_table import ReadablePlan, show_plan
 from tightfit.display.progress import SearchProgress
-from tightfit.errors import RecipeError, Refused
+from tightfit.errors import RecipeError, Refused, ReportError
 from tightfit.planner import RecipeForDevice, asks_for_overview, compare, overview, plan_on
 from tightfit.planning.cluster import Cluster, read_cluster
 from tightfit.planning.saved_plans import is_kept, question_of, remembered, this_machine
@@ -34,7 +34,7 @@ def run_plan(
     host_memory: str | None = None, count: int | None = None, nodes: int | None = None, network: str | None = None,
     as_json: bool = False, prices: Sequence[str] = (), tokens: str | None = None,
     training_arguments: Path | None = None, longest: str | None = None, largest: str | None = None,
-    top: int | None = None, use_cache: bool = True,
+    html: Path | None = None, top: int | None = None, use_cache: bool = True,
 ) -> None:  # fmt: skip
     """Print a plan, or a comparison of all GPUs; a progress bar goes to standard error.
 
@@ -42,6 +42,7 @@ def run_plan(
     `nodes` and `network` of `planner.plan`. tokens: of a whole run, such as `1B`. top: candidates, or GPUs, to show.
     use_cache: whether an earlier answer to the same question serves.
     longest, largest: what is to be as large as fits, `seq_len`, and `micro_batch_size` or `model=PATTERN`.
+    html: where the plan is drawn as a page.
     Raises TightfitError for bad input, and Refused after printing where nothing fits.
     """
     if top is not None and top < 1:
@@ -51,10 +52,11 @@ def run_plan(
     if longest and largest:
         raise RecipeError(f"largest: {largest!r} and --longest {longest} are two questions; write one of them")
     extreme = longest or largest or ""
-    if name is None and extreme.startswith("model="):
-        name = models_like(extreme.partition("=")[2])[0]
     gpu, cluster = read_cluster(next(iter(gpus), None), count, nodes, network)
     overrides = list(words)
+    if extreme.startswith("model=") and (name is None or "=" in name):
+        overrides = [*([name] if name else []), *overrides]
+        name = models_like(extreme.partition("=")[2])[0]
     if name is not None and training_arguments is not None and "=" in name:
         overrides.insert(0, name)
         name = None
@@ -72,6 +74,8 @@ def run_plan(
         return question_of(name, overrides, options, training_arguments, machine) if use_cache else None
 
     count_of_tokens = 0 if tokens is None else parse_tokens(tokens)
+    if gpu == EVERY_GPU and html is not None:
+        raise RecipeError(f"html: {html} is the page of one GPU's plan; write --gpu with its name")
     if gpu == EVERY_GPU and extreme:
         raise RecipeError(f"largest: {extreme!r} is asked of one GPU; write --gpu with its name")
     if gpu == EVERY_GPU and host_memory is not None:
@@ -81,7 +85,7 @@ def run_plan(
         _compare(recipe_on, gpu_memory, by_name, count_of_tokens, as_json, top, partial(asked, prices=by_name))
         return
     about_all = partial(asked, ways=True)
-    named = (extreme, gpu, gpu_memory, host_memory, prices, tokens, training_arguments)
+    named = (html, extreme, gpu, gpu_memory, host_memory, prices, tokens, training_arguments)
     if not any(named) and cluster == Cluster() and (is_kept(about_all()) or asks_for_overview(recipe_on(False))):
         _overview(recipe_on, as_json, top, about_all)
         return
@@ -90,12 +94,12 @@ def run_plan(
                           "--tokens 1B with it")
     price = parse_price(prices[0].rpartition("=")[2]) if prices else None
     _plan(partial(plan_on, recipe_on, gpu, gpu_memory, host_memory, cluster=cluster, largest=extreme), count_of_tokens,
-          price, as_json, top, asked)
+          price, as_json, top, html, asked)
 
 
 def _plan(
     planned: Callable[..., ReadablePlan], tokens: int, price: float | None, as_json: bool, top: int | None,
-    asked: Callable[[], str | None],
+    html: Path | None, asked: Callable[[], str | None],
 ) -> None:  # fmt: skip
     # A model's own code may print; what is printed here is the plan alone.
     with SearchProgress(Console(stderr=True), "planning", "traces") as progress, redirect_stdout(sys.stderr):
@@ -107,9 +111,21 @@ def _plan(
         _print_json(plan.to_json())
     else:
         show_plan(plan, Console())
+    if html is not None:
+        _draw(plan, html)
     if plan.chosen is None:
         shown = f"nothing fits on {plan.device.name}; what would help is said above"
         raise Refused(plan.nothing_fits() if as_json else shown)
+
+
+def _draw(plan: ReadablePlan, path: Path) -> None:
+    from tightfit.display.plan_page import write_plan_page
+
+    try:
+        write_plan_page(path, plan)
+    except OSError as error:
+        raise ReportError(f"html: {path} cannot be written ({error.strerror or error}); write another file") from None
+    Console(stderr=True, soft_wrap=True).print(f"page: {path}", markup=False, highlight=False)
 
 
 def _compare(

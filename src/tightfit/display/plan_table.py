@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from html import escape
 from typing import NamedTuple, Self
 
 from rich import box
@@ -29,6 +30,7 @@ from tightfit.display.words import (
 )
 from tightfit.planning.costs import Memory
 from tightfit.planning.plan import Candidate, Plan
+from tightfit.recipe.yaml import to_yaml
 from tightfit.text import size
 
 BAR = (20, 48)
@@ -75,10 +77,14 @@ def plan_text(plan: Plan, width: int = 100) -> str:
 
 
 def plan_html(plan: Plan, width: int = 140) -> str:
-    """The same in colour, as an HTML fragment for a notebook."""
+    """The same in colour, as an HTML fragment for a notebook, with the recipe to copy."""
     console = Console(file=io.StringIO(), width=width, record=True, force_terminal=True, color_system="truecolor")
     console.print(*_blocks(plan, width), highlight=False, sep="\n")
-    return console.export_html(inline_styles=True, code_format='<pre style="line-height:1.2">{code}</pre>')
+    shown = console.export_html(inline_styles=True, code_format='<pre style="line-height:1.2">{code}</pre>')
+    if plan.chosen is None:
+        return shown
+    recipe = escape(to_yaml(plan.chosen.recipe.to_dict()))
+    return f"{shown}<details><summary>The recipe</summary><pre>{recipe}</pre></details>"
 
 
 def _blocks(plan: Plan, width: int) -> list[RenderableType]:

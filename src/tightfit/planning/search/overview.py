@@ -19,17 +19,18 @@ from tightfit.planning.costs import Memory, Time
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Tools, fit, training_time
 from tightfit.planning.search.evaluate import InProcess, Progress
+from tightfit.planning.search.offloading import OFFLOAD, STREAMED
 from tightfit.planning.search.pool import Pool
 from tightfit.recipe import Recipe
 from tightfit.trace import Trace
 
-THRIFTY: Mapping[str, Any] = {"checkpointing": "every-block", "loss": "chunked", "compile": "off"}
+THRIFTY: Mapping[str, Any] = {field: value for field, value in STREAMED.items() if field != OFFLOAD}
 """What is written into fields that are open: what takes least memory, and least time to trace."""
 SMALLEST: Mapping[str, Any] = {"micro_batch_size": 1}
-HOST: Mapping[str, Any] = {"name": "host"}
+HOST: Mapping[str, Any] = {**STREAMED[OFFLOAD], "embeddings": True}
 WAYS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "all weights": ({"offload": "none"}, {"offload": "none", **SMALLEST}),
-    "offload=host": ({"offload": HOST}, {"offload": {**HOST, "embeddings": True}}),
+    "offload=host": ({"offload": HOST},),  # whose traces take longest
     "LoRA": tuple({"trainable": "lora", "base": "bf16", "offload": "none", **more} for more in ({}, SMALLEST)),
     "QLoRA": tuple({"trainable": "lora", "base": "nf4", "offload": "none", **more} for more in ({}, SMALLEST)),
 }
@@ -173,7 +174,7 @@ def _open(cost: Cost | str | None, device: Device) -> bool:
     if not isinstance(cost, Cost):
         return cost is None
     held = sum(cost.memory.by_category.get(name, 0) for name in ("weights", "optimizer"))
-    return cost.time is None and (cost.recipe.offloaded.uses_host or held < device.memory_bytes)
+    return cost.time is None and held < device.memory_bytes
 
 
 def _refuse(found: dict[tuple[str, str], Cost | str], name: str, device: Device, reason: str) -> None:
