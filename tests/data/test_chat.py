@@ -93,6 +93,13 @@ def test_every_token_of_a_conversation_is_shown(tmp_path, tokenizer):
     assert shown == [backend.apply_chat_template(chat["messages"], return_dict=False) for chat in CHATS]
 
 
+def test_documents_of_which_nothing_is_learned_are_counted(tmp_path, tokenizer):
+    long = say("who are you " * 60, "a fox")
+    rows = [*CHATS, long]
+    assert prepared(tmp_path, tokenizer, rows, packing=False)[0].unlearned == 2  # one has no answer
+    assert prepared(tmp_path, tokenizer, rows)[0].unlearned == 1
+
+
 def test_the_template_is_saved_with_the_tokenizer(tmp_path, tokenizer):
     found, _ = prepared(tmp_path, tokenizer, CHATS)
     assert found.tokenizer is not None

@@ -70,7 +70,7 @@ def encode(wanted: Wanted, rows: Sequence[Row], tokenizer: Tokenizer, origins: S
 
 def _completions(rows: Sequence[Row], tokenizer: Tokenizer) -> Iterator[tuple[list[int], list[int]]]:
     """Each prompt with its completion behind it, as one text, and what ends it."""
-    found = tokenizer.offsets([prompt + completion for prompt, completion in rows], True)
+    found = tokenizer.located([prompt + completion for prompt, completion in rows], True)
     for (prompt, completion), (ids, offsets) in zip(rows, found, strict=True):
         learned = _inside(offsets, [(len(prompt), len(prompt) + len(completion))])
         if ids[-1:] == [tokenizer.end_id]:
@@ -108,7 +108,7 @@ def _conversations(
         held = [{**m, "content": f"\ue000{i}\ue001"} if i in turns else m for i, m in enumerate(messages)]
         said = [messages[place]["content"] for place in turns]
         spans.append(_turns(text, HOLDERS.split(str(written(held, origin))), said, ending, origin))
-    for (ids, offsets), inside in zip(tokenizer.offsets(texts, False), spans, strict=True):
+    for (ids, offsets), inside in zip(tokenizer.located(texts, False), spans, strict=True):
         yield ids, _inside(offsets, inside)
 
 

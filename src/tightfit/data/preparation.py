@@ -13,7 +13,7 @@ from tightfit.data.readers import LABEL, LEARNED, MESSAGES, TARGET, TEXT, Missin
 from tightfit.data.samples import Documents, Masking, Packed, Padded, Samples, padded
 from tightfit.data.sources import Dummy, Rows, open_images, samples_from_rows
 from tightfit.data.splitting import Progress, Split, held_out
-from tightfit.data.tokenized import Part, tokenize
+from tightfit.data.tokenized import Part, TokenStream, tokenize
 from tightfit.data.tokenizer_choice import choose_tokenizer, named_tokenizer
 from tightfit.data.tokenizing import Tokenizer
 from tightfit.errors import DataError
@@ -30,7 +30,7 @@ class Prepared:
     text. unigram_loss: nats per held-out token for a model that knows how often each token occurs and nothing else;
     None where tokens are not predicted. classes: the classes' names by id, from 0 without gaps; None where the data
     names none: labels are numbers, or rows of the caller's own, or no classes. from_images: whether samples are made
-    from image files.
+    from image files. unlearned: training documents of which no token is learned.
     """
 
     train: Samples
@@ -39,6 +39,7 @@ class Prepared:
     unigram_loss: float | None = None
     classes: dict[int, str] | None = None
     from_images: bool = False
+    unlearned: int = 0
 
 
 def prepare(
@@ -158,7 +159,19 @@ def _from_fields(recipe: Recipe, facts: ModelFacts, wanted: Wanted, progress: Pr
         tokenizer=tokenizer,
         unigram_loss=None if held is None else unigram_loss(task, train, held),
         classes=dict(enumerate(names)) or None,
+        unlearned=unlearned(train.streams.get(LEARNED), None if packed else recipe.seq_len),
     )
+
+
+def unlearned(learned: TokenStream | None, limit: int | None) -> int:
+    """How many documents have no token that is learned; 0 where all tokens are. limit: positions of a document that
+    are seen."""
+    if learned is None:
+        return 0
+    before = np.concatenate(([0], np.cumsum(learned.tokens, dtype=np.int64)))
+    starts, ends = learned.starts[:-1], learned.starts[1:]
+    stops = ends if limit is None else np.minimum(ends, starts + limit + 1)  # the last is predicted and not shown
+    return int((before[stops] == before[np.minimum(starts + 1, stops)]).sum())
 
 
 def _something_to_predict(task: Task, part: Part, tokenizer: Tokenizer) -> bool:
