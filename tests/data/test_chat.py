@@ -145,7 +145,7 @@ def row_of(turns: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("rows", "template", "words"), [
-    (CHATS, None, r"data.messages: the tokenizer '.*' has no chat template .*write data.chat_template=<a file"),
+    (CHATS, None, r"data.messages: the tokenizer .tokenizer=.* has no chat template .*data.chat_template=<a file"),
     (row_of([]), CHATML, r"chat.jsonl row 2 holds \[\], and no list of messages; write \[\{"),
     (row_of([{"role": "user", "content": None}]), CHATML, r"the content of message 1 of .*row 2 is None, not text"),
     (row_of([{"content": "a"}]), CHATML, "message 1 of .*row 2 is .*, without a role"),

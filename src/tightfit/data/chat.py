@@ -53,8 +53,8 @@ def with_template(tokenizer: Tokenizer, data: Data, name: str) -> Tokenizer:
                             "file with a Jinja template") from None
         tokenizer.backend.chat_template = template
     if not tokenizer.backend.chat_template:
-        raise DataError(f"data.messages: the tokenizer {name!r} has no chat template to write messages with; write "
-                        "data.chat_template=<a file with a Jinja template>, or tokenizer=<a chat model's>")
+        raise DataError(f"data.messages: the tokenizer (tokenizer={name}) has no chat template to write messages with; "
+                        "write data.chat_template=<a file with a Jinja template>, or tokenizer=<a chat model's>")
     return replace(tokenizer, fingerprint=digest([tokenizer.fingerprint, str(tokenizer.backend.chat_template)]))
 
 
