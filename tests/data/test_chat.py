@@ -164,6 +164,12 @@ def test_a_messages_field_may_hold_json(tmp_path, tokenizer):
     assert learned_texts(found, tokenizer) == ANSWERS[0]
 
 
+def test_blank_training_texts_are_no_text_whatever_is_held_out(tmp_path, tokenizer):
+    held = str(write_jsonl(tmp_path / "held.jsonl", [{"text": "the dog"}]))
+    with pytest.raises(DataError, match=r"chat.jsonl holds no text"):
+        prepared(tmp_path, tokenizer, [{"text": " "}], None, eval_source=held)
+
+
 def test_other_documents_are_held_out_by_name(tmp_path, tokenizer):
     held = str(write_jsonl(tmp_path / "held.jsonl", [CHATS[1], say("bad")["messages"][0] | {"messages": []}]))
     with pytest.raises(DataError, match=r"held.jsonl row 2 holds \[\]"):

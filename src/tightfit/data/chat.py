@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -151,16 +152,22 @@ def _messages(value: Any, origin: str) -> list[dict[str, Any]]:
                             "field as data.text") from None
     usual = 'write [{"role": "user", "content": "..."}, ...]'
     if not isinstance(value, list) or not value:
-        raise DataError(f"data.messages: {origin} holds {value!r}, and no list of messages; {usual}")
+        raise DataError(f"data.messages: {origin} holds {_short(value)}, and no list of messages; {usual}")
     for number, message in enumerate(value, 1):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise DataError(f"data.messages: message {number} of {origin} is {message!r}, without a role; {usual}")
+            raise DataError(f"data.messages: message {number} of {origin} is {_short(message)}, without a "
+                            f"role; {usual}")
         if not isinstance(message.get("content"), str):
             raise DataError(f"data.messages: the content of message {number} of {origin} is "
-                            f"{message.get('content')!r}, not text; {usual}")
+                            f"{_short(message.get('content'))}, not text; {usual}")
         try:
             message["content"].encode()
         except UnicodeEncodeError:
             raise DataError(f"data.messages: the content of message {number} of {origin} holds half of a character; "
                             "mend that text") from None
     return [{name: item for name, item in message.items() if item is not None} for message in value]
+
+
+def _short(value: Any) -> str:
+    """The beginning of a value as it is written."""
+    return textwrap.shorten(repr(value), 80, placeholder=" ...")

@@ -55,6 +55,9 @@ def prepare(
     task = get_task(recipe.task)
     if task.reads == "tokens":
         _check_positions(recipe, facts, padded=dataset is not None or not (task.packs and recipe.data.packing))
+    if eval_dataset is not None and dataset is None:
+        raise DataError("eval_dataset: rows to evaluate on go with rows to train on; give dataset too, or write "
+                        "data.eval_source=<other examples>")
     if dataset is not None:
         return _from_rows(recipe, facts, dataset, eval_dataset)
     if recipe.data.source == "dummy":
@@ -72,6 +75,9 @@ def _check_positions(recipe: Recipe, facts: ModelFacts, padded: bool) -> None:
 
 def _from_rows(recipe: Recipe, facts: ModelFacts, dataset: Rows, eval_dataset: Rows | None) -> Prepared:
     own = None if eval_dataset is None else samples_from_rows(eval_dataset, recipe, facts)
+    if own is None and (recipe.data.eval_source or recipe.data.eval_split):
+        raise DataError("data.eval_source: the training examples are rows of the caller's own; give those to evaluate "
+                        "on as eval_dataset")
     train, evaluation = _divide(samples_from_rows(dataset, recipe, facts), recipe.data.eval_fraction, own)
     named = recipe.tokenizer not in ("auto", "train")
     return Prepared(train=train, evaluation=evaluation, tokenizer=named_tokenizer(recipe) if named else None)
@@ -83,7 +89,9 @@ def _from_dummy(recipe: Recipe, facts: ModelFacts) -> Prepared:
             task=get_task(recipe.task), facts=facts, seq_len=recipe.seq_len, seed=recipe.seed, count=count, part=part))
 
     count, fraction = recipe.data.samples, recipe.data.eval_fraction
-    evaluation_data(recipe.data)  # refuses a split
+    if evaluation_data(recipe.data) is not None:
+        raise DataError(f"data.eval_source: {recipe.data.eval_source!r} is not of the kind of data.source=dummy; write "
+                        "data.eval_fraction, or data.source=<a file or folder>")
     evaluation = samples(max(round(count * fraction), 1), part=1) if fraction else None
     return Prepared(train=samples(count, part=0), evaluation=evaluation)
 
