@@ -93,6 +93,13 @@ def test_every_token_of_a_conversation_is_shown(tmp_path, tokenizer):
     assert shown == [backend.apply_chat_template(chat["messages"], return_dict=False) for chat in CHATS]
 
 
+def test_documents_of_which_nothing_is_learned_are_counted(tmp_path, tokenizer):
+    long = say("who are you " * 60, "a fox")
+    rows = [*CHATS, long]
+    assert prepared(tmp_path, tokenizer, rows, packing=False)[0].unlearned == 2  # one has no answer
+    assert prepared(tmp_path, tokenizer, rows)[0].unlearned == 1
+
+
 def test_the_template_is_saved_with_the_tokenizer(tmp_path, tokenizer):
     found, _ = prepared(tmp_path, tokenizer, CHATS)
     assert found.tokenizer is not None
@@ -138,7 +145,7 @@ def row_of(turns: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("rows", "template", "words"), [
-    (CHATS, None, r"data.messages: the tokenizer '.*' has no chat template .*write data.chat_template=<a file"),
+    (CHATS, None, r"data.messages: the tokenizer .tokenizer=.* has no chat template .*data.chat_template=<a file"),
     (row_of([]), CHATML, r"chat.jsonl row 2 holds \[\], and no list of messages; write \[\{"),
     (row_of([{"role": "user", "content": None}]), CHATML, r"the content of message 1 of .*row 2 is None, not text"),
     (row_of([{"content": "a"}]), CHATML, "message 1 of .*row 2 is .*, without a role"),
@@ -155,6 +162,12 @@ def test_what_cannot_be_learned_is_named(tmp_path, tokenizer, rows, template, wo
 def test_a_messages_field_may_hold_json(tmp_path, tokenizer):
     found, _ = prepared(tmp_path, tokenizer, [{"messages": json.dumps(CHATS[0]["messages"])}])
     assert learned_texts(found, tokenizer) == ANSWERS[0]
+
+
+def test_blank_training_texts_are_no_text_whatever_is_held_out(tmp_path, tokenizer):
+    held = str(write_jsonl(tmp_path / "held.jsonl", [{"text": "the dog"}]))
+    with pytest.raises(DataError, match=r"chat.jsonl holds no text"):
+        prepared(tmp_path, tokenizer, [{"text": " "}], None, eval_source=held)
 
 
 def test_other_documents_are_held_out_by_name(tmp_path, tokenizer):

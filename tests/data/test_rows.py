@@ -99,6 +99,12 @@ def test_rows_of_their_own_to_evaluate_on(tmp_path: Path) -> None:
     prepared = prepare(recipe(tmp_path), FACTS, dataset=rows[:7], eval_dataset=rows[7:])
     assert prepared.evaluation is not None
     assert (len(prepared.train), len(prepared.evaluation)) == (7, 3)
+    with pytest.raises(DataError, match=r"eval_dataset: .*give dataset too"):
+        prepare(recipe(tmp_path), FACTS, eval_dataset=rows)
+    for source in (str(tmp_path), "dummy"):
+        settings = recipe(tmp_path, data={"source": source, "eval_source": "held.jsonl"})
+        with pytest.raises(DataError, match=r"data.eval_source: .*(as eval_dataset|data.eval_fraction)"):
+            prepare(settings, FACTS, dataset=None if source == "dummy" else rows)
 
 
 def test_labels_that_are_all_ignored_are_refused(tmp_path: Path) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification, ViTImageProcessorPil
 
 from tests.training.test_best import Said
 from tightfit.backends.measured import ModelSize
+from tightfit.backends.world import ALONE
 from tightfit.devices import Device, find_device
 from tightfit.errors import DataError
 from tightfit.recipe import Recipe
-from tightfit.training.ending import utilization
+from tightfit.training.ending import load_best, utilization
+from tightfit.training.records import TrainerState
+from tightfit.training.run_folder import RunFolder
 from tightfit.training.session import Session
 from tightfit.training.trainer import Trainer
 
@@ -65,6 +68,14 @@ def test_labels_that_are_all_ignored_end_the_run_before_it_begins(tiny):
     rows = [{"input_ids": [1, 2, 3], "labels": [-100] * 3}] * 20
     with pytest.raises(DataError, match="there is nothing to learn"):
         Trainer("gpt2", tiny, rows).train()
+
+
+def test_a_best_checkpoint_that_is_gone_is_said(tmp_path):
+    state = TrainerState(step=4, best_step=2, evaluation={"eval_loss": 2.0}, best_metrics={"eval_loss": 1.0})
+    said, untouched = Said(), cast("Any", None)
+    load_best(untouched, state, RunFolder(tmp_path), ALONE, said.message)
+    assert "best checkpoint cannot be read" in said.texts[0]
+    assert state.evaluation == {"eval_loss": 2.0}
 
 
 class Sized:

@@ -63,6 +63,18 @@ def test_two_processes_learn_what_one_learns(run, tmp_path, parallel):
     assert max(recorded(tmp_path / "1", "grad_norm")) > run["max_grad_norm"]
 
 
+def test_classes_are_counted_over_all_processes(run, tmp_path):
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 32, "intermediate_size": 32,
+             "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    run = {**run, "model": "bert-base", "model_overrides": sizes, "task": "sequence-classification", "num_labels": 5,
+           "data": {"source": "dummy", "samples": 60, "eval_fraction": 0.5}, "max_steps": 2}
+    for size in (1, 2):
+        train_in(size, {**run, "output_dir": str(tmp_path / str(size))})
+    found = recorded(tmp_path / "1", "eval_f1")
+    assert recorded(tmp_path / "2", "eval_f1") == pytest.approx(found, abs=1e-9)
+    assert 0 < found[0] < 1
+
+
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_processes_choose_the_checkpoint_that_one_chooses(run, tmp_path, parallel):
     best = {"load_best_model_at_end": True, "early_stopping_patience": 2, "eval_steps": 1, "save_steps": None,

@@ -11,6 +11,7 @@ from tightfit.profiling import AGAINST, REPORT
 from tightfit.profiling.profile import load
 from tightfit.profiling.report.compare import headline, side_by_side
 from tightfit.profiling.report.page import write_report
+from tightfit.training.records import finished_rows
 
 
 def run_report(run_dir: Path, other: Path | None = None, output: Path | None = None) -> Path:
@@ -25,7 +26,7 @@ def run_report(run_dir: Path, other: Path | None = None, output: Path | None = N
     name = REPORT if other is None else f"{AGAINST}{other.resolve().name}.html"
     path = output or run_dir / name
     try:
-        write_report(path, profile, second)
+        write_report(path, profile, second, finished_rows(run_dir))
     except OSError as error:
         raise ReportError(f"{path}: the report cannot be written ({error.strerror or error}); write --output "
                           "elsewhere") from None

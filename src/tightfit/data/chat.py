@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -53,8 +54,8 @@ def with_template(tokenizer: Tokenizer, data: Data, name: str) -> Tokenizer:
                             "file with a Jinja template") from None
         tokenizer.backend.chat_template = template
     if not tokenizer.backend.chat_template:
-        raise DataError(f"data.messages: the tokenizer {name!r} has no chat template to write messages with; write "
-                        "data.chat_template=<a file with a Jinja template>, or tokenizer=<a chat model's>")
+        raise DataError(f"data.messages: the tokenizer (tokenizer={name}) has no chat template to write messages with; "
+                        "write data.chat_template=<a file with a Jinja template>, or tokenizer=<a chat model's>")
     return replace(tokenizer, fingerprint=digest([tokenizer.fingerprint, str(tokenizer.backend.chat_template)]))
 
 
@@ -70,7 +71,7 @@ def encode(wanted: Wanted, rows: Sequence[Row], tokenizer: Tokenizer, origins: S
 
 def _completions(rows: Sequence[Row], tokenizer: Tokenizer) -> Iterator[tuple[list[int], list[int]]]:
     """Each prompt with its completion behind it, as one text, and what ends it."""
-    found = tokenizer.offsets([prompt + completion for prompt, completion in rows], True)
+    found = tokenizer.located([prompt + completion for prompt, completion in rows], True)
     for (prompt, completion), (ids, offsets) in zip(rows, found, strict=True):
         learned = _inside(offsets, [(len(prompt), len(prompt) + len(completion))])
         if ids[-1:] == [tokenizer.end_id]:
@@ -108,7 +109,7 @@ def _conversations(
         held = [{**m, "content": f"\ue000{i}\ue001"} if i in turns else m for i, m in enumerate(messages)]
         said = [messages[place]["content"] for place in turns]
         spans.append(_turns(text, HOLDERS.split(str(written(held, origin))), said, ending, origin))
-    for (ids, offsets), inside in zip(tokenizer.offsets(texts, False), spans, strict=True):
+    for (ids, offsets), inside in zip(tokenizer.located(texts, False), spans, strict=True):
         yield ids, _inside(offsets, inside)
 
 
@@ -151,16 +152,22 @@ def _messages(value: Any, origin: str) -> list[dict[str, Any]]:
                             "field as data.text") from None
     usual = 'write [{"role": "user", "content": "..."}, ...]'
     if not isinstance(value, list) or not value:
-        raise DataError(f"data.messages: {origin} holds {value!r}, and no list of messages; {usual}")
+        raise DataError(f"data.messages: {origin} holds {_short(value)}, and no list of messages; {usual}")
     for number, message in enumerate(value, 1):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise DataError(f"data.messages: message {number} of {origin} is {message!r}, without a role; {usual}")
+            raise DataError(f"data.messages: message {number} of {origin} is {_short(message)}, without a "
+                            f"role; {usual}")
         if not isinstance(message.get("content"), str):
             raise DataError(f"data.messages: the content of message {number} of {origin} is "
-                            f"{message.get('content')!r}, not text; {usual}")
+                            f"{_short(message.get('content'))}, not text; {usual}")
         try:
             message["content"].encode()
         except UnicodeEncodeError:
             raise DataError(f"data.messages: the content of message {number} of {origin} holds half of a character; "
                             "mend that text") from None
     return [{name: item for name, item in message.items() if item is not None} for message in value]
+
+
+def _short(value: Any) -> str:
+    """The beginning of a value as it is written."""
+    return textwrap.shorten(repr(value), 80, placeholder=" ...")

@@ -13,7 +13,7 @@ from tightfit.data.readers import LABEL, LEARNED, MESSAGES, TARGET, TEXT, Missin
 from tightfit.data.samples import Documents, Masking, Packed, Padded, Samples, padded
 from tightfit.data.sources import Dummy, Rows, open_images, samples_from_rows
 from tightfit.data.splitting import Progress, Split, held_out
-from tightfit.data.tokenized import Part, tokenize
+from tightfit.data.tokenized import Part, TokenStream, tokenize
 from tightfit.data.tokenizer_choice import choose_tokenizer, named_tokenizer
 from tightfit.data.tokenizing import Tokenizer
 from tightfit.errors import DataError
@@ -30,7 +30,7 @@ class Prepared:
     text. unigram_loss: nats per held-out token for a model that knows how often each token occurs and nothing else;
     None where tokens are not predicted. classes: the classes' names by id, from 0 without gaps; None where the data
     names none: labels are numbers, or rows of the caller's own, or no classes. from_images: whether samples are made
-    from image files.
+    from image files. unlearned: training documents of which no token is learned.
     """
 
     train: Samples
@@ -39,6 +39,7 @@ class Prepared:
     unigram_loss: float | None = None
     classes: dict[int, str] | None = None
     from_images: bool = False
+    unlearned: int = 0
 
 
 def prepare(
@@ -54,6 +55,9 @@ def prepare(
     task = get_task(recipe.task)
     if task.reads == "tokens":
         _check_positions(recipe, facts, padded=dataset is not None or not (task.packs and recipe.data.packing))
+    if eval_dataset is not None and dataset is None:
+        raise DataError("eval_dataset: rows to evaluate on go with rows to train on; give dataset too, or write "
+                        "data.eval_source=<other examples>")
     if dataset is not None:
         return _from_rows(recipe, facts, dataset, eval_dataset)
     if recipe.data.source == "dummy":
@@ -71,6 +75,9 @@ def _check_positions(recipe: Recipe, facts: ModelFacts, padded: bool) -> None:
 
 def _from_rows(recipe: Recipe, facts: ModelFacts, dataset: Rows, eval_dataset: Rows | None) -> Prepared:
     own = None if eval_dataset is None else samples_from_rows(eval_dataset, recipe, facts)
+    if own is None and (recipe.data.eval_source or recipe.data.eval_split):
+        raise DataError("data.eval_source: the training examples are rows of the caller's own; give those to evaluate "
+                        "on as eval_dataset")
     train, evaluation = _divide(samples_from_rows(dataset, recipe, facts), recipe.data.eval_fraction, own)
     named = recipe.tokenizer not in ("auto", "train")
     return Prepared(train=train, evaluation=evaluation, tokenizer=named_tokenizer(recipe) if named else None)
@@ -82,7 +89,9 @@ def _from_dummy(recipe: Recipe, facts: ModelFacts) -> Prepared:
             task=get_task(recipe.task), facts=facts, seq_len=recipe.seq_len, seed=recipe.seed, count=count, part=part))
 
     count, fraction = recipe.data.samples, recipe.data.eval_fraction
-    evaluation_data(recipe.data)  # refuses a split
+    if evaluation_data(recipe.data) is not None:
+        raise DataError(f"data.eval_source: {recipe.data.eval_source!r} is not of the kind of data.source=dummy; write "
+                        "data.eval_fraction, or data.source=<a file or folder>")
     evaluation = samples(max(round(count * fraction), 1), part=1) if fraction else None
     return Prepared(train=samples(count, part=0), evaluation=evaluation)
 
@@ -158,7 +167,19 @@ def _from_fields(recipe: Recipe, facts: ModelFacts, wanted: Wanted, progress: Pr
         tokenizer=tokenizer,
         unigram_loss=None if held is None else unigram_loss(task, train, held),
         classes=dict(enumerate(names)) or None,
+        unlearned=unlearned(train.streams.get(LEARNED), None if packed else recipe.seq_len),
     )
+
+
+def unlearned(learned: TokenStream | None, limit: int | None) -> int:
+    """How many documents have no token that is learned; 0 where all tokens are. limit: positions of a document that
+    are seen."""
+    if learned is None:
+        return 0
+    before = np.concatenate(([0], np.cumsum(learned.tokens, dtype=np.int64)))
+    starts, ends = learned.starts[:-1], learned.starts[1:]
+    stops = ends if limit is None else np.minimum(ends, starts + limit + 1)  # the last is predicted and not shown
+    return int((before[stops] == before[np.minimum(starts + 1, stops)]).sum())
 
 
 def _something_to_predict(task: Task, part: Part, tokenizer: Tokenizer) -> bool:

@@ -118,7 +118,7 @@ def tokenize(
     cache where it has them. Raises DataError for data without a single document."""
 
     def fill(folder: Path) -> None:
-        if not len(split.chosen):
+        if split.chosen.all():
             raise DataError(f"data: {split.corpus.name} holds no text")
         ids: list[int] = []
         names: list[str] = []

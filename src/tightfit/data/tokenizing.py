@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,8 @@ FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.js
 
 CHUNK = 32
 """Documents that a thread encodes at a time."""
+
+Encoded = TypeVar("Encoded")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,11 @@ class Tokenizer:
 
         with own_threads():
             return in_threads(encode, texts) if self.fast else encode(texts)
+
+    def located(self, texts: Sequence[str], special: bool) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """The `offsets` of each text. special: whether special tokens go around it."""
+        with own_threads():
+            return in_threads(lambda part: self.offsets(part, special), texts)
 
     def encode_prompt(self, text: str) -> list[int]:
         """The ids of a text that is to be continued: with nothing behind it."""
@@ -131,7 +138,7 @@ def own_threads() -> Iterator[None]:
             os.environ[name] = before
 
 
-def in_threads(encode: Callable[[Sequence[str]], list[Array]], texts: Sequence[str]) -> list[Array]:
+def in_threads(encode: Callable[[Sequence[str]], list[Encoded]], texts: Sequence[str]) -> list[Encoded]:
     """`encode` over `texts`, in order, a chunk of them in each of as many threads as this process has cores."""
     chunks = [texts[i : i + CHUNK] for i in range(0, len(texts), CHUNK)]
     with ThreadPoolExecutor(cores()) as pool:

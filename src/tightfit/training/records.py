@@ -14,7 +14,7 @@ from tightfit.backends.base import Evaluation
 from tightfit.errors import MissingLibrary, RecipeError, nearest, one_line
 from tightfit.files import write_atomically
 from tightfit.recipe import Recipe
-from tightfit.training.run_folder import METRICS
+from tightfit.training.run_folder import METRICS, RunFolder
 
 EVALUATED = {
     "eval_loss": "loss {:.4f}", "eval_perplexity": "perplexity {:,.2f}", "eval_accuracy": "accuracy {:.1%}",
@@ -236,3 +236,10 @@ class Summary:
             f"balance loss {self.metrics['balance_loss']:.3f}{own}, 1 where all are used alike",
             f"the fullest has {self.metrics['expert_load']:.2f} times the mean's tokens, and none is dropped",
         ])
+
+def finished_rows(folder: Path) -> list[tuple[str, str]]:
+    """The rows of the summary of the run that finished in a folder; none where there is none that can be read."""
+    try:
+        return Summary.from_dict(RunFolder(folder).summary() or {}).rows()
+    except (TypeError, ValueError, AttributeError):  # none, or of another version
+        return []

@@ -17,6 +17,7 @@ from tightfit.backends.world import World
 from tightfit.data import GlobalBatchLoader, Prepared, evaluation_global_batches
 from tightfit.errors import CheckpointError, DataError, OutOfMemory, RecipeError, one_line
 from tightfit.recipe import Recipe
+from tightfit.text import counted
 from tightfit.training import checkpoints
 from tightfit.training.ending import beginning, finish_model, load_best, loaded_by, sample, summarize, utilization
 from tightfit.training.listeners import Listener
@@ -154,6 +155,9 @@ class Trainer:
         data = self._prepare(session, world)
         source, evaluation = GlobalBatchLoader(data.train, recipe), data.evaluation
         source.require_labels()
+        if data.unlearned:
+            self.listener.message(f"warning: nothing is learned of {counted(data.unlearned, 'training document')}: no "
+                                  f"answer begins within seq_len={recipe.seq_len}, or there is none")
         if recipe.best_metric is not None and evaluation is None:
             raise RecipeError(f"{recipe.best_metric}: nothing is held out to measure it on; write "
                               "data.eval_fraction=0.05, or data.eval_source=<other examples>")

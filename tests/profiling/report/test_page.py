@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +16,7 @@ from tightfit.profiling import profile as profiles
 from tightfit.profiling.report.compare import recipe_changes
 from tightfit.profiling.report.page import View, report, write_report
 from tightfit.trace.file import SAMPLED
+from tightfit.training.records import finished_rows
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +33,23 @@ def test_all_of_it_is_there(page):
                  "128x257", "transformer.h.*.attn", "of the roofline", "residual", "attention", "power W",
                  "CUDA context", "plain steps differ by 3 %", "checkpointing: none"):
         assert word in read.said, word
+
+
+def test_the_run_that_a_profile_is_of_is_there_where_it_finished(tmp_path):
+    def summary(**values: object) -> None:
+        (tmp_path / "summary.json").write_text(json.dumps({
+            "steps": 3, "seconds": 1.0, "training_seconds": 1.0, "compile_seconds": 0.0, "data_wait_seconds": 0.0,
+            "samples_per_second": 1.0, "tokens_per_second": 2.0, "peak_memory": 1, "device": "CPU", "eval_loss": 1.5,
+            "eval_accuracy": 0.25, "eval_perplexity": 4.5, **values}))
+
+    assert "run" not in Read(report(profile())).ids
+    summary()
+    read = Read(report(profile(), run=finished_rows(tmp_path)))
+    assert "run" in read.ids
+    assert "loss 1.5000, perplexity 4.50, accuracy 25.0%" in read.said
+    for wrong in ({"steps": "<b>"}, {"seconds": None}, {"eval_loss": []}, {"unheard": 1}):
+        summary(**wrong)
+        assert finished_rows(tmp_path) == []
 
 
 def test_it_stands_alone(page):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,7 +36,7 @@ from tightfit.trace import WALL_PHASES, Phase, Place
 from tightfit.trace.file import sampling_notes
 
 SECTIONS = {"headline": "Headline", "difference": "Difference", "memory": "Memory", "copies": "Copies", "time": "Time",
-            "ops": "Ops", "predicted": "Predicted", "readings": "Readings", "about": "About"}  # fmt: skip
+            "ops": "Ops", "predicted": "Predicted", "readings": "Readings", "run": "Run", "about": "About"}  # fmt: skip
 FINDINGS, MODULES, OPS, CHANGED_OPS, TENSORS, POINTS = 3, 20, 30, 20, 25, 400
 """Findings, modules, ops and tensors that are listed, and points of the roofline."""
 
@@ -147,8 +148,9 @@ class View:
         return list(dict.fromkeys([*self.profile.notes, *traces]))
 
 
-def report(profile: Profile, other: Profile | None = None) -> str:
-    """The page. other: a second run, which this one is compared with."""
+def report(profile: Profile, other: Profile | None = None, run: Sequence[tuple[str, str]] = ()) -> str:
+    """The page. other: a second run, which this one is compared with. run: name and value of the figures of the whole
+    run that the profile is of, where there is one."""
     view = View(profile)
     predicted = {}
     if len(view.steps) == 2:
@@ -156,13 +158,13 @@ def report(profile: Profile, other: Profile | None = None) -> str:
         predicted = compared(measured, guess, ("all", "all"))
         predicted["wall"] = pairs(measured.by_phase(), guess.by_phase(), "step")
     difference = None if other is None else _difference(view, View(other))
-    absent = {"difference": difference is None, "readings": not view.readings,
+    absent = {"difference": difference is None, "readings": not view.readings, "run": not run,
               "copies": not (view.lanes or view.host_curves)}
     return render(
         __package__ or "", "report.html.jinja", view=view, profile=profile, title=title(profile),
         subtitle=f"{work(profile.recipe)}: {as_written(profile.recipe)}", figures=list(figures(profile)),
         uncalibrated=uncalibrated(profile), difference=difference, predicted=predicted, charts=charts,
-        without_lanes=without_lanes(profile),
+        without_lanes=without_lanes(profile), run=run,
         yaml=to_yaml(profile.recipe.to_dict()),
         contents=[(name, called) for name, called in SECTIONS.items() if not absent.get(name)],
         most={"findings": FINDINGS, "ops": OPS, "tensors": TENSORS, "points": POINTS},
@@ -185,6 +187,8 @@ def _difference(ours: View, theirs: View) -> dict[str, Any]:
     return found
 
 
-def write_report(path: Path, profile: Profile, other: Profile | None = None) -> None:
-    """Write the page, whole or not at all. Raises OSError."""
-    write_atomically(path, report(profile, other))
+def write_report(
+    path: Path, profile: Profile, other: Profile | None = None, run: Sequence[tuple[str, str]] = ()
+) -> None:
+    """Write the page of `report`, whole or not at all. Raises OSError."""
+    write_atomically(path, report(profile, other, run))
