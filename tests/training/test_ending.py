@@ -16,9 +16,9 @@ from tightfit.devices import Device, find_device
 from tightfit.errors import DataError
 from tightfit.recipe import Recipe
 from tightfit.training.ending import load_best, utilization
-from tightfit.training.records import TrainerState
 from tightfit.training.run_folder import RunFolder
 from tightfit.training.session import Session
+from tightfit.training.state import TrainerState
 from tightfit.training.trainer import Trainer
 
 
