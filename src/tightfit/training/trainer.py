@@ -246,6 +246,7 @@ class Trainer:
             first_step=state.first_step,
             skipped_steps=state.skipped_steps,
             parameters=step.parameter_count,
+            active_parameters=step.active_parameters,
             output_dir=str(self.path),
             seconds=time.perf_counter() - began,
             training_seconds=state.training_seconds,
@@ -288,5 +289,7 @@ def _beginning(recipe: Recipe, step: Step, data: Prepared, global_batches: int, 
     if named and resolve_source(recipe).kind == "bundled":
         weights = " from random weights (a bundled shape; a Hugging Face id or folder brings its own)"
     model = recipe.model if named else "your model"
+    if step.active_parameters != step.parameter_count:
+        weights = f", of which a token meets {step.active_parameters:,}{weights and ','}{weights}"
     return (f"{model}: {step.parameter_count:,} parameters{weights}; {len(data.train):,} training samples, "
             f"{global_batches:,} steps an epoch; micro_batch_size {recipe.micro_batch_size}")

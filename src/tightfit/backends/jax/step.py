@@ -86,6 +86,10 @@ class Step:
     def parameter_count(self) -> int:
         return self.build.network.parameter_count
 
+    @property
+    def active_parameters(self) -> int:
+        return self.parameter_count
+
     def __call__(
         self, global_batch: ArrayGlobalBatch, learning_rate: float, program: jax.stages.Compiled | None = None
     ) -> PendingStep:

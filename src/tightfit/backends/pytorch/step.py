@@ -9,20 +9,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tightfit.backends.base import GlobalBatchSource, Metric, StepResult, Total
+from tightfit.backends.base import GlobalBatchSource, StepResult, Total
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch, tensor_global_batch
 from tightfit.backends.pytorch.build import Build, Check
 from tightfit.backends.pytorch.errors import memory_guard, model_guard
 from tightfit.backends.pytorch.generation import generate
 from tightfit.backends.pytorch.gpu_memory import gpu_memory
 from tightfit.backends.pytorch.inspection import check_outputs, op_names
-from tightfit.backends.pytorch.models import parameter_count
+from tightfit.backends.pytorch.models import active_parameters, parameter_count
 from tightfit.backends.pytorch.saved_model import save_model
 from tightfit.backends.pytorch.state import load_state, save_state
 from tightfit.backends.pytorch.techniques.attention.functions import kernel_names
@@ -31,22 +31,20 @@ from tightfit.backends.pytorch.world import lost_process_guard, own_part
 from tightfit.tasks import GlobalBatch
 from tightfit.trace import Phase
 
+if TYPE_CHECKING:
+    from tightfit.backends.pytorch.techniques.experts.routing import Routing
+
 Watch = Callable[[Phase], None]
 
 NOT_CLIPPED = -1.0
 """Placeholder for a gradient norm where none was taken."""
 
 
-def no_metrics(figures: list[float]) -> dict[str, Metric]:
-    """A model without routers has none."""
-    return {}
-
-
 @dataclass(frozen=True)
 class PendingStep:
     """A step's figures, on their way from the device.
 
-    figures: summed loss, the gradient norm before clipping or `NOT_CLIPPED`, and what `metrics` reads; in host memory
+    figures: summed loss, the gradient norm before clipping or `NOT_CLIPPED`, and those of `routing`; in host memory
         where they are still to arrive.
     scaled: whether the loss was scaled, so that gradients that are not finite only skipped the step.
     arrived: what to wait for before reading; None where they are there already.
@@ -55,7 +53,7 @@ class PendingStep:
     figures: Tensor | list[float]
     count: int
     scaled: bool
-    metrics: Callable[[list[float]], dict[str, Metric]] = no_metrics
+    routing: Routing | None = None
     arrived: torch.cuda.Event | None = None
 
     def ready(self) -> bool:
@@ -69,7 +67,7 @@ class PendingStep:
             loss=Total(loss, self.count),
             grad_norm=None if norm == NOT_CLIPPED else norm,
             skipped=self.scaled and not math.isfinite(norm),
-            metrics=self.metrics(more),
+            metrics={} if self.routing is None else self.routing.metrics(more),
         )
 
 
@@ -109,6 +107,10 @@ class Step:
     @property
     def parameter_count(self) -> int:
         return parameter_count(self.build.model)
+
+    @property
+    def active_parameters(self) -> int:
+        return active_parameters(self.build.model)
 
     @property
     def compile_seconds(self) -> float:
@@ -171,18 +173,16 @@ class Step:
 
     def _report(self, loss: Tensor, norm: Tensor | None, count: int) -> PendingStep:
         self.build.world.add_up(loss)
-        more, metrics = tuple[Tensor, ...](), no_metrics
-        if self.routing is not None:
-            more, metrics = self.routing.figures(), self.routing.metrics
+        more = () if self.routing is None else self.routing.figures()
         if loss.device.type != "cuda":
             figures = [loss.item(), NOT_CLIPPED if norm is None else norm.item(), *(figure.item() for figure in more)]
-            return PendingStep(figures, count, self.update.scaled, metrics)
+            return PendingStep(figures, count, self.update.scaled, self.routing)
         norm = torch.full_like(loss, NOT_CLIPPED) if norm is None else norm
         host = torch.empty(2 + len(more), dtype=torch.float64, pin_memory=True)
         host.copy_(torch.stack([figure.double() for figure in (loss, norm, *more)]), non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
-        return PendingStep(host, count, self.update.scaled, metrics, arrived)
+        return PendingStep(host, count, self.update.scaled, self.routing, arrived)
 
     @torch.no_grad()
     def evaluate(self, global_batches: Iterable[GlobalBatch | TensorGlobalBatch]) -> Total:
