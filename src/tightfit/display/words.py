@@ -151,7 +151,8 @@ def marks(candidates: Sequence[Candidate], experts: bool = False) -> str:
     found = []
     if any(candidate.estimate.time.mfu for candidate in candidates):
         frozen = any(candidate.recipe.trainable.freezes for candidate in candidates)
-        found.append(f"MFU: 6 N a token{', N those that it meets' * experts}{', 4 N of frozen weights' * frozen}, and every pair of positions")
+        told = ", N those that it meets" * experts + ", 4 N of frozen weights" * frozen
+        found.append(f"MFU: 6 N a token{told}, and every pair of positions")
     if any(candidate.changes_numerics for candidate in candidates):
         found.append("* changes numerics")
     if any(c.recipe.mode == "inference" and getattr(c.recipe.precision, "full_eval", False) for c in candidates):
