@@ -85,6 +85,9 @@ what its attention holds, and so do the plain cases of packed documents: see `ca
 
 KNOWN = {**MODELS, **BESIDE}
 
+NAMED = ("moe-tiny",)
+"""Bundled models, as they are."""
+
 OURS = "transformer"
 """Our own bundled model, by a recipe of its own."""
 _OURS = {"hidden_size": 64, "num_layers": 2, "head_dim": 16, "num_heads": 4, "max_seq_len": 256}
@@ -126,6 +129,12 @@ ADAPTED: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 """Cases of frozen weights: either kind of linear layer, and each way to hold them."""
 
+ALTERNATING: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("moe-tiny", {"micro_batch_size": 2, "precision": "bf16", "checkpointing": "every-block"}),
+    ("moe-tiny", {"router_z_loss_coef": 0.001, "micro_batch_size": 4, "accumulation": "by-block"}),
+)
+"""Cases of experts in every other block."""
+
 STOCHASTIC = {"name": "bf16-pure", "rounding": "stochastic"}
 """What 8-bit and 4-bit states want of bf16 weights."""
 
@@ -151,6 +160,8 @@ class Case:
         if self.model == OURS:
             rate = {} if self.dropout else {"dropout_rate": 0.0}
             own = {"model": "transformer-156m", "model_overrides": {**_OURS, **rate}, "task": "causal-lm"}
+        elif self.model in NAMED:
+            own = {"model": self.model, "task": "causal-lm"}
         else:
             own = {"task": KNOWN[self.model][1]}
         images = own["task"] == "image-classification"
@@ -162,7 +173,7 @@ class Case:
 
     def model_factory(self) -> Callable[[], nn.Module] | None:
         """Makes the model; None where the recipe names it."""
-        if self.model == OURS:
+        if self.model == OURS or self.model in NAMED:
             return None
         class_name, task, numbers = KNOWN[self.model]
         vocabulary = {} if task == "image-classification" else {"vocab_size": VOCABULARY}
@@ -184,7 +195,8 @@ def cases() -> list[Case]:
     """Every case, in a fixed order."""
     names = [*MODELS, OURS]
     every = [_case(name, number) for number, name in enumerate(n for n in names for _ in range(CASES_EACH))]
-    return [*every, *(Case(model, settings, dropout=False) for model, settings in (*CHUNKED, *FP8, *ADAPTED))]
+    return [*every, *(Case(model, settings, dropout=False)
+              for model, settings in (*CHUNKED, *FP8, *ADAPTED, *ALTERNATING))]
 
 
 def cases_beside() -> list[Case]:

@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from tests.display.plans import fitting, nothing_fits
+from tightfit.backends.measured import ModelSize
 from tightfit.display.plan_table import ReadablePlan
 
 
@@ -52,3 +53,12 @@ def test_a_readable_plan_prints_and_stays_a_plan():
     assert "\n" not in repr(shown)
     assert "10,000 tokens/s" in repr(shown)
     assert "nothing fits" in repr(ReadablePlan.of(nothing_fits()))
+
+
+def test_a_mixture_of_experts_has_total_and_active_parameters():
+    size = ModelSize(parameters=6_900, active_parameters=1_300, flops=70, values=0)
+    plan = replace(fitting(), experts=size)
+    assert "gpt2 (6,900 parameters, of which a token meets 1,300) on" in str(ReadablePlan.of(plan))
+    assert "N those that it meets" in str(ReadablePlan.of(plan))
+    assert plan.to_json()["model"] == {"parameters": 6_900, "active_parameters": 1_300, "flops": 70, "values": 0}
+    assert "model" not in fitting().to_json()

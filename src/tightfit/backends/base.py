@@ -106,6 +106,10 @@ class Step(Protocol):
         """The attention kernels that ran in the first forward pass, by name; none where that is not known."""
 
     @property
+    def active_parameters(self) -> int:
+        """Those of them that a token meets."""
+
+    @property
     def experts_functions(self) -> tuple[str, ...]:
         """The functions that computed a mixture of experts in the first forward pass, by name; none elsewhere."""
 

@@ -97,7 +97,7 @@ def _blocks(plan: Plan, width: int) -> list[RenderableType]:
         blocks += [block for table in _tables(plan, width) for block in (Text(), table)]
         blocks += _copies(plan, width)
         blocks.append(legend(memories, plan.device.memory_bytes, width))
-        remarks = marks(plan.candidates)
+        remarks = marks(plan.candidates, plan.experts is not None)
         blocks += [Text(remarks)] if remarks else []
     blocks += [Text(), _answers(plan)]
     return blocks

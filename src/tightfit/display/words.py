@@ -147,12 +147,13 @@ def copies(found: Copies, recipe: Recipe) -> str:
     return f"{said} From about {enough} in a global batch on, that is {percent(FREE)}."
 
 
-def marks(candidates: Sequence[Candidate]) -> str:
-    """The meaning of the marks in the table; empty where there are none."""
+def marks(candidates: Sequence[Candidate], experts: bool = False) -> str:
+    """The meaning of the marks in the table; empty where there are none. experts: whether tokens meet a part of N."""
     found = []
     if any(candidate.estimate.time.mfu for candidate in candidates):
         frozen = any(candidate.recipe.trainable.freezes for candidate in candidates)
-        found.append(f"MFU: 6 N a token{', 4 N of frozen weights' * frozen}, and every pair of positions")
+        told = ", N those that it meets" * experts + ", 4 N of frozen weights" * frozen
+        found.append(f"MFU: 6 N a token{told}, and every pair of positions")
     if any(candidate.changes_numerics for candidate in candidates):
         found.append("* changes numerics")
     if any(c.recipe.mode == "inference" and getattr(c.recipe.precision, "full_eval", False) for c in candidates):

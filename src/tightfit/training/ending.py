@@ -31,6 +31,8 @@ def beginning(recipe: Recipe, step: Step, data: Prepared, global_batches: int, n
     if named and resolve_source(recipe).kind == "bundled":
         weights = " from random weights (a bundled shape; a Hugging Face id or folder brings its own)"
     model = recipe.model if named else "your model"
+    if step.active_parameters != step.parameter_count:
+        weights = f", of which a token meets {step.active_parameters:,}{weights and ','}{weights}"
     return (f"{model}: {step.parameter_count:,} parameters{weights}; {len(data.train):,} training samples, "
             f"{global_batches:,} steps an epoch; micro_batch_size {recipe.micro_batch_size}")
 
@@ -132,6 +134,7 @@ def summarize(
         first_step=state.first_step,
         skipped_steps=state.skipped_steps,
         parameters=step.parameter_count,
+        active_parameters=step.active_parameters,
         output_dir=str(path),
         seconds=time.perf_counter() - began,
         training_seconds=state.training_seconds,

@@ -165,6 +165,7 @@ class Summary:
     first_step: int = 0
     skipped_steps: int = 0
     parameters: int = 0
+    active_parameters: int = 0
     loss: float | None = None
     eval_loss: float | None = None
     eval_perplexity: float | None = None

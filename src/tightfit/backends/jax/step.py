@@ -85,6 +85,10 @@ class Step:
     def parameter_count(self) -> int:
         return self.build.network.parameter_count
 
+    @property
+    def active_parameters(self) -> int:
+        return self.parameter_count
+
     intact = False
     """Arrays that an update was to replace were given away."""
 

@@ -21,7 +21,7 @@ from tightfit.backends.measured import ModelSize
 from tightfit.backends.pytorch.apply import APPLY
 from tightfit.backends.pytorch.blocks import find_stacks
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.models import build_model, logits_of, parameter_count
+from tightfit.backends.pytorch.models import active_parameters, build_model, logits_of, parameter_count
 from tightfit.devices import Device
 from tightfit.models import ModelFacts, model_facts
 from tightfit.recipe import Recipe
@@ -50,13 +50,9 @@ def model_size(recipe: Recipe, config: Any = None) -> ModelSize:
             model, {name: torch.zeros(s.shape, dtype=getattr(torch, s.dtype), device="meta")
                     for name, s in inputs.items()}
         )  # fmt: skip
-    active = parameters
-    if any(hasattr(module, "num_experts") for module in model.modules()):
-        # Only whoever has experts pays for it.
-        from tightfit.backends.pytorch.experts import inactive_parameters
-
-        active -= inactive_parameters(model)
-    return ModelSize(parameters=parameters, active_parameters=active, flops=flops, values=values)
+    return ModelSize(
+        parameters=parameters, active_parameters=active_parameters(model), flops=flops, values=values,
+    )
 
 
 def _freeze(model: nn.Module, recipe: Recipe, task: Task, facts: ModelFacts) -> None:

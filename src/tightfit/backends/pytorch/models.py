@@ -245,3 +245,14 @@ def logits_of(output: Any) -> Tensor:
 def parameter_count(model: nn.Module) -> int:
     """The model's parameters; tied ones count once, and quantized weights as what they stand for."""
     return sum(parameter.numel() for parameter in model.parameters()) + quantized_count(model)
+
+
+def active_parameters(model: nn.Module) -> int:
+    """Those of the model's parameters that a token meets: of experts, the share that it is sent to."""
+    count = parameter_count(model)
+    if not any(hasattr(module, "num_experts") for module in model.modules()):
+        return count
+    # Only whoever has experts pays for it.
+    from tightfit.backends.pytorch.experts import inactive_parameters
+
+    return count - inactive_parameters(model)

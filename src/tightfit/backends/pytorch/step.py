@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ from tightfit.backends.pytorch.errors import memory_guard, model_guard
 from tightfit.backends.pytorch.generation import generate
 from tightfit.backends.pytorch.gpu_memory import gpu_memory, held_memory
 from tightfit.backends.pytorch.inspection import check_outputs, op_names
-from tightfit.backends.pytorch.models import parameter_count
-from tightfit.backends.pytorch.pending_step import NOT_CLIPPED, PendingStep, no_metrics
+from tightfit.backends.pytorch.models import active_parameters, parameter_count
+from tightfit.backends.pytorch.pending_step import NOT_CLIPPED, PendingStep
 from tightfit.backends.pytorch.saved_model import save_model
 from tightfit.backends.pytorch.sharding import local_shard
 from tightfit.backends.pytorch.state import load_state, save_state
@@ -31,6 +31,9 @@ from tightfit.backends.pytorch.world import lost_process_guard
 from tightfit.system import peak_process_memory
 from tightfit.tasks import GlobalBatch
 from tightfit.trace import Phase
+
+if TYPE_CHECKING:
+    pass
 
 Watch = Callable[[Phase], None]
 
@@ -72,6 +75,10 @@ class Step:
     @property
     def parameter_count(self) -> int:
         return parameter_count(self.build.model)
+
+    @property
+    def active_parameters(self) -> int:
+        return active_parameters(self.build.model)
 
     @property
     def compile_seconds(self) -> float:
@@ -147,18 +154,16 @@ class Step:
 
     def _report(self, loss: Tensor, norm: Tensor | None, count: int) -> PendingStep:
         self.build.world.all_reduce_(loss)
-        more, metrics = tuple[Tensor, ...](), no_metrics
-        if self.routing is not None:
-            more, metrics = self.routing.figures(), self.routing.metrics
+        more = () if self.routing is None else self.routing.figures()
         if loss.device.type != "cuda":
             figures = [loss.item(), NOT_CLIPPED if norm is None else norm.item(), *(figure.item() for figure in more)]
-            return PendingStep(figures, count, self.update.scaled, metrics)
+            return PendingStep(figures, count, self.update.scaled, self.routing)
         norm = torch.full_like(loss, NOT_CLIPPED) if norm is None else norm
         host = torch.empty(2 + len(more), dtype=torch.float64, pin_memory=True)
         host.copy_(torch.stack([figure.double() for figure in (loss, norm, *more)]), non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
-        return PendingStep(host, count, self.update.scaled, metrics, arrived)
+        return PendingStep(host, count, self.update.scaled, self.routing, arrived)
 
     @torch.no_grad()
     def evaluate(self, global_batches: Iterable[GlobalBatch | TensorGlobalBatch]) -> Evaluation:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
+from tightfit.backends.measured import ModelSize
 from tightfit.devices import Device
 from tightfit.planning.plan import Plan
 from tightfit.planning.search.evaluate import Evaluated
@@ -148,6 +149,16 @@ def nothing_resident(chosen: Recipe) -> str:
     fields = choices_text(chosen, None, FIELDS)
     return (f"nothing fits with all of the model in the GPU's memory: with {fields}, part of it waits in the host's; "
             "write offload=none for what would help without")
+
+
+def experts_stay(plan: Plan, experts: ModelSize) -> list[str]:
+    """Why a mixture of experts' weights leave the GPU last, where anything waits in host memory."""
+    if plan.chosen is None or not plan.chosen.recipe.offloaded.uses_host:
+        return []
+    times = experts.parameters / experts.active_parameters
+    return [f"a token meets {experts.active_parameters:,} of {experts.parameters:,} parameters: copies of weights are "
+            f"{times:.1f} times the bytes for each FLOP that they are without experts, so weights leave the GPU after "
+            "gradients and optimizer states"]
 
 
 def keeps_all(exploration: Exploration) -> str:

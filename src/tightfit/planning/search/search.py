@@ -26,7 +26,7 @@ from tightfit.planning.search.explain import SHOWN, compared, misses, ranked, st
 from tightfit.planning.search.exploration import MICRO, Exploration
 from tightfit.planning.search.more_gpus import more_gpus, scaling
 from tightfit.planning.search.offloading import TRACES as STREAMED_TRACES
-from tightfit.planning.search.offloading import keeps_all, plan_streamed
+from tightfit.planning.search.offloading import experts_stay, keeps_all, plan_streamed
 from tightfit.planning.search.offloading import notes as offloading_notes
 from tightfit.planning.search.pool import Pool
 from tightfit.planning.search.space import Space
@@ -57,7 +57,10 @@ def search_with(
     with pool as evaluator:
         plan = search(recipe, target.device, tools, catalogue=catalogue, progress=progress, for_run=for_run,
                       evaluator=evaluator)
-    return replace(plan, experts=None if module is not None else _size_of_experts(recipe, tools))
+    experts = None if module is not None else _size_of_experts(recipe, tools)
+    if experts is None:
+        return plan
+    return replace(plan, experts=experts, notes=(*plan.notes, *experts_stay(plan, experts)))
 
 
 def _size_of_experts(recipe: Recipe, tools: Tools) -> ModelSize | None:

@@ -18,6 +18,8 @@ GPU = find_device("rtx-4090")
 DEPTHS = {
     "gpt2": ("n_layer",), "t5": ("num_layers", "num_decoder_layers"), "bart": ("encoder_layers", "decoder_layers"),
 }
+EVERY_OTHER = "moe-tiny"
+"""A model that has experts in every other block."""
 FOREACH = {"name": "adamw", "implementation": "foreach"}
 
 
@@ -46,11 +48,17 @@ def described(trace: Trace) -> list[object]:
     ("bart", GPU, {"compile": "per-block"}),
     ("gpt2", GPU, {"parallel": {"name": "fsdp", "processes": 2}, "checkpointing": "every-block", "precision": "bf16"}),
     ("gpt2", GPU, {"parallel": {"name": "fsdp", "processes": 2, "reshard": False}, "compile": "per-block"}),
+    (EVERY_OTHER, CPU, {"precision": "bf16", "checkpointing": "every-block"}),
+    (EVERY_OTHER, GPU, {"accumulation": "by-block"}),
 ], ids=lambda value: str(value)[:40])
 def test_few_blocks_tell_the_rest(name, device, changes, monkeypatch):
     if changes.get("optimizer") == "adamw-8bit":
         pytest.importorskip("torchao")
-    asked, model = recipe(name, **changes), tiny_model(name, **dict.fromkeys(DEPTHS[name], 10))
+    if name == EVERY_OTHER:
+        bundled = {"model": name, "model_overrides": {"num_hidden_layers": 20, "hidden_size": 32}}
+        asked, model = recipe("gpt2", **bundled, **changes), None
+    else:
+        asked, model = recipe(name, **changes), tiny_model(name, **dict.fromkeys(DEPTHS[name], 10))
     whole = prediction.predict(asked, device, model, whole=True)
     shortened: list[bool] = []
     original = prediction._traced

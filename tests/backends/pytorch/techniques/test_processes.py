@@ -25,9 +25,14 @@ from tightfit.techniques.parallel import Fsdp
 LLAMA = {"model": "llama-3.2-1b", "model_overrides": {
     "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2,
     "num_key_value_heads": 1, "head_dim": 16}}  # fmt: skip
+EXPERTS: dict[str, Any] = {
+    "model": "moe-tiny", "router_aux_loss_coef": 0, "router_z_loss_coef": 0.1, "model_overrides": {
+        "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 32}}
+"""The z-loss alone, which adds up over micro-batches that are others."""
 BESIDE: dict[str, dict[str, Any]] = {
     "plain": {},
     "llama": LLAMA,
+    "experts": EXPERTS,
     "chunked": {"loss": {"name": "chunked", "tokens": 16}},
     "every-block": {"checkpointing": "every-block"},
     "every-nth": {"checkpointing": "every-nth"},
