@@ -149,12 +149,13 @@ def this_machine() -> str:
 def _machine() -> Iterator[str]:
     source = Path(__file__).parents[1]
     yield from (f"{path.relative_to(source)} {path.stat().st_size} {path.stat().st_mtime_ns}"
-                for path in sorted(source.rglob("*")) if path.suffix in (".py", ".yaml"))
+                for path in sorted(source.rglob("*")) if path.suffix in (".py", ".yaml", ".json"))
     for folder in filter(Path.is_dir, map(Path, sys.path)):  # where a library's name has its version
         yield from sorted(path.name for path in folder.iterdir() if path.suffix in (".dist-info", ".egg-info"))
     yield from (sys.version, platform.platform(), calibration.processor(), str(cores()), str(host_memory().total))
     yield from sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(ENVIRONMENT))
-    for path in sorted(calibration.FOLDER.expanduser().glob("*.json")):
+    measured = calibration.FOLDER.expanduser()  # in whose parent contexts are kept that were measured
+    for path in sorted([*measured.glob("*.json"), *measured.parent.glob("*.json")]):
         yield path.read_text("utf-8", errors="replace")
     with suppress(NoNvml), nvml_session() as nvml:
         yield from (f"{nvml.ask('nvmlDeviceGetName', card)} {(nvml.memory(card) or [0])[0]}" for card in nvml.cards())
