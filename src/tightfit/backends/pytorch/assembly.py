@@ -76,6 +76,10 @@ def bare_build(
         from tightfit.backends.pytorch.techniques.experts.functions import use_ours
 
         use_ours(model)
+        if recipe.compiled and recipe.precision != "auto" and recipe.precision.activations_in != "bfloat16":
+            uncompiled = ("compile: torch compiles grouped products in bf16 alone; blocks with experts run in part or "
+                          "whole uncompiled, so write precision=bf16, or compile=off")
+            notes = (*notes, uncompiled)
     if recipe.pad_vocab_to:
         pad_vocab(model, recipe.pad_vocab_to, facts.vocab_size)
     return Build(

@@ -77,15 +77,22 @@ def test_a_loop_takes_each_micro_batchs_own_choices_and_says_so(fields):
     assert not torch.allclose(found[router], exact[router], rtol=1e-3)
 
 
-@pytest.mark.parametrize("fields", [{}, BY_BLOCK, {"checkpointing": "every-block"},
-                                    {"checkpointing": "every-block", **BY_BLOCK}], ids=str)
+@pytest.mark.parametrize("fields", [{"checkpointing": "every-block"}, BY_BLOCK], ids=str)
 def test_compiled_blocks_have_the_same_losses(fields):
     name = "every other layer"
-    wanted, plain = gradients(moe_step(name, **fields), ragged(THIRDS))
-    found, result = gradients(moe_step(name, **fields, **COMPILED), ragged(THIRDS))
-    assert_alike(found, wanted)
+    wanted, plain = gradients(moe_step(name, precision="bf16", **fields), ragged(THIRDS))
+    step = moe_step(name, precision="bf16", **fields, **COMPILED)
+    found, result = gradients(step, ragged(THIRDS))
+    assert_alike(found, wanted, within=2e-2)
     for metric, total in plain.metrics.items():
-        assert result.metrics[metric].mean == pytest.approx(total.mean, rel=1e-5)
+        assert result.metrics[metric].mean == pytest.approx(total.mean, rel=1e-3)
+    assert not any("grouped products" in note for note in step.build.notes)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_what_the_compiler_has_no_grouped_product_for_is_said(precision):
+    notes = moe_step("olmoe", precision=precision, **COMPILED).build.notes
+    assert any("torch compiles grouped products in bf16 alone" in note for note in notes)
 
 
 @pytest.mark.parametrize("fields", [HOST, ALL], ids=["weights", "activations too"])
