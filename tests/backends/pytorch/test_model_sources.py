@@ -40,6 +40,7 @@ PUBLISHED = {
     "llama-3.2-1b": 1_235_814_400, "qwen2.5-0.5b": 494_032_768, "qwen2.5-1.5b": 1_543_714_304,
     "qwen2.5-7b": 7_615_616_512, "mistral-7b": 7_248_023_552, "opt-125m": 125_239_296, "pythia-160m": 162_322_944,
     "gemma-2b": 2_506_172_416, "phi-2": 2_779_683_840, "vit-base": 86_567_656, "transformer-156m": 155_877_376,
+    "olmoe-1b-7b": 6_919_161_856, "gpt-oss-20b": 20_914_757_184, "qwen3-30b-a3b": 30_532_122_624, "moe-tiny": 2_690_432,
 }
 SMALL_GPT2 = {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 32}
 SMALL_OURS = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "head_dim": 8, "max_seq_len": 32}

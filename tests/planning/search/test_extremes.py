@@ -19,7 +19,7 @@ SIZES = {name: number for number, name in enumerate(("gpt2", "gpt2-medium", "gpt
 
 
 def model_size(recipe):
-    return ModelSize(parameters=SIZES[recipe.model], flops=0, values=0)
+    return ModelSize(parameters=SIZES[recipe.model], active_parameters=0, flops=0, values=0)
 
 
 def costing(needed):
