@@ -119,17 +119,18 @@ class AnyPrecisionAdamW(Optimizer):
 
 
 def _chunks(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
-    """Runs of at least one piece and about `CHUNK` values at most. A piece of a quarter of that ends its run, so that
-    runs begin at the same parameters in each of a model's alike blocks."""
+    """Runs of at least one piece and about `CHUNK` values at most. A piece of a quarter of that is one by itself, so
+    that none reaches from one of a model's alike blocks into the next."""
     run: list[_Piece] = []
     values = 0
     for piece in pieces:
-        if run and values + piece.weight.numel() > CHUNK:
+        alone = piece.weight.numel() >= CHUNK // 4
+        if run and (alone or values + piece.weight.numel() > CHUNK):
             yield run
             run, values = [], 0
         run.append(piece)
         values += piece.weight.numel()
-        if piece.weight.numel() >= CHUNK // 4:
+        if alone:
             yield run
             run, values = [], 0
     if run:
