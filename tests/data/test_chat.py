@@ -197,3 +197,16 @@ def test_a_step_learns_the_same_however_its_answers_are_spread(tmp_path, tokeniz
         assert other.eval_loss == pytest.approx(losses[0].eval_loss, abs=1e-5)
     saved = AutoTokenizer.from_pretrained(tmp_path / "1" / "model")
     assert saved.apply_chat_template(CHATS[0]["messages"], tokenize=False).endswith("a fox<|im_end|>\n")
+
+
+def test_a_trained_tokenizer_has_the_templates_markers_and_the_model_ends_its_turns(tmp_path, tiny):
+    (tmp_path / "template.jinja").write_text(CHATML)
+    source = write_jsonl(tmp_path / "chat.jsonl", CHATS[:2] * 4)
+    values = {**tiny, "tokenizer": "train", "vocab_size": 300, "max_steps": 1, "output_dir": str(tmp_path / "run"),
+              "data": {"source": str(source), "chat_template": str(tmp_path / "template.jinja"), "eval_fraction": 0}}
+    Trainer(recipe=values).train()
+    saved = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
+    end = saved.convert_tokens_to_ids("<|im_end|>")
+    assert saved.tokenize("<|im_start|>user")[0] == "<|im_start|>"
+    kept = json.loads((tmp_path / "run" / "model" / "generation_config.json").read_text())["eos_token_id"]
+    assert kept == [saved.convert_tokens_to_ids("<|endoftext|>"), end]

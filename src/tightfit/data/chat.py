@@ -11,7 +11,7 @@ import json
 import re
 import tempfile
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,9 +99,7 @@ def _conversations(
             made = written(messages, origin, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
             yield list(made["input_ids"]), list(made["assistant_masks"])
         return
-    holder = HOLDERS.pattern.replace("\\d+", "0")
-    turn = written([{"role": "user", "content": "?"}, {"role": ASSISTANT, "content": holder}], "a conversation")
-    ending = str(turn).partition(holder)[2].rstrip()
+    ending = _ending(written)
     texts = [str(written(messages, origin)) for messages, origin in zip(listed, origins, strict=True)]
     spans = []
     for messages, text, origin in zip(listed, texts, origins, strict=True):
@@ -111,6 +109,24 @@ def _conversations(
         spans.append(_turns(text, HOLDERS.split(str(written(held, origin))), said, ending, origin))
     for (ids, offsets), inside in zip(tokenizer.located(texts, False), spans, strict=True):
         yield ids, _inside(offsets, inside)
+
+
+def _ending(written: Callable[..., Any]) -> str:
+    """The text with which a template ends the assistant's turn. written: renders messages, named by their origin."""
+    holder = HOLDERS.pattern.replace("\\d+", "0")
+    turn = written([{"role": "user", "content": "?"}, {"role": ASSISTANT, "content": holder}], "a conversation")
+    return str(turn).partition(holder)[2].rstrip()
+
+
+def turn_end(tokenizer: Tokenizer) -> int | None:
+    """The token with which the chat template ends the assistant's turn; None where it does so by no single one."""
+    backend = tokenizer.backend
+    try:
+        ending = _ending(lambda messages, _: backend.apply_chat_template(messages, tokenize=False))
+    except Exception:  # of a template that takes other messages than these
+        return None
+    ids = backend(ending, add_special_tokens=False)["input_ids"]
+    return int(ids[0]) if len(ids) == 1 else None
 
 
 def _turns(text: str, between: list[str], said: list[str], ending: str, origin: str) -> list[Span]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from tightfit.data.tokenizing import (
 from tightfit.errors import DataError
 from tightfit.files import digest
 from tightfit.models import ModelFacts, resolve_source
-from tightfit.recipe import Recipe
+from tightfit.recipe import Data, Recipe
 from tightfit.tasks import Task, get_task
 
 TRAINING_CHARACTERS = 100_000_000
@@ -30,6 +31,9 @@ TRAINING_CHARACTERS = 100_000_000
 
 WEIGHTS = (".safetensors", ".bin")
 """Endings of files that hold a model's weights."""
+
+MARKER = re.compile(r"<\|[^\s|<>]+\|>")
+"""How chat templates write their markers."""
 
 LONG_RUNS = r"\S{256}|\s{256}"
 """Longer runs without a space, or of nothing but spaces, are cut for training, whose time grows with their square."""
@@ -101,8 +105,19 @@ def special_tokens(task: Task, pad_id: int) -> list[str]:
     return [*others[:place], PAD, *others[place:]]
 
 
+def chat_markers(data: Data) -> list[str]:
+    """The markers of the recipe's chat template, such as `<|im_end|>`: a token each of a trained tokenizer."""
+    if data.chat_template is None:
+        return []
+    try:
+        template = Path(data.chat_template).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError):  # which is said where it is used
+        return []
+    return [marker for marker in dict.fromkeys(MARKER.findall(template)) if marker not in (END, MASK, PAD)]
+
+
 def _trained(recipe: Recipe, facts: ModelFacts, texts: Callable[[], Iterable[str]], fingerprint: str) -> Tokenizer:
-    specials = special_tokens(get_task(recipe.task), facts.pad_token_id)
+    specials = [*special_tokens(get_task(recipe.task), facts.pad_token_id), *chat_markers(recipe.data)]
     key = digest(["byte-level BPE 3", fingerprint, str(facts.vocab_size), *specials])
 
     def fill(folder: Path) -> None:

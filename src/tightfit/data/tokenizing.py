@@ -156,16 +156,16 @@ def read_tokenizer_file(path: Path) -> Tokenizer:
     return bare_tokenizer(backend, str(path))
 
 
-def name_end(model: Path, end_id: int) -> None:
-    """Write the id that ends a text into a saved model's configurations, where they name none: what generates with it
-    stops there."""
+def name_end(model: Path, end_ids: Sequence[int]) -> None:
+    """Write the ids that end a text, or a turn of a conversation, into a saved model's configurations, where they name
+    none: what generates with it stops there."""
     for name in ("config.json", "generation_config.json"):
         try:
             values = json.loads((model / name).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
         if values.get("eos_token_id") is None:
-            values["eos_token_id"] = end_id
+            values["eos_token_id"] = end_ids[0] if len(end_ids) == 1 else list(end_ids)
             write_atomically(model / name, json.dumps(values, indent=2) + "\n")
 
 

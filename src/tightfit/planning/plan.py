@@ -20,12 +20,14 @@ from tightfit.text import size
 
 
 def choices_of(recipe: Recipe) -> tuple[str, ...]:
-    """The recipe fields that a search decides for it; `offload` and `parallel` where a resolved recipe does."""
+    """The recipe fields that a search decides for it, and those that say what is trained, and where, where a resolved
+    recipe does not train the whole model on one GPU."""
     if recipe.backend.compiles_whole_steps:
         name = recipe.backend.name  # a slot of which it considers one variant alone leaves nothing to decide
         return (*(field for field in CHOICES if sum(name in v.auto_on for v in SLOTS.get(field, ())) != 1), "backend")
     if recipe.mode == "train":
-        used = {"offload": recipe.offloaded.uses_host, "parallel": recipe.parallel.process_count > 1}
+        used = {"offload": recipe.offloaded.uses_host, "parallel": recipe.parallel.process_count > 1,
+                "trainable": recipe.trainable.freezes, "base": recipe.trainable.freezes}
         return (*CHOICES, *(field for field, is_used in used.items() if is_used))
     return tuple(slot for slot in CHOSEN_SLOTS if not SLOTS[slot][0].trains_only)
 

@@ -98,5 +98,5 @@ def _sentence(
     above = min((value for value in found if best is None or value > best), default=None)
     if best is None:
         return f"Not even {written(sizes[0])} fits" + (f": it takes {takes(above)}." if above is not None else ".")
-    end = ", and nothing larger was asked about" if above is None else f"; {written(above)} would take {takes(above)}"
+    end = f"; {written(above)} would take {takes(above)}" if above is not None else ", and the model takes no more"
     return f"{written(best)} fits, with {takes(best)} in use by the thriftiest recipe{end}."
