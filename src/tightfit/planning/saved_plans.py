@@ -22,7 +22,7 @@ from tightfit.bundled import BUNDLED, HUB_NAMES
 from tightfit.errors import RecipeError
 from tightfit.files import digest, write_atomically
 from tightfit.models import FACTORY, HUB_ID
-from tightfit.nvml import NoNvml, nvml_session
+from tightfit.nvml import Lost, NoNvml, nvml_session
 from tightfit.recipe.yaml import read_yaml
 from tightfit.system import cores, host_memory
 
@@ -63,9 +63,10 @@ def load(kind: type[Kept], name: str) -> Kept | None:
     try:
         written, _, values = path.read_text("utf-8").partition("\n")
         found = TypeAdapter(kind).validate_json(values) if digest([values]) == written else None
-        os.utime(path)
     except (OSError, ValueError):  # ValueError: not text, or values that do not make a plan
         return None
+    with suppress(OSError):  # of a folder that cannot be written
+        os.utime(path)
     return found
 
 
@@ -158,7 +159,9 @@ def _machine() -> Iterator[str]:
     for path in sorted([*measured.glob("*.json"), *measured.parent.glob("*.json")]):
         yield path.read_text("utf-8", errors="replace")
     with suppress(NoNvml), nvml_session() as nvml:
-        yield from (f"{nvml.ask('nvmlDeviceGetName', card)} {(nvml.memory(card) or [0])[0]}" for card in nvml.cards())
+        for card in nvml.cards():
+            lost = isinstance(card, Lost)
+            yield str(card) if lost else f"{nvml.ask('nvmlDeviceGetName', card)} {(nvml.memory(card) or [0])[0]}"
     for path in sorted([DRIVER / "version", *DRIVER.glob("gpus/*/information")]):  # where there is no binding of NVML
         with suppress(OSError):
             yield path.read_text()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from traceback import clear_frames
 from typing import TYPE_CHECKING, Any
 
 from tightfit.backends.base import GlobalBatchSource, Step, StepResult
@@ -121,6 +122,8 @@ class TrainingLoop:
             error.step = self.state.step
             if self.recipe.recover and self.step.intact and self.world.size == 1:
                 error.held = self.step.held_memory()
+                for failed in (error.__context__, error):  # whose frames hold the tensors of the step that failed
+                    clear_frames(failed.__traceback__ if failed else None)
                 if (last := unread()) is not None and last.number > len(self.state.losses) + self.state.first_step:
                     self._record(last)
                 self.save()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,9 +31,6 @@ from tightfit.backends.pytorch.world import lost_process_guard
 from tightfit.system import peak_process_memory
 from tightfit.tasks import GlobalBatch
 from tightfit.trace import Phase
-
-if TYPE_CHECKING:
-    pass
 
 Watch = Callable[[Phase], None]
 
