@@ -76,10 +76,9 @@ def _sections(ours: Profile, theirs: Profile) -> list[tuple[str, Callable[[float
 
 
 def _room(ours: Profile, theirs: Profile) -> tuple[str, str, str, str]:
-    """Whether each fits its device."""
-    missing = [max(each.peak - each.capacity_bytes, 0) for each in (ours, theirs)]
-    first, second = (f"no, {text.size(lacks)} short" if lacks else "yes" for lacks in missing)
-    return "fits", first, second, ""
+    """Memory that each leaves at its peak; a plan, which knows the allocator's pieces, says whether that is enough."""
+    first, second = (each.capacity_bytes - each.peak for each in (ours, theirs))
+    return _row(Pair("room at the peak", first, second), text.size)
 
 
 def _row(pair: Pair, written: Callable[[float], str]) -> tuple[str, str, str, str]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from tightfit.backends.base import StepResult, Total
+from tightfit.backends.base import Metric, StepResult, Total
 
-if TYPE_CHECKING:
-    from tightfit.backends.pytorch.techniques.experts.routing import Routing
+Metrics = Callable[[list[float]], dict[str, Metric]]
+"""Reads a model's own figures of a step."""
 
 NOT_CLIPPED = -1.0
 """Placeholder for a gradient norm where none was taken."""
@@ -20,9 +20,9 @@ NOT_CLIPPED = -1.0
 
 @dataclass(frozen=True)
 class PendingStep:
-    """A step's figures, on their way from the device.
+    """Figures of one step.
 
-    figures: summed loss, the gradient norm before clipping or `NOT_CLIPPED`, and those of `routing`; in host memory
+    figures: summed loss, the gradient norm before clipping or `NOT_CLIPPED`, and what `metrics` reads; in host memory
         where they are still to arrive.
     scaled: whether the loss was scaled, so that gradients that are not finite only skipped the step.
     arrived: what to wait for before reading; None where they are there already.
@@ -31,7 +31,7 @@ class PendingStep:
     figures: Tensor | list[float]
     count: int
     scaled: bool
-    routing: Routing | None = None
+    metrics: Metrics | None = None
     arrived: torch.cuda.Event | None = None
 
     def ready(self) -> bool:
@@ -45,5 +45,5 @@ class PendingStep:
             loss=Total(loss, self.count),
             grad_norm=None if norm == NOT_CLIPPED else norm,
             skipped=self.scaled and not math.isfinite(norm),
-            metrics={} if self.routing is None else self.routing.metrics(more),
+            metrics={} if self.metrics is None else self.metrics(more),
         )

@@ -152,15 +152,16 @@ class Step:
     def _report(self, loss: Tensor, norm: Tensor | None, count: int) -> PendingStep:
         self.build.world.all_reduce_(loss)
         more = () if self.routing is None else self.routing.figures()
+        metrics = None if self.routing is None else self.routing.metrics()
         if loss.device.type != "cuda":
             figures = [loss.item(), NOT_CLIPPED if norm is None else norm.item(), *(figure.item() for figure in more)]
-            return PendingStep(figures, count, self.update.scaled, self.routing)
+            return PendingStep(figures, count, self.update.scaled, metrics)
         norm = torch.full_like(loss, NOT_CLIPPED) if norm is None else norm
         host = torch.empty(2 + len(more), dtype=torch.float64, pin_memory=True)
         host.copy_(torch.stack([figure.double() for figure in (loss, norm, *more)]), non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
-        return PendingStep(host, count, self.update.scaled, self.routing, arrived)
+        return PendingStep(host, count, self.update.scaled, metrics, arrived)
 
     @torch.no_grad()
     def evaluate(self, global_batches: Iterable[GlobalBatch | TensorGlobalBatch]) -> Evaluation:

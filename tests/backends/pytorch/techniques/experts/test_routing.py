@@ -176,3 +176,14 @@ def test_a_router_that_is_a_linear_layer_itself_and_draws():
     model = moe_model(("PhimoeConfig", {"num_local_experts": 4}))
     assert [(router.place, router.experts, router.chosen) for router in find_routers(model)] == [(0, 4, 2)] * 4
     assert gradients(moe_step("", model), ragged(WHOLE))[1].metrics["balance_loss"].mean > 0.9
+
+
+def test_figures_that_are_read_when_the_next_step_has_begun_are_of_their_own():
+    """As on a GPU, where nobody waits for them."""
+    step = moe_step("olmoe")
+    first = step(ragged(WHOLE), 0.0)
+    known = first.read().metrics
+    step(ragged(THIRDS), 0.0)
+    step.routing.tokens += 1
+    assert first.read().metrics == known
+    assert known["balance_loss"].adds_up

@@ -14,6 +14,7 @@ the rest.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 
 from tightfit.backends.base import Metric
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
+from tightfit.backends.pytorch.pending_step import Metrics
 from tightfit.backends.pytorch.techniques.experts.functions import function_names
 from tightfit.errors import Refused
 from tightfit.models import experts_per_token
@@ -119,7 +121,7 @@ class Routing:
         self.attend(number)
 
     def attend(self, number: int) -> None:
-        """What runs now is the micro-batch of that number."""
+        """The micro-batch of that number runs now."""
         self.real = self._real.get(number)
 
     def record(self, recording: bool) -> None:
@@ -151,14 +153,18 @@ class Routing:
         balance = self.experts * (shares * probabilities).sum(1) if self.exact else sums[:, 1]
         return balance.mean() / self.tokens, sums[:, 0].mean() / self.tokens, self.experts * shares.max()
 
-    def metrics(self, figures: list[float]) -> dict[str, Metric]:
-        """What `figures` came to, by name."""
-        balance, z, load = figures
-        return {
-            "balance_loss": Metric(balance * self.tokens, self.tokens, adds_up=self.exact),
-            "router_z_loss": Metric(z * self.tokens, self.tokens),
-            "expert_load": Metric(load, 1, adds_up=False),
-        }
+    def metrics(self) -> Metrics:
+        """The reading of this global batch's `figures`, which may come when the next one has begun."""
+        return partial(_metrics, self.tokens, self.exact)
+
+
+def _metrics(tokens: int, exact: bool, figures: list[float]) -> dict[str, Metric]:
+    balance, z, load = figures
+    return {
+        "balance_loss": Metric(balance * tokens, tokens, adds_up=exact),
+        "router_z_loss": Metric(z * tokens, tokens),
+        "expert_load": Metric(load, 1, adds_up=False),
+    }
 
 
 class _Hook:
