@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tightfit.backends.pytorch.follow.dispatch_mode import DispatchMode
 from tightfit.backends.pytorch.follow.gradient_sums import SUMS, counts_of_a_gradient, without_a_mode
 from tightfit.backends.pytorch.follow.memory import plain_parts, tensors_in
 from tightfit.backends.pytorch.follow.op_costs import cost
@@ -39,7 +39,7 @@ OUTSIDE_MODULES = (Phase.OPTIMIZER, Phase.SAVE, Phase.RESUME)
 """Phases in which no module runs: work belongs to the module whose tensor it is done on."""
 
 
-class Tracker(OpStreams, TorchDispatchMode):
+class Tracker(OpStreams, DispatchMode):
     """A dispatch mode that writes a Trace. Enter it around a run; `trace` gives what was seen.
 
     scratch: a kernel's own passing memory, where it is known.
@@ -60,11 +60,6 @@ class Tracker(OpStreams, TorchDispatchMode):
         self._wrapped: list[tuple[nn.Module, Any]] = []
         self._begun: int | None = None
         self._failure: tuple[int, str, str] | None = None
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Compiled regions report themselves."""
-        return True
 
     @property
     def allocations(self) -> list[Allocation]:
@@ -221,7 +216,9 @@ class Tracker(OpStreams, TorchDispatchMode):
         return func(*args, **kwargs)  # where a measurement puts its marks
 
     def _note(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
-        phase, module = self._place()
+        phase, module = self._place()  # of a view too: its backward pass is done there
+        if getattr(func, "is_view", False) and self.memory.find(result) is not None:
+            return
         start = self.memory.next()
         if phase is Phase.BACKWARD:
             self._backwards.append(start)

@@ -233,6 +233,8 @@ class _TracedStep:
 
     def take(self, number: int, groups: list[tuple[int, int]]) -> None:
         """One step over micro-batches given as their sizes, each with how often it runs in a row."""
+        gc.collect()
+        gc.freeze()  # what there is between steps lives on: collecting within one need not go through it
         self._number, self._times = number, [times for _, times in groups]
         self.step(self.global_batch([size for size, _ in groups]), self.build.recipe.learning_rate)
         self._close()

@@ -35,6 +35,7 @@ class ShapeCache:
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
         self._known: dict[tuple[Any, ...], Kept] = {}
+        self._attributes: dict[torch.device, dict[str, Any]] = {}
 
     def key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
         """Key of the op; None for one that cannot be remembered."""
@@ -114,13 +115,23 @@ class ShapeCache:
             return same
         if how == "view":
             place, shape, stride, dtype, offset, device = what
-            with torch._subclasses.fake_tensor.in_kernel_invocation_manager(self._mode):
-                empty = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-                empty.set_(args[place].untyped_storage(), offset, shape, stride)
+            empty = torch.empty(0, dtype=dtype, device="meta")
+            empty.set_(args[place].untyped_storage(), offset, shape, stride)
         else:
             shape, stride, dtype, offset, device = what
             empty = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-        return FakeTensor(self._mode, empty, device)
+        return self._fake(empty, device)
+
+    def _fake(self, meta: Tensor, device: torch.device) -> FakeTensor:
+        """A fake tensor of a meta tensor's shape. Its attributes are those of one that torch made: checking what they
+        are made from takes most of the time."""
+        attributes = self._attributes.get(device)
+        if attributes is None:
+            attributes = self._attributes[device] = dict(FakeTensor(self._mode, meta, device).__dict__)
+        fake = Tensor._make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device)
+        torch._C._set_throw_on_mutable_data_ptr(fake)
+        fake.__dict__.update(attributes)
+        return fake
 
 
 def _metadata(tensor: FakeTensor) -> tuple[Any, ...]:

@@ -62,6 +62,11 @@ class PlanningMode(FakeTensorMode):
             self._shapes.remember(key, args, result)
         return result
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No guard around every op, as in `follow.dispatch_mode`."""
+        return False
+
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         rule: Any = self._rules.get(func)
         if func is torch.ops.higher_order.run_and_save_rng_state and self.target.kind == "cuda":
