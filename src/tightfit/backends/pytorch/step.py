@@ -138,9 +138,9 @@ class Step:
         made = self.build.training_loss or self.build.loss_sum
         return made(batch, check)
 
-    def attend(self, number: int) -> None:
+    def select(self, number: int) -> None:
         if self.routing is not None:
-            self.routing.attend(number)
+            self.routing.select(number)
 
     def backward(self, global_batch: TensorGlobalBatch, number: int) -> None:
         of = len(global_batch.micro_batches)
