@@ -59,7 +59,7 @@ LAYERS = (
     ("tightfit.hub",),
     ("tightfit.bundled",),
     ("tightfit.techniques",),
-    ("tightfit.tasks",),
+    ("tightfit.tasks", "tightfit.metrics"),
     ("tightfit.calibration",),
     ("tightfit.devices",),
     ("tightfit.catalogue",),

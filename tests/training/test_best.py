@@ -12,8 +12,8 @@ import pytest
 from tests.training.runs import same_weights, train
 from tests.training.test_loop import FakeStep, lines, run
 from tests.training.test_resume import killed_after
-from tightfit.backends.base import Evaluation, Total
 from tightfit.errors import RecipeError
+from tightfit.metrics import Evaluation, Total
 from tightfit.recipe import Recipe
 from tightfit.training.best import Best
 from tightfit.training.listeners import Listener

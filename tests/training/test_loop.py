@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tightfit.backends.base import Evaluation, StepResult, Total
+from tightfit.backends.base import StepResult
 from tightfit.errors import CheckpointError, NonFiniteLoss
+from tightfit.metrics import Evaluation, Total
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, GlobalBatch, MicroBatch, global_batch_of
 from tightfit.training import checkpoints

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tightfit.metrics import METRICS
 from tightfit.recipe import Recipe
-from tightfit.recipe.best import LARGER_IS_BETTER
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Best:
 
     @property
     def metric(self) -> str:
-        """The name of what is compared."""
+        """The name of what is compared, as it is written down."""
         assert self.recipe.best_metric is not None
         return self.recipe.best_metric
 
@@ -42,7 +42,7 @@ class Best:
         found, before = metrics.get(self.metric), self.metrics.get(self.metric)
         gain = -math.inf
         if found is not None and math.isfinite(found):
-            sign = 1.0 if self.metric in LARGER_IS_BETTER else -1.0
+            sign = 1.0 if METRICS[self.metric.removeprefix("eval_")].larger_is_better else -1.0
             gain = math.inf if before is None else sign * (found - before)
         self.waited = 0 if gain > self.recipe.early_stopping_threshold else self.waited + 1
         if gain > 0.0:

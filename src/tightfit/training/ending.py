@@ -13,11 +13,12 @@ from tightfit.data import Prepared
 from tightfit.data.tokenizing import name_end
 from tightfit.devices import find_device
 from tightfit.errors import CheckpointError, OutOfMemory, RecipeError
+from tightfit.metrics import metrics_text
 from tightfit.models import OUR_TRANSFORMER, resolve_source
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
 from tightfit.training import checkpoints
-from tightfit.training.records import Summary, metrics_text
+from tightfit.training.records import Summary
 from tightfit.training.run_folder import RunFolder
 from tightfit.training.session import Session
 from tightfit.training.state import TrainerState

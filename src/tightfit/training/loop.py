@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 from tightfit.backends.base import GlobalBatchSource, Step, StepResult
 from tightfit.backends.world import ALONE, World
 from tightfit.errors import CheckpointError, NonFiniteLoss, OutOfMemory
+from tightfit.metrics import evaluation_metrics, metrics_of, metrics_text
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, GlobalBatch
 from tightfit.training import checkpoints
 from tightfit.training.listeners import Listener
-from tightfit.training.records import MetricsLog, NullMetricsLog, evaluation_metrics, metrics_of, metrics_text
+from tightfit.training.records import MetricsLog, NullMetricsLog
 from tightfit.training.run_folder import RunFolder
 from tightfit.training.schedule import learning_rate
 from tightfit.training.state import DispatchedStep, Interval, TrainerState

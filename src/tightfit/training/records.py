@@ -4,46 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from tightfit.backends.base import Evaluation
 from tightfit.errors import MissingLibrary, RecipeError, nearest, one_line
 from tightfit.files import write_atomically
+from tightfit.metrics import metrics_text
 from tightfit.recipe import Recipe
 from tightfit.training.run_folder import METRICS, RunFolder
-
-EVALUATED = {
-    "eval_loss": "loss {:.4f}", "eval_perplexity": "perplexity {:,.2f}", "eval_accuracy": "accuracy {:.1%}",
-    "eval_f1": "macro F1 {:.3f}",
-}
-"""The metrics of an evaluation as they are written down, and as a person reads them."""
-
-
-def evaluation_metrics(found: Evaluation) -> dict[str, Any]:
-    """The metrics of an evaluation, by the names that the Hugging Face Trainer and its examples write.
-
-    Perplexity is of tokens, the exponential of the loss; accuracy the share of labels, classes or tokens, that have the
-    largest logit; F1 the mean of the classes'.
-    """
-    loss = found.loss.mean
-    shared = {"eval_loss": loss, "eval_accuracy": found.correct / max(found.loss.count, 1)}
-    if found.f1 is not None:
-        return {**shared, "eval_f1": found.f1}
-    return {**shared, "eval_perplexity": math.exp(min(loss, 700.0))}
-
-
-def metrics_of(line: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics of an evaluation in a line that was written of it."""
-    return {name: line[name] for name in EVALUATED if name in line}
-
-
-def metrics_text(metrics: Mapping[str, float]) -> str:
-    """An evaluation's metrics as a person reads them: `loss 1.2345, perplexity 3.4, accuracy 65.4 %`."""
-    return ", ".join(text.format(metrics[name]) for name, text in EVALUATED.items() if metrics.get(name) is not None)
 
 
 class MetricsLog:
@@ -134,7 +105,7 @@ class NullMetricsLog:
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     """A run's figures. Seconds are this process's; loss is in nats a label; memory in bytes. Those named eval_ are as
-    of `evaluation_metrics`.
+    of `tightfit.metrics`.
 
     training_seconds: time in steps and waiting for data; evaluation, saving, compiling and a profiled step are apart.
     tokens_seen: real input tokens (images: images) since the run's beginning.
