@@ -12,7 +12,7 @@ import pytest
 from tightfit.errors import RecipeError
 from tightfit.metrics import METRICS, Evaluation, MetricName, Total, evaluation_metrics, metrics_of, metrics_text
 from tightfit.recipe import Recipe
-from tightfit.training.records import Summary
+from tightfit.training.summary import Summary
 
 TOKENS = Evaluation(loss=Total(4.0, 2), correct=1)
 CLASSES = Evaluation(loss=Total(4.0, 4), correct=2, by_class=np.array([[1, 1, 0], [2, 2, 0], [1, 2, 1]]))

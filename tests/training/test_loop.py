@@ -24,7 +24,7 @@ from tightfit.tasks import IGNORE, GlobalBatch, MicroBatch, global_batch_of
 from tightfit.training import checkpoints
 from tightfit.training.listeners import Listener
 from tightfit.training.loop import SKIPS_IN_A_ROW, TrainingLoop
-from tightfit.training.records import MetricsLog
+from tightfit.training.metrics_log import MetricsLog
 from tightfit.training.run_folder import RunFolder
 from tightfit.training.state import Interval
 

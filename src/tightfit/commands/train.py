@@ -12,7 +12,7 @@ from tightfit.backends.world import launched_process
 from tightfit.recipe.lookup import name_and_overrides
 from tightfit.techniques.parallel import ManyProcesses
 from tightfit.training.listeners import LastingConsole, Terminal
-from tightfit.training.records import Summary
+from tightfit.training.summary import Summary
 from tightfit.training.trainer import Trainer
 
 

@@ -1,14 +1,20 @@
-"""The best of a run's evaluations, and when there will be no better one."""
+"""The best of a run's evaluations, when there will be no better one, and its weights for the finished model."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tightfit.metrics import METRICS
+from tightfit.backends.base import Step
+from tightfit.backends.world import World
+from tightfit.errors import CheckpointError
+from tightfit.metrics import METRICS, metrics_text
 from tightfit.recipe import Recipe
+from tightfit.training import checkpoints
+from tightfit.training.run_folder import RunFolder
+from tightfit.training.state import TrainerState
 
 
 @dataclass
@@ -48,3 +54,21 @@ class Best:
         if gain > 0.0:
             self.step, self.metrics = step, dict(metrics)
         return gain > 0.0
+
+
+def load_best(
+    step: Step, state: TrainerState, folder: RunFolder, world: World, say: Callable[[str], None]
+) -> None:
+    """Put the best checkpoint's weights into the model, and its metrics in the place of the last ones."""
+    if state.best_step in (None, state.step):
+        return
+    assert state.best_step is not None
+    place = checkpoints.folder_of(folder.checkpoints, state.best_step)
+    try:
+        found = world.broadcast_from_rank0(lambda: checkpoints.read(place))
+    except CheckpointError as error:
+        say(f"load_best_model_at_end: the best checkpoint cannot be read ({error}); the model is the last step's")
+        return
+    step.load(found.folder, found.meta)
+    state.evaluation = state.best_metrics
+    say(f"the finished model is that of step {state.best_step}: held-out {metrics_text(state.evaluation)}")

@@ -19,7 +19,7 @@ from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, GlobalBatch
 from tightfit.training import checkpoints
 from tightfit.training.listeners import Listener
-from tightfit.training.records import MetricsLog, NullMetricsLog
+from tightfit.training.metrics_log import MetricsLog, NullMetricsLog
 from tightfit.training.run_folder import RunFolder
 from tightfit.training.schedule import learning_rate
 from tightfit.training.state import DispatchedStep, Interval, TrainerState
