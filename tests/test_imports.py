@@ -30,6 +30,7 @@ LAYERS = (
     ("tightfit.display",),
     ("tightfit.training", "tightfit.profiling.measure"),
     ("tightfit.data",),
+    ("tightfit.planning.resolve_auto",),
     ("tightfit.planning.search",),
     ("tightfit.planning",),
     ("tightfit.profiling.profile",),

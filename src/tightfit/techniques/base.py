@@ -39,7 +39,6 @@ NUMBER = BeforeValidator(_not_boolean)
 """Validator beside the limits of every number: `true` and `false` are none."""
 
 Positive = Annotated[int, Field(ge=1), at_most(2**40), NUMBER]
-Natural = Annotated[int, Field(ge=0), at_most(2**40), NUMBER]
 
 
 class Technique:

@@ -21,7 +21,7 @@ from tightfit.training import checkpoints
 from tightfit.training.listeners import Listener
 from tightfit.training.metrics_log import MetricsLog, NullMetricsLog
 from tightfit.training.run_folder import RunFolder
-from tightfit.training.schedule import learning_rate
+from tightfit.training.schedule import learning_rate, length_field
 from tightfit.training.state import DispatchedStep, Interval, TrainerState
 from tightfit.training.stopping import StopRequest
 
@@ -62,7 +62,7 @@ class TrainingLoop:
     def resume(self, checkpoint: checkpoints.Checkpoint) -> None:
         """Go on from a checkpoint. Raises CheckpointError where the data is another."""
         if checkpoint.step > self.recipe.max_steps:
-            field = "max_steps" if self.recipe.num_train_epochs is None else "num_train_epochs"
+            field = length_field(self.recipe)
             raise CheckpointError(f"{field}: this run has already taken {checkpoint.step} steps, more than "
                                   f"{self.recipe.max_steps}; write a larger {field}, or another output_dir")
         if checkpoint.loop.get("data") != checkpoints.data_signature(self.source):

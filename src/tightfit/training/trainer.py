@@ -27,7 +27,7 @@ from tightfit.training.metrics_log import MetricsLog, NullMetricsLog
 from tightfit.training.model_folder import finish_model, loaded_by
 from tightfit.training.run_folder import MODEL, PLAN, SUMMARY, RunFolder, locked, run_path
 from tightfit.training.sample import sample_text
-from tightfit.training.schedule import respaced
+from tightfit.training.schedule import length_field, respaced
 from tightfit.training.session import Session, open_session, recipe_for_machine
 from tightfit.training.state import TrainerState
 from tightfit.training.summary import Summary, summarize
@@ -140,8 +140,7 @@ class Trainer:
                 self.listener.message(f"{', '.join(rounding)} changed: the run resumes with the same results up to "
                                       "rounding, not bit for bit")
         if finished is not None:
-            length = "max_steps" if recipe.num_train_epochs is None else "num_train_epochs"
-            length = "early_stopping_patience" if finished.early_stopped else length
+            length = "early_stopping_patience" if finished.early_stopped else length_field(recipe)
             self.listener.message(f"{folder.path} holds a finished run of {finished.steps} steps; to train on write a "
                                   f"larger {length}=..., to start anew another output_dir=...")
             return finished
