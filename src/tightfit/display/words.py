@@ -90,7 +90,7 @@ def heading(plan: Plan) -> str:
     if plan.device.world > 1:
         machines = f"{plan.device.machines} machines of " if plan.device.machines > 1 else ""
         device = f"{machines}{plan.device.cards} x {device}"
-    model = plan.asked.model if plan.experts is None else f"{plan.asked.model} ({plan.experts.share})"
+    model = plan.asked.model if plan.experts is None else f"{plan.asked.model} ({plan.experts.parameters_text})"
     return f"{model} on {device}: {work(plan.asked)}"
 
 

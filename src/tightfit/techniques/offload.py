@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from tightfit.devices import Device
     from tightfit.recipe import Recipe
 
+STREAMED: Mapping[str, str] = {"offload": "host", "accumulation": "by-block", "update": "with-forward"}
+"""The fields of a recipe whose blocks wait in the host's memory: what takes least of the device's."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class HostShares:
