@@ -38,6 +38,7 @@ def run_train(name: str, overrides: Sequence[str] = ()) -> int:
     console.print(f"stopped by {summary.stopped_by} at step {summary.steps}, saved; the same command resumes the run")
     return 128 + signal.Signals[summary.stopped_by]
 
+
 def _show(console: Console, summary: Summary) -> None:
     if summary.sample:
         console.rule("sample")

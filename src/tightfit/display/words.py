@@ -78,7 +78,7 @@ def _counted_twice(memory: Memory) -> str:
 
 
 def throughput(time: Time) -> str:
-    """What is done in a second, and how far that may be off where it is known."""
+    """Tokens or samples a second, with the error of that where it is known."""
     value = time.throughput
     return f"{value:,.0f}" if time.error is None else around(value, value * time.error)
 

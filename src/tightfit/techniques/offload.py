@@ -54,7 +54,7 @@ class Offload(Technique):
 
     @property
     def shares(self) -> HostShares:
-        """What waits in the host's memory; `auto` is all of the blocks."""
+        """The shares that wait in the host's memory; `auto` is all of the blocks."""
         return HostShares()
 
     @property

@@ -36,6 +36,7 @@ from tightfit.training.utilization import utilization
 if TYPE_CHECKING:
     from tightfit.profiling.measure import RunProfile
 
+
 class Trainer:
     """Train a model by a recipe.
 
