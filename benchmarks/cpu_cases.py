@@ -252,6 +252,7 @@ PARTLESS = {"swin": frozenset({"attention", "mlp"})}
 """Checkpointing that is refused with an error, for the model's blocks (stages) have no such part to recompute alone:
 every-block takes its place."""
 
+
 def _served(model: str, checkpointing: Any) -> Any:
     name = checkpointing if isinstance(checkpointing, str) else checkpointing["name"]
     return "every-block" if name in PARTLESS.get(model, ()) else checkpointing

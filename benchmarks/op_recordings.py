@@ -35,6 +35,8 @@ OVERLOADS = {**dict.fromkeys(PAIRED, "Tensor"), "pow": "Tensor_Scalar", "fill_":
 LONG = 100e-6
 """Seconds of an op at all of the bandwidth from which on a recording with CUDA events around it, which holds the host's
 own 20 to 50 microseconds, tells the kernel's time."""
+
+
 def rows(folder: Path, name: str) -> Iterator[Row]:
     with gzip.open(folder / f"{name}.csv.gz", "rt", newline="") as file:
         for row in csv.DictReader(file):

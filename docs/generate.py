@@ -39,6 +39,7 @@ CONVERGENCE = DOCS.parent / "results" / "convergence.json"
 
 CONSTRAINTS = {"ge": "at least {}", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
 
+
 def pages() -> dict[str, str]:
     """Every generated page's text, by its path below docs/."""
     variants = [variant for slot in VARIANTS.values() for variant in slot]

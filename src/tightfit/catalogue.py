@@ -41,7 +41,7 @@ XLA = "memory and L2 from OpenXLA's device specifications, read off the card"
 
 
 Evidence = Literal["measured", "few", "assumed"]
-"""What a card's speed is known from: recordings of it, few of them, or its neighbours'."""
+"""The source of a card's speeds: recordings of it, few of them, or its neighbours'."""
 
 
 class Card(NamedTuple):

@@ -43,7 +43,7 @@ class Device:
     sustains: float = 0.8
     """Share of a format's peak that large products on tensor cores sustain."""
     evidence: Evidence = "assumed"
-    """What its speed is known from."""
+    """The source of its speeds."""
     units: int = 0
     """Streaming multiprocessors, or cores of a CPU."""
     l2_bytes: int = 0

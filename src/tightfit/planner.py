@@ -140,7 +140,7 @@ def own_device(recipe: Recipe, kind: str) -> Device | None:
 
 
 def target_for(recipe: Recipe, gpu: str | None, gpu_memory: str | None = None) -> Target:
-    """What a recipe is planned for, see `plan`. Raises RecipeError and Refused."""
+    """The device that a recipe is planned for, see `plan`. Raises RecipeError and Refused."""
     if gpu == "cpu" or (gpu is None and gpu_memory is None and recipe.device == "cpu"):
         if gpu_memory is not None:
             raise RecipeError(f"gpu-memory: {gpu_memory!r} belongs to a GPU, and this plan is for the processor")

@@ -92,6 +92,8 @@ class Task:
     reads: Literal["tokens", "images"] = "tokens"
     packs: bool = False
     """Whether documents may share a row."""
+    peft_class: str | None = None
+    """The class of peft that loads an adapter of it; None where it has none."""
 
     @property
     def generates(self) -> bool:
@@ -125,10 +127,13 @@ class Task:
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
-        Task(name="causal-lm", auto_class="AutoModelForCausalLM", predicts="next", packs=True),
+        Task(name="causal-lm", auto_class="AutoModelForCausalLM", predicts="next", packs=True,
+             peft_class="AutoPeftModelForCausalLM"),
         Task(name="masked-lm", auto_class="AutoModelForMaskedLM", predicts="hidden", packs=True),
-        Task(name="sequence-classification", auto_class="AutoModelForSequenceClassification", predicts="class"),
-        Task(name="seq2seq", auto_class="AutoModelForSeq2SeqLM", predicts="target"),
+        Task(name="sequence-classification", auto_class="AutoModelForSequenceClassification", predicts="class",
+             peft_class="AutoPeftModelForSequenceClassification"),
+        Task(name="seq2seq", auto_class="AutoModelForSeq2SeqLM", predicts="target",
+             peft_class="AutoPeftModelForSeq2SeqLM"),
         Task(name="image-classification", auto_class="AutoModelForImageClassification", predicts="class",
              reads="images"),
     )

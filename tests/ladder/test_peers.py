@@ -62,7 +62,6 @@ CANNOT = {"plain": (), "hf-trainer": ("gpt2, uneven", "bert, fp16")}
 """What is refused on a processor."""
 
 
-
 @pytest.fixture(autouse=True)
 def own_state() -> Iterator[None]:
     """Leave no setting of Accelerate's behind, which are one for all of a process."""

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tests.training.runs import same_weights, train
 from tests.training.test_loop import FakeStep, lines, run
 from tests.training.test_resume import killed_after
-from tightfit.backends.base import Evaluation, Total
+from tightfit.backends.world import ALONE
 from tightfit.errors import RecipeError
+from tightfit.metrics import Evaluation, Total
 from tightfit.recipe import Recipe
-from tightfit.training.best import Best
+from tightfit.training.best import Best, load_best
 from tightfit.training.listeners import Listener
+from tightfit.training.run_folder import RunFolder
+from tightfit.training.state import TrainerState
 from tightfit.training.trainer import Trainer
 
 WATCHED = {"eval_steps": 1, "load_best_model_at_end": True}
@@ -163,3 +166,11 @@ def test_a_run_killed_at_random_ends_and_chooses_as_one_that_was_not(overfitting
     again = Trainer(recipe=values, listener=said).train()
     assert again.steps == summaries[0]["steps"] < 60
     assert any("finished run" in text and "early_stopping_patience" in text for text in said.texts)
+
+
+def test_a_best_checkpoint_that_is_gone_is_said(tmp_path):
+    state = TrainerState(step=4, best_step=2, evaluation={"eval_loss": 2.0}, best_metrics={"eval_loss": 1.0})
+    said, untouched = Said(), cast("Any", None)
+    load_best(untouched, state, RunFolder(tmp_path), ALONE, said.message)
+    assert "best checkpoint cannot be read" in said.texts[0]
+    assert state.evaluation == {"eval_loss": 2.0}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tightfit import Trainer
-from tightfit.training.records import Summary
+from tightfit.training.summary import Summary
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "moe_intermediate_size": 32, "intermediate_size": 64, "head_dim": 8}
 

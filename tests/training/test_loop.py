@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tightfit.backends.base import Evaluation, StepResult, Total
+from tightfit.backends.base import StepResult
 from tightfit.errors import CheckpointError, NonFiniteLoss
+from tightfit.metrics import Evaluation, Total
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, GlobalBatch, MicroBatch, global_batch_of
 from tightfit.training import checkpoints
 from tightfit.training.listeners import Listener
 from tightfit.training.loop import SKIPS_IN_A_ROW, TrainingLoop
-from tightfit.training.records import MetricsLog
+from tightfit.training.metrics_log import MetricsLog
 from tightfit.training.run_folder import RunFolder
 from tightfit.training.state import Interval
 

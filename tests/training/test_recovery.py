@@ -14,9 +14,10 @@ from tightfit.backends.pytorch.step import Step
 from tightfit.devices import find_device
 from tightfit.errors import OutOfMemory
 from tightfit.recipe import Recipe
+from tightfit.techniques.offload import STREAMED
 from tightfit.trace import Phase
 from tightfit.training.listeners import Listener
-from tightfit.training.recovery import STREAMED, less_memory
+from tightfit.training.recovery import less_memory
 from tightfit.training.trainer import Trainer
 
 WAYS = {"plain": {}, "by block": {"accumulation": "by-block", "update": "with-forward"}, "in backward": {

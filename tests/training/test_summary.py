@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tightfit.training.records import Summary
+from tightfit.training.summary import Summary
 
 
 def test_a_rate_stands_beside_the_seconds_that_it_is_of() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tightfit.backends.world import World
 from tightfit.devices import Device
+from tightfit.metrics import Evaluation, Total
 from tightfit.recipe import Recipe
 from tightfit.tasks import GlobalBatch
 from tightfit.techniques import SLOTS, Technique
@@ -26,36 +27,11 @@ TIMED_STEPS = 5
 
 
 @dataclass(frozen=True)
-class Total:
-    """A sum and what it is to be divided by: the form in which metrics add up over micro-batches and processes."""
-
-    sum: float
-    count: int
-
-    @property
-    def mean(self) -> float:
-        return self.sum / max(self.count, 1)
-
-
-@dataclass(frozen=True)
 class Metric(Total):
     """A figure of a step beside its loss. adds_up: whether it is what the global batch in one piece would give, however
     that is split."""
 
     adds_up: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """The sums of an evaluation, over the labels that count.
-
-    correct: labels to which the model gives its largest logit. f1: the mean of the classes' F1 (macro F1), over those
-    that are a label or were predicted; None where a sample has no class.
-    """
-
-    loss: Total
-    correct: int
-    f1: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,7 +75,7 @@ class ModelSize:
     values: int
 
     @property
-    def share(self) -> str:
+    def parameters_text(self) -> str:
         """The parameters and those that a token meets, as a person reads them; empty where it meets them all."""
         if self.active_parameters == self.parameters:
             return ""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 
@@ -16,9 +17,9 @@ from tightfit.display.gpu_tables import show_comparison, show_overview
 from tightfit.display.plan_table import ReadablePlan, show_plan
 from tightfit.display.progress import SearchProgress
 from tightfit.errors import RecipeError, Refused, ReportError
-from tightfit.planner import RecipeForDevice, asks_for_overview, compare, overview, plan_on
+from tightfit.planner import asks_for_overview, compare, overview, plan_on
 from tightfit.planning.cluster import Cluster, read_cluster
-from tightfit.planning.saved_plans import is_kept, question_of, remembered, this_machine
+from tightfit.planning.plan_cache import cache_key, cached, is_cached, machine_fingerprint
 from tightfit.planning.search.every_gpu import Comparison, parse_prices
 from tightfit.planning.search.extremes import models_like
 from tightfit.planning.search.overview import Overview
@@ -27,6 +28,7 @@ from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import load_recipe, name_and_overrides
 
 EVERY_GPU = "all"
+Answer = TypeVar("Answer", ReadablePlan, Comparison, Overview)
 
 
 def run_plan(
@@ -66,46 +68,49 @@ def run_plan(
     def recipe_on(cuda: bool) -> Recipe:
         return load_recipe(name, overrides, cuda=cuda, training_arguments=training_arguments)
 
-    machine = this_machine() if use_cache else ""
+    machine = machine_fingerprint() if use_cache else ""
 
-    def asked(**more: object) -> str | None:
+    def key(**more: object) -> str | None:
         options = {"gpu": gpu, "gpu_memory": gpu_memory, "host_memory": host_memory, "cluster": cluster,
                    "largest": extreme, **more}
-        return question_of(name, overrides, options, training_arguments, machine) if use_cache else None
+        return cache_key(name, overrides, options, training_arguments, machine) if use_cache else None
 
     count_of_tokens = 0 if tokens is None else parse_tokens(tokens)
-    if gpu == EVERY_GPU and html is not None:
-        raise RecipeError(f"html: {html} is the page of one GPU's plan; write --gpu with its name")
-    if gpu == EVERY_GPU and extreme:
-        raise RecipeError(f"largest: {extreme!r} is asked of one GPU; write --gpu with its name")
-    if gpu == EVERY_GPU and host_memory is not None:
-        raise RecipeError(f"host-memory: {host_memory!r} is for one GPU, and --gpu all compares many; leave it out")
     if gpu == EVERY_GPU:
+        if html is not None:
+            raise RecipeError(f"html: {html} is the page of one GPU's plan; write --gpu with its name")
+        if extreme:
+            raise RecipeError(f"largest: {extreme!r} is asked of one GPU; write --gpu with its name")
+        for option, size in (("host-memory", host_memory), ("gpu-memory", gpu_memory)):
+            if size is not None:
+                raise RecipeError(f"{option}: {size!r} is for one GPU, and --gpu all compares many; leave it out")
         by_name = parse_prices(prices)
-        _compare(recipe_on, gpu_memory, by_name, count_of_tokens, as_json, top, partial(asked, prices=by_name))
+        comparison, from_cache = _cached(Comparison, partial(key, prices=by_name), partial(compare, recipe_on, by_name),
+                                         "GPUs")
+        shown = replace(comparison, rows=comparison.rows[:top], tokens=count_of_tokens, cached=from_cache)
+        _show_all(shown, show_comparison, as_json, any(row.chosen is not None for row in comparison.rows))
         return
-    about_all = partial(asked, ways=True)
+    overview_key = partial(key, ways=True)
     named = (html, extreme, gpu, gpu_memory, host_memory, prices, tokens, training_arguments)
-    if not any(named) and cluster == Cluster() and (is_kept(about_all()) or asks_for_overview(recipe_on(False))):
-        _overview(recipe_on, as_json, top, about_all)
+    if not any(named) and cluster == Cluster() and (is_cached(overview_key()) or asks_for_overview(recipe_on(False))):
+        found, from_cache = _cached(Overview, overview_key, partial(overview, recipe_on), "traces")
+        _show_all(replace(found, cards=found.cards[:top], cached=from_cache), show_overview, as_json, found.fitting)
         return
     if prices and not count_of_tokens:
         raise RecipeError(f"price: {prices[0]!r} is for comparing GPUs, and for the cost of a run; write --gpu all or "
                           "--tokens 1B with it")
     price = parse_price(prices[0].rpartition("=")[2]) if prices else None
     _plan(partial(plan_on, recipe_on, gpu, gpu_memory, host_memory, cluster=cluster, largest=extreme), count_of_tokens,
-          price, as_json, top, html, asked)
+          price, as_json, top, html, key)
 
 
 def _plan(
     planned: Callable[..., ReadablePlan], tokens: int, price: float | None, as_json: bool, top: int | None,
-    html: Path | None, asked: Callable[[], str | None],
+    html: Path | None, key: Callable[[], str | None],
 ) -> None:  # fmt: skip
-    # A model's own code may print; what is printed here is the plan alone.
-    with SearchProgress(Console(stderr=True), "planning", "traces") as progress, redirect_stdout(sys.stderr):
-        plan, cached = remembered(ReadablePlan, asked, partial(planned, progress=progress))
+    plan, from_cache = _cached(ReadablePlan, key, planned, "traces")
     gpus = max(plan.device.world, 1)
-    plan = replace(plan, candidates=plan.candidates[:top], tokens=tokens, cached=cached,
+    plan = replace(plan, candidates=plan.candidates[:top], tokens=tokens, cached=from_cache,
                    price=None if price is None else price * gpus)
     if as_json:
         _print_json(plan.to_json())
@@ -128,34 +133,22 @@ def _draw(plan: ReadablePlan, path: Path) -> None:
     Console(stderr=True, soft_wrap=True).print(f"page: {path}", markup=False, highlight=False)
 
 
-def _compare(
-    recipe_on: RecipeForDevice, gpu_memory: str | None, prices: Mapping[str, float], tokens: int, as_json: bool,
-    top: int | None, asked: Callable[[], str | None],
-) -> None:  # fmt: skip
-    if gpu_memory is not None:
-        raise RecipeError(f"gpu-memory: {gpu_memory!r} is for one GPU, and --gpu all compares many; leave it out")
-    with SearchProgress(Console(stderr=True), "planning", "GPUs") as progress:
-        comparison, cached = remembered(Comparison, asked, partial(compare, recipe_on, prices, progress=progress))
-    fitting = any(row.chosen is not None for row in comparison.rows)
-    comparison = replace(comparison, rows=comparison.rows[:top], tokens=tokens, cached=cached)
+def _cached(
+    kind: type[Answer], key: Callable[[], str | None], planned: Callable[..., Answer], unit: str
+) -> tuple[Answer, bool]:
+    """The cached answer, or one that is planned now; and whether it was cached. unit: of progress, such as traces."""
+    # A model's own code may print; what is printed here is the plan alone.
+    with SearchProgress(Console(stderr=True), "planning", unit) as progress, redirect_stdout(sys.stderr):
+        return cached(kind, key, partial(planned, progress=progress))
+
+
+def _show_all(answer: Answer, show: Callable[[Answer, Console], None], as_json: bool, fitting: bool) -> None:
+    """Print what was planned for every GPU. Raises Refused where nothing fits on any."""
     if as_json:
-        _print_json(comparison.to_json())
+        _print_json(answer.to_json())
     else:
-        show_comparison(comparison, Console())
+        show(answer, Console())
     if not fitting:
-        raise Refused("nothing fits on any GPU of the catalogue; tightfit plan with --gpu and one name says what would "
-                      "help")
-
-
-def _overview(recipe_on: RecipeForDevice, as_json: bool, top: int | None, asked: Callable[[], str | None]) -> None:
-    with SearchProgress(Console(stderr=True), "planning", "traces") as progress, redirect_stdout(sys.stderr):
-        found, cached = remembered(Overview, asked, partial(overview, recipe_on, progress=progress))
-    shown = replace(found, cards=found.cards[:top], cached=cached)
-    if as_json:
-        _print_json(shown.to_json())
-    else:
-        show_overview(shown, Console())
-    if not found.fitting:
         raise Refused("nothing fits on any GPU of the catalogue; tightfit plan with --gpu and one name says what would "
                       "help")
 

@@ -11,7 +11,7 @@ from tightfit.profiling import AGAINST, REPORT
 from tightfit.profiling.profile import load
 from tightfit.profiling.report.compare import headline, side_by_side
 from tightfit.profiling.report.page import write_report
-from tightfit.training.records import finished_rows
+from tightfit.training.summary import finished_rows
 
 
 def run_report(run_dir: Path, other: Path | None = None, output: Path | None = None) -> Path:

@@ -12,7 +12,7 @@ from tightfit.backends.world import launched_process
 from tightfit.recipe.lookup import name_and_overrides
 from tightfit.techniques.parallel import ManyProcesses
 from tightfit.training.listeners import LastingConsole, Terminal
-from tightfit.training.records import Summary
+from tightfit.training.summary import Summary
 from tightfit.training.trainer import Trainer
 
 
@@ -37,6 +37,7 @@ def run_train(name: str, overrides: Sequence[str] = ()) -> int:
         return 0
     console.print(f"stopped by {summary.stopped_by} at step {summary.steps}, saved; the same command resumes the run")
     return 128 + signal.Signals[summary.stopped_by]
+
 
 def _show(console: Console, summary: Summary) -> None:
     if summary.sample:

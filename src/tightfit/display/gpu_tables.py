@@ -13,7 +13,7 @@ from rich.text import Text
 from tightfit.devices import GIB, catalogue
 from tightfit.display.words import FROM_CACHE, as_written, batches, fits, techniques, throughput, work
 from tightfit.planning.search.every_gpu import Compared, Comparison
-from tightfit.planning.search.overview import Cost, Overview
+from tightfit.planning.search.overview import CardEstimate, Overview
 from tightfit.planning.search.wording import field_text
 from tightfit.text import counted, size
 
@@ -60,9 +60,9 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
 def show_overview(overview: Overview, console: Console) -> None:
     """Print one line for each GPU, the smallest first, with memory in use and speed in each way, or the memory that it
     would need; below the table what each way is."""
-    asked, costs = overview.asked, [cost for card in overview.cards for cost in card.ways.values()]
+    asked, estimates = overview.asked, [each for card in overview.cards for each in card.ways.values()]
     names = list(overview.cards[0].ways)
-    unit = next((cost.time.unit for cost in costs if isinstance(cost, Cost) and cost.time), "tokens/s")
+    unit = next((each.time.unit for each in estimates if isinstance(each, CardEstimate) and each.time), "tokens/s")
     console.print(Text(f"{asked.model} on every GPU of the catalogue: {work(asked)}", style="bold"))
     table = _table("GPU", ["GiB", *(f"{name}\nGiB {unit}" for name in names)])
     for card in overview.cards:
@@ -71,16 +71,16 @@ def show_overview(overview: Overview, console: Console) -> None:
     console.print(table)
     legend = Table.grid(padding=(0, 2))
     for name in names:
-        recipes = {cost.recipe.micro_batch_size: cost.recipe for card in overview.cards
-                   if isinstance(cost := card.ways[name], Cost) and cost.time}
+        recipes = {each.recipe.micro_batch_size: each.recipe for card in overview.cards
+                   if isinstance(each := card.ways[name], CardEstimate) and each.time}
         for recipe in recipes.values():
             fields = ["trainable", "base"] if recipe.trainable.freezes else []
             legend.add_row(Text(name), Text(" ".join([*(field_text(field, getattr(recipe, field)) for field in fields),
                                                       as_written(recipe)])))
     console.print(legend)
-    host = max((cost.memory.host for cost in costs if isinstance(cost, Cost) and cost.time and
-                cost.recipe.offloaded.uses_host), default=0)
-    refused = dict.fromkeys(cost for cost in costs if isinstance(cost, str))
+    host = max((each.memory.host for each in estimates if isinstance(each, CardEstimate) and each.time and
+                each.recipe.offloaded.uses_host), default=0)
+    refused = dict.fromkeys(each for each in estimates if isinstance(each, str))
     for remark in (
         *(f"refused where there is -: {reason}" for reason in refused),
         *[f"offload=host: with up to {size(host)} of the machine's memory"] * (host > 0),
@@ -92,13 +92,13 @@ def show_overview(overview: Overview, console: Console) -> None:
         console.print(Text(remark))
 
 
-def _way(cost: Cost | str) -> str:
-    if isinstance(cost, str):
+def _way(estimate: CardEstimate | str) -> str:
+    if isinstance(estimate, str):
         return "-"
-    used = f"{cost.memory.used / GIB:.1f}"
-    if cost.time is None:
+    used = f"{estimate.memory.used / GIB:.1f}"
+    if estimate.time is None:
         return f"{used}     no"
-    speed = cost.time.throughput
+    speed = estimate.time.throughput
     return f"{used} {f'{speed / 1000:.1f}k' if speed >= 1000 else f'{speed:.0f}':>6}"
 
 

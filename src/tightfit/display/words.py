@@ -78,7 +78,7 @@ def _counted_twice(memory: Memory) -> str:
 
 
 def throughput(time: Time) -> str:
-    """What is done in a second, and how far that may be off where it is known."""
+    """Tokens or samples a second, with the error of that where it is known."""
     value = time.throughput
     return f"{value:,.0f}" if time.error is None else around(value, value * time.error)
 
@@ -90,7 +90,7 @@ def heading(plan: Plan) -> str:
     if plan.device.world > 1:
         machines = f"{plan.device.machines} machines of " if plan.device.machines > 1 else ""
         device = f"{machines}{plan.device.cards} x {device}"
-    model = plan.asked.model if plan.experts is None else f"{plan.asked.model} ({plan.experts.share})"
+    model = plan.asked.model if plan.experts is None else f"{plan.asked.model} ({plan.experts.parameters_text})"
     return f"{model} on {device}: {work(plan.asked)}"
 
 

@@ -28,7 +28,7 @@ from tightfit.nvml import driver_version
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Margin, fit, steps_alone
 from tightfit.planning.largest import largest_that_fits
-from tightfit.planning.search.resolve_auto import resolve_auto
+from tightfit.planning.resolve_auto import resolve_auto
 from tightfit.planning.search.search import check_length
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target, own_target

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from tightfit.calibration import Calibration, load
 from tightfit.devices import Device, device_of_memory, find_device, parse_memory, with_memory
 from tightfit.errors import RecipeError, Refused
-from tightfit.recipe import Recipe
 from tightfit.system import host_memory
 
 
@@ -26,13 +25,6 @@ class Target:
     def is_guessed_processor(self) -> bool:
         """Whether it is a processor that was not measured: its choice between formats may cost more than it gains."""
         return self.device.kind == "cpu" and self.calibration is None
-
-
-def needs_plan(recipe: Recipe, target: Target) -> bool:
-    """Whether what a run leaves open is worth a plan: on a GPU, and on a processor whose speed was measured where no
-    trace takes a compilation; not where weights are divided among processes."""
-    slow = target.is_guessed_processor or (recipe.backend.compiles_whole_steps and target.device.kind == "cpu")
-    return bool(recipe.open_choices()) and not slow and not recipe.parallel.shards
 
 
 def gpu_target(gpu: str | None, gpu_memory: str | None, own: Callable[[], Device | None]) -> Target:

@@ -21,7 +21,7 @@ from tightfit.errors import OutOfMemory, RecipeError, TightfitError
 from tightfit.files import replacing
 from tightfit.planning.estimate import capacity, untraced
 from tightfit.planning.plan import Plan
-from tightfit.planning.search.resolve_auto import resolve_auto
+from tightfit.planning.resolve_auto import resolve_auto
 from tightfit.planning.suggestions import memory_suggestions
 from tightfit.planning.targets import Target, own_target
 from tightfit.planning.timing.op_times import op_seconds

@@ -280,7 +280,7 @@ class Recipe(BaseModel):
 
     @property
     def offloaded(self) -> HostShares:
-        """What waits in the host's memory."""
+        """The shares of the model that wait in the host's memory."""
         return HostShares() if self.offload == "auto" else self.offload.shares
 
     @property

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from tightfit.metrics import MetricName
 from tightfit.techniques.base import NUMBER, Positive, at_most
 
 
@@ -24,7 +25,7 @@ Coefficient = Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER]
 Size = Annotated[int, Field(ge=1), at_most(2**31 - 1), NUMBER]
 StepsOrShare = Annotated[int | float, BeforeValidator(_steps_or_share)]
 Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial"]
-BestMetric = Annotated[Literal["loss", "perplexity", "accuracy", "f1"], BeforeValidator(_without_prefix)]
+BestMetric = Annotated[MetricName, BeforeValidator(_without_prefix)]
 
 
 class Data(BaseModel):

@@ -39,7 +39,6 @@ NUMBER = BeforeValidator(_not_boolean)
 """Validator beside the limits of every number: `true` and `false` are none."""
 
 Positive = Annotated[int, Field(ge=1), at_most(2**40), NUMBER]
-Natural = Annotated[int, Field(ge=0), at_most(2**40), NUMBER]
 
 
 class Technique:
@@ -85,7 +84,7 @@ class Technique:
     startup_seconds: ClassVar[float] = 0.0
     """Seconds before the first step, such as a compiler's."""
     hf_note: ClassVar[str] = ""
-    """What a Hugging Face Trainer has to be given besides its arguments, as a sentence that begins with a field."""
+    """Setup that a Hugging Face Trainer needs besides its arguments, as a sentence that begins with a field."""
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         """Reasons, as sentences, why this technique cannot serve `recipe` on `device`; empty if it can."""
@@ -148,7 +147,7 @@ class Technique:
         return False
 
     def saving(self, recipe: Recipe) -> str:
-        """What writing it saves in memory, in words, against the variant of its slot that a recipe pins; empty where
+        """Memory that writing it saves, in words, against the variant of its slot that a recipe pins; empty where
         that is nothing, or where something else is the better advice."""
         return ""
 

@@ -14,7 +14,7 @@ KNOBS = {"weight_decay": ("weight_decay",), "betas": ("adam_beta1", "adam_beta2"
 """The arguments that hold a knob's values."""
 
 ADAM = {"adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8}
-"""What the Trainer gives every kind of Adam, with its defaults."""
+"""Arguments that the Trainer gives every kind of Adam, with its defaults."""
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 

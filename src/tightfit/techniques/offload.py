@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from tightfit.devices import Device
     from tightfit.recipe import Recipe
 
+STREAMED: Mapping[str, str] = {"offload": "host", "accumulation": "by-block", "update": "with-forward"}
+"""The fields of a recipe whose blocks wait in the host's memory: what takes least of the device's."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class HostShares:
@@ -51,7 +54,7 @@ class Offload(Technique):
 
     @property
     def shares(self) -> HostShares:
-        """What waits in the host's memory; `auto` is all of the blocks."""
+        """The shares that wait in the host's memory; `auto` is all of the blocks."""
         return HostShares()
 
     @property

@@ -238,7 +238,7 @@ def _rates(check: Written, deeper: Trace, shallow: Trace) -> Rates:
 
 
 def _kinds(trace: Trace, numbers: Iterable[int]) -> list[tuple[str, str]]:
-    """What the ops of these numbers do, and where."""
+    """Names and streams of the ops of these numbers, sorted."""
     return sorted((trace.ops[number].name, trace.ops[number].stream.value) for number in numbers)
 
 

@@ -1,14 +1,20 @@
-"""The best of a run's evaluations, and when there will be no better one."""
+"""The best of a run's evaluations, when there will be no better one, and its weights for the finished model."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tightfit.backends.base import Step
+from tightfit.backends.world import World
+from tightfit.errors import CheckpointError
+from tightfit.metrics import METRICS, metrics_text
 from tightfit.recipe import Recipe
-from tightfit.recipe.best import LARGER_IS_BETTER
+from tightfit.training import checkpoints
+from tightfit.training.run_folder import RunFolder
+from tightfit.training.state import TrainerState
 
 
 @dataclass
@@ -27,7 +33,7 @@ class Best:
 
     @property
     def metric(self) -> str:
-        """The name of what is compared."""
+        """The name of what is compared, as it is written down."""
         assert self.recipe.best_metric is not None
         return self.recipe.best_metric
 
@@ -42,9 +48,27 @@ class Best:
         found, before = metrics.get(self.metric), self.metrics.get(self.metric)
         gain = -math.inf
         if found is not None and math.isfinite(found):
-            sign = 1.0 if self.metric in LARGER_IS_BETTER else -1.0
+            sign = 1.0 if METRICS[self.metric.removeprefix("eval_")].larger_is_better else -1.0
             gain = math.inf if before is None else sign * (found - before)
         self.waited = 0 if gain > self.recipe.early_stopping_threshold else self.waited + 1
         if gain > 0.0:
             self.step, self.metrics = step, dict(metrics)
         return gain > 0.0
+
+
+def load_best(
+    step: Step, state: TrainerState, folder: RunFolder, world: World, say: Callable[[str], None]
+) -> None:
+    """Put the best checkpoint's weights into the model, and its metrics in the place of the last ones."""
+    if state.best_step in (None, state.step):
+        return
+    assert state.best_step is not None
+    place = checkpoints.folder_of(folder.checkpoints, state.best_step)
+    try:
+        found = world.broadcast_from_rank0(lambda: checkpoints.read(place))
+    except CheckpointError as error:
+        say(f"load_best_model_at_end: the best checkpoint cannot be read ({error}); the model is the last step's")
+        return
+    step.load(found.folder, found.meta)
+    state.evaluation = state.best_metrics
+    say(f"the finished model is that of step {state.best_step}: held-out {metrics_text(state.evaluation)}")

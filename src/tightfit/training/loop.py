@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from tightfit.backends.base import GlobalBatchSource, Step, StepResult
 from tightfit.backends.world import ALONE, World
 from tightfit.errors import CheckpointError, NonFiniteLoss, OutOfMemory
+from tightfit.metrics import evaluation_metrics, metrics_of, metrics_text
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, GlobalBatch
 from tightfit.training import checkpoints
 from tightfit.training.listeners import Listener
-from tightfit.training.records import MetricsLog, NullMetricsLog, evaluation_metrics, metrics_of, metrics_text
+from tightfit.training.metrics_log import MetricsLog, NullMetricsLog
 from tightfit.training.run_folder import RunFolder
-from tightfit.training.schedule import learning_rate
+from tightfit.training.schedule import learning_rate, length_field
 from tightfit.training.state import DispatchedStep, Interval, TrainerState
 from tightfit.training.stopping import StopRequest
 
@@ -61,7 +62,7 @@ class TrainingLoop:
     def resume(self, checkpoint: checkpoints.Checkpoint) -> None:
         """Go on from a checkpoint. Raises CheckpointError where the data is another."""
         if checkpoint.step > self.recipe.max_steps:
-            field = "max_steps" if self.recipe.num_train_epochs is None else "num_train_epochs"
+            field = length_field(self.recipe)
             raise CheckpointError(f"{field}: this run has already taken {checkpoint.step} steps, more than "
                                   f"{self.recipe.max_steps}; write a larger {field}, or another output_dir")
         if checkpoint.loop.get("data") != checkpoints.data_signature(self.source):

@@ -12,13 +12,11 @@ from tightfit.errors import OutOfMemory, Refused
 from tightfit.planning.suggestions import memory_suggestions, savings
 from tightfit.recipe import Recipe
 from tightfit.recipe.resume import ROUNDING
+from tightfit.techniques.offload import STREAMED
 from tightfit.text import size
-from tightfit.training.records import Summary
 from tightfit.training.session import Session
 from tightfit.training.state import TrainerState
-
-STREAMED = {"offload": "host", "accumulation": "by-block", "update": "with-forward"}
-"""The fields that keep blocks in host memory: what takes least of the device's."""
+from tightfit.training.summary import Summary
 
 
 def train_on(

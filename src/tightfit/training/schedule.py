@@ -10,6 +10,11 @@ POLYNOMIAL_END = 1e-7
 """The learning rate that the polynomial schedule ends at, as in transformers."""
 
 
+def length_field(recipe: Recipe) -> str:
+    """The field that says how long the run is."""
+    return "max_steps" if recipe.num_train_epochs is None else "num_train_epochs"
+
+
 def respaced(recipe: Recipe, step: int) -> str:
     """The end of a sentence on a run that goes on at `step` to another number of steps than it was begun with; empty
     where its learning rates do not depend on that."""

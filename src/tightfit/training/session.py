@@ -15,8 +15,8 @@ from tightfit.data.splitting import Progress
 from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.models import ModelFacts, model_facts, module_facts, read_config
-from tightfit.planning.defaults import resolve
-from tightfit.planning.targets import needs_plan, own_target
+from tightfit.planning.resolve_auto import resolve_auto
+from tightfit.planning.targets import own_target
 from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import as_recipe
 from tightfit.system import cores
@@ -82,23 +82,14 @@ class Session:
 
 
 def open_session(recipe: Recipe, log: Log, *, module: Any = None) -> Session:
-    """The recipe with no `auto` left, on its device.
-
-    What is open is planned for a GPU, and for a processor whose speed was measured; otherwise, and where weights are
-    divided among processes, it gets the plain choices of `planning.defaults`. Raises Refused where nothing fits.
-    """
+    """The recipe on its device, with no `auto` left (`planning.resolve_auto`). Raises Refused where nothing fits."""
     backend = load_backend(recipe.backend.name)
     device = backend.device(recipe)
     workers, most = recipe.loading.workers, MOST_WORKERS * cores()
     if workers != "auto" and workers > most:
         raise Refused(f"loading.workers: {workers} processes are too many for this machine's "
                       f"{counted(cores(), 'core')}; write loading.workers={cores()}, or {most} at most")
-    target = own_target(device)
-    if not needs_plan(recipe, target):
-        return Session(recipe=resolve(recipe, device), device=device, backend=backend, module=module)
-    from tightfit.planning.search.resolve_auto import resolve_auto
-
-    resolved, plan = resolve_auto(recipe, target, backend, log, module)
+    resolved, plan = resolve_auto(recipe, own_target(device), backend, log, module)
     return Session(recipe=resolved, device=device, backend=backend, module=module, plan=plan)
 
 

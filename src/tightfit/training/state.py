@@ -68,11 +68,11 @@ class Interval:
             self.metrics[name] = [total + metric.sum, count + metric.count]
 
     def kept(self) -> dict[str, Any]:
-        """What a checkpoint keeps of them: what does not depend on the machine's speed."""
+        """The part that a checkpoint keeps: all that does not depend on the machine's speed."""
         return {"loss": self.loss, "count": self.count, "skipped": self.skipped, "metrics": self.metrics}
 
     def figures(self, mfu: Callable[[float], float] | None) -> dict[str, float]:
-        """What there is to write of them; no loss where no label counted, no rates of a profiled step alone. mfu: that
+        """The metrics to write; no loss where no label counted, no rates of a profiled step alone. mfu: that
         of so many tokens a second."""
         found: dict[str, float] = {"loss": self.loss / self.count} if self.count else {}
         found |= {name: total / count for name, (total, count) in self.metrics.items()}

@@ -12,24 +12,30 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from tightfit.backends import load_backend
-from tightfit.backends.base import Backend
+from tightfit.backends.base import Backend, Step
 from tightfit.backends.world import World
 from tightfit.data import GlobalBatchLoader, Prepared, evaluation_global_batches
 from tightfit.errors import CheckpointError, DataError, OutOfMemory, RecipeError, one_line
+from tightfit.models import resolve_source
 from tightfit.recipe import Recipe
 from tightfit.text import counted
 from tightfit.training import checkpoints
-from tightfit.training.ending import beginning, finish_model, load_best, loaded_by, sample, summarize, utilization
+from tightfit.training.best import load_best
 from tightfit.training.listeners import Listener
 from tightfit.training.loop import TrainingLoop
-from tightfit.training.records import MetricsLog, NullMetricsLog, Summary
+from tightfit.training.metrics_log import MetricsLog, NullMetricsLog
+from tightfit.training.model_folder import finish_model, loaded_by
 from tightfit.training.run_folder import MODEL, PLAN, SUMMARY, RunFolder, locked, run_path
-from tightfit.training.schedule import respaced
+from tightfit.training.sample import sample_text
+from tightfit.training.schedule import length_field, respaced
 from tightfit.training.session import Session, open_session, recipe_for_machine
 from tightfit.training.state import TrainerState
+from tightfit.training.summary import Summary, summarize
+from tightfit.training.utilization import utilization
 
 if TYPE_CHECKING:
     from tightfit.profiling.measure import RunProfile
+
 
 class Trainer:
     """Train a model by a recipe.
@@ -135,8 +141,7 @@ class Trainer:
                 self.listener.message(f"{', '.join(rounding)} changed: the run resumes with the same results up to "
                                       "rounding, not bit for bit")
         if finished is not None:
-            length = "max_steps" if recipe.num_train_epochs is None else "num_train_epochs"
-            length = "early_stopping_patience" if finished.early_stopped else length
+            length = "early_stopping_patience" if finished.early_stopped else length_field(recipe)
             self.listener.message(f"{folder.path} holds a finished run of {finished.steps} steps; to train on write a "
                                   f"larger {length}=..., to start anew another output_dir=...")
             return finished
@@ -171,7 +176,7 @@ class Trainer:
         for note in build.notes:
             self.listener.message(f"note: {note}")
         step = self.backend.step(build)
-        self.listener.message(beginning(recipe, step, data, len(source), self.module is None))
+        self.listener.message(_beginning(recipe, step, data, len(source), self.module is None))
         before = folder.saved_recipe()
         if world.rank == 0:
             folder.write_recipe(recipe)
@@ -204,7 +209,7 @@ class Trainer:
             if world.rank == 0:
                 finish_model(folder.path / MODEL, recipe, data, session)
                 folder.write_json(SUMMARY, summary.to_dict())
-            summary = replace(summary, sample=sample(recipe, step, data, self.listener.message))
+            summary = replace(summary, sample=sample_text(recipe, step, data, self.listener.message))
             if how := loaded_by(folder.path / MODEL, recipe):
                 self.listener.message(how)
         if world.rank == 0:
@@ -255,3 +260,15 @@ def _finished(folder: RunFolder, recipe: Recipe, saved: Recipe | None) -> Summar
         ended = ("best_metric", "early_stopping_patience", "early_stopping_threshold")
         return summary if all(getattr(recipe, name) == getattr(saved, name) for name in ended) else None
     return summary if summary.steps >= recipe.max_steps else None
+
+
+def _beginning(recipe: Recipe, step: Step, data: Prepared, global_batches: int, named: bool) -> str:
+    """One line on what is about to be trained."""
+    weights = ""
+    if named and resolve_source(recipe).kind == "bundled":
+        weights = " from random weights (a bundled shape; a Hugging Face id or folder brings its own)"
+    model = recipe.model if named else "your model"
+    if step.active_parameters != step.parameter_count:
+        weights = f", of which a token meets {step.active_parameters:,}{weights and ','}{weights}"
+    return (f"{model}: {step.parameter_count:,} parameters{weights}; {len(data.train):,} training samples, "
+            f"{global_batches:,} steps an epoch; micro_batch_size {recipe.micro_batch_size}")

@@ -10,7 +10,7 @@ import torch
 import tightfit
 from tightfit import nvml
 from tightfit.errors import Refused
-from tightfit.training.records import Summary
+from tightfit.training.summary import Summary
 
 GIB = 1 << 30
 

@@ -12,7 +12,7 @@ from tightfit.backends import load_backend
 from tightfit.devices import find_device
 from tightfit.errors import ModelError
 from tightfit.planning.estimate import estimate
-from tightfit.planning.search.overview import WAYS, Cost, Overview, overview
+from tightfit.planning.search.overview import WAYS, CardEstimate, Overview, overview
 from tightfit.planning.search.pool import Pool
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.recipe import Recipe
@@ -66,7 +66,7 @@ def test_one_trace_gives_each_card_what_a_plan_of_its_own_does(tools, found):
 
 
 class Made:
-    """A pool whose costs are made up: what holds more than one sample does not fit."""
+    """A pool whose estimates are made up: what holds more than one sample does not fit."""
 
     def __init__(self, held):
         self.held, self.asked = held, []
@@ -74,7 +74,8 @@ class Made:
     def each(self, function, jobs, told=None):
         self.asked += [(recipe.micro_batch_size, recipe.offloaded.uses_host) for recipe, _ in jobs]
         time = estimate_made().time
-        return [[Cost(recipe=recipe, memory=memory(self.held), time=time if recipe.micro_batch_size == 1 else None)
+        return [[CardEstimate(recipe=recipe, memory=memory(self.held),
+                              time=time if recipe.micro_batch_size == 1 else None)
                  for _ in group] for recipe, group in jobs]
 
 

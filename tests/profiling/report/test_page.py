@@ -16,7 +16,7 @@ from tightfit.profiling import profile as profiles
 from tightfit.profiling.report.compare import recipe_changes
 from tightfit.profiling.report.page import View, report, write_report
 from tightfit.trace.file import SAMPLED
-from tightfit.training.records import finished_rows
+from tightfit.training.summary import finished_rows
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
-from tightfit.backends.base import Evaluation, GlobalBatchSource, StepResult, Total
+from tightfit.backends.base import GlobalBatchSource, StepResult
 from tightfit.backends.jax.build import Build
 from tightfit.backends.jax.checkpoints import load_state, read_weights, save_state, write_model
 from tightfit.backends.jax.forward import logits
@@ -32,6 +32,7 @@ from tightfit.backends.jax.update import (
     jitted_step,
 )
 from tightfit.errors import ModelError, OutOfMemory
+from tightfit.metrics import Evaluation, Total
 from tightfit.system import peak_process_memory
 from tightfit.tasks import IGNORE, GlobalBatch
 

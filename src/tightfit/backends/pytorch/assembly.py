@@ -14,6 +14,7 @@ from tightfit.backends.base import absences
 from tightfit.backends.pytorch.apply import ABSENT, APPLY
 from tightfit.backends.pytorch.blocks import find_stacks
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.experts import has_experts
 from tightfit.backends.pytorch.models import build_model, cast_weights, ready_to_train
 from tightfit.backends.pytorch.padding import pad_vocab
 from tightfit.backends.pytorch.techniques.precision import weight_dtype
@@ -71,9 +72,9 @@ def bare_build(
         if not any(isinstance(parameter, FakeTensor) for parameter in model.parameters()):  # those are there already
             model = model.to(where)
         model = ready_to_train(model, recipe)
-    if recipe.mode == "train" and any(hasattr(module, "num_experts") for module in model.modules()):
+    if recipe.mode == "train" and has_experts(model):
         # Only whoever has experts pays for it.
-        from tightfit.backends.pytorch.techniques.experts.functions import use_ours
+        from tightfit.backends.pytorch.experts.functions import use_ours
 
         use_ours(model)
         if recipe.compiled and recipe.precision != "auto" and recipe.precision.activations_in != "bfloat16":

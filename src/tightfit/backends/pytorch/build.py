@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from tightfit.backends.base import GlobalBatchSource
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
+from tightfit.backends.pytorch.experts import has_experts
 from tightfit.backends.pytorch.models import logits_of
 from tightfit.backends.pytorch.techniques.loss.of_logits import LOSS_OF_LOGITS, Loss, Tally
 from tightfit.backends.pytorch.world import ALONE, TensorWorld
@@ -25,8 +26,8 @@ from tightfit.techniques.offload import HostShares
 from tightfit.trace import Phase
 
 if TYPE_CHECKING:
+    from tightfit.backends.pytorch.experts.routing import Routing
     from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
-    from tightfit.backends.pytorch.techniques.experts.routing import Routing
 
 Context = Callable[[], AbstractContextManager[Any]]
 MaskArguments = Callable[[TensorBatch], dict[str, Any]]
@@ -50,7 +51,7 @@ class MicroBatchPasses(Protocol):
     def enter(self, phase: Phase, doing: str) -> None:
         """Say what comes next."""
 
-    def attend(self, number: int) -> None:
+    def select(self, number: int) -> None:
         """Say which micro-batch's pass goes on, where others came between."""
 
     def forward(self, global_batch: TensorGlobalBatch, number: int) -> Tensor:
@@ -220,9 +221,9 @@ class Build:
     def routing(self) -> Routing | None:
         """The losses of the model's routers from now on, where it has experts or the recipe takes it that it has."""
         asked = self.recipe.router_aux_loss_coef or self.recipe.router_z_loss_coef
-        if not asked and not any(hasattr(module, "num_experts") for module in self.model.modules()):
+        if not asked and not has_experts(self.model):
             return None
-        from tightfit.backends.pytorch.techniques.experts.routing import routing_of
+        from tightfit.backends.pytorch.experts.routing import routing_of
 
         return routing_of(self)
 

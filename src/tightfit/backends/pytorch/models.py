@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import local_torch_dtype
 
 from tightfit.backends.pytorch.errors import at_line, is_out_of_memory
+from tightfit.backends.pytorch.experts import has_experts
 from tightfit.backends.pytorch.techniques.adapters.layers import quantized_count
 from tightfit.backends.pytorch.transformer import Transformer
 from tightfit.errors import ModelError, TightfitError, nearest, one_line
@@ -250,9 +251,9 @@ def parameter_count(model: nn.Module) -> int:
 def active_parameters(model: nn.Module) -> int:
     """Those of the model's parameters that a token meets: of experts, the share that it is sent to."""
     count = parameter_count(model)
-    if not any(hasattr(module, "num_experts") for module in model.modules()):
+    if not has_experts(model):
         return count
     # Only whoever has experts pays for it.
-    from tightfit.backends.pytorch.experts import inactive_parameters
+    from tightfit.backends.pytorch.experts.active_parameters import inactive_parameters
 
     return count - inactive_parameters(model)

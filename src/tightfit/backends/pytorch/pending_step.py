@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tightfit.backends.base import Metric, StepResult, Total
+from tightfit.backends.base import Metric, StepResult
+from tightfit.metrics import Total
 
 Metrics = Callable[[list[float]], dict[str, Metric]]
 """Reads a model's own figures of a step."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tightfit.backends.base import Evaluation, GlobalBatchSource, Total
+from tightfit.backends.base import GlobalBatchSource
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch, tensor_global_batch
 from tightfit.backends.pytorch.build import Build, Check
 from tightfit.backends.pytorch.errors import memory_guard, model_guard
@@ -28,6 +28,7 @@ from tightfit.backends.pytorch.techniques.attention.functions import kernel_name
 from tightfit.backends.pytorch.techniques.compile import compile_seconds
 from tightfit.backends.pytorch.techniques.loss.of_logits import Tally
 from tightfit.backends.pytorch.world import lost_process_guard
+from tightfit.metrics import Evaluation, Total
 from tightfit.system import peak_process_memory
 from tightfit.tasks import GlobalBatch
 from tightfit.trace import Phase
@@ -138,9 +139,9 @@ class Step:
         made = self.build.training_loss or self.build.loss_sum
         return made(batch, check)
 
-    def attend(self, number: int) -> None:
+    def select(self, number: int) -> None:
         if self.routing is not None:
-            self.routing.attend(number)
+            self.routing.select(number)
 
     def backward(self, global_batch: TensorGlobalBatch, number: int) -> None:
         of = len(global_batch.micro_batches)
@@ -186,7 +187,7 @@ class Step:
         if tally.by_class is not None:
             build.world.all_reduce_(tally.by_class)
         total, counted, correct = build.world.all_reduce_sum([loss.item(), count, tally.correct.item()])
-        return Evaluation(loss=Total(total, int(counted)), correct=int(correct), f1=tally.f1())
+        return Evaluation(loss=Total(total, int(counted)), correct=int(correct), by_class=tally.by_class)
 
     def global_batches(self, source: GlobalBatchSource, start: int, stop: int) -> Iterator[TensorGlobalBatch]:
         assert self.build.global_batches is not None

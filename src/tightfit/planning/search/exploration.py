@@ -49,9 +49,9 @@ class Exploration:
         self.considered: list[Choice] = []
         self.notes: list[str] = []
         self.compared: list[Pair] = []
-        """What was evaluated to be shown beside the choice."""
+        """Pairs to be shown beside the choice."""
         self.beside: list[tuple[Device, Evaluated]] = []
-        """What was evaluated to answer a `Question`, and on which device."""
+        """Answers to a `Question`, with the device that each is for."""
         self._forecasts: Forecasts | None = None
 
     @property

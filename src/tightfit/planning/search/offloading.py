@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,28 +16,25 @@ from tightfit.planning.search.space import micro_batch_sizes
 from tightfit.planning.search.wording import choices_text
 from tightfit.recipe import Recipe
 from tightfit.techniques import default_for_slot
-from tightfit.techniques.offload import Host, NoOffload, Offload
+from tightfit.techniques.offload import STREAMED, Host, NoOffload, Offload
 
 OFFLOAD = "offload"
 KINDS = ("weights", "gradients", "optimizer", "activations")
-"""What may stay on the device, first what saves most copies for its bytes."""
-STREAMED: dict[str, Any] = {
-    "offload": {**dict.fromkeys(KINDS, "auto"), "name": "host"}, "checkpointing": "every-block", "loss": "chunked",
-    "compile": "off",
-}
-"""The fields that streaming decides first, where they are open: what takes least memory, and least time to trace."""
+"""Kinds of memory that may stay on the device, first what saves most copies for its bytes."""
+OFFLOADED: Mapping[str, Any] = {**dict.fromkeys(KINDS, "auto"), "name": "host"}
+"""Blocks in host memory, with shares that the search decides."""
+LEAST_MEMORY: Mapping[str, Any] = {"checkpointing": "every-block", "loss": "chunked", "compile": "off"}
+"""The values tried first of the fields that are open: those of least memory, and of least time to trace."""
 REFINED: tuple[dict[str, Any], ...] = (
     {"compile": "per-block"}, {"compile": "per-block", "checkpointing": {"name": "selective", "keep": "attention"}},
 )
-"""What is tried then, of the fields that are open."""
+"""The values tried then, of the fields that are open."""
 MOST_TOKENS = 1 << 17
 """Tokens of a micro-batch, at most: larger ones are no faster, and their losses come in many chunks."""
 TRACES = 24
 """Traces of each search for a streamed recipe, at most."""
 NUMERICS = ("precision", "optimizer")
 """The fields that may change results."""
-FIELDS = (OFFLOAD, "accumulation", "update")
-"""The fields that say that a recipe's step is streamed."""
 MILD = (
     "optimizer states wait in the host's memory with results as they always are; allow_numerics=true also considers "
     "8-bit states and 16-bit weights, which may fit without and be faster"
@@ -105,14 +102,14 @@ def plan_streamed(
 def _first_that_fits(recipe: Recipe, device: Device, plan_of: Callable[[Recipe], Plan]) -> Plan | None:
     """The first plan with a choice: with numerics as they usually are where something fits so, of the largest
     micro-batch with which it does; the embeddings in host memory as well at last."""
-    changes = {field: value for field, value in STREAMED.items() if getattr(recipe, field) == "auto"}
+    changes = {field: value for field, value in LEAST_MEMORY.items() if getattr(recipe, field) == "auto"}
     usual = {slot: default_for_slot(recipe, device, slot) for slot in NUMERICS if getattr(recipe, slot) == "auto"}
     sizes = micro_batch_sizes(recipe.batch_size) if recipe.micro_batch_size == "auto" else [recipe.micro_batch_size]
     sizes = [size for size in sizes if size * recipe.seq_len <= MOST_TOKENS] or sizes[:1]
     for numerics in (usual, {}) if usual else ({},):
         most = math.inf
         for size, embeddings in [*((size, False) for size in reversed(sizes)), (sizes[0], True)]:
-            offload = {**STREAMED[OFFLOAD], "embeddings": embeddings}
+            offload = {**OFFLOADED, "embeddings": embeddings}
             pinned = recipe.override(**{**changes, OFFLOAD: offload, MICRO: size}).model_copy(update=numerics)
             if pinned.mode != "train" or pinned.refusals(device):
                 return None
@@ -138,7 +135,7 @@ def _speed(plan: Plan) -> float:
 
 
 def notes(exploration: Exploration, best: Pair) -> list[str]:
-    """What to know of a choice that keeps something in host memory."""
+    """Notes on a choice that keeps something in host memory."""
     space, uses_host = exploration.space, exploration.found[best].recipe.offloaded.uses_host
     harsher = exploration.levels[-1] != space.level(best[0]) and not space.recipe.allow_numerics
     return [MILD] if OFFLOAD in space.fields and uses_host and harsher else []
@@ -146,7 +143,7 @@ def notes(exploration: Exploration, best: Pair) -> list[str]:
 
 def nothing_resident(chosen: Recipe) -> str:
     """That nothing fits with all of the model in the GPU's memory, as a sentence."""
-    fields = choices_text(chosen, None, FIELDS)
+    fields = choices_text(chosen, None, tuple(STREAMED))
     return (f"nothing fits with all of the model in the GPU's memory: with {fields}, part of it waits in the host's; "
             "write offload=none for what would help without")
 

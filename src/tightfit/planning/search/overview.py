@@ -19,15 +19,13 @@ from tightfit.planning.costs import Memory, Time
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Tools, fit, training_time
 from tightfit.planning.search.evaluate import InProcess, Progress
-from tightfit.planning.search.offloading import OFFLOAD, STREAMED
+from tightfit.planning.search.offloading import LEAST_MEMORY, OFFLOADED
 from tightfit.planning.search.pool import Pool
 from tightfit.recipe import Recipe
 from tightfit.trace import Trace
 
-THRIFTY: Mapping[str, Any] = {field: value for field, value in STREAMED.items() if field != OFFLOAD}
-"""What is written into fields that are open: what takes least memory, and least time to trace."""
 SMALLEST: Mapping[str, Any] = {"micro_batch_size": 1}
-HOST: Mapping[str, Any] = {**STREAMED[OFFLOAD], "embeddings": True}
+HOST: Mapping[str, Any] = {**OFFLOADED, "embeddings": True}
 WAYS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "all weights": ({"offload": "none"}, {"offload": "none", **SMALLEST}),
     "offload=host": ({"offload": HOST},),  # whose traces take longest
@@ -40,8 +38,8 @@ AS_WRITTEN: Mapping[str, tuple[Mapping[str, Any], ...]] = {"as written": ({}, SM
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
-    """A resolved recipe on a card. time: None where it does not fit with the margin free."""
+class CardEstimate:
+    """The memory and time of a resolved recipe on a card. time: None where it does not fit with the margin free."""
 
     recipe: Recipe
     memory: Memory
@@ -55,11 +53,11 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """One GPU. ways: by name: what the first recipe that fits costs, or else the last one; the reason as a text where
-    the card refuses each."""
+    """One GPU. ways: by name, the estimate of the first recipe that fits, or else of the last one; the reason as a text
+    where the card refuses each."""
 
     device: Device
-    ways: Mapping[str, Cost | str]
+    ways: Mapping[str, CardEstimate | str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,51 +72,54 @@ class Overview:
     @property
     def fitting(self) -> bool:
         """Whether anything fits anywhere."""
-        return any(isinstance(cost, Cost) and cost.time is not None for card in self.cards for cost in
-                   card.ways.values())
+        return any(isinstance(each, CardEstimate) and each.time is not None
+                   for card in self.cards for each in card.ways.values())
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         rows = [{"device": {"name": card.device.name, "memory_bytes": card.device.memory_bytes},
-                 "ways": {name: {"refused": cost} if isinstance(cost, str) else cost.to_json()
-                          for name, cost in card.ways.items()}} for card in self.cards]
+                 "ways": {name: {"refused": estimate} if isinstance(estimate, str) else estimate.to_json()
+                          for name, estimate in card.ways.items()}} for card in self.cards]
         return {"gpus": rows, **({"cached": True} if self.cached else {})}
 
 
 def overview(recipe: Recipe, devices: Iterable[Device], pool: Pool, progress: Progress | None = None) -> Overview:
-    """What of a recipe's ways fits each device, and how fast it is. Raises TightfitError where no trace can be made."""
+    """Each way to train a recipe on each device: whether it fits, and how fast it is. Raises TightfitError where no
+    trace can be made."""
     ordered = sorted(devices, key=lambda device: (device.memory_bytes, device.name))
     pinned = recipe.trainable.freezes or recipe.offload != "auto"
     ways = AS_WRITTEN if pinned else WAYS
-    found: dict[tuple[str, str], Cost | str] = {}
+    found: dict[tuple[str, str], CardEstimate | str] = {}
     failures: list[TightfitError] = []
     done = 0
     for attempt in range(max(map(len, ways.values()))):
         jobs: list[tuple[str, Recipe, tuple[Device, ...]]] = []
         for name, recipes in ways.items():
             if attempt < len(recipes):
-                left = [device for device in ordered if _open(found.get((name, device.name)), device)]
-                tried = {cost.recipe.model_dump_json() for cost in found.values() if isinstance(cost, Cost)}
+                left = [device for device in ordered if _may_still_fit(found.get((name, device.name)), device)]
+                tried = {each.recipe.model_dump_json() for each in found.values() if isinstance(each, CardEstimate)}
                 jobs += [(name, resolved, group)
                          for resolved, group in _jobs(recipe, recipes[attempt], left, partial(_refuse, found, name))
                          if resolved.model_dump_json() not in tried]
-        told = progress and partial(_tell, progress, done, [f"{name} on {each[0].name}" for name, _, each in jobs])
-        outcomes = pool.each(across, [job[1:] for job in jobs], told)
+        report = progress and partial(_report, progress, done, [f"{name} on {each[0].name}" for name, _, each in jobs])
+        outcomes = pool.each(estimate_on_cards, [job[1:] for job in jobs], report)
         done += len(jobs)
-        for (name, _, group), costs in zip(jobs, outcomes, strict=True):
-            if isinstance(costs, TightfitError):
-                failures.append(costs)
-                found |= {(name, device.name): str(costs) for device in group if (name, device.name) not in found}
+        for (name, _, group), estimates in zip(jobs, outcomes, strict=True):
+            if isinstance(estimates, TightfitError):
+                failures.append(estimates)
+                found |= {(name, device.name): str(estimates) for device in group if (name, device.name) not in found}
             else:
-                found |= {(name, device.name): cost for device, cost in zip(group, costs, strict=True)}
-    if failures and not any(isinstance(cost, Cost) for cost in found.values()):
+                found |= {(name, device.name): estimate for device, estimate in zip(group, estimates, strict=True)}
+    if failures and not any(isinstance(estimate, CardEstimate) for estimate in found.values()):
         raise failures[0]
     cards = tuple(Card(device=device, ways={name: found[name, device.name] for name in ways}) for device in ordered)
     return Overview(asked=recipe, cards=cards, traces=done)
 
 
-def across(evaluator: InProcess, recipe: Recipe, devices: Sequence[Device]) -> list[Cost] | TightfitError:
-    """The cost of a resolved recipe on devices of one generation, by a trace for the first of them."""
+def estimate_on_cards(
+    evaluator: InProcess, recipe: Recipe, devices: Sequence[Device]
+) -> list[CardEstimate] | TightfitError:
+    """The memory and time of a resolved recipe on cards of one generation, by a trace for the first of them."""
     tools, replays = evaluator.tools, dict[int, Replay]()
 
     def replay(trace: Trace, room: int | None, settings: AllocatorSettings) -> Replay:
@@ -131,18 +132,18 @@ def across(evaluator: InProcess, recipe: Recipe, devices: Sequence[Device]) -> l
 
     try:
         trace = tools.predict(recipe, devices[0])
-        return [_cost(trace, recipe, device, replace(tools, replay=replay), evaluator) for device in devices]
+        return [_estimate(trace, recipe, device, replace(tools, replay=replay), evaluator) for device in devices]
     except TightfitError as error:
         return error
 
 
-def _cost(trace: Trace, recipe: Recipe, device: Device, tools: Tools, evaluator: InProcess) -> Cost:
+def _estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools, evaluator: InProcess) -> CardEstimate:
     if tools.untraced is not None:
         trace = replace(trace, untraced=tools.untraced(recipe, device, trace))
     settings = AllocatorSettings(expandable_segments=recipe.expandable_segments is True)
     found = fit(trace, device, tools, evaluator.margin, settings)
     time = training_time(trace, recipe, device, tools)[0] if found.safe else None
-    return Cost(recipe=recipe, memory=found.memory, time=time)
+    return CardEstimate(recipe=recipe, memory=found.memory, time=time)
 
 
 def _jobs(
@@ -152,7 +153,7 @@ def _jobs(
     groups: dict[tuple[str, bool], tuple[Recipe, list[Device]]] = {}
     for device in devices:
         reasons: list[str] = []
-        for thrifty in (THRIFTY, {**THRIFTY, "loss": "plain"}):  # which alone some tasks have
+        for thrifty in (LEAST_MEMORY, {**LEAST_MEMORY, "loss": "plain"}):  # which alone some tasks have
             open_fields = {field: value for field, value in {**thrifty, **way}.items()
                            if getattr(recipe, field) == "auto" or field in ("trainable", "base")}
             resolved = resolve(recipe.override(**open_fields), device)
@@ -168,18 +169,18 @@ def _jobs(
     yield from ((resolved, tuple(group)) for resolved, group in groups.values())
 
 
-def _open(cost: Cost | str | None, device: Device) -> bool:
+def _may_still_fit(estimate: CardEstimate | str | None, device: Device) -> bool:
     """Whether another recipe of the way may do where this one does not: not where weights and optimizer states alone
     are more than the card has."""
-    if not isinstance(cost, Cost):
-        return cost is None
-    held = sum(cost.memory.by_category.get(name, 0) for name in ("weights", "optimizer"))
-    return cost.time is None and held < device.memory_bytes
+    if not isinstance(estimate, CardEstimate):
+        return estimate is None
+    held = sum(estimate.memory.by_category.get(name, 0) for name in ("weights", "optimizer"))
+    return estimate.time is None and held < device.memory_bytes
 
 
-def _refuse(found: dict[tuple[str, str], Cost | str], name: str, device: Device, reason: str) -> None:
+def _refuse(found: dict[tuple[str, str], CardEstimate | str], name: str, device: Device, reason: str) -> None:
     found.setdefault((name, device.name), reason)
 
 
-def _tell(progress: Progress, before: int, names: Sequence[str], done: int) -> None:
+def _report(progress: Progress, before: int, names: Sequence[str], done: int) -> None:
     progress(before + done, None, names[done] if done < len(names) else "done")

@@ -72,7 +72,6 @@ class Pool:
             found.append(self._own.one(*job) if outcome is None else outcome)
         return found
 
-
     def each(
         self, function: Callable[..., Answer], jobs: Sequence[tuple[Any, ...]],
         told: Callable[[int], None] | None = None,

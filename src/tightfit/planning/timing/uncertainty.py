@@ -50,7 +50,7 @@ PROCESSOR_ERROR = 0.32
 
 
 def work_of(op: Op, device: Device, tf32: bool) -> Work:
-    """What an op's seconds on its stream go to."""
+    """The kind of work that an op's seconds on its stream are."""
     if op.stream in COPIES or op.stream is Stream.HOST:
         return Work.TRANSFERS
     if op.stream is Stream.NETWORK:

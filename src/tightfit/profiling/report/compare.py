@@ -49,7 +49,7 @@ def step_flops(profile: Profile) -> tuple[int, str]:
         try:
             size = load_backend(profile.recipe.backend.name).model_size(profile.recipe)
             if flops := model_flops(lambda recipe: size, profile.recipe):
-                return flops, ", ".join(filter(None, ["from the model's shape", size.share]))
+                return flops, ", ".join(filter(None, ["from the model's shape", size.parameters_text]))
         except (TightfitError, ValueError, TypeError):
             pass
     trace = profile.predicted or profile.measured

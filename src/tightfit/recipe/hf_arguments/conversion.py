@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from tightfit.errors import RecipeError, nearest
-from tightfit.recipe.best import LARGER_IS_BETTER, reasons_against
+from tightfit.metrics import METRICS
+from tightfit.recipe.best import reasons_against
 from tightfit.recipe.hf_arguments import table
 from tightfit.recipe.yaml import explain
 from tightfit.techniques import SLOTS
@@ -109,7 +110,7 @@ def _meaning(recipe_type: type[R], arguments: Arguments) -> R:
 
 def plain_arguments(recipe: Recipe) -> Arguments:
     """The arguments that the recipe's fields say; none for a field that is still `auto` or that none can say."""
-    on_cpu = recipe.device == "cpu"
+    on_cpu, best = recipe.device == "cpu", recipe.best_metric and recipe.best_metric.removeprefix("eval_")
     arguments: Arguments = {
         **{name: getattr(recipe, name) for name in (*SAME, "num_train_epochs", "warmup_steps", "logging_steps")},
         "max_steps": recipe.max_steps if recipe.num_train_epochs is None else -1,
@@ -119,8 +120,8 @@ def plain_arguments(recipe: Recipe) -> Arguments:
         "save_steps": recipe.save_steps,
         "save_total_limit": recipe.save_total_limit,
         "load_best_model_at_end": recipe.load_best_model_at_end or None,
-        "metric_for_best_model": recipe.best_metric and recipe.best_metric.removeprefix("eval_"),
-        "greater_is_better": recipe.best_metric and recipe.best_metric in LARGER_IS_BETTER,
+        "metric_for_best_model": best,
+        "greater_is_better": best and METRICS[best].larger_is_better,
         "torch_empty_cache_steps": recipe.empty_cache_steps,
         "report_to": list(recipe.report_to) or "none",
         "use_cpu": on_cpu,

@@ -16,6 +16,7 @@ FIRST, FULL = 1 << 20, 25 << 20
 """Bytes of the first bucket and of the others: torch's defaults. A gradient goes whole into one."""
 COPY, SUM = "DistributedDataParallel.copy", "DistributedDataParallel.all_reduce"
 
+
 @dataclass
 class Bucket:
     """Gradients that are summed at once, in the order in which they are there. moment: the tick at which the last one

@@ -110,7 +110,7 @@ class _Sweep:
     def _advance(self, number: int) -> None:
         """Go on with a forward pass; at its end comes the backward pass of what follows the last block."""
         member = self._members[number]
-        self._passes.attend(number)
+        self._passes.select(number)
         # Entered for each stretch: the pass itself enters the same, and would leave it to others when it is suspended.
         with self._build.forward_context(), self._blocks.called_by(member.call):
             member.advance()
@@ -135,7 +135,7 @@ class _Sweep:
             if self._later and last_calls[block] == call:
                 update.fetch_gradients(block, before)
             for number, member in self._members.items():
-                self._passes.attend(number)
+                self._passes.select(number)
                 member.backward(call)
                 self._add_up(block)
             if first_calls[block] == call:

@@ -43,14 +43,6 @@ class Tally:
                                         (right, counted, counted), strict=True):
             row.index_add_(0, classes, chosen.long())
 
-    def f1(self) -> float | None:
-        """The mean F1 of the classes that are a label or were predicted."""
-        if self.by_class is None:
-            return None
-        right, *named = self.by_class.double()
-        seen = torch.stack(named).sum(0)
-        return float((2 * right / seen.clamp(min=1)).sum() / (seen > 0).sum().clamp(min=1))
-
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor, tally: Tally | None = None) -> Tensor:
     """Summed cross-entropy, in fp32 or the logits' own format where that is wider.

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.backends.pytorch.techniques.experts.experts_cases import CONFIGS, WHOLE, moe_model, moe_step, ragged
-from tightfit.backends.pytorch.experts import experts_of
-from tightfit.backends.pytorch.techniques.experts.functions import OURS, use_ours
+from tests.backends.pytorch.experts.experts_cases import CONFIGS, WHOLE, moe_model, moe_step, ragged
+from tightfit.backends.pytorch.experts.active_parameters import experts_of
+from tightfit.backends.pytorch.experts.functions import OURS, use_ours
 
 IDS = torch.arange(2 * 20).reshape(2, 20) % 90 + 3
 

@@ -8,9 +8,6 @@ from torch import nn
 
 from tightfit.models import experts_per_token
 
-GROUPED = "grouped_mm"
-"""transformers' name of the function that sorts tokens by expert and multiplies each expert's in one group."""
-
 
 def experts_of(model: nn.Module) -> Iterator[nn.Module]:
     """The modules that hold experts' weights: each weight has a first dimension of that many experts, or is one of a

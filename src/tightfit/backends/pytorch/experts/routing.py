@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from tightfit.backends.base import Metric
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
+from tightfit.backends.pytorch.experts.functions import function_names
 from tightfit.backends.pytorch.pending_step import Metrics
-from tightfit.backends.pytorch.techniques.experts.functions import function_names
 from tightfit.errors import Refused
 from tightfit.models import experts_per_token
 
@@ -38,11 +38,11 @@ ALIGNED = 64
 
 
 class Router(NamedTuple):
-    """A module that chooses experts. place: that of the logits in its output; None where they are all of it.
-    chosen: experts of a token."""
+    """A module that chooses experts. logits_index: of the logits in its output; None where they are
+    all of it. chosen: experts of a token."""
 
     module: nn.Module
-    place: int | None
+    logits_index: int | None
     experts: int
     chosen: int
 
@@ -65,18 +65,18 @@ def find_routers(model: nn.Module) -> tuple[Router, ...]:
     return tuple(found.values())
 
 
-def _router(module: nn.Module, place: int, config: Any) -> Router | None:
+def _router(module: nn.Module, logits_index: int, config: Any) -> Router | None:
     if type(module) is nn.Linear:
         return Router(module, None, module.out_features, experts_per_token(config))
     experts, chosen = getattr(module, "num_experts", None), getattr(module, "top_k", None)
-    if place != 0 or not isinstance(experts, int) or not isinstance(chosen, int):
+    if logits_index != 0 or not isinstance(experts, int) or not isinstance(chosen, int):
         return None
-    return Router(module, place, experts, chosen)
+    return Router(module, logits_index, experts, chosen)
 
 
 class Routing:
     """A model's routers while its steps run. `begin` a global batch, then `enter` each micro-batch before its forward
-    pass, and `attend` one that others came between; `metrics` is for the step's end.
+    pass, and `select` one that others came between; `metrics` is for the step's end.
 
     exact: whether f_e is that of the whole global batch, as where all micro-batches pass a router before the first
         one's backward pass does; else it is a micro-batch's own.
@@ -118,9 +118,9 @@ class Routing:
         """The micro-batch of that number goes forward."""
         if batch.padding is not None:
             self._real[number] = batch.padding.flatten().float()
-        self.attend(number)
+        self.select(number)
 
-    def attend(self, number: int) -> None:
+    def select(self, number: int) -> None:
         """The micro-batch of that number runs now."""
         self.real = self._real.get(number)
 
@@ -176,7 +176,7 @@ class _Hook:
     def __call__(self, module: nn.Module, inputs: Any, output: Any) -> Any:
         if not module.training:
             return None
-        if self.router.place is None:
+        if self.router.logits_index is None:
             chosen = output.detach().topk(self.router.chosen, dim=-1).indices
             return _WithLosses.apply(output, output, chosen, self)  # type: ignore[no-untyped-call]
         logits, scores, chosen = output

@@ -16,11 +16,11 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tightfit.backends.pytorch.experts import GROUPED
-
+GROUPED = "grouped_mm"
+"""transformers' name of the function that sorts tokens by expert and multiplies each expert's in one group."""
 OURS = "tightfit_grouped_mm"
 NAMES = {"aten::_grouped_mm": GROUPED, "transformers::grouped_mm_fallback": "a loop over experts"}
-"""What an op says of the function that ran."""
+"""Names of the functions, by an op that only that function runs."""
 
 
 def use_ours(model: nn.Module) -> None:

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from tests.architectures import tiny_model
-from tests.backends.pytorch.techniques.by_block.streaming_cases import ALL, HOST
-from tests.backends.pytorch.techniques.experts.experts_cases import (
+from tests.backends.pytorch.experts.experts_cases import (
     COEFFICIENTS,
     CONFIGS,
     SINGLES,
@@ -21,7 +20,8 @@ from tests.backends.pytorch.techniques.experts.experts_cases import (
     moe_step,
     ragged,
 )
-from tightfit.backends.pytorch.techniques.experts.routing import coefficient, find_routers
+from tests.backends.pytorch.techniques.by_block.streaming_cases import ALL, HOST
+from tightfit.backends.pytorch.experts.routing import coefficient, find_routers
 from tightfit.errors import Refused
 
 BY_BLOCK = {"accumulation": "by-block"}
@@ -174,7 +174,7 @@ def test_a_linear_router_whose_scores_are_made_elsewhere():
 
 def test_a_router_that_is_a_linear_layer_itself_and_draws():
     model = moe_model(("PhimoeConfig", {"num_local_experts": 4}))
-    assert [(router.place, router.experts, router.chosen) for router in find_routers(model)] == [(0, 4, 2)] * 4
+    assert [(router.logits_index, router.experts, router.chosen) for router in find_routers(model)] == [(0, 4, 2)] * 4
     assert gradients(moe_step("", model), ragged(WHOLE))[1].metrics["balance_loss"].mean > 0.9
 
 

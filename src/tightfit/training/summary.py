@@ -1,140 +1,27 @@
-"""Records of a run: metrics.jsonl, the trackers that a recipe names, and the summary."""
+"""A run's summary: its figures, as `summary.json` holds them and as a person reads them."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from tightfit.backends.base import Evaluation
-from tightfit.errors import MissingLibrary, RecipeError, nearest, one_line
-from tightfit.files import write_atomically
-from tightfit.recipe import Recipe
-from tightfit.training.run_folder import METRICS, RunFolder
+from tightfit.metrics import metrics_text
+from tightfit.training.run_folder import RunFolder
 
-EVALUATED = {
-    "eval_loss": "loss {:.4f}", "eval_perplexity": "perplexity {:,.2f}", "eval_accuracy": "accuracy {:.1%}",
-    "eval_f1": "macro F1 {:.3f}",
-}
-"""The metrics of an evaluation as they are written down, and as a person reads them."""
-
-
-def evaluation_metrics(found: Evaluation) -> dict[str, Any]:
-    """The metrics of an evaluation, by the names that the Hugging Face Trainer and its examples write.
-
-    Perplexity is of tokens, the exponential of the loss; accuracy the share of labels, classes or tokens, that have the
-    largest logit; F1 the mean of the classes'.
-    """
-    loss = found.loss.mean
-    shared = {"eval_loss": loss, "eval_accuracy": found.correct / max(found.loss.count, 1)}
-    if found.f1 is not None:
-        return {**shared, "eval_f1": found.f1}
-    return {**shared, "eval_perplexity": math.exp(min(loss, 700.0))}
-
-
-def metrics_of(line: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics of an evaluation in a line that was written of it."""
-    return {name: line[name] for name in EVALUATED if name in line}
-
-
-def metrics_text(metrics: Mapping[str, float]) -> str:
-    """An evaluation's metrics as a person reads them: `loss 1.2345, perplexity 3.4, accuracy 65.4 %`."""
-    return ", ".join(text.format(metrics[name]) for name, text in EVALUATED.items() if metrics.get(name) is not None)
-
-
-class MetricsLog:
-    """metrics.jsonl in a run's folder, and the trackers that a recipe names: TensorBoard, Weights & Biases and others,
-    through Accelerate.
-
-    The file holds one JSON object a line: `step`, and what was measured there; null for what is not a finite number.
-    Lines after `resume_step` are dropped first; `evaluations` are those up to it that are of one.
-    """
-
-    def __init__(self, recipe: Recipe, folder: Path, resume_step: int) -> None:
-        path, kept = folder / METRICS, []
-        self.evaluations: list[dict[str, Any]] = []
-        if path.exists() and resume_step:
-            for line in path.read_text("utf-8", "replace").splitlines():
-                try:
-                    values = json.loads(line)
-                    if values["step"] <= resume_step:
-                        kept.append(line)
-                        self.evaluations += [values] if "eval_loss" in values else []
-                except (ValueError, TypeError, KeyError, RecursionError):  # such as the last line of a run cut off
-                    continue
-        write_atomically(path, "".join(f"{line}\n" for line in kept))
-        self._trackers = ExitStack()
-        self._logs: list[Callable[..., None]] = []
-        with self._trackers:
-            self._start_trackers(recipe, folder)
-            self._trackers = self._trackers.pop_all()  # none goes on where one cannot start
-        self._file = path.open("a", 1, "utf-8")
-
-    def _start_trackers(self, recipe: Recipe, folder: Path) -> None:
-        if not recipe.report_to:
-            return
-        try:
-            from accelerate import PartialState
-            from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-        except ImportError:
-            raise MissingLibrary("accelerate", "report_to", "accelerate tensorboard") from None
-        known = {str(getattr(name, "value", name)): tracker for name, tracker in LOGGER_TYPE_TO_CLASS.items()}
-        if unknown := [name for name in recipe.report_to if name not in known]:
-            raise RecipeError(f"report_to: {unknown[0]!r} is not known; {nearest(unknown[0], known)}")
-        PartialState(cpu=recipe.device == "cpu")
-        values = {name: value if isinstance(value, int | float | str) else str(value)
-                  for name, value in recipe.to_dict().items()}
-        for name in recipe.report_to:
-            arguments = {"logging_dir": str(folder / "trackers")} if known[name].requires_logging_directory else {}
-            try:
-                tracker = known[name](folder.name, **arguments)
-                tracker.start()
-                tracker.store_init_configuration(values)
-            except ImportError:
-                raise MissingLibrary(name, f"report_to={name}", name) from None
-            except Exception as error:  # each tracker has exceptions of its own
-                raise RecipeError(f"report_to: {name} cannot start: {one_line(error)}") from None
-            self._trackers.callback(tracker.finish)
-            self._logs.append(tracker.log)
-
-    def write(self, values: dict[str, Any]) -> None:
-        """Write down what was measured at `values["step"]`."""
-        finite = {n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in values.items()}
-        self._file.write(json.dumps(finite, allow_nan=False) + "\n")
-        for log in self._logs:
-            log({name: value for name, value in values.items() if name != "step"}, step=values["step"])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._file.close()
-        self._trackers.close()
-
-
-class NullMetricsLog:
-    """The log of a process that another one writes for."""
-
-    evaluations: tuple[dict[str, Any], ...] = ()
-
-    def write(self, values: dict[str, Any]) -> None:
-        """It is written elsewhere."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        """Nothing is open."""
+if TYPE_CHECKING:
+    from tightfit.backends.base import Step
+    from tightfit.backends.world import World
+    from tightfit.data import Prepared
+    from tightfit.training.session import Session
+    from tightfit.training.state import TrainerState
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     """A run's figures. Seconds are this process's; loss is in nats a label; memory in bytes. Those named eval_ are as
-    of `evaluation_metrics`.
+    of `tightfit.metrics`.
 
     training_seconds: time in steps and waiting for data; evaluation, saving, compiling and a profiled step are apart.
     tokens_seen: real input tokens (images: images) since the run's beginning.
@@ -237,6 +124,43 @@ class Summary:
             f"balance loss {self.metrics['balance_loss']:.3f}{own}, 1 where all are used alike",
             f"the fullest has {self.metrics['expert_load']:.2f} times the mean's tokens, and none is dropped",
         ])
+
+
+def summarize(
+    session: Session, step: Step, data: Prepared, state: TrainerState, path: Path, began: float, world: World
+) -> Summary:
+    """The run's figures. path: of its folder. began: when, by time.perf_counter."""
+    seconds = state.training_seconds or 1e-9
+    return Summary(
+        steps=state.step,
+        first_step=state.first_step,
+        skipped_steps=state.skipped_steps,
+        parameters=step.parameter_count,
+        active_parameters=step.active_parameters,
+        output_dir=str(path),
+        seconds=time.perf_counter() - began,
+        training_seconds=state.training_seconds,
+        compile_seconds=step.compile_seconds,
+        data_wait_seconds=state.data_wait_seconds,
+        samples_per_second=state.samples / seconds,
+        tokens_per_second=state.tokens / seconds,
+        tokens_seen=state.tokens_seen,
+        peak_memory=int(world.all_reduce_max(step.peak_memory())),
+        context_memory=step.context_memory(),
+        device=session.device.name,
+        loss=state.losses[-1] if state.losses else None,
+        unigram_loss=data.unigram_loss,
+        attention_kernels=step.attention_kernels,
+        experts_functions=step.experts_functions,
+        metrics={name: metric.mean for name, metric in state.metrics.items()},
+        inexact=tuple(name for name, metric in state.metrics.items() if not metric.adds_up),
+        stopped_by=state.stopped_by,
+        early_stopped=state.early_stopped,
+        best_step=state.best_step,
+        losses=tuple(state.losses),
+        **state.evaluation,
+    )
+
 
 def finished_rows(folder: Path) -> list[tuple[str, str]]:
     """The rows of the summary of the run that finished in a folder; none where there is none that can be read."""

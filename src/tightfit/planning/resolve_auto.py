@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tightfit.backends.base import Backend
 from tightfit.errors import ModelError
 from tightfit.planning.defaults import resolve
-from tightfit.planning.plan import Plan
-from tightfit.planning.search.search import search_with
-from tightfit.planning.targets import Target, needs_plan
+from tightfit.planning.targets import Target
 from tightfit.recipe import Recipe
+
+if TYPE_CHECKING:
+    from tightfit.planning.plan import Plan
 
 
 def resolve_auto(
@@ -20,16 +21,19 @@ def resolve_auto(
     """The recipe with no `auto` left, and the plan it comes from; None where it was not planned.
 
     It is planned for a GPU, and for a processor whose speed was measured (`tightfit doctor --calibrate`): guessed, a
-    processor's choice between formats may cost more than it gains. What compiles whole steps is planned for GPUs alone.
-    Otherwise, and for a model that cannot be traced, the choices are the plain ones of `defaults`. log: takes a
-    sentence for the person running this. module: the caller's own, instead of what `recipe.model` names.
+    processor's choice between formats may cost more than it gains. What compiles whole steps is planned for GPUs alone,
+    and weights that are divided among processes nowhere. Otherwise, and for a model that cannot be traced, the choices
+    are the plain ones of `defaults`. log: takes a sentence for the person running this. module: the caller's own,
+    instead of what `recipe.model` names.
 
     Raises Refused where nothing fits.
     """
     device = target.device
     slowly = recipe.backend.compiles_whole_steps  # seconds for each trace, which is worth a line
-    if not needs_plan(recipe, target):
+    guessed = target.is_guessed_processor or (slowly and device.kind == "cpu")
+    if guessed or not recipe.open_choices() or recipe.parallel.shards:
         return resolve(recipe, device), None
+    from tightfit.planning.search.search import search_with  # where something is planned
 
     def tell(done: int, total: int | None, text: str) -> None:
         if slowly and done != total:

@@ -1,4 +1,4 @@
-"""Plans kept on disk: what comes back, what makes another question, what is no entry."""
+"""The cache of plans: what comes back, what makes another key, what is no entry."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 
 from tests.display.plans import CARD, fitting, nothing_fits, streamed
 from tightfit.display.plan_table import ReadablePlan, plan_text
-from tightfit.planning import saved_plans
+from tightfit.planning import plan_cache
 from tightfit.planning.plan import Plan
-from tightfit.planning.saved_plans import load, question_of, remembered, save, this_machine
+from tightfit.planning.plan_cache import cache_key, cached, load, machine_fingerprint, save
 from tightfit.planning.search.every_gpu import Compared, Comparison
 
 
@@ -59,21 +59,21 @@ def test_a_damaged_entry_is_no_entry(home, damage):
 
 def test_what_is_longest_unused_goes_first(home, monkeypatch):
     save(Plan, "a", fitting())
-    monkeypatch.setattr(saved_plans, "MOST", int(2.5 * entries(home)[0].stat().st_size))
+    monkeypatch.setattr(plan_cache, "MOST", int(2.5 * entries(home)[0].stat().st_size))
     for name in "bcd":
         load(Plan, "a")
         save(Plan, name, fitting())
     assert [path.stem for path in entries(home)] == ["a", "d"]
 
 
-def test_a_question_is_asked_once():
+def test_a_plan_is_made_once():
     plans = iter([fitting()])
-    assert remembered(Plan, lambda: "a", lambda: next(plans)) == (fitting(), False)
-    assert remembered(Plan, lambda: "a", lambda: next(plans)) == (fitting(), True)
+    assert cached(Plan, lambda: "a", lambda: next(plans)) == (fitting(), False)
+    assert cached(Plan, lambda: "a", lambda: next(plans)) == (fitting(), True)
     names = iter([None, "b", "b"])  # as of a configuration that is fetched while it is planned
     again = iter([nothing_fits()])
-    for cached in (False, True):
-        assert remembered(Plan, lambda: next(names), lambda: next(again)) == (nothing_fits(), cached)
+    for from_cache in (False, True):
+        assert cached(Plan, lambda: next(names), lambda: next(again)) == (nothing_fits(), from_cache)
 
 
 def test_a_folder_that_cannot_be_written_keeps_nothing(home):
@@ -82,28 +82,28 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(home):
     assert load(Plan, "a") is None
 
 
-def question(recipe="mine.yaml", *words, arguments=None, **options):
-    return question_of(recipe, words, options, arguments, this_machine())
+def key(recipe="mine.yaml", *words, arguments=None, **options):
+    return cache_key(recipe, words, options, arguments, machine_fingerprint())
 
 
-def test_what_can_change_the_answer_makes_another_question(home, monkeypatch):
+def test_what_can_change_the_answer_makes_another_key(home, monkeypatch):
     (home / "mine.yaml").write_text("model: folder\nif_cuda: {model: other}\n")
     for name in ("folder", "other"):
         (home / name).mkdir()
         (home / name / "config.json").write_text("{}")
     arguments = home / "arguments.json"
     arguments.write_text("{}")
-    same = question(arguments=arguments, gpu="l4")
+    same = key(arguments=arguments, gpu="l4")
     assert same is not None
-    assert question(arguments=arguments, gpu="l4") == same
-    seen = {same, question(gpu="l4"), question(arguments=arguments), question("mine.yaml", "seq_len=8", gpu="l4"),
-            question("gpt2", gpu="l4")}
+    assert key(arguments=arguments, gpu="l4") == same
+    seen = {same, key(gpu="l4"), key(arguments=arguments), key("mine.yaml", "seq_len=8", gpu="l4"),
+            key("gpt2", gpu="l4")}
     assert len(seen) == 5
 
     def change(path, text):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-        seen.add(question(arguments=arguments, gpu="l4"))
+        seen.add(key(arguments=arguments, gpu="l4"))
 
     change(home / "mine.yaml", "model: folder\nif_cuda: {model: other}\nseq_len: 8")
     change(arguments, '{"bf16": true}')
@@ -112,11 +112,11 @@ def test_what_can_change_the_answer_makes_another_question(home, monkeypatch):
     change(home / ".cache/tightfit/calibration/cpu.json", "{}")
     change(home / ".cache/tightfit/context_bytes.json", "{}")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    seen.add(question(arguments=arguments, gpu="l4"))
+    seen.add(key(arguments=arguments, gpu="l4"))
     (home / "site").mkdir()
     (home / "site/torch-9.9.dist-info").mkdir()
     monkeypatch.syspath_prepend(str(home / "site"))
-    seen.add(question(arguments=arguments, gpu="l4"))
+    seen.add(key(arguments=arguments, gpu="l4"))
     assert len(seen) == 13
     assert None not in seen
 
@@ -126,4 +126,4 @@ def test_what_can_change_the_answer_makes_another_question(home, monkeypatch):
     ("someone/never-fetched",), ("gone.yaml",),
 ])
 def test_what_no_file_tells_of_has_no_entry(words):
-    assert question(*words) is None
+    assert key(*words) is None

@@ -12,7 +12,7 @@ from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.devices import Device, find_device
 from tightfit.errors import ModelError
 from tightfit.planning.defaults import resolve
-from tightfit.planning.search.resolve_auto import resolve_auto
+from tightfit.planning.resolve_auto import resolve_auto
 from tightfit.planning.targets import Target
 from tightfit.recipe import CHOICES
 
@@ -99,7 +99,7 @@ def test_a_run_keeps_its_plan_in_its_folder(tiny, tmp_path, monkeypatch):
         made["plan"] = plan
         return settled.override(precision="fp32"), plan
 
-    monkeypatch.setattr("tightfit.planning.search.resolve_auto.resolve_auto", planned)
+    monkeypatch.setattr("tightfit.training.session.resolve_auto", planned)
     monkeypatch.setattr(Target, "is_guessed_processor", False)
     Trainer(recipe={**tiny, **PINNED, "micro_batch_size": "auto", "output_dir": str(tmp_path / "run")}).train()
     written = json.loads((tmp_path / "run" / "plan.json").read_text())

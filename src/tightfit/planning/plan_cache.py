@@ -1,6 +1,6 @@
-"""Plans kept on disk: a question that was answered before is answered at once, with no framework loaded.
+"""A cache of plans on disk: what was planned before is there at once, with no framework loaded.
 
-An entry's name is a digest of all that can change its answer: the words of the command, the files that they name, the
+An entry's key is a digest of all that can change the plan: the words of the command, the files that they name, the
 model's configuration, installed versions, tightfit's own source, calibrations, cards, processor and memory. An entry
 that cannot be read is no entry.
 """
@@ -28,38 +28,38 @@ from tightfit.system import cores, host_memory
 
 FOLDER = Path("~/.cache/tightfit/plans")
 MOST = 64 << 20
-"""Bytes of all entries; beyond it those longest unused are removed."""
+"""Bytes of all entries; beyond them, the least recently used are removed."""
 ENVIRONMENT = ("CUDA", "HF_HOME", "HF_HUB", "JAX", "MKL", "NVIDIA", "OMP", "PYTORCH", "TORCH", "XLA")
-"""Beginnings of variables that libraries read."""
+"""Prefixes of the environment variables that libraries read."""
 DRIVER = Path("/proc/driver/nvidia")
 
-Kept = TypeVar("Kept")
+Entry = TypeVar("Entry")
 
 
-def remembered(kind: type[Kept], question: Callable[[], str | None], make: Callable[[], Kept]) -> tuple[Kept, bool]:
-    """The answer, and whether it comes from the cache; as `make` gives it where the question is new.
+def cached(kind: type[Entry], key: Callable[[], str | None], make: Callable[[], Entry]) -> tuple[Entry, bool]:
+    """The entry, made and saved where there is none yet; and whether it comes from the cache.
 
-    kind: a dataclass. question: the entry's name; None where there is to be none.
+    kind: a dataclass. key: the entry's; None where nothing is to be cached.
     """
-    asked = question()
-    found = None if asked is None else load(kind, asked)
+    before = key()
+    found = None if before is None else load(kind, before)
     if found is not None:
         return found, True
     made = make()
-    known = question()  # a configuration that planning has fetched is known from now on
-    if known is not None and asked in (None, known):
-        save(kind, known, made)
+    after = key()  # a configuration that planning has fetched is known from now on
+    if after is not None and before in (None, after):
+        save(kind, after, made)
     return made, False
 
 
-def is_kept(question: str | None) -> bool:
-    """Whether there is an entry of that name."""
-    return question is not None and (FOLDER.expanduser() / f"{question}.json").is_file()
+def is_cached(key: str | None) -> bool:
+    """Whether there is an entry of that key."""
+    return key is not None and _path(key).is_file()
 
 
-def load(kind: type[Kept], name: str) -> Kept | None:
-    """The entry of that name; None where there is none, or it is damaged."""
-    path = FOLDER.expanduser() / f"{name}.json"
+def load(kind: type[Entry], key: str) -> Entry | None:
+    """The entry of that key; None where there is none, or it is damaged."""
+    path = _path(key)
     try:
         written, _, values = path.read_text("utf-8").partition("\n")
         found = TypeAdapter(kind).validate_json(values) if digest([values]) == written else None
@@ -70,32 +70,36 @@ def load(kind: type[Kept], name: str) -> Kept | None:
     return found
 
 
-def save(kind: type[Kept], name: str, answer: Kept) -> None:
-    """Keep an answer, and remove what was longest unused; nothing is kept that would not come back equal, nor where the
-    folder cannot be written."""
-    folder, adapter = FOLDER.expanduser(), TypeAdapter(kind)
-    values = adapter.dump_json(answer).decode()
+def save(kind: type[Entry], key: str, entry: Entry) -> None:
+    """Write an entry, and remove the least recently used ones; nothing is written that would not come back equal, nor
+    where the folder cannot be written."""
+    path, adapter = _path(key), TypeAdapter(kind)
+    values = adapter.dump_json(entry).decode()
     with suppress(OSError, ValueError):
-        if adapter.validate_json(values) != answer:
+        if adapter.validate_json(values) != entry:
             return
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / f"{name}.json", f"{digest([values])}\n{values}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, f"{digest([values])}\n{values}")
         room = MOST
-        for path in sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True):
+        for path in sorted(path.parent.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True):
             room -= path.stat().st_size
             if room < 0:
                 path.unlink()
 
 
-def question_of(
+def _path(key: str) -> Path:
+    return FOLDER.expanduser() / f"{key}.json"
+
+
+def cache_key(
     recipe: str | None, overrides: Sequence[str], options: Mapping[str, Any], training_arguments: Path | None,
     machine: str,
 ) -> str | None:  # fmt: skip
-    """Name of the entry for a command's words; None where code of the model's own decides, which no file tells of, and
-    for a model that is not on this machine.
+    """The key of a command's entry; None where code of the model's own decides, which no file tells of, and for a model
+    that is not on this machine.
 
     recipe, overrides: as a person writes them. options: those that change what is planned, by name.
-    machine: see `this_machine`.
+    machine: see `machine_fingerprint`.
     """
     files = [Path(recipe)] if recipe is not None and recipe.endswith((".yaml", ".yml")) else []
     files += [] if training_arguments is None else [training_arguments]
@@ -141,9 +145,9 @@ def _configuration(model: str) -> list[Path]:
     return [Path(found)]
 
 
-def this_machine() -> str:
-    """A digest of what a plan depends on in this machine and its software; of the environment before libraries that
-    planning loads write theirs into it."""
+def machine_fingerprint() -> str:
+    """A digest of this machine and its software, as far as a plan depends on them. Taken before planning, for libraries
+    write into the environment as they load."""
     return digest(_machine())
 
 

@@ -16,8 +16,8 @@ from tests.backends.test_exactness import collate, rows
 from tightfit.backends.base import StepResult
 from tightfit.backends.pytorch.assembly import apply_techniques, bare_build
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch, tensor_global_batch
+from tightfit.backends.pytorch.experts.routing import find_routers
 from tightfit.backends.pytorch.step import Step
-from tightfit.backends.pytorch.techniques.experts.routing import find_routers
 from tightfit.devices import Device
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, global_batch_of

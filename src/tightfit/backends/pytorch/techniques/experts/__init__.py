@@ -1,1 +1,0 @@
-"""Mixtures of experts: which function computes them, and the losses of their routers."""

@@ -1,0 +1,100 @@
+"""The metrics of a run as it goes on: metrics.jsonl, and the trackers that a recipe names."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from tightfit.errors import MissingLibrary, RecipeError, nearest, one_line
+from tightfit.files import write_atomically
+from tightfit.recipe import Recipe
+from tightfit.training.run_folder import METRICS
+
+
+class MetricsLog:
+    """metrics.jsonl in a run's folder, and the trackers that a recipe names: TensorBoard, Weights & Biases and others,
+    through Accelerate.
+
+    The file holds one JSON object a line: `step`, and what was measured there; null for what is not a finite number.
+    Lines after `resume_step` are dropped first; `evaluations` are those up to it that are of one.
+    """
+
+    def __init__(self, recipe: Recipe, folder: Path, resume_step: int) -> None:
+        path, kept = folder / METRICS, []
+        self.evaluations: list[dict[str, Any]] = []
+        if path.exists() and resume_step:
+            for line in path.read_text("utf-8", "replace").splitlines():
+                try:
+                    values = json.loads(line)
+                    if values["step"] <= resume_step:
+                        kept.append(line)
+                        self.evaluations += [values] if "eval_loss" in values else []
+                except (ValueError, TypeError, KeyError, RecursionError):  # such as the last line of a run cut off
+                    continue
+        write_atomically(path, "".join(f"{line}\n" for line in kept))
+        self._trackers = ExitStack()
+        self._logs: list[Callable[..., None]] = []
+        with self._trackers:
+            self._start_trackers(recipe, folder)
+            self._trackers = self._trackers.pop_all()  # none goes on where one cannot start
+        self._file = path.open("a", 1, "utf-8")
+
+    def _start_trackers(self, recipe: Recipe, folder: Path) -> None:
+        if not recipe.report_to:
+            return
+        try:
+            from accelerate import PartialState
+            from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+        except ImportError:
+            raise MissingLibrary("accelerate", "report_to", "accelerate tensorboard") from None
+        known = {str(getattr(name, "value", name)): tracker for name, tracker in LOGGER_TYPE_TO_CLASS.items()}
+        if unknown := [name for name in recipe.report_to if name not in known]:
+            raise RecipeError(f"report_to: {unknown[0]!r} is not known; {nearest(unknown[0], known)}")
+        PartialState(cpu=recipe.device == "cpu")
+        values = {name: value if isinstance(value, int | float | str) else str(value)
+                  for name, value in recipe.to_dict().items()}
+        for name in recipe.report_to:
+            arguments = {"logging_dir": str(folder / "trackers")} if known[name].requires_logging_directory else {}
+            try:
+                tracker = known[name](folder.name, **arguments)
+                tracker.start()
+                tracker.store_init_configuration(values)
+            except ImportError:
+                raise MissingLibrary(name, f"report_to={name}", name) from None
+            except Exception as error:  # each tracker has exceptions of its own
+                raise RecipeError(f"report_to: {name} cannot start: {one_line(error)}") from None
+            self._trackers.callback(tracker.finish)
+            self._logs.append(tracker.log)
+
+    def write(self, values: dict[str, Any]) -> None:
+        """Write down what was measured at `values["step"]`."""
+        finite = {n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in values.items()}
+        self._file.write(json.dumps(finite, allow_nan=False) + "\n")
+        for log in self._logs:
+            log({name: value for name, value in values.items() if name != "step"}, step=values["step"])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._file.close()
+        self._trackers.close()
+
+
+class NullMetricsLog:
+    """The log of a process that another one writes for."""
+
+    evaluations: tuple[dict[str, Any], ...] = ()
+
+    def write(self, values: dict[str, Any]) -> None:
+        """It is written elsewhere."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Nothing is open."""

@@ -1,0 +1,48 @@
+"""The finished model's folder: the tokenizer or image processor beside its weights, and how others load it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tightfit.data import Prepared
+from tightfit.data.tokenizing import name_end
+from tightfit.models import OUR_TRANSFORMER
+from tightfit.recipe import Recipe
+from tightfit.tasks import get_task
+from tightfit.training.session import Session
+
+
+def finish_model(model: Path, recipe: Recipe, data: Prepared, session: Session) -> None:
+    """Write beside the model what its inputs are made with: the tokenizer, or the image processor."""
+    if data.tokenizer is not None:
+        data.tokenizer.save(model)
+        if get_task(recipe.task).generates:
+            ends = [data.tokenizer.end_id]
+            if getattr(data.tokenizer.backend, "chat_template", None):
+                from tightfit.data.chat import turn_end  # for conversations
+
+                end = turn_end(data.tokenizer)
+                ends += [end] if end is not None and end not in ends else []
+            name_end(model, ends)
+    if data.from_images:
+        from tightfit.data.sources import image_processor
+
+        written = json.dumps(image_processor(session.facts), indent=2)
+        (model / "preprocessor_config.json").write_text(written + "\n", encoding="utf-8")
+
+
+def loaded_by(model: Path, recipe: Recipe) -> str | None:
+    """A line on how others load the model; None where nothing but tightfit does."""
+    try:
+        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        config = {}
+    task = get_task(recipe.task)
+    if (model / "adapter_config.json").is_file():
+        if task.peft_class is not None:
+            return f"the adapter loads with peft: {task.peft_class}.from_pretrained({str(model)!r})"
+        return f"the adapter loads with peft: PeftModel.from_pretrained(<its base model>, {str(model)!r})"
+    if config.get("model_type", OUR_TRANSFORMER) == OUR_TRANSFORMER:
+        return None
+    return f"the model loads with transformers: {task.auto_class}.from_pretrained({str(model)!r})"
