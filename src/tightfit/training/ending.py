@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 from tightfit.backends.base import Step
@@ -12,7 +13,7 @@ from tightfit.backends.world import World
 from tightfit.data import Prepared
 from tightfit.data.tokenizing import name_end
 from tightfit.devices import find_device
-from tightfit.errors import CheckpointError, OutOfMemory, RecipeError
+from tightfit.errors import CheckpointError, OutOfMemory, RecipeError, install_command
 from tightfit.models import OUR_TRANSFORMER, resolve_source
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
@@ -100,10 +101,11 @@ def loaded_by(model: Path, recipe: Recipe) -> str | None:
         config = {}
     name = get_task(recipe.task).auto_class
     if (model / "adapter_config.json").is_file():
+        call = f"PeftModel.from_pretrained(<its base model>, {str(model)!r})"
         if recipe.task in ("causal-lm", "seq2seq", "sequence-classification"):  # peft has no class for others
-            peft = name.replace("AutoModel", "AutoPeftModel")
-            return f"the adapter loads with peft: {peft}.from_pretrained({str(model)!r})"
-        return f"the adapter loads with peft: PeftModel.from_pretrained(<its base model>, {str(model)!r})"
+            call = f"{name.replace('AutoModel', 'AutoPeftModel')}.from_pretrained({str(model)!r})"
+        install = "" if find_spec("peft") else f"; {install_command('peft')}"
+        return f"the adapter loads with peft: {call}{install}"
     if config.get("model_type", OUR_TRANSFORMER) == OUR_TRANSFORMER:
         return None
     return f"the model loads with transformers: {name}.from_pretrained({str(model)!r})"
