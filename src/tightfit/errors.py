@@ -10,6 +10,25 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+INSTALL: Mapping[str, str] = MappingProxyType({
+    "accelerate": "'tightfit[distributed]'",
+    "flash-attn": "flash-attn --no-build-isolation",
+    "jax": "'tightfit[jax]'",
+    "liger-kernel": "'tightfit[gpu]'",
+    "nvidia-ml-py": "'tightfit[gpu]'",
+    "optax": "'tightfit[jax]'",
+    "peft": "'tightfit[peft]'",
+    "pillow": "'tightfit[images]'",
+    "tensorboard": "'tightfit[tensorboard]'",
+})
+"""Arguments of `pip install` for an optional library that has an extra, or a way of its own; any other is given by
+its name."""
+
+
+def install_command(library: str) -> str:
+    """The command that installs an optional library."""
+    return f"pip install {INSTALL.get(library, library)}"
+
 
 class TightfitError(Exception):
     """Base of every error with a message written for the person running tightfit."""
@@ -45,14 +64,18 @@ class ReportError(TightfitError):
 
 
 class MissingLibrary(TightfitError):
-    """An optional library is needed; the message ends with the command that installs it."""
+    """An optional library is needed; the message ends with the command that installs it.
 
-    def __init__(self, library: str, purpose: str, install: str) -> None:
-        super().__init__(library, purpose, install)  # what pickling hands to this method again
+    command: the one to run where it is not the library's own.
+    """
+
+    def __init__(self, library: str, purpose: str, command: str = "") -> None:
+        super().__init__(library, purpose, command)  # what pickling hands to this method again
 
     def __str__(self) -> str:
-        library, purpose, install = self.args
-        return f"{purpose} needs the library {library}, which is not installed; run: pip install {install}"
+        library, purpose, command = self.args
+        return (f"{purpose} needs the library {library}, which is not installed; run: "
+                f"{command or install_command(library)}")
 
 
 class NonFiniteLoss(TightfitError):

@@ -168,7 +168,7 @@ def test_liger_needs_a_gpu():
     recipe, device = made(GPT2)
     with pytest.raises(Refused, match="device: Liger's kernels"):
         PEERS["liger"].run(recipe, device, 1, 1)
-    with pytest.raises(MissingLibrary, match="pip install liger-kernel"):
+    with pytest.raises(MissingLibrary, match=r"pip install 'tightfit\[gpu\]'"):
         PEERS["liger"].run(recipe, find_device("rtx-4090"), 1, 1)
 
 

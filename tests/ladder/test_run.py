@@ -105,7 +105,7 @@ def test_another_machines_rows_are_not_taken_for_this_ones(go: Go) -> None:
 
 
 def test_a_library_that_is_installed_since_is_tried_again_by_whom_it_serves(go: Go) -> None:
-    missing = MissingLibrary("accelerate", "the Hugging Face Trainer", "accelerate")
+    missing = MissingLibrary("accelerate", "the Hugging Face Trainer")
     runners = ("tightfit", "hf-trainer")
     go(lambda job: DONE if job.runner == "tightfit" else Outcome(status="refused", reason=str(missing)),
        runners=runners)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tightfit.errors import MissingLibrary
+from tightfit.errors import MissingLibrary, install_command
 
 if TYPE_CHECKING:
     from tightfit.backends.base import Backend
@@ -38,7 +38,7 @@ def load_backend(name: str) -> Backend:
                 from tightfit.backends.jax.backend import JaxBackend
             except ImportError as error:
                 library = str(error.name or "jax").partition(".")[0]
-                raise MissingLibrary(library, "backend: jax", "'tightfit[jax]'") from None
+                raise MissingLibrary(library, "backend: jax", install_command("jax")) from None
             return JaxBackend()
         from tightfit.backends.pytorch.backend import PytorchBackend
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tightfit.commands.report import run_report
 from tightfit.doctor.cards import watched
-from tightfit.errors import ReportError
+from tightfit.errors import ReportError, install_command
 from tightfit.files import write_atomically
 from tightfit.planner import target_for
 from tightfit.planning.plan import Plan
@@ -77,6 +77,6 @@ def _keep_plan(home: Path, plan: Plan | None) -> None:
 
 def _how_to_view(folder: Path) -> str:
     """How JAX's own profile is looked at, and how its viewer is installed where it is not there."""
-    install = "" if find_spec("xprof") else "; install it with: pip install xprof"
+    install = "" if find_spec("xprof") else f"; install it with: {install_command('xprof')}"
     return (f"trace: {folder / CHROME_TRACE} in ui.perfetto.dev, or: xprof --logdir {folder / FOLDER}"
             f"{install}")

@@ -183,7 +183,7 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise MissingLibrary("Pillow", "data: a folder of images", "pillow") from None
+        raise MissingLibrary("pillow", "data: a folder of images") from None
     return Image
 
 

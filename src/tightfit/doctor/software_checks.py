@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from tightfit.doctor.findings import Finding, FindingBuilder
 from tightfit.doctor.readings import Driver, Readings, Software
+from tightfit.errors import install_command
 
 IN_CONTAINER = ("start the container with the cards: docker run --gpus all (podman run --device nvidia.com/gpu=all); "
                 "the host needs NVIDIA's driver and the NVIDIA Container Toolkit")
@@ -32,21 +33,18 @@ class OptionalLibrary(NamedTuple):
 
     name: str
     gives: str
-    install: str
     capability: tuple[int, int] = (0, 0)
 
 
 OPTIONAL = (
     OptionalLibrary("nvidia-ml-py", "power, temperature, processes and links in this check-up, and the CUDA context's "
-                    "share of memory", "pip install 'tightfit[gpu]'"),
+                    "share of memory"),
     OptionalLibrary("flash-attn", "attention=flash-attn; it is built against the installed PyTorch, which takes nvcc "
-                    "and minutes to hours", "pip install flash-attn --no-build-isolation", (8, 0)),
-    OptionalLibrary("triton", "compile=per-block and compile=whole on the GPU", "pip install triton", (7, 0)),
-    OptionalLibrary("accelerate", "trackers of a run (report_to), and Hugging Face's own loop with tightfit.apply",
-                    "pip install accelerate"),
-    OptionalLibrary("tensorboard", "curves of a run with report_to=[tensorboard]",
-                    "pip install accelerate tensorboard"),
-    OptionalLibrary("pillow", "folders of images as data", "pip install pillow"),
+                    "and minutes to hours", (8, 0)),
+    OptionalLibrary("triton", "compile=per-block and compile=whole on the GPU", (7, 0)),
+    OptionalLibrary("accelerate", "trackers of a run (report_to), and Hugging Face's own loop with tightfit.apply"),
+    OptionalLibrary("tensorboard", "curves of a run with report_to=[tensorboard]"),
+    OptionalLibrary("pillow", "folders of images as data"),
 )
 
 
@@ -78,7 +76,7 @@ def check_driver(driver: Driver, say: FindingBuilder, readings: Readings) -> Ite
     elif nvml == "no-binding":
         if module or cards or readings.gpus:
             yield say("advice", "nvml", "power, temperature, processes and links cannot be read: NVML's Python binding "
-                      "is not installed", "pip install 'tightfit[gpu]'")
+                      "is not installed", install_command("nvidia-ml-py"))
     elif readings.software.cuda_devices:
         yield say("info", "nvml", f"NVML does not answer ({driver.said}), PyTorch has the cards all the same")
     elif nvml == "failed":
@@ -186,7 +184,7 @@ def check_libraries(software: Software, say: FindingBuilder, readings: Readings)
         said_already = library.name == "nvidia-ml-py" and (readings.driver.nvml == "no-binding" or not readings.gpus)
         if library.name not in software.libraries and capability >= library.capability and not said_already:
             yield say("info", "libraries", f"{library.name} is not installed; it gives {library.gives}",
-                      library.install, value=library.name)
+                      install_command(library.name), value=library.name)
 
 
 def check_environment(software: Software, say: FindingBuilder, readings: Readings) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from tightfit.errors import install_command
 from tightfit.tasks import TASKS
 from tightfit.techniques.base import Exactness, Positive, Technique, technique
 
@@ -86,6 +87,6 @@ class Liger(_FromHiddenStates):
         if device.kind != "cuda":
             reasons.append(f"Liger's kernels need a CUDA device, which {device.name} is not; write loss=chunked")
         elif find_spec("liger_kernel") is None:
-            reasons.append("the library liger-kernel is not installed; run: pip install liger-kernel, or write "
-                           "loss=chunked")
+            reasons.append(f"the library liger-kernel is not installed; run: {install_command('liger-kernel')}, or "
+                           "write loss=chunked")
         return reasons

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
-from tightfit.errors import MissingLibrary, RecipeError, nearest, one_line
+from tightfit.errors import MissingLibrary, RecipeError, install_command, nearest, one_line
 from tightfit.files import write_atomically
 from tightfit.recipe import Recipe
 from tightfit.training.run_folder import METRICS
@@ -50,7 +50,8 @@ class MetricsLog:
             from accelerate import PartialState
             from accelerate.tracking import LOGGER_TYPE_TO_CLASS
         except ImportError:
-            raise MissingLibrary("accelerate", "report_to", "accelerate tensorboard") from None
+            wanted = "tensorboard" if "tensorboard" in recipe.report_to else "accelerate"
+            raise MissingLibrary("accelerate", "report_to", install_command(wanted)) from None
         known = {str(getattr(name, "value", name)): tracker for name, tracker in LOGGER_TYPE_TO_CLASS.items()}
         if unknown := [name for name in recipe.report_to if name not in known]:
             raise RecipeError(f"report_to: {unknown[0]!r} is not known; {nearest(unknown[0], known)}")
@@ -64,7 +65,7 @@ class MetricsLog:
                 tracker.start()
                 tracker.store_init_configuration(values)
             except ImportError:
-                raise MissingLibrary(name, f"report_to={name}", name) from None
+                raise MissingLibrary(name, f"report_to={name}") from None
             except Exception as error:  # each tracker has exceptions of its own
                 raise RecipeError(f"report_to: {name} cannot start: {one_line(error)}") from None
             self._trackers.callback(tracker.finish)

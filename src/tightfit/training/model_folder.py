@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 from tightfit.data import Prepared
 from tightfit.data.tokenizing import name_end
+from tightfit.errors import install_command
 from tightfit.models import OUR_TRANSFORMER
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
@@ -40,9 +42,11 @@ def loaded_by(model: Path, recipe: Recipe) -> str | None:
         config = {}
     task = get_task(recipe.task)
     if (model / "adapter_config.json").is_file():
+        call = f"PeftModel.from_pretrained(<its base model>, {str(model)!r})"
         if task.peft_class is not None:
-            return f"the adapter loads with peft: {task.peft_class}.from_pretrained({str(model)!r})"
-        return f"the adapter loads with peft: PeftModel.from_pretrained(<its base model>, {str(model)!r})"
+            call = f"{task.peft_class}.from_pretrained({str(model)!r})"
+        install = "" if find_spec("peft") else f"; {install_command('peft')}"
+        return f"the adapter loads with peft: {call}{install}"
     if config.get("model_type", OUR_TRANSFORMER) == OUR_TRANSFORMER:
         return None
     return f"the model loads with transformers: {task.auto_class}.from_pretrained({str(model)!r})"

@@ -62,9 +62,9 @@ def run(recipe: Recipe, device: Device, warm_up: int, steps: int, **more: Any) -
     Raises Refused for what no argument says, MissingLibrary, OutOfMemory.
     """
     if importlib.util.find_spec("accelerate") is None:
-        raise MissingLibrary("accelerate", "the Hugging Face Trainer", "accelerate")
+        raise MissingLibrary("accelerate", "the Hugging Face Trainer")
     if isinstance(recipe.optimizer, Lion) and importlib.util.find_spec("bitsandbytes") is None:
-        raise MissingLibrary("bitsandbytes", "the Hugging Face Trainer's Lion", "bitsandbytes")
+        raise MissingLibrary("bitsandbytes", "the Hugging Face Trainer's Lion")
     if reasons := _unsaid(recipe, device):
         raise Refused("; ".join(reasons))
     meter = Meter(torch.device(device.kind), warm_up=warm_up, steps=steps, seed=recipe.seed)
@@ -82,7 +82,7 @@ def run_with_liger(recipe: Recipe, device: Device, warm_up: int, steps: int) -> 
     if device.kind == "cpu":
         raise Refused("device: Liger's kernels are written in Triton, which needs a GPU; run this peer on one")
     if importlib.util.find_spec("liger_kernel") is None:
-        raise MissingLibrary("liger-kernel", "the peer liger", "liger-kernel")
+        raise MissingLibrary("liger-kernel", "the peer liger")
     known = import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
     kind = getattr(read_config(recipe), "model_type", recipe.model)
     if kind not in known:

@@ -213,7 +213,7 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
             try:
                 from torchao import optim as quantized
             except ImportError as error:
-                raise MissingLibrary("torchao", f"optimizer {technique.name}", "torchao") from error
+                raise MissingLibrary("torchao", f"optimizer {technique.name}") from error
             make = quantized.AdamW8bit if isinstance(technique, AdamW8bit) else quantized.AdamW4bit
             made: Optimizer = make(groups, lr=rate, betas=technique.betas, block_size=technique.block_size,
                                    bf16_stochastic_round=precision.weight_rounding == "stochastic")

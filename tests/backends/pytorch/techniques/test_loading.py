@@ -66,12 +66,12 @@ def test_an_error_arrives_as_it_was_raised_in_its_place(build, workers):
 
 
 def test_a_missing_library_survives_the_way_from_a_worker():
-    error = MissingLibrary("Pillow", "data: a folder of images", "pillow")
+    error = MissingLibrary("pillow", "data: a folder of images")
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is MissingLibrary
     assert str(again) == str(error)
-    assert str(error).startswith("data: a folder of images needs the library Pillow,")
-    assert str(error).endswith("run: pip install pillow")
+    assert str(error).startswith("data: a folder of images needs the library pillow,")
+    assert str(error).endswith("run: pip install 'tightfit[images]'")
 
 
 def test_a_global_batch_of_many_micro_batches_needs_few_file_descriptors(build):

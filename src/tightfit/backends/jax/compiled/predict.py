@@ -99,7 +99,7 @@ def _cached(recipe: Recipe, device: Device) -> Trace:
             path.unlink(missing_ok=True)
     if not any(find_spec(f"jax_plugins.{name}") for name in PLUGINS if find_spec("jax_plugins")):
         version = version_of("jax")
-        install = f"jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version}"
+        install = f"pip install jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version}"
         raise MissingLibrary("jax-cuda12-plugin", "compiling for a GPU", install)
     try:
         folder.mkdir(parents=True, exist_ok=True)
