@@ -16,7 +16,7 @@ from tests.data.helpers import FACTS, recipe, texts, write_jsonl
 from tightfit.data import GlobalBatchLoader, Prepared, prepare
 from tightfit.data.samples import Packed
 from tightfit.data.tokenizer_choice import train_bpe
-from tightfit.data.tokenizing import END, bare_tokenizer
+from tightfit.data.tokenizing import END, bare_tokenizer, name_end
 from tightfit.errors import DataError
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, MicroBatch
@@ -150,6 +150,7 @@ def row_of(turns: Any) -> list[dict[str, Any]]:
     (row_of([{"role": "user", "content": None}]), CHATML, r"the content of message 1 of .*row 2 is None, not text"),
     (row_of([{"content": "a"}]), CHATML, "message 1 of .*row 2 is .*, without a role"),
     (row_of("hello"), CHATML, "row 2 holds text that is no JSON list"),
+    (row_of(None), CHATML, "row 2 holds None, and no list of messages"),
     (CHATS, "{{ raise_exception('only one turn') }}", "the chat template refuses .*only one turn"),
     (CHATS, CHATML.replace("| trim", "| upper"), "changes what the assistant says in .*row 1, .*generation"),
     ([say("only a question")], CHATML, "no token to predict"),
@@ -157,6 +158,43 @@ def row_of(turns: Any) -> list[dict[str, Any]]:
 def test_what_cannot_be_learned_is_named(tmp_path, tokenizer, rows, template, words):
     with pytest.raises(DataError, match=words):
         prepared(tmp_path, tokenizer, rows, template)
+
+
+@pytest.mark.parametrize("turns", ["hello", '{"role": 3}', None, 7, [None, {"content": 3}]])
+def test_a_tokenizer_trained_on_damaged_messages_leaves_the_saying_to_the_reader(tmp_path, turns):
+    with pytest.raises(DataError, match=r"^data.messages: (message 1 of )?\S+chat.jsonl row 2 .*; write "):
+        prepared(tmp_path, Path("train"), row_of(turns))
+
+
+STRICT = ("{% if messages[0]['role'] != 'system' %}{{ raise_exception('a system message first, please') }}{% endif %}"
+          + CHATML)
+
+
+@pytest.mark.parametrize("template", [STRICT, STRICT.replace(CHATML, MARKED)], ids=["found", "marked"])
+def test_a_turns_end_is_that_of_the_conversations_themselves(tmp_path, tokenizer, template):
+    rows = [{"messages": [{"role": "system", "content": "be brief"}, *chat["messages"]]} for chat in CHATS[:2]]
+    rows.append({"messages": [*rows[0]["messages"], {"role": "user", "content": "tea?"}]})  # ends with no answer
+    found, _ = prepared(tmp_path, tokenizer, rows, template, packing=False)
+    assert learned_texts(found, tokenizer) == [*ANSWERS[0], *ANSWERS[1], *ANSWERS[0]]
+    assert found.turn_end == AutoTokenizer.from_pretrained(tokenizer).convert_tokens_to_ids("<|im_end|>")
+
+
+@pytest.mark.parametrize(("named", "chats", "then"), [
+    (7, True, [7, 5]), (5, True, 5), ([7, 8], True, [7, 8, 5]), ([7, 5], True, [7, 5]), (None, True, [3, 5]),
+    (7, False, 7), ([7], False, [7]), (None, False, 3),
+])
+def test_the_end_of_a_turn_is_added_to_what_a_model_names(tmp_path, named, chats, then):
+    for name in ("config.json", "generation_config.json"):
+        (tmp_path / name).write_text(json.dumps({"eos_token_id": named, "pad_token_id": 1}))
+    for _ in range(2):
+        name_end(tmp_path, 3, 5 if chats else None)
+        for name in ("config.json", "generation_config.json"):
+            assert json.loads((tmp_path / name).read_text()) == {"eos_token_id": then, "pad_token_id": 1}
+
+
+def test_plain_text_ends_no_turns(tmp_path, tokenizer):
+    rows = [{"text": "the dog jumps over the fox"}]
+    assert prepared(tmp_path, tokenizer, rows, packing=False)[0].turn_end is None
 
 
 def test_a_messages_field_may_hold_json(tmp_path, tokenizer):

@@ -11,7 +11,8 @@ import json
 import re
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,9 @@ Span = tuple[int, int]
 
 
 def texts_of(messages: Any) -> Iterator[str]:
-    """The texts in a row's messages, whatever else they hold."""
-    listed = json.loads(messages) if isinstance(messages, str) else messages
-    yield from (m["content"] for m in listed if isinstance(m, Mapping) and isinstance(m.get("content"), str))
+    """The texts in a row's messages, whatever else they hold: what is wrong with them is said where they are read."""
+    with suppress(DataError):
+        yield from (message["content"] for message in _messages(messages, "a row"))
 
 
 def with_template(tokenizer: Tokenizer, data: Data, name: str) -> Tokenizer:
@@ -99,34 +100,42 @@ def _conversations(
             made = written(messages, origin, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
             yield list(made["input_ids"]), list(made["assistant_masks"])
         return
-    ending = _ending(written)
     texts = [str(written(messages, origin)) for messages, origin in zip(listed, origins, strict=True)]
     spans = []
     for messages, text, origin in zip(listed, texts, origins, strict=True):
-        turns = [place for place, message in enumerate(messages) if message["role"] == ASSISTANT]
-        held = [{**m, "content": f"\ue000{i}\ue001"} if i in turns else m for i, m in enumerate(messages)]
-        said = [messages[place]["content"] for place in turns]
-        spans.append(_turns(text, HOLDERS.split(str(written(held, origin))), said, ending, origin))
+        held, last = _held(messages)
+        between = HOLDERS.split(str(written(held, origin)))
+        whole = last in (0, len(held))
+        ending = _ending(between if whole else HOLDERS.split(str(written(held[:last], origin))))
+        said = [message["content"] for message in messages if message["role"] == ASSISTANT]
+        spans.append(_turns(text, between, said, ending, origin))
     for (ids, offsets), inside in zip(tokenizer.located(texts, False), spans, strict=True):
         yield ids, _inside(offsets, inside)
 
 
-def _ending(written: Callable[..., Any]) -> str:
-    """The text with which a template ends the assistant's turn. written: renders messages, named by their origin."""
-    holder = HOLDERS.pattern.replace("\\d+", "0")
-    turn = written([{"role": "user", "content": "?"}, {"role": ASSISTANT, "content": holder}], "a conversation")
-    return str(turn).partition(holder)[2].rstrip()
+def _held(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+    """A conversation with a placeholder for each of the assistant's turns, and how many messages end with the last."""
+    turns = [place for place, message in enumerate(messages) if message["role"] == ASSISTANT]
+    held = [{**m, "content": f"\ue000{i}\ue001"} if i in turns else m for i, m in enumerate(messages)]
+    return held, turns[-1] + 1 if turns else 0
 
 
-def turn_end(tokenizer: Tokenizer) -> int | None:
-    """The token with which the chat template ends the assistant's turn; None where it does so by no single one."""
+def _ending(between: list[str]) -> str:
+    """What ends the assistant's turn. between: the template's text around those of messages that end with one."""
+    return between[-1].rstrip()
+
+
+def turn_end(tokenizer: Tokenizer, rows: Iterable[Row]) -> int | None:
+    """The token with which the chat template ends the assistant's turn in the first of the conversations that has one;
+    None where it does so by no single one."""
     backend = tokenizer.backend
-    try:
-        ending = _ending(lambda messages, _: backend.apply_chat_template(messages, tokenize=False))
-    except Exception:  # of a template that takes other messages than these
-        return None
-    ids = backend(ending, add_special_tokens=False)["input_ids"]
-    return int(ids[0]) if len(ids) == 1 else None
+    for row in rows:
+        held, last = _held(_messages(row[0], "a row"))
+        if last:
+            shown = backend.apply_chat_template(held[:last], tokenize=False)
+            ids = backend(_ending(HOLDERS.split(str(shown))), add_special_tokens=False)["input_ids"]
+            return int(ids[0]) if len(ids) == 1 else None
+    return None
 
 
 def _turns(text: str, between: list[str], said: list[str], ending: str, origin: str) -> list[Span]:

@@ -30,7 +30,8 @@ class Prepared:
     text. unigram_loss: nats per held-out token for a model that knows how often each token occurs and nothing else;
     None where tokens are not predicted. classes: the classes' names by id, from 0 without gaps; None where the data
     names none: labels are numbers, or rows of the caller's own, or no classes. from_images: whether samples are made
-    from image files. unlearned: training documents of which no token is learned.
+    from image files. unlearned: training documents of which no token is learned. turn_end: the token that ends the
+    assistant's turn, where documents are conversations and one token does.
     """
 
     train: Samples
@@ -40,6 +41,7 @@ class Prepared:
     classes: dict[int, str] | None = None
     from_images: bool = False
     unlearned: int = 0
+    turn_end: int | None = None
 
 
 def prepare(
@@ -142,7 +144,7 @@ def _from_fields(recipe: Recipe, facts: ModelFacts, wanted: Wanted, progress: Pr
                   None if held_out_data is None else open_corpus(held_out_data, wanted, cache_dir))
     tokenizer = choose_tokenizer(recipe, facts, lambda: split.training_texts(progress), split.key)
     if MESSAGES in wanted:
-        from tightfit.data.chat import with_template  # for conversations alone
+        from tightfit.data.chat import turn_end, with_template  # for conversations alone
 
         tokenizer = with_template(tokenizer, recipe.data, recipe.tokenizer)
     train, evaluation, names = tokenize(split, tokenizer, cache_dir, progress)
@@ -168,6 +170,7 @@ def _from_fields(recipe: Recipe, facts: ModelFacts, wanted: Wanted, progress: Pr
         unigram_loss=None if held is None else unigram_loss(task, train, held),
         classes=dict(enumerate(names)) or None,
         unlearned=unlearned(train.streams.get(LEARNED), None if packed else recipe.seq_len),
+        turn_end=turn_end(tokenizer, split.corpus.rows()) if MESSAGES in wanted else None,
     )
 
 

@@ -156,16 +156,19 @@ def read_tokenizer_file(path: Path) -> Tokenizer:
     return bare_tokenizer(backend, str(path))
 
 
-def name_end(model: Path, end_ids: Sequence[int]) -> None:
-    """Write the ids that end a text, or a turn of a conversation, into a saved model's configurations, where they name
-    none: what generates with it stops there."""
+def name_end(model: Path, end_id: int, turn_end: int | None) -> None:
+    """Write into a saved model's configurations what ends a text, where they name nothing, and beside it what ends a
+    turn of the conversations that it learned from: what generates with it stops there."""
     for name in ("config.json", "generation_config.json"):
         try:
             values = json.loads((model / name).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
-        if values.get("eos_token_id") is None:
-            values["eos_token_id"] = end_ids[0] if len(end_ids) == 1 else list(end_ids)
+        named = values.get("eos_token_id")
+        ids = list(named) if isinstance(named, list) else [end_id if named is None else named]
+        ids += [] if turn_end is None or turn_end in ids else [turn_end]
+        if ids not in (named, [named]):
+            values["eos_token_id"] = ids if len(ids) > 1 else ids[0]
             write_atomically(model / name, json.dumps(values, indent=2) + "\n")
 
 

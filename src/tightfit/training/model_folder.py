@@ -20,13 +20,7 @@ def finish_model(model: Path, recipe: Recipe, data: Prepared, session: Session) 
     if data.tokenizer is not None:
         data.tokenizer.save(model)
         if get_task(recipe.task).generates:
-            ends = [data.tokenizer.end_id]
-            if getattr(data.tokenizer.backend, "chat_template", None):
-                from tightfit.data.chat import turn_end  # for conversations
-
-                end = turn_end(data.tokenizer)
-                ends += [end] if end is not None and end not in ends else []
-            name_end(model, ends)
+            name_end(model, data.tokenizer.end_id, data.turn_end)
     if data.from_images:
         from tightfit.data.sources import image_processor
 
