@@ -31,6 +31,7 @@ part() {  # NAME [PART]
   case $1 in
     context_bytes | calibration | cuda_op_tables | quickstart) measure "$1" ;;
     plan_vs_gpu) measure plan_vs_gpu --part "${2:-1/1}" --minutes 7.5 ;;
+    beyond_gpu) measure beyond_gpu --minutes 7.5 ;;
     allocator_snapshots) measure allocator_snapshots --output results/allocator_snapshots ;;
     convergence) measure convergence --steps 300 --name convergence_gpu ;;
     record_ladders)
@@ -41,8 +42,8 @@ part() {  # NAME [PART]
       ;;
     frontier) measure frontier --budget "${2:-24GB}" --minutes 7.5 ;;
     *)
-      echo "gpu.sh: '$1' is not one of context_bytes, calibration, cuda_op_tables, plan_vs_gpu, record_ladders, frontier," \
-        "allocator_snapshots, quickstart, convergence" >&2
+      echo "gpu.sh: '$1' is not one of context_bytes, calibration, cuda_op_tables, plan_vs_gpu, beyond_gpu, record_ladders," \
+        "frontier, allocator_snapshots, quickstart, convergence" >&2
       exit 2
       ;;
   esac
@@ -54,7 +55,10 @@ else
   part context_bytes
   part calibration
   part cuda_op_tables
-  for number in 1 2 3; do part plan_vs_gpu "$number/3"; done
+  part plan_vs_gpu 1/3
+  part beyond_gpu
+  for number in 2 3; do part plan_vs_gpu "$number/3"; done
+  part beyond_gpu  # what the first part of its time did not come to
   for name in bert-large transformer-156m transformer-156m-jax fp16-batch; do part record_ladders "$name"; done
   for budget in 8GB 16GB 24GB 80GB; do part frontier "$budget"; done
   part allocator_snapshots

@@ -39,7 +39,9 @@ def test_every_part_runs_whatever_becomes_of_the_others(tmp_path):
     status, output, ran = gpu_sh(tmp_path)
     assert ran == [
         "benchmarks/context_bytes.py", "benchmarks/calibration.py", "benchmarks/cuda_op_tables.py",
-        *(f"benchmarks/plan_vs_gpu.py --part {number}/3 --minutes 7.5" for number in (1, 2, 3)),
+        "benchmarks/plan_vs_gpu.py --part 1/3 --minutes 7.5", "benchmarks/beyond_gpu.py --minutes 7.5",
+        *(f"benchmarks/plan_vs_gpu.py --part {number}/3 --minutes 7.5" for number in (2, 3)),
+        "benchmarks/beyond_gpu.py --minutes 7.5",
         *(f"benchmarks/record_ladders.py {name} {peers}--minutes 7.5" for name, peers in (
             ("bert-large", PEERS), ("transformer-156m", PEERS), ("transformer-156m-jax", ""), ("fp16-batch", PEERS))),
         *(f"benchmarks/frontier.py --budget {budget} --minutes 7.5" for budget in ("8GB", "16GB", "24GB", "80GB")),
@@ -68,6 +70,6 @@ def test_an_unknown_part_is_named(tmp_path):
 
 
 def test_every_part_has_a_file():
-    for name in ("context_bytes", "calibration", "cuda_op_tables", "plan_vs_gpu", "allocator_snapshots", "quickstart",
-                 "convergence"):  # fmt: skip
+    for name in ("context_bytes", "calibration", "cuda_op_tables", "plan_vs_gpu", "beyond_gpu",
+                 "allocator_snapshots", "quickstart", "convergence"):  # fmt: skip
         assert (BENCHMARKS / f"{name}.py").is_file()

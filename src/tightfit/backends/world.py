@@ -32,7 +32,7 @@ class World(Protocol):
         """The largest of the processes' numbers."""
 
     def broadcast_from_rank0(self, work: Callable[[], T]) -> T:
-        """The result of `work` in the first process, or the error of ours that it raises there; it runs nowhere else."""
+        """The result of `work` in the first process, or our error that it raises there; it runs nowhere else."""
 
 
 class Alone:

@@ -8,8 +8,8 @@ In reading order:
 | `suspended_pass` | a forward pass in a coroutine, suspended where the model calls a block |
 | `block_calls` | modules wrapped so that their calls are seen |
 | `update` | the optimizer step of a block: in the backward pass, behind it, or with the next forward pass |
-| `residence` | which parts' weights, gradients and optimizer states live in host memory |
-| `streamed` | tensors of one kind there, double-buffered on the GPU |
+| `offloaded_state` | which parts' weights, gradients and optimizer states live in host memory |
+| `streamed_tensors` | tensors of one kind there, double-buffered on the GPU |
 | `transfers` | copies between host and GPU, on streams of their own |
 | `host_allocator` | page-locked host memory |
 | `activations` | tensors kept for the backward pass, in host memory |
