@@ -159,7 +159,7 @@ def main(arguments: list[str] | None = None) -> int:
     study = on_gpu(asked.model, asked.budget or list(BUDGETS)) if asked.dry is None else dry()
     base = study.base
     name, results = f"frontier-{base['model']}-{device_slug()}", asked.dry or record.RESULTS
-    folder, kept = (asked.dry or Path("ladders")) / name, results / f"{name}.jsonl"
+    folder, kept = (asked.dry or record.RESULTS.parent / "ladders") / name, results / f"{name}.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
     if kept.exists():
         shutil.copy(kept, folder / RESULTS)

@@ -2,6 +2,7 @@
 # The measurements that await a CUDA device, the most telling first; each is recorded in results/ within 8 minutes.
 #   benchmarks/gpu.sh                     all of them, one after the other
 #   benchmarks/gpu.sh plan_vs_gpu 1/3     one of them, here a third of it
+#   benchmarks/gpu.sh --dry FOLDER        all that runs without a GPU, tiny and on the processor; records go to FOLDER
 # One that fails stops none behind it; a table at the end says what ran. PYTHON names the interpreter.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -28,6 +29,10 @@ measure() {  # NAME [ARGUMENT ...]: run benchmarks/NAME.py, and note how that we
 }
 
 part() {  # NAME [PART]
+  if [ -n "$dry" ]; then
+    dry_part "$@"
+    return
+  fi
   case $1 in
     context_bytes | calibration | cuda_op_tables | quickstart) measure "$1" ;;
     plan_vs_gpu) measure plan_vs_gpu --part "${2:-1/1}" --minutes 7.5 ;;
@@ -49,6 +54,25 @@ part() {  # NAME [PART]
   esac
 }
 
+dry_part() {  # as part
+  case $1 in
+    plan_vs_gpu) measure plan_vs_gpu --device cpu --part "${2:-1/1}" --minutes 2 ;;
+    beyond_gpu) measure beyond_gpu --dry "$dry" --minutes 2 ;;
+    frontier) [ "${2:-8GB}" != 8GB ] || measure frontier --dry "$dry" --minutes 2 ;;
+    record_ladders) measure record_ladders "$2" --scale reduced --minutes 1 ;;
+    quickstart) measure quickstart max_steps=4 ;;
+    convergence) measure convergence --steps 6 --name convergence_gpu --only "fp32 adamw" ;;
+    calibration) measure calibration ;;
+    *) table+=("$(printf '%-40s          needs a GPU' "$1")") ;;
+  esac
+}
+
+dry=
+if [ "${1:-}" = --dry ]; then
+  dry=$(mkdir -p "${2:?--dry: name a folder for the records}" && cd "$2" && pwd) || exit
+  export TIGHTFIT_RESULTS=$dry
+  shift 2
+fi
 if [ $# -gt 0 ]; then
   part "$@"
 else

@@ -20,6 +20,7 @@ from tightfit.errors import TightfitError
 from tightfit.planning.allocator.replay import Replay, replay
 from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.planning.timing.step_time import step_time
+from tightfit.planning.timing.uncertainty import speed_error
 from tightfit.recipe import Recipe
 from tightfit.trace import Category, Trace, UntracedMemory
 
@@ -45,10 +46,11 @@ def predict_case(
     try:
         trace = without_resuming(PytorchBackend().predict(recipe, device))
         values = predicted(trace, case, device, limit)
-        values["step_seconds"] = {
-            "uncalibrated": step_time(trace, recipe, device).seconds,
-            "calibrated": None if calibration is None else step_time(trace, recipe, device, calibration).seconds,
-        }
+        times = {"uncalibrated": step_time(trace, recipe, device),
+                 "calibrated": None if calibration is None else step_time(trace, recipe, device, calibration)}
+        values["step_seconds"] = {name: time and time.seconds for name, time in times.items()}
+        values["speed_error"] = {
+            name: time and speed_error(time.work, device, time.calibrated) for name, time in times.items()}
     except NoSuchLimit as reason:
         return {"refused": str(reason)}
     except TightfitError as error:

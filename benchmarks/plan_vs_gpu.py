@@ -20,8 +20,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-ROWS = Path(__file__).resolve().parent.parent / "results" / "plan_vs_gpu.jsonl"
-
 
 def part(text: str) -> tuple[int, int]:
     """`1/3` as numbers."""
@@ -59,16 +57,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--again", action="store_true", help="plan the measured cases again; needs no GPU")
     parser.add_argument("--smoke", action="store_true", help="a few tiny cases instead")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="the CPU runs the tiny cases alone")
-    parser.add_argument("--rows", type=Path, default=ROWS, help="where the rows are kept")
+    parser.add_argument("--rows", type=Path, help="where the rows are kept: a file beside which the summary goes")
     parser.add_argument("--workers", type=int, default=max((os.cpu_count() or 1) - 2, 1), help="plans made at once")
     asked = parser.parse_args(arguments)
     with cuda_unopened():
+        import record
         from gpu_runs import run
         from tightfit.errors import Refused
     try:
         summary = run(
-            asked.rows, on_cpu=asked.device == "cpu", smoke=asked.smoke, part=asked.part, only=asked.only,
-            seconds=60 * asked.minutes, again=asked.again, workers=asked.workers,
+            asked.rows or record.RESULTS / "plan_vs_gpu.jsonl", on_cpu=asked.device == "cpu", smoke=asked.smoke,
+            part=asked.part, only=asked.only, seconds=60 * asked.minutes, again=asked.again, workers=asked.workers,
         )
     except Refused as reason:
         print(f"plan_vs_gpu: {reason}", file=sys.stderr)

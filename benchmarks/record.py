@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -15,7 +16,8 @@ import torch
 
 from tightfit.system import installed
 
-RESULTS = Path(__file__).resolve().parent.parent / "results"
+RESULTS = Path(os.environ.get("TIGHTFIT_RESULTS") or Path(__file__).resolve().parent.parent / "results")
+"""Where records go; a trial of a benchmark sends them elsewhere."""
 
 
 def environment() -> dict[str, Any]:

@@ -56,7 +56,7 @@ def results_path(name: str) -> Path:
 def record_ladder(name: str, scale: Scale, peers: list[str], gpu: str | None) -> None:
     """Run a ladder, and keep its rows and its picture in results/, also where it is stopped."""
     kept = results_path(name)
-    folder = Path("ladders") / kept.stem
+    folder = record.RESULTS.parent / "ladders" / kept.stem
     folder.mkdir(parents=True, exist_ok=True)
     if kept.exists():
         shutil.copy(kept, folder / RESULTS)

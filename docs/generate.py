@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import yaml
 from pydantic import RootModel
 
+from gpu_records import gpu_page
 from ladders import ladder_page
 from recorded import recorded_pages
 from refusals import knobs, refusals
@@ -47,7 +48,7 @@ def pages() -> dict[str, str]:
     result["techniques/README.md"] = index_page()
     result["techniques/compile-backends.md"] = backends_page()
     result["recipe.md"] = recipe_page()
-    for path, parts in {**recorded_pages(), "ladder.md": ladder_page()}.items():
+    for path, parts in {**recorded_pages(), "ladder.md": ladder_page(), "gpu.md": gpu_page()}.items():
         result[path] = _page([part if isinstance(part, str) else _table(*part) for part in parts])
     return result
 

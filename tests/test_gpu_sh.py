@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(shutil.which("timeout") is None, reason="needs t
 PEERS = "--peer plain --peer hf-trainer "
 STAND_IN = """#!/bin/sh
 echo "$@" >> "$TOLD"
+env > "$(dirname "$TOLD")/settings"
 case $1 in
   */cuda_op_tables.py) exit 3 ;;
   */calibration.py) sleep 30 ;;
@@ -73,3 +74,14 @@ def test_every_part_has_a_file():
     for name in ("context_bytes", "calibration", "cuda_op_tables", "plan_vs_gpu", "beyond_gpu",
                  "allocator_snapshots", "quickstart", "convergence"):  # fmt: skip
         assert (BENCHMARKS / f"{name}.py").is_file()
+
+
+def test_a_dry_run_asks_for_no_gpu_and_leaves_results_alone(tmp_path):
+    _status, output, ran = gpu_sh(tmp_path, "--dry", str(tmp_path / "records"))
+    assert "needs a GPU" in output
+    assert {line.split()[0].removeprefix("benchmarks/") for line in ran} == {
+        "calibration.py", "plan_vs_gpu.py", "beyond_gpu.py", "record_ladders.py", "frontier.py", "quickstart.py",
+        "convergence.py"}
+    assert all("--dry" in line or "cpu" in line or "reduced" in line or "steps" in line
+               for line in ran if "calibration" not in line)
+    assert "TIGHTFIT_RESULTS=" + str(tmp_path / "records") in (tmp_path / "settings").read_text()

@@ -39,10 +39,12 @@ def test_spread_is_of_sizes_and_keeps_the_bias():
 
 
 def test_goals_are_judged_by_their_figures():
-    rows = [row(f"case {n}", reserved=(100 + n, 100), seconds=(1.1, 1.02, 1.0)) for n in (1, 2, 3, -2, 9)]
+    rows = [row(f"case {n}", reserved=(100 + n / 2, 100), seconds=(1.05, 1.02, 1.0)) for n in (1, 2, 3, -2, 9)]
+    for error, told in zip((0.1, 0.06, 0.04, None, 0.2), rows, strict=True):
+        told["predicted"]["speed_error"] = {"uncalibrated": error, "calibrated": None}
     found = summary.summarize(rows, planned=7)
     assert found["measured"] == 5
-    assert found["errors"]["reserved"]["median"] == pytest.approx(0.02)
+    assert found["errors"]["reserved"]["median"] == pytest.approx(0.01)
     assert found["errors"]["context"]["bias"] == pytest.approx(-0.25)
     assert found["errors"]["phases: backward"]["worst"] == 0
     assert found["errors"]["categories: weights"]["worst"] == 0
@@ -50,7 +52,9 @@ def test_goals_are_judged_by_their_figures():
     assert verdicts == {
         "reserved memory, median error": True, "reserved memory, error at 95 %": False, "false fits": True,
         "step time uncalibrated, median error": True, "step time calibrated, median error": True,
+        "step times outside of the stated interval": False,  # one of four
     }
+    assert found["inside_interval"] == 0.75
     assert found["by_choice"]["optimizer=sgd"]["reserved"]["count"] == 5
 
 

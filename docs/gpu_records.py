@@ -1,0 +1,116 @@
+"""The page of what was measured on a GPU, from the records that `make gpu` writes into results/."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from recorded import RESULTS, Table
+from tightfit.calibration import Calibration
+from tightfit.doctor.calibrate import calibration_rows
+
+Record = Mapping[str, Any]
+Parts = Iterator[str | Table]
+
+
+def gpu_page(results: Path = RESULTS) -> list[str | Table]:
+    """The page's parts: a section for each record that is there, and what is still to be measured."""
+    parts: list[str | Table] = ["# Measured on a GPU"]
+    missing = []
+    for title, pattern, section in SECTIONS:
+        found = sorted(results.glob(f"{pattern}.json"))
+        if found:
+            parts.append(f"## {title}")
+        else:
+            missing.append(title[0].lower() + title[1:])
+        for path in found:
+            record = json.loads(path.read_text("utf-8"))
+            made = record["environment"]
+            parts.append(f"{made['device']}, torch {made['torch']}, {made['date']}, commit {made['commit']}: "
+                         f"[{path.name}](../results/{path.name}).")
+            parts += section(record)
+    if missing:
+        parts.append(f"Not yet measured: {', '.join(missing)}. `make gpu` measures and records them on a machine with "
+                     "a CUDA device; `benchmarks/gpu.sh --dry FOLDER` tries the same out on a processor.")
+    return parts
+
+
+def plans(record: Record) -> Parts:
+    """Predicted memory and time over the recipes of every technique."""
+    yield (f"{record['measured']} of {record['planned']} recipes measured, {len(record['refused'])} cannot run there, "
+           f"{len(record['failed'])} failed; planned to fit and did not: {len(record['false_fits'])}.")
+    yield ("goal", "at most", "measured"), [
+        (goal["goal"], _share(goal["at_most"]), _share(goal["figure"])) for goal in record["goals"]]
+    yield ("error of", "cases", "median", "95 %", "worst"), [
+        (name, str(e["count"]), *(_share(e[figure]) for figure in ("median", "p95", "worst")))
+        for name, e in record["errors"].items() if e["count"]]
+
+
+def beyond(record: Record) -> Parts:
+    """Steps of models that are larger than the memory they are given."""
+    same = {True: "yes", False: "no", None: "not measured"}
+    yield (f"Losses, norms and weights of streamed steps are the resident ones' to the last bit: "
+           f"{same[record['streamed_is_resident']]} (the resident step is itself when repeated: "
+           f"{same[record['resident_is_itself']]}).")
+    kinds = ("seconds", "peak_allocated", "peak_reserved", "host")
+    yield ("step", "tokens", "tokens/s", *(f"{kind.replace('_', ' ')}, of predicted" for kind in kinds)), [
+        (row["case"], f"{row['tokens']:,}", f"{row['tokens_per_second']:,}",
+         *(_share(row["of_predicted"].get(kind)) for kind in kinds)) for row in record["rows"]]
+    yield ("published by", "card", "tokens/s"), [
+        (row["who"], row["gpu"], f"{row['tokens_per_second']:,}") for row in record["published"]]
+
+
+def calibrated(record: Record) -> Parts:
+    """The machine's own speeds."""
+    rows = calibration_rows(TypeAdapter(Calibration).validate_python(record["calibration"]))
+    yield ("what", "measured"), rows
+
+
+def contexts(record: Record) -> Parts:
+    """Memory outside of PyTorch's allocator."""
+    yield ("after", "MiB outside of the allocator"), [
+        (stage, f"{row['outside'] / 2**20:,.0f}" if "outside" in row else "failed")
+        for stage, row in record["stages"].items()]
+
+
+def frontier(record: Record) -> Parts:
+    """Throughput of the plan and of peers by the memory they are given."""
+    yield f"{record['model']}, {record['seq_len']:,} tokens, global batch {record['batch_size']}."
+    yield ("GiB", "who", "flags", "tokens/s"), [
+        (f"{row['budget_bytes'] / 2**30:.1f}", row["who"], row["rung"], f"{row['tokens_per_second']:,.0f}")
+        for row in record["points"]]
+
+
+def learning(record: Record) -> Parts:
+    """Held-out loss of every precision and optimizer."""
+    yield ("run", "above fp32 AdamW, nats", "allowed"), [
+        (name, f"{run['above_fp32_adamw']:+.3f}", f"{run['tolerance']:.2f}") for name, run in record["runs"].items()]
+
+
+def quickstart(record: Record) -> Parts:
+    """The quickstart's end."""
+    summary = record["summary"]
+    yield ("what", "measured"), [
+        (name.replace("_", " "), f"{summary[name]:,.4g}")
+        for name in ("eval_loss", "unigram_loss", "tokens_per_second", "seconds")
+        if isinstance(summary.get(name), int | float)]
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+SECTIONS: tuple[tuple[str, str, Callable[[Record], Parts]], ...] = (
+    ("Plans against measurements", "plan_vs_gpu", plans),
+    ("Beyond the card's memory", "beyond_gpu", beyond),
+    ("Speeds of the card and its link", "calibration_gpu", calibrated),
+    ("Memory of the context", "context_bytes", contexts),
+    ("Throughput against memory", "frontier-*", frontier),
+    ("Learning", "convergence_gpu", learning),
+    ("Quickstart", "quickstart_gpu", quickstart),
+)
+"""Titles, the names of their records, and what is told of each."""
