@@ -42,3 +42,7 @@ def __getattr__(name: str) -> Any:
 
     with quiet_loading():
         return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

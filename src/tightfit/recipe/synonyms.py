@@ -37,6 +37,12 @@ VALUES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """A recipe's values, and other tools' words for them."""
 
+LARGEST: Mapping[str, str] = {
+    "seq_len": "; the longest that fits is told by tightfit plan MODEL --longest seq_len",
+    "micro_batch_size": ", or auto; the largest that fits is told by tightfit plan MODEL --largest micro_batch_size",
+}
+"""What to ask for in place of a word such as `max`."""
+
 
 def known_value(word: str, choices: Iterable[str]) -> str | None:
     """The choice that another tool's word means; None where there is none."""

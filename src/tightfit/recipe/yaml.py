@@ -143,6 +143,10 @@ def _sentence(error: Any, fields: Mapping[str, Any], slot: str, where: str) -> s
     if expected and isinstance(error["input"], str):
         choices = [c.strip(" '") for c in expected.replace(" or ", ", ").split(",")]
         return _unknown(path, error["input"], choices)
+    if isinstance(error["input"], str) and error["type"] == "int_parsing":
+        from tightfit.recipe import synonyms
+
+        message += synonyms.LARGEST.get(path, "")
     return f"{path}: {_shown(error['input'])} should be {message}"
 
 

@@ -70,6 +70,9 @@ class ByBlock(Accumulation):
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = refuse_between_blocks(recipe, "accumulation=by-block", "accumulation=loop")
+        if self.gradient_sums == "fp32" and self.sweep == 1:
+            reasons.append("gradient_sums=fp32 sums the micro-batches that go through a block together, and with "
+                           "sweep=1 that is one; write accumulation.sweep=auto")
         if recipe.checkpointing != "auto" and recipe.checkpointing.spans_blocks:
             reasons.append(f"checkpointing={recipe.checkpointing.name} recomputes several blocks together, and "
                            "accumulation=by-block stops between them; write checkpointing=every-block")

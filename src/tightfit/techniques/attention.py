@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from tightfit.errors import install_command
 from tightfit.techniques.base import Technique, technique
 
 if TYPE_CHECKING:
@@ -133,9 +131,6 @@ class FlashAttn(Attention):
             reasons.append("flash-attn runs on CUDA devices only; write attention=sdpa")
         elif not device.at_least(8):
             reasons.append("flash-attn needs compute capability 8.0 or later; write attention=sdpa")
-        if importlib.util.find_spec("flash_attn") is None:
-            reasons.append(f"the library flash-attn is not installed; run: {install_command('flash-attn')}, or write "
-                           "attention=sdpa")
         if recipe.precision != "auto" and not recipe.precision.is_half:
             reasons.append("flash-attn needs half precision; write precision=bf16")
         return reasons

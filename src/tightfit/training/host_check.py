@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from tightfit.backends.base import Backend
 from tightfit.devices import Device
@@ -78,8 +78,8 @@ def _changes(recipe: Recipe, device: Device, held: dict[str, int], missing: int)
 
     def with_shares(**shares: float) -> tuple[str, Recipe]:
         text = " ".join(f"offload.{kind}={share:g}" for kind, share in shares.items())
-        given = {kind: getattr(recipe.offload, kind) for kind in (*kinds, "activations")}
-        return f"{text} (the rest stays on the GPU)", recipe.override(offload={"name": "host", **given, **shares})
+        kept = replace(cast(Any, recipe.offload), **shares)
+        return f"{text} (the rest stays on the GPU)", recipe.override(offload=kept)
 
     kinds = ("weights", "gradients", "optimizer")
     if held["activations"] >= missing:

@@ -172,7 +172,7 @@ class Step:
         loss, count = torch.zeros((), dtype=torch.float64, device=build.torch_device), 0
         tally = Tally(build.torch_device, classes=build.task.predicts == "class")
         try:
-            self.update.flush()
+            self._flush("evaluation")
             with self._running("evaluation"), build.evaluation_weights():
                 for global_batch in global_batches:
                     made = global_batch
@@ -200,14 +200,14 @@ class Step:
             yield replace(part, count=int(count), samples=int(samples), tokens=int(tokens))
 
     def generate(self, prompt: Sequence[int], new_tokens: int, temperature: float, seed: int) -> list[int]:
-        self.update.flush()
+        self._flush("generating a sample")
         with self._running("generating a sample"):
             tokens = generate(self.build, prompt, new_tokens, temperature, seed)
         self.build.drop_gathered()
         return tokens
 
     def save(self, folder: Path) -> dict[str, Any]:
-        self.update.flush()
+        self._flush("saving a checkpoint")
         build = self.build
         meta = save_state(build.model, self.optimizer, folder, build.world, learned=build.recipe.trainable.freezes)
         return {**meta, **self.update.state(), "steps": self.steps}
@@ -220,7 +220,7 @@ class Step:
         self.update.load(meta)
 
     def export(self, folder: Path, classes: dict[int, str] | None) -> None:
-        self.update.flush()
+        self._flush("writing the model")
         with self._guarded("writing the model"):
             first = self.build.world.rank == 0
             if self.build.recipe.trainable.adapts:
@@ -238,7 +238,7 @@ class Step:
                 self.routing.close()
 
     def is_finite(self) -> bool:
-        self.update.flush()
+        self._flush("looking for weights that are not finite")
         by_device: dict[torch.device, list[Tensor]] = {}  # some may wait in host memory
         for parameter in self.build.model.parameters():
             if parameter.requires_grad:
@@ -275,6 +275,11 @@ class Step:
         explained = model_guard(self.build.model, lambda: self._doing) if self._explains else nullcontext()
         with explained, self._guarded(doing):
             yield
+
+    def _flush(self, doing: str) -> None:
+        """Apply what an update still waits for, before `doing` reads weights."""
+        with self._guarded(doing):
+            self.update.flush()
 
     @contextmanager
     def _guarded(self, doing: str) -> Iterator[None]:

@@ -111,8 +111,10 @@ def _first_that_fits(recipe: Recipe, device: Device, plan_of: Callable[[Recipe],
         for size, embeddings in [*((size, False) for size in reversed(sizes)), (sizes[0], True)]:
             offload = {**OFFLOADED, "embeddings": embeddings}
             pinned = recipe.override(**{**changes, OFFLOAD: offload, MICRO: size}).model_copy(update=numerics)
-            if pinned.mode != "train" or pinned.refusals(device):
+            if pinned.mode != "train":
                 return None
+            if pinned.refusals(device):
+                break
             if size > most:
                 continue
             found = plan_of(pinned)

@@ -11,5 +11,5 @@ In reading order; the share of its peak that a card sustains is `Card.sustains` 
 | `link` | rates of copies between host and device, over PCIe |
 | `copies` | time that copies add to a step |
 | `network`, `exchange` | collectives among several devices, and what they add to a step |
-| `errors` | how far predicted times are off |
+| `uncertainty` | how far predicted times are off |
 """

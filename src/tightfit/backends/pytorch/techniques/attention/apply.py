@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, cast
 
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.simulated_device import active_simulated_cuda
 from tightfit.backends.pytorch.techniques.attention import arguments
 from tightfit.backends.pytorch.techniques.attention.functions import EAGER, FLEX, SDPA, register
 from tightfit.backends.pytorch.techniques.attention.kernels import HALF
-from tightfit.errors import Refused
+from tightfit.errors import Refused, install_command
 from tightfit.techniques.attention import Eager, FlashAttn, Flex, Sdpa
 
 KERNELS = {
@@ -85,11 +87,17 @@ def flex(technique: Flex, build: Build) -> Build:
 
 
 def flash_attn(technique: FlashAttn, build: Build) -> Build:
-    """The flash-attn library, as transformers calls it."""
+    """The flash-attn library, as transformers calls it; in a plan without it, PyTorch's own kernels."""
     model = build.model
     unserved = arguments.attention_style(model) == "own" or arguments.has_sinks(model)
     if unserved or not getattr(model, "_supports_flash_attn", False):
         raise _refused("flash-attn", model)
+    if find_spec("flash_attn") is None:
+        missing = f"the library flash-attn is not installed; run: {install_command('flash-attn')}"
+        if active_simulated_cuda() is None:
+            raise Refused(f"attention: {missing}, or write attention=sdpa")
+        stand_in, note = sdpa(Sdpa(), build), f"attention: planned with PyTorch's own kernels, for {missing}"
+        return replace(stand_in, notes=(*stand_in.notes, note))
     _call("flash_attention_2", model)
     return _with_masks(build, "flash")
 

@@ -15,4 +15,8 @@ In reading order:
 | `activations` | tensors kept for the backward pass, in host memory |
 | `parts` | blocks and embeddings of a model, and their parameters |
 | `state_dicts` | state dicts of a model whose weights live in host memory |
+
+From a step to a copy: `Step.accumulate` calls `sweep.ByBlock`, which lets a block be entered (`BlockCalls.enter`)
+before its micro-batches go through; `UpdateByBlock.enter` brings its weights (`OffloadedState`,
+`StreamedTensors.fetch`, `Transfers.to_device`) and applies the update that it still waits for.
 """

@@ -15,6 +15,7 @@ from tightfit.backends.pytorch.techniques.by_block.activations import HostActiva
 from tightfit.backends.pytorch.techniques.by_block.parts import Parts
 from tightfit.backends.pytorch.techniques.by_block.transfers import Transfers, working_on
 from tightfit.backends.pytorch.techniques.loss.of_logits import HeadForward
+from tightfit.errors import ModelError
 
 Call = Callable[..., Any]
 Caller = Callable[[int, Call, tuple[Any, ...], dict[str, Any]], Any]
@@ -109,6 +110,10 @@ class BlockCalls:
         module._compiled_call_impl = partial(caller, before or module._call_impl)
 
     def _called(self, number: int, call: Call, *args: Any, **kwargs: Any) -> Any:
+        if torch._C._current_autograd_node() is not None:
+            raise ModelError("accumulation: the model calls its blocks again in the backward pass, as checkpointing of "
+                             "its own does; leave that to the recipe, checkpointing=every-block, or write "
+                             "accumulation=loop update=after-backward offload=none")
         if self.activations is not None:
             call = partial(self.activations.run, number, call)
         return self._caller(number, call, args, kwargs)

@@ -113,12 +113,20 @@ class OffloadedState:
         else:  # they never left, and what an earlier step sent is of no use
             for parameter, gradient in zip(parameters, held, strict=True):
                 parameter.grad = gradient
-        self._states.enter(part, then)
-        yield
-        self._weights.copy_back(part)
-        self._states.copy_back(part)
-        self._states.leave(part)
-        self._gradients.leave(part)
+        try:
+            self._states.enter(part, then)
+            yield
+            self._weights.copy_back(part)
+            self._states.copy_back(part)
+        except BaseException:
+            if held is not None:  # for an update that did not begin
+                self._held[part] = held
+                for parameter in parameters:
+                    parameter.grad = None
+            raise
+        finally:
+            self._states.leave(part)
+            self._gradients.leave(part)
         self._adopt_states(part)
 
     def all_learned(self) -> None:

@@ -31,9 +31,11 @@ class StateDictHooks:
         self.update = update
 
     def register(self, model: nn.Module) -> None:
-        self._handles = [model.register_state_dict_pre_hook(self.flush),
-                         model.register_load_state_dict_pre_hook(self.flush),
-                         model.register_load_state_dict_post_hook(self.reload)]
+        """On every module: a part of the model may be asked alone."""
+        self._handles = [
+            handle for module in model.modules() for handle in (
+                module.register_state_dict_pre_hook(self.flush), module.register_load_state_dict_pre_hook(self.flush),
+                module.register_load_state_dict_post_hook(self.reload))]
 
     def remove(self) -> None:
         for handle in self._handles:

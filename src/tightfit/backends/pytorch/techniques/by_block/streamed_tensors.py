@@ -25,20 +25,23 @@ class Packing:
     """The places of several tensors in one piece of memory, so that one copy moves them all."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.places: list[tuple[int, int, torch.Size, torch.dtype]] = []
+        self.places: list[tuple[int, int, torch.Size, tuple[int, ...], torch.dtype]] = []
         self.bytes = 0
         for tensor in tensors:
             size = prod(tensor.shape) * tensor.element_size()
-            self.places.append((self.bytes, size, tensor.shape, tensor.dtype))
+            dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)  # else as contiguous, in as many bytes
+            strides = tensor.stride() if dense else torch.empty(tensor.shape, device="meta").stride()
+            self.places.append((self.bytes, size, tensor.shape, strides, tensor.dtype))
             self.bytes += -(-size // ALIGNMENT) * ALIGNMENT
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:
         """Whether the places are those of such tensors."""
-        return [(t.shape, t.dtype) for t in tensors] == [(shape, dtype) for _, _, shape, dtype in self.places]
+        return [(t.shape, t.dtype) for t in tensors] == [(shape, dtype) for _, _, shape, _, dtype in self.places]
 
     def views(self, memory: Tensor) -> list[Tensor]:
         """The tensors in `memory`, uint8 of at least `bytes`."""
-        return [memory[start : start + size].view(dtype).view(shape) for start, size, shape, dtype in self.places]
+        return [memory[start : start + size].view(dtype).as_strided(shape, strides)
+                for start, size, shape, strides, dtype in self.places]
 
 
 @dataclass(eq=False)

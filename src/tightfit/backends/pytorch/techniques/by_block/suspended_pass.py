@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextvars
 import weakref
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from greenlet import getcurrent, greenlet
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils._pytree import tree_map_only
+
+from tightfit.errors import ModelError
 
 OUTSIDE = -1
 """Number of what depends on no block's output."""
@@ -53,13 +56,30 @@ class _AfterCut(torch.autograd.Function):
         return None, None, None
 
 
+@contextmanager
+def _modes_kept() -> Iterator[None]:
+    """Around work of another coroutine of this thread: whether gradients are computed, and what is cast, are afterwards
+    as before. A model may call a block inside `no_grad` or an autocast of its own."""
+    learns = torch.is_grad_enabled()
+    casts = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(learns)
+        for kind, enabled, dtype in casts:
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+
+
 class SuspendedPass:
-    """A micro-batch's pass. forward: runs its forward pass, and calls `call` for every call of a block.
+    """A micro-batch's pass. forward: runs its forward pass, and calls `call` for every call of a block. learns: whether
+    a block has parameters that learn.
 
     at: the block that it waits for; None once the forward pass is over.
     """
 
-    def __init__(self, forward: Callable[[], Tensor]) -> None:
+    def __init__(self, forward: Callable[[], Tensor], learns: Callable[[int], bool]) -> None:
+        self._learns = learns
         self.at: int | None = None
         self.loss: Tensor | None = None
         self._calls = 0
@@ -74,23 +94,31 @@ class SuspendedPass:
     def advance(self) -> None:
         """Go on with the forward pass up to the next call of a block, or its end."""
         self._scheduler = self._coroutine.parent = getcurrent()
-        self._coroutine.switch()
+        with _modes_kept():
+            self._coroutine.switch()
 
     def close(self) -> None:
         """End a forward pass that is not over."""
         if self._coroutine and not self._coroutine.dead:
             self._coroutine.parent = getcurrent()
-            self._coroutine.throw()
+            with _modes_kept():
+                self._coroutine.throw()
 
     def call(self, number: int, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Wait for the block's turn, and run it; called by the forward pass."""
         self.at = number
-        self._scheduler.switch()
+        with _modes_kept():
+            self._scheduler.switch()
         args, kwargs = tree_map_only(Tensor, self._cut_argument, (args, kwargs))
         output = call(*args, **kwargs)
         made = self._calls
         self._calls += 1
-        return tree_map_only(Tensor, lambda tensor: self._cut_output(tensor, made), output)
+        output = tree_map_only(Tensor, lambda tensor: self._cut_output(tensor, made), output)
+        if made not in self._outputs and torch.is_grad_enabled() and self._learns(number):
+            raise ModelError(f"accumulation: block {number + 1} returns {type(output).__name__}, in which no tensor "
+                             "that learns is found, and by-block works between the blocks; return tensors, tuples or "
+                             "dictionaries of them, or write accumulation=loop")
+        return output
 
     def backward(self, call: int) -> None:
         """Run the backward pass of a block's call, given by its place in their order, and of what depends on it."""

@@ -55,7 +55,8 @@ class _Sweep:
         blocks = passes.blocks
         assert blocks is not None
         self._blocks: BlockCalls = blocks
-        self._members = {number: SuspendedPass(self._forward_of(number)) for number in members}
+        learns = [bool(parameters) for parameters in blocks.parts.parameters].__getitem__
+        self._members = {number: SuspendedPass(self._forward_of(number), learns) for number in members}
         self._order: list[int] = []
         self._wide = wide and len(members) > 1
         self._sums: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
@@ -78,13 +79,12 @@ class _Sweep:
         return lambda: self._passes.forward(self._global_batch, number)
 
     def _forward(self) -> None:
-        first = next(iter(self._members.values()))
         for number in self._members:
             self._advance(number)
         self._blocks.leave_ends()
-        while first.at is not None:
-            block = first.at
-            if any(member.at != block for member in self._members.values()):
+        while waiting := [member.at for member in self._members.values() if member.at is not None]:
+            block = waiting[0]
+            if {*waiting} != {block} or len(waiting) < len(self._members):
                 raise ModelError("accumulation: the micro-batches call the model's blocks in different orders, and "
                                  "cannot go through them together; write accumulation=loop")
             self._order.append(block)
@@ -93,7 +93,7 @@ class _Sweep:
                 self._advance(number)
             torch.clear_autocast_cache()  # casts of this block's weights, which no later block needs
             self._blocks.leave(block)
-            if first.at is None:
+            if all(member.at is None for member in self._members.values()):
                 self._store_gradients_of_head()
             self._blocks.leave_ends()
 

@@ -24,6 +24,7 @@ from tightfit.backends.pytorch.techniques.by_block.state_dicts import StateDictH
 from tightfit.backends.pytorch.techniques.by_block.transfers import working_on
 from tightfit.backends.pytorch.techniques.optimizer.apply import ScaledUpdate, set_learning_rate
 from tightfit.backends.pytorch.techniques.optimizer.state import make_states
+from tightfit.errors import ModelError
 from tightfit.techniques.update import Update
 from tightfit.trace import Phase
 
@@ -61,6 +62,7 @@ class UpdateByBlock(ScaledUpdate):
         self._norms: dict[nn.Parameter, Tensor] = {}
         self._finite: list[_Gradients] = []
         self._final: set[int] = set()
+        self._entered: set[int] = set()  # in this step
         self._pending: _Pending | None = None
         self._calls = calls
         self._hooks = StateDictHooks(weakref.ref(self))
@@ -94,11 +96,13 @@ class UpdateByBlock(ScaledUpdate):
             self._norms.update(zip(learned, norms, strict=True))
 
     def __call__(self) -> Tensor | None:
+        self._refuse_unseen_gradients()
         left = {*self._pending.parts} if self._pending is not None else set()  # no pass of this step came to them
         self._store_all({*range(len(self._parts.modules))} - self._final - left)
         self._update_all()
         self._store_all(left)
         self._final.clear()
+        self._entered.clear()
         self._offloaded.all_learned()
         norm = self._norm()
         if self._technique.in_backward:
@@ -118,7 +122,22 @@ class UpdateByBlock(ScaledUpdate):
         for part in sorted(parts):
             self.store_gradients(part, final=True)
 
+    def _refuse_unseen_gradients(self) -> None:
+        """Raise ModelError where a block has gradients and was never called, so that its weights are an update behind;
+        and where more gradients came than those that were complete."""
+        for part, parameters in enumerate(self._parts.parameters):
+            unseen = part < len(self._parts.blocks) and part not in self._entered
+            if (unseen or part in self._final) and any(p.grad is not None for p in parameters):
+                name = f"block {part + 1}" if part < len(self._parts.blocks) else "the embeddings or the head"
+                raise ModelError(f"update: the model uses {name} otherwise than by calling it in its place, and what "
+                                 "works block by block cannot follow; write accumulation=loop update=after-backward "
+                                 "offload=none")
+
     def enter(self, part: int, then: int | None) -> None:
+        self._entered.add(part)
+        self._make_ready(part, then)
+
+    def _make_ready(self, part: int, then: int | None) -> None:
         self._offloaded.enter(part, then)
         self._update(part, then)
 
@@ -129,20 +148,22 @@ class UpdateByBlock(ScaledUpdate):
         """Apply what a part waits for; its weights are on the device. then: the part that is expected next."""
         if self._pending is None or part not in self._pending.parts:
             return
-        self._pending.parts.discard(part)
         following = then if then in self._pending.parts or self._technique.in_backward else None
         with (working_on(self._parts.modules[part], Phase.OPTIMIZER),
               self._offloaded.learning(part, following, self.optimizer), self._own_draws(part)):
-            self._apply(self._parts.parameters[part])
+            self._apply(part)
         if not self._pending.parts:
             self._pending = None
             if not self._technique.in_backward:
                 self._offloaded.all_learned()
 
     def abandon(self) -> None:
-        self._update_all()  # what waits is an earlier step's
         self._final.clear()
+        self._entered.clear()
         self._norms.clear()
+        self._finite.clear()
+        self.forget_scaling()
+        self._update_all()  # what waits is an earlier step's
         self._offloaded.abandon_gradients()
 
     def flush(self) -> None:
@@ -172,8 +193,10 @@ class UpdateByBlock(ScaledUpdate):
     def _update_parts(self, waiting: Sequence[int], last_then: int | None = None) -> None:
         for part, then in zip(waiting, [*waiting[1:], last_then], strict=True):
             with working_on(self._parts.modules[part]):
-                self.enter(part, then)
-                self.leave(part)
+                try:
+                    self._make_ready(part, then)
+                finally:
+                    self.leave(part)
 
     def make_states(self, *, late: bool = False) -> None:
         waiting = len(self._parts.blocks) if self._technique.deferred else 0
@@ -196,9 +219,10 @@ class UpdateByBlock(ScaledUpdate):
         self.reload()
         super().load(state)
 
-    def _apply(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Step the optimizer over parameters alone: others may have gradients already."""
+    def _apply(self, part: int) -> None:
+        """Step the optimizer over a part's parameters alone: others may have gradients already."""
         assert self._pending is not None
+        parameters = self._parts.parameters[part]
         if self._max_norm and self._pending.norm is not None:
             clip_grads_with_norm_(parameters, self._max_norm, self._pending.norm)
         set_learning_rate(self.optimizer, self._pending.learning_rate)
@@ -207,6 +231,7 @@ class UpdateByBlock(ScaledUpdate):
         try:
             for group in groups:
                 group["params"] = [parameter for parameter in group["params"] if parameter in own]
+            self._pending.parts.discard(part)  # no sooner: until here a failure leaves it as it was
             with torch.autocast(self._build.torch_device.type, enabled=False):  # a block may be entered inside it
                 self.optimizer.step()
         finally:

@@ -116,6 +116,11 @@ class ScaledUpdate:
         """Calls of the optimizer's step that began, and that ended: an error leaves fewer."""
         return self.optimizer.begun, self.optimizer.ended  # type: ignore[attr-defined]
 
+    def forget_scaling(self) -> None:
+        """Forget what the scaler was told of a step that failed; the scale stays."""
+        if self._scaler is not None and self._scaler._scale is not None:
+            self._scaler.update(self._scaler.get_scale())
+
     def state(self) -> dict[str, Any]:
         return {"scaler": None if self._scaler is None else self._scaler.state_dict()}
 
