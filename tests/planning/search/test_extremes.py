@@ -89,7 +89,8 @@ def test_where_not_even_the_smallest_fits():
 
 
 def test_host_memory_that_is_not_there_counts():
-    evaluate, _ = costing(lambda recipe: 4 + recipe.micro_batch_size, lambda recipe: max(recipe.micro_batch_size, 5) - 5)
+    evaluate, _ = costing(lambda recipe: 4 + recipe.micro_batch_size,
+                          lambda recipe: max(0, recipe.micro_batch_size - 5))
     pinned = GPT2.override(offload="host")
     recipe, most = find_largest("micro_batch_size", candidates(pinned, "micro_batch_size", model_size), CARD, evaluate)
     assert recipe.micro_batch_size == most.value == 5

@@ -105,6 +105,7 @@ def _sentence(
 
     above = min((value for value in found if best is None or value > best), default=None)
     if best is None:
-        return f"Not even {written(sizes[0])} fits{resident}" + (f": it takes {takes(above)}." if above is not None else ".")
+        taken = f": it takes {takes(above)}" if above is not None else ""
+        return f"Not even {written(sizes[0])} fits{resident}{taken}."
     end = f"; {written(above)} would take {takes(above)}" if above is not None else ", and the model takes no more"
     return f"{written(best)} fits{resident}, with {takes(best)} in use by the thriftiest recipe{end}."
