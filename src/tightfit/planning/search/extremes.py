@@ -84,7 +84,8 @@ def find_largest(
         raise failures[0]
     value = sizes[0] if best is None else best
     shown = getattr(recipes[value], field)
-    return recipes[value], Largest(field=field, value=shown, text=_sentence(field, recipes, sizes, best, found, device))
+    return recipes[value], Largest(field=field, value=shown, traces=len(found) + len(failures),
+                                   text=_sentence(field, recipes, sizes, best, found, device))
 
 
 def _sentence(
