@@ -126,6 +126,19 @@ def test_help_loads_no_framework():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("words", [
+    ["train", "gpt2", "seq_lne=3"], ["plan", "gpt2", "seq_lne=3", "--gpu", "l4"], ["plan", "gpt2", "--gpu", "rtx-4091"],
+], ids=" ".join)  # fmt: skip
+def test_a_misspelt_word_is_refused_before_a_framework_is_loaded(words):
+    code = "import sys\nfrom tightfit.cli import app\nfrom tightfit.errors import RecipeError\n" \
+           "try:\n    app(sys.argv[1:], standalone_mode=False)\nexcept RecipeError as error:\n    print(error)\n" \
+           "print(sorted({'torch', 'transformers', 'jax'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    said, loaded = done.stdout.splitlines()
+    assert "did you mean" in said
+    assert loaded == "[]"
+
+
 def test_help_takes_under_a_third_of_importing_torch():
     def seconds(*command: str) -> float:
         def once() -> float:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from tightfit.bundled import BUNDLED
 from tightfit.cli import app
 from tightfit.devices import Device
-from tightfit.errors import RecipeError, UnknownRecipe
+from tightfit.errors import RecipeError, UnknownRecipe, closest
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import CHOICES, Recipe
 from tightfit.recipe.lookup import as_recipe, bundled_recipes, load_recipe
@@ -90,6 +90,21 @@ def test_a_wrong_field_names_itself_its_value_and_the_right_one(values, words):
         Recipe.from_dict(values)
     for word in words:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize(("raw", "prompt"), [
+    ("def f():\n", "def f():\n"), (" so: it goes\n\n", " so: it goes\n\n"), ("[", "["), ("7", "7"), ("null", None),
+    ("", None), ('"a\\n"', "a\n"),
+])  # fmt: skip
+def test_a_prompt_is_taken_as_it_stands(raw, prompt):
+    assert Recipe.from_dict(apply_overrides({}, [f"sample_prompt={raw}"])).sample_prompt == prompt
+
+
+@pytest.mark.parametrize(("typed", "meant"), [
+    ("qwen3-30b", "qwen3-30b-a3b"), ("gpt2-lagre", "gpt2-large"), ("qwen3-4", "qwen3-4b"), ("nothing like it", None),
+])
+def test_the_closest_name_begins_with_what_was_typed(typed, meant):
+    assert closest(typed, BUNDLED) == meant
 
 
 def test_overrides_reach_into_short_forms_in_order():

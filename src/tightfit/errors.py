@@ -110,11 +110,12 @@ class SaidElsewhere(TightfitError):
 
 
 def closest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice closest to `word`; None where none is close. Letters in another order are the closest."""
+    """The choice closest to `word`; None where none is close. Letters in another order are closest, then what begins
+    with the word."""
     choices = sorted(choices)
     close = [c for c in choices if sorted(c) == sorted(word)]
-    close = close or difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
-    return close[0] if close else None
+    close = close or difflib.get_close_matches(word, choices, n=max(len(choices), 1), cutoff=0.6)
+    return next((c for c in close if c.startswith(word)), close[0]) if close else None
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,6 +33,16 @@ def write_atomically(path: Path, text: str) -> None:
     """Write a whole text file under a temporary name, then give it its own. Raises OSError."""
     with replacing(path) as temporary:
         temporary.write_text(text, "utf-8")
+
+
+def follow_umask(folder: Path) -> None:
+    """Give a folder's safetensors files the mode of any new file; the library writes them for their owner alone."""
+    new = folder / ".new"
+    new.touch()
+    mode = stat.S_IMODE(new.stat().st_mode)
+    new.unlink()
+    for path in folder.glob("*.safetensors"):
+        path.chmod(mode)
 
 
 def digest(parts: Iterable[str | bytes]) -> str:

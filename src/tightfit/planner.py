@@ -17,7 +17,7 @@ from tightfit.display.plan_table import ReadablePlan
 from tightfit.errors import RecipeError
 from tightfit.models import read_config
 from tightfit.planning.cluster import Cluster, among, read_cluster
-from tightfit.planning.search.evaluate import InProcess, Progress
+from tightfit.planning.search.evaluate import InProcess, Progress, after
 from tightfit.planning.search.every_gpu import Comparison
 from tightfit.planning.search.every_gpu import compare as compare_devices
 from tightfit.planning.search.extremes import candidates, find_largest
@@ -100,6 +100,7 @@ def plan_on(
         tools = standard_tools(backend, target.calibration, module)
         recipe, most = find_largest(largest, candidates(recipe, largest, backend.model_size), target.device,
                                     InProcess(tools), progress)
+    progress = after(most.traces, progress) if most is not None else progress
     found = search_with(backend, recipe, target, module=module, progress=progress,
                         catalogue=[cluster.on(card) for card in catalogue()] if cuda else ())
     return ReadablePlan.of(replace(found, largest=most))

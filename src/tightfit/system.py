@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import mmap
 import os
-import platform
 import signal
 import sys
 import threading
@@ -112,12 +111,11 @@ def read_text(path: Path) -> str:
 @dataclass(frozen=True, kw_only=True)
 class HostMemory:
     """Bytes, within every limit on this process. total: of the machine. available: now. swap: what may be moved to disk
-    besides. pinnable: how many may be page-locked at once; None for all."""
+    besides."""
 
     total: int
     available: int
     swap: int = 0
-    pinnable: int | None = None
 
 
 def pinned_size(size: int) -> int:
@@ -132,14 +130,13 @@ def whole_pages(size: int) -> int:
 
 
 def host_memory() -> HostMemory:
-    """The host's memory now. Windows lets its Linux page-lock half of the machine's."""
+    """The host's memory now."""
     memory, swap = psutil.virtual_memory(), psutil.swap_memory().free
     limits = [*memory_limits(), *process_limits()]
     least = min((limit for limit, _ in limits), default=memory.total + swap)
     left = [max(limit - used, 0) for limit, used in limits]
     return HostMemory(total=min(memory.total, least), available=min([memory.available, *left]),
-                      swap=min(swap, max(least - memory.total, 0)),
-                      pinnable=memory.total // 2 if "microsoft" in platform.release().lower() else None)
+                      swap=min(swap, max(least - memory.total, 0)))
 
 
 def process_limits() -> Iterator[tuple[int, int]]:

@@ -93,7 +93,8 @@ class Task:
     packs: bool = False
     """Whether documents may share a row."""
     peft_class: str | None = None
-    """The class of peft that loads an adapter of it; None where it has none."""
+    peft_task: str | None = None
+    """The class of peft that loads an adapter of it, and peft's name of the task; None where it has none."""
 
     @property
     def generates(self) -> bool:
@@ -128,12 +129,12 @@ TASKS: dict[str, Task] = {
     task.name: task
     for task in (
         Task(name="causal-lm", auto_class="AutoModelForCausalLM", predicts="next", packs=True,
-             peft_class="AutoPeftModelForCausalLM"),
+             peft_class="AutoPeftModelForCausalLM", peft_task="CAUSAL_LM"),
         Task(name="masked-lm", auto_class="AutoModelForMaskedLM", predicts="hidden", packs=True),
         Task(name="sequence-classification", auto_class="AutoModelForSequenceClassification", predicts="class",
-             peft_class="AutoPeftModelForSequenceClassification"),
+             peft_class="AutoPeftModelForSequenceClassification", peft_task="SEQ_CLS"),
         Task(name="seq2seq", auto_class="AutoModelForSeq2SeqLM", predicts="target",
-             peft_class="AutoPeftModelForSeq2SeqLM"),
+             peft_class="AutoPeftModelForSeq2SeqLM", peft_task="SEQ_2_SEQ_LM"),
         Task(name="image-classification", auto_class="AutoModelForImageClassification", predicts="class",
              reads="images"),
     )

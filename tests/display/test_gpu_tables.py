@@ -14,9 +14,9 @@ from tightfit.display.gpu_tables import gpu_table, show_comparison
 from tightfit.planning.search.every_gpu import Compared, Comparison
 
 
-def text_of(rows, width=80):
+def text_of(rows, width=80, tokens=0):
     console = Console(file=io.StringIO(), width=width)
-    show_comparison(Comparison(asked=fitting().asked, rows=tuple(rows)), console)
+    show_comparison(Comparison(asked=fitting().asked, rows=tuple(rows), tokens=tokens), console)
     lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     return "\n".join(lines)
@@ -39,6 +39,12 @@ def test_a_gpu_is_one_line_on_eighty_columns():
     assert "a  precision=bf16 loss=plain checkpointing=none optimizer=adamw attention=sdpa" in text
     assert "per price: tokens/s for one unit of the price" in text
     assert "Not calibrated" in text
+
+
+def test_a_cost_has_a_unit():
+    text = text_of([row("A100 80GB PCIe", fitting(), price=2.0)], tokens=360_000_000)
+    assert "cost: of the whole run, in the unit of --price" in text
+    assert "per price" not in text
 
 
 def test_no_prices_no_column():

@@ -34,7 +34,8 @@ def test_a_plan_says_how_long_a_run_takes_and_what_it_costs():
     plan = replace(plan, candidates=(best, *plan.candidates[1:]), chosen=best, tokens=360_000_000, price=2.5)
     run = plan.whole_run
     assert (run.hours, run.low, run.high, run.cost) == (10.0, 8.0, pytest.approx(40 / 3), 25.0)
-    assert "10.0 hours (8.0 to 13.3) for 360,000,000 tokens, at a cost of 25.00" in plan_text(plan)
+    text = " ".join(plan_text(plan).split())
+    assert "10.0 hours (8.0 to 13.3) for 360,000,000 tokens, at a cost of 25.00 in the unit of --price" in text
     assert plan.to_json()["whole_run"]["hours"] == 10.0
     assert "10.0 days" in str(replace(plan, tokens=24 * 360_000_000).whole_run)
     assert "60.0 minutes" in str(replace(plan, tokens=36_000_000).whole_run)

@@ -60,6 +60,12 @@ def test_a_folder_that_is_no_run(tmp_path):
             profiles.load(folder)
 
 
+def test_a_run_without_a_profile_is_told_how_to_make_one(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("model: gpt2\n")
+    with pytest.raises(ReportError, match=f"`tightfit profile {tmp_path}/recipe.yaml output_dir={tmp_path}` "):
+        profiles.load(tmp_path)
+
+
 @pytest.mark.parametrize(("change", "expected"), [
     ({"version": VERSION + 1}, f"version {VERSION + 1}.*update tightfit"),
     ({"format": "other"}, "no profile of tightfit's"),

@@ -115,7 +115,7 @@ def test_what_cannot_be_compared_is_refused(values, words):
 
 
 def test_the_names_of_metrics_may_have_their_prefix():
-    assert Recipe.from_dict({"metric_for_best_model": "eval_accuracy", "eval_steps": 1}).best_metric == "eval_accuracy"
+    assert Recipe.from_dict({"metric_for_best_model": "eval_accuracy", "eval_steps": 1}).best_metric == "accuracy"
 
 
 def test_nothing_held_out_is_refused(tiny):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,18 @@ def test_an_adapter_loads_with_peft_and_our_own_transformer_with_neither(tiny, t
     sizes = {"hidden_size": 32, "num_layers": 1, "head_dim": 16, "num_heads": 2, "num_outputs": 128}
     ours = {**tiny, "model": "transformer-156m", "model_overrides": sizes, "output_dir": str(tmp_path / "ours")}
     assert told_of(ours) == []
+
+
+@pytest.mark.parametrize("changes", [{}, {"trainable": "lora"}, {"backend": "jax"}], ids=["whole", "adapter", "jax"])
+def test_others_may_read_what_the_umask_lets_them(tiny, changes):
+    before = os.umask(0o027)
+    try:
+        Trainer(recipe={**tiny, **changes, "save_steps": 1}).train()
+    finally:
+        os.umask(before)
+    tensors = list(Path(tiny["output_dir"]).rglob("*.safetensors"))
+    assert tensors
+    assert {path.stat().st_mode & 0o777 for path in tensors} == {0o640}
 
 
 def test_a_model_of_images_has_its_processor_beside_it(tiny, tmp_path):

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from rich.console import Console
 
+from tightfit.devices import find_device
 from tightfit.display.gpu_tables import show_comparison, show_overview
 from tightfit.display.plan_table import ReadablePlan, show_plan
 from tightfit.display.progress import SearchProgress
@@ -55,6 +56,8 @@ def run_plan(
         raise RecipeError(f"largest: {largest!r} and --longest {longest} are two questions; write one of them")
     extreme = longest or largest or ""
     gpu, cluster = read_cluster(next(iter(gpus), None), count, nodes, network)
+    if gpu not in (None, "cpu", EVERY_GPU):
+        find_device(gpu)  # before anything that takes seconds
     overrides = list(words)
     if extreme.startswith("model=") and (name is None or "=" in name):
         overrides = [*([name] if name else []), *overrides]

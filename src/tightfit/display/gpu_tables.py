@@ -53,7 +53,7 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
     for text, letter in letters.items():
         legend.add_row(Text(letter), Text(text))
     console.print(legend)
-    for remark in (*_remarks(rows, priced and not comparison.tokens, throughput), *[FROM_CACHE] * comparison.cached):
+    for remark in (*_remarks(comparison, priced, throughput), *[FROM_CACHE] * comparison.cached):
         console.print(Text(remark))
 
 
@@ -138,15 +138,16 @@ def _cells(row: Compared, priced: bool, changed: bool, letters: Mapping[str, str
     return [row.device.name, memory, throughput(row.chosen.estimate.time), *price, choice, *[numerics] * changed]
 
 
-def _remarks(rows: Sequence[Compared], priced: bool, throughput: str) -> list[str]:
+def _remarks(comparison: Comparison, priced: bool, throughput: str) -> list[str]:
     """The lines below the table."""
-    refused: dict[str, list[str]] = {}
+    rows, refused = comparison.rows, dict[str, list[str]]()
     for row in rows:
         if row.refused:
             refused.setdefault(row.refused, []).append(row.device.name)
     remarks = [f"refused on {', '.join(names)}: {reason}" for reason, names in refused.items()]
     if priced:
-        remarks.append(f"per price: {throughput} for one unit of the price")
+        remarks.append("cost: of the whole run, in the unit of --price" if comparison.tokens else
+                       f"per price: {throughput} for one unit of the price")
     if any(row.chosen is not None for row in rows):
         remarks.append("Not calibrated: times come from the data sheets' figures.")
     return remarks

@@ -27,7 +27,7 @@ class Tools:
     predict: a resolved recipe's trace on a device. Raises Refused or ModelError for what cannot be built.
     replay: a trace through the device's allocator, of so many bytes or without end, as its settings have it.
     step_time: the time of the trace's last step.
-    mfu: model FLOPs utilization, 0 to 1, of a step that takes so many seconds; 0 where the peak is not known.
+    mfu: model FLOPs utilization, as a share, of a step that takes so many seconds; 0 where the peak is not known.
     untraced: what a trace that was made from another recipe's or device's does not show; None: the same as that one.
     model_size: size of the model that a recipe names; raises ModelError. None where it is not known.
     """

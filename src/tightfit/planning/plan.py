@@ -100,11 +100,13 @@ class Scaling:
 
 @dataclass(frozen=True, kw_only=True)
 class Largest:
-    """The most that fits. field: what was asked about, `value` its largest value. text: as a sentence."""
+    """The most that fits. field: what was asked about, `value` its largest value. text: as a sentence. traces: how many
+    were made for it."""
 
     field: str
     value: int | str
     text: str
+    traces: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,7 @@ class WholeRun:
         long, short = self.hours >= 72, self.hours < 1.5
         unit, scale = ("days", 24.0) if long else ("minutes", 1 / 60) if short else ("hours", 1.0)
         around = "" if self.high == self.low else f" ({self.low / scale:,.1f} to {self.high / scale:,.1f})"
-        cost = "" if self.cost is None else f", at a cost of {self.cost:,.2f}"
+        cost = "" if self.cost is None else f", at a cost of {self.cost:,.2f} in the unit of --price"
         return f"{self.hours / scale:,.1f} {unit}{around} for {self.tokens:,} {self.unit}{cost}"
 
 

@@ -41,23 +41,22 @@ Readings = Mapping[str, Sequence[float | None]]
 
 
 def profile_recipe(
-    recipe: Recipe, module: Any = None, dataset: Any = None, *, listener: Listener | None = None,
-    chrome_trace: Path | None = None,
+    recipe: Recipe, *, listener: Listener | None = None, chrome_trace: Path | None = None,
     watch: Callable[[Device], AbstractContextManager[Readings]] = lambda device: nullcontext({}),
 ) -> tuple[Profile, Measurement, Plan | None]:  # fmt: skip
     """Build what training by the recipe would build, measure a few of its steps on its own data, and predict the same
     step. Nothing is kept of what they learn. The plan is the one that replaced `auto`; None where nothing was planned.
 
-    module, dataset: as `Trainer` takes them. chrome_trace: where the profiler's own trace goes, gzipped, for Perfetto.
-    watch: entered while steps run; gives the card's readings.
+    chrome_trace: where the profiler's own trace goes, gzipped, for Perfetto. watch: entered while steps run; gives the
+        card's readings.
     Raises the errors of `tightfit.errors`, as training does, and OSError where the trace cannot be written.
     """
     _check_trains(recipe)
     listener = listener or Listener()
-    session = open_session(recipe, listener.message, module=module)
+    session = open_session(recipe, listener.message)
     session.check_memory(listener.message)
     recipe, device, backend = session.recipe, session.device, session.backend
-    data = session.prepare(dataset, listener.preparing)
+    data = session.prepare(progress=listener.preparing)
     build = session.build()
     step = backend.step(build)
     global_batches = step.global_batches(GlobalBatchLoader(data.train, recipe), 0, GLOBAL_BATCHES)

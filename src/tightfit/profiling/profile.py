@@ -132,8 +132,10 @@ def load(folder: Path, limit: int | None = LIMIT) -> Profile:
     """
     home = next((home for home in (folder / FOLDER, folder) if (home / VALUES).is_file()), None)
     if home is None:
-        raise ReportError(f"{folder}: {_missing(folder)}; write a folder that `tightfit profile RECIPE` made, "
-                          "or `tightfit train RECIPE profile_step=10`")
+        of_run = folder / "recipe.yaml"
+        made = f"`tightfit profile {of_run} output_dir={folder}` writes one there" if of_run.is_file() else \
+            "write a folder that `tightfit profile RECIPE` made, or `tightfit train RECIPE profile_step=10`"
+        raise ReportError(f"{folder}: {_missing(folder)}; {made}")
     path = home / VALUES
     try:
         values = json.loads(path.read_text("utf-8"), parse_constant=_no_constant)

@@ -48,9 +48,12 @@ def load_recipe(
     if cuda:
         values = {**values, **on_cuda}
     if training_arguments is None:
-        return Recipe.from_dict(_with_task(apply_overrides(values, overrides)))
+        fields = _with_task(apply_overrides(values, overrides))
+        recipe = Recipe.from_dict(fields)  # first: to read the model's configuration takes seconds
+        return recipe if "seq_len" in fields else Recipe.from_dict({**fields, **_shorter(name, values)})
     from tightfit.recipe.hf_arguments.table import arguments_of
 
+    values = {**values, **_shorter(name, values)}
     fields = apply_overrides({field: v for field, v in values.items() if not arguments_of(field)}, overrides)
     if "model" not in fields:
         raise RecipeError("model: training arguments do not say which; name it in front of --training-args, or write "
@@ -162,14 +165,18 @@ def _with_task(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _for_model(name: str, task: str) -> dict[str, Any]:
-    """A recipe for a model whose configuration is on this machine, with sequences that its positions allow."""
-    values: dict[str, Any] = {"model": name, "task": task}
-    if task in ("seq2seq", "image-classification"):
-        values["data"] = "dummy"  # the standard library's source has no pairs and no pictures
+    """A recipe for a model whose configuration is on this machine."""
+    no_data = task in ("seq2seq", "image-classification")  # the standard library's source has no pairs and no pictures
+    return {"model": name, "task": task, **({"data": "dummy"} if no_data else {})}
+
+
+def _shorter(name: str | None, values: dict[str, Any]) -> dict[str, int]:
+    """The `seq_len` that a model's positions allow, where that is less than the default; empty for what `name` names
+    else. values: those of `_for_model`."""
+    if values.get("model") != name or name is None or not (name in BUNDLED or Path(name).is_dir()):
+        return {}
     positions = model_facts(Recipe.from_dict(values)).max_positions
-    if positions is not None and positions < Recipe.model_fields["seq_len"].default:
-        values["seq_len"] = positions
-    return values
+    return {"seq_len": positions} if positions and positions < Recipe.model_fields["seq_len"].default else {}
 
 
 def bundled_recipes() -> dict[str, Any]:

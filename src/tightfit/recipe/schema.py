@@ -259,9 +259,9 @@ class Recipe(BaseModel):
 
     @property
     def best_metric(self) -> str | None:
-        """The metric by which evaluations are compared, as it is written down; None where they are not."""
+        """The metric by which evaluations are compared; None where they are not."""
         asked = self.metric_for_best_model or self.load_best_model_at_end or self.early_stopping_patience
-        return f"eval_{self.metric_for_best_model or 'loss'}" if asked else None
+        return self.metric_for_best_model or "loss" if asked else None
 
     def open_choices(self) -> tuple[str, ...]:
         """The fields that a search decides and that still say `auto`, or whose technique does of a knob."""

@@ -20,6 +20,9 @@ SHORT_FORMS: dict[tuple[str, str], dict[str, Any]] = {
 SHORT_FIELDS = {"data": "source", "inference": "new_tokens"}
 """Fields that are mappings, and the one of theirs that a plain value stands for."""
 
+TEXTS = ("sample_prompt",)
+"""Fields whose value on a command line is a text as it stands, and no YAML, but for `null` and what is in quotes."""
+
 
 def parse_technique(slot: str, value: Any) -> Technique | str:
     """The technique that `value` stands for in `slot`: its name, a mapping with `name` and knobs, or itself.
@@ -209,8 +212,9 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
             raise RecipeError(f"{key}: no such option; write {key.lstrip('-').replace('-', '_')}={given}")
         if not equals or not key:
             raise RecipeError(f"{_shown(text)}: write key=value, such as max_steps=100")
+        as_it_stands = key in TEXTS and raw not in ("", "null") and raw[0] not in "'\""
         try:
-            value = _load(raw) if raw else None
+            value = raw if as_it_stands else _load(raw) if raw else None
         except RecipeError as error:
             raise RecipeError(f"{key}: {error}") from None
         except (yaml.YAMLError, ValueError):  # text that only looks like YAML, or like a date

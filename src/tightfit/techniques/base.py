@@ -83,8 +83,6 @@ class Technique:
     """How many times as long a prediction takes with it."""
     startup_seconds: ClassVar[float] = 0.0
     """Seconds before the first step, such as a compiler's."""
-    hf_note: ClassVar[str] = ""
-    """Setup that a Hugging Face Trainer needs besides its arguments, as a sentence that begins with a field."""
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         """Reasons, as sentences, why this technique cannot serve `recipe` on `device`; empty if it can."""

@@ -126,8 +126,6 @@ class PerBlock(_Compiled):
 
     name: ClassVar[str] = "per-block"
     speed: ClassVar[str] = "faster; seconds to a minute of compiling"
-    hf_note: ClassVar[str] = ("compile: set the environment variable ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION=true; "
-                              "without it the whole model is compiled as one")
 
 
 @technique

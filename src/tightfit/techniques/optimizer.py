@@ -20,6 +20,9 @@ NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER]
 BlockSize = Annotated[int, Field(ge=32), at_most(2**31 - 1), NUMBER]
 Implementation = Literal["auto", "loop", "foreach", "fused"]
 
+ADAFACTOR_USUAL_RATE = 1e-2
+"""The relative step of the paper."""
+
 
 class Optimizer(Technique):
     slot: ClassVar[str] = "optimizer"
@@ -170,8 +173,14 @@ class Adafactor(_Decaying):
     state_bytes: ClassVar[float] = 0.05
     updates_parts: ClassVar[bool] = False  # its means are of whole rows and columns, and of whole tensors
     hf_names: ClassVar = {"adafactor": {}}
-    hf_note: ClassVar[str] = ("learning_rate: Hugging Face's adafactor takes it as the step itself, and this recipe as "
-                              "relative to each matrix's size; choose it anew")
+
+    @staticmethod
+    def notes(learning_rate: float) -> tuple[str, ...]:
+        """A note on a learning rate that is far below the relative step of the paper."""
+        if learning_rate >= ADAFACTOR_USUAL_RATE / 10:
+            return ()
+        return (f"adafactor's learning rate is relative to the size of the weights: {ADAFACTOR_USUAL_RATE:g} is usual, "
+                f"and learning_rate is {learning_rate:g}",)
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         if recipe.precision == "auto" or recipe.precision.weight_rounding is None:

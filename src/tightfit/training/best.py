@@ -32,12 +32,6 @@ class Best:
     waited: int = 0
 
     @property
-    def metric(self) -> str:
-        """The name of what is compared, as it is written down."""
-        assert self.recipe.best_metric is not None
-        return self.recipe.best_metric
-
-    @property
     def is_out_of_patience(self) -> bool:
         """Whether so many evaluations have not been better as the recipe waits for."""
         patience = self.recipe.early_stopping_patience
@@ -45,10 +39,12 @@ class Best:
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> bool:
         """Compare an evaluation with those before it; whether it is the best."""
-        found, before = metrics.get(self.metric), self.metrics.get(self.metric)
+        metric = self.recipe.best_metric
+        assert metric is not None
+        found, before = metrics.get(f"eval_{metric}"), self.metrics.get(f"eval_{metric}")
         gain = -math.inf
         if found is not None and math.isfinite(found):
-            sign = 1.0 if METRICS[self.metric.removeprefix("eval_")].larger_is_better else -1.0
+            sign = 1.0 if METRICS[metric].larger_is_better else -1.0
             gain = math.inf if before is None else sign * (found - before)
         self.waited = 0 if gain > self.recipe.early_stopping_threshold else self.waited + 1
         if gain > 0.0:

@@ -260,8 +260,9 @@ class TrainingLoop:
         self.state.best_step, self.state.best_metrics = best.step, best.metrics
         if best.is_out_of_patience and self.state.step < self.recipe.max_steps:
             self.state.early_stopped = True
-            self.listener.message(f"step {self.state.step}: {best.metric} was no better in {best.waited} evaluations "
-                                  f"than at step {best.step}; the run ends here, as early_stopping_patience says")
+            self.listener.message(f"step {self.state.step}: eval_{self.recipe.best_metric} was no better in "
+                                  f"{best.waited} evaluations than at step {best.step}; the run ends here, as "
+                                  "early_stopping_patience says")
 
     def save(self) -> None:
         """A checkpoint of the step at hand, if it has none; older ones beyond the limit go.

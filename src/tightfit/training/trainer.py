@@ -164,7 +164,7 @@ class Trainer:
             self.listener.message(f"warning: nothing is learned of {counted(data.unlearned, 'training document')}: no "
                                   f"answer begins within seq_len={recipe.seq_len}, or there is none")
         if recipe.best_metric is not None and evaluation is None:
-            raise RecipeError(f"{recipe.best_metric}: nothing is held out to measure it on; write "
+            raise RecipeError(f"eval_{recipe.best_metric}: nothing is held out to measure it on; write "
                               "data.eval_fraction=0.05, or data.eval_source=<other examples>")
         if recipe.num_train_epochs is not None:
             recipe = recipe.with_steps(len(source))

@@ -22,15 +22,17 @@ def model_size(recipe):
     return ModelSize(parameters=SIZES[recipe.model], active_parameters=0, flops=0, values=0)
 
 
-def costing(needed):
-    """An evaluator by whose figures a recipe needs `needed(recipe)` GiB, its margin included."""
+def costing(needed, host_missing=lambda recipe: 0):
+    """An evaluator by whose figures a recipe needs `needed(recipe)` GiB, its margin included, and lacks so many of the
+    host's."""
     asked = []
 
     def evaluate(jobs):
         [(recipe, _)] = jobs
         asked.append(recipe)
         cost = estimate_made()
-        held = memory(peak_reserved=round((needed(recipe) - 2) * GIB))  # 1 of context, 1 of margin
+        held = memory(peak_reserved=round((needed(recipe) - 2) * GIB),  # 1 of context, 1 of margin
+                      host_missing=host_missing(recipe) * GIB)
         object.__setattr__(cost, "memory", held)
         return [Evaluated(recipe=recipe, estimate=cost, passes=0, elsewhere=0, held=0, gradients=0, parameters=0,
                           events=0)]
@@ -66,10 +68,10 @@ def test_the_longest_sequence_by_few_traces():
     evaluate, asked = costing(lambda recipe: 4 + recipe.seq_len / 32)
     recipe, most = find_largest("seq_len", candidates(GPT2, "seq_len", model_size), CARD, evaluate)
     assert recipe.seq_len == most.value == 640
-    assert len(asked) <= 4
+    assert len(asked) == most.traces <= 4
     assert all(each.checkpointing.name == "every-block" and each.micro_batch_size == 1 for each in asked)
-    assert most.text == ("seq_len=640 fits, with 23.0 GiB in use by the thriftiest recipe; seq_len=768 would take "
-                         "27.0 GiB.")
+    assert most.text == ("seq_len=640 fits with all blocks on the GPU, with 23.0 GiB in use by the thriftiest recipe; "
+                         "seq_len=768 would take 27.0 GiB.")
 
 
 def test_the_largest_model_and_nothing_larger():
@@ -83,7 +85,17 @@ def test_where_not_even_the_smallest_fits():
     evaluate, _ = costing(lambda recipe: 30)
     recipe, most = find_largest("micro_batch_size", candidates(GPT2, "micro_batch_size", model_size), CARD, evaluate)
     assert recipe.micro_batch_size == 1
-    assert most.text == "Not even micro_batch_size=1 fits: it takes 29.0 GiB."
+    assert most.text == "Not even micro_batch_size=1 fits with all blocks on the GPU: it takes 29.0 GiB."
+
+
+def test_host_memory_that_is_not_there_counts():
+    evaluate, _ = costing(lambda recipe: 4 + recipe.micro_batch_size,
+                          lambda recipe: max(0, recipe.micro_batch_size - 5))
+    pinned = GPT2.override(offload="host")
+    recipe, most = find_largest("micro_batch_size", candidates(pinned, "micro_batch_size", model_size), CARD, evaluate)
+    assert recipe.micro_batch_size == most.value == 5
+    assert most.text == ("micro_batch_size=5 fits, with 8.0 GiB in use by the thriftiest recipe; micro_batch_size=6 "
+                         "would take 9.0 GiB, and 1.0 GiB more than the host has.")
 
 
 def test_what_cannot_be_traced_is_an_error_where_nothing_can():

@@ -99,13 +99,13 @@ class Streamed(Declared):
 SPEEDS = {("bf16", "adamw"): 10_000.0}
 
 
-def chosen(parameters, gib, host_gib=0, **fields):
+def chosen(parameters, gib, host_gib=0, progress=None, **fields):
     """The choice for a model of so many parameters, of which a sample keeps 2 GiB."""
     model = Streamed(parameters=parameters, sample=2 * GIB, speeds=SPEEDS, recomputing=1.3)
     card = replace(CARD, memory_bytes=gib * GIB, host_bytes=host_gib * GIB)
     recipe = Recipe.from_dict({**FIELDS, "compile": "off", "attention": "sdpa", "loss": "plain", "precision": "bf16",
                                "optimizer": "adamw", **fields})
-    return search(recipe, card, model.tools())
+    return search(recipe, card, model.tools(), progress=progress)
 
 
 def test_blocks_wait_where_nothing_fits_and_where_that_is_faster():
@@ -117,6 +117,13 @@ def test_blocks_wait_where_nothing_fits_and_where_that_is_faster():
     assert any(c.recipe.offload.name != "none" and not c.recipe.offloaded.keeps_weights for c in saves.candidates)
     assert not any("nothing fits" in note for note in saves.notes)
     assert fits.chosen.recipe.offload.name == "none"
+
+
+def test_traces_are_counted_on_from_one_search_to_the_next():
+    told = []
+    plan = chosen(2e9, 14, progress=lambda done, total, text: told.append(done))
+    assert told == sorted(told)
+    assert plan.predictions == told[-1] + 1  # the last one asked about adapters
 
 
 def test_states_in_host_memory_are_no_other_precision():

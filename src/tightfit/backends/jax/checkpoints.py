@@ -21,6 +21,7 @@ from safetensors.numpy import load_file, save_file
 from tightfit.backends.jax.network import Network
 from tightfit.backends.jax.update import State
 from tightfit.errors import CheckpointError, ModelError, one_line
+from tightfit.files import follow_umask
 from tightfit.models import OUR_TRANSFORMER, TransformerConfig
 from tightfit.tasks import Array
 
@@ -55,6 +56,7 @@ def write_model(network: Network, arrays: dict[str, Array], folder: Path) -> Non
         (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     else:
         network.config.save_pretrained(folder)
+    follow_umask(folder)
 
 
 def _stored(network: Network, folder: Path) -> Iterator[tuple[str, Array]]:
@@ -74,6 +76,7 @@ def save_state(network: Network, state: State, folder: Path) -> dict[str, Any]:
     host = jax.device_get(state)
     save_file(network.unstacked(host["params"]), folder / WEIGHTS)
     save_file(_all_but_weights(host), folder / OPTIMIZER)
+    follow_umask(folder)
     return {"jax": jax.__version__}
 
 

@@ -18,8 +18,6 @@ from tightfit.backends.jax.network import Params, is_stacked, key_of
 from tightfit.techniques import optimizer as declared
 from tightfit.techniques.precision import Rounding
 
-ADAFACTOR_USUAL_RATE = 1e-2
-"""The relative step of the paper."""
 ADAFACTOR_EPS = (1e-30, 1e-3)
 """The paper's floors, on squared gradients and on a tensor's scale."""
 EXPONENT, MANTISSA = 8, 7
@@ -64,11 +62,7 @@ def sgd(technique: declared.Sgd, build: Build) -> Build:
 def adafactor(technique: declared.Adafactor, build: Build) -> Build:
     """A step is bounded relative to each layer's own tensors, so stacked layers are updated side by side, not as one.
     """
-    rate = build.recipe.learning_rate
-    if rate < ADAFACTOR_USUAL_RATE / 10:
-        note = (f"adafactor's learning rate is relative to the size of the weights: {ADAFACTOR_USUAL_RATE:g} is "
-                f"usual, and learning_rate is {rate:g}")
-        build = replace(build, notes=(*build.notes, note))
+    build = replace(build, notes=(*build.notes, *technique.notes(build.recipe.learning_rate)))
     relative = optax.chain(
         optax.scale_by_factored_rms(min_dim_size_to_factor=1, epsilon=ADAFACTOR_EPS[0]),
         optax.clip_by_block_rms(1.0),

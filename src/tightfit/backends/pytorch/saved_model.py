@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tightfit.backends.pytorch.models import WEIGHTS
 from tightfit.backends.pytorch.padding import stored_tensors
 from tightfit.backends.pytorch.sharding import full_tensor, is_sharded
-from tightfit.backends.pytorch.state import named_tensors
+from tightfit.backends.pytorch.state import named_tensors, write_tensors
 from tightfit.backends.pytorch.techniques.adapters.layers import own_weights
 from tightfit.backends.pytorch.transformer import Transformer
+from tightfit.files import follow_umask
 from tightfit.models import OUR_TRANSFORMER
 
 
@@ -84,9 +84,10 @@ def save_model(
             name_classes(model, classes)
         with _no_progress_bars():
             model.save_pretrained(folder, state_dict={name: _alone(tensor) for name, tensor in stored.items()})
+        follow_umask(folder)
         return
     names = {*named_tensors(model), *(stored.keys() - model.state_dict().keys())}
-    save_file({name: tensor.contiguous() for name, tensor in stored.items() if name in names}, folder / WEIGHTS)
+    write_tensors({name: tensor for name, tensor in stored.items() if name in names}, folder / WEIGHTS)
     described: dict[str, Any] = {"class": f"{type(model).__module__}.{type(model).__qualname__}"}
     if isinstance(model, Transformer):
         described = {"model_type": OUR_TRANSFORMER, **asdict(model.shape)}

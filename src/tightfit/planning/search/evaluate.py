@@ -63,6 +63,15 @@ class Evaluated:
 
 Progress = Callable[[int, int | None, str], None]
 """Called with how many things are done, how many there are, None where that is not known yet, and what comes next."""
+
+
+def after(traces: int, progress: Progress | None) -> Progress | None:
+    """The progress of what begins when so many traces were made, so that their count goes on."""
+    if progress is None:
+        return None
+    return lambda done, total, text: progress(traces + done, None if total is None else traces + total, text)
+
+
 Job = tuple[Recipe, Device]
 Outcome = Evaluated | TightfitError
 

@@ -17,6 +17,7 @@ from tightfit.planning.search.exploration import MICRO
 from tightfit.planning.search.space import Space
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
+from tightfit.techniques.offload import Host
 from tightfit.text import size
 
 STEP = 128
@@ -73,8 +74,9 @@ def find_largest(
         if isinstance(outcome, TightfitError):
             failures.append(outcome)
             return float("inf")
-        found[value] = outcome
-        return outcome.estimate.memory.used + outcome.estimate.memory.margin
+        found[value], memory = outcome, outcome.estimate.memory
+        needed = memory.used + memory.margin
+        return max(needed, device.memory_bytes) + memory.host_missing if memory.host_missing else needed
 
     sizes = list(recipes)
     best = largest_that_fits(sizes, needs, device.memory_bytes)
@@ -82,21 +84,29 @@ def find_largest(
         raise failures[0]
     value = sizes[0] if best is None else best
     shown = getattr(recipes[value], field)
-    return recipes[value], Largest(field=field, value=shown, text=_sentence(field, recipes, sizes, best, found))
+    return recipes[value], Largest(field=field, value=shown, traces=len(found) + len(failures),
+                                   text=_sentence(field, recipes, sizes, best, found, device))
 
 
 def _sentence(
-    field: str, recipes: Mapping[int, Recipe], sizes: Sequence[int], best: int | None, found: Mapping[int, Evaluated]
-) -> str:
+    field: str, recipes: Mapping[int, Recipe], sizes: Sequence[int], best: int | None, found: Mapping[int, Evaluated],
+    device: Device,
+) -> str:  # fmt: skip
+    streams = recipes[sizes[0]].offload == "auto" and bool(Host.search_settings(recipes[sizes[0]], device))
+    resident = " with all blocks on the GPU" if streams else ""
+
     def written(value: int) -> str:
         shown = getattr(recipes[value], field)
         return f"{field}={shown}"
 
     def takes(value: int) -> str:
-        return size(found[value].estimate.memory.used)
+        memory = found[value].estimate.memory
+        host = f", and {size(memory.host_missing)} more than the host has" if memory.host_missing else ""
+        return size(memory.used) + host
 
     above = min((value for value in found if best is None or value > best), default=None)
     if best is None:
-        return f"Not even {written(sizes[0])} fits" + (f": it takes {takes(above)}." if above is not None else ".")
+        taken = f": it takes {takes(above)}" if above is not None else ""
+        return f"Not even {written(sizes[0])} fits{resident}{taken}."
     end = f"; {written(above)} would take {takes(above)}" if above is not None else ", and the model takes no more"
-    return f"{written(best)} fits, with {takes(best)} in use by the thriftiest recipe{end}."
+    return f"{written(best)} fits{resident}, with {takes(best)} in use by the thriftiest recipe{end}."

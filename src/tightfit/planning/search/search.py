@@ -21,7 +21,7 @@ from tightfit.planning.search.budget import TraceBudget
 from tightfit.planning.search.changes import gain_of_opening, misalignments, smallest_change, smallest_gpu
 from tightfit.planning.search.choose import explore
 from tightfit.planning.search.comparisons import evaluate_comparisons
-from tightfit.planning.search.evaluate import Evaluated, Evaluator, InProcess, Progress
+from tightfit.planning.search.evaluate import Evaluated, Evaluator, InProcess, Progress, after
 from tightfit.planning.search.explain import SHOWN, compared, misses, ranked, still_known, too_large, too_short, why
 from tightfit.planning.search.exploration import MICRO, Exploration
 from tightfit.planning.search.more_gpus import more_gpus, scaling
@@ -101,8 +101,9 @@ def search(
     tried: list[Plan] = []
 
     def plan_of(other: Recipe) -> Plan:  # without a catalogue: which GPU would do resident is another question
-        tried.append(search(other, device, tools, margin=margin, progress=progress, choice_alone=True, for_run=for_run,
-                            evaluator=evaluator, traces=STREAMED_TRACES))
+        made = exploration.budget.made + sum(other.predictions for other in tried)
+        tried.append(search(other, device, tools, margin=margin, progress=after(made, progress), choice_alone=True,
+                            for_run=for_run, evaluator=evaluator, traces=STREAMED_TRACES))
         return tried[-1]
 
     plan = None
@@ -115,6 +116,7 @@ def search(
     streamed = plan_streamed(recipe, device, plan, plan_of) if device.world == 1 else None
     made = sum(other.predictions for other in tried)
     plan = streamed or plan or resident()
+    exploration.progress = after(made, progress)
     if exploration.best() is None and not choice_alone and (way_out := adapters(exploration)):
         plan = replace(plan, notes=(*plan.notes, way_out))
     return replace(plan, predictions=exploration.budget.made + made)

@@ -116,12 +116,12 @@ def curve(trace: Trace, stretches: Sequence[Stretch], place: Place = Place.DEVIC
     )
 
 
-def downsample(seconds: np.ndarray, total: np.ndarray, buckets: int = BUCKETS) -> np.ndarray:
-    """Which points to draw: of each of so many equal stretches of time the highest, so that every peak survives."""
-    if len(seconds) <= buckets:
+def downsample(seconds: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """Which points to draw: of each of BUCKETS equal stretches of time the highest, so that every peak survives."""
+    if len(seconds) <= BUCKETS:
         return np.arange(len(seconds))
-    width = (float(seconds[-1] - seconds[0]) or 1.0) / buckets
-    bucket = np.minimum(((seconds - seconds[0]) / width).astype(np.int64), buckets - 1)
+    width = (float(seconds[-1] - seconds[0]) or 1.0) / BUCKETS
+    bucket = np.minimum(((seconds - seconds[0]) / width).astype(np.int64), BUCKETS - 1)
     order = np.lexsort((-total, bucket))
     _, firsts = np.unique(bucket[order], return_index=True)
     return np.sort(order[firsts])

@@ -110,15 +110,14 @@ def _meaning(recipe_type: type[R], arguments: Arguments) -> R:
 
 def plain_arguments(recipe: Recipe) -> Arguments:
     """The arguments that the recipe's fields say; none for a field that is still `auto` or that none can say."""
-    on_cpu, best = recipe.device == "cpu", recipe.best_metric and recipe.best_metric.removeprefix("eval_")
+    on_cpu, best = recipe.device == "cpu", recipe.best_metric
     arguments: Arguments = {
-        **{name: getattr(recipe, name) for name in (*SAME, "num_train_epochs", "warmup_steps", "logging_steps")},
+        **{name: getattr(recipe, name) for name in (
+            *SAME, "num_train_epochs", "warmup_steps", "logging_steps", "eval_steps", "save_steps", "save_total_limit"
+        )},
         "max_steps": recipe.max_steps if recipe.num_train_epochs is None else -1,
         "eval_strategy": "steps" if recipe.eval_steps else "no",
-        "eval_steps": recipe.eval_steps,
         "save_strategy": "steps" if recipe.save_steps else "best" if recipe.load_best_model_at_end else "no",
-        "save_steps": recipe.save_steps,
-        "save_total_limit": recipe.save_total_limit,
         "load_best_model_at_end": recipe.load_best_model_at_end or None,
         "metric_for_best_model": best,
         "greater_is_better": best and METRICS[best].larger_is_better,

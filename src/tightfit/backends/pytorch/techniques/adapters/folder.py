@@ -34,8 +34,6 @@ CONFIG, TENSORS, BASE = "adapter_config.json", "adapter_model.safetensors", "bas
 NAMES = dict(zip(FACTORS, ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector"), strict=True))
 """peft's names of a layer's factors."""
 PREFIX = "base_model.model."
-TASKS = {"causal-lm": "CAUSAL_LM", "seq2seq": "SEQ_2_SEQ_LM", "sequence-classification": "SEQ_CLS"}
-"""peft's names of tasks."""
 
 
 def save_adapter(build: Build, folder: Path, classes: dict[int, str] | None = None) -> None:
@@ -58,7 +56,7 @@ def save_adapter(build: Build, folder: Path, classes: dict[int, str] | None = No
     write_tensors(_tensors(build.model), folder / TENSORS)
     technique: Any = build.recipe.trainable
     config = {
-        "peft_type": "LORA", "task_type": TASKS.get(build.recipe.task), "base_model_name_or_path": named,
+        "peft_type": "LORA", "task_type": build.task.peft_task, "base_model_name_or_path": named,
         "inference_mode": True, "r": technique.rank, "lora_alpha": technique.alpha, "lora_dropout": technique.dropout,
         "use_rslora": technique.rslora, "use_dora": technique.learns_lengths, "bias": "none",
         "target_modules": _target_names(build.model), "modules_to_save": head or None,

@@ -42,9 +42,6 @@ ADAFACTOR_EPS = (1e-15, 1e-3)
 """The paper's floors, 1e-30 on squared gradients and 1e-3 on a tensor's scale. torch.optim's default for the first is
 the dtype's rounding error, 7.8e-3 for bf16: larger than most gradients, which would turn the method into plain SGD."""
 
-ADAFACTOR_USUAL_RATE = 1e-2
-"""The relative step of the paper."""
-
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
     """The trainable parameters in two groups, in the model's order: those that decay, and those that do not.
@@ -156,11 +153,7 @@ def sgd(technique: declared.Sgd, build: Build) -> Build:
 
 def adafactor(technique: declared.Adafactor, build: Build) -> Build:
     """torch.optim.Adafactor, one parameter at a time; the learning rate bounds the step relative to the weights."""
-    rate = build.recipe.learning_rate
-    if rate < ADAFACTOR_USUAL_RATE / 10:
-        note = (f"adafactor's learning rate is relative to the size of the weights: {ADAFACTOR_USUAL_RATE:g} is "
-                f"usual, and learning_rate is {rate:g}")
-        build = replace(build, notes=(*build.notes, note))
+    build = replace(build, notes=(*build.notes, *technique.notes(build.recipe.learning_rate)))
     return _with(build, torch.optim.Adafactor, technique.weight_decay, eps=ADAFACTOR_EPS, foreach=False)
 
 
