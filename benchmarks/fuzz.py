@@ -15,12 +15,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fuzzing.harness import Kind, run_seeds
 
-KINDS = ("recipes", "data", "models", "checkpoints", "kills", "once")
+KINDS = ("recipes", "data", "models", "checkpoints", "kills", "limits")
+KEPT = 100
+"""Seeds after which a record is written anew."""
 SAID = 600
 """Characters of a failure that are recorded."""
 
@@ -37,8 +39,10 @@ def ends(text: str, most: int = 3000) -> str:
     return text if len(text) <= most else f"{text[: most // 3]} ... {text[-most * 2 // 3 :]}"
 
 
-def run(name: str, seeds: Iterable[int], deadline: float | None) -> tuple[int, dict[int, str]]:
-    """How many seeds were tried, and those that failed."""
+def run(
+    name: str, seeds: Iterable[int], deadline: float | None, keep: Callable[[int, dict[int, str]], None] | None = None
+) -> tuple[int, dict[int, str]]:
+    """How many seeds were tried, and those that failed; `keep` is told now and then."""
     tried, failed, began = 0, dict[int, str](), time.monotonic()
     for seed, wrong in run_seeds(kind_of(name), seeds, deadline):
         tried += 1
@@ -46,6 +50,8 @@ def run(name: str, seeds: Iterable[int], deadline: float | None) -> tuple[int, d
             failed[seed] = wrong
             again = f"python benchmarks/fuzz.py --only {name}:{seed}"
             print(f"{name}:{seed} failed: {ends(wrong)}\n  again: {again}", flush=True)
+        if keep is not None and tried % KEPT == 0:
+            keep(tried, failed)
     print(f"{name}: {tried} seeds in {time.monotonic() - began:.0f} s, {len(failed)} failed", flush=True)
     return tried, failed
 
@@ -56,13 +62,16 @@ def run_recorded(name: str, seeds: range, deadline: float | None, path: Path) ->
     found = kinds.setdefault(name, {"seeds": seeds.start, "mended": [], "failing": {}})
     before = {int(seed): why for seed, why in found["failing"].items()}
     _, failing = run(name, sorted(before), None) if before else (0, {})
-    tried, failed = run(name, range(found["seeds"], seeds.stop), deadline)
     found["mended"] += [why for seed, why in before.items() if seed not in failing]
-    found["seeds"] += tried
-    found["failing"] = {str(seed): ends(why, SAID) for seed, why in (failing | failed).items()}
+    first = found["seeds"]
     from record import environment  # whose torch reads how many threads there are to be
 
-    path.write_text(json.dumps({"environment": environment(), "kinds": kinds}, indent=1) + "\n")
+    def keep(tried: int, failed: dict[int, str]) -> None:
+        found["seeds"] = first + tried
+        found["failing"] = {str(seed): ends(why, SAID) for seed, why in (failing | failed).items()}
+        path.write_text(json.dumps({"environment": environment(), "kinds": kinds}, indent=1) + "\n")
+
+    keep(*run(name, range(first, seeds.stop), deadline, keep))
     return not found["failing"]
 
 

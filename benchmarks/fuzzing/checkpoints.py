@@ -106,7 +106,8 @@ def mutate(draw: random.Random, run: Path, stranger: Path) -> None:
             raw = gzip.decompress(raw)
     lines = path.suffix in (".jsonl", ".gz")
     try:
-        values: Any = [json.loads(line) for line in raw.splitlines()] if lines else yaml.safe_load(raw)
+        whole = yaml.safe_load if path.suffix == ".yaml" else json.loads
+        values: Any = [json.loads(line) for line in raw.splitlines()] if lines else whole(raw)
         *way, last = draw.choice([leaf for leaf in leaves(values) if leaf])
     except (ValueError, IndexError, yaml.YAMLError):  # of what another way left here
         return
