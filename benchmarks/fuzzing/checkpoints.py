@@ -174,4 +174,4 @@ def attempt(seed: int, folder: Path) -> str | None:
     return wrong and f"{wrong}\n{' '.join(way.__name__ for way in ways)}\n{said.out[-1500:]}\n{said.err[-500:]}"
 
 
-KIND = Kind(attempt, quick=24, chunk=10, base=base)
+KIND = Kind(attempt, quick=10, chunk=10, base=base)

@@ -84,4 +84,4 @@ def attempt(seed: int, folder: Path) -> str | None:
     return wrong and f"{wrong}, in {name}"
 
 
-KIND = Kind(attempt, quick=8, chunk=8, seconds=3 * HANGS_AFTER)
+KIND = Kind(attempt, quick=4, chunk=8, seconds=3 * HANGS_AFTER)

@@ -204,4 +204,4 @@ def same(field: str, value: Any, found: Any) -> bool:
     return bool(found == value) or (isinstance(value, str) and value.removeprefix("eval_") == found)
 
 
-KIND = Kind(attempt, quick=300, chunk=100)
+KIND = Kind(attempt, quick=200, chunk=100)
