@@ -256,4 +256,4 @@ def samples_fault(prepared: Prepared, recipe: Recipe) -> str | None:
     return "no sample" if not len(prepared.train) else None
 
 
-KIND = Kind(attempt, quick=80, chunk=40)
+KIND = Kind(attempt, quick=80, chunk=40, shared=("tightfit.data.chat", "transformers", "jinja2", "tokenizers"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import re
@@ -11,10 +12,15 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
+from unittest import mock
+
+import typer
 
 from forking import Job, run_forked
+from tightfit.backends import quiet_loading
 from tightfit.errors import TightfitError
 
 HANGS_AFTER = 60.0
@@ -23,13 +29,16 @@ LONGEST, LINES = 4000, 6
 """The most characters and lines of an error."""
 WARNING = re.compile(r"^\S*:\d+: \w*Warning: ", re.MULTILINE)
 
+PARSER = cache(typer.main.get_command)
+"""Reads the command line; made once, which takes as long as what most seeds do."""
+
 
 @dataclass(frozen=True)
 class Kind:
     """A kind of input. attempt: tries a seed in an empty folder; None, or what went wrong. quick: how many seeds a
     minute's run over all kinds takes. chunk: seeds that share a process. base: makes once, in a process of its own,
     the folder that all seeds begin from, which `attempt` finds beside its own as `../base`. seconds: a seed may take.
-    seeds: how many there are; 0 where they do not end."""
+    seeds: how many there are; 0 where they do not end. shared: modules that its processes share, imported before."""
 
     attempt: Callable[[int, Path], str | None]
     quick: int
@@ -37,6 +46,7 @@ class Kind:
     base: Callable[[Path], None] | None = None
     seconds: float = HANGS_AFTER
     seeds: int = 0
+    shared: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,7 @@ def run_command(*words: str) -> Said:
     status: object = 0
     error = ""
     try:
-        with redirect_stdout(out), redirect_stderr(err):
+        with redirect_stdout(out), redirect_stderr(err), mock.patch("typer.main.get_command", PARSER):
             main()
     except SystemExit as end:
         status = end.code or 0
@@ -107,6 +117,9 @@ def tried(work: Callable[[], str | None]) -> str | None:
 
 def run_seeds(kind: Kind, seeds: Iterable[int], deadline: float | None = None) -> Iterator[tuple[int, str | None]]:
     """Each seed with what went wrong, None where nothing did. deadline: of time.monotonic, for the last to begin."""
+    with quiet_loading():
+        for name in kind.shared:
+            importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="fuzz-") as scratch:
         folder = Path(scratch)
         if kind.base is not None:

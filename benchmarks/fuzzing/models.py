@@ -210,4 +210,5 @@ def attempt(seed: int, folder: Path) -> str | None:
     return wrong and f"{wrong}\n{name} {way.__name__} {' '.join(words)}\n{config[:2500]}"
 
 
-KIND = Kind(attempt, quick=12, chunk=6, base=base)
+KIND = Kind(attempt, quick=12, chunk=6, base=base,
+            shared=("tightfit.backends.pytorch.backend", "tightfit.commands.train"))

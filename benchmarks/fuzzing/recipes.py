@@ -109,7 +109,7 @@ def damaged(draw: random.Random, text: str) -> bytes:
     tag = draw.choice(("x", "!set {a, b}", "!omap [a: 1]", "!timestamp 2020-01-01", "!binary YWJj",
                        "!python/object/apply:os.system ['touch executed']",
                        "!python/object/new:subprocess.Popen [[touch, executed]]"))
-    many = ", ".join(f"k{i}: 1" for i in range(3000))
+    many = ", ".join(f"k{i}: 1" for i in range(300))
     return draw.choice((
         b"\xef\xbb\xbf" + raw, raw.replace(b"\n", b"\r\n"), text.encode("utf-16", errors="surrogatepass"), before,
         before + draw.randbytes(draw.randint(1,
@@ -119,7 +119,7 @@ def damaged(draw: random.Random, text: str) -> bytes:
         f"{slot}: {'[' * draw.choice((10, 900, 30_000))}\n".encode(), f"{slot}: {'[' * 900}{']' * 900}\n".encode(),
         b"<<: {model: gpt2, seq_len: 32}\n" + raw.partition(b"model_overrides")[2], b"? [a, b]\n: 1\n" + raw,
         b"- " + raw.replace(b"\n", b"\n  "), f"model: gpt2\n{slot}: {'9' * 6000}\n".encode(),
-        f"model: gpt2\n{slot}: {'x' * 2_000_000}\n".encode(), f"model: gpt2\n# {'x' * 2_000_000}\n".encode(),
+        f"model: gpt2\n{slot}: {'x' * 200_000}\n".encode(), f"model: gpt2\n# {'x' * 200_000}\n".encode(),
         f"model: gpt2\nmodel_overrides: {{{many}}}\n".encode(),
     ))  # fmt: skip
 
@@ -204,4 +204,7 @@ def same(field: str, value: Any, found: Any) -> bool:
     return bool(found == value) or (isinstance(value, str) and value.removeprefix("eval_") == found)
 
 
-KIND = Kind(attempt, quick=200, chunk=100)
+KIND = Kind(attempt, quick=200, chunk=100, shared=(
+    "tightfit.planner", "tightfit.commands.plan", "tightfit.recipe.hf_arguments.table", "transformers",
+    "transformers.models.gpt2.configuration_gpt2", "tightfit.backends.pytorch.simulate.predict",
+))  # fmt: skip
