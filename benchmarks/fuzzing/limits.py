@@ -76,4 +76,4 @@ def mounted(place: str, kilobytes: int) -> Said | None:
     return Said(done.returncode, done.stdout, done.stderr)
 
 
-KIND = Kind(attempt, quick=3, chunk=6)
+KIND = Kind(attempt, quick=1, chunk=3)
