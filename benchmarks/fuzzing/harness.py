@@ -8,12 +8,13 @@ import os
 import re
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from unittest import mock
 
@@ -138,8 +139,8 @@ def run_seeds(kind: Kind, seeds: Iterable[int], deadline: float | None = None) -
 
         left = iter(seeds)
         chunks = iter(lambda: list(islice(left, kind.chunk)), [])
-        jobs = (job(chunk, kind.seconds * min(len(chunk), 5)) for chunk in chunks)
-        for outcome in run_forked(jobs, deadline=deadline):
+        in_time = takewhile(lambda _: deadline is None or time.monotonic() < deadline, chunks)
+        for outcome in run_forked(job(chunk, kind.seconds * min(len(chunk), 5)) for chunk in in_time):
             names = [int(name) for name in outcome.name.split(",")]
             found = [outcome.failure] * len(names) if outcome.failure is not None else outcome.value
             failed = [name for name, wrong in zip(names, found, strict=True) if wrong is not None]

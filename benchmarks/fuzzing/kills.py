@@ -82,4 +82,4 @@ def attempt(seed: int, folder: Path) -> str | None:
     return wrong and f"{wrong}, in {name}"
 
 
-KIND = Kind(attempt, quick=3, chunk=8, seconds=3 * HANGS_AFTER)
+KIND = Kind(attempt, quick=3, chunk=4, seconds=3 * HANGS_AFTER)
