@@ -14,7 +14,7 @@ from tightfit.devices import Device
 from tightfit.errors import RecipeError, UnknownRecipe, closest
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import CHOICES, Recipe
-from tightfit.recipe.lookup import as_recipe, bundled_recipes, load_recipe
+from tightfit.recipe.lookup import as_recipe, bundled_recipes, load_recipe, task_of
 from tightfit.recipe.yaml import apply_overrides, to_yaml
 from tightfit.techniques import SLOTS, VARIANTS
 
@@ -190,6 +190,27 @@ def test_what_a_search_decides_is_open_until_it_is_written():
         "precision", "loss", "checkpointing", "attention")
 
 
+@pytest.mark.parametrize("classes", [True, "GPT2LMHeadModel", {"a": 1}, None])
+def test_a_configuration_whose_classes_are_no_list_names_no_task(tmp_path: Path, classes):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": classes}))
+    assert task_of(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize("values", [
+    {"x" * 3000: 1}, {"data": {"x" * 3000: 1}}, {"parallel": ["x" * 3000]}, {"optimizer": "x" * 3000},
+    {"seed": "x" * 3000}, {"report_to": {"x" * 3000: 3}},
+], ids=repr)
+def test_a_message_is_short_whatever_is_written(values):
+    with pytest.raises(RecipeError) as error:
+        Recipe.from_dict(values)
+    assert len(str(error.value)) < 1000
+
+
+def test_aliases_stand_for_what_they_name(tmp_path: Path):
+    (tmp_path / "mine.yaml").write_text("model: gpt2\nvocab_size: &size 512\nseq_len: *size\n")
+    assert load_recipe(str(tmp_path / "mine.yaml")).seq_len == 512
+
+
 def test_every_bundled_name_is_a_recipe():
     for name in (*bundled_recipes(), *BUNDLED):
         assert load_recipe(name)
@@ -206,8 +227,13 @@ def test_a_recipe_file_is_found_or_the_nearest_is_named(tmp_path: Path):
         load_recipe("quikstart")
 
 
+LAUGHS = "\n".join(["a0: &a0 [ha, ha]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))])
+"""A few lines that stand for billions of values."""
+
+
 @pytest.mark.parametrize("text", ["", "- a\n- b\n", "model: [", "model: gpt2\n  x: 1\n", "1: 2\n",
-                                  "seed: 2026-99-99\n", "seed: 1\nseed: 2\n", "model_overrides: " + "[" * 3000])
+                                  "seed: 2026-99-99\n", "seed: 1\nseed: 2\n", "model_overrides: " + "[" * 3000,
+                                  "model_overrides: &a {x: *a}\n", LAUGHS])
 def test_a_file_that_is_no_recipe_says_so(tmp_path: Path, text: str):
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(RecipeError, match=r"bad\.yaml"):

@@ -129,3 +129,13 @@ def one_line(error: BaseException) -> str:
     """An exception's message without line breaks, at most 300 characters long."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 300 else text[:297] + "..."
+
+
+def shown(value: Any) -> str:
+    """A value as a person wrote it, cut where it is long."""
+    return cut(repr(value))
+
+
+def cut(text: str, most: int = 100) -> str:
+    """A text, or so many characters of its beginning."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -8,7 +8,9 @@ import random
 import shutil
 import string
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ import pytest
 from tests.data.helpers import FACTS, arrays, recipe, write_jsonl, write_texts
 from tightfit.data import Prepared, prepare
 from tightfit.data.corpora import open_corpus
+from tightfit.data.sources import read_image
 from tightfit.errors import DataError
 from tightfit.models import ModelFacts
 from tightfit.recipe import Data
@@ -27,6 +30,43 @@ def test_one_huge_label(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": f"row {i}", "label": i * 10**8} for i in range(2)])
     with pytest.raises(DataError, match=r"data\.label: .* has 100000001 classes and the model 3; number them"):
         prepare(recipe(tmp_path, task="sequence-classification", data=str(path)), FACTS)
+
+
+@pytest.mark.parametrize("label", [2**70, "9" * 30, -(2**70)])
+def test_a_class_that_no_number_holds(label: Any, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [{"text": f"row {i}", "label": label} for i in range(2)])
+    with pytest.raises(DataError, match=r"data\.label: .* classes are numbered from 0"):
+        prepare(recipe(tmp_path, task="sequence-classification", data=str(path)), FACTS)
+
+
+def test_a_message_is_short_whatever_the_fields(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x" * 300_000 + "\n1\n")
+    write_jsonl(tmp_path / "b.jsonl", [{"text": ["x"] * 10_000}])
+    for name in ("a.csv", "b.jsonl"):
+        with pytest.raises(DataError, match=r"data\.text: ") as error:
+            prepare(recipe(tmp_path, data=str(tmp_path / name)), FACTS)
+        assert len(str(error.value)) < 1500
+
+
+def test_parquet_files_whose_pages_are_damaged(tmp_path: Path) -> None:
+    write = import_module("pyarrow.parquet").write_table
+    table = import_module("pyarrow").Table.from_pylist([{"text": "some words of it"}] * 30)
+    write(table, tmp_path / "a.parquet", compression="none", use_dictionary=False)
+    raw = (tmp_path / "a.parquet").read_bytes()
+    for damaged in (raw.replace(b"some", b"so\xffe"), raw[:4] + b"\xff" * 40 + raw[44:]):
+        (tmp_path / "b.parquet").write_bytes(damaged)
+        with pytest.raises(DataError, match=r"^data: \S*b.parquet .*") as error:
+            prepare(recipe(tmp_path, data=str(tmp_path / "b.parquet")), FACTS)
+        assert "\n" not in str(error.value)
+
+
+def test_an_image_of_another_format_than_it_is_named(tmp_path: Path) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.tiff")
+    (tmp_path / "a.tiff").rename(tmp_path / "a.png")
+    with pytest.raises(DataError, match="is not a readable image"):
+        read_image(tmp_path / "a.png", 4, 3)
 
 
 def test_a_long_line_without_spaces(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_what_is_saved_is_read(tmp_path):
     assert (found.step, found.meta, found.loop) == (7, {"note": "from the backend"}, {"tokens": 5})
 
 
-@pytest.mark.parametrize("harm", ["flip", "cut", "remove", "manifest", "manifest type", "meta"])
+@pytest.mark.parametrize("harm", ["flip", "cut", "remove", "manifest", "manifest type", "meta", "value"])
 def test_a_broken_newest_falls_back_saying_so(tmp_path, harm):
     checkpoints.save(tmp_path, 1, write(b"first"), {})
     newest = checkpoints.save(tmp_path, 2, write(b"second"), {})
@@ -38,6 +38,7 @@ def test_a_broken_newest_falls_back_saying_so(tmp_path, harm):
         "manifest": lambda: manifest.write_text('{"step": 2'),
         "manifest type": lambda: manifest.write_text("[]"),
         "meta": lambda: manifest.write_text(re.sub(r'"meta": {.*?}', '"meta": null', manifest.read_text())),
+        "value": lambda: manifest.write_text(manifest.read_text().replace("backend", "Backend")),
     }[harm]()
     said: list[str] = []
     found = checkpoints.newest(tmp_path, said.append)
@@ -46,6 +47,13 @@ def test_a_broken_newest_falls_back_saying_so(tmp_path, harm):
     assert "step-00000002 is broken" in said[0]
     assert [path.name for path in checkpoints.folders(tmp_path)] == ["step-00000001"]
     assert (tmp_path / "broken-step-00000002").exists()
+
+
+def test_a_manifest_without_a_checksum_of_its_own_is_read(tmp_path):
+    folder = checkpoints.save(tmp_path, 7, write(b"abc"), {})
+    manifest = folder / checkpoints.MANIFEST
+    manifest.write_text(re.sub(r', "crc32": \d+}$', "}", manifest.read_text()))
+    assert checkpoints.read(folder).step == 7
 
 
 def test_all_broken_is_an_error_and_none_is_none(tmp_path):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -21,7 +20,7 @@ import numpy as np
 
 from tightfit.data.readers import LEARNED, MESSAGES, TEXT, Row, Wanted
 from tightfit.data.tokenizing import Tokenizer, load_tokenizer
-from tightfit.errors import DataError, one_line
+from tightfit.errors import DataError, one_line, shown
 from tightfit.files import digest
 from tightfit.recipe import Data
 from tightfit.tasks import Array
@@ -177,22 +176,17 @@ def _messages(value: Any, origin: str) -> list[dict[str, Any]]:
                             "field as data.text") from None
     usual = 'write [{"role": "user", "content": "..."}, ...]'
     if not isinstance(value, list) or not value:
-        raise DataError(f"data.messages: {origin} holds {_short(value)}, and no list of messages; {usual}")
+        raise DataError(f"data.messages: {origin} holds {shown(value)}, and no list of messages; {usual}")
     for number, message in enumerate(value, 1):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise DataError(f"data.messages: message {number} of {origin} is {_short(message)}, without a "
+            raise DataError(f"data.messages: message {number} of {origin} is {shown(message)}, without a "
                             f"role; {usual}")
         if not isinstance(message.get("content"), str):
             raise DataError(f"data.messages: the content of message {number} of {origin} is "
-                            f"{_short(message.get('content'))}, not text; {usual}")
+                            f"{shown(message.get('content'))}, not text; {usual}")
         try:
             message["content"].encode()
         except UnicodeEncodeError:
             raise DataError(f"data.messages: the content of message {number} of {origin} holds half of a character; "
                             "mend that text") from None
     return [{name: item for name, item in message.items() if item is not None} for message in value]
-
-
-def _short(value: Any) -> str:
-    """The beginning of a value as it is written."""
-    return textwrap.shorten(repr(value), 80, placeholder=" ...")

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tightfit.errors import DataError
+from tightfit.errors import DataError, cut, one_line, shown
 
 TEXT, TARGET, LABEL = "data.text", "data.target", "data.label"
 MESSAGES, PROMPT, COMPLETION = "data.messages", "data.prompt", "data.completion"
@@ -40,7 +40,8 @@ def require_fields(wanted: Wanted, present: Iterable[str], origin: str) -> None:
     for key, field in wanted.items():
         if field not in present:
             missing = MissingField(
-                f"{key}: {origin} has no field {field!r}; it has {', '.join(present)}; write {key}=<one of them>"
+                f"{key}: {origin} has no field {field!r}; it has {cut(', '.join(present), 500)}; write {key}=<one of "
+                "them>"
             )
             missing.present = tuple(present)
             raise missing
@@ -52,13 +53,19 @@ def pick(row: Mapping[str, Any], wanted: Wanted, origin: str) -> Row:
         require_fields(wanted, row, origin)
     for key, field in wanted.items():
         if key in TEXTS and not isinstance(row[field], str):
-            raise DataError(f"{key}: field {field!r} of {origin} is {row[field]!r}, not text; write {key}=<a field>")
+            raise DataError(f"{key}: field {field!r} of {origin} is {shown(row[field])}, not text; write "
+                            f"{key}=<a field>")
     return tuple(row[field] for field in wanted.values())
 
 
 def picked(rows: Iterable[Mapping[str, Any]], wanted: Wanted, name: str) -> Iterator[Row]:
-    """The wanted values of each row of a table."""
-    return (pick(row, wanted, f"{name} row {number}") for number, row in enumerate(rows, 1))
+    """The wanted values of each row of a table. Raises DataError, also for what only looks like one."""
+    number = 0
+    try:
+        for number, row in enumerate(rows, 1):
+            yield pick(row, wanted, f"{name} row {number}")
+    except ValueError as error:  # of Arrow, and of texts in no encoding
+        raise DataError(f"data: {name} cannot be read behind row {number}: {one_line(error)}") from None
 
 
 def decode(raw: bytes, path: Path) -> str:
@@ -130,7 +137,7 @@ def read_parquet(path: Path, wanted: Wanted) -> Iterator[Row]:
             batches = file.iter_batches(columns=list(wanted.values()), batch_size=1024)
             yield from picked((row for batch in batches for row in batch.to_pylist()), wanted, str(path))
     except ArrowException as error:
-        raise DataError(f"data: {path} is not a Parquet file: {error}") from None
+        raise DataError(f"data: {path} is not a Parquet file: {one_line(error)}") from None
 
 
 READERS: dict[str, Reader] = {
@@ -158,6 +165,6 @@ def read_file(path: Path, wanted: Wanted) -> Iterator[Row]:
             empty = False
             yield row
     except OSError as error:
-        raise DataError(f"data: {path} cannot be read: {error.strerror or error}") from None
+        raise DataError(f"data: {path} cannot be read: {error.strerror or one_line(error)}") from None
     if empty:
         raise DataError(f"data: {path} has no rows")

@@ -102,6 +102,8 @@ class RowExamples:
 
 
 ENDINGS = frozenset({".png", ".jpg", ".jpeg"})
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+"""What such files hold in truth; Pillow's readers of rarer formats run programs, or warn and go on."""
 MEAN, DEVIATION = 0.5, 0.5
 """Pixels, scaled to 0 to 1, are centred and divided by these."""
 MODES = {1: "L", 3: "RGB"}
@@ -162,7 +164,7 @@ def read_image(path: Path, size: int, channels: int) -> Array:
     """An image as float32 (channels, size, size), its 0 to 1 centred on `MEAN`. Raises DataError for a broken file."""
     image_module = _pillow()
     try:
-        with image_module.open(path) as image:
+        with image_module.open(path, formats=FORMATS) as image:
             small = image.convert(MODES[channels]).resize((size, size), image_module.Resampling.BILINEAR)
             pixels = np.asarray(small, dtype=np.float32).reshape(size, size, channels)
     except (OSError, SyntaxError) as error:  # Pillow raises SyntaxError for some broken PNG files

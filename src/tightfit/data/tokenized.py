@@ -16,7 +16,7 @@ from tightfit.data.caching import cached
 from tightfit.data.readers import LABEL, LEARNED, MESSAGES, PROMPT, TEXT, TEXTS, Row, Wanted
 from tightfit.data.splitting import Progress, Split
 from tightfit.data.tokenizing import Tokenizer
-from tightfit.errors import DataError
+from tightfit.errors import DataError, shown
 from tightfit.files import digest
 from tightfit.tasks import Array
 
@@ -159,14 +159,15 @@ def _read(folder: Path, wanted: Wanted) -> tuple[Part, Part, tuple[str, ...]]:
 def class_ids(labels: list[Any], field: str) -> tuple[list[int], list[str]]:
     """Labels as ids, and the names that the ids stand for: whole numbers are ids already and name nothing, texts are
     sorted. Raises DataError for other labels."""
-    if all(isinstance(v, int) or (isinstance(v, str) and v.strip().isdecimal()) for v in labels):
+    if all(isinstance(v, int) or (isinstance(v, str) and v.strip().isdecimal() and len(v) < 100) for v in labels):
         ids = [int(v) for v in labels]
-        if min(ids) < 0:
-            raise DataError(f"{LABEL}: field {field!r} holds {min(ids)}; classes are numbered from 0")
+        if wrong := [number for number in ids if not 0 <= number < 2**63]:
+            raise DataError(f"{LABEL}: field {field!r} holds {min(wrong)}; classes are numbered from 0")
         return ids, []
     for number, label in enumerate(labels, 1):
         if not isinstance(label, str) or not label.strip():
-            raise DataError(f"{LABEL}: field {field!r} of row {number} is {label!r}; write a whole number or a text")
+            raise DataError(f"{LABEL}: field {field!r} of row {number} is {shown(label)}; write a whole number or a "
+                            "text")
     names = sorted(set(labels))
     places = {name: place for place, name in enumerate(names)}
     return [places[label] for label in labels], names

@@ -152,7 +152,8 @@ def task_of(name: str) -> str | None:
         return None  # which is said where the model is read
     if not isinstance(saved, dict):
         return None
-    made_for = " ".join(str(each) for each in saved.get("architectures") or ())
+    classes = saved.get("architectures")
+    made_for = " ".join(map(str, classes)) if isinstance(classes, list) else ""
     return next((task for ending, task in ARCHITECTURES if made_for.endswith(ending)
                  and (task != "seq2seq" or saved.get("is_encoder_decoder"))), None)
 

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, BeforeValidator, PlainSerializer, RootModel, ValidationError
 
-from tightfit.errors import RecipeError, nearest
+from tightfit.errors import RecipeError, cut, nearest, shown
 from tightfit.techniques import VARIANTS, Technique
 
 SHORT_FORMS: dict[tuple[str, str], dict[str, Any]] = {
@@ -37,14 +37,15 @@ def parse_technique(slot: str, value: Any) -> Technique | str:
     if isinstance(value, str | bool) or value is None:
         value = {"name": value}
     if not isinstance(value, Mapping) or not all(isinstance(knob, str) for knob in value):
-        raise RecipeError(f"{slot}: {value!r} is not a name or a mapping of knobs; {nearest(str(value), variants)}")
+        raise RecipeError(f"{slot}: {shown(value)} is not a name or a mapping of knobs; "
+                          f"{nearest(str(value), variants)}")
     knobs = dict(value)
     name = knobs.pop("name", slot if slot in variants else "")
     if name is None or name is False:  # YAML reads `null` and `off` so
         written = "null" if name is None else "off"
         name = next((off for off in ("off", "none") if off in variants), written)
     if not isinstance(name, str) or not name:
-        raise RecipeError(f"{slot}: {_shown(value)} has no `name`; choose from: {', '.join(sorted(variants))}")
+        raise RecipeError(f"{slot}: {shown(value)} has no `name`; choose from: {', '.join(sorted(variants))}")
     if (slot, name) in SHORT_FORMS:
         short = dict(SHORT_FORMS[slot, name])
         name, knobs = short.pop("name"), {**short, **knobs}
@@ -82,12 +83,6 @@ def explain(model: type[BaseModel], error: ValidationError) -> str:
     return _join(_sentence(e, _fields_at(model, e["loc"]), "", "") for e in error.errors())
 
 
-def _shown(value: Any) -> str:
-    """A value as a person wrote it, cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= 100 else f"{text[:97]}..."
-
-
 def _join(sentences: Iterable[str]) -> str:
     """One text; the branches of a union, which begin alike, are joined with `or`."""
     merged: dict[str, str] = {}
@@ -113,14 +108,14 @@ def _unknown(path: str, value: str, choices: list[str]) -> str:
 
     meant = synonyms.known_value(value, choices)
     hint = nearest(value, choices) if meant is None else f"did you mean {meant!r}?"
-    return f"{path}: {_shown(value)} is not known; {hint}"
+    return f"{path}: {shown(value)} is not known; {hint}"
 
 
 def _sentence(error: Any, fields: Mapping[str, Any], slot: str, where: str) -> str:
     # A union's branches add their own names behind the field; only what a person wrote belongs in the path.
     parts = [str(part) for part in error["loc"]]
     written = [p for p in parts if p.isidentifier() and p not in ("int", "float", "literal", "constrained")] or parts
-    path = ".".join(([slot] if slot else []) + written)
+    path = cut(".".join(([slot] if slot else []) + written))
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         name = parts[-1]
         from tightfit.recipe import synonyms
@@ -135,14 +130,14 @@ def _sentence(error: Any, fields: Mapping[str, Any], slot: str, where: str) -> s
             return f"{path}: not a field{owner}, which has no knobs"
         return f"{path}: not a field{owner}; {nearest(name, fields)}"
     if error["type"] == "invalid_key":
-        return f"{path}: {_shown(error['input'])} is not the name of a field"
+        return f"{path}: {shown(error['input'])} is not the name of a field"
     message = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ").partition(", unable")[0]
     if error["type"] in ("tuple_type", "missing", "too_long"):
         default = getattr(fields.get(written[-1]), "default", None)
         message = "a list" + (f" such as {list(default)}" if isinstance(default, tuple) and default else "")
     expected = error.get("ctx", {}).get("expected")
     if expected == "'auto'":
-        return f"{path}: {_shown(error['input'])} should be {expected}"
+        return f"{path}: {shown(error['input'])} should be {expected}"
     if expected and isinstance(error["input"], str):
         choices = [c.strip(" '") for c in expected.replace(" or ", ", ").split(",")]
         return _unknown(path, error["input"], choices)
@@ -150,7 +145,7 @@ def _sentence(error: Any, fields: Mapping[str, Any], slot: str, where: str) -> s
         from tightfit.recipe import synonyms
 
         message += synonyms.LARGEST.get(path, "")
-    return f"{path}: {_shown(error['input'])} should be {message}"
+    return f"{path}: {shown(error['input'])} should be {message}"
 
 
 PLAIN = yaml.SafeLoader.yaml_implicit_resolvers
@@ -175,12 +170,34 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+MOST_VALUES = 100_000
+"""More values than a recipe ever has: aliases of lists of aliases make billions of a few lines."""
+
+
+def _count(node: yaml.Node, counted: dict[int, int]) -> int:
+    """Values in a node, those of an alias counted wherever it stands."""
+    if id(node) not in counted:
+        counted[id(node)] = MOST_VALUES + 1  # which one that holds itself has as well
+        inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+        pairs = (each if isinstance(each, tuple) else (each,) for each in inner)
+        counted[id(node)] = 1 + sum(_count(each, counted) for pair in pairs for each in pair)
+    return counted[id(node)]
+
+
 def _load(text: str) -> Any:
     """A YAML text's value. Raises RecipeError, YAMLError, or ValueError for what only looks like a date."""
+    loader = _Loader(text)
     try:
-        return yaml.load(text, _Loader)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _count(node, {}) > MOST_VALUES:
+            raise RecipeError(f"more than {MOST_VALUES:,} values, each *alias counted wherever it stands; write fewer")
+        return loader.construct_document(node)
     except RecursionError:
-        raise RecipeError(f"{_shown(text)} is nested too deeply") from None
+        raise RecipeError(f"{shown(text)} is nested too deeply") from None
+    finally:
+        loader.dispose()
 
 
 def read_yaml(text: str, origin: str) -> dict[str, Any]:
@@ -211,7 +228,7 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
             given = raw if equals else "VALUE" if "=" in following else following or "VALUE"
             raise RecipeError(f"{key}: no such option; write {key.lstrip('-').replace('-', '_')}={given}")
         if not equals or not key:
-            raise RecipeError(f"{_shown(text)}: write key=value, such as max_steps=100")
+            raise RecipeError(f"{shown(text)}: write key=value, such as max_steps=100")
         as_it_stands = key in TEXTS and raw not in ("", "null") and raw[0] not in "'\""
         try:
             value = raw if as_it_stands else _load(raw) if raw else None
@@ -241,13 +258,13 @@ def _as_mapping(field: str, value: Any, text: str, knob: str) -> dict[str, Any]:
             able = [variant for variant in VARIANTS[field] if knob in getattr(variant, "__pydantic_fields__", {})]
             name = (able or VARIANTS[field])[0].name
             left = "auto" if VARIANTS[field][0].may_be_auto else "not named"
-            raise RecipeError(f"{text!r}: {field} is {left}; name it first, such as {field}={name}")
+            raise RecipeError(f"{shown(text)}: {field} is {left}; name it first, such as {field}={name}")
         technique = parse_technique(field, value)
         assert isinstance(technique, Technique)
         short = technique_to_yaml(technique)
         return short if isinstance(short, dict) else {"name": short}
     if value is not None:
-        raise RecipeError(f"{text!r}: {field} is {value!r}, which has no fields")
+        raise RecipeError(f"{shown(text)}: {field} is {shown(value)}, which has no fields")
     return {}
 
 

@@ -46,7 +46,8 @@ def save(parent: Path, step: int, write: Callable[[Path], dict[str, Any]], loop:
         meta = write(temporary)
         files = {path.name: {"bytes": path.stat().st_size, "crc32": _crc32(path)} for path in temporary.iterdir()}
         manifest = {"step": step, "loop": loop, "files": files, "meta": meta}
-        (temporary / MANIFEST).write_text(json.dumps({"checkpoint": manifest}), "utf-8")
+        written = json.dumps({"checkpoint": manifest, "crc32": _manifest_crc32(manifest)})
+        (temporary / MANIFEST).write_text(written, "utf-8")
         for path in (*temporary.iterdir(), temporary):
             _flush(path)
         temporary.rename(final)
@@ -84,12 +85,14 @@ def folders(parent: Path) -> list[Path]:
 def read(folder: Path) -> Checkpoint:
     """A checkpoint whose every file is as it was written. Raises CheckpointError naming what is not."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))["checkpoint"]
+        written = json.loads((folder / MANIFEST).read_text("utf-8"))
+        manifest = written["checkpoint"]
         for name, expected in manifest["files"].items():
             path = folder / name
             if path.stat().st_size != expected["bytes"] or _crc32(path) != expected["crc32"]:
                 raise CheckpointError(f"{path}: not as it was written")
-        if not manifest["files"] or not all(isinstance(manifest[key], dict) for key in ("meta", "loop")):
+        whole = written.get("crc32") in (None, _manifest_crc32(manifest))  # earlier versions wrote none
+        if not whole or not manifest["files"] or not all(isinstance(manifest[key], dict) for key in ("meta", "loop")):
             raise CheckpointError(f"{folder / MANIFEST}: not as it was written")
         return Checkpoint(folder=folder, step=manifest["step"], meta=manifest["meta"], loop=manifest["loop"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -132,6 +135,10 @@ def data_signature(source: GlobalBatchSource) -> list[int]:
                 add(name, array if batch.padding is None else array[batch.padding])
         add("labels", batch.labels[batch.labels != IGNORE])
     return [len(source), *values.values()]
+
+
+def _manifest_crc32(manifest: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(manifest).encode())
 
 
 def _crc32(path: Path) -> int:

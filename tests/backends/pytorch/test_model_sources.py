@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import transformers
 from torch import nn
 
 from tests.architectures import tiny_config, tiny_model
+from tightfit.backends.pytorch.assembly import bare_build
 from tightfit.backends.pytorch.models import (
     BuiltModel,
     build_model,
@@ -21,7 +23,9 @@ from tightfit.backends.pytorch.models import (
 )
 from tightfit.backends.pytorch.saved_model import save_model
 from tightfit.bundled import BUNDLED
+from tightfit.devices import Device
 from tightfit.errors import ModelError
+from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
 
@@ -42,6 +46,7 @@ PUBLISHED = {
     "gemma-2b": 2_506_172_416, "phi-2": 2_779_683_840, "vit-base": 86_567_656, "transformer-156m": 155_877_376,
     "olmoe-1b-7b": 6_919_161_856, "gpt-oss-20b": 20_914_757_184, "qwen3-30b-a3b": 30_532_122_624, "moe-tiny": 2_690_432,
 }
+CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 34)
 SMALL_GPT2 = {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 32}
 SMALL_OURS = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "head_dim": 8, "max_seq_len": 32}
 
@@ -128,6 +133,36 @@ def test_broken_weights(tmp_path: Path) -> None:
         (tmp_path / name / "model.safetensors").write_bytes(b"not weights")
         with pytest.raises(ModelError, match=r"^model: .*"):
             build(str(tmp_path / name))
+
+
+class Touch:
+    """What its pickle does when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("write", [torch.save, lambda held, path: path.write_bytes(pickle.dumps(held))])
+def test_a_pickle_is_not_run(write: Any, tmp_path: Path) -> None:
+    tiny_config("gpt2").save_pretrained(tmp_path)
+    write(Touch(tmp_path / "executed"), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="hold more than tensors, or are damaged, and are not read"):
+        build(str(tmp_path))
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_batch_norm_over_micro_batches_is_said() -> None:
+    def notes(**values: Any) -> tuple[str, ...]:
+        recipe = resolve(Recipe.from_dict({"vocab_size": 10, "batch_size": 4, **values}), CPU)
+        return bare_build(recipe, CPU, torch.device("cpu"), nn.Sequential(nn.Embedding(10, 4), nn.BatchNorm1d(4))).notes
+
+    assert notes(micro_batch_size=2) == (
+        "accumulation: 1 normalises over each micro-batch by itself, so that results follow micro_batch_size; write "
+        "micro_batch_size=4 for those of the global batch",)
+    assert notes(micro_batch_size=4) == ()
 
 
 def test_a_classifier_of_another_size_is_drawn_anew(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
 from tightfit.techniques import SLOTS, default_for_slot
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
 
 def assemble(
     recipe: Recipe, device: Device, torch_device: torch.device, model: nn.Module | None = None,
@@ -81,6 +83,11 @@ def bare_build(
             uncompiled = ("compile: torch compiles grouped products in bf16 alone; blocks with experts run in part or "
                           "whole uncompiled, so write precision=bf16, or compile=off")
             notes = (*notes, uncompiled)
+    norms = [name for name, module in model.named_modules() if isinstance(module, BATCH_NORMS)]
+    if recipe.mode == "train" and norms and recipe.micro_batch_size != recipe.batch_size:
+        of_one = (f"accumulation: {norms[0]} normalises over each micro-batch by itself, so that results follow "
+                  f"micro_batch_size; write micro_batch_size={recipe.batch_size} for those of the global batch")
+        notes = (*notes, of_one)
     if recipe.pad_vocab_to:
         pad_vocab(model, recipe.pad_vocab_to, facts.vocab_size)
     return Build(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 import torch
@@ -150,10 +152,15 @@ def _from_stored(
     """
     auto = getattr(transformers, task.auto_class)
     try:
-        model, loading = auto.from_pretrained(
-            name, config=config, dtype=dtype, trust_remote_code=recipe.trust_remote_code,
-            ignore_mismatched_sizes=True, output_loading_info=True, local_files_only=only_local(name),
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected pickle protocol")  # as it refuses to read it
+            model, loading = auto.from_pretrained(
+                name, config=config, dtype=dtype, trust_remote_code=recipe.trust_remote_code,
+                ignore_mismatched_sizes=True, output_loading_info=True, local_files_only=only_local(name),
+            )
+    except UnpicklingError as error:
+        raise ModelError(f"model: the pickled weights of {name!r} hold more than tensors, or are damaged, and are not "
+                         "read; write a model with safetensors, or pretrained=false") from error
     except Exception as error:  # the hub's client, its transport and remote code each raise their own
         unserved = isinstance(error, ValueError) and "Unrecognized configuration class" in str(error)
         message = _explain_build(recipe, config, task, error) if unserved else explain_hub_error(name, error)
