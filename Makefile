@@ -13,7 +13,7 @@ help:
 	@echo "make lint      ruff and strict typing"
 	@echo "make test      the whole suite on the CPU"
 	@echo "make demo      train a small GPT on the Python standard library's source"
-	@echo "make docs      write the generated pages of docs/ again"
+	@echo "make docs      write the generated pages of docs/ again, and the site in build/site"
 	@echo "make bench     the benchmarks, recorded in results/"
 	@echo "make gpu       the GPU tests, then the quickstart and the benchmarks recorded, on a CUDA device"
 	@echo "make clean     remove .venv and the caches"
@@ -39,6 +39,7 @@ demo: install
 
 docs: install
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/build_site.py
 
 # All but what has no command of its own, and what only a GPU tells: benchmarks/gpu.sh runs that.
 GPU_ONLY := allocator_snapshots beyond_gpu context_bytes cuda_op_tables frontier plan_vs_gpu
@@ -52,4 +53,4 @@ gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),install)
 	PYTHONPATH=src PYTHON=$(GPU_PYTHON) benchmarks/gpu.sh
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .cache .venv .mypy_cache .pytest_cache .ruff_cache

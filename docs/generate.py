@@ -140,6 +140,10 @@ def recipe_page() -> str:
         "# Recipe",
         "A recipe is a YAML file of these fields; `key=value` on the command line overrides one, and dots reach into "
         "`data`, `inference` and techniques. Fields left out take their defaults.",
+        "An editor that knows the YAML language server completes and checks recipes by their JSON schema: run "
+        "`tightfit schema > recipe.schema.json`, and write `# yaml-language-server: $schema=recipe.schema.json` as the "
+        "first line of a recipe beside it. `tightfit --install-completion` lets the shell complete commands, models, "
+        "GPUs and fields.",
         _knobs_table(Recipe.model_fields, "", links),
         "## data",
         "A short string stands for `{source: ...}`.",

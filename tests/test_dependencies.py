@@ -17,7 +17,8 @@ from tightfit.doctor.software_checks import OPTIONAL
 from tightfit.errors import INSTALL, install_command
 
 ROOT = SOURCE.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+CONTENT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+PROJECT = CONTENT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 FOR_USERS = EXTRAS.keys() - {"dev", "docs"}
 MODULES = {
@@ -99,6 +100,14 @@ def test_an_undeclared_import_is_found(tmp_path: Path) -> None:
     assert undeclared(read_modules(tmp_path), {"pyyaml"}, {"peft", "jax"}) == [
         "tightfit.a:1 imports peft", "tightfit.c:2 imports gone",
     ]
+
+
+def test_every_tool_knows_the_oldest_python() -> None:
+    """ruff and mypy refuse what is newer than the oldest Python that the package may be installed on."""
+    named = [text.rpartition(" ")[2] for text in PROJECT["classifiers"] if text.startswith("Programming Language")][1:]
+    assert PROJECT["requires-python"] == f">={named[0]}"
+    assert CONTENT["tool"]["ruff"]["target-version"] == f"py{named[0].replace('.', '')}"
+    assert CONTENT["tool"]["mypy"]["python_version"] == named[0]
 
 
 def test_hints_name_the_extra_that_has_the_library() -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import build_site
 import generate
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 
 
 def anchors(page: Path) -> set[str]:
@@ -22,16 +23,8 @@ def anchors(page: Path) -> set[str]:
 
 def broken_links(page: Path) -> list[str]:
     """The page's links to files that do not exist, or to headings that their page does not have."""
-    broken = []
-    for groups in LINK.findall(page.read_text("utf-8")):
-        link = "".join(groups)
-        if re.match(r"[a-z]+:", link):
-            continue
-        path, _, anchor = link.partition("#")
-        target = page.parent / path if path else page
-        if not target.exists() or (anchor and anchor not in anchors(target)):
-            broken.append(link)
-    return broken
+    return [link for link, target, anchor in build_site.links(page)
+            if not target.is_file() or (anchor and anchor not in anchors(target))]
 
 
 def test_generated_pages_are_current() -> None:
@@ -49,8 +42,32 @@ def test_links_resolve(page: Path) -> None:
 
 def test_a_broken_link_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("# One two\n[a](#one-two) [b](page.md#three) [c](https://example.org) ![d](no.png) [e](gone.md)\n")
-    assert broken_links(page) == ["page.md#three", "no.png", "gone.md"]
+    page.write_text("# One two\n[a](#one-two) [b](page.md#three) [c](https://example.org) ![d](no.png) [e](gone.md)\n"
+                    f"[a folder]({tmp_path.name}/..)\n")
+    assert broken_links(page) == ["page.md#three", "no.png", "gone.md", f"{tmp_path.name}/.."]
+
+
+def test_the_site_names_every_page_and_no_other() -> None:
+    """Techniques are named by their index, and the tutorial is read first."""
+    nav = (ROOT / "mkdocs.yml").read_text("utf-8")
+    named = [ROOT / page for page in re.findall(r": (\S+\.md)$", nav, re.MULTILINE)]
+    assert named[:2] == [ROOT / "README.md", ROOT / "docs/tutorial.md"]
+    assert set(named) <= build_site.files()
+    assert {*(ROOT / "docs").glob("*.md"), ROOT / "docs/techniques/README.md"} <= set(named)
+
+
+def test_the_site_is_not_built_without_its_library(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(build_site, "find_spec", lambda name: None)
+    assert build_site.main() == 1
+    assert capsys.readouterr().out.endswith("run: pip install '.[docs]'\n")
+
+
+def test_the_site_has_what_its_pages_link_to() -> None:
+    pytest.importorskip("zensical")
+    assert build_site.main() == 0
+    site = ROOT / "build" / "site"
+    assert "What it shows" in (site / "docs/plan/index.html").read_text("utf-8")
+    assert (site / "results/published.json").is_file()
 
 
 def test_pages_that_changed_or_are_gone_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,7 @@ LAYERS = (
     ("tightfit.backends.base",),
     ("tightfit.backends.measured",),
     ("tightfit.backends.world",),
+    ("tightfit.recipe.json_schema",),
     ("tightfit.recipe.lookup",),
     ("tightfit.recipe",),
     ("tightfit.recipe.resume",),

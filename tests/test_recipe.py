@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tightfit.bundled import BUNDLED
+from tightfit.bundled import BUNDLED, bundled_recipes
 from tightfit.cli import app
 from tightfit.devices import Device
 from tightfit.errors import RecipeError, UnknownRecipe, closest
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import CHOICES, Recipe
-from tightfit.recipe.lookup import as_recipe, bundled_recipes, load_recipe, task_of
+from tightfit.recipe.lookup import as_recipe, load_recipe, task_of
 from tightfit.recipe.yaml import apply_overrides, to_yaml
 from tightfit.techniques import SLOTS, VARIANTS
 

@@ -1,9 +1,11 @@
-"""The bundled models: shapes as plain numbers, which need no file and no network."""
+"""The bundled models, shapes as plain numbers which need no file and no network, and the bundled recipes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
 from typing import Any, NamedTuple
 
 
@@ -229,6 +231,12 @@ def bundled_shape(name: str) -> str | None:
 def bundled_family(name: str) -> list[str]:
     """The bundled shapes whose names differ from a Hugging Face id's in the size alone, the smallest first."""
     return [known for known in BUNDLED if SIZE.split(known)[0] == SIZE.split(_last(name))[0]]
+
+
+def bundled_recipes() -> dict[str, Any]:
+    """The bundled recipes' files by name, sorted."""
+    files = (resources.files("tightfit") / "recipes").iterdir()
+    return {Path(file.name).stem: file for file in sorted(files, key=lambda f: f.name) if file.name.endswith(".yaml")}
 
 
 def _last(name: str) -> str:

@@ -9,26 +9,27 @@ from typing import Annotated
 
 import typer
 
+from tightfit.commands.completion import complete_gpu, complete_override, complete_recipe
 from tightfit.ladder import LIMIT
 
 app = typer.Typer(
     name="tightfit",
     help="Fit a bigger transformer on one GPU, and train it faster.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
 
 RECIPE = typer.Argument(
-    metavar="RECIPE", help="A YAML file, a bundled recipe or model, a model's folder, its Hugging Face id, or "
-    "package.module:factory."
+    metavar="RECIPE", autocompletion=complete_recipe, help="A YAML file, a bundled recipe or model, a model's folder, "
+    "its Hugging Face id, or package.module:factory."
 )
 RecipeName = Annotated[str, RECIPE]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[KEY=VALUE]...", help="Fields to set, such as `max_steps=100` or `optimizer.block_size=256`."
+        metavar="[KEY=VALUE]...", autocompletion=complete_override, help="Fields to set, such as `max_steps=100` or "
+        "`optimizer.block_size=256`."
     ),
 ]
 
@@ -40,6 +41,10 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
         typer.echo(f"tightfit {__version__}")
         raise typer.Exit
+    from tightfit.backends import CHATTY
+
+    for name in CHATTY:  # what libraries log about themselves while they load stays off the screen, errors do not
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})  # they reach the overrides, which say what to write
@@ -48,7 +53,6 @@ def train(recipe: RecipeName, overrides: Overrides = None) -> None:
 
     Example: `tightfit train gpt2 data=notes.txt seq_len=512 precision=bf16`. Every field is in docs/recipe.md.
     """
-    _quiet_libraries()
     from tightfit.commands.train import run_train
 
     raise typer.Exit(run_train(recipe, overrides or []))
@@ -59,8 +63,8 @@ def plan(
     recipe: Annotated[str | None, RECIPE] = None,
     overrides: Overrides = None,
     gpu: Annotated[list[str] | None, typer.Option(
-        metavar="NAME", help="A GPU such as `rtx-4090` (`tightfit gpus` lists them), `all` of them, or `cpu` for this "
-        "machine's processor; by default its own GPU.")] = None,
+        metavar="NAME", autocompletion=complete_gpu, help="A GPU such as `rtx-4090` (`tightfit gpus` lists them), "
+        "`all` of them, or `cpu` for this machine's processor; by default its own GPU.")] = None,
     gpu_memory: Annotated[str | None, typer.Option(
         metavar="SIZE", help="Memory such as `24GB`: of a card that is not listed, or instead of the named one's.",
     )] = None,
@@ -95,7 +99,6 @@ def plan(
 
     Example: `tightfit plan gpt2 seq_len=1024 --gpu rtx-4090`. How to read it is in docs/plan.md.
     """
-    _quiet_libraries()
     from tightfit.commands.plan import run_plan
 
     run_plan(recipe, overrides or [], gpus=gpu or [], gpu_memory=gpu_memory, host_memory=host_memory, count=gpus,
@@ -109,8 +112,8 @@ def profile(
     recipe: RecipeName,
     overrides: Overrides = None,
     gpu: Annotated[str | None, typer.Option(
-        metavar="NAME", help="A GPU that need not be in this machine: the step is predicted for "
-        "it, and not run.")] = None,
+        metavar="NAME", autocompletion=complete_gpu, help="A GPU that need not be in this machine: the step is "
+        "predicted for it, and not run.")] = None,
     output: Annotated[Path | None, typer.Option(
         metavar="FILE", help="Where the report goes; by default into the run's folder.")] = None,
 ) -> None:  # fmt: skip
@@ -119,7 +122,6 @@ def profile(
     Example: `tightfit profile gpt2 data=notes.txt seq_len=512`; with `--gpu rtx-4090` as predicted for that card. How
     to read the report is in docs/report.md.
     """
-    _quiet_libraries()
     from tightfit.commands.profile import run_profile
 
     run_profile(recipe, overrides or [], output, gpu)
@@ -129,10 +131,11 @@ def profile(
 def compare(
     recipe: RecipeName,
     others: Annotated[list[str] | None, typer.Argument(
-        metavar="[RECIPE] [KEY=VALUE]...", help="Another recipe, or none, and fields to set in it; with fields alone "
-        "the same one with these.")] = None,
+        metavar="[RECIPE] [KEY=VALUE]...", autocompletion=complete_override, help="Another recipe, or none, and fields "
+        "to set in it; with fields alone the same one with these.")] = None,
     gpu: Annotated[str | None, typer.Option(
-        metavar="NAME", help="A GPU such as `rtx-4090`, or `cpu`; by default this machine's own GPU.")] = None,
+        metavar="NAME", autocompletion=complete_gpu, help="A GPU such as `rtx-4090`, or `cpu`; by default this "
+        "machine's own GPU.")] = None,
     gpu_memory: Annotated[str | None, typer.Option(
         metavar="SIZE", help="Memory such as `24GB`: of a card that is not listed, or instead of the named one's.",
     )] = None,
@@ -142,7 +145,6 @@ def compare(
 
     Example: `tightfit compare mine.yaml checkpointing=every-block --gpu rtx-4090`.
     """
-    _quiet_libraries()
     from tightfit.commands.compare import run_compare
 
     run_compare(recipe, others or [], gpu, gpu_memory, as_json)
@@ -172,7 +174,6 @@ def export(
 
     Example: `tightfit export runs/mine --merge`. What `model/` holds is in docs/adapters.md.
     """
-    _quiet_libraries()
     from tightfit.commands.export import run_export
 
     run_export(run_dir, merge, output)
@@ -185,8 +186,8 @@ def ladder(
         "transformer-156m, transformer-156m-jax, or a recipe.")],
     overrides: Overrides = None,
     gpu: Annotated[str | None, typer.Option(
-        metavar="NAME", help="A GPU to predict the full size for, or a size such as `24GB`; by default the one that "
-        "figures were published on, where this machine has none.")] = None,
+        metavar="NAME", autocompletion=complete_gpu, help="A GPU to predict the full size for, or a size such as "
+        "`24GB`; by default the one that figures were published on, where this machine has none.")] = None,
     gpu_memory: Annotated[str | None, typer.Option(
         metavar="SIZE", help="Memory such as `24GB` that this machine's GPU is cut down to.")] = None,
     peer: Annotated[list[str] | None, typer.Option(
@@ -213,7 +214,6 @@ def ladder(
 
     Exit status: 0, or 1 where no rung came to figures.
     """
-    _quiet_libraries()
     from tightfit.commands.ladder import run_ladder
 
     raise typer.Exit(run_ladder(name, overrides or [], gpu=gpu, gpu_memory=gpu_memory, peers=peer or [], scale=scale,
@@ -248,7 +248,6 @@ def doctor(
 
     if device != "auto" and not calibrate:
         raise RecipeError(f"device: {device!r} says what to calibrate; write --calibrate with it, or leave it out")
-    _quiet_libraries()
     from tightfit.commands.doctor import run_calibration, run_doctor
 
     if calibrate:
@@ -260,8 +259,7 @@ def doctor(
 @app.command()
 def recipes() -> None:
     """List the bundled recipes and models."""
-    from tightfit.bundled import BUNDLED
-    from tightfit.recipe.lookup import bundled_recipes
+    from tightfit.bundled import BUNDLED, bundled_recipes
 
     typer.echo("\n".join([
         "recipes", *(f"  {name}" for name in bundled_recipes()), "models, each of which is also a recipe of that name",
@@ -269,12 +267,18 @@ def recipes() -> None:
     ]))
 
 
-def _quiet_libraries() -> None:
-    """Keep what libraries log about themselves while they load off the screen; errors still show."""
-    from tightfit.backends import CHATTY
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of recipes, by which an editor completes and checks them.
 
-    for name in CHATTY:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    Example: `tightfit schema > recipe.schema.json`, and as the first line of a recipe beside it
+    `# yaml-language-server: $schema=recipe.schema.json`.
+    """
+    import json
+
+    from tightfit.recipe.json_schema import recipe_schema
+
+    typer.echo(json.dumps(recipe_schema(), indent=2))
 
 
 def main() -> None:

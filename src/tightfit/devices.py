@@ -103,6 +103,11 @@ def catalogue() -> tuple[Device, ...]:
     return tuple(map(_device, CARDS))
 
 
+def gpu_names() -> list[str]:
+    """The names of the catalogue's GPUs as they are written for `--gpu`."""
+    return [_slug(card.name) for card in CARDS]
+
+
 def find_device(name: str) -> Device:
     """The catalogue's GPU of that name: `rtx-4090`, `4090`, `a100-80gb-sxm`, or as a driver writes it, `NVIDIA
     A100-SXM4-80GB`. Raises RecipeError for an unknown name, and for one that several cards share."""
@@ -114,7 +119,7 @@ def find_device(name: str) -> Device:
         choices = ", ".join(sorted(_slug(card.name) for card in found))
         raise RecipeError(f"gpu: {name!r} is the name of {len(found)} GPUs; write one of: {choices}")
     raise RecipeError(f"gpu: {name!r} is not in the catalogue; write --gpu-memory 24GB for a card that is not there; "
-                      + nearest(_slug(" ".join(_words(name))), [_slug(card.name) for card in CARDS]))
+                      + nearest(_slug(" ".join(_words(name))), gpu_names()))
 
 
 def says_memory(text: str) -> bool:

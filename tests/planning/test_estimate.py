@@ -147,6 +147,7 @@ def test_standard_tools_count_flops_from_the_shape():
     flops = 8 * 1024 * (6 * (12 * 7_077_888 + 768 * 50_257) + 12 * 12 * 768 * 1024)
     assert tools.mfu(recipe, device, 2.0) == pytest.approx(flops / 2.0 / 1e14, rel=1e-6)
     assert tools.mfu(recipe, replace(device, flops={}), 2.0) == 0
+    assert standard_tools(TOY, module=object()).mfu(recipe, device, 2.0) == 0  # the recipe's model is not its own
     full = recipe.override(precision="tf32")
     assert tools.mfu(full, device, 2.0) == pytest.approx(flops / 2.0 / 5e13, rel=1e-6)
 

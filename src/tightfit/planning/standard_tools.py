@@ -24,6 +24,8 @@ def standard_tools(backend: Backend, calibration: Calibration | None = None, mod
     sizes: dict[tuple[str, str, str, str, int], ModelSize] = {}
 
     def model_size(recipe: Recipe) -> ModelSize:
+        if module is not None:
+            raise ModelError("model: a module of your own is not what the recipe names")
         key = (recipe.model, repr(recipe.model_overrides), recipe.task, repr(recipe.trainable), recipe.seq_len)
         if key not in sizes:
             sizes[key] = backend.model_size(recipe)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from tightfit.bundled import BUNDLED, refusal_of
+from tightfit.bundled import BUNDLED, bundled_recipes, refusal_of
 from tightfit.errors import RecipeError, UnknownRecipe, closest, nearest
 from tightfit.models import FACTORY, HUB_ID, model_facts
 from tightfit.recipe.schema import Recipe
@@ -178,9 +177,3 @@ def _shorter(name: str | None, values: dict[str, Any]) -> dict[str, int]:
         return {}
     positions = model_facts(Recipe.from_dict(values)).max_positions
     return {"seq_len": positions} if positions and positions < Recipe.model_fields["seq_len"].default else {}
-
-
-def bundled_recipes() -> dict[str, Any]:
-    """The bundled recipes' files by name, sorted."""
-    files = (resources.files("tightfit") / "recipes").iterdir()
-    return {Path(file.name).stem: file for file in sorted(files, key=lambda f: f.name) if file.name.endswith(".yaml")}

@@ -177,7 +177,8 @@ class Recipe(BaseModel):
     recover: bool = True
     """Go on where the device's memory was too small for a step: with half the micro-batch, then with what else takes
     less memory and changes results by rounding alone."""
-    report_to: Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)] = ()
+    report_to: Annotated[tuple[str, ...], BeforeValidator(
+        lambda v: (v,) if isinstance(v, str) else v, json_schema_input_type=tuple[str, ...] | str)] = ()
     """Where metrics also go: tensorboard, wandb, and others that Accelerate knows."""
     profile_step: Positive | None = None
     """Profile this step, or a process's fourth if that is later, for `tightfit report`: not in the run's own speed."""

@@ -72,7 +72,7 @@ def apply(model: nn.Module, recipe: Recipe | dict[str, Any]) -> Applied:
     build = backend.build(recipe, backend.device(recipe), model)
     if build.calls_blocks:
         raise Refused("accumulation, update, offload: what works block by block needs tightfit's own step; write "
-                      "accumulation=loop update=after-backward offload=none, or call tightfit.train")
+                      "accumulation=loop update=after-backward offload=none, or train with tightfit.Trainer")
     assert recipe.precision != "auto"
     assert recipe.micro_batch_size != "auto"
     accumulation = math.ceil(recipe.batch_size / recipe.micro_batch_size)

@@ -81,7 +81,7 @@ def training_arguments(recipe: Recipe) -> Arguments:
     if unsaid := [technique for technique in techniques if technique.hf_arguments(on_cpu) is None]:
         named = ", ".join(f"{technique.slot}={technique.name}" for technique in unsaid)
         raise RecipeError(f"{named}: TrainingArguments cannot say it as the recipe does; write another, call "
-                          "tightfit.train, or keep your own loop with tightfit.apply(model, recipe)")
+                          "tightfit.Trainer, or keep your own loop with tightfit.apply(model, recipe)")
     micro = recipe.micro_batch_size
     assert micro != "auto"
     if recipe.batch_size % micro:
