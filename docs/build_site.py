@@ -41,10 +41,10 @@ def files() -> set[Path]:
 
 
 def main() -> int:
-    """Copy the pages and build the site. Returns the exit status."""
+    """Copy the pages and build the site, where the library for it is installed. Returns the exit status."""
     if find_spec("zensical") is None:
-        print("the site is not built, for the library zensical is not installed; run: pip install '.[docs]'")
-        return 1
+        print("the site is not built, for the library zensical is not installed; run: pip install '.[site]'")
+        return 0
     shutil.rmtree(SOURCE, ignore_errors=True)
     for file in files():
         copy = SOURCE / file.relative_to(ROOT)

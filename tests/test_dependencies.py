@@ -20,7 +20,7 @@ ROOT = SOURCE.parent
 CONTENT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PROJECT = CONTENT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-FOR_USERS = EXTRAS.keys() - {"dev", "docs"}
+FOR_USERS = EXTRAS.keys() - {"dev", "docs", "site"}
 MODULES = {
     "PIL": "pillow", "flash_attn": "flash-attn", "jax_plugins": "jax-cuda12-plugin", "liger_kernel": "liger-kernel",
     "optimi": "torch-optimi", "pynvml": "nvidia-ml-py", "yaml": "pyyaml",
