@@ -119,10 +119,7 @@ def hidden_from(card: Card) -> int:
 
 EXTREMES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("rtx-4060-ti-8gb", "128GB", {"model": MODEL, "optimizer": OPTIMIZER}),
-    ("h200", "128GB", {
-        "model": "qwen2.5-7b", "optimizer": "adamw-8bit",  # widened to the 32B of its family
-        "model_overrides": {"hidden_size": 5120, "intermediate_size": 27648, "num_attention_heads": 40,
-                            "num_key_value_heads": 8, "num_hidden_layers": 64}}),
+    ("h200", "128GB", {"model": "qwen2.5-32b", "optimizer": "adamw-8bit"}),
 )
 """Card, host memory, and the model with its optimizer."""
 

@@ -134,6 +134,8 @@ BUNDLED: dict[str, Bundled] = {
         28, 12, 2, 1536, 8960, vocab_size=151936, tie_word_embeddings=True, max_position_embeddings=131072,
     ),
     "qwen2.5-7b": _qwen2(28, 28, 4, 3584, 18944, vocab_size=152064, max_position_embeddings=131072),
+    "qwen2.5-14b": _qwen2(48, 40, 8, 5120, 13824, vocab_size=152064, max_position_embeddings=131072),
+    "qwen2.5-32b": _qwen2(64, 40, 8, 5120, 27648, vocab_size=152064, max_position_embeddings=131072),
     "qwen3-0.6b": _qwen3(28, 16, 1024, 3072, tied=True),
     "qwen3-1.7b": _qwen3(28, 16, 2048, 6144, tied=True),
     "qwen3-4b": _qwen3(36, 32, 2560, 9728, tied=True),

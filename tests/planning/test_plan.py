@@ -9,7 +9,7 @@ import pytest
 
 from tests.planning.toy import Toy
 from tests.planning.toy import replay as toy_replay
-from tightfit.devices import MIB, Device
+from tightfit.devices import GIB, MIB, Device
 from tightfit.errors import Refused
 from tightfit.planning.estimate import Margin, estimate
 from tightfit.planning.search.explain import misses
@@ -175,6 +175,15 @@ def test_what_is_needed_is_what_there_is_and_what_is_missing():
     assert freed.needed == memory.used - 50 * MIB
     assert f"needs {size(freed.needed)} at the peak ({size(memory.used)} with cached memory" in misses("it", freed)
     assert replace(memory, missing=0).needed == memory.used
+
+
+def test_what_the_host_lacks_is_told_as_its_own():
+    memory = of(HEAVY, 10 * STATES, offload="none").candidates[0].estimate.memory
+    host = replace(memory, missing=0, host=64 * GIB, host_missing=24 * GIB)
+    assert misses("it", host) == "it does not fit: it needs 64.0 GiB of host memory, 24.0 GiB more than there are."
+    assert host.lacking == "24.0 GiB of host memory"
+    assert replace(host, missing=GIB).lacking == "1.0 GiB and 24.0 GiB of host memory"
+    assert memory.lacking == size(memory.missing)
 
 
 def test_says_why_nothing_in_half_precision_is_chosen():

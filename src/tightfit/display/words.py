@@ -173,7 +173,7 @@ def answers(plan: Plan) -> list[tuple[str, str]]:
     say("longest" if plan.largest and plan.largest.field == "seq_len" else "largest",
         plan.largest.text if plan.largest else "")
     if chosen is None:
-        nearest = f"; #1 misses {size(best.estimate.missing)}" if best is not None else ""
+        nearest = f"; #1 misses {best.estimate.memory.lacking}" if best is not None else ""
         say("choice", f"Nothing fits on {plan.device.name}{nearest}.")
     else:
         say("choice", as_written(chosen.recipe))

@@ -11,6 +11,7 @@ from tightfit.planning.allocator.replay import Fits
 from tightfit.planning.timing.copies import Copies
 from tightfit.planning.timing.exchange import Exchange
 from tightfit.planning.timing.uncertainty import Work, intervals
+from tightfit.text import size
 from tightfit.trace import UntracedMemory
 
 
@@ -55,6 +56,13 @@ class Memory:
         """Bytes of the device's memory with which it would just fit: where something is missing, less than `used` by
         the cached memory that the allocator would give back before it failed; else `used`."""
         return self.capacity + self.context + self.missing if self.missing else self.used
+
+    @property
+    def lacking(self) -> str:
+        """What is missing, in words: of the device's memory, of the host's, or of both."""
+        parts = [size(self.missing)] if self.missing or not self.host_missing else []
+        parts += [f"{size(self.host_missing)} of host memory"] if self.host_missing else []
+        return " and ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, in bytes."""

@@ -191,7 +191,7 @@ class Plan:
         answers, device = self.answers, self.device
         parts = [f"nothing fits on {device.name}, which has {size(device.memory_bytes)}"]
         if self.candidates:
-            parts.append(f"the nearest misses {size(self.candidates[0].estimate.missing)}")
+            parts.append(f"the nearest misses {self.candidates[0].estimate.memory.lacking}")
         if answers.smallest_change is not None:
             parts.append(f"write {answers.smallest_change.text} ({answers.smallest_change.why})")
         elif answers.smallest_change_text:

@@ -47,7 +47,7 @@ def test_what_is_asked_about():
     assert list(candidates(GPT2, "micro_batch_size", model_size)) == list(range(1, 9))
     models = candidates(GPT2, "model=gpt2*", model_size)
     assert [recipe.model for recipe in models.values()] == list(SIZES)
-    assert models_like("qwen2.5-*") == ["qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b"]
+    assert models_like("qwen2.5-*") == [f"qwen2.5-{size}b" for size in ("0.5", "1.5", "7", "14", "32")]
 
 
 @pytest.mark.parametrize(("asked", "says"), [

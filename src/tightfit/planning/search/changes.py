@@ -45,6 +45,9 @@ def smallest_change(exploration: Exploration) -> tuple[Change | None, str]:
     question = Question(exploration, CHANGES_TRACED)
     if recipe.mode == "inference":
         return _smaller_batch(question, least)
+    memory = least.estimate.memory
+    if memory.host_missing and not memory.missing:
+        none = f"With {size(memory.host)} of host memory it fits; with this one, no single change would make it fit"
     try:
         for changes, why in _changes(recipe, exploration.device):
             if "seq_len" in changes and least.held > usable:
@@ -166,6 +169,8 @@ def _smallest(
         return None, "The smallest GPU is not known: the limit on traces was reached."
     question, least = Question(exploration, GPUS_TRACED), min(known, key=lambda found: found.estimate.memory.used)
     fits, too_small, beyond = least.fit_rank.fits, "", 0
+    if least.estimate.memory.host_missing:
+        return None, ""  # which no GPU mends
     for gpu in sorted(catalogue, key=lambda d: (d.memory_bytes, d.name)):
         if fits and gpu.memory_bytes >= device.memory_bytes:
             break
@@ -185,8 +190,9 @@ def _smallest(
         if dear or cost.estimate.safe:
             shown = (MICRO, "checkpointing") if space.recipe.mode == "train" else ("precision", "attention")
             by = f", by this {device.name}'s trace" if dear else ""
+            used = size(min(cost.estimate.memory.used, gpu.memory_bytes))
             return gpu, (f"The smallest GPU on which the recipe as written fits is {gpu.name} "
-                         f"({size(gpu.memory_bytes)}): {size(cost.estimate.memory.used)} in use with "
+                         f"({size(gpu.memory_bytes)}): {used} in use with "
                          f"{choices_text(there, None, shown)}{by}.")
         too_small, beyond = gpu.name, max(gpu.memory_bytes, cost.estimate.memory.needed)
     if fits:

@@ -149,7 +149,7 @@ def _why_not_usual_precision(near: Evaluated, best: Evaluated) -> str:
     copies = "autocast keeps 16-bit copies of the weights beside the weights themselves" if precision.autocast else (
         "it needs more memory")
     memory, nothing = near.estimate.memory, f"Nothing fits in {precision.name}"
-    by = f"misses {size(memory.missing)}"
+    by = f"misses {memory.lacking}"
     if near.fit_rank.fits:
         nothing = f"Nothing in {precision.name} leaves the margin free"
         by = f"is {size(memory.peak_reserved - memory.capacity + memory.margin)} over it"
@@ -174,6 +174,9 @@ def faster_by(speed: float, best: float) -> float:
 
 def misses(name: str, memory: Memory) -> str:
     """By how much a combination of that name does not fit."""
+    if memory.host_missing and not memory.missing:
+        return (f"{name} does not fit: it needs {size(memory.host)} of host memory, {size(memory.host_missing)} more "
+                "than there are.")
     needed, reserved = size(memory.needed), size(memory.used)
     cached = f" ({reserved} with cached memory, which could be given back)" if reserved != needed else ""
     return (f"{name} does not fit: it needs {needed} at the peak{cached}, in the {memory.peak_in}, "
