@@ -114,6 +114,8 @@ def test_overrides_reach_into_short_forms_in_order():
     ])
     recipe = Recipe.from_dict(values)
     assert recipe.optimizer.name == "adamw-8bit"
+    named = apply_overrides({"model": "gpt2"}, ["offload.name=host", "offload.activations=1"])
+    assert named["offload"] == {"name": "host", "activations": 1}
     assert recipe.optimizer.block_size == 128
     assert recipe.compile.name == "off"
     assert (recipe.data.source, recipe.data.samples) == ("dummy", 8)

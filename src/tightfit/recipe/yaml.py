@@ -254,6 +254,8 @@ def _as_mapping(field: str, value: Any, text: str, knob: str) -> dict[str, Any]:
     if field in SHORT_FIELDS:
         return {} if value is None else {SHORT_FIELDS[field]: value}
     if field in VARIANTS and VARIANTS[field][0].name != field:
+        if knob == "name":
+            return {}
         if value in (None, "auto"):
             able = [variant for variant in VARIANTS[field] if knob in getattr(variant, "__pydantic_fields__", {})]
             name = (able or VARIANTS[field])[0].name

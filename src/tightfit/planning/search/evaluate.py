@@ -116,7 +116,7 @@ class InProcess:
         if device.capability != self._capability:
             self._traces.clear()  # traces are large
             self._capability = device.capability
-        key = without_allocator_setting(recipe).model_dump_json()
+        key = repr(without_allocator_setting(recipe))
         if key not in self._traces:
             self._traces[key] = self.tools.predict(recipe, device)
         elif self.tools.untraced is not None:

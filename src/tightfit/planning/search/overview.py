@@ -97,10 +97,10 @@ def overview(recipe: Recipe, devices: Iterable[Device], pool: Pool, progress: Pr
         for name, recipes in ways.items():
             if attempt < len(recipes):
                 left = [device for device in ordered if _may_still_fit(found.get((name, device.name)), device)]
-                tried = {each.recipe.model_dump_json() for each in found.values() if isinstance(each, CardEstimate)}
+                tried = {repr(each.recipe) for each in found.values() if isinstance(each, CardEstimate)}
                 jobs += [(name, resolved, group)
                          for resolved, group in _jobs(recipe, recipes[attempt], left, partial(_refuse, found, name))
-                         if resolved.model_dump_json() not in tried]
+                         if repr(resolved) not in tried]
         report = progress and partial(_report, progress, done, [f"{name} on {each[0].name}" for name, _, each in jobs])
         outcomes = pool.each(estimate_on_cards, [job[1:] for job in jobs], report)
         done += len(jobs)
@@ -161,7 +161,7 @@ def _jobs(
                 resolved = resolved.model_copy(update={"expandable_segments": True})
             reasons = resolved.refusals(device)
             if not reasons:
-                key = (resolved.model_dump_json(), device.at_least(8))
+                key = (repr(resolved), device.at_least(8))
                 groups.setdefault(key, (resolved, []))[1].append(device)
                 break
         if reasons:

@@ -55,7 +55,7 @@ class Pool:
         ready = [worker for worker in self._workers if worker.ready()]
         places: list[Worker | None] = []
         for recipe, device in jobs:
-            key = f"{device.capability} {without_allocator_setting(recipe).model_dump_json()}"
+            key = f"{device.capability} {without_allocator_setting(recipe)!r}"
             free = [place for place in (None, *ready) if place not in places]
             place = self._homes.setdefault(key, free[0] if free else None)
             place = place if place in ready else None
