@@ -42,7 +42,7 @@ def test_other_processes_give_the_same_figures_and_errors(recipes, monkeypatch):
                 break
             time.sleep(0.1)
         assert worker.ready()
-        refused = recipes[0].model_copy(update={"attention": Recipe(attention="flash-attn").attention})
+        refused = recipes[0].model_copy(update={"checkpointing": Recipe(checkpointing="memory-budget").checkpointing})
         both = evaluator([(recipes[1], GPU), (recipes[2], GPU)])
         other = evaluator([(recipes[0], GPU), (refused, GPU)])[1]
         worker.end()
