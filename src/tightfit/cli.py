@@ -87,6 +87,7 @@ def plan(
         metavar="FILE.json", help="Hugging Face TrainingArguments, as `to_json_string` writes them.")] = None,
     html: Annotated[Path | None, typer.Option(
         metavar="FILE", help="Also draw the plan of one GPU as a page that opens offline.")] = None,
+    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the chosen recipe, for `train`.")] = None,
     longest: Annotated[str | None, typer.Option(
         metavar="seq_len", help="The longest sequences that fit, and the plan of these.")] = None,
     largest: Annotated[str | None, typer.Option(
@@ -103,7 +104,7 @@ def plan(
 
     run_plan(recipe, overrides or [], gpus=gpu or [], gpu_memory=gpu_memory, host_memory=host_memory, count=gpus,
              nodes=nodes, network=network, as_json=as_json, prices=price or [], tokens=tokens,
-             training_arguments=training_args, longest=longest, largest=largest, html=html, top=top,
+             training_arguments=training_args, longest=longest, largest=largest, html=html, save=save, top=top,
              use_cache=not no_cache)
 
 

@@ -127,10 +127,23 @@ def test_a_plan_is_drawn_as_a_page(recipe, run, monkeypatch, tmp_path):
     assert "The fastest that fits." in out
     assert err == f"page: {tmp_path / 'plan.html'}\n"
     assert "The fastest that fits." in (tmp_path / "plan.html").read_text()
-    status, _, err = run(*words, tmp_path / "gone" / "plan.html")
+    for option in ("--html", "--save"):
+        status, _, err = run(*words[:-1], option, tmp_path / "gone" / "plan")
+        assert status == 2
+        assert f"{option[2:]}: " in err
+        assert "cannot be written" in err
+
+
+def test_the_choice_is_saved_as_a_recipe(recipe, run, monkeypatch, tmp_path):
+    plans = iter([fitting(), nothing_fits()])
+    monkeypatch.setattr(plan_command, "plan_on", lambda *_, **__: ReadablePlan.of(next(plans)))
+    words, path = ("plan", recipe, "--gpu", "l4", "--save"), tmp_path / "mine.yaml"
+    status, _, err = run(*words, path)
+    assert (status, err) == (0, f"recipe: {path}\n")
+    assert load_recipe(str(path)) == fitting().recipe
+    status, _, _ = run(*words, tmp_path / "none.yaml", "--no-cache")
     assert status == 2
-    assert "html: " in err
-    assert "cannot be written" in err
+    assert not (tmp_path / "none.yaml").exists()
 
 
 def test_training_arguments_are_planned_as_they_are(tmp_path, run):
@@ -167,6 +180,7 @@ def test_training_arguments_stand_between_the_recipe_and_the_overrides(tmp_path)
     (["--gpu", "l4", "--tokens", "many"], ["tokens: 'many'", "500M"]),
     (["--gpu", "l4", "--longest", "seq_len", "--largest", "micro_batch_size"], ["two questions"]),
     (["--gpu", "all", "--html", "a.html"], ["html: a.html", "--gpu with its name"]),
+    (["--gpu", "all", "--save", "a.yaml"], ["save: a.yaml", "--gpu with its name"]),
     (["--gpu", "all", "--longest", "seq_len"], ["asked of one GPU"]),
     (["--gpu", "2xl4", "--longest", "seq_len"], ["asked of one device"]),
     (["--gpu", "l4", "--largest", "model=qwen9-*"], ["model=qwen9-*", "no bundled model"]),

@@ -15,7 +15,7 @@ from tightfit.recipe import Recipe
 from tightfit.trace import Allocation, Category, Place, Span, Trace, UntracedMemory
 
 TOY = Toy.drawn(3)
-NOTHING = Margin(share=0.0, fixed=0)
+NOTHING = Margin(share=0.0, fixed=0, host=0.0)
 
 
 def gpu(memory_bytes):
@@ -182,6 +182,10 @@ def test_a_host_that_is_too_small_is_the_reason():
         found = fit(offloading(), replace(gpu(64 * MIB), host_bytes=have), standard_tools(TOY), NOTHING)
         assert (found.fits, found.memory.host_missing, found.memory.missing) == (fits, missing, 0)
         assert len(found.notes) == missing
+    spared = fit(offloading(), replace(gpu(64 * MIB), host_bytes=2 * need), standard_tools(TOY), Margin(host=0.75))
+    assert spared.memory.host_missing == need - need // 2
+    assert spared.memory.host_needed == pytest.approx(4 * need)
+    assert "with its margin free" in spared.notes[0]
     nothing = fit(small(), replace(gpu(64 * MIB), host_bytes=1), standard_tools(TOY), NOTHING)
     assert nothing.fits == "yes"  # what loading takes is a matter of the run
 

@@ -39,6 +39,14 @@ def test_the_half_precision_is_the_devices_own(device: Device, half: list[str]) 
     assert changes(Recipe(precision="fp32"), device) == [f"precision={name}" for name in half]
 
 
+def test_blocks_in_host_memory_are_followed_by_the_rest() -> None:
+    more = [saving.text for saving in savings(Recipe(offload="host"), AMPERE)]
+    assert more == ["offload.activations=1", "offload.activations=1 offload.embeddings=true"]
+    states = Recipe.from_dict({"offload": {"name": "host", "weights": 0, "gradients": 0}})
+    assert [str(saving) for saving in savings(states, AMPERE)] == [
+        "offload.activations=1 (what blocks keep for the backward pass waits in host memory as well)"]
+
+
 def test_states_are_told_by_their_bytes() -> None:
     (saving,) = savings(Recipe(optimizer="adamw-anyprecision"), AMPERE)
     assert str(saving) == ("optimizer=adamw-8bit (2 bytes of states a parameter instead of 4; changes numerics)")

@@ -57,7 +57,7 @@ def test_host_memory_is_weighed_against_what_is_free_and_what_there_is(monkeypat
     (said,) = checked(monkeypatch, recipe, needed, needed - 1)
     assert said.startswith("warning: ")
     assert "of host memory are predicted to be needed for what" in said
-    with pytest.raises(Refused, match=r"^host memory: .* are needed for what is offloaded .*, and this machine .*\. "
+    with pytest.raises(Refused, match=r"^host memory: .* are needed for what is offloaded .*, and the machine .*\. "
                        r"Write offload\.activations=0 \(the rest stays on the GPU\); or "):
         checked(monkeypatch, recipe, needed - 1, needed - 1)
 
@@ -95,5 +95,5 @@ def test_what_fits_by_far_is_not_predicted(monkeypatch):
 def test_a_run_looks_before_it_begins(monkeypatch):
     monkeypatch.setattr(host_check, "host_memory", lambda: HostMemory(total=1 << 20, available=1 << 20))
     session = Session(recipe=recipe_of(), device=A10, backend=load_backend("pytorch"))
-    with pytest.raises(Refused, match=r"^host memory: .* this machine has 1\.0 MiB"):
+    with pytest.raises(Refused, match=r"^host memory: .* the machine has 1\.0 MiB"):
         session.check_memory(print)

@@ -18,6 +18,7 @@ from tightfit.display.gpu_tables import show_comparison, show_overview
 from tightfit.display.plan_table import ReadablePlan, show_plan
 from tightfit.display.progress import SearchProgress
 from tightfit.errors import RecipeError, Refused, ReportError
+from tightfit.files import write_atomically
 from tightfit.planner import asks_for_overview, compare, overview, plan_on
 from tightfit.planning.cluster import Cluster, read_cluster
 from tightfit.planning.plan_cache import cache_key, cached, is_cached, machine_fingerprint
@@ -27,6 +28,7 @@ from tightfit.planning.search.overview import Overview
 from tightfit.planning.whole_run import parse_price, parse_tokens
 from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import load_recipe, name_and_overrides
+from tightfit.recipe.yaml import to_yaml
 
 EVERY_GPU = "all"
 Answer = TypeVar("Answer", ReadablePlan, Comparison, Overview)
@@ -37,7 +39,7 @@ def run_plan(
     host_memory: str | None = None, count: int | None = None, nodes: int | None = None, network: str | None = None,
     as_json: bool = False, prices: Sequence[str] = (), tokens: str | None = None,
     training_arguments: Path | None = None, longest: str | None = None, largest: str | None = None,
-    html: Path | None = None, top: int | None = None, use_cache: bool = True,
+    html: Path | None = None, save: Path | None = None, top: int | None = None, use_cache: bool = True,
 ) -> None:  # fmt: skip
     """Print a plan, or a comparison of all GPUs; a progress bar goes to standard error.
 
@@ -45,7 +47,7 @@ def run_plan(
     `nodes` and `network` of `planner.plan`. tokens: of a whole run, such as `1B`. top: candidates, or GPUs, to show.
     use_cache: whether an earlier answer to the same question serves.
     longest, largest: what is to be as large as fits, `seq_len`, and `micro_batch_size` or `model=PATTERN`.
-    html: where the plan is drawn as a page.
+    html: where the plan is drawn as a page. save: where the chosen recipe is written, as YAML.
     Raises TightfitError for bad input, and Refused after printing where nothing fits.
     """
     if top is not None and top < 1:
@@ -80,8 +82,9 @@ def run_plan(
 
     count_of_tokens = 0 if tokens is None else parse_tokens(tokens)
     if gpu == EVERY_GPU:
-        if html is not None:
-            raise RecipeError(f"html: {html} is the page of one GPU's plan; write --gpu with its name")
+        for option, path in (("html", html), ("save", save)):
+            if path is not None:
+                raise RecipeError(f"{option}: {path} is for one GPU's plan; write --gpu with its name")
         if extreme:
             raise RecipeError(f"largest: {extreme!r} is asked of one GPU; write --gpu with its name")
         for option, size in (("host-memory", host_memory), ("gpu-memory", gpu_memory)):
@@ -94,7 +97,7 @@ def run_plan(
         _show_all(shown, show_comparison, as_json, any(row.chosen is not None for row in comparison.rows))
         return
     overview_key = partial(key, ways=True)
-    named = (html, extreme, gpu, gpu_memory, host_memory, prices, tokens, training_arguments)
+    named = (html, save, extreme, gpu, gpu_memory, host_memory, prices, tokens, training_arguments)
     if not any(named) and cluster == Cluster() and (is_cached(overview_key()) or asks_for_overview(recipe_on(False))):
         found, from_cache = _cached(Overview, overview_key, partial(overview, recipe_on), "traces")
         _show_all(replace(found, cards=found.cards[:top], cached=from_cache), show_overview, as_json, found.fitting)
@@ -104,12 +107,12 @@ def run_plan(
                           "--tokens 1B with it")
     price = parse_price(prices[0].rpartition("=")[2]) if prices else None
     _plan(partial(plan_on, recipe_on, gpu, gpu_memory, host_memory, cluster=cluster, largest=extreme), count_of_tokens,
-          price, as_json, top, html, key)
+          price, as_json, top, html, save, key)
 
 
 def _plan(
     planned: Callable[..., ReadablePlan], tokens: int, price: float | None, as_json: bool, top: int | None,
-    html: Path | None, key: Callable[[], str | None],
+    html: Path | None, save: Path | None, key: Callable[[], str | None],
 ) -> None:  # fmt: skip
     plan, from_cache = _cached(ReadablePlan, key, planned, "traces")
     gpus = max(plan.device.world, 1)
@@ -120,20 +123,23 @@ def _plan(
     else:
         show_plan(plan, Console())
     if html is not None:
-        _draw(plan, html)
+        from tightfit.display.plan_page import plan_page
+
+        _write("html", html, "page", plan_page(plan))
+    if save is not None and plan.chosen is not None:
+        _write("save", save, "recipe", to_yaml(plan.recipe.to_dict()))
     if plan.chosen is None:
         shown = f"nothing fits on {plan.device.name}; what would help is said above"
         raise Refused(plan.nothing_fits() if as_json else shown)
 
 
-def _draw(plan: ReadablePlan, path: Path) -> None:
-    from tightfit.display.plan_page import write_plan_page
-
+def _write(option: str, path: Path, what: str, text: str) -> None:
     try:
-        write_plan_page(path, plan)
+        write_atomically(path, text)
     except OSError as error:
-        raise ReportError(f"html: {path} cannot be written ({error.strerror or error}); write another file") from None
-    Console(stderr=True, soft_wrap=True).print(f"page: {path}", markup=False, highlight=False)
+        raise ReportError(f"{option}: {path} cannot be written ({error.strerror or error}); write another "
+                          "file") from None
+    Console(stderr=True, soft_wrap=True).print(f"{what}: {path}", markup=False, highlight=False)
 
 
 def _cached(

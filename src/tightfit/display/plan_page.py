@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
@@ -12,7 +11,6 @@ from markupsafe import Markup
 from tightfit.devices import GIB
 from tightfit.display.memory_bar import PARTS, host_parts_of, parts_of
 from tightfit.display.words import answers, as_written, columns, copy_columns, fits, heading, marks, throughput
-from tightfit.files import write_atomically
 from tightfit.page import UNPRINTABLE, label_of, render, styled
 from tightfit.planning.costs import Memory
 from tightfit.planning.plan import Candidate, Plan
@@ -21,11 +19,6 @@ from tightfit.text import percent, seconds, size
 
 CHOSEN, FITTING, TOO_LARGE = "#d55e00", "#1fb58f", "#9a9a9a"
 SYMBOLS = {CHOSEN: "diamond", FITTING: "circle", TOO_LARGE: "x"}
-
-
-def write_plan_page(path: Path, plan: Plan) -> None:
-    """Write the page, whole or not at all. Raises OSError."""
-    write_atomically(path, plan_page(plan))
 
 
 def plan_page(plan: Plan) -> str:

@@ -29,6 +29,7 @@ class Memory:
     margin: how much of the capacity is to stay free for a plan to be called safe.
     missing: how far the capacity would have to grow; 0 where it serves.
     host_missing: the same of the host's memory, for what is offloaded to it; 0 where that is not known.
+    host_margin: how much of the host's memory is to stay free; what is left has to serve.
     host_by_category: of `host`, what is offloaded, at its own peak; empty where nothing is. The rest is not traced.
     """
 
@@ -42,6 +43,7 @@ class Memory:
     margin: int
     missing: int = 0
     host_missing: int = 0
+    host_margin: int = 0
     context_uncertainty: int = 0
     host_by_category: Mapping[str, int] = field(default_factory=dict)
 
@@ -56,6 +58,19 @@ class Memory:
         """Bytes of the device's memory with which it would just fit: where something is missing, less than `used` by
         the cached memory that the allocator would give back before it failed; else `used`."""
         return self.capacity + self.context + self.missing if self.missing else self.used
+
+    @property
+    def demand(self) -> int:
+        """Bytes of the device's memory with which it would fit, the margin free; where the host's does not serve, more
+        than the device has by what is missing there."""
+        needed = self.used + self.margin
+        return max(needed, self.capacity + self.context) + self.host_missing if self.host_missing else needed
+
+    @property
+    def host_needed(self) -> int:
+        """Bytes of a host's memory that would serve where this one's do not, as large a share of it free."""
+        there = self.host - self.host_missing + self.host_margin
+        return round(self.host / (1 - self.host_margin / there)) if there else self.host
 
     @property
     def lacking(self) -> str:

@@ -52,19 +52,22 @@ class Fit:
     def notes(self) -> list[str]:
         """The sentence that says why the host's memory does not serve."""
         missing, needed = self.memory.host_missing, self.memory.host
-        return [f"host memory: {size(needed)} are needed for what is offloaded to it and for loading, and this machine "
-                f"has {size(needed - missing)}"] if missing else []
+        return [f"host memory: {size(needed)} are needed for what is offloaded to it and for loading, and the machine "
+                f"has {size(needed - missing)} for it{', with its margin free' * (self.memory.host_margin > 0)}"
+                ] if missing else []
 
 
 @dataclass(frozen=True, kw_only=True)
 class Margin:
-    """Memory of a device that is to stay free: a share of all of it, and a fixed number of bytes.
+    """Memory that is to stay free: of a device a share of all of it and a fixed number of bytes, and a share of the
+    host's.
 
     It covers what no trace shows: the predictions' own error, other processes, a display.
     """
 
     share: float = 0.03
     fixed: int = 256 << 20
+    host: float = 0.04
 
     def of(self, device: Device) -> int:
         return round(self.share * device.memory_bytes) + self.fixed
@@ -103,7 +106,8 @@ def fit(
     fullest, kept = trace.peak(place=Place.HOST)
     host = kept + untraced(trace, "host")
     there = device.host_bytes // device.cards  # of its machine's
-    lacking = max(host - there, 0) if kept and there else 0  # what loading takes is the run's
+    host_spare = round(margin.host * there)
+    lacking = max(host - there + host_spare, 0) if kept and there else 0  # what loading takes is the run's
     if lacking:
         fits, safe = "no", False
     memory = Memory(
@@ -112,6 +116,7 @@ def fit(
         context=untraced(trace, "context"),
         host=host,
         host_missing=lacking,
+        host_margin=host_spare,
         by_category=by_category(trace, tick, allocated),
         peak_in=running_at(trace, tick),
         capacity=room,

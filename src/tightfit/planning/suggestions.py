@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tightfit.devices import Device
@@ -16,14 +16,16 @@ MOST = 3
 
 @dataclass(frozen=True)
 class Saving:
-    """One field written differently. why: what that saves or costs, in a few words."""
+    """One field written differently, for `Recipe.override`. text: as a person writes it. why: what that saves or
+    costs, in a few words."""
 
     field: str
     value: Any
+    text: str
     why: str
 
     def __str__(self) -> str:
-        return f"{self.field}={self.value} ({self.why})"
+        return f"{self.text} ({self.why})"
 
 
 def savings(recipe: Recipe, device: Device) -> Iterator[Saving]:
@@ -31,14 +33,22 @@ def savings(recipe: Recipe, device: Device) -> Iterator[Saving]:
     keeps the numbers, then what changes them."""
     micro = recipe.micro_batch_size
     if micro != "auto" and micro > 1:
-        yield Saving("micro_batch_size", micro // 2, "the same global batch, more accumulation")
-    offered = [setting for slot in SLOTS if getattr(recipe, slot) != "auto" for kind in SLOTS[slot]
+        yield Saving("micro_batch_size", micro // 2, f"micro_batch_size={micro // 2}",
+                     "the same global batch, more accumulation")
+    pinned = [setting for slot in SLOTS if (setting := getattr(recipe, slot)) != "auto"]
+    for setting in pinned:
+        for knobs, why in setting.thriftier_knobs:
+            changed = recipe.override(**{setting.slot: replace(setting, **knobs)})
+            text = " ".join(f"{setting.slot}.{knob}={str(value).lower()}" for knob, value in knobs.items())
+            if not changed.refusals(device):
+                yield Saving(setting.slot, changed.to_dict()[setting.slot], text, why)
+    offered = [setting for chosen in pinned for kind in SLOTS[chosen.slot]
                for setting in kind.search_settings(recipe, device)[:1] if setting.saving(recipe)]
     for setting in sorted(offered, key=lambda s: (s.numerics_change, s.changes_states, s.slowdown(device))):
         changed = recipe.override(**{setting.slot: setting.name})
         if changed != recipe and not changed.refusals(device):
             changes = "; changes numerics" * (setting.numerics_change > 0)
-            yield Saving(setting.slot, setting.name, setting.saving(recipe) + changes)
+            yield Saving(setting.slot, setting.name, f"{setting.slot}={setting.name}", setting.saving(recipe) + changes)
 
 
 def memory_suggestions(recipe: Recipe, device: Device) -> list[str]:

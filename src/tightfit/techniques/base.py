@@ -84,6 +84,11 @@ class Technique:
     startup_seconds: ClassVar[float] = 0.0
     """Seconds before the first step, such as a compiler's."""
 
+    @property
+    def thriftier_knobs(self) -> list[tuple[dict[str, Any], str]]:
+        """Its knobs with other values that use less memory, and what that saves, in words; each more than before."""
+        return []
+
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         """Reasons, as sentences, why this technique cannot serve `recipe` on `device`; empty if it can."""
         return []

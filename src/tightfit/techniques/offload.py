@@ -137,6 +137,16 @@ class Host(Offload):
         settings = [cls(weights=0, gradients=0)] if device.kind == "cuda" else []
         return settings if recipe.backend.name in cls.auto_on else []
 
+    @property
+    def thriftier_knobs(self) -> list[tuple[dict[str, Any], str]]:
+        shares, more = self.shares, []
+        if shares.activations < 1:
+            more.append(({"activations": 1}, "what blocks keep for the backward pass waits in host memory as well"))
+        if shares.weights == 1 and not shares.embeddings:
+            kept = more[0][0] if more else {}
+            more.append(({**kept, "embeddings": True}, "embedding and head wait in host memory as well"))
+        return more
+
     def bytes_per_parameter(self, recipe: Recipe) -> float:
         held = 0.0 if recipe.precision == "auto" else recipe.precision.weight_bytes
         states = 0.0 if recipe.optimizer == "auto" else recipe.optimizer.bytes_per_parameter(recipe)

@@ -49,7 +49,7 @@ def _weigh(recipe: Recipe, device: Device, backend: Backend, free: int, log: Cal
     from tightfit.trace import Place, Trace
 
     def fit_of(trace: Trace) -> Fit:
-        return fit(trace, device, standard_tools(backend), Margin())
+        return fit(trace, device, standard_tools(backend), Margin(host=0))
 
     trace = backend.predict(recipe, device)
     found = fit_of(trace)

@@ -10,11 +10,12 @@ import pytest
 from tests.display.plans import CARD, GIB, candidate, estimate, streamed
 from tests.planning.search.declared import Declared
 from tightfit.backends.measured import ModelSize
+from tightfit.planning.costs import FitRank
 from tightfit.planning.defaults import resolve
 from tightfit.planning.plan import Answers, Plan
 from tightfit.planning.search.comparisons import usual_precision
 from tightfit.planning.search.evaluate import Evaluated
-from tightfit.planning.search.offloading import KINDS, experts_stay, with_shares
+from tightfit.planning.search.offloading import KINDS, better, experts_stay, marked, with_shares
 from tightfit.planning.search.search import search
 from tightfit.planning.search.space import Space
 from tightfit.recipe import Recipe
@@ -116,7 +117,39 @@ def test_blocks_wait_where_nothing_fits_and_where_that_is_faster():
     assert saves.chosen.recipe.offloaded.keeps_weights
     assert any(c.recipe.offload.name != "none" and not c.recipe.offloaded.keeps_weights for c in saves.candidates)
     assert not any("nothing fits" in note for note in saves.notes)
+    assert not any(candidate.changes_numerics for candidate in nothing_fits.candidates)
     assert fits.chosen.recipe.offload.name == "none"
+
+
+def test_room_decides_between_plans_that_are_as_fast():
+    tight, roomy, faster, none = (
+        Plan(device=CARD, asked=Recipe(), candidates=(), answers=Answers(),
+             chosen=samples and SimpleNamespace(estimate=SimpleNamespace(
+                 fit_rank=rank, time=SimpleNamespace(samples_per_second=samples))))
+        for samples, rank in ((100, FitRank.AFTER_RETRIES), (97, FitRank.SAFE), (106, FitRank.SAFE), (None, None)))
+
+    assert better(tight, roomy) is roomy
+    assert better(roomy, tight) is roomy
+    assert better(tight, faster) is faster
+    assert better(roomy, faster) is faster
+    assert better(none, tight) is better(tight, none) is tight
+
+
+def test_numerics_that_a_streamed_plan_picks_are_marked():
+    states, one = Recipe.from_dict({**FIELDS, "optimizer": "adamw-8bit", "precision": "bf16"}), candidate(estimate())
+    found = marked(replace(one, recipe=states), Recipe.from_dict(FIELDS))
+
+    assert found.changes_numerics == ("optimizer=adamw-8bit",)
+    assert marked(found, states).changes_numerics == ()
+
+
+def test_a_recipe_that_streams_is_planned_by_few_traces_and_else_told_what_would_help():
+    fits, too_large = (chosen(2e9, 14, host_gib=gib, offload="host", micro_batch_size=1) for gib in (64, 30))
+
+    assert fits.chosen.recipe.checkpointing.name == "every-block"
+    assert not any("nothing fits" in note for note in fits.notes)
+    assert too_large.chosen is None
+    assert too_large.answers.smallest_change_text.startswith("The smallest that makes it fit: optimizer=adamw-8bit")
 
 
 def test_traces_are_counted_on_from_one_search_to_the_next():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import replace
 
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
@@ -16,9 +16,9 @@ from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.exploration import CLOCK_ERROR, MICRO, Exploration
 from tightfit.planning.search.question import Question
-from tightfit.planning.search.space import Choice, Space, micro_batch_sizes, trace_cost
+from tightfit.planning.search.space import ALLOCATOR, Choice, Space, micro_batch_sizes, trace_cost
 from tightfit.planning.search.wording import changing, choices_text
-from tightfit.planning.suggestions import savings
+from tightfit.planning.suggestions import Saving, savings
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.techniques import SLOTS
@@ -28,6 +28,8 @@ CHANGES_TRACED = 12
 """Recipes traced at most for an answer."""
 GPUS_TRACED = 3
 """GPUs that traces are made for, at most."""
+SHORTEST = 128
+"""Tokens of the shortest sequences that are proposed."""
 FEW_OPEN = 2
 """Open fields up to which a recipe counts as pinned: Hugging Face's arguments say nothing of two."""
 
@@ -40,19 +42,18 @@ def smallest_change(exploration: Exploration) -> tuple[Change | None, str]:
     so, and which changes would help together.
     """
     recipe, none = exploration.space.recipe, "No single change would make it fit"
-    least = min(exploration.found.values(), key=lambda found: found.estimate.missing)
+    least = min(exploration.found.values(), key=lambda found: found.estimate.memory.demand)
+    tightest = exploration.space.values[ALLOCATOR][-1]
+    least = replace(least, recipe=least.recipe.model_copy(update={ALLOCATOR: tightest}))
     usable = exploration.usable_bytes(with_margin=True)
     question = Question(exploration, CHANGES_TRACED)
     if recipe.mode == "inference":
         return _smaller_batch(question, least)
     memory = least.estimate.memory
     if memory.host_missing and not memory.missing:
-        none = f"With {size(memory.host)} of host memory it fits; with this one, no single change would make it fit"
+        none = f"With {size(memory.host_needed)} of host memory it fits; with this one, no single change would help"
     try:
-        for changes, why in _changes(recipe, exploration.device):
-            if "seq_len" in changes and least.held > usable:
-                break  # no shorter sequence changes what weights, gradients and states take
-            found = _with(question, least, changes, why)
+        for found in _changes(question, least, usable):
             if found is not None:
                 return found, f"The smallest that makes it fit: {found.text} ({found.why})."
         together = _together(question, least)
@@ -66,26 +67,30 @@ def smallest_change(exploration: Exploration) -> tuple[Change | None, str]:
     return None, f"{none}."
 
 
-def _changes(recipe: Recipe, device: Device) -> Iterator[tuple[dict[str, Any], str]]:
-    """Changes of what is pinned, the smallest first, then a shorter sequence."""
-    for saving in savings(recipe, device):
-        yield {saving.field: saving.value}, saving.why
-    shorter = recipe.seq_len // 2 if TASKS[recipe.task].reads == "tokens" else 0
-    while shorter >= 128:
-        yield {"seq_len": shorter}, "shorter sequences"
-        shorter //= 2
+def _changes(question: Question, least: Evaluated, usable: int) -> Iterator[Change | None]:
+    """Changes of what is pinned, the smallest first, then a shorter sequence; None for what does not help."""
+    recipe, memory = question.exploration.space.recipe, least.estimate.memory
+    for saving in savings(recipe, question.exploration.device):
+        yield _with(question, least, saving)
+    fixed = least.held > usable or memory.host_missing > memory.host_by_category.get("activations", 0)
+    if fixed or TASKS[recipe.task].reads != "tokens":
+        return  # no shorter sequence changes what weights, gradients and states take
+    halves = [recipe.seq_len >> times for times in range(recipe.seq_len.bit_length(), 0, -1)]
+    found = question.largest(least.recipe, [length for length in halves if length >= SHORTEST], ("seq_len",))
+    if found is not None:
+        yield Change(text=f"seq_len={found.recipe.seq_len}", why="shorter sequences", estimate=found.estimate)
 
 
-def _with(question: Question, least: Evaluated, changes: dict[str, Any], why: str) -> Change | None:
+def _with(question: Question, least: Evaluated, saving: Saving) -> Change | None:
     """The change, if the thriftiest recipe fits with it; of the micro-batch the largest that does."""
     space, device, micro = question.exploration.space, question.exploration.device, _micro(least)
-    if MICRO in changes:
+    text, changes = saving.text, {saving.field: saving.value}
+    if saving.field == MICRO:
         sizes = [size for size in micro_batch_sizes(space.recipe.batch_size) if size < micro]
         found = question.largest(least.recipe, sizes)
         text = "" if found is None else f"{MICRO}={found.recipe.micro_batch_size}"
     else:
         changed = least.recipe.override(**changes)
-        text = " ".join(f"{field}={value}" for field, value in changes.items())
         if changed == least.recipe:
             return None
         if changed.refusals(device):  # what a change needs of an open field, the search finds
@@ -97,9 +102,9 @@ def _with(question: Question, least: Evaluated, changes: dict[str, Any], why: st
         found = question.cost(changed, f"whether {text} would do")
     if found is None or not found.estimate.safe:
         return None
-    numerics = [change for change in space.numerics(found.recipe) if change.partition("=")[0] not in changes]
+    numerics = [change for change in space.numerics(found.recipe) if change.partition("=")[0] != saving.field]
     also = f"; with {' and '.join(numerics)}, which changes numerics" if numerics else ""
-    return Change(text=text, why=why + also, estimate=found.estimate)
+    return Change(text=text, why=saving.why + also, estimate=found.estimate)
 
 
 def _together(question: Question, least: Evaluated) -> str:
@@ -144,15 +149,15 @@ def smallest_gpu(
         return None, "", ""
     mildest = exploration.levels[0]
     gpu, text = _smallest(exploration, catalogue, margin, [c for c in space.choices if space.level(c) == mildest])
-    best, _ = exploration.best() or min(found, key=lambda pair: found[pair].estimate.missing)
+    best, _ = exploration.best() or min(found, key=lambda pair: found[pair].estimate.memory.demand)
     changed = space.numerics(space.recipe_for(best, 1))
     if not changed:
         return gpu, text, ""
     level, states = space.level(best), space.states(best)
     alike = [choice for choice in space.choices if space.level(choice) == level and space.states(choice) == states]
     _, other = _smallest(exploration, catalogue, margin, alike)
-    return gpu, text, (f"With {' and '.join(changed)}, which {changing(changed).split()[-1]} numerics: "
-                       f"{other[0].lower()}{other[1:]}")
+    return gpu, text, other and (f"With {' and '.join(changed)}, which {changing(changed).split()[-1]} numerics: "
+                                 f"{other[0].lower()}{other[1:]}")
 
 
 def _smallest(

@@ -64,9 +64,9 @@ def too_large(exploration: Exploration) -> list[Evaluated]:
     large: dict[Choice, Evaluated] = {}
     if best is None:
         for (choice, _), found in exploration.found.items():
-            if choice not in large or found.estimate.missing < large[choice].estimate.missing:
+            if choice not in large or found.estimate.memory.demand < large[choice].estimate.memory.demand:
                 large[choice] = found
-        return sorted(large.values(), key=lambda found: found.estimate.missing)[:SHOWN]
+        return sorted(large.values(), key=lambda found: found.estimate.memory.demand)[:SHOWN]
     near = nearest_in_usual_precision(exploration, best)
     pairs = dict.fromkeys([*exploration.compared, *([near] if near else [])])
     shown = [exploration.found[pair] for pair in pairs if pair in exploration.found]

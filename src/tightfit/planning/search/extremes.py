@@ -74,9 +74,8 @@ def find_largest(
         if isinstance(outcome, TightfitError):
             failures.append(outcome)
             return float("inf")
-        found[value], memory = outcome, outcome.estimate.memory
-        needed = memory.used + memory.margin
-        return max(needed, device.memory_bytes) + memory.host_missing if memory.host_missing else needed
+        found[value] = outcome
+        return outcome.estimate.memory.demand
 
     sizes = list(recipes)
     best = largest_that_fits(sizes, needs, device.memory_bytes)

@@ -9,7 +9,8 @@ from typing import Any
 
 from tightfit.backends.measured import ModelSize
 from tightfit.devices import Device
-from tightfit.planning.plan import Plan
+from tightfit.planning.costs import FitRank
+from tightfit.planning.plan import Candidate, Plan
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.exploration import CLOCK_ERROR, MICRO, Exploration, Pair
 from tightfit.planning.search.space import micro_batch_sizes
@@ -84,19 +85,23 @@ def plan_streamed(
     """
     chosen = resident.chosen.recipe if resident is not None and resident.chosen is not None else None
     short = chosen is None or (chosen.offloaded.uses_host and _recomputes(chosen))
-    first = _first_that_fits(recipe, device, plan_of) if short and recipe.offload == "auto" else None
+    first = _first_that_fits(recipe, device, plan_of) if short else None
     if first is None or first.chosen is None:
         return None
-    best, at = first, first.chosen.recipe.override(offload=first.asked.to_dict()[OFFLOAD])
+    best, at = first, first.chosen.recipe.override(offload=first.asked.to_dict()[OFFLOAD])  # its shares open again
     for changes in REFINED:
         changed = at.override(**{field: value for field, value in changes.items() if getattr(recipe, field) == "auto"})
         if changed != at and not changed.refusals(device):
-            best = max(best, plan_of(changed), key=_speed)
+            best = better(best, plan_of(changed))
+    best = replace(best, asked=recipe, candidates=tuple(marked(found, recipe) for found in best.candidates))
+    best = replace(best, chosen=best.candidates[0])
     if resident is None:
-        return replace(best, asked=recipe, notes=(nothing_resident(best.recipe), *best.notes))
+        noted = [nothing_resident(best.recipe)] if recipe.offload == "auto" else []
+        return replace(best, notes=(*noted, *best.notes))
+    if better(resident, best) is resident:
+        return None
     beside = (*best.candidates, *(found for found in resident.candidates if found.estimate.fits != "no"))
-    faster = _speed(best) > (1 + CLOCK_ERROR) * _speed(resident)
-    return replace(best, asked=recipe, candidates=beside, notes=(*best.notes, *resident.notes)) if faster else None
+    return replace(best, candidates=beside, notes=(*best.notes, *resident.notes))
 
 
 def _first_that_fits(recipe: Recipe, device: Device, plan_of: Callable[[Recipe], Plan]) -> Plan | None:
@@ -106,10 +111,12 @@ def _first_that_fits(recipe: Recipe, device: Device, plan_of: Callable[[Recipe],
     usual = {slot: default_for_slot(recipe, device, slot) for slot in NUMERICS if getattr(recipe, slot) == "auto"}
     sizes = micro_batch_sizes(recipe.batch_size) if recipe.micro_batch_size == "auto" else [recipe.micro_batch_size]
     sizes = [size for size in sizes if size * recipe.seq_len <= MOST_TOKENS] or sizes[:1]
+    offloads = [OFFLOADED, {**OFFLOADED, "embeddings": True}] if recipe.offload == "auto" else [recipe.offload]
+    tries = [*((size, offloads[0]) for size in reversed(sizes)), *((sizes[0], other) for other in offloads[1:])]
     for numerics in (usual, {}) if usual else ({},):
+        first: Plan | None = None
         most = math.inf
-        for size, embeddings in [*((size, False) for size in reversed(sizes)), (sizes[0], True)]:
-            offload = {**OFFLOADED, "embeddings": embeddings}
+        for size, offload in tries:
             pinned = recipe.override(**{**changes, OFFLOAD: offload, MICRO: size}).model_copy(update=numerics)
             if pinned.mode != "train":
                 return None
@@ -118,13 +125,27 @@ def _first_that_fits(recipe: Recipe, device: Device, plan_of: Callable[[Recipe],
             if size > most:
                 continue
             found = plan_of(pinned)
+            if first is not None:
+                return better(first, found)
             if found.chosen is not None:
-                return found
+                if found.chosen.estimate.fit_rank is FitRank.SAFE:
+                    return found
+                first, most = found, size / 2  # a smaller micro-batch may leave room
+                continue
             memory = found.candidates[0].estimate.memory
             if memory.host_missing > memory.host_by_category.get("activations", 0):
                 break  # which no smaller micro-batch mends
             most = max(size * min(memory.capacity / max(memory.peak_reserved, 1), 1.0), sizes[0])
+        if first is not None:
+            return first
     return None
+
+
+def streams_as_asked(recipe: Recipe) -> bool:
+    """Whether a recipe as written keeps blocks in host memory, whose traces are long, and leaves open what decides how
+    much of them is kept on the device."""
+    offload = recipe.offload
+    return offload != "auto" and offload.shares.needs_by_block and recipe.checkpointing == "auto"
 
 
 def _recomputes(recipe: Recipe) -> bool:
@@ -132,8 +153,21 @@ def _recomputes(recipe: Recipe) -> bool:
     return recipe.checkpointing != "auto" and recipe.checkpointing.recomputes
 
 
-def _speed(plan: Plan) -> float:
-    return plan.chosen.estimate.time.samples_per_second if plan.chosen is not None else 0.0
+def better(plan: Plan, other: Plan) -> Plan:
+    """The other one where it is faster by more than the clock's error, or as fast and leaves more room; else the plan.
+    One without a choice is never better."""
+    if plan.chosen is None or other.chosen is None:
+        return plan if other.chosen is None else other
+    before, after = (found.chosen.estimate.time.samples_per_second for found in (plan, other) if found.chosen)
+    roomier = other.chosen.estimate.fit_rank < plan.chosen.estimate.fit_rank
+    return other if after > before * (1 + CLOCK_ERROR) ** (-1 if roomier else 1) else plan
+
+
+def marked(found: Candidate, asked: Recipe) -> Candidate:
+    """A candidate with what changes numerics among all that the recipe as asked for leaves open."""
+    picked = [technique for slot in NUMERICS if getattr(asked, slot) == "auto"
+              and (technique := getattr(found.recipe, slot)).numerics_change]
+    return replace(found, changes_numerics=tuple(f"{technique.slot}={technique.name}" for technique in picked))
 
 
 def notes(exploration: Exploration, best: Pair) -> list[str]:

@@ -46,7 +46,7 @@ class Question:
             if cost is None:
                 return float("inf")
             found[size] = cost
-            return cost.estimate.memory.used + cost.estimate.memory.margin
+            return cost.estimate.memory.demand
 
         with contextlib.suppress(TraceBudgetExceeded):
             largest_that_fits(sizes, needs, self.exploration.device.memory_bytes)

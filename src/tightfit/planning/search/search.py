@@ -26,7 +26,7 @@ from tightfit.planning.search.explain import SHOWN, compared, misses, ranked, st
 from tightfit.planning.search.exploration import MICRO, Exploration
 from tightfit.planning.search.more_gpus import more_gpus, scaling
 from tightfit.planning.search.offloading import TRACES as STREAMED_TRACES
-from tightfit.planning.search.offloading import experts_stay, keeps_all, plan_streamed
+from tightfit.planning.search.offloading import experts_stay, keeps_all, plan_streamed, streams_as_asked
 from tightfit.planning.search.offloading import notes as offloading_notes
 from tightfit.planning.search.pool import Pool
 from tightfit.planning.search.space import Space
@@ -95,25 +95,33 @@ def search(
     Raises Refused for pins that contradict each other, naming them, and where nothing can be built; ModelError for a
     model that cannot be traced, with what can be said all the same.
     """
-    exploration = _explored(recipe, device, tools, evaluator or InProcess(tools, margin), progress,
-                            TRACES if traces is None else traces, choice_alone, for_run)
-    resident = partial(_plan, exploration, recipe, catalogue, margin or Margin(), choice_alone)
+    check_length(recipe)
     tried: list[Plan] = []
+    before = 0
 
     def plan_of(other: Recipe) -> Plan:  # without a catalogue: which GPU would do resident is another question
-        made = exploration.budget.made + sum(other.predictions for other in tried)
+        made = before + sum(other.predictions for other in tried)
         tried.append(search(other, device, tools, margin=margin, progress=after(made, progress), choice_alone=True,
                             for_run=for_run, evaluator=evaluator, traces=STREAMED_TRACES))
         return tried[-1]
 
-    plan = None
+    if not choice_alone and device.world == 1 and streams_as_asked(recipe):
+        streamed = plan_streamed(recipe, device, None, plan_of)
+        if streamed is not None:
+            return replace(streamed, predictions=sum(other.predictions for other in tried))
+    made = sum(other.predictions for other in tried)
+    exploration = _explored(recipe, device, tools, evaluator or InProcess(tools, margin), after(made, progress),
+                            TRACES if traces is None else traces, choice_alone, for_run)
+    resident = partial(_plan, exploration, recipe, catalogue, margin or Margin(), choice_alone)
+    plan, before = None, exploration.budget.made
     if exploration.best() is not None:
         if not choice_alone:
             evaluate_comparisons(exploration)
         plan = resident()
         if choice_alone or exploration.budget.exhausted:
             return plan
-    streamed = plan_streamed(recipe, device, plan, plan_of) if device.world == 1 else None
+    open_to_it = device.world == 1 and recipe.offload == "auto"
+    streamed = plan_streamed(recipe, device, plan, plan_of) if open_to_it else None
     made = sum(other.predictions for other in tried)
     plan = streamed or plan or resident()
     exploration.progress = after(made, progress)
@@ -127,7 +135,6 @@ def _explored(
     choice_alone: bool, for_run: bool,
 ) -> Exploration:  # fmt: skip
     """The space of a recipe, explored. Raises as `search`."""
-    check_length(recipe)
     compiles, inference = recipe.backend.compiles_whole_steps, recipe.mode == "inference"
     if compiles and inference:
         raise Refused(f"backend: {recipe.backend.name} is planned for training alone; write mode=train, or "
