@@ -100,12 +100,13 @@ def plan(
 
     Example: `tightfit plan gpt2 seq_len=1024 --gpu rtx-4090`. How to read it is in docs/plan.md.
     """
-    from tightfit.commands.plan import run_plan
+    from tightfit.commands.plan import PlanOptions, run_plan
 
-    run_plan(recipe, overrides or [], gpus=gpu or [], gpu_memory=gpu_memory, host_memory=host_memory, count=gpus,
-             nodes=nodes, network=network, as_json=as_json, prices=price or [], tokens=tokens,
-             training_arguments=training_args, longest=longest, largest=largest, html=html, save=save, top=top,
-             use_cache=not no_cache)
+    run_plan(recipe, overrides or [], PlanOptions(
+        gpus=gpu or [], gpu_memory=gpu_memory, host_memory=host_memory, count=gpus, nodes=nodes, network=network,
+        as_json=as_json, prices=price or [], tokens=tokens, training_arguments=training_args, longest=longest,
+        largest=largest, html=html, save=save, top=top, use_cache=not no_cache,
+    ))  # fmt: skip
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

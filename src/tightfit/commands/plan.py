@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -19,7 +19,7 @@ from tightfit.display.plan_table import ReadablePlan, show_plan
 from tightfit.display.progress import SearchProgress
 from tightfit.errors import RecipeError, Refused, ReportError
 from tightfit.files import write_atomically
-from tightfit.planner import asks_for_overview, compare, overview, plan_on
+from tightfit.planner import RecipeForDevice, asks_for_overview, compare, overview, plan_on
 from tightfit.planning.cluster import Cluster, read_cluster
 from tightfit.planning.plan_cache import cache_key, cached, is_cached, machine_fingerprint
 from tightfit.planning.search.every_gpu import Comparison, parse_prices
@@ -34,103 +34,154 @@ EVERY_GPU = "all"
 Answer = TypeVar("Answer", ReadablePlan, Comparison, Overview)
 
 
-def run_plan(
-    name: str | None, words: Sequence[str] = (), *, gpus: Sequence[str] = (), gpu_memory: str | None = None,
-    host_memory: str | None = None, count: int | None = None, nodes: int | None = None, network: str | None = None,
-    as_json: bool = False, prices: Sequence[str] = (), tokens: str | None = None,
-    training_arguments: Path | None = None, longest: str | None = None, largest: str | None = None,
-    html: Path | None = None, save: Path | None = None, top: int | None = None, use_cache: bool = True,
-) -> None:  # fmt: skip
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """Options of the command line, as written.
+
+    count, nodes, network: as `gpus`, `nodes` and `network` of `planner.plan`. tokens: of a whole run, such as `1B`.
+    longest, largest: what is to be as large as fits, `seq_len`, and `micro_batch_size` or `model=PATTERN`.
+    html: where the plan is drawn as a page. save: where the chosen recipe is written, as YAML. top: candidates, or
+    GPUs, to show. use_cache: whether an earlier answer to the same question serves.
+    """
+
+    gpus: Sequence[str] = ()
+    gpu_memory: str | None = None
+    host_memory: str | None = None
+    count: int | None = None
+    nodes: int | None = None
+    network: str | None = None
+    as_json: bool = False
+    prices: Sequence[str] = ()
+    tokens: str | None = None
+    training_arguments: Path | None = None
+    longest: str | None = None
+    largest: str | None = None
+    html: Path | None = None
+    save: Path | None = None
+    top: int | None = None
+    use_cache: bool = True
+
+    @property
+    def extreme(self) -> str:
+        """What is to be as large as fits; empty where nothing is."""
+        return self.longest or self.largest or ""
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The files of one GPU's plan, by their options."""
+        return {name: path for name, path in (("html", self.html), ("save", self.save)) if path is not None}
+
+    @property
+    def count_of_tokens(self) -> int:
+        """Tokens of a whole run; 0 where they are not said. Raises RecipeError."""
+        return 0 if self.tokens is None else parse_tokens(self.tokens)
+
+    def check(self) -> None:
+        """Raise RecipeError for what contradicts itself."""
+        if self.top is not None and self.top < 1:
+            raise RecipeError(f"top: {self.top} should be 1 or more, such as --top 3")
+        if len(self.gpus) > 1 or any("," in each for each in self.gpus):
+            raise RecipeError(f"gpu: {', '.join(self.gpus)} are several; write one GPU, or --gpu all to compare all of "
+                              "them")
+        if self.longest and self.largest:
+            raise RecipeError(f"largest: {self.largest!r} and --longest {self.longest} are two questions; write one of "
+                              "them")
+
+    def check_for_every_gpu(self) -> None:
+        """Raise RecipeError for what is asked of one GPU alone."""
+        for option, path in self.files.items():
+            raise RecipeError(f"{option}: {path} is for one GPU's plan; write --gpu with its name")
+        if self.extreme:
+            raise RecipeError(f"largest: {self.extreme!r} is asked of one GPU; write --gpu with its name")
+        for option, size in (("host-memory", self.host_memory), ("gpu-memory", self.gpu_memory)):
+            if size is not None:
+                raise RecipeError(f"{option}: {size!r} is for one GPU, and --gpu all compares many; leave it out")
+
+
+def run_plan(name: str | None, words: Sequence[str], options: PlanOptions) -> None:
     """Print a plan, or a comparison of all GPUs; a progress bar goes to standard error.
 
-    name: the recipe; it may be an override where training arguments are given. count, nodes, network: as `gpus`,
-    `nodes` and `network` of `planner.plan`. tokens: of a whole run, such as `1B`. top: candidates, or GPUs, to show.
-    use_cache: whether an earlier answer to the same question serves.
-    longest, largest: what is to be as large as fits, `seq_len`, and `micro_batch_size` or `model=PATTERN`.
-    html: where the plan is drawn as a page. save: where the chosen recipe is written, as YAML.
-    Raises TightfitError for bad input, and Refused after printing where nothing fits.
+    name: the recipe; it may be an override where training arguments are given. Raises TightfitError for bad input, and
+    Refused after printing where nothing fits.
     """
-    if top is not None and top < 1:
-        raise RecipeError(f"top: {top} should be 1 or more, such as --top 3")
-    if len(gpus) > 1 or any("," in each for each in gpus):
-        raise RecipeError(f"gpu: {', '.join(gpus)} are several; write one GPU, or --gpu all to compare all of them")
-    if longest and largest:
-        raise RecipeError(f"largest: {largest!r} and --longest {longest} are two questions; write one of them")
-    extreme = longest or largest or ""
-    gpu, cluster = read_cluster(next(iter(gpus), None), count, nodes, network)
+    options.check()
+    gpu, cluster = read_cluster(next(iter(options.gpus), None), options.count, options.nodes, options.network)
     if gpu not in (None, "cpu", EVERY_GPU):
         find_device(gpu)  # before anything that takes seconds
-    overrides = list(words)
+    arguments, extreme, overrides = options.training_arguments, options.extreme, list(words)
     if extreme.startswith("model=") and (name is None or "=" in name):
         overrides = [*([name] if name else []), *overrides]
         name = models_like(extreme.partition("=")[2])[0]
-    if name is not None and training_arguments is not None and "=" in name:
+    if name is not None and arguments is not None and "=" in name:
         overrides.insert(0, name)
         name = None
     elif name is not None:
         name, overrides = name_and_overrides([name, *overrides])
 
     def recipe_on(cuda: bool) -> Recipe:
-        return load_recipe(name, overrides, cuda=cuda, training_arguments=training_arguments)
+        return load_recipe(name, overrides, cuda=cuda, training_arguments=arguments)
 
-    machine = machine_fingerprint() if use_cache else ""
+    machine = machine_fingerprint() if options.use_cache else ""
 
     def key(**more: object) -> str | None:
-        options = {"gpu": gpu, "gpu_memory": gpu_memory, "host_memory": host_memory, "cluster": cluster,
-                   "largest": extreme, **more}
-        return cache_key(name, overrides, options, training_arguments, machine) if use_cache else None
+        asked = {"gpu": gpu, "gpu_memory": options.gpu_memory, "host_memory": options.host_memory, "cluster": cluster,
+                 "largest": extreme, **more}
+        return cache_key(name, overrides, asked, arguments, machine) if options.use_cache else None
 
-    count_of_tokens = 0 if tokens is None else parse_tokens(tokens)
     if gpu == EVERY_GPU:
-        for option, path in (("html", html), ("save", save)):
-            if path is not None:
-                raise RecipeError(f"{option}: {path} is for one GPU's plan; write --gpu with its name")
-        if extreme:
-            raise RecipeError(f"largest: {extreme!r} is asked of one GPU; write --gpu with its name")
-        for option, size in (("host-memory", host_memory), ("gpu-memory", gpu_memory)):
-            if size is not None:
-                raise RecipeError(f"{option}: {size!r} is for one GPU, and --gpu all compares many; leave it out")
-        by_name = parse_prices(prices)
-        comparison, from_cache = _cached(Comparison, partial(key, prices=by_name), partial(compare, recipe_on, by_name),
-                                         "GPUs")
-        shown = replace(comparison, rows=comparison.rows[:top], tokens=count_of_tokens, cached=from_cache)
-        _show_all(shown, show_comparison, as_json, any(row.chosen is not None for row in comparison.rows))
-        return
+        options.check_for_every_gpu()
+        _compare(recipe_on, options, key)
+    elif not _show_overview(recipe_on, options, key, alone=gpu is None and cluster == Cluster()):
+        planned = partial(plan_on, recipe_on, gpu, options.gpu_memory, options.host_memory, cluster=cluster,
+                          largest=extreme)
+        _plan(planned, options, key)
+
+
+def _compare(recipe_on: RecipeForDevice, options: PlanOptions, key: Callable[..., str | None]) -> None:
+    tokens, by_name = options.count_of_tokens, parse_prices(options.prices)
+    found, from_cache = _cached(Comparison, partial(key, prices=by_name), partial(compare, recipe_on, by_name), "GPUs")
+    shown = replace(found, rows=found.rows[: options.top], tokens=tokens, cached=from_cache)
+    _show_all(shown, show_comparison, options.as_json, any(row.chosen is not None for row in found.rows))
+
+
+def _show_overview(
+    recipe_on: RecipeForDevice, options: PlanOptions, key: Callable[..., str | None], *, alone: bool
+) -> bool:
+    """Print what fits every GPU where nothing but a model is asked about, and this machine has none; whether it was.
+    alone: whether no GPU is named."""
+    named = (options.files, options.extreme, options.gpu_memory, options.host_memory, options.prices, options.tokens,
+             options.training_arguments)
     overview_key = partial(key, ways=True)
-    named = (html, save, extreme, gpu, gpu_memory, host_memory, prices, tokens, training_arguments)
-    if not any(named) and cluster == Cluster() and (is_cached(overview_key()) or asks_for_overview(recipe_on(False))):
-        found, from_cache = _cached(Overview, overview_key, partial(overview, recipe_on), "traces")
-        _show_all(replace(found, cards=found.cards[:top], cached=from_cache), show_overview, as_json, found.fitting)
-        return
-    if prices and not count_of_tokens:
+    if any(named) or not alone or not (is_cached(overview_key()) or asks_for_overview(recipe_on(False))):
+        return False
+    found, from_cache = _cached(Overview, overview_key, partial(overview, recipe_on), "traces")
+    shown = replace(found, cards=found.cards[: options.top], cached=from_cache)
+    _show_all(shown, show_overview, options.as_json, found.fitting)
+    return True
+
+
+def _plan(planned: Callable[..., ReadablePlan], options: PlanOptions, key: Callable[[], str | None]) -> None:
+    prices, tokens = options.prices, options.count_of_tokens
+    if prices and not tokens:
         raise RecipeError(f"price: {prices[0]!r} is for comparing GPUs, and for the cost of a run; write --gpu all or "
                           "--tokens 1B with it")
     price = parse_price(prices[0].rpartition("=")[2]) if prices else None
-    _plan(partial(plan_on, recipe_on, gpu, gpu_memory, host_memory, cluster=cluster, largest=extreme), count_of_tokens,
-          price, as_json, top, html, save, key)
-
-
-def _plan(
-    planned: Callable[..., ReadablePlan], tokens: int, price: float | None, as_json: bool, top: int | None,
-    html: Path | None, save: Path | None, key: Callable[[], str | None],
-) -> None:  # fmt: skip
     plan, from_cache = _cached(ReadablePlan, key, planned, "traces")
-    gpus = max(plan.device.world, 1)
-    plan = replace(plan, candidates=plan.candidates[:top], tokens=tokens, cached=from_cache,
-                   price=None if price is None else price * gpus)
-    if as_json:
+    plan = replace(plan, candidates=plan.candidates[: options.top], tokens=tokens, cached=from_cache,
+                   price=None if price is None else price * max(plan.device.world, 1))
+    if options.as_json:
         _print_json(plan.to_json())
     else:
         show_plan(plan, Console())
-    if html is not None:
+    if options.html is not None:
         from tightfit.display.plan_page import plan_page
 
-        _write("html", html, "page", plan_page(plan))
-    if save is not None and plan.chosen is not None:
-        _write("save", save, "recipe", to_yaml(plan.recipe.to_dict()))
+        _write("html", options.html, "page", plan_page(plan))
     if plan.chosen is None:
         shown = f"nothing fits on {plan.device.name}; what would help is said above"
-        raise Refused(plan.nothing_fits() if as_json else shown)
+        raise Refused(plan.nothing_fits() if options.as_json else shown)
+    if options.save is not None:
+        _write("save", options.save, "recipe", to_yaml(plan.recipe.to_dict()))
 
 
 def _write(option: str, path: Path, what: str, text: str) -> None:
