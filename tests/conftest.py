@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,14 @@ os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-def pytest_configure() -> None:
-    """The libraries make a million objects that never become garbage: looking through them all comes seldom."""
+def pytest_configure(config: pytest.Config) -> None:
+    """The libraries make a million objects that never become garbage: looking through them all comes seldom. And a home
+    that is empty, for the processes too that tests start: no calibration and no plan of the person's own is found."""
     gc.set_threshold(10_000, 20, 100)
+    if not hasattr(config, "workerinput"):
+        home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        config.add_cleanup(home.cleanup)
+        os.environ["HOME"] = home.name
 
 
 @pytest.fixture

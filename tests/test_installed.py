@@ -4,6 +4,7 @@ another folder."""
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -21,8 +22,9 @@ TINY = ["seq_len=32", "batch_size=4", "micro_batch_size=4", "precision=bf16", "c
 
 
 def said(*command: str | Path, cwd: Path) -> str:
-    """What a command prints; nothing of this process's Python is on its path."""
+    """What a command prints; nothing of this process's Python is on its path, and pip is set as the person has it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -40,7 +42,7 @@ def bin_folder(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """Where the fresh environment's commands are."""
     folder = tmp_path_factory.mktemp("environment")
     said(sys.executable, "-m", "venv", folder, cwd=folder)
-    found = folder / ("Scripts" if os.name == "nt" else "bin")
+    found = folder / "bin"
     said(found / "python", "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt", wheel,
          cwd=folder)
     yield found

@@ -79,12 +79,10 @@ def test_inference_is_planned_by_number_format_and_attention(recipe, run):
     assert "write seq_len=12" in err
 
 
-def test_json_is_all_that_standard_output_holds(recipe, tmp_path):
-    words = ["plan", recipe, "--gpu", "rtx-4090", "--json"]
-    done = subprocess.run([sys.executable, "-m", "tightfit", *words], capture_output=True, text=True, cwd=tmp_path,
-                          timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    values = json.loads(done.stdout)
+def test_json_is_all_that_standard_output_holds(recipe, run):
+    status, out, err = run("plan", recipe, "--gpu", "rtx-4090", "--json")
+    assert status == 0, err
+    values = json.loads(out)
     assert values["device"] == {"name": "RTX 4090", "memory_bytes": find_device("rtx-4090").memory_bytes}
     best = values["candidates"][0]
     assert best.keys() == COLUMNS

@@ -207,7 +207,7 @@ def test_a_card_has_a_name_or_a_size() -> None:
 
 def test_memory_falls_as_published(tmp_path: Path) -> None:
     """A few rungs of BERT-large's ladder as a person runs them, at its smallest: a process a rung."""
-    kept = ("batch 4, fp32", "micro-batch 1, accumulation 4", "+ checkpointing", "batch 4, Adafactor")
+    kept = ("batch 4, fp32", "micro-batch 1, accumulation 4", "+ checkpointing")
     ladder = replace(LADDER, rungs=tuple(rung for rung in LADDER.rungs if rung.name in kept))
     said: list[str] = []
     run = LadderRun(options(ladder, "smallest", tmp_path, steps=1), this_machine(ladder.recipe(ladder.rungs[0])),
@@ -218,8 +218,6 @@ def test_memory_falls_as_published(tmp_path: Path) -> None:
         assert result.measured.status == "done", result.measured
         assert result.predicted.peak_allocated == pytest.approx(result.measured.peak_allocated, rel=0.002), result.name
         peaks[result.name] = result.measured.peak_allocated
-    assert len(peaks) == 4
-    plain = peaks["batch 4, fp32"]
-    assert plain > peaks["micro-batch 1, accumulation 4"] > peaks["+ checkpointing"]
-    assert peaks["batch 4, Adafactor"] < plain
-    assert any("rung 4 of 4" in sentence for sentence in said)
+    assert len(peaks) == 3
+    assert peaks["batch 4, fp32"] > peaks["micro-batch 1, accumulation 4"] > peaks["+ checkpointing"]
+    assert any("rung 3 of 3" in sentence for sentence in said)
