@@ -280,7 +280,9 @@ def _refuse_bf16(device: Device) -> list[str]:
 
 def _refuse_rounding(rounding: Rounding, recipe: Recipe) -> list[str]:
     """Reasons why a recipe's optimizer cannot update bf16 weights so; one that has no way to says it itself."""
-    able = () if recipe.optimizer == "auto" else recipe.optimizer.bf16_roundings
+    if recipe.optimizer == "auto":
+        return []
+    able = recipe.optimizer.bf16_roundings
     if not able or rounding in able:
         return []
     return [f"optimizer {recipe.optimizer.name} cannot round bf16 weights with {rounding!r}; write "
