@@ -69,7 +69,9 @@ class ByBlock(Accumulation):
         return micro_batches if self.sweep == "auto" else min(self.sweep, micro_batches)
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        reasons = refuse_between_blocks(recipe, "accumulation=by-block", "accumulation=loop")
+        # Where something needs it, that says the same of itself: a loop would not do.
+        reasons = [] if _is_needed(recipe) else refuse_between_blocks(
+            recipe, "accumulation=by-block", "accumulation=loop")
         if self.gradient_sums == "fp32" and self.sweep == 1:
             reasons.append("gradient_sums=fp32 sums the micro-batches that go through a block together, and with "
                            "sweep=1 that is one; write accumulation.sweep=auto")
@@ -84,9 +86,13 @@ class ByBlock(Accumulation):
 
     @classmethod
     def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:
-        updates = recipe.update != "auto" and recipe.update.needs_by_block
         many = recipe.micro_batch_size != "auto" and recipe.batch_size > MOST * recipe.micro_batch_size
-        return cls(sweep=SWEEP if many else "auto") if recipe.offloaded.needs_by_block or updates else None
+        return cls(sweep=SWEEP if many else "auto") if _is_needed(recipe) else None
+
+
+def _is_needed(recipe: Recipe) -> bool:
+    """Whether an offload or an update named by the recipe works block by block alone."""
+    return recipe.offloaded.needs_by_block or (recipe.update != "auto" and recipe.update.needs_by_block)
 
 
 @technique

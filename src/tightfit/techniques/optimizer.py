@@ -37,7 +37,7 @@ class Optimizer(Technique):
     own_formats: ClassVar[bool] = False
     """Whether states have formats of their own, whatever the weights' format is; otherwise they have the weights'."""
     bf16_roundings: ClassVar[tuple[Rounding, ...]] = ("nearest",)
-    """The ways this optimizer can update weights that are bf16 themselves."""
+    """The ways this optimizer can update weights that are bf16 themselves; none where it refuses such weights."""
     hf_names: ClassVar[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {}
     """The names of Hugging Face's `optim` that mean it, the one to write first, and the knobs that each stands for."""
     hf_names_on_cpu: ClassVar[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {}
@@ -172,6 +172,7 @@ class Adafactor(_Decaying):
     learning_rate_note: ClassVar[str] = "Adafactor wants another learning rate than AdamW: about 1e-2."
     state_bytes: ClassVar[float] = 0.05
     updates_parts: ClassVar[bool] = False  # its means are of whole rows and columns, and of whole tensors
+    bf16_roundings: ClassVar = ()
     hf_names: ClassVar = {"adafactor": {}}
 
     @staticmethod
@@ -186,7 +187,7 @@ class Adafactor(_Decaying):
         if recipe.precision == "auto" or recipe.precision.weight_rounding is None:
             return []
         return ["Adafactor's relative steps are mostly smaller than a bf16 weight's last bit and would be lost; "
-                "write precision=bf16, or optimizer=adamw"]
+                "write precision=bf16, or optimizer=adamw"]  # which rounds in every way
 
 
 @technique

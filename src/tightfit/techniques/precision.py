@@ -279,9 +279,11 @@ def _refuse_bf16(device: Device) -> list[str]:
 
 
 def _refuse_rounding(rounding: Rounding, recipe: Recipe) -> list[str]:
-    """Reasons why a recipe's optimizer cannot update bf16 weights so."""
-    if recipe.optimizer == "auto" or rounding in recipe.optimizer.bf16_roundings:
+    """Reasons why a recipe's optimizer cannot update bf16 weights so; one that has no way to says it itself."""
+    if recipe.optimizer == "auto":
         return []
-    able = " or ".join(recipe.optimizer.bf16_roundings)
+    able = recipe.optimizer.bf16_roundings
+    if not able or rounding in able:
+        return []
     return [f"optimizer {recipe.optimizer.name} cannot round bf16 weights with {rounding!r}; write "
-            f"precision.rounding={able}"]
+            + " or ".join(f"precision.rounding={way}" for way in able)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from tightfit.techniques.base import Technique, refuse_between_blocks, technique
+from tightfit.techniques.precision import half_precision
 
 if TYPE_CHECKING:
     from tightfit.devices import Device
@@ -66,8 +67,9 @@ class InBackward(Update):
             reasons.append("update=in-backward cannot clip by the norm of all gradients, which is not known in the "
                            "backward pass; write max_grad_norm=0, or update=with-forward")
         if recipe.precision != "auto" and recipe.precision.loss_scaling:
+            unscaled = "fp32" if half_precision(device).loss_scaling else "bf16"
             reasons.append("update=in-backward cannot skip a step whose scaled gradients overflow; write "
-                           "precision=bf16, or update=with-forward")
+                           f"precision={unscaled}, or update=with-forward")
         if recipe.accumulation != "auto" and not recipe.accumulation.by_block:
             reasons.append("update=in-backward needs final gradients block by block; write accumulation=by-block")
         return reasons

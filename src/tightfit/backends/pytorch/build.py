@@ -44,10 +44,6 @@ class MicroBatchPasses(Protocol):
     def blocks(self) -> BlockCalls | None:
         """The calls of the model's blocks, where the build wants them."""
 
-    @property
-    def update(self) -> Update:
-        """The update that learns from the gradients."""
-
     def enter(self, phase: Phase, doing: str) -> None:
         """Say what comes next."""
 
@@ -85,11 +81,8 @@ class Update(Protocol):
     def steps(self) -> tuple[int, int]:
         """Calls of the optimizer's step that began, and that ended: an error leaves fewer."""
 
-    def fetch_gradients(self, block: int, then: int | None) -> None:
-        """Let a block's backward passes add to the sums of earlier ones. then: the block that is expected next."""
-
-    def store_gradients(self, block: int, final: bool) -> None:
-        """A block's gradients of some micro-batches are summed; `final` if none of the global batch's are missing."""
+    def abandon(self) -> None:
+        """Drop the gradients of a step that failed."""
 
     def flush(self) -> None:
         """Finish what was put off: before anything else reads weights or optimizer states."""

@@ -95,8 +95,13 @@ class Step:
         self._stepped = self.update.steps()[1]
         with self._running("the step"):
             self.update.set_learning_rate(learning_rate)
-            loss = self.accumulate(global_batch)
-            self.enter(Phase.OPTIMIZER, "the optimizer step")
+            try:
+                loss = self.accumulate(global_batch)
+                self.enter(Phase.OPTIMIZER, "the optimizer step")
+            except BaseException:
+                self._loss = None
+                self.update.abandon()
+                raise
             norm = self.update()
             self._reporting = True
             self.steps += 1

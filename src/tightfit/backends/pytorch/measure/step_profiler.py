@@ -128,7 +128,6 @@ class StepProfiler:
         @torch.no_grad()
         def again() -> None:
             restore_random(*streams)
-            self._step.optimizer.zero_grad(set_to_none=True)
             for buffer, values in buffers:
                 buffer.copy_(values)
 

@@ -59,11 +59,9 @@ class UpdateAfterBackward(ScaledUpdate):
         self.optimizer.zero_grad(set_to_none=True)
         return norm
 
-    def fetch_gradients(self, block: int, then: int | None) -> None:
-        """They are where passes add to them."""
-
-    def store_gradients(self, block: int, final: bool) -> None:
-        """They stay where they are."""
+    def abandon(self) -> None:
+        self.forget_scaling()
+        self.optimizer.zero_grad(set_to_none=True)
 
     def flush(self) -> None:
         """Nothing waits."""

@@ -223,13 +223,15 @@ def test_what_some_steps_leave_out_learns_from_the_others(kind, before):
     assert all(torch.equal(streamed.weights[name], plain.weights[name]) for name in plain.weights)
 
 
-@pytest.mark.parametrize("kind", ["both", "sweeps", "everything"])
+@pytest.mark.parametrize("kind", ["plain", *STREAMED])
 @pytest.mark.parametrize("backward", [False, True])
 def test_a_step_that_fails_leaves_no_trace(kind, backward):
-    def fail(*_):
-        raise KeyError("a block's own")
+    def fail(*_):  # in the second micro-batch: the first one's gradients may be there
+        if not micro_batches.pop():
+            raise KeyError("a block's own")
 
-    plain, failing = (step_of("llama", **fields) for fields in ({}, STREAMED[kind]))
+    micro_batches = [0, 1]
+    plain, failing = (step_of("llama", **fields) for fields in ({}, STREAMED.get(kind, {})))
     batches = [*global_batches("llama")]
     failing(batches[0], 1e-3)
     block = failing.build.model.model.layers[2]
@@ -237,6 +239,7 @@ def test_a_step_that_fails_leaves_no_trace(kind, backward):
     with pytest.raises((ModelError, KeyError)):
         failing(batches[1], 1e-3)
     hook.remove()
+    assert all(parameter.grad is None for parameter in failing.build.model.parameters())
 
     plain(batches[0], 1e-3)
     assert failing.evaluate([batches[2]]) == plain.evaluate([batches[2]])

@@ -277,3 +277,21 @@ def test_a_part_of_the_model_has_the_weights_that_its_updates_left():
     part = {name: weight.clone() for name, weight in step.build.model.layers[1].state_dict().items()}
     assert equal(part, {name.removeprefix("layers.1."): weight for name, weight in taken(Model, 1)[1].items()
                         if name.startswith("layers.1.")})
+
+
+@pytest.mark.parametrize("fields", [HOST, BY_BLOCK, LATE], ids=["host", "resident", "loop"])
+def test_gradients_that_cannot_be_measured_are_dropped(fields, monkeypatch):
+    step, norm = step_of(Model, **fields), torch._foreach_norm
+    failures = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")]
+
+    def measured(*args):
+        if failures:
+            raise failures.pop()
+        return norm(*args)
+
+    monkeypatch.setattr(torch, "_foreach_norm", measured)
+    with pytest.raises(OutOfMemory):
+        step(batch(5), 1e-2)
+    results = [step(batch(number), 1e-2).read() for number in range(3)]
+
+    assert (results, True) == (taken(Model)[0], equal(state(step), taken(Model)[1]))

@@ -82,6 +82,21 @@ def test_memory_is_what_the_step_takes(fields):
     assert bool(planned.lying_in(Place.HOST)) == ("offload" in fields)
 
 
+def test_casts_of_weights_do_not_wait_in_host_memory():
+    """Where nothing is recomputed, a block keeps autocast's casts for its backward pass, which casts again."""
+    recipe = recipe_of(4, **ALL, precision="bf16", checkpointing="none")
+    relu = {**recipe.model_overrides, "activation_function": "relu"}  # powers are cast on CUDA alone
+    recipe = recipe.override(model_overrides=relu)
+    planned, real = predict(recipe, A100, whole=True), taken(recipe)
+
+    for trace in (planned, real):
+        kept = {a.shape for a in trace.allocations if a.place is Place.HOST and a.category is Category.ACTIVATIONS}
+        assert kept
+        assert kept.isdisjoint({(64, 64), (64, 192), (64, 256), (256, 64)})
+    assert planned.peak(place=Place.HOST)[1] == real.peak(place=Place.HOST)[1]
+    assert planned.peak()[1] == pytest.approx(real.peak()[1], rel=0.005)
+
+
 @pytest.mark.parametrize("fields", [BY_BLOCK, HOST, SWEEPS, {**SWEEPS, "batch_size": 16}, ALL, EVERYTHING],
                          ids=["resident", "host", "sweeps", "many sweeps", "all", "everything"])
 def test_few_blocks_tell_of_the_rest(fields, monkeypatch):

@@ -1,9 +1,11 @@
-"""Activation offloading: what blocks save for the backward pass waits in host memory, under any checkpointing."""
+"""Activation offloading: what blocks save for the backward pass waits in host memory, under any checkpointing. Casts
+of weights do not: the backward pass casts again."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -32,6 +34,32 @@ class _Kept:
     def __del__(self) -> None:
         if self.back is not None and not self.used:  # brought for nothing: its memory is free when it has arrived
             self.back.wait()
+
+
+@dataclass(frozen=True)
+class _Cast:
+    """A cast of a weight, or a view of one, that the backward pass makes again: the weight is on the device then.
+
+    view: its sizes, strides and offset.
+    """
+
+    weight: Tensor
+    dtype: torch.dtype
+    view: tuple[torch.Size, tuple[int, ...], int]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Cast | None:
+        """The cast that a tensor is, as autocast makes them; None for other tensors."""
+        made = tensor if tensor._base is None else tensor._base
+        node = made.grad_fn
+        source = node.next_functions[0][0] if node is not None and node.name() == "ToCopyBackward0" else None
+        weight = getattr(source, "variable", None)
+        if weight is None or weight.stride() != made.stride():
+            return None
+        return cls(weight, tensor.dtype, (tensor.shape, tensor.stride(), int(tensor.storage_offset())))
+
+    def again(self) -> Tensor:
+        return self.weight.detach().to(self.dtype).as_strided(*self.view)
 
 
 class HostActivations:
@@ -79,19 +107,23 @@ class HostActivations:
 
     def _pack(
         self, number: int, module: nn.Module, stay: set[int], kept: dict[tuple[Any, ...], _Kept], tensor: Tensor
-    ) -> Tensor | _Kept:
+    ) -> Tensor | _Kept | _Cast:
         small = tensor.numel() * tensor.element_size() < SMALLEST
         if small or tensor.device.type != self._transfers.device.type or _memory(tensor) in stay or not _dense(tensor):
             return tensor
+        if (cast := _Cast.of(tensor)) is not None:
+            return cast
         key = _memory(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
         if key not in kept:
             kept[key] = _Kept(number, self._transfers.to_host(tensor.detach()))
             self._holds(kept[key].out.target, module)
         return kept[key]
 
-    def _unpack(self, kept: Tensor | _Kept) -> Tensor:
+    def _unpack(self, kept: Tensor | _Kept | _Cast) -> Tensor:
         if isinstance(kept, Tensor):
             return kept
+        if isinstance(kept, _Cast):
+            return kept.again()
         if kept.call != self._current:
             self._let_go()
             self._current = kept.call

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,33 +17,22 @@ from tightfit.backends.pytorch.techniques.by_block.transfers import Transfers, w
 from tightfit.backends.pytorch.techniques.loss.of_logits import HeadForward
 from tightfit.errors import ModelError
 
+if TYPE_CHECKING:
+    from tightfit.backends.pytorch.techniques.by_block.update import UpdateByBlock
+
 Call = Callable[..., Any]
 Caller = Callable[[int, Call, tuple[Any, ...], dict[str, Any]], Any]
 """Calls a block, given by its number, the call, and its arguments."""
-
-
-class PartHooks(Protocol):
-    """Callbacks around a part's use: fetch before it, release after."""
-
-    def enter(self, part: int, then: int | None) -> None:
-        """Make a part ready. then: the block that is expected next."""
-
-    def leave(self, part: int) -> None:
-        """A part is not used any more for now."""
-
-    def fetch_gradients(self, part: int, then: int | None) -> None:
-        """A part's backward passes are about to add to the sums of earlier ones."""
-
-    def abandon(self) -> None:
-        """The step failed: its gradients are of no use."""
 
 
 class BlockCalls:
     """Every call of a block goes through here, outside of its compiled graph and of its recomputation; those of the
     embeddings as well, where their weights wait in host memory.
 
-    entered: the parts in use.
+    update: of the parts, which brings each one's weights; it comes here by itself. entered: the parts in use.
     """
+
+    update: UpdateByBlock
 
     def __init__(
         self, parts: Parts, transfers: Transfers, *, activations: float = 0.0, embeddings: bool = False
@@ -53,7 +42,6 @@ class BlockCalls:
         self.parts, self.transfers = parts, transfers
         count = round(activations * len(parts.blocks))
         self.activations = HostActivations(transfers, parts.blocks, count) if count else None
-        self.hooks: PartHooks | None = None
         self.entered: set[int] = set()
         self._caller: Caller = self._at_once
         self._before: dict[nn.Module, Any] = {}
@@ -80,23 +68,19 @@ class BlockCalls:
     def enter(self, part: int, then: int | None = None) -> None:
         """Make a part ready. then: the one that is expected next."""
         self.entered.add(part)
-        if self.hooks is not None:
-            with working_on(self.parts.modules[part]):
-                self.hooks.enter(part, then)
+        with working_on(self.parts.modules[part]):
+            self.update.enter(part, then)
 
     def leave(self, part: int) -> None:
         """A part is not used any more for now."""
-        if self.hooks is not None:
-            with working_on(self.parts.modules[part]):
-                self.hooks.leave(part)
+        with working_on(self.parts.modules[part]):
+            self.update.leave(part)
         self.entered.discard(part)
 
-    def abandon(self) -> None:
-        """The step failed: no part is in use any more."""
+    def leave_all(self) -> None:
+        """No part is used any more."""
         for part in sorted(self.entered):
             self.leave(part)
-        if self.hooks is not None:
-            self.hooks.abandon()
 
     def leave_ends(self) -> None:
         """No embedding is used any more for now."""
@@ -134,8 +118,8 @@ class BlockCalls:
         if number not in self.entered:
             self.leave_ends()
             self.enter(number)
-        if learns and isinstance(module, nn.Linear) and self.hooks is not None:
-            self.hooks.fetch_gradients(number, None)
+        if learns and isinstance(module, nn.Linear):
+            self.update.fetch_gradients(number, None)
         try:
             # A model's code may have moved ids to where the weights wait, as Llama 4's does.
             args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(self.transfers.device), (args, kwargs))

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-
-class Waiting(Protocol):
-    """An update that may wait for the next forward pass."""
-
-    def flush_between_steps(self) -> None:
-        """Finish what was put off, unless a step is under way."""
-
-    def reload(self) -> None:
-        """Weights were written where they wait."""
+if TYPE_CHECKING:
+    from tightfit.backends.pytorch.techniques.by_block.update import UpdateByBlock
 
 
 class StateDictHooks:
@@ -25,9 +18,9 @@ class StateDictHooks:
     update: a weak reference to the update, which holds on to the model itself.
     """
 
-    update: Callable[[], Waiting | None] = staticmethod(lambda: None)
+    update: Callable[[], UpdateByBlock | None] = staticmethod(lambda: None)
 
-    def __init__(self, update: Callable[[], Waiting | None]) -> None:
+    def __init__(self, update: Callable[[], UpdateByBlock | None]) -> None:
         self.update = update
 
     def register(self, model: nn.Module) -> None:

@@ -55,6 +55,7 @@ class _Sweep:
         blocks = passes.blocks
         assert blocks is not None
         self._blocks: BlockCalls = blocks
+        self._update = blocks.update
         learns = [bool(parameters) for parameters in blocks.parts.parameters].__getitem__
         self._members = {number: SuspendedPass(self._forward_of(number), learns) for number in members}
         self._order: list[int] = []
@@ -71,7 +72,6 @@ class _Sweep:
             for member in self._members.values():
                 with self._build.forward_context():
                     member.close()
-            self._blocks.abandon()
             raise
         return [member.loss for member in self._members.values() if member.loss is not None]
 
@@ -124,7 +124,7 @@ class _Sweep:
     def _backward(self) -> None:
         last_calls = {block: call for call, block in enumerate(self._order)}
         first_calls = {block: call for call, block in reversed([*enumerate(self._order)])}
-        update, activations = self._passes.update, self._blocks.activations
+        activations = self._blocks.activations
         if activations is not None:
             count = len(self._members)
             activations.expect([self._first_call + call * count + member
@@ -133,7 +133,7 @@ class _Sweep:
             block, before = self._order[call], self._order[call - 1] if call else None
             self._blocks.enter(block, before)
             if self._later and last_calls[block] == call:
-                update.fetch_gradients(block, before)
+                self._update.fetch_gradients(block, before)
             for number, member in self._members.items():
                 self._passes.select(number)
                 member.backward(call)
@@ -145,10 +145,10 @@ class _Sweep:
 
     def _backward_outside(self) -> None:
         """The backward pass of what comes before the blocks: the embedding's weights are there beside its gradient."""
-        embedding, update = self._blocks.parts.embedding, self._passes.update
+        embedding = self._blocks.parts.embedding
         if embedding is not None:
             self._blocks.enter(embedding)
-            update.fetch_gradients(embedding, None)
+            self._update.fetch_gradients(embedding, None)
         for member in self._members.values():
             member.backward_outside()
             if embedding is not None:
@@ -172,4 +172,4 @@ class _Sweep:
             if parameter in self._sums:
                 parameter.grad, summed = self._sums.pop(parameter)
                 parameter.grad.copy_(summed)
-        self._passes.update.store_gradients(part, final)
+        self._update.store_gradients(part, final)

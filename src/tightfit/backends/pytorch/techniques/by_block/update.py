@@ -54,7 +54,7 @@ class UpdateByBlock(ScaledUpdate):
         self._parts = calls.parts
         self._offloaded = OffloadedState(build, calls.parts, calls.transfers)
         super().__init__(build)
-        calls.hooks = self
+        calls.update = self
         self._technique = technique
         self._learning_rate = build.recipe.learning_rate
         precision = build.recipe.precision
@@ -96,14 +96,11 @@ class UpdateByBlock(ScaledUpdate):
             self._norms.update(zip(learned, norms, strict=True))
 
     def __call__(self) -> Tensor | None:
-        self._refuse_unseen_gradients()
-        left = {*self._pending.parts} if self._pending is not None else set()  # no pass of this step came to them
-        self._store_all({*range(len(self._parts.modules))} - self._final - left)
-        self._update_all()
-        self._store_all(left)
-        self._final.clear()
-        self._entered.clear()
-        self._offloaded.all_learned()
+        try:
+            self._complete_gradients()
+        except BaseException:
+            self.abandon()
+            raise
         norm = self._norm()
         if self._technique.in_backward:
             return norm
@@ -118,9 +115,17 @@ class UpdateByBlock(ScaledUpdate):
             self._update_all()
         return norm
 
-    def _store_all(self, parts: set[int]) -> None:
-        for part in sorted(parts):
-            self.store_gradients(part, final=True)
+    def _complete_gradients(self) -> None:
+        """Those of every part, after what still waits of an earlier update."""
+        self._refuse_unseen_gradients()
+        left = {*self._pending.parts} if self._pending is not None else set()  # no pass of this step came to them
+        for parts in {*range(len(self._parts.modules))} - self._final - left, left:
+            for part in sorted(parts):
+                self.store_gradients(part, final=True)
+            self._update_all()
+        self._final.clear()
+        self._entered.clear()
+        self._offloaded.all_learned()
 
     def _refuse_unseen_gradients(self) -> None:
         """Raise ModelError where a block has gradients and was never called, so that its weights are an update behind;
@@ -158,6 +163,7 @@ class UpdateByBlock(ScaledUpdate):
                 self._offloaded.all_learned()
 
     def abandon(self) -> None:
+        self._calls.leave_all()
         self._final.clear()
         self._entered.clear()
         self._norms.clear()
