@@ -32,7 +32,7 @@ lint: install
 	$(BIN)/mypy
 
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 demo: install
 	$(BIN)/tightfit train quickstart

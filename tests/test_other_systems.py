@@ -60,7 +60,8 @@ def test_modules_of_posix_alone_are_imported_in_one_place():
 
 
 def test_a_model_is_planned_trained_and_resumed(tiny, tmp_path):
-    values = {**tiny, "max_steps": 3, "save_steps": 1, "device": "cpu"}
+    values = {**tiny, "max_steps": 3, "save_steps": 1, "device": "cpu", "compile": "off", "checkpointing": "none",
+              "optimizer": "adamw", "precision": "fp32", "attention": "sdpa", "loss": "plain", "offload": "none"}
     code = """
 import json
 from tightfit.system import host_memory

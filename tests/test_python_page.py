@@ -15,7 +15,6 @@ PAGE = Path(__file__).parents[1] / "docs" / "python.md"
 def test_its_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     (tmp_path / "notes.txt").write_text("def add(a, b):\n    return a + b\n\n\n" * 300)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))  # a processor that was calibrated is planned for
     torch.manual_seed(0)
     names: dict[str, Any] = {"__name__": "page"}
     exec("\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)), names)

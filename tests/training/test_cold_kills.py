@@ -16,8 +16,8 @@ from tests.training.runs import logged_losses, same_weights
 
 STEPS = 120
 BY_BLOCK = {"accumulation": "by-block", "update": "with-forward"}
-KINDS = {"plain": (20, {}), "by block": (8, BY_BLOCK),
-         "from host memory": (12, {**BY_BLOCK, "offload": {"name": "host", "activations": 1, "embeddings": True}})}
+KINDS = {"plain": (6, {}), "by block": (4, BY_BLOCK),
+         "from host memory": (5, {**BY_BLOCK, "offload": {"name": "host", "activations": 1, "embeddings": True}})}
 """Kills of a run, and its own fields."""
 TIGHTFIT = """
 from tightfit.cli import main

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,11 +29,10 @@ print("loaded", json.dumps(sorted(name for name in sys.modules if name.partition
 
 def test_training_loads_no_simulation_no_measuring_and_no_search(tmp_path: Path, shared_cache: Path) -> None:
     words = ["train", "quickstart", f"data={tmp_path / 'notes.txt'}", "max_steps=2", "eval_samples=8", "device=cpu",
-             "model_overrides.n_layer=1", f"output_dir={tmp_path / 'run'}", f"cache_dir={shared_cache}"]  # fmt: skip
+             "seq_len=32", "batch_size=4", "model_overrides.n_layer=1", f"output_dir={tmp_path / 'run'}",
+             f"cache_dir={shared_cache}"]  # fmt: skip
     (tmp_path / "notes.txt").write_text("def add(a, b):\n    return a + b\n\n\n" * 300)
-    elsewhere = {**os.environ, "HOME": str(tmp_path)}  # a processor that was calibrated is planned for
-    command = [sys.executable, "-c", TRAIN, *words]
-    done = subprocess.run(command, env=elsewhere, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", TRAIN, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     loaded = json.loads(done.stdout.rpartition("loaded ")[2])
     assert [name for name in loaded if any(name == room or name.startswith(f"{room}.") for room in UNNEEDED)] == []

@@ -36,7 +36,9 @@ def test_an_adapter_loads_with_peft_and_our_own_transformer_with_neither(tiny, t
 
 
 @pytest.mark.parametrize("changes", [{}, {"trainable": "lora"}, {"backend": "jax"}], ids=["whole", "adapter", "jax"])
-def test_others_may_read_what_the_umask_lets_them(tiny, changes):
+def test_others_may_read_what_the_umask_lets_them(tiny, changes, request):
+    if changes.get("backend") == "jax":
+        request.getfixturevalue("fast_xla")
     before = os.umask(0o027)
     try:
         Trainer(recipe={**tiny, **changes, "save_steps": 1}).train()
