@@ -20,6 +20,8 @@ from tightfit.training.listeners import Listener
 from tightfit.training.recovery import less_memory
 from tightfit.training.trainer import Trainer
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 WAYS = {"plain": {}, "by block": {"accumulation": "by-block", "update": "with-forward"}, "in backward": {
     "accumulation": "by-block", "update": "in-backward", "max_grad_norm": 0}}
 
