@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +29,12 @@ class BlockCalls:
     """Every call of a block goes through here, outside of its compiled graph and of its recomputation; those of the
     embeddings as well, where their weights wait in host memory.
 
-    update: of the parts, which brings each one's weights; it comes here by itself. entered: the parts in use.
+    update: of the parts, which brings each one's weights; it comes here by itself. around_updates: entered around the
+    update of each. entered: the parts in use.
     """
 
     update: UpdateByBlock
+    around_updates: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def __init__(
         self, parts: Parts, transfers: Transfers, *, activations: float = 0.0, embeddings: bool = False

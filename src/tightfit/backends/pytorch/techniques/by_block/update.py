@@ -154,7 +154,7 @@ class UpdateByBlock(ScaledUpdate):
         if self._pending is None or part not in self._pending.parts:
             return
         following = then if then in self._pending.parts or self._technique.in_backward else None
-        with (working_on(self._parts.modules[part], Phase.OPTIMIZER),
+        with (self._calls.around_updates(), working_on(self._parts.modules[part], Phase.OPTIMIZER),
               self._offloaded.learning(part, following, self.optimizer), self._own_draws(part)):
             self._apply(part)
         if not self._pending.parts:
