@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -91,6 +92,7 @@ def test_an_embedding_takes_ids_from_where_its_weights_wait():
     parts.end_modules = {0: [embedding]}
     parts.modules = [embedding]
     calls = BlockCalls(parts, Transfers(device), embeddings=True)
+    calls.update = Mock()
     embedding.to(device)
 
     assert embedding(torch.arange(3)).device == device
