@@ -18,13 +18,14 @@ from tests.architectures import TASK_OF, tiny_model
 from tests.benchmark_modules import benchmark
 from tightfit.backends.measuring import measure
 from tightfit.backends.pytorch.backend import PytorchBackend
+from tightfit.backends.pytorch.measure import step_profiler
 from tightfit.backends.pytorch.measure.events import COMPILED, measured_lanes, measured_trace, read
 from tightfit.backends.pytorch.measure.marks import Call
 from tightfit.backends.pytorch.measure.step_profiler import _export
 from tightfit.devices import Device
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
-from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Stream
+from tightfit.trace import WALL_PHASES, Allocation, Category, Op, OpClass, Phase, Place, Stream
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 
@@ -257,3 +258,18 @@ def test_a_gpus_memory_is_told_apart_by_op_and_address():
     ]
     assert trace.peak()[1] == 160
     assert trace.peak(place=Place.HOST)[1] == 24
+
+
+@pytest.mark.parametrize("update", ["in-backward", "with-forward", "after-backward"])
+def test_updates_block_by_block_count_as_updates(update, monkeypatch):
+    """The clock stands still but for the optimizer's own steps."""
+    step, global_batches = prepared("gpt2", accumulation="by-block", update=update, max_grad_norm=0)
+    updates = []
+    step.optimizer.register_step_post_hook(lambda *_: updates.append(0))
+    monkeypatch.setattr(step_profiler.time, "perf_counter", lambda: float(len(updates)))
+    found = measure(BACKEND, step, global_batches)
+
+    assert found.phase_seconds == {**dict.fromkeys(WALL_PHASES, 0.0), Phase.OPTIMIZER: found.step_seconds}
+    assert found.step_seconds == len(step.blocks.parts.modules)
+    updated = {op.phase for op in found.trace.ops if "adam" in op.name}
+    assert updated == {Phase.OPTIMIZER}

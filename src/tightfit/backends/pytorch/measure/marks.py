@@ -86,6 +86,16 @@ class Marks(Tracker):
         self._open.__enter__()
         self.phase = phase
 
+    @contextmanager
+    def working_on(self, module: nn.Module, phase: Phase | None) -> Iterator[None]:
+        outer = self.phase
+        with super().working_on(module, phase):
+            if phase is not None:  # what no op says is of the phase at hand, such as a compiled update's kernels
+                self.enter(phase)
+            yield
+        if phase is not None:
+            self.enter(outer)
+
     def close(self) -> None:
         """The phase ends."""
         opened, self._open = self._open, None

@@ -65,7 +65,7 @@ class StepProfiler:
     def timed(self) -> Iterator[None]:
         self._clock.begin()
         began = time.perf_counter()
-        with self._watched(self._clock.enter):
+        with self._watched(self._clock.enter), self._updates_timed():
             yield
         self._clock.end()
         self._timed.append((time.perf_counter() - began, self._clock.read()))
@@ -81,7 +81,8 @@ class StepProfiler:
                 pending.read()
         except Exception as error:
             self._failure = said(error)
-            if pending is None and found is not None and found.marks.phase is Phase.OPTIMIZER:
+            updating = found is not None and found.marks.phase is Phase.OPTIMIZER
+            if pending is None and (updating or not step.intact):
                 raise  # weights may have changed: there is no way back
         if pending is None:  # here, where no traceback holds the first attempt's tensors any more
             again()
@@ -119,6 +120,19 @@ class StepProfiler:
             yield
         finally:
             self._step.watch = before
+
+    @contextmanager
+    def _updates_timed(self) -> Iterator[None]:
+        """Inside, updates of blocks within another phase count as updates, as they do in a trace."""
+        blocks = self._step.blocks
+        if blocks is None:
+            yield
+            return
+        before, blocks.around_updates = blocks.around_updates, self._clock.updating
+        try:
+            yield
+        finally:
+            blocks.around_updates = before
 
     def _as_it_stands(self) -> Callable[[], None]:
         """A function that brings the step back to where it is now, as long as no weight was changed since."""
@@ -190,6 +204,15 @@ class _Clock:
         if not self._marks:
             self._got = time.perf_counter()
         self._marks.append((phase, self._now()))
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Around an update within a phase, which goes on behind it."""
+        outer = self._marks[-1][0]
+        assert outer is not None
+        self.enter(Phase.OPTIMIZER)
+        yield
+        self.enter(outer)
 
     def end(self) -> None:
         """The last phase ends, and the step with it."""

@@ -11,7 +11,7 @@ import torch
 
 from tightfit.backends.pytorch.measure.calibration import link as measuring
 from tightfit.backends.pytorch.measure.calibration.link import link_of, measure_link, seconds_beside
-from tightfit.backends.pytorch.techniques.by_block.transfers import Point
+from tightfit.backends.pytorch.techniques.by_block.transfers import StreamEvent
 from tightfit.trace import Stream
 
 IN, OUT, MULTIPLY = Stream.COPY_IN, Stream.COPY_OUT, Stream.COMPUTE
@@ -26,10 +26,10 @@ class Machine:
         self.queued, self.ended = (dict.fromkeys((IN, OUT, MULTIPLY), 0.0) for _ in range(2))
         self._speed = speed
 
-    def work(self, stream: Stream) -> Callable[[], Point]:
+    def work(self, stream: Stream) -> Callable[[], StreamEvent]:
         """A piece of work on the stream."""
 
-        def begin() -> Point:
+        def begin() -> StreamEvent:
             self.queued[stream] += 1
             last = self.ended[stream] + self.queued[stream]
 
@@ -37,7 +37,7 @@ class Machine:
                 return self.ended[stream] > last - 1e-9
 
             event: Any = SimpleNamespace(query=there, synchronize=lambda: self._run(there))
-            return Point(event)
+            return StreamEvent(event)
 
         return begin
 

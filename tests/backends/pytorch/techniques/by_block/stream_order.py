@@ -187,8 +187,8 @@ def stream_order() -> Iterator[StreamOrder]:
         def host_memory(self, count: int) -> Tensor:
             return order.put_on_host(super().host_memory(count))
 
-        def _passing_memory(self, like: Tensor) -> Tensor:
-            return order.put_on_host(super()._passing_memory(like))
+        def _temporary_memory(self, like: Tensor) -> Tensor:
+            return order.put_on_host(super()._temporary_memory(like))
 
     def set_gradient(parameter: Tensor, value: Tensor | None) -> None:
         if value is not None and order.is_on_host(value) != order.is_on_host(parameter):

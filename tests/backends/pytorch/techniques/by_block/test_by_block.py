@@ -123,7 +123,7 @@ def test_updates_within_the_backward_pass_hold_one_blocks_gradients():
         def counted(part, final):
             put(part, final)
             bound = sum(any(p.grad is not None for p in layer.parameters()) for layer in step.build.model.model.layers)
-            held.append(bound + len(step.update._offloaded._held))
+            held.append(bound + len(step.update._offloaded._resident))
 
         step.update.store_gradients = counted
         step(next(global_batches("llama")), 1e-3)
@@ -196,8 +196,8 @@ def test_evaluation_and_finiteness_see_the_updated_weights():
 
 def test_evaluation_brings_the_head_once():
     step, entered = step_of("llama", loss="chunked", **EVERYTHING), []
-    enter = step.update.enter
-    step.update.enter = lambda part, then: entered.append(part) or enter(part, then)
+    make_ready = step.update.make_ready
+    step.update.make_ready = lambda part, next_part: entered.append(part) or make_ready(part, next_part)
     step.evaluate(global_batches("llama", 1))
 
     assert entered.count(step.blocks.parts.head) == len(SPLITS[0])

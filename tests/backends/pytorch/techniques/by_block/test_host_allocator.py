@@ -76,7 +76,7 @@ def drivers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Driver]]:
 @pytest.mark.parametrize("count", [1, 4096, 3 * mmap.PAGESIZE + 1, 0])
 def test_what_lasts_takes_whole_pages(count, device, drivers):
     drivers()
-    memory = HostAllocator(device, locked=True).lasting(count)
+    memory = HostAllocator(device, locked=True).persistent(count)
 
     assert (memory.dtype, memory.shape) == (torch.uint8, (count,))
     assert memory.untyped_storage().nbytes() == whole_pages(count)
@@ -86,7 +86,7 @@ def test_what_lasts_takes_whole_pages(count, device, drivers):
 def test_memory_lasts_where_python_maps_no_private_pages(drivers, monkeypatch):
     drivers()
     monkeypatch.delattr(mmap, "MAP_PRIVATE")
-    memory = HostAllocator(CUDA, locked=True).lasting(5)
+    memory = HostAllocator(CUDA, locked=True).persistent(5)
 
     assert (memory.dtype, memory.shape) == (torch.uint8, (5,))
     memory.fill_(7)
@@ -94,7 +94,7 @@ def test_memory_lasts_where_python_maps_no_private_pages(drivers, monkeypatch):
 
 def test_locked_memory_is_given_back_when_its_last_tensor_goes(drivers):
     driver = drivers()
-    memory = HostAllocator(CUDA, locked=True).lasting(10_000)
+    memory = HostAllocator(CUDA, locked=True).persistent(10_000)
     assert list(driver.locked.values()) == [whole_pages(10_000)]
     part = memory[:8].view(torch.float32)
     del memory
@@ -107,7 +107,7 @@ def test_locked_memory_is_given_back_when_its_last_tensor_goes(drivers):
 
 def test_a_forked_process_copies_nothing_and_unlocks_nothing(drivers):
     driver = drivers()
-    memory = HostAllocator(CUDA, locked=True).lasting(100).fill_(7)
+    memory = HostAllocator(CUDA, locked=True).persistent(100).fill_(7)
     child = os.fork()
     if not child:
         wiped = int(memory.sum())
@@ -149,10 +149,10 @@ def test_a_driver_that_refuses_is_not_asked_for_what_passes(drivers):
     allocator = HostAllocator(CUDA, locked=True)
     like = torch.empty(3, 2).T
     with pytest.warns(UserWarning, match="page-locking"):
-        made = allocator.passing(like)
+        made = allocator.temporary(like)
     with warnings.catch_warnings(action="error"):
-        allocator.passing(like)
-        allocator.lasting(10)
+        allocator.temporary(like)
+        allocator.persistent(10)
 
     assert (made.shape, made.stride(), driver.asked, allocator.locked) == (like.shape, like.stride(), 1, False)
 
@@ -163,13 +163,13 @@ def test_a_host_without_memory_is_said(monkeypatch):
 
     monkeypatch.setattr(host_allocator.mmap, "mmap", none)
     with pytest.raises(Refused, match=r"allocating 1\.0 GiB more failed; .* are free: .* shares in "):
-        HostAllocator(CUDA, locked=True).lasting(1 << 30)
+        HostAllocator(CUDA, locked=True).persistent(1 << 30)
 
 
 @pytest.mark.gpu
 def test_on_a_gpu_whole_pages_are_locked_and_unlocked():
     allocator = HostAllocator(CUDA, locked=True)
-    memory = allocator.lasting(3_000_000)
+    memory = allocator.persistent(3_000_000)
     assert memory.is_pinned()
     assert memory[5:].is_pinned()
     address = memory.data_ptr()
@@ -180,7 +180,7 @@ def test_on_a_gpu_whole_pages_are_locked_and_unlocked():
     assert host_allocator.register(address, whole_pages(3_000_000), CUDA)  # it is locked already
     torch.zeros(8, device=CUDA).add_(1)  # which the next kernel does not pay for
     del memory
-    again = allocator.lasting(3_000_000)
+    again = allocator.persistent(3_000_000)
     assert again.is_pinned()
     assert allocator.locked
 

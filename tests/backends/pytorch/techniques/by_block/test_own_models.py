@@ -212,15 +212,15 @@ def test_a_block_that_is_never_called_is_not_updated_late(model):
 
 def no_room(monkeypatch, category, part):
     """Bringing a part's tensors of that kind runs out of memory, once."""
-    enter, left = StreamedTensors.enter, [1]
+    enter, left = StreamedTensors.fetch, [1]
 
-    def entered(self, number, then=None):
+    def entered(self, number, next_part=None):
         if self._category is category and number == part and left:
             left.pop()
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
-        return enter(self, number, then)
+        return enter(self, number, next_part)
 
-    monkeypatch.setattr(StreamedTensors, "enter", entered)
+    monkeypatch.setattr(StreamedTensors, "fetch", entered)
 
 
 @pytest.mark.parametrize("category", [Category.OPTIMIZER, Category.GRADIENTS, Category.WEIGHTS])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from tightfit.backends.pytorch.techniques.by_block import transfers
 from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
 from tightfit.backends.pytorch.techniques.by_block.parts import Parts
 from tightfit.backends.pytorch.techniques.by_block.streamed_tensors import ALIGNMENT
-from tightfit.backends.pytorch.techniques.by_block.transfers import Copy, Point, Transfers
+from tightfit.backends.pytorch.techniques.by_block.transfers import Copy, StreamEvent, Transfers
 
 POISON = 0xFF
 """Every byte of a target before its copy: NaN in each floating-point format that lies there."""
@@ -38,7 +39,7 @@ class LateTransfers(Transfers):
         super().__init__(*args, **kwargs)
         self.queue: dict[Copy, torch.Tensor] = {}
 
-    def _run(self, copy: Copy, source: torch.Tensor, after: Sequence[Point]) -> None:
+    def _run(self, copy: Copy, source: torch.Tensor, after: Sequence[StreamEvent]) -> None:
         for point in after:  # the target is free then, and no sooner
             if isinstance(point, Copy):
                 self.finish(point)
@@ -69,8 +70,12 @@ def test_host_memory_is_what_parts_need():
              for parameters in resident.parts.parameters]
     blocks, streams, every = sum(sizes[: len(resident.parts.blocks)]), sum(sizes[:-1]), sum(sizes)
 
-    assert resident.host_bytes() == {"weights": blocks, "gradients": blocks, "optimizer": 2 * every}
-    assert streamed_ends.host_bytes() == {"weights": streams, "gradients": streams, "optimizer": 2 * every}
+    def host_bytes(offloaded):
+        return [sum(host_copy.memory.numel() for host_copy in kind._host_copies.values())
+                for kind in (offloaded._weights, offloaded._gradients, offloaded._states)]
+
+    assert host_bytes(resident) == [blocks, blocks, 2 * every]
+    assert host_bytes(streamed_ends) == [streams, streams, 2 * every]
 
 
 def test_what_blocks_share_is_no_blocks_own():
@@ -87,6 +92,7 @@ def test_an_embedding_takes_ids_from_where_its_weights_wait():
     parts.end_modules = {0: [embedding]}
     parts.modules = [embedding]
     calls = BlockCalls(parts, Transfers(device), embeddings=True)
+    calls.update = Mock()
     embedding.to(device)
 
     assert embedding(torch.arange(3)).device == device

@@ -78,22 +78,22 @@ def brought_for_nothing():
     kept = HostActivations(transfers.Transfers(CPU), [block], 1)
     output = kept.run(0, lambda: x.exp().exp())
     kept.expect([0])
-    kept._let_go()
+    kept._wait_for_offloads()
     del output
 
 
 def a_larger_part_comes():
     """To a place that is copied from."""
     kind = StreamedTensors(transfers.Transfers(CPU), [torch.nn.Identity()] * 3, Category.GRADIENTS, lambda *_: None, 3)
-    kind.copy_out(0, [torch.rand(ALIGNMENT)])
-    kind.wait_for_copies_out(0)
-    kind.enter(0)
-    kind.copy_back(0)
-    kind.leave(0)
-    kind.copy_out(2, [torch.rand(2 * ALIGNMENT)])
-    kind.enter(2)
-    kind.leave(2)
-    kind.wait_for_copies_out(2)
+    kind.offload(0, [torch.rand(ALIGNMENT)])
+    kind.wait_for_offload(0)
+    kind.fetch(0)
+    kind.write_back(0)
+    kind.release(0)
+    kind.offload(2, [torch.rand(2 * ALIGNMENT)])
+    kind.fetch(2)
+    kind.release(2)
+    kind.wait_for_offload(2)
 
 
 GRADIENTS = offload(weights=0, optimizer=0)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tightfit.backends.pytorch.techniques.by_block.transfers import Point, Transfers
+from tightfit.backends.pytorch.techniques.by_block.transfers import StreamEvent, Transfers
 from tightfit.calibration import CopyRates, Link
 from tightfit.trace import COPIES, Stream
 
@@ -28,7 +28,7 @@ ROUND, ROUNDS = 0.1, 3
 ATTEMPTS = 5
 """Attempts, each with twice as much beside the measured work, until that outlasts it."""
 
-Work = Callable[[], Point]
+Work = Callable[[], StreamEvent]
 """Begins one piece of work on its stream; its end."""
 
 
@@ -94,19 +94,19 @@ def _alone(work: Work, clock: Callable[[], float]) -> float:
     return max(clock() - began, 1e-6)
 
 
-def _begin(work: Work, count: int) -> Point:
+def _begin(work: Work, count: int) -> StreamEvent:
     """Begin so many pieces of work. The end of the last."""
     for _ in range(count - 1):
         work()
     return work()
 
 
-def _wait(end: Point) -> None:
+def _wait(end: StreamEvent) -> None:
     if end.event is not None:
         end.event.synchronize()
 
 
-def _under_way(end: Point) -> bool:
+def _under_way(end: StreamEvent) -> bool:
     """Whether a piece of work has not ended yet; on a processor, which ends each before the next, it counts as such."""
     return end.event is None or not end.event.query()
 
@@ -123,9 +123,9 @@ def _copies(transfers: Transfers, stream: Stream) -> tuple[Tensor, Work]:
 def _matmuls(transfers: Transfers, dtype: torch.dtype) -> Work:
     a, b, product = (torch.randn(SIDE, SIDE, device=transfers.device).to(dtype) for _ in range(3))
 
-    def multiply() -> Point:
+    def multiply() -> StreamEvent:
         torch.mm(a, b, out=product)
-        return transfers.now()
+        return transfers.record_event()
 
     return multiply
 

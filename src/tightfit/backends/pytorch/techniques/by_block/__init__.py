@@ -16,7 +16,7 @@ In reading order:
 | `parts` | blocks and embeddings of a model, and their parameters |
 | `state_dicts` | state dicts of a model whose weights live in host memory |
 
-From a step to a copy: `Step.accumulate` calls `sweep.ByBlock`, which lets a block be entered (`BlockCalls.enter`)
-before its micro-batches go through; `UpdateByBlock.enter` brings its weights (`OffloadedState`,
+From a step to a copy: `Step.accumulate` calls `sweep.ByBlock`, which has a block made ready (`BlockCalls.begin`)
+before its micro-batches go through; `UpdateByBlock.make_ready` brings its weights (`OffloadedState`,
 `StreamedTensors.fetch`, `Transfers.to_device`) and applies the update that it still waits for.
 """

@@ -22,17 +22,17 @@ SMALLEST = 1 << 20
 """Bytes of a tensor that is worth a copy."""
 
 
-class _Kept:
+class _Offloaded:
     """A tensor that a block's call keeps. out: its copy into host memory. back: the copy to the device again, once it
     was begun."""
 
     def __init__(self, call: int, out: Copy) -> None:
         self.call, self.out = call, out
         self.back: Copy | None = None
-        self.used = False
+        self.arrived = False
 
     def __del__(self) -> None:
-        if self.back is not None and not self.used:  # brought for nothing: its memory is free when it has arrived
+        if self.back is not None and not self.arrived:  # brought for nothing: its memory is free when it has arrived
             self.back.wait()
 
 
@@ -71,7 +71,7 @@ class HostActivations:
     def __init__(self, transfers: Transfers, blocks: Sequence[nn.Module], count: int) -> None:
         self.calls = 0
         self._transfers, self._blocks, self._count = transfers, blocks, count
-        self._kept: dict[int, list[weakref.ref[_Kept]]] = {}
+        self._offloaded: dict[int, list[weakref.ref[_Offloaded]]] = {}
         self._following: dict[int, int] = {}
         self._latest: list[Copy] = []
         self._current: int | None = None
@@ -85,64 +85,64 @@ class HostActivations:
         module = self._blocks[block]
         shared = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and not t.requires_grad]
         stay = {_memory(tensor) for tensor in (*module.parameters(), *module.buffers(), *shared)}
-        kept: dict[tuple[Any, ...], _Kept] = {}
+        kept: dict[tuple[Any, ...], _Offloaded] = {}
         with saved_tensors_hooks(partial(self._pack, number, module, stay, kept), self._unpack):
             output = call(*args, **kwargs)
-        self._let_go()
+        self._wait_for_offloads()
         self._latest = [found.out for found in kept.values()]
-        self._kept[number] = [weakref.ref(found) for found in kept.values()]
+        self._offloaded[number] = [weakref.ref(found) for found in kept.values()]
         return output
 
     def expect(self, calls: Sequence[int]) -> None:
         """The order in which backward passes will come to calls; without it the last call comes first."""
-        self._kept = {call: self._kept[call] for call in calls if call in self._kept}
+        self._offloaded = {call: self._offloaded[call] for call in calls if call in self._offloaded}
         self._following = dict(pairwise(calls))
         self._fetch(calls[0])
 
-    def _let_go(self) -> None:
+    def _wait_for_offloads(self) -> None:
         """Wait for the copies of the last call's tensors, whose memory on the device is free then."""
         for copy in self._latest:
             copy.wait()
         self._latest = []
 
     def _pack(
-        self, number: int, module: nn.Module, stay: set[int], kept: dict[tuple[Any, ...], _Kept], tensor: Tensor
-    ) -> Tensor | _Kept | _Cast:
+        self, number: int, module: nn.Module, stay: set[int], kept: dict[tuple[Any, ...], _Offloaded], tensor: Tensor
+    ) -> Tensor | _Offloaded | _Cast:
         small = tensor.numel() * tensor.element_size() < SMALLEST
         if small or tensor.device.type != self._transfers.device.type or _memory(tensor) in stay or not _dense(tensor):
             return tensor
-        if (cast := _Cast.of(tensor)) is not None:
+        if (cast := _Cast.of(tensor)) is not None and _memory(cast.weight) in stay:
             return cast
         key = _memory(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
         if key not in kept:
-            kept[key] = _Kept(number, self._transfers.to_host(tensor.detach()))
+            kept[key] = _Offloaded(number, self._transfers.to_host(tensor.detach()))
             self._holds(kept[key].out.target, module)
         return kept[key]
 
-    def _unpack(self, kept: Tensor | _Kept | _Cast) -> Tensor:
+    def _unpack(self, kept: Tensor | _Offloaded | _Cast) -> Tensor:
         if isinstance(kept, Tensor):
             return kept
         if isinstance(kept, _Cast):
             return kept.again()
         if kept.call != self._current:
-            self._let_go()
+            self._wait_for_offloads()
             self._current = kept.call
-            self._kept.pop(kept.call, None)
+            self._offloaded.pop(kept.call, None)
             self._fetch(self._following.pop(kept.call, kept.call - 1))
         if kept.back is None:
-            self._bring(kept)
+            self._begin_copy_back(kept)
         assert kept.back is not None
-        kept.used = True
+        kept.arrived = True
         return kept.back.wait()
 
     def _fetch(self, number: int) -> None:
         """Begin to bring what a call kept."""
-        for reference in self._kept.pop(number, []):
+        for reference in self._offloaded.pop(number, []):
             kept = reference()  # None where its backward pass was never asked for
             if kept is not None and kept.back is None:
-                self._bring(kept)
+                self._begin_copy_back(kept)
 
-    def _bring(self, kept: _Kept) -> None:
+    def _begin_copy_back(self, kept: _Offloaded) -> None:
         kept.back = self._transfers.to_device(kept.out.target, after=[kept.out], keep=False)
         self._holds(kept.back.target, None)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +29,12 @@ class BlockCalls:
     """Every call of a block goes through here, outside of its compiled graph and of its recomputation; those of the
     embeddings as well, where their weights wait in host memory.
 
-    update: of the parts, which brings each one's weights; it comes here by itself. entered: the parts in use.
+    update: of the parts, which brings each one's weights; it comes here by itself. around_updates: entered around the
+    update of each. in_use: the parts in use.
     """
 
     update: UpdateByBlock
+    around_updates: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def __init__(
         self, parts: Parts, transfers: Transfers, *, activations: float = 0.0, embeddings: bool = False
@@ -42,8 +44,8 @@ class BlockCalls:
         self.parts, self.transfers = parts, transfers
         count = round(activations * len(parts.blocks))
         self.activations = HostActivations(transfers, parts.blocks, count) if count else None
-        self.entered: set[int] = set()
-        self._caller: Caller = self._at_once
+        self.in_use: set[int] = set()
+        self._caller: Caller = self._call_now
         self._before: dict[nn.Module, Any] = {}
         for number, block in enumerate(parts.blocks):
             self._wrap(block, partial(self._called, number))
@@ -53,7 +55,7 @@ class BlockCalls:
 
     @contextmanager
     def called_by(self, caller: Caller) -> Iterator[None]:
-        """Inside, calls of blocks go to `caller`, who sees to `enter` and `leave` as well, and to `leave_ends`."""
+        """Inside, calls of blocks go to `caller`, who sees to `begin` and `end` as well, and to `end_embeddings`."""
         before, self._caller = self._caller, caller
         try:
             yield
@@ -65,27 +67,27 @@ class BlockCalls:
         for module, before in self._before.items():
             module._compiled_call_impl = before
 
-    def enter(self, part: int, then: int | None = None) -> None:
-        """Make a part ready. then: the one that is expected next."""
-        self.entered.add(part)
+    def begin(self, part: int, next_part: int | None = None) -> None:
+        """Make a part ready. next_part: the one that is expected next."""
+        self.in_use.add(part)
         with working_on(self.parts.modules[part]):
-            self.update.enter(part, then)
+            self.update.make_ready(part, next_part)
 
-    def leave(self, part: int) -> None:
+    def end(self, part: int) -> None:
         """A part is not used any more for now."""
         with working_on(self.parts.modules[part]):
-            self.update.leave(part)
-        self.entered.discard(part)
+            self.update.release(part)
+        self.in_use.discard(part)
 
-    def leave_all(self) -> None:
+    def end_all(self) -> None:
         """No part is used any more."""
-        for part in sorted(self.entered):
-            self.leave(part)
+        for part in sorted(self.in_use):
+            self.end(part)
 
-    def leave_ends(self) -> None:
+    def end_embeddings(self) -> None:
         """No embedding is used any more for now."""
-        for part in sorted(self.entered & self.parts.end_modules.keys()):
-            self.leave(part)
+        for part in sorted(self.in_use & self.parts.end_modules.keys()):
+            self.end(part)
 
     def _wrap(self, module: nn.Module, caller: Call) -> None:
         """Let `caller` run a module's calls: at their outermost place, for `_call_impl` runs hooks and forward,
@@ -102,22 +104,22 @@ class BlockCalls:
             call = partial(self.activations.run, number, call)
         return self._caller(number, call, args, kwargs)
 
-    def _at_once(self, number: int, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.enter(number, number + 1 if number + 1 < len(self.parts.blocks) else None)
+    def _call_now(self, number: int, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.begin(number, number + 1 if number + 1 < len(self.parts.blocks) else None)
         try:
             return call(*args, **kwargs)
         finally:
             _drop_casts()
-            self.leave(number)
+            self.end(number)
 
     def _called_end(self, number: int, module: nn.Module, call: Call, *args: Any, **kwargs: Any) -> Any:
         """An embedding's call; in training a head's backward pass follows at once, and only a sweep knows its end."""
         if isinstance(module.forward, HeadForward) and not module.forward.uses_weights(len(args)):
             return call(*args, **kwargs)
         learns = torch.is_grad_enabled()
-        if number not in self.entered:
-            self.leave_ends()
-            self.enter(number)
+        if number not in self.in_use:
+            self.end_embeddings()
+            self.begin(number)
         if learns and isinstance(module, nn.Linear):
             self.update.fetch_gradients(number, None)
         try:
@@ -127,7 +129,7 @@ class BlockCalls:
         finally:
             if not learns:
                 _drop_casts()
-                self.leave_ends()
+                self.end_embeddings()
 
 
 def _drop_casts() -> None:

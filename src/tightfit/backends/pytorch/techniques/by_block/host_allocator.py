@@ -33,14 +33,14 @@ class HostAllocator:
         self._device = device
         self._held = 0
 
-    def lasting(self, count: int) -> Tensor:
+    def persistent(self, count: int) -> Tensor:
         """Memory of `count` bytes in whole pages, without values: uint8, (count,). Raises Refused where the host has
         no more."""
         taken = whole_pages(count)
         if self._device.type != "cuda" or not count:
             return torch.empty(taken, dtype=torch.uint8, device="cpu")[:count]
         if not hasattr(mmap, "MAP_PRIVATE"):  # as on Windows: PyTorch's, which may take more
-            return self.passing(torch.empty(taken, dtype=torch.uint8, device="meta"))[:count]
+            return self.temporary(torch.empty(taken, dtype=torch.uint8, device="meta"))[:count]
         try:
             pages = mmap.mmap(-1, taken, flags=mmap.MAP_PRIVATE)
         except OSError:
@@ -54,7 +54,7 @@ class HostAllocator:
             self._lock(memory, pages)
         return memory[:count]
 
-    def passing(self, like: Tensor) -> Tensor:
+    def temporary(self, like: Tensor) -> Tensor:
         """Memory for a tensor of the same shape, strides and dtype, without values."""
         if self.locked and self._device.type == "cuda":
             try:

@@ -11,7 +11,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from tightfit.backends.pytorch.techniques.by_block.transfers import Copy, Point, Transfers, watches
+from tightfit.backends.pytorch.techniques.by_block.transfers import Copy, StreamEvent, Transfers, watches
 from tightfit.trace import Category
 
 ALIGNMENT = 256
@@ -22,31 +22,31 @@ Bind = Callable[[int, "Sequence[Tensor] | None"], None]
 
 
 class Packing:
-    """The places of several tensors in one piece of memory, so that one copy moves them all."""
+    """The layout of several tensors in one piece of memory, so that one copy moves them all."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.places: list[tuple[int, int, torch.Size, tuple[int, ...], torch.dtype]] = []
+        self.layouts: list[tuple[int, int, torch.Size, tuple[int, ...], torch.dtype]] = []
         self.bytes = 0
         for tensor in tensors:
             size = prod(tensor.shape) * tensor.element_size()
             dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)  # else as contiguous, in as many bytes
             strides = tensor.stride() if dense else torch.empty(tensor.shape, device="meta").stride()
-            self.places.append((self.bytes, size, tensor.shape, strides, tensor.dtype))
+            self.layouts.append((self.bytes, size, tensor.shape, strides, tensor.dtype))
             self.bytes += -(-size // ALIGNMENT) * ALIGNMENT
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether the places are those of such tensors."""
-        return [(t.shape, t.dtype) for t in tensors] == [(shape, dtype) for _, _, shape, _, dtype in self.places]
+        """Whether it is the layout of such tensors."""
+        return [(t.shape, t.dtype) for t in tensors] == [(shape, dtype) for _, _, shape, _, dtype in self.layouts]
 
     def views(self, memory: Tensor) -> list[Tensor]:
         """The tensors in `memory`, uint8 of at least `bytes`."""
         return [memory[start : start + size].view(dtype).as_strided(shape, strides)
-                for start, size, shape, strides, dtype in self.places]
+                for start, size, shape, strides, dtype in self.layouts]
 
 
 @dataclass(eq=False)
 class _HostCopy:
-    """A part's host memory. written: the copies after which it holds what was sent last."""
+    """A part's host memory. written: the copies after which it holds what was offloaded last."""
 
     packing: Packing
     memory: Tensor
@@ -55,31 +55,31 @@ class _HostCopy:
 
 @dataclass(eq=False)
 class _DeviceBuffer:
-    """A place on the device for one part's tensors.
+    """Memory of the device for one part's tensors at a time.
 
     holds: the part. arriving: the copy that brings it, until it was waited for. free: what must have ended before
-    another part's may be brought.
+    another part is fetched.
     """
 
     memory: Tensor
     holds: int | None = None
     arriving: Copy | None = None
-    free: list[Point] = field(default_factory=list)
+    free: list[StreamEvent] = field(default_factory=list)
 
 
 class StreamedTensors:
     """Tensors of one kind (weights, gradients or optimizer states) in host memory, double-buffered on the GPU: the next
     part's are copied while one is used.
 
-    A part is a block of the model, or an embedding at one of its ends. A part's tensors are used between `enter` and
-    `leave`, while the next one's may be under way. Parts that were never adopted are nobody's here: for them nothing
-    happens.
+    A part is a block of the model, or an embedding at one of its ends. A part's tensors are used between `fetch` and
+    `release`, while the next one's may be under way. Nothing happens for parts that were neither packed nor
+    offloaded.
     """
 
     def __init__(
         self, transfers: Transfers, parts: Sequence[nn.Module], category: Category, bind: Bind, blocks: int
     ) -> None:
-        """blocks: how many of the parts, the first, are blocks. Two places are theirs, and one the others'."""
+        """blocks: how many of the parts, the first, are blocks. Two buffers are theirs, and one the others'."""
         self._transfers = transfers
         self._parts = parts
         self._category = category
@@ -87,145 +87,137 @@ class StreamedTensors:
         self._blocks = blocks
         self._host_copies: dict[int, _HostCopy] = {}
         self._buffers: dict[int, _DeviceBuffer] = {}
-        self._entered: dict[int, _DeviceBuffer] = {}
+        self._fetched: dict[int, _DeviceBuffer] = {}
 
     def __contains__(self, part: int) -> bool:
         return part in self._host_copies
 
-    @property
-    def host_bytes(self) -> int:
-        """Bytes of host memory."""
-        return sum(home.memory.numel() for home in self._host_copies.values())
-
-    def is_entered(self, part: int) -> bool:
+    def is_fetched(self, part: int) -> bool:
         """Whether the part's tensors are on the device, and bound."""
-        return part in self._entered
+        return part in self._fetched
 
-    def views(self, part: int) -> list[Tensor]:
+    def host_views(self, part: int) -> list[Tensor]:
         """A part's tensors in host memory."""
-        home = self._host_copies[part]
-        return home.packing.views(home.memory)
+        host_copy = self._host_copies[part]
+        return host_copy.packing.views(host_copy.memory)
 
-    def move_in(self, part: int, tensors: Sequence[Tensor]) -> None:
-        """Give tensors of the host itself, which nothing has used on the device yet, their place in host memory."""
+    def pack(self, part: int, tensors: Sequence[Tensor]) -> None:
+        """Give tensors of the host itself, which nothing has used on the device yet, the part's host memory."""
         for watch, tensor in product(watches(), tensors):
             watch.lies_on_host(tensor, pinned=False)
-        self._give_home(part, tensors)
-        for tensor, view in zip(tensors, self.views(part), strict=True):
+        self._allocate_host_copy(part, tensors)
+        for tensor, view in zip(tensors, self.host_views(part), strict=True):
             view.copy_(tensor)
 
-    def copy_out(self, part: int, tensors: Sequence[Tensor]) -> None:
-        """Copy tensors into the part's host memory. They are kept until `wait_for_copies_out`."""
-        if part in self._entered:  # they lie there
-            self.copy_back(part)
+    def offload(self, part: int, tensors: Sequence[Tensor]) -> None:
+        """Copy tensors into the part's host memory. They are kept until `wait_for_offload`."""
+        if part in self._fetched:  # they lie there
+            self.write_back(part)
             return
         if part not in self._host_copies or not self._host_copies[part].packing.fits(tensors):
-            self._give_home(part, tensors)
-        for slot in self._buffers.values():
-            if slot.holds == part:  # what was there before
-                slot.holds = None
-        pairs = zip(tensors, self.views(part), strict=True)
+            self._allocate_host_copy(part, tensors)
+        for buffer in self._buffers.values():
+            if buffer.holds == part:  # what was there before
+                buffer.holds = None
+        pairs = zip(tensors, self.host_views(part), strict=True)
         self._host_copies[part].written = [self._transfers.to_host(tensor.detach(), view) for tensor, view in pairs]
 
-    def wait_for_copies_out(self, part: int) -> None:
-        """Let later computation wait for the copies that `copy_out` began, and free their sources."""
+    def wait_for_offload(self, part: int) -> None:
+        """Let later computation wait for the copies that `offload` began, and free their sources."""
         for copy in self._host_copies[part].written:
             copy.wait()
 
-    def forget_copies_out(self) -> None:
-        """Every copy out has been waited for: nothing later need name one."""
-        for home in self._host_copies.values():
-            home.written = []
-        for slot in self._buffers.values():
-            slot.free = []
+    def forget_offloads(self) -> None:
+        """Every copy that `offload` or `write_back` began has been waited for: nothing later need name one."""
+        for host_copy in self._host_copies.values():
+            host_copy.written = []
+        for buffer in self._buffers.values():
+            buffer.free = []
 
-    def fetch(self, part: int | None) -> None:
-        """Begin to bring a part's tensors, unless they are on the device or under way."""
+    def prefetch(self, part: int | None) -> None:
+        """Begin to copy a part's tensors to the device, unless they are there or under way."""
         if part is None or part not in self._host_copies:
             return
-        home, slot = self._host_copies[part], self._slot(part)
-        if slot.holds == part or slot in self._entered.values():
+        host_copy, buffer = self._host_copies[part], self._buffer(part)
+        if buffer.holds == part or buffer in self._fetched.values():
             return
-        target, after = slot.memory[: home.packing.bytes], [*slot.free, *home.written]
-        slot.holds, slot.arriving = part, self._transfers.to_device(home.memory, target, after, keep=False)
+        target, after = buffer.memory[: host_copy.packing.bytes], [*buffer.free, *host_copy.written]
+        buffer.holds, buffer.arriving = part, self._transfers.to_device(host_copy.memory, target, after, keep=False)
 
-    def enter(self, part: int, then: int | None = None) -> None:
-        """Use a part's tensors on the device from here on, and begin to bring those of the part `then`."""
-        if part in self._host_copies and part not in self._entered:
-            self.fetch(part)
-            slot = self._slot(part)
-            assert slot.holds == part, "another part's tensors are used in its place"
-            if slot.arriving is not None:
-                slot.arriving.wait()
-                slot.arriving = None
-            self._entered[part] = slot
-            self._bind(part, self._host_copies[part].packing.views(slot.memory))
-        self.fetch(then)
+    def fetch(self, part: int, next_part: int | None = None) -> None:
+        """Use a part's tensors on the device from here on, and prefetch those of the part `next_part`."""
+        if part in self._host_copies and part not in self._fetched:
+            self.prefetch(part)
+            buffer = self._buffer(part)
+            assert buffer.holds == part, "another part's tensors are in use in its buffer"
+            if buffer.arriving is not None:
+                buffer.arriving.wait()
+                buffer.arriving = None
+            self._fetched[part] = buffer
+            self._bind(part, self._host_copies[part].packing.views(buffer.memory))
+        self.prefetch(next_part)
 
-    def copy_back(self, part: int) -> None:
+    def write_back(self, part: int) -> None:
         """The part's tensors were changed on the device: copy them into host memory."""
-        if part in self._entered:
-            home, slot = self._host_copies[part], self._entered[part]
-            size = home.packing.bytes
-            home.written = [self._transfers.to_host(slot.memory[:size], home.memory, keep=False)]
+        if part in self._fetched:
+            host_copy, buffer = self._host_copies[part], self._fetched[part]
+            size = host_copy.packing.bytes
+            host_copy.written = [self._transfers.to_host(buffer.memory[:size], host_copy.memory, keep=False)]
 
-    def leave(self, part: int) -> None:
+    def release(self, part: int) -> None:
         """The part's tensors are not used any more for now."""
-        slot = self._entered.pop(part, None)
-        if slot is not None:
-            slot.free = [self._transfers.now(), *self._host_copies[part].written]
+        buffer = self._fetched.pop(part, None)
+        if buffer is not None:
+            buffer.free = [self._transfers.record_event(), *self._host_copies[part].written]
             self._bind(part, None)
 
-    def drop(self) -> None:
-        """Nothing on the device is worth keeping: what waits in host memory was changed there."""
-        for slot in self._buffers.values():
-            slot.holds = None
+    def invalidate(self) -> None:
+        """What buffers hold is out of date: what waits in host memory was changed there."""
+        for buffer in self._buffers.values():
+            buffer.holds = None
 
-    def release(self, part: int | None = None) -> None:
-        """Give a part's place on the device back, or all of them, but for those in use: every copy out has been waited
-        for."""
-        for place in list(self._buffers) if part is None else [self._place(part)]:
-            slot = self._buffers.get(place)
-            if slot is not None and slot not in self._entered.values():
-                self._let_go(slot)
-                del self._buffers[place]
+    def free_buffers(self, part: int | None = None) -> None:
+        """Give a part's buffer back, or all of them, but for those in use: every copy from them has been waited for."""
+        for number in list(self._buffers) if part is None else [self._buffer_number(part)]:
+            buffer = self._buffers.get(number)
+            if buffer is not None and buffer not in self._fetched.values():
+                self._wait_for_arrival(buffer)
+                del self._buffers[number]
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Nothing that waits in host memory is worth keeping."""
-        self.drop()
+        self.invalidate()
         self._host_copies.clear()
 
-    def _give_home(self, part: int, tensors: Sequence[Tensor]) -> None:
+    def _allocate_host_copy(self, part: int, tensors: Sequence[Tensor]) -> None:
         packing = Packing(tensors)
-        self._host_copies[part] = home = _HostCopy(packing, self._transfers.host_memory(packing.bytes))
+        self._host_copies[part] = host_copy = _HostCopy(packing, self._transfers.host_memory(packing.bytes))
         for watch in watches():
-            watch.holds(home.memory, self._category, self._parts[part])
+            watch.holds(host_copy.memory, self._category, self._parts[part])
 
-    def _place(self, part: int) -> int:
-        """A part's place on the device, always the same: what autograd saved of a block's weights in the forward pass,
-        such as a transposed view, shows them again in the backward pass."""
+    def _buffer_number(self, part: int) -> int:
+        """A part's buffer is always the same: what autograd saved of a block's weights in the forward pass, such as a
+        transposed view, shows them again in the backward pass."""
         return part % 2 if part < self._blocks else 2
 
-    def _slot(self, part: int) -> _DeviceBuffer:
-        place = self._place(part)
-        size = max(home.packing.bytes for other, home in self._host_copies.items() if self._shares_size(other, part))
-        slot = self._buffers.get(place)
-        if slot is None or slot.memory.numel() < size:
-            if slot is not None:
-                assert slot not in self._entered.values(), "a larger part came while another was in use"
+    def _buffer(self, part: int) -> _DeviceBuffer:
+        number = self._buffer_number(part)
+        size = max(copy.packing.bytes for other, copy in self._host_copies.items()
+                   if (other < self._blocks) == (part < self._blocks))
+        buffer = self._buffers.get(number)
+        if buffer is None or buffer.memory.numel() < size:
+            if buffer is not None:
+                assert buffer not in self._fetched.values(), "a larger part came while another was in use"
                 self._transfers.wait_for_copies_out()  # which may read the memory that is given back
-                self._let_go(slot)
+                self._wait_for_arrival(buffer)
             memory = torch.empty(size, dtype=torch.uint8, device=self._transfers.device)
-            slot = self._buffers[place] = _DeviceBuffer(memory)
+            buffer = self._buffers[number] = _DeviceBuffer(memory)
             for watch in watches():
                 watch.holds(memory, self._category, None)
             self._transfers.hold_copies_in()  # others may have used this memory until now
-        return slot
+        return buffer
 
-    def _let_go(self, slot: _DeviceBuffer) -> None:
-        """A slot's memory is about to be given back: nothing may arrive there any more."""
-        if slot.arriving is not None:
-            slot.arriving.wait()
-
-    def _shares_size(self, one: int, other: int) -> bool:
-        return (one < self._blocks) == (other < self._blocks)
+    def _wait_for_arrival(self, buffer: _DeviceBuffer) -> None:
+        """A buffer's memory is about to be given back: nothing may arrive there any more."""
+        if buffer.arriving is not None:
+            buffer.arriving.wait()

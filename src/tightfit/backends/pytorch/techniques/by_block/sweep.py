@@ -20,11 +20,11 @@ from tightfit.trace import Phase
 
 
 class ByBlock:
-    """An accumulation. sweep_of: how many of so many micro-batches go together. wide: sum a part's gradients of a sweep
-    in fp32."""
+    """An accumulation. sweep_of: how many of so many micro-batches go together. fp32_sums: sum a part's gradients of
+    a sweep in fp32."""
 
-    def __init__(self, sweep_of: Callable[[int], int], wide: bool = False) -> None:
-        self.sweep_of, self._wide = sweep_of, wide
+    def __init__(self, sweep_of: Callable[[int], int], fp32_sums: bool = False) -> None:
+        self.sweep_of, self._fp32_sums = sweep_of, fp32_sums
 
     def __call__(self, build: Build, passes: MicroBatchPasses, global_batch: TensorGlobalBatch) -> Tensor:
         count = len(global_batch.micro_batches)
@@ -33,7 +33,7 @@ class ByBlock:
         for start in range(0, count, size):
             stop = min(start + size, count)
             try:
-                losses += _Sweep(build, passes, global_batch, range(start, stop), self._wide).run()
+                losses += _Sweep(build, passes, global_batch, range(start, stop), self._fp32_sums).run()
             except RuntimeError as error:
                 if "graph a second time" not in str(error):
                     raise
@@ -48,7 +48,7 @@ class ByBlock:
 
 class _Sweep:
     def __init__(
-        self, build: Build, passes: MicroBatchPasses, global_batch: TensorGlobalBatch, members: range, wide: bool
+        self, build: Build, passes: MicroBatchPasses, global_batch: TensorGlobalBatch, members: range, fp32_sums: bool
     ) -> None:
         self._build, self._passes, self._global_batch = build, passes, global_batch
         self._later, self._last = members.start > 0, members.stop == len(global_batch.micro_batches)
@@ -59,7 +59,7 @@ class _Sweep:
         learns = [bool(parameters) for parameters in blocks.parts.parameters].__getitem__
         self._members = {number: SuspendedPass(self._forward_of(number), learns) for number in members}
         self._order: list[int] = []
-        self._wide = wide and len(members) > 1
+        self._fp32_sums = fp32_sums and len(members) > 1
         self._sums: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
         self._first_call = 0 if blocks.activations is None else blocks.activations.calls
 
@@ -81,21 +81,21 @@ class _Sweep:
     def _forward(self) -> None:
         for number in self._members:
             self._advance(number)
-        self._blocks.leave_ends()
+        self._blocks.end_embeddings()
         while waiting := [member.at for member in self._members.values() if member.at is not None]:
             block = waiting[0]
             if {*waiting} != {block} or len(waiting) < len(self._members):
                 raise ModelError("accumulation: the micro-batches call the model's blocks in different orders, and "
                                  "cannot go through them together; write accumulation=loop")
             self._order.append(block)
-            self._blocks.enter(block, self._after(block))
+            self._blocks.begin(block, self._after(block))
             for number in self._members:
                 self._advance(number)
             torch.clear_autocast_cache()  # casts of this block's weights, which no later block needs
-            self._blocks.leave(block)
+            self._blocks.end(block)
             if all(member.at is None for member in self._members.values()):
                 self._store_gradients_of_head()
-            self._blocks.leave_ends()
+            self._blocks.end_embeddings()
 
     def _store_gradients_of_head(self) -> None:
         """The head's backward passes are over, and its weights still there; those of a tied embedding are to come."""
@@ -131,7 +131,7 @@ class _Sweep:
                                 for call in reversed(range(len(self._order))) for member in range(count)])
         for call in reversed(range(len(self._order))):
             block, before = self._order[call], self._order[call - 1] if call else None
-            self._blocks.enter(block, before)
+            self._blocks.begin(block, before)
             if self._later and last_calls[block] == call:
                 self._update.fetch_gradients(block, before)
             for number, member in self._members.items():
@@ -140,14 +140,14 @@ class _Sweep:
                 self._add_up(block)
             if first_calls[block] == call:
                 self._store_gradients(block, self._last)
-            self._blocks.leave(block)
+            self._blocks.end(block)
         self._backward_outside()
 
     def _backward_outside(self) -> None:
         """The backward pass of what comes before the blocks: the embedding's weights are there beside its gradient."""
         embedding = self._blocks.parts.embedding
         if embedding is not None:
-            self._blocks.enter(embedding)
+            self._blocks.begin(embedding)
             self._update.fetch_gradients(embedding, None)
         for member in self._members.values():
             member.backward_outside()
@@ -155,11 +155,11 @@ class _Sweep:
                 self._add_up(embedding)
         if embedding is not None:
             self._store_gradients(embedding, self._last)
-        self._blocks.leave_ends()
+        self._blocks.end_embeddings()
 
     def _add_up(self, part: int) -> None:
         """Add a part's gradients to its sums in fp32, where there are such."""
-        for parameter in self._blocks.parts.parameters[part] if self._wide else ():
+        for parameter in self._blocks.parts.parameters[part] if self._fp32_sums else ():
             gradient, parameter.grad = parameter.grad, None
             if gradient is not None and parameter in self._sums:
                 self._sums[parameter][1].add_(gradient)
@@ -168,7 +168,7 @@ class _Sweep:
 
     def _store_gradients(self, part: int, final: bool) -> None:
         """Hand a part's summed gradients over; sums in fp32 are rounded into the memory of the first gradients."""
-        for parameter in self._blocks.parts.parameters[part] if self._wide else ():
+        for parameter in self._blocks.parts.parameters[part] if self._fp32_sums else ():
             if parameter in self._sums:
                 parameter.grad, summed = self._sums.pop(parameter)
                 parameter.grad.copy_(summed)

@@ -62,15 +62,18 @@ class TransferWatch(ABC):
         """The stream's next op begins after that moment; the host waits at once."""
 
 
-class Point:
-    """A moment on a stream that others can wait for: the end of what it was asked to do so far."""
+class StreamEvent:
+    """A moment on a stream that others can wait for: the end of what it was asked to do so far.
+
+    event: CUDA's. tick: that of who watches.
+    """
 
     def __init__(self, event: torch.cuda.Event | None = None, tick: int | None = None) -> None:
         self.event = event
         self.tick = tick
 
 
-class Copy(Point):
+class Copy(StreamEvent):
     """A copy that was begun. target: where it goes; to be read after `wait` or `wait_on_host`."""
 
     def __init__(self, transfers: Transfers, target: Tensor, stream: Stream) -> None:
@@ -109,28 +112,28 @@ class Transfers:
         self._begun: dict[Copy, Tensor] = {}
         self.latest_out: Copy | None = None
         """The copy to the host begun last: whoever waits for it waits for all before."""
-        self._hold_in: tuple[Point, ...] = ()
+        self._hold_in: tuple[StreamEvent, ...] = ()
 
     def host_memory(self, count: int) -> Tensor:
         """Memory of the host that lasts: `count` bytes without values, uint8, (count,)."""
-        made = self._host.lasting(count)
+        made = self._host.persistent(count)
         for watch in watches():
             watch.lies_on_host(made, pinned=self._host.locked)
         return made
 
-    def _passing_memory(self, like: Tensor) -> Tensor:
+    def _temporary_memory(self, like: Tensor) -> Tensor:
         """Memory of the host that is given back soon, for a tensor of the same shape, strides and dtype."""
-        made, pinned = self._host.passing(like), self._host.locked
+        made, pinned = self._host.temporary(like), self._host.locked
         for watch in watches():
             watch.lies_on_host(made, pinned=pinned, taken=pinned_size(made.nbytes) if pinned else None)
         return made
 
-    def now(self) -> Point:
+    def record_event(self) -> StreamEvent:
         """The end of what was computed so far."""
         event = torch.cuda.current_stream(self.device).record_event() if self._streams else None
-        return Point(event, next((watch.last(Stream.COMPUTE) for watch in watches()), None))
+        return StreamEvent(event, next((watch.last(Stream.COMPUTE) for watch in watches()), None))
 
-    def to_host(self, source: Tensor, target: Tensor | None = None, after: Sequence[Point] | None = None, *,
+    def to_host(self, source: Tensor, target: Tensor | None = None, after: Sequence[StreamEvent] | None = None, *,
                 keep: bool = True) -> Copy:
         """Copy a tensor of the device into host memory, `target` or new memory.
 
@@ -138,16 +141,16 @@ class Transfers:
             far. Whoever names less sees to it that the source is written and the target is free by then.
         keep: hold on to the source until the copy is waited for. Whoever does not sees to it that it outlives it.
         """
-        target = self._passing_memory(source) if target is None else target
-        return self._copy(Stream.COPY_OUT, source, target, [self.now()] if after is None else after, keep)
+        target = self._temporary_memory(source) if target is None else target
+        return self._copy(Stream.COPY_OUT, source, target, [self.record_event()] if after is None else after, keep)
 
-    def to_device(self, source: Tensor, target: Tensor | None = None, after: Sequence[Point] | None = None, *,
+    def to_device(self, source: Tensor, target: Tensor | None = None, after: Sequence[StreamEvent] | None = None, *,
                   keep: bool = True) -> Copy:
         """Copy a tensor of the host into the device's memory, `target` or new memory; `after` and `keep` as in
         `to_host`. New memory may have been used until now, so that its copy waits for what was computed so far in any
         case."""
         if target is None or after is None:
-            after = [*(after or ()), self.now()]
+            after = [*(after or ()), self.record_event()]
         if target is None:
             target = torch.empty_like(source, device=self.device, pin_memory=False, requires_grad=False)
         return self._copy(Stream.COPY_IN, source, target, after, keep)
@@ -168,13 +171,13 @@ class Transfers:
 
     def hold_copies_in(self) -> None:
         """The next copy to the device, and so all behind it, begin after what was computed so far."""
-        self._hold_in = (self.now(),)
+        self._hold_in = (self.record_event(),)
 
     def finish(self, copy: Copy) -> None:
         """A copy is waited for: its source is let go."""
         self._begun.pop(copy, None)
 
-    def _copy(self, stream: Stream, source: Tensor, target: Tensor, after: Sequence[Point], keep: bool) -> Copy:
+    def _copy(self, stream: Stream, source: Tensor, target: Tensor, after: Sequence[StreamEvent], keep: bool) -> Copy:
         if source.shape != target.shape or source.dtype != target.dtype:
             raise ValueError(f"target: {tuple(target.shape)} {target.dtype} should be as the source, "
                              f"{tuple(source.shape)} {source.dtype}")
@@ -198,7 +201,7 @@ class Transfers:
             self.latest_out = copy
         return copy
 
-    def _run(self, copy: Copy, source: Tensor, after: Sequence[Point]) -> None:
+    def _run(self, copy: Copy, source: Tensor, after: Sequence[StreamEvent]) -> None:
         """Begin a copy on its stream; without streams, make it."""
         if not self._streams:
             copy.target.copy_(source)

@@ -62,17 +62,17 @@ class UpdateByBlock(ScaledUpdate):
         self._norms: dict[nn.Parameter, Tensor] = {}
         self._finite: list[_Gradients] = []
         self._final: set[int] = set()
-        self._entered: set[int] = set()  # in this step
+        self._seen: set[int] = set()  # in this step
         self._pending: _Pending | None = None
         self._calls = calls
-        self._hooks = StateDictHooks(weakref.ref(self))
-        self._hooks.register(build.model)
+        self._state_dict_hooks = StateDictHooks(weakref.ref(self))
+        self._state_dict_hooks.register(build.model)
 
     def set_learning_rate(self, learning_rate: float) -> None:
         self._learning_rate = learning_rate
 
-    def fetch_gradients(self, part: int, then: int | None) -> None:
-        self._offloaded.fetch_gradients(part, then)
+    def fetch_gradients(self, part: int, next_part: int | None) -> None:
+        self._offloaded.fetch_gradients(part, next_part)
 
     def store_gradients(self, part: int, final: bool) -> None:
         with working_on(self._parts.modules[part]):
@@ -80,7 +80,7 @@ class UpdateByBlock(ScaledUpdate):
             if final:
                 self._final.add(part)
                 self._measure(self._parts.parameters[part])
-            self._offloaded.store_gradients(part, final, leave=not self._technique.in_backward)
+            self._offloaded.store_gradients(part, final, offload=not self._technique.in_backward)
         if final and self._technique.in_backward:
             self._pending = _Pending(self._learning_rate, None, {part}, None)
             self._update_parts([part], part - 1 if 0 < part < len(self._parts.blocks) else None)
@@ -110,7 +110,7 @@ class UpdateByBlock(ScaledUpdate):
         seed = int(torch.randint(1 << 62, ())) if self._draws else None
         self._pending = _Pending(self._learning_rate, norm, {*range(len(self._parts.modules))}, seed)
         self._update_parts(self._parts.behind_blocks)
-        self._offloaded.all_learned()
+        self._offloaded.finish_updates()
         if not self._technique.deferred:
             self._update_all()
         return norm
@@ -124,48 +124,48 @@ class UpdateByBlock(ScaledUpdate):
                 self.store_gradients(part, final=True)
             self._update_all()
         self._final.clear()
-        self._entered.clear()
-        self._offloaded.all_learned()
+        self._seen.clear()
+        self._offloaded.finish_updates()
 
     def _refuse_unseen_gradients(self) -> None:
         """Raise ModelError where a block has gradients and was never called, so that its weights are an update behind;
         and where more gradients came than those that were complete."""
         for part, parameters in enumerate(self._parts.parameters):
-            unseen = part < len(self._parts.blocks) and part not in self._entered
+            unseen = part < len(self._parts.blocks) and part not in self._seen
             if (unseen or part in self._final) and any(p.grad is not None for p in parameters):
                 name = f"block {part + 1}" if part < len(self._parts.blocks) else "the embeddings or the head"
                 raise ModelError(f"update: the model uses {name} otherwise than by calling it in its place, and what "
                                  "works block by block cannot follow; write accumulation=loop update=after-backward "
                                  "offload=none")
 
-    def enter(self, part: int, then: int | None) -> None:
-        self._entered.add(part)
-        self._make_ready(part, then)
+    def make_ready(self, part: int, next_part: int | None) -> None:
+        self._seen.add(part)
+        self._fetch_and_update(part, next_part)
 
-    def _make_ready(self, part: int, then: int | None) -> None:
-        self._offloaded.enter(part, then)
-        self._update(part, then)
+    def _fetch_and_update(self, part: int, next_part: int | None) -> None:
+        self._offloaded.fetch_weights(part, next_part)
+        self._update(part, next_part)
 
-    def leave(self, part: int) -> None:
-        self._offloaded.leave(part)
+    def release(self, part: int) -> None:
+        self._offloaded.release_weights(part)
 
-    def _update(self, part: int, then: int | None) -> None:
-        """Apply what a part waits for; its weights are on the device. then: the part that is expected next."""
+    def _update(self, part: int, next_part: int | None) -> None:
+        """Apply what a part waits for; its weights are on the device. next_part: the part that is expected next."""
         if self._pending is None or part not in self._pending.parts:
             return
-        following = then if then in self._pending.parts or self._technique.in_backward else None
-        with (working_on(self._parts.modules[part], Phase.OPTIMIZER),
-              self._offloaded.learning(part, following, self.optimizer), self._own_draws(part)):
+        following = next_part if next_part in self._pending.parts or self._technique.in_backward else None
+        with (self._calls.around_updates(), working_on(self._parts.modules[part], Phase.OPTIMIZER),
+              self._offloaded.updating(part, following, self.optimizer), self._own_draws(part)):
             self._apply(part)
         if not self._pending.parts:
             self._pending = None
             if not self._technique.in_backward:
-                self._offloaded.all_learned()
+                self._offloaded.finish_updates()
 
     def abandon(self) -> None:
-        self._calls.leave_all()
+        self._calls.end_all()
         self._final.clear()
-        self._entered.clear()
+        self._seen.clear()
         self._norms.clear()
         self._finite.clear()
         self.forget_scaling()
@@ -178,13 +178,13 @@ class UpdateByBlock(ScaledUpdate):
 
     def close(self) -> None:
         self.flush()
-        self._hooks.remove()
+        self._state_dict_hooks.remove()
         self._calls.close()
         self._offloaded.close(self._build.model)
 
     def flush_between_steps(self) -> None:
         """As `flush`; nothing while a part is in use, whose place another would take."""
-        if not self._calls.entered:
+        if not self._calls.in_use:
             self.flush()
 
     def reload(self) -> None:
@@ -196,24 +196,24 @@ class UpdateByBlock(ScaledUpdate):
         if self._pending is not None:
             self._update_parts(sorted(self._pending.parts))
 
-    def _update_parts(self, waiting: Sequence[int], last_then: int | None = None) -> None:
-        for part, then in zip(waiting, [*waiting[1:], last_then], strict=True):
+    def _update_parts(self, waiting: Sequence[int], then: int | None = None) -> None:
+        for part, next_part in zip(waiting, [*waiting[1:], then], strict=True):
             with working_on(self._parts.modules[part]):
                 try:
-                    self._make_ready(part, then)
+                    self._fetch_and_update(part, next_part)
                 finally:
-                    self.leave(part)
+                    self.release(part)
 
     def make_states(self, *, late: bool = False) -> None:
         waiting = len(self._parts.blocks) if self._technique.deferred else 0
         for part, module in enumerate(self._parts.modules[: waiting if late else None]):
             with working_on(module):
-                self._offloaded.enter(part, None)
+                self._offloaded.fetch_weights(part, None)
                 self._offloaded.store_gradients(part, final=True)  # there are none: what waits is of no use
-                with self._offloaded.learning(part, None, self.optimizer):
+                with self._offloaded.updating(part, None, self.optimizer):
                     make_states(self.optimizer, self._parts.parameters[part])
-                self._offloaded.leave(part)
-        self._offloaded.all_learned()
+                self._offloaded.release_weights(part)
+        self._offloaded.finish_updates()
         self._offloaded.wait_on_host()
 
     def new_optimizer(self) -> None:
