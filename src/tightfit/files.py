@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -14,8 +15,12 @@ from pathlib import Path
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary name to write a file under; it takes the place of `path` once all of it is there, or is removed.
 
-    Raises OSError that names `path`, as that of a full disk does not by itself.
+    A link stays, and what it leads to is replaced. Raises OSError that names `path`, as that of a full disk does not by
+    itself; so for what is there and is no file, such as a device.
     """
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no file", str(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.writing")
     try:
         yield temporary

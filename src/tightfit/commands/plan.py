@@ -77,7 +77,7 @@ class PlanOptions:
         return 0 if self.tokens is None else parse_tokens(self.tokens)
 
     def check(self) -> None:
-        """Raise RecipeError for what contradicts itself."""
+        """Raise TightfitError for what contradicts itself, and for files that cannot be written."""
         if self.top is not None and self.top < 1:
             raise RecipeError(f"top: {self.top} should be 1 or more, such as --top 3")
         if len(self.gpus) > 1 or any("," in each for each in self.gpus):
@@ -86,13 +86,19 @@ class PlanOptions:
         if self.longest and self.largest:
             raise RecipeError(f"largest: {self.largest!r} and --longest {self.longest} are two questions; write one of "
                               "them")
+        for option, path in self.files.items():
+            if path.is_dir() or not path.parent.is_dir():
+                raise ReportError(f"{option}: {path} cannot be written; write a file in a folder that is there")
+        if self.html is not None and self.html == self.save:
+            raise ReportError(f"save: {self.save} is the page of --html as well; write another file")
 
     def check_for_every_gpu(self) -> None:
         """Raise RecipeError for what is asked of one GPU alone."""
         for option, path in self.files.items():
             raise RecipeError(f"{option}: {path} is for one GPU's plan; write --gpu with its name")
         if self.extreme:
-            raise RecipeError(f"largest: {self.extreme!r} is asked of one GPU; write --gpu with its name")
+            option = "longest" if self.longest else "largest"
+            raise RecipeError(f"{option}: {self.extreme!r} is asked of one GPU; write --gpu with its name")
         for option, size in (("host-memory", self.host_memory), ("gpu-memory", self.gpu_memory)):
             if size is not None:
                 raise RecipeError(f"{option}: {size!r} is for one GPU, and --gpu all compares many; leave it out")
@@ -162,6 +168,8 @@ def _show_overview(
 
 def _plan(planned: Callable[..., ReadablePlan], options: PlanOptions, key: Callable[[], str | None]) -> None:
     prices, tokens = options.prices, options.count_of_tokens
+    if len(prices) > 1:
+        raise RecipeError(f"price: {', '.join(prices)} are several, and this is one GPU's plan; write one")
     if prices and not tokens:
         raise RecipeError(f"price: {prices[0]!r} is for comparing GPUs, and for the cost of a run; write --gpu all or "
                           "--tokens 1B with it")

@@ -68,7 +68,9 @@ def batches(recipe: Recipe) -> str:
 
 def fits(estimate: Estimate) -> str:
     """Whether it fits, in a word or two."""
-    words = ("yes", "with retries", "tight", f"{size(estimate.missing)} short")
+    memory = estimate.memory
+    of_host = f"host: {size(memory.host_missing)} short"
+    words = ("yes", "with retries", "tight", f"{size(memory.missing)} short" if memory.missing else of_host)
     return words[FitRank.AFTER_RETRIES if estimate.fits == "with-retries" else estimate.fit_rank]
 
 
@@ -135,8 +137,8 @@ def _of_copies(text: Callable[[Copies], str], candidate: Candidate) -> str:
 def copies(found: Copies, recipe: Recipe) -> str:
     """Time that copies between host and device add to a step, and the global batch that hides it."""
     said = (f"A step copies {size(found.bytes_in)} to the GPU and {size(found.bytes_out)} back, which takes "
-            f"{seconds(found.seconds_in)} and {seconds(found.seconds_out)} side by side, and is {seconds(found.added)} "
-            f"longer for it: {percent(found.hidden)} of the copying is hidden behind compute, and its speed is "
+            f"{seconds(found.seconds_in)} and {seconds(found.seconds_out)} side by side{_link_speed(found)}, and is "
+            f"{seconds(found.added)} longer for it: {percent(found.hidden)} of all copying is hidden, and its speed is "
             f"{percent(found.speed)} of that without copies.")
     if found.hidden_from is None:
         return said
@@ -145,6 +147,11 @@ def copies(found: Copies, recipe: Recipe) -> str:
         tokens = found.hidden_from * recipe.seq_len
         enough = f"{round(tokens, 2 - len(str(tokens))):,} tokens"
     return f"{said} From about {enough} in a global batch on, that is {percent(FREE)}."
+
+
+def _link_speed(found: Copies) -> str:
+    """The speed at which copies go to the GPU, in words; empty where there are none."""
+    return f" at {found.bytes_in / found.seconds_in / 1e9:.0f} GB/s" if found.seconds_in else ""
 
 
 def marks(candidates: Sequence[Candidate], experts: bool = False) -> str:

@@ -26,8 +26,9 @@ def choices_of(recipe: Recipe) -> tuple[str, ...]:
         name = recipe.backend.name  # a slot of which it considers one variant alone leaves nothing to decide
         return (*(field for field in CHOICES if sum(name in v.auto_on for v in SLOTS.get(field, ())) != 1), "backend")
     if recipe.mode == "train":
-        used = {"offload": recipe.offloaded.uses_host, "parallel": recipe.parallel.process_count > 1,
-                "trainable": recipe.trainable.freezes, "base": recipe.trainable.freezes}
+        streams, freezes = recipe.offloaded.needs_by_block, recipe.trainable.freezes
+        used = {"offload": recipe.offloaded.uses_host, "accumulation": streams, "update": streams,
+                "parallel": recipe.parallel.process_count > 1, "trainable": freezes, "base": freezes}
         return (*CHOICES, *(field for field, is_used in used.items() if is_used))
     return tuple(slot for slot in CHOSEN_SLOTS if not SLOTS[slot][0].trains_only)
 

@@ -17,12 +17,13 @@ MOST = 3
 @dataclass(frozen=True)
 class Saving:
     """One field written differently, for `Recipe.override`. text: as a person writes it. why: what that saves or
-    costs, in a few words."""
+    costs, in a few words. changes_numerics: whether results change."""
 
     field: str
     value: Any
     text: str
     why: str
+    changes_numerics: bool = False
 
     def __str__(self) -> str:
         return f"{self.text} ({self.why})"
@@ -47,8 +48,9 @@ def savings(recipe: Recipe, device: Device) -> Iterator[Saving]:
     for setting in sorted(offered, key=lambda s: (s.numerics_change, s.changes_states, s.slowdown(device))):
         changed = recipe.override(**{setting.slot: setting.name})
         if changed != recipe and not changed.refusals(device):
-            changes = "; changes numerics" * (setting.numerics_change > 0)
-            yield Saving(setting.slot, setting.name, f"{setting.slot}={setting.name}", setting.saving(recipe) + changes)
+            changes = setting.numerics_change > 0
+            yield Saving(setting.slot, setting.name, f"{setting.slot}={setting.name}",
+                         setting.saving(recipe) + "; changes numerics" * changes, changes)
 
 
 def memory_suggestions(recipe: Recipe, device: Device) -> list[str]:

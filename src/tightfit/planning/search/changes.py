@@ -111,7 +111,7 @@ def _together(question: Question, least: Evaluated) -> str:
     """Changes with which it fits: every pin that can save memory without changing numerics does; empty where that is
     not enough."""
     recipe, device = question.exploration.space.recipe, question.exploration.device
-    thrifty = {saving.field: saving.value for saving in savings(recipe, device) if "numerics" not in saving.why}
+    thrifty = {saving.field: saving.value for saving in savings(recipe, device) if not saving.changes_numerics}
     if len(thrifty) < 2:
         return ""
     thrifty.pop(MICRO, None)

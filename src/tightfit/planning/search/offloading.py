@@ -14,7 +14,7 @@ from tightfit.planning.plan import Candidate, Plan
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.exploration import CLOCK_ERROR, MICRO, Exploration, Pair
 from tightfit.planning.search.space import micro_batch_sizes
-from tightfit.planning.search.wording import choices_text
+from tightfit.planning.search.wording import changing, choices_text
 from tightfit.recipe import Recipe
 from tightfit.techniques import default_for_slot
 from tightfit.techniques.offload import STREAMED, Host, NoOffload, Offload
@@ -53,7 +53,8 @@ def evaluate_shares(exploration: Exploration) -> None:
     for choice, micro in [best] if best is not None else list(exploration.found):
         offload = with_shares(exploration.found[choice, micro], kinds)
         if offload is not None:
-            exploration.evaluate([((*choice[:at], offload, *choice[at + 1 :]), micro)])
+            changed = (*choice[:at], offload, *choice[at + 1 :])
+            exploration.evaluate([(each, micro) for each in exploration.space.by_allocator(changed)])
 
 
 def with_shares(found: Evaluated, kinds: Collection[str]) -> Offload | None:
@@ -89,12 +90,14 @@ def plan_streamed(
     if first is None or first.chosen is None:
         return None
     best, at = first, first.chosen.recipe.override(offload=first.asked.to_dict()[OFFLOAD])  # its shares open again
-    for changes in REFINED:
-        changed = at.override(**{field: value for field, value in changes.items() if getattr(recipe, field) == "auto"})
-        if changed != at and not changed.refusals(device):
-            best = better(best, plan_of(changed))
+    for fields in REFINED:
+        refined = at.override(**{field: value for field, value in fields.items() if getattr(recipe, field) == "auto"})
+        if refined != at and not refined.refusals(device):
+            best = better(best, plan_of(refined))
     best = replace(best, asked=recipe, candidates=tuple(marked(found, recipe) for found in best.candidates))
     best = replace(best, chosen=best.candidates[0])
+    if picked := best.candidates[0].changes_numerics:
+        best = replace(best, notes=(f"{changing(picked)} numerics: picked because nothing fits otherwise", *best.notes))
     if resident is None:
         noted = [nothing_resident(best.recipe)] if recipe.offload == "auto" else []
         return replace(best, notes=(*noted, *best.notes))
@@ -107,7 +110,7 @@ def plan_streamed(
 def _first_that_fits(recipe: Recipe, device: Device, plan_of: Callable[[Recipe], Plan]) -> Plan | None:
     """The first plan with a choice: with numerics as they usually are where something fits so, of the largest
     micro-batch with which it does; the embeddings in host memory as well at last."""
-    changes = {field: value for field, value in LEAST_MEMORY.items() if getattr(recipe, field) == "auto"}
+    recipe = with_least_memory(recipe)
     usual = {slot: default_for_slot(recipe, device, slot) for slot in NUMERICS if getattr(recipe, slot) == "auto"}
     sizes = micro_batch_sizes(recipe.batch_size) if recipe.micro_batch_size == "auto" else [recipe.micro_batch_size]
     sizes = [size for size in sizes if size * recipe.seq_len <= MOST_TOKENS] or sizes[:1]
@@ -117,7 +120,7 @@ def _first_that_fits(recipe: Recipe, device: Device, plan_of: Callable[[Recipe],
         first: Plan | None = None
         most = math.inf
         for size, offload in tries:
-            pinned = recipe.override(**{**changes, OFFLOAD: offload, MICRO: size}).model_copy(update=numerics)
+            pinned = recipe.override(**{OFFLOAD: offload, MICRO: size}).model_copy(update=numerics)
             if pinned.mode != "train":
                 return None
             if pinned.refusals(device):
@@ -139,6 +142,12 @@ def _first_that_fits(recipe: Recipe, device: Device, plan_of: Callable[[Recipe],
         if first is not None:
             return first
     return None
+
+
+def with_least_memory(recipe: Recipe) -> Recipe:
+    """The recipe with what it leaves open of `LEAST_MEMORY` set."""
+    changes = {field: value for field, value in LEAST_MEMORY.items() if getattr(recipe, field) == "auto"}
+    return recipe.override(**changes)
 
 
 def streams_as_asked(recipe: Recipe) -> bool:

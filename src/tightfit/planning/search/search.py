@@ -26,7 +26,13 @@ from tightfit.planning.search.explain import SHOWN, compared, misses, ranked, st
 from tightfit.planning.search.exploration import MICRO, Exploration
 from tightfit.planning.search.more_gpus import more_gpus, scaling
 from tightfit.planning.search.offloading import TRACES as STREAMED_TRACES
-from tightfit.planning.search.offloading import experts_stay, keeps_all, plan_streamed, streams_as_asked
+from tightfit.planning.search.offloading import (
+    experts_stay,
+    keeps_all,
+    plan_streamed,
+    streams_as_asked,
+    with_least_memory,
+)
 from tightfit.planning.search.offloading import notes as offloading_notes
 from tightfit.planning.search.pool import Pool
 from tightfit.planning.search.space import Space
@@ -97,7 +103,7 @@ def search(
     """
     check_length(recipe)
     tried: list[Plan] = []
-    before = 0
+    before, asked = 0, recipe
 
     def plan_of(other: Recipe) -> Plan:  # without a catalogue: which GPU would do resident is another question
         made = before + sum(other.predictions for other in tried)
@@ -108,7 +114,8 @@ def search(
     if not choice_alone and device.world == 1 and streams_as_asked(recipe):
         streamed = plan_streamed(recipe, device, None, plan_of)
         if streamed is not None:
-            return replace(streamed, predictions=sum(other.predictions for other in tried))
+            return _with_counts(streamed, tried)
+        recipe = with_least_memory(recipe)  # more does not fit either
     made = sum(other.predictions for other in tried)
     exploration = _explored(recipe, device, tools, evaluator or InProcess(tools, margin), after(made, progress),
                             TRACES if traces is None else traces, choice_alone, for_run)
@@ -127,7 +134,16 @@ def search(
     exploration.progress = after(made, progress)
     if exploration.best() is None and not choice_alone and (way_out := adapters(exploration)):
         plan = replace(plan, notes=(*plan.notes, way_out))
-    return replace(plan, predictions=exploration.budget.made + made)
+    return replace(_with_counts(plan, tried, exploration), asked=asked)
+
+
+def _with_counts(plan: Plan, tried: Sequence[Plan], exploration: Exploration | None = None) -> Plan:
+    """The plan with all combinations and traces counted: those of other plans, and of its own exploration."""
+    considered, traces = sum(other.tried for other in tried), sum(other.predictions for other in tried)
+    if exploration is not None:
+        considered += len(exploration.considered) * len(exploration.sizes)
+        traces += exploration.budget.made
+    return replace(plan, tried=considered, predictions=traces)
 
 
 def _explored(

@@ -143,6 +143,13 @@ class Space:
         return [slot for slot, variants in SLOTS.items()
                 if getattr(self.recipe, slot) == "auto" and not any(variant.auto_on for variant in variants)]
 
+    def by_allocator(self, choice: Choice) -> list[Choice]:
+        """The combination with each setting of the allocator, which one trace serves."""
+        if ALLOCATOR not in self.fields:
+            return [choice]
+        at = self.fields.index(ALLOCATOR)
+        return [(*choice[:at], value, *choice[at + 1 :]) for value in self.values[ALLOCATOR]]
+
     def non_defaults(self, choice: Choice) -> int:
         """In how many fields a combination is not the usual one."""
         return sum(value != first for value, first in zip(choice, self.plain, strict=True))

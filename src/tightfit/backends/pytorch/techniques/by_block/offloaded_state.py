@@ -82,6 +82,7 @@ class OffloadedState:
             self._free_offloaded_gradients()
             self._gradients.offload(part, gradients)
             self._gradients.release(part)
+            self._resident.pop(part, None)  # of an update that was given up
             self._latest_offloaded = part
             (self._summed.discard if final else self._summed.add)(part)
         elif final:
@@ -105,6 +106,7 @@ class OffloadedState:
             for parameter in parameters:
                 parameter.grad = None
         self.finish_updates()
+        self.wait_on_host()  # for copies that nothing waited for, so that their sources go
 
     @contextmanager
     def updating(self, part: int, next_part: int | None, optimizer: Optimizer) -> Iterator[None]:
