@@ -7,7 +7,7 @@ import torch
 
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.batch import tensor_global_batch
-from tightfit.backends.pytorch.techniques.loss_module import LossModule
+from tightfit.backends.pytorch.techniques.parallel import LossModule
 from tightfit.data import prepare
 from tightfit.data.loading import GlobalBatchLoader
 from tightfit.models import model_facts

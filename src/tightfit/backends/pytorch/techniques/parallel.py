@@ -19,7 +19,6 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from tightfit.backends.pytorch.batch import TensorBatch
 from tightfit.backends.pytorch.build import Build, Check, TrainingLoss
-from tightfit.backends.pytorch.techniques.loss_module import LossModule
 from tightfit.backends.pytorch.world import TorchWorld, not_started
 from tightfit.errors import ModelError, Refused
 from tightfit.techniques.parallel import Ddp, Dp, Fsdp, Zero
@@ -106,7 +105,7 @@ def zero(technique: Zero, build: Build) -> Build:
     # Only whoever asks for it pays for the library.
     from tightfit.backends.pytorch.techniques.zero.engine import wrap
 
-    return wrap(technique, build)
+    return wrap(technique, build, LossModule(build))
 
 
 def _gathered_in(build: Build) -> torch.dtype | None:
@@ -141,6 +140,20 @@ def _in_world(build: Build) -> Build:
     world = TorchWorld()
     torch.manual_seed(build.recipe.seed + world.rank)
     return replace(build, world=world)
+
+
+class LossModule(nn.Module):
+    """A micro-batch's summed loss, (1,), made where the micro-batch is: logits would have to travel."""
+
+    def __init__(self, build: Build) -> None:
+        super().__init__()
+        self.model = build.model
+        self._build = build
+
+    def forward(self, check: Check | None = None, **fields: Any) -> Tensor:
+        """fields: of a TensorBatch. check: as of `Build.loss_sum`."""
+        build = replace(self._build, model=self.model)  # DataParallel calls copies of this module
+        return build.loss_sum(TensorBatch(**fields), check)[None]
 
 
 def _loss_of(wrapped: nn.Module) -> TrainingLoss:

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from tightfit.backends.pytorch.batch import TensorBatch
 from tightfit.backends.pytorch.build import Build, Check
 from tightfit.backends.pytorch.models import parameter_count
-from tightfit.backends.pytorch.techniques.loss_module import LossModule
 from tightfit.backends.pytorch.techniques.zero.library import load_deepspeed, quiet, require_async_io
 from tightfit.backends.pytorch.techniques.zero.update import ZeroUpdate
 from tightfit.errors import Refused
@@ -31,8 +31,9 @@ DRIVE_NOTE = ("parallel.offload: DeepSpeed compiles its async_io for the drive b
               "machine, in a few minutes; the processor's update is torch's, for which nothing is compiled")
 
 
-def wrap(technique: Zero, build: Build) -> Build:
-    """The build with its model, gradients and optimizer in the hands of an engine. Raises MissingLibrary, Refused."""
+def wrap(technique: Zero, build: Build, loss_module: nn.Module) -> Build:
+    """The build with its model, gradients and optimizer in the hands of an engine. loss_module: the build's loss.
+    Raises MissingLibrary, Refused."""
     if build.evaluation_dtype is not None:
         raise Refused("parallel: zero cannot replace weights for an evaluation, for DeepSpeed holds them; write "
                       "precision.full_eval=false, or parallel=ddp")
@@ -41,27 +42,30 @@ def wrap(technique: Zero, build: Build) -> Build:
     if technique.offload == "nvme":
         require_async_io()
         notes = (*notes, DRIVE_NOTE)
-    client = build.optimizer()
-    with quiet():
-        engine = deepspeed.initialize(model=LossModule(build), optimizer=client,
-                                      config=configuration(technique, build))[0]  # fmt: skip
+    updates: list[ZeroUpdate] = []  # the step's, which is made once the notes are said: an engine may compile
 
     def loss(batch: TensorBatch, check: Check | None) -> Tensor:
-        whole: Tensor = engine(check, **vars(batch)).sum()
+        whole: Tensor = updates[-1].engine(check, **vars(batch)).sum()
         return whole
 
     @contextmanager
     def sync(last: bool) -> Iterator[None]:
+        engine = updates[-1].engine
         engine.set_gradient_accumulation_boundary(last)
         yield
         if not last:
             engine.step()  # counts, and learns nothing yet
 
+    def engine_of(client: Optimizer) -> Any:
+        with quiet():
+            return deepspeed.initialize(model=loss_module, optimizer=client, config=configuration(technique, build))[0]
+
     def update(build: Build, calls: BlockCalls | None) -> ZeroUpdate:
-        return ZeroUpdate(build, engine)
+        updates.append(ZeroUpdate(build, engine_of))
+        return updates[-1]
 
     return replace(build, training_loss=loss, gradient_sync=sync, update_factory=update, notes=notes,
-                   optimizer_factory=lambda model: client, settings=(*build.settings, quiet))
+                   settings=(*build.settings, quiet))
 
 
 def configuration(technique: Zero, build: Build) -> dict[str, Any]:
