@@ -71,6 +71,14 @@ def tiny(tmp_path: Path, shared_cache: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
+def deepspeed_loaded() -> None:
+    """DeepSpeed, which takes seconds to load, before any process is forked."""
+    from tightfit.backends.pytorch.techniques.zero.library import load_deepspeed
+
+    load_deepspeed("cpu")
+
+
+@pytest.fixture(scope="session")
 def compiled_programs(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What JAX compiles is compiled once in the session."""
     import jax

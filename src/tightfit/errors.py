@@ -12,6 +12,7 @@ from typing import Any
 
 INSTALL: Mapping[str, str] = MappingProxyType({
     "accelerate": "'tightfit[distributed]'",
+    "deepspeed": "'tightfit[deepspeed]'",
     "flash-attn": "flash-attn --no-build-isolation",
     "jax": "'tightfit[jax]'",
     "liger-kernel": "'tightfit[gpu]'",

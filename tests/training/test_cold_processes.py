@@ -7,13 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 import yaml
 
+from tests.deepspeed import needs_deepspeed
 from tests.training.runs import logged_losses
+from tests.training.test_processes import recorded
+from tightfit.training.trainer import Trainer
 
 pytestmark = pytest.mark.cold
 ENDS = {"killed": (1, "tightfit: parallel: process 1 of 2 was ended by SIGKILL"),
@@ -21,11 +25,15 @@ ENDS = {"killed": (1, "tightfit: parallel: process 1 of 2 was ended by SIGKILL")
 """The exit status of a run that is ended so, and what it says last."""
 
 
-def start(run: dict[str, object], folder: Path, *words: str) -> subprocess.Popen[str]:
+def start(
+    run: dict[str, object], folder: Path, *words: str, launcher: Sequence[str] = (), parallel: str = "ddp"
+) -> subprocess.Popen[str]:
+    """launcher: a module that starts the command, and its words."""
     recipe = folder.with_suffix(".yaml")
-    recipe.write_text(yaml.safe_dump({**run, "output_dir": str(folder), "parallel": "ddp"}))
+    recipe.write_text(yaml.safe_dump({**run, "output_dir": str(folder), "parallel": parallel}))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-m", "tightfit", "train", str(recipe), *words], env=environment,
+    through = ("-m", *launcher) if launcher else ()
+    return subprocess.Popen([sys.executable, *through, "-m", "tightfit", "train", str(recipe), *words], env=environment,
                             text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
@@ -63,3 +71,31 @@ def test_what_cannot_be_is_said_once(tiny, tmp_path):
         assert process.returncode == 2
         assert output.startswith("tightfit: ")
         assert output.count("\n") == output.count(said) == 1
+
+
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+ACCELERATE = ("accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no",
+              "--dynamo_backend", "no")  # fmt: skip
+LAUNCHED: dict[str, tuple[Sequence[str], Sequence[str]]] = {
+    "torchrun": (TORCHRUN, ()), "accelerate": ((*ACCELERATE, "--multi_gpu", "--main_process_port", "0"), ()),
+    # It starts one process alone on a processor, which starts its own.
+    "accelerate on a processor": ((*ACCELERATE, "--cpu"), ("parallel.processes=2",)),
+    "tightfit": ((), ("parallel.processes=2",)),
+}  # fmt: skip
+"""A launcher of two processes, and what the recipe says besides."""
+
+
+@pytest.mark.parametrize(("name", "parallel"), [
+    *((name, "ddp") for name in LAUNCHED), pytest.param("torchrun", "zero", marks=needs_deepspeed),
+    pytest.param("tightfit", "zero", marks=needs_deepspeed),
+])  # fmt: skip
+def test_what_a_launcher_started_trains_together_and_says_all_once(tiny, tmp_path, name, parallel):
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    Trainer(recipe={**tiny, "output_dir": str(alone)}).train()
+    launcher, words = LAUNCHED[name]
+    process = start(tiny, together, *words, launcher=launcher, parallel=parallel)
+    output, _ = process.communicate(timeout=180)
+    assert process.returncode == 0, output
+    assert output.count("run folder:") == output.count("step 4/4") == 1
+    assert [*logged_losses(together)] == [1, 2, 3, 4]
+    assert recorded(together, "loss") == pytest.approx(recorded(alone, "loss"), abs=2e-6)

@@ -121,7 +121,7 @@ class Recipe(BaseModel):
     update: Annotated[Update | Auto, *slot_field("update")] = "auto"
     """When gradients are clipped, applied and dropped; `auto` hides the copies of offloaded optimizer states."""
     parallel: Annotated[Parallel, *slot_field("parallel")] = NoParallel()
-    """More than one device: ddp and fsdp with a process for each, dp with one for all of a machine's (backend: jax)."""
+    """More than one device: ddp, fsdp and zero with a process for each, dp with one for all of a machine's (jax)."""
     backend: Annotated[Backend, *slot_field("backend")] = Pytorch()
     """The framework that runs the step: pytorch, or jax with its own knobs."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -34,7 +34,7 @@ from tightfit.techniques.optimizer import (
     Optimizer,
     Sgd,
 )
-from tightfit.techniques.parallel import Ddp, Dp, Fsdp, NoParallel, Parallel
+from tightfit.techniques.parallel import Ddp, Dp, Fsdp, NoParallel, Parallel, Zero
 from tightfit.techniques.precision import Bf16, Bf16Pure, Fp8, Fp16, Fp32, Precision
 from tightfit.techniques.trainable import All, Dora, Layers, Lora, Trainable
 from tightfit.techniques.update import AfterBackward, InBackward, Update, WithForward
@@ -57,7 +57,7 @@ SLOTS: dict[str, tuple[type[Technique], ...]] = {
     "optimizer": (AdamW, Sgd, Adafactor, Lion, AdamW8bit, AdamW4bit, AdamWAnyPrecision),
     "accumulation": (Loop, ByBlock, Scan),
     "update": (AfterBackward, WithForward, InBackward),
-    "parallel": (NoParallel, Dp, Ddp, Fsdp),
+    "parallel": (NoParallel, Dp, Ddp, Fsdp, Zero),
     "loading": (Loading,),
 }
 """Every technique, by the recipe field it fills, in the order in which a backend applies them."""

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
 Seconds = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False), NUMBER]
 
+FORMATS = ("float32", "bfloat16")
+"""What DeepSpeed's engine computes in here, over fp32 weights."""
+WIDE = 4
+"""Bytes of an element in fp32: of a weight, of its gradient, and of the copy of it that DeepSpeed updates."""
+
 
 class Parallel(Technique):
     slot: ClassVar[str] = "parallel"
@@ -24,10 +29,13 @@ class Parallel(Technique):
     """Whether one process uses all of this machine's devices."""
     copies_model: ClassVar[bool] = False
     """Whether copies of the model run at once in one process."""
-    shards: ClassVar[bool] = False
-    """Whether each process holds a part of every weight."""
     reach: ClassVar[int] = 1
     """Groups of blocks on either side that a group's work refers to."""
+
+    @property
+    def shards(self) -> bool:
+        """Whether each process holds a part of every weight."""
+        return False
 
     @property
     def keeps_parts_on_host(self) -> bool:
@@ -145,7 +153,6 @@ class Fsdp(ManyProcesses):
     name: ClassVar[str] = "fsdp"
     speed: ClassVar[str] = "as ddp where the link hides half as many bytes again; slower where it does not"
     memory: ClassVar[str] = "weights, gradients and states divided by the number of devices; two blocks gathered"
-    shards: ClassVar[bool] = True
     slowdown_share: ClassVar[Mapping[str, float]] = {"cuda": 0.05}
     reach: ClassVar[int] = 2
 
@@ -157,6 +164,10 @@ class Fsdp(ManyProcesses):
     cpu_offload: bool = False
     """Keep each process's part of weights, gradients and optimizer states in the host's memory, and update them there.
     """
+
+    @property
+    def shards(self) -> bool:
+        return True
 
     @property
     def syncs_every(self) -> bool:
@@ -205,4 +216,78 @@ class Fsdp(ManyProcesses):
         if checkpointing != "auto" and checkpointing.spans_blocks:
             reasons.append(f"checkpointing={checkpointing.name} recomputes several blocks as one, whose weights are "
                            "gathered one by one; write checkpointing=every-block, or parallel=ddp")
+        return reasons
+
+
+@technique
+class Zero(ManyProcesses):
+    """A process for each device, each with a part of the optimizer states, of the gradients from stage 2 on, and of the
+    weights in stage 3 (ZeRO: Rajbhandari et al. 2020, arXiv 1910.02054), by DeepSpeed; what is offloaded waits in the
+    host's memory, or on a drive (arXiv 2104.07857)."""
+
+    name: ClassVar[str] = "zero"
+    speed: ClassVar[str] = "about as ddp in stages 1 and 2, as fsdp in stage 3; the processor updates what is offloaded"
+    memory: ClassVar[str] = "optimizer states, gradients, weights, by stage, divided by the number of devices"
+    reach: ClassVar[int] = 2
+
+    stage: Literal[1, 2, 3] = 2
+    """What is divided: 1 optimizer states, 2 gradients as well, 3 weights as well."""
+    offload: Literal["none", "cpu", "nvme"] = "none"
+    """Where optimizer states wait, and in stage 3 weights: cpu is the host's memory, where they are updated; nvme a
+    drive, in stage 3 alone."""
+    nvme_path: str | None = None
+    """A folder on the drive, for offload=nvme."""
+
+    @property
+    def shards(self) -> bool:
+        return self.stage == 3
+
+    @property
+    def syncs_every(self) -> bool:
+        return self.stage > 1
+
+    @property
+    def keeps_parts_on_host(self) -> bool:
+        return self.offload != "none"
+
+    def bytes_per_parameter(self, recipe: Recipe) -> float:
+        held = [technique.bytes_per_parameter(recipe) for technique in (recipe.precision, recipe.optimizer)
+                if technique != "auto"]  # fmt: skip
+        whole = WIDE * (3 - self.stage)
+        parts = 0.0 if self.keeps_parts_on_host else (sum(held) + WIDE - whole) / self.process_count
+        return whole + parts - sum(held)
+
+    @classmethod
+    def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
+        return []  # a plan divides with fsdp, which it traces; zero is for those who name it
+
+    @classmethod
+    def representative_settings(cls) -> list[Self]:
+        return [cls(stage=1), cls(stage=2), cls(stage=3), cls(stage=2, offload="cpu"), cls(stage=3, offload="cpu")]
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        reasons = super().refuse(recipe, device)
+        optimizer, precision, compiled = recipe.optimizer, recipe.precision, recipe.compile
+        checkpointing = recipe.checkpointing
+        if optimizer != "auto" and not optimizer.updates_parts:
+            reasons.append(f"optimizer={optimizer.name} needs more of a weight than one process's part; write "
+                           "optimizer=adamw, or parallel=ddp")
+        if precision != "auto" and (precision.weight_bytes != 4 or precision.computes_in not in FORMATS):
+            reasons.append(f"precision={precision.name} is not one of those that it is held to; write precision=bf16, "
+                           "precision=fp32, or parallel=fsdp")
+        if recipe.trainable.freezes:
+            reasons.append(f"trainable={recipe.trainable.name} leaves few gradients and states to divide; write "
+                           "trainable=all, or parallel=ddp")
+        if compiled != "auto" and compiled.compiles:
+            reasons.append(f"DeepSpeed's hooks are no part of what compile={compiled.name} compiles; write "
+                           "compile=off, or parallel=fsdp")
+        if checkpointing != "auto" and checkpointing.spans_blocks and self.stage == 3:
+            reasons.append(f"checkpointing={checkpointing.name} recomputes several blocks as one, whose weights stage "
+                           "3 gathers one by one; write checkpointing=every-block, or parallel.stage=2")
+        if self.offload == "nvme" and self.stage < 3:
+            reasons.append(f"offload=nvme is stage 3's, and stage is {self.stage}; write parallel.stage=3, or "
+                           "parallel.offload=cpu")
+        if (self.offload == "nvme") != (self.nvme_path is not None):
+            reasons.append("offload=nvme and nvme_path go together; write both, such as parallel.offload=nvme "
+                           "parallel.nvme_path=/mnt/nvme, or neither")
         return reasons

@@ -75,7 +75,7 @@ ABSENT: Mapping[type[Technique], str] = {
     techniques.compile.WholeModel: XLA_COMPILES,
     techniques.optimizer.AdamW8bit: QUANTIZED,
     techniques.optimizer.AdamW4bit: QUANTIZED,
-    **dict.fromkeys((techniques.parallel.Ddp, techniques.parallel.Fsdp),
+    **dict.fromkeys((techniques.parallel.Ddp, techniques.parallel.Fsdp, techniques.parallel.Zero),
                     "one process serves all of a machine's devices; write parallel=dp"),
 }
 """Techniques that this backend does not have, with the reason."""

@@ -83,6 +83,7 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     parallels.Dp: parallel.dp,
     parallels.Ddp: parallel.ddp,
     parallels.Fsdp: parallel.fsdp,
+    parallels.Zero: parallel.zero,
     loadings.Loading: loading.loading,
 }
 """Every technique of `SLOTS` that this backend has, and the function that applies it."""

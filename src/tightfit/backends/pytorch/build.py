@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -60,8 +61,7 @@ class MicroBatchPasses(Protocol):
 class Update(Protocol):
     """The update of the weights: it owns clipping, the scaler, stepping, dropping gradients, and the state of these.
 
-    optimizer: the one it steps. scaled: whether losses are scaled up for fp16, so that
-    gradients that are not finite only skip the step.
+    optimizer: the one it steps. scaled: whether losses are scaled for fp16: infinite gradients only skip a step then.
     """
 
     optimizer: Optimizer
@@ -71,6 +71,9 @@ class Update(Protocol):
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss that the backward pass starts from."""
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a loss, scaled."""
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Use `learning_rate` for the gradients that are summed from now on."""
@@ -91,17 +94,17 @@ class Update(Protocol):
         """Finish what was put off, and give the model back as an ordinary one. No step follows."""
 
     def make_states(self, *, late: bool = False) -> None:
-        """Optimizer states, allocated by a step that learns nothing, for a checkpoint to be loaded into. late: those
-        alone that a run makes in its second step, for their updates wait until then."""
+        """Allocate optimizer states by a step that learns nothing. late: those alone of the second step, for which
+        updates wait."""
 
     def new_optimizer(self) -> None:
         """Go on with a new optimizer, without states."""
 
-    def state(self) -> dict[str, Any]:
-        """Its part of a checkpoint, without weights and optimizer, as JSON values."""
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write a checkpoint's tensors into a folder; return the rest, as JSON values. All processes call this."""
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from `state`."""
+    def load(self, folder: Path, meta: dict[str, Any]) -> None:
+        """Go on from what `save` wrote, and returned. Raises CheckpointError."""
 
 
 Check = Callable[["Build", TensorBatch, Tensor], None]
@@ -138,8 +141,7 @@ class Build:
 
     model: the module itself, changed in place; parameter names stay what they are without any technique.
     stacks: the model's repeated blocks, one tuple for each stack (an encoder-decoder has two), in forward order.
-    mask_arguments: the keyword arguments that say which positions may see each other; a value of None
-        leaves that argument out.
+    mask_arguments: keyword arguments that say which positions may see each other; a value of None leaves one out.
     forward_contexts: entered around every forward pass and its loss (autocast).
     settings: process settings held while steps run (tf32, the allowed SDPA kernels), entered once by `session`.
     loss: over the model's outputs and its head.
@@ -151,13 +153,11 @@ class Build:
     update_factory: makes the update of the weights, which owns the optimizer, given the calls of the blocks where the
         build wants them.
     global_batches: prepares global batches ahead of the step.
-    compile_backend: what torch.compile is given as its backend in the place of one it names, in a mode: planning's own,
-        which generates no code.
+    compile_backend: what torch.compile gets in place of a backend by name, in a mode: planning's, without code.
     evaluation_dtype: cast the weights to this for evaluation; None keeps them.
     world: the processes that train this model together, and average their gradients.
     training_loss: a micro-batch's summed loss in training where the model is not called alone; None where it is.
-    gradient_sync: entered around a micro-batch's passes, with whether it is the last of its global batch: processes
-        average their gradients then.
+    gradient_sync: entered around a micro-batch's passes; told whether it is the last, when processes average gradients.
     drop_gathered: called after a forward pass that no backward pass follows: weights gathered from other processes go.
     own_model: whether the model is a module of the caller's own.
     notes: sentences for the person running this, such as a risky combination.

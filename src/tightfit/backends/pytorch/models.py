@@ -20,6 +20,7 @@ from transformers.modeling_utils import local_torch_dtype
 
 from tightfit.backends.pytorch.errors import at_line, is_out_of_memory
 from tightfit.backends.pytorch.experts import has_experts
+from tightfit.backends.pytorch.sharding import full_shape
 from tightfit.backends.pytorch.techniques.adapters.layers import quantized_count
 from tightfit.backends.pytorch.transformer import Transformer
 from tightfit.errors import ModelError, TightfitError, nearest, one_line
@@ -252,7 +253,7 @@ def logits_of(output: Any) -> Tensor:
 
 def parameter_count(model: nn.Module) -> int:
     """The model's parameters; tied ones count once, and quantized weights as what they stand for."""
-    return sum(parameter.numel() for parameter in model.parameters()) + quantized_count(model)
+    return sum(full_shape(parameter).numel() for parameter in model.parameters()) + quantized_count(model)
 
 
 def active_parameters(model: nn.Module) -> int:

@@ -51,9 +51,9 @@ def pad_vocab(model: nn.Module, multiple: int, vocab_size: int) -> None:
     setattr(model, ROWS_BEFORE, before)
 
 
-def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The model's state without the rows that only pad its vocabulary, for saving."""
-    state: dict[str, Tensor] = model.state_dict()
+def stored_tensors(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The model's state, as `state` has it, without the rows that only pad its vocabulary, for saving."""
+    state = {**state}
     before = getattr(model, ROWS_BEFORE, None)
     if before is not None:
         padded = {id(table) for table in _vocabulary_parameters(model)}

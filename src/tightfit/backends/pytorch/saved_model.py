@@ -46,16 +46,14 @@ def _alone(tensor: Tensor) -> Tensor:
 
 def _gathered(model: nn.Module) -> dict[str, Tensor]:
     """The stored tensors, whole; those that are split among processes in host memory, tied ones once."""
-    owners = dict(model.named_parameters(remove_duplicate=False))
-    found: dict[nn.Parameter | None, Tensor] = {}
-    stored = stored_tensors(model)
-    for name, tensor in stored.items():
-        if is_sharded(tensor):
-            owner = owners.get(name)
-            if owner not in found:
-                found[owner] = full_tensor(tensor).cpu()
-            stored[name] = found[owner]
-    return stored
+    whole: dict[Tensor, Tensor] = {}
+    state: dict[str, Tensor] = model.state_dict()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if is_sharded(parameter):
+            if parameter not in whole:
+                whole[parameter] = full_tensor(parameter).detach().cpu()
+            state[name] = whole[parameter]
+    return stored_tensors(model, state)
 
 
 def name_classes(model: transformers.PreTrainedModel, classes: dict[int, str]) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tightfit.backends.pytorch.sharding import full_tensor
+from tightfit.backends.pytorch.sharding import Scattered, full_tensor
 from tightfit.backends.pytorch.techniques.optimizer import state as optimizer_state
 from tightfit.backends.pytorch.world import ALONE, TensorWorld
 from tightfit.errors import CheckpointError
@@ -46,10 +46,18 @@ def save_state(
 
     All processes of a world call this, and the first writes: a run of another number of processes can go on from it.
     """
-    write = write_tensors if world.rank == 0 else _gather
-    write(named_tensors(model, learned=learned), folder / WEIGHTS)
     tensors, meta = optimizer_state.state_tensors(optimizer, model)
-    write(tensors, folder / OPTIMIZER)
+    return write_state(named_tensors(model, learned=learned), tensors, meta, folder, world)
+
+
+def write_state(
+    weights: Mapping[str, Tensor | Scattered], states: Mapping[str, Tensor | Scattered], meta: dict[str, Any],
+    folder: Path, world: TensorWorld,
+) -> dict[str, Any]:  # fmt: skip
+    """As `save_state`, of tensors by name. meta: the optimizer's other values."""
+    write = write_tensors if world.rank == 0 else _gather
+    write(weights, folder / WEIGHTS)
+    write(states, folder / OPTIMIZER)
     streams, python_random = random_state()
     by_rank = enumerate(world.all_gather(streams))
     write({_stream(name, rank): stream for rank, own in by_rank for name, stream in own.items()}, folder / RANDOM)
@@ -61,18 +69,18 @@ def _stream(name: str, rank: int) -> str:
     return f"{name}/{rank}" if rank else name
 
 
-def _ordered(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+def _ordered(tensors: Mapping[str, Tensor | Scattered]) -> list[tuple[str, Tensor | Scattered]]:
     """The widest first: each then begins at a multiple of its own size."""
     return sorted(tensors.items(), key=lambda named: (-named[1].element_size(), named[0]))
 
 
-def _gather(tensors: Mapping[str, Tensor], path: Path) -> None:
+def _gather(tensors: Mapping[str, Tensor | Scattered], path: Path) -> None:
     """Give this process's parts of the tensors to the process that writes them."""
     for _, tensor in _ordered(tensors):
         full_tensor(tensor.detach())
 
 
-def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+def write_tensors(tensors: Mapping[str, Tensor | Scattered], path: Path) -> None:
     """Write tensors of any device as the safetensors library reads them, one after the other: the host holds one of a
     device's at a time, where the library's own writer takes the bytes of all at once.
 
@@ -103,12 +111,22 @@ def load_state(
 
     Raises CheckpointError where names, shapes or formats differ.
     """
-    try:
-        weights, states, streams = (load_file(folder / name) for name in (WEIGHTS, OPTIMIZER, RANDOM))
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{folder}: {' '.join(str(error).split())}") from None
+    weights, states, streams = read_tensors(folder)
     optimizer_state.load_state(optimizer, model, states, meta["optimizer"], make_states)
     optimizer_state.copy_tensors("weights", weights, named_tensors(model, learned=learned))
+    restore_streams(streams, meta, world)
+
+
+def read_tensors(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """Weights, optimizer states and random streams by name. Raises CheckpointError."""
+    try:
+        return load_file(folder / WEIGHTS), load_file(folder / OPTIMIZER), load_file(folder / RANDOM)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{folder}: {' '.join(str(error).split())}") from None
+
+
+def restore_streams(streams: Mapping[str, Tensor], meta: Mapping[str, Any], world: TensorWorld) -> None:
+    """Let this process's random streams go on from where they were saved."""
     names = {name: _stream(name, world.rank) for name in random_state()[0]}
     restore_random({name: streams[here] for name, here in names.items() if here in streams}, meta["python_random"])
 

@@ -23,7 +23,6 @@ from tightfit.backends.pytorch.models import active_parameters, parameter_count
 from tightfit.backends.pytorch.pending_step import NOT_CLIPPED, PendingStep
 from tightfit.backends.pytorch.saved_model import save_model
 from tightfit.backends.pytorch.sharding import local_shard
-from tightfit.backends.pytorch.state import load_state, save_state
 from tightfit.backends.pytorch.techniques.attention.functions import kernel_names
 from tightfit.backends.pytorch.techniques.compile import compile_seconds
 from tightfit.backends.pytorch.techniques.loss.of_logits import Tally
@@ -153,7 +152,7 @@ class Step:
         self.enter(Phase.BACKWARD, f"the backward pass of micro-batch {number + 1} of {of}")
         assert self._loss is not None
         loss, self._loss = self._loss / self._denominator, None
-        self.update.scale(loss).backward()
+        self.update.backward(loss)
 
     def _report(self, loss: Tensor, norm: Tensor | None, count: int) -> PendingStep:
         self.build.world.all_reduce_(loss)
@@ -213,16 +212,12 @@ class Step:
 
     def save(self, folder: Path) -> dict[str, Any]:
         self._flush("saving a checkpoint")
-        build = self.build
-        meta = save_state(build.model, self.optimizer, folder, build.world, learned=build.recipe.trainable.freezes)
-        return {**meta, **self.update.state(), "steps": self.steps}
+        return {**self.update.save(folder), "steps": self.steps}
 
     def load(self, folder: Path, meta: dict[str, Any]) -> None:
         with self._guarded("restoring a checkpoint"):
-            load_state(self.build.model, self.optimizer, folder, meta, self.update.make_states, self.build.world,
-                       learned=self.build.recipe.trainable.freezes)
+            self.update.load(folder, meta)
         self.steps = meta["steps"]
-        self.update.load(meta)
 
     def export(self, folder: Path, classes: dict[int, str] | None) -> None:
         self._flush("writing the model")
@@ -247,7 +242,7 @@ class Step:
         by_device: dict[torch.device, list[Tensor]] = {}  # some may wait in host memory
         for parameter in self.build.model.parameters():
             if parameter.requires_grad:
-                by_device.setdefault(parameter.device, []).append(local_shard(parameter.detach()))
+                by_device.setdefault(parameter.device, []).append(local_shard(parameter).detach())
         finite = True
         for learned in by_device.values():
             norms = torch._foreach_norm(learned, ord=float("inf"))

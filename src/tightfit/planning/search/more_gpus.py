@@ -103,7 +103,7 @@ def more_gpus(exploration: Exploration, found: Evaluated) -> str:
     if found.fit_rank.fits and not offloads:
         if not recipe.parallel.shards:
             return ""
-        return f"{_whole(found, device)}: parallel=fsdp divides them."
+        return f"{_whole(found, device)}: parallel={recipe.parallel.name} divides them."
     count = _enough(exploration, found)
     if count is None:
         return ""

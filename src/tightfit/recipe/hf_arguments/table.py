@@ -112,7 +112,7 @@ REFUSED: Mapping[str, tuple[Any, str]] = {
         "parallelism_config", "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers",
         "ddp_static_graph", "ddp_backend", "fsdp", "fsdp_config",
     ), (None, _PROCESSES)),
-    "deepspeed": (None, "hands the step to an engine that a recipe does not have yet; leave it out"),
+    "deepspeed": (None, "hands the step to DeepSpeed; leave it out, and write parallel=zero with its stage"),
     "debug": ("", "runs checks inside every step; leave it out"),
     "hub_token": (None, "would be written into the recipe's file; leave it out, and log in with: hf auth login"),
 }  # fmt: skip

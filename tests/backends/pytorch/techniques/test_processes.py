@@ -12,6 +12,7 @@ import torch
 from tests.training.processes import in_processes
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.sharding import full_tensor
+from tightfit.backends.pytorch.step import Step
 from tightfit.backends.pytorch.world import joined
 from tightfit.backends.world import launched_process
 from tightfit.data import prepare
@@ -79,6 +80,11 @@ def _steps(values: dict[str, Any]) -> list[float]:
     recipe = Recipe.from_dict(values)
     recipe = resolve(recipe, backend.device(recipe))
     step = backend.step(backend.build(recipe, backend.device(recipe)))
+    with step.build.session():
+        return _figures(step, recipe)
+
+
+def _figures(step: Step, recipe: Recipe) -> list[float]:
     data = GlobalBatchLoader(prepare(recipe, model_facts(recipe)).train, recipe)
     found: list[float] = []
     for global_batch in step.global_batches(data, 0, 3):

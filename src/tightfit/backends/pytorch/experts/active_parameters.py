@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from tightfit.backends.pytorch.sharding import full_shape
 from tightfit.models import experts_per_token
 
 
@@ -36,5 +37,5 @@ def inactive_parameters(model: nn.Module) -> int:
     """The parameters of experts that a token is not sent to."""
     idle = 0.0
     for experts in experts_of(model):
-        idle += (1 - active_share(model, experts)) * sum(p.numel() for p in experts.parameters())
+        idle += (1 - active_share(model, experts)) * sum(full_shape(p).numel() for p in experts.parameters())
     return round(idle)

@@ -41,9 +41,9 @@ def with_buckets(trace: Trace, processes: int) -> Trace:
     update = next(span for span in trace.spans if span.name == "optimizer" and span.step == 2)
     passes = [span for span in trace.spans if span.name == "backward" and span.step == 2]
     gradients = [made for made in trace.allocations if made.category is Category.GRADIENTS]
-    exchanged = [made for made in gradients if _alive(made, update)]
+    exchanged = [made for made in gradients if is_alive(made, update)]
     last = max(passes, key=lambda span: span.stop)
-    added = list(_exchange(list(_buckets(trace, last, exchanged)), processes))
+    added = list(_exchange(list(buckets_of(trace, last, exchanged)), processes))
     if added:
         first = next(op for op in trace.ops if op.tick >= update.start and op.stream is Stream.COMPUTE)
         first.after = (*first.after, added[-1].tick)
@@ -57,11 +57,12 @@ def with_buckets(trace: Trace, processes: int) -> Trace:
     return replace(trace, ops=sorted([*trace.ops, *added], key=lambda op: op.tick))
 
 
-def _alive(made: Allocation, span: Span) -> bool:
+def is_alive(made: Allocation, span: Span) -> bool:
+    """Whether it is there when a span begins."""
     return made.born <= span.start and (made.died is None or made.died > span.start)
 
 
-def _buckets(trace: Trace, last: Span, gradients: Sequence[Allocation]) -> Iterator[Bucket]:
+def buckets_of(trace: Trace, last: Span, gradients: Sequence[Allocation]) -> Iterator[Bucket]:
     """The buckets, in the order in which they are full."""
     ends = {op.module: op.tick for op in trace.ops
             if last.start <= op.tick < last.stop and op.phase is Phase.BACKWARD}

@@ -7,10 +7,11 @@ from torch import nn
 from tightfit.backends.pytorch.simulate.buckets import with_buckets
 from tightfit.backends.pytorch.simulate.parts_on_host import with_parts_on_host
 from tightfit.backends.pytorch.simulate.predict import predict as predict_process
+from tightfit.backends.pytorch.simulate.zero import with_zero
 from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.recipe import Recipe
-from tightfit.techniques.parallel import ManyProcesses
+from tightfit.techniques.parallel import ManyProcesses, Zero
 from tightfit.trace import Trace
 
 
@@ -22,8 +23,9 @@ def predict(recipe: Recipe, device: Device, model: nn.Module | None = None) -> T
     if reasons := recipe.refusals(device):
         raise Refused("; ".join(reasons))
     trace = predict_process(parallel.of_one_process(recipe), device, model, ends_apart=not parallel.syncs_every)
-    if not parallel.shards:
-        return with_buckets(trace, parallel.process_count)
-    if recipe.precision != "auto" and parallel.keeps_parts_on_host and device.kind == "cuda":
-        return with_parts_on_host(trace, recipe.precision.weight_bytes)
-    return trace
+    offloads = parallel.keeps_parts_on_host and device.kind == "cuda"
+    if parallel.shards and offloads and recipe.precision != "auto":
+        trace = with_parts_on_host(trace, recipe.precision.weight_bytes)
+    if isinstance(parallel, Zero):
+        return with_zero(trace, parallel, offloads)
+    return trace if parallel.shards else with_buckets(trace, parallel.process_count)

@@ -1,4 +1,4 @@
-"""Parallel training by torch's own means: DataParallel, DistributedDataParallel and FSDP around the loss of one build.
+"""Parallel training: torch's DataParallel, DistributedDataParallel and FSDP around the loss of one build, and ZeRO.
 
 However a global batch is split, the loss of a step is the sum over all of its labels, divided by their number.
 """
@@ -21,7 +21,7 @@ from tightfit.backends.pytorch.batch import TensorBatch
 from tightfit.backends.pytorch.build import Build, Check, TrainingLoss
 from tightfit.backends.pytorch.world import TorchWorld, not_started
 from tightfit.errors import ModelError, Refused
-from tightfit.techniques.parallel import Ddp, Dp, Fsdp
+from tightfit.techniques.parallel import Ddp, Dp, Fsdp, Zero
 
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
 """Part of what DistributedDataParallel says in the step after one in which gradients were missing."""
@@ -63,6 +63,11 @@ def ddp(technique: Ddp, build: Build) -> Build:
 def fsdp(technique: Fsdp, build: Build) -> Build:
     """This process has a part of each global batch, and of each parameter by its first dimension. A block is gathered
     at a time; what lies outside of the blocks is gathered from the forward pass to the backward pass."""
+    return _fully_sharded(technique, build, _gathered_in(build))
+
+
+def _fully_sharded(technique: Fsdp, build: Build, gathered_in: torch.dtype | None) -> Build:
+    """gathered_in: the format in which blocks are gathered; None for that of their weights."""
     if build.evaluation_dtype is not None:
         raise Refused("parallel: fsdp cannot replace weights for an evaluation, for each process has a part of them; "
                       "write precision.full_eval=false, or parallel=ddp")
@@ -74,7 +79,7 @@ def fsdp(technique: Fsdp, build: Build) -> Build:
     }
     for stack in build.stacks:
         for block in stack:
-            fully_shard(block, mp_policy=_formats(_gathered_in(build)), reshard_after_forward=technique.reshard,
+            fully_shard(block, mp_policy=_formats(gathered_in), reshard_after_forward=technique.reshard,
                         **options)  # fmt: skip
     # The loss and its gradient may use the head's weights after the forward pass.
     model = fully_shard(build.model, mp_policy=_formats(None), reshard_after_forward=False, **options)
@@ -90,6 +95,17 @@ def fsdp(technique: Fsdp, build: Build) -> Build:
                 module.reshard()
 
     return replace(build, gradient_sync=sync, drop_gathered=reshard, settings=(*build.settings, _views_are_only_read))
+
+
+def zero(technique: Zero, build: Build) -> Build:
+    """This process has a part of each global batch, and DeepSpeed's engine the rest in its hands."""
+    if build.world.size > 1:  # of a prediction: FSDP divides and gathers what stage 3 does, in the weights' format
+        return _fully_sharded(Fsdp(cpu_offload=technique.keeps_parts_on_host), build, None)
+    build = _in_world(build)
+    # Only whoever asks for it pays for the library.
+    from tightfit.backends.pytorch.techniques.zero.engine import wrap
+
+    return wrap(technique, build, LossModule(build))
 
 
 def _gathered_in(build: Build) -> torch.dtype | None:

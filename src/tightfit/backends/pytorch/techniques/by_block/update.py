@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -220,10 +221,10 @@ class UpdateByBlock(ScaledUpdate):
         self._offloaded.forget_states()
         super().new_optimizer()
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load(self, folder: Path, meta: dict[str, Any]) -> None:
+        super().load(folder, meta)
         self._pending = None  # what waited was for the weights before
         self.reload()
-        super().load(state)
 
     def _apply(self, part: int) -> None:
         """Step the optimizer over a part's parameters alone: others may have gradients already."""

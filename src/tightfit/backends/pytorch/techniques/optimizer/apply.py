@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch._subclasses import FakeTensor
 from torch.optim import Optimizer
 
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.state import load_state, save_state
 from tightfit.backends.pytorch.techniques.optimizer.anyprecision import AnyPrecisionAdamW
 from tightfit.backends.pytorch.techniques.optimizer.state import set_rate
 from tightfit.errors import ModelError
@@ -106,6 +108,9 @@ class ScaledUpdate:
     def scale(self, loss: Tensor) -> Tensor:
         return loss if self._scaler is None else self._scaler.scale(loss)
 
+    def backward(self, loss: Tensor) -> None:
+        self.scale(loss).backward()
+
     def new_optimizer(self) -> None:
         self.optimizer = _counting(self._build.optimizer())
 
@@ -118,12 +123,21 @@ class ScaledUpdate:
         if self._scaler is not None and self._scaler._scale is not None:
             self._scaler.update(self._scaler.get_scale())
 
-    def state(self) -> dict[str, Any]:
-        return {"scaler": None if self._scaler is None else self._scaler.state_dict()}
+    def make_states(self, *, late: bool = False) -> None:
+        """As `build.Update` says."""
+        raise NotImplementedError
 
-    def load(self, state: dict[str, Any]) -> None:
-        if self._scaler is not None and state["scaler"]:
-            self._scaler.load_state_dict(state["scaler"])
+    def save(self, folder: Path) -> dict[str, Any]:
+        build = self._build
+        meta = save_state(build.model, self.optimizer, folder, build.world, learned=build.recipe.trainable.freezes)
+        return {**meta, "scaler": None if self._scaler is None else self._scaler.state_dict()}
+
+    def load(self, folder: Path, meta: dict[str, Any]) -> None:
+        build = self._build
+        load_state(build.model, self.optimizer, folder, meta, self.make_states, build.world,
+                   learned=build.recipe.trainable.freezes)
+        if self._scaler is not None and meta["scaler"]:
+            self._scaler.load_state_dict(meta["scaler"])
 
 
 def adamw(technique: declared.AdamW, build: Build) -> Build:

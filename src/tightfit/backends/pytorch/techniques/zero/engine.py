@@ -1,0 +1,102 @@
+"""DeepSpeed's engine around the loss of one build, made by `deepspeed.initialize` and driven by micro-batches.
+
+It divides by the number of processes, and by nothing else: a micro-batch's loss comes over the global batch's count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tightfit.backends.pytorch.batch import TensorBatch
+from tightfit.backends.pytorch.build import Build, Check
+from tightfit.backends.pytorch.models import parameter_count
+from tightfit.backends.pytorch.techniques.zero.library import load_deepspeed, quiet, require_async_io
+from tightfit.backends.pytorch.techniques.zero.update import ZeroUpdate
+from tightfit.errors import Refused
+from tightfit.techniques.parallel import Zero
+
+if TYPE_CHECKING:
+    from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
+
+BUCKET = 25 << 18
+"""Elements that are summed, or gathered, at once: 25 MiB in fp32, as DistributedDataParallel has it. DeepSpeed's own
+default takes 2 GB."""
+DRIVE_NOTE = ("parallel.offload: DeepSpeed compiles its async_io for the drive before the first step, once on each "
+              "machine, in a few minutes; the processor's update is torch's, for which nothing is compiled")
+
+
+def wrap(technique: Zero, build: Build, loss_module: nn.Module) -> Build:
+    """The build with its model, gradients and optimizer in the hands of an engine. loss_module: the build's loss.
+    Raises MissingLibrary, Refused."""
+    if build.evaluation_dtype is not None:
+        raise Refused("parallel: zero cannot replace weights for an evaluation, for DeepSpeed holds them; write "
+                      "precision.full_eval=false, or parallel=ddp")
+    deepspeed = load_deepspeed(build.torch_device.type)
+    notes = build.notes
+    if technique.offload == "nvme":
+        require_async_io()
+        notes = (*notes, DRIVE_NOTE)
+    updates: list[ZeroUpdate] = []  # the step's, which is made once the notes are said: an engine may compile
+
+    def loss(batch: TensorBatch, check: Check | None) -> Tensor:
+        whole: Tensor = updates[-1].engine(check, **vars(batch)).sum()
+        return whole
+
+    @contextmanager
+    def sync(last: bool) -> Iterator[None]:
+        engine = updates[-1].engine
+        engine.set_gradient_accumulation_boundary(last)
+        yield
+        if not last:
+            engine.step()  # counts, and learns nothing yet
+
+    def engine_of(client: Optimizer) -> Any:
+        with quiet():
+            return deepspeed.initialize(model=loss_module, optimizer=client, config=configuration(technique, build))[0]
+
+    def update(build: Build, calls: BlockCalls | None) -> ZeroUpdate:
+        updates.append(ZeroUpdate(build, engine_of))
+        return updates[-1]
+
+    return replace(build, training_loss=loss, gradient_sync=sync, update_factory=update, notes=notes,
+                   settings=(*build.settings, quiet))
+
+
+def configuration(technique: Zero, build: Build) -> dict[str, Any]:
+    """What DeepSpeed is told."""
+    pinned = build.device.kind == "cuda"
+    zero: dict[str, Any] = {
+        "stage": technique.stage, "reduce_bucket_size": BUCKET, "allgather_bucket_size": BUCKET,
+    }  # fmt: skip
+    if technique.stage == 3:
+        # Two blocks are there at a time, one that computes and the next one, and what lies outside of the blocks.
+        block, outside = _sizes(build)
+        zero |= {"stage3_prefetch_bucket_size": block, "stage3_max_live_parameters": 2 * block + outside,
+                 "stage3_max_reuse_distance": 0}
+    if technique.offload != "none":
+        where: dict[str, Any] = {"device": technique.offload, "pin_memory": pinned}
+        if technique.nvme_path is not None:
+            where["nvme_path"] = technique.nvme_path
+        zero["offload_optimizer"] = where
+        if technique.stage == 3:
+            zero["offload_param"] = where
+    return {
+        # The sizes are for its own reports; accumulation ends where the step says.
+        "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1,
+        "gradient_clipping": float(build.recipe.max_grad_norm or 0),
+        "zero_optimization": zero,
+        # The optimizer is torch's, and nothing is compiled for it.
+        "zero_force_ds_cpu_optimizer": False, "zero_allow_untested_optimizer": True,
+    }  # fmt: skip
+
+
+def _sizes(build: Build) -> tuple[int, int]:
+    """The parameters of the largest block, and of what lies outside of the blocks."""
+    blocks = [sum(p.numel() for p in block.parameters()) for stack in build.stacks for block in stack]
+    return max(blocks, default=0), parameter_count(build.model) - sum(blocks)

@@ -1,0 +1,52 @@
+"""The update that DeepSpeed's engine makes: it clips, steps and drops, each process its own part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.techniques.optimizer.apply import ScaledUpdate, set_learning_rate
+from tightfit.backends.pytorch.techniques.zero import state
+
+
+class ZeroUpdate(ScaledUpdate):
+    """An engine's own update. See `build.Update` for what each method promises."""
+
+    def __init__(self, build: Build, engine_of: Callable[[Optimizer], Any]) -> None:
+        super().__init__(build)
+        self.engine = engine_of(self.optimizer)
+
+    def backward(self, loss: Tensor) -> None:
+        self.engine.backward(loss, scale_wrt_gas=False)
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        set_learning_rate(self.optimizer, learning_rate)
+
+    def __call__(self) -> Tensor | None:
+        self.engine.step()
+        norm = self.engine.get_global_grad_norm() if self._max_norm else None
+        return None if norm is None else torch.as_tensor(norm, dtype=torch.float32, device=self._build.torch_device)
+
+    def fetch_gradients(self, block: int, then: int | None) -> None:
+        """They are where the engine adds to them."""
+
+    def store_gradients(self, block: int, final: bool) -> None:
+        """They stay where they are."""
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        self.engine.destroy()
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        return state.save(self._build, self.engine, self.optimizer, folder)
+
+    def load(self, folder: Path, meta: dict[str, Any]) -> None:
+        state.load(self._build, self.engine, self.optimizer, folder, meta)

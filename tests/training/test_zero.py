@@ -1,0 +1,67 @@
+"""Runs by DeepSpeed's ZeRO in several processes learn what one process learns, and go on in any other way."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.deepspeed import each_stage, needs_deepspeed, zero
+from tests.training.processes import train_in
+from tests.training.runs import final_weights
+from tests.training.test_processes import assert_same, recorded
+from tightfit.techniques import optimizer as optimizers
+
+pytestmark = [pytest.mark.cold, needs_deepspeed, pytest.mark.usefixtures("deepspeed_loaded")]
+
+
+@pytest.fixture
+def run(tiny):
+    """Ragged global batches and micro-batches, clipping that acts, evaluation on the way."""
+    return {**tiny, "data": {"source": "dummy", "samples": 37}, "micro_batch_size": 3, "max_steps": 10,
+            "max_grad_norm": 0.3, "save_steps": 5, "eval_steps": 5, "sample_prompt": None}  # fmt: skip
+
+
+@each_stage
+def test_two_processes_learn_what_one_learns(run, tmp_path, knobs):
+    for size in (1, 2):
+        train_in(size, {**run, "output_dir": str(tmp_path / str(size))}, zero(knobs))
+    assert_same(tmp_path / "1", tmp_path / "2")
+    assert max(recorded(tmp_path / "1", "grad_norm")) > run["max_grad_norm"]
+
+
+@pytest.mark.parametrize("knobs", [{"stage": 2}, {"stage": 3}], ids=str)
+def test_processes_without_a_sample_take_part(run, tmp_path, knobs):
+    """Global batches of two, the last of an epoch of one, for three processes."""
+    run = {**run, "data": {"source": "dummy", "samples": 5}, "batch_size": 2, "micro_batch_size": 1}
+    for size in (1, 3):
+        train_in(size, {**run, "output_dir": str(tmp_path / str(size))}, zero(knobs))
+    assert_same(tmp_path / "1", tmp_path / "3")
+
+
+@each_stage
+def test_a_run_goes_on_with_another_number_of_processes_or_stage(run, tmp_path, knobs):
+    assert_goes_on({**run, "eval_steps": None}, tmp_path, [(2, zero(knobs)), (3, zero(knobs)), (1, "none")])
+
+
+@pytest.mark.parametrize("optimizer", [optimizers.Sgd.name, optimizers.Lion.name])
+def test_states_of_other_optimizers_go_on(run, tmp_path, optimizer):
+    run = {**run, "eval_steps": None, "optimizer": optimizer}
+    assert_goes_on(run, tmp_path, [(1, "none"), (2, zero({"stage": 2})), (2, zero({"stage": 3})), (2, "ddp")])
+
+
+def assert_goes_on(run, tmp_path, ways):
+    train_in(1, {**run, "output_dir": str(tmp_path / "one")})
+    for number, (size, parallel) in enumerate(ways):
+        steps = run["max_steps"] - 2 * (len(ways) - 1 - number)
+        train_in(size, {**run, "max_steps": steps, "output_dir": str(tmp_path / "several")}, parallel)
+    assert recorded(tmp_path / "several", "loss") == pytest.approx(recorded(tmp_path / "one", "loss"), abs=2e-6)
+    a, b = final_weights(tmp_path / "one"), final_weights(tmp_path / "several")
+    assert max((a[name] - b[name]).abs().max().item() for name in a) < 1e-5
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(run, tmp_path):
+    overrides = {**run["model_overrides"], "resid_pdrop": 0.1, "embd_pdrop": 0.1}
+    run = {**run, "model_overrides": overrides, "eval_steps": None}
+    train_in(2, {**run, "output_dir": str(tmp_path / "whole")}, zero({"stage": 3}))
+    for steps in (5, 10):
+        train_in(2, {**run, "max_steps": steps, "output_dir": str(tmp_path / "parts")}, zero({"stage": 3}))
+    assert recorded(tmp_path / "parts", "loss") == recorded(tmp_path / "whole", "loss")
