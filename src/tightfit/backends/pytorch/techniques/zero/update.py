@@ -33,11 +33,8 @@ class ZeroUpdate(ScaledUpdate):
         norm = self.engine.get_global_grad_norm() if self._max_norm else None
         return None if norm is None else torch.as_tensor(norm, dtype=torch.float32, device=self._build.torch_device)
 
-    def fetch_gradients(self, block: int, then: int | None) -> None:
-        """They are where the engine adds to them."""
-
-    def store_gradients(self, block: int, final: bool) -> None:
-        """They stay where they are."""
+    def abandon(self) -> None:
+        self.engine.optimizer.zero_grad()
 
     def flush(self) -> None:
         """Nothing waits."""
