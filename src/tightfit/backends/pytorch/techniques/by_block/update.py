@@ -1,7 +1,6 @@
-"""The update of the weights block by block: in the backward pass, behind it, or when the next forward pass comes to a
-block.
+"""The update of the weights block by block: in the backward pass, after it, or when the next forward pass needs it.
 
-Behind the backward pass everything that an update needs is known: the norm of all gradients, whether they are finite,
+After the backward pass everything that an update needs is known: the norm of all gradients, whether they are finite,
 the learning rate. So clipping, loss scaling and schedules are exact, whenever a block's turn comes.
 """
 
