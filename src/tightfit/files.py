@@ -18,7 +18,7 @@ def replacing(path: Path) -> Iterator[Path]:
     A link stays, and what it leads to is replaced. Raises OSError that names `path`, as that of a full disk does not by
     itself; so for what is there and is no file, such as a device.
     """
-    path = path.resolve()
+    path = path.resolve() if path.is_symlink() else path
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no file", str(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.writing")

@@ -106,7 +106,6 @@ class OffloadedState:
             for parameter in parameters:
                 parameter.grad = None
         self.finish_updates()
-        self.wait_on_host()  # for copies that nothing waited for, so that their sources go
 
     @contextmanager
     def updating(self, part: int, next_part: int | None, optimizer: Optimizer) -> Iterator[None]:

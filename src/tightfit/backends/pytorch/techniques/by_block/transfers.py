@@ -167,7 +167,6 @@ class Transfers:
             self.latest_out.wait_on_host()
         if self._streams:
             self._streams[Stream.COPY_IN].synchronize()
-        self._begun.clear()
         self.hold_copies_in()
 
     def hold_copies_in(self) -> None:
