@@ -73,14 +73,14 @@ def follow_steps(values: dict[str, Any], said: Path) -> None:
         build = backend.build(recipe, device)
         data = GlobalBatchLoader(prepare(recipe, model_facts(recipe)).train, recipe)
         tracker = Tracker(scratch=scratch_of(device))
-        tracker.follow(build.model)
 
         def enter(phase: Phase) -> None:
             gc.collect()  # as in a prediction: when garbage goes is no matter of the step
             tracker.phase = phase
 
+        step, begun = Step(build, watch=enter, inspect=False), 0
+        tracker.follow(build.model)  # as it is once DeepSpeed has its engine, which puts weights elsewhere
         with gloo_letting_go(), gc_paused(), tracker, following_parts(tracker), build.session():
-            step, begun = Step(build, watch=enter, inspect=False), 0
             for global_batch in step.global_batches(data, 0, 3):
                 begun = tracker.memory.next()
                 step(global_batch, recipe.learning_rate).read()
