@@ -20,8 +20,7 @@ from torch._inductor.virtualized import V
 
 @dataclass(eq=False)
 class Life:
-    """A piece of memory, its first and its last step; `dies` None for an output's. layout: Inductor's, whose sizes may
-    be dynamic."""
+    """A piece of memory, its first and its last step; `dies` None for an output's. layout: Inductor's."""
 
     layout: Any
     born: int

@@ -8,9 +8,7 @@ runs the graph's ops one by one when it fails. Written for torch 2.11 to 2.13.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,21 +23,8 @@ from torch._inductor.virtualized import V
 from tightfit.backends.pytorch.follow.op_classes import class_of
 from tightfit.backends.pytorch.follow.tracker import Scratch
 from tightfit.backends.pytorch.simulate.compiled.inductor_memory import Life, Memory, Place
-from tightfit.backends.pytorch.simulate.compiled.region_schedule import (
-    Output,
-    Schedule,
-    Scheduler,
-    Storage,
-    Symbols,
-    called,
-    no_scratch,
-    number,
-    numbers,
-)
+from tightfit.backends.pytorch.simulate.compiled.region_schedule import Output, Schedule, Storage, called, no_scratch
 from tightfit.trace import FUSED_PREFIX, Op, OpClass, Phase
-
-Sizing = Callable[[Symbols, Scratch], tuple[Op, int]]
-"""A kernel, and the memory that it takes while it runs, for any sizes."""
 
 Traffic = dict[str, tuple[Any, Any]]
 """Of each buffer that a kernel touches, by name: its layout, and elements touched."""
@@ -58,11 +43,11 @@ SEARCHES = {
 def inductor_schedule(
     module: fx.GraphModule, inputs: Sequence[Any], *, inference: bool, backward: bool, gpu: bool,
     scratch: Scratch = no_scratch,
-) -> Scheduler:
+) -> Schedule:
     """Schedule a graph of AOTAutograd's as Inductor does. Changes the graph.
 
     inputs: the graph's example values. gpu: fuse as for Triton, else as for the CPU's C++.
-    Raises whatever a torch with other insides raises.
+    Raises whatever a torch with other insides raises, and for sizes that are not known before the graph runs.
     """
     with config.patch({**SEARCHES, **(_as_on_gpu() if gpu else {})}), torch.no_grad(), DebugContext():
         passes: Any = inductor
@@ -81,12 +66,26 @@ def inductor_schedule(
                 graph.init_wrapper_code()
                 graph._update_scheduler()
                 memory = Memory(graph, grouped=not gpu, inference=inference)
-                kernels = [(_read_kernel(graph, node), step)
-                           for node, step in zip(graph.scheduler.nodes, memory.steps, strict=True)]
-    return _Sized(
-        kernels=[(kernel, step) for kernel, step in kernels if kernel is not None], memory=memory, scratch=scratch,
+                kernels = [(step, *kernel) for node, step in zip(graph.scheduler.nodes, memory.steps, strict=True)
+                           if (kernel := _read_kernel(graph, node, scratch)) is not None]
+    return Schedule(
+        kernels=tuple(kernel for _, kernel, _ in kernels),
+        passing=tuple((step, size) for step, _, size in kernels if size),
+        steps=max(memory.steps, default=-1) + 1,
+        storages=tuple(
+            Storage(size=_numbers(life.layout.size), stride=_numbers(life.layout.stride), dtype=life.layout.dtype,
+                    device=life.layout.device, born=life.born, dies=life.dies)
+            for life in memory.lives
+        ),
+        last_uses=tuple(memory.last_uses.values()),
+        outputs=tuple(_output(memory, place, value) for place, value in memory.outputs),
         sure="Inductor's own schedule of fused kernels" + (", as it makes it for a GPU" if gpu else ""),
     )
+
+
+def _numbers(sizes: Sequence[Any]) -> tuple[int, ...]:
+    """Inductor's sizes as numbers. Raises TypeError for a dynamic one."""
+    return tuple(map(int, sizes))
 
 
 def _as_on_gpu() -> dict[str, Any]:
@@ -101,47 +100,19 @@ def _as_on_gpu() -> dict[str, Any]:
     return {"cpu_backend": "triton", **{name: value for name, value in own.items() if value is not None}}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Sized:
-    """A schedule whose sizes wait for a call."""
-
-    kernels: Sequence[tuple[Sizing, int]]
-    memory: Memory
-    scratch: Scratch
-    sure: str
-
-    def __call__(self, symbols: Symbols) -> Schedule:
-        kernels = [(step, *kernel(symbols, self.scratch)) for kernel, step in self.kernels]
-        return Schedule(
-            kernels=tuple(kernel for _, kernel, _ in kernels),
-            passing=tuple((step, size) for step, _, size in kernels if size),
-            steps=max(self.memory.steps, default=-1) + 1,
-            storages=tuple(
-                Storage(
-                    size=numbers(life.layout.size, symbols), stride=numbers(life.layout.stride, symbols),
-                    dtype=life.layout.dtype, device=life.layout.device, born=life.born, dies=life.dies,
-                )
-                for life in self.memory.lives
-            ),
-            last_uses=tuple(self.memory.last_uses.values()),
-            outputs=tuple(self._output(place, value, symbols) for place, value in self.memory.outputs),
-            sure=self.sure,
-        )
-
-    def _output(self, place: Place | None, value: Any, symbols: Symbols) -> Output:
-        if place is None:
-            return Output(kind="none") if value is None else Output(kind="value", value=number(value, symbols))
-        inside = isinstance(place, Life)
-        return Output(
-            kind="storage" if inside else "input",
-            index=list(self.memory.lives if inside else self.memory.last_uses).index(place),
-            size=numbers(value.size, symbols), stride=numbers(value.stride, symbols),
-            offset=number(value.offset, symbols), dtype=value.dtype,
-        )
+def _output(memory: Memory, place: Place | None, value: Any) -> Output:
+    if place is None:
+        return Output(kind="none") if value is None else Output(kind="value", value=int(value))
+    inside = isinstance(place, Life)
+    return Output(
+        kind="storage" if inside else "input", index=list(memory.lives if inside else memory.last_uses).index(place),
+        size=_numbers(value.size), stride=_numbers(value.stride), offset=int(value.offset), dtype=value.dtype,
+    )
 
 
-def _read_kernel(graph: Any, node: BaseSchedulerNode) -> Sizing | None:
-    """The kernel that a node of the schedule launches; None where it launches none."""
+def _read_kernel(graph: Any, node: BaseSchedulerNode, scratch: Scratch) -> tuple[Op, int] | None:
+    """The kernel that a node of the schedule launches, and the memory that it takes while it runs; None where it
+    launches none."""
     if isinstance(node, NopKernelSchedulerNode) or isinstance(node.node, ir.MultiOutput):
         return None
     origins = [o for part in node.get_nodes() if part.node is not None for o in part.node.get_origins()]
@@ -149,33 +120,25 @@ def _read_kernel(graph: Any, node: BaseSchedulerNode) -> Sizing | None:
         target = getattr(node.node, "op_overload", None)
         for origin in (node.node.get_origin_node(), *(o for o in origins if o.target is target)):
             if origin is not None and origin.op == "call_function":
-                return partial(called, origin)
+                return called(origin, scratch)
     targets = dict.fromkeys(o.target for o in sorted(origins) if isinstance(o.target, torch._ops.OpOverload))
     names = list(dict.fromkeys(target.overloadpacket.__name__ for target in targets if not target.is_view))
     moves = names and all(class_of(name, None) is OpClass.MOVEMENT for name in names)
     op_class = OpClass.MOVEMENT if moves else OpClass.ELEMENTWISE
     op_class = OpClass.NORMALIZATION if node.is_reduction() else op_class
-    return partial(_generated, FUSED_PREFIX + " ".join(names), op_class, *_traffic(graph, node))
-
-
-def _generated(
-    name: str, op_class: OpClass, reads: Traffic, writes: Traffic, symbols: Symbols, scratch: Scratch
-) -> tuple[Op, int]:
-    """A kernel that Inductor writes."""
+    reads, writes = _traffic(graph, node)
     made = [layout for layout, _ in writes.values()]
     return Op(
-        name=name, tick=0, phase=Phase.FORWARD, op_class=op_class, bytes_read=_bytes(reads, symbols),
-        bytes_written=_bytes(writes, symbols), dtype=str(made[0].dtype).removeprefix("torch.") if made else "",
-        shapes=tuple(numbers(layout.size, symbols) for layout in made),
+        name=FUSED_PREFIX + " ".join(names), tick=0, phase=Phase.FORWARD, op_class=op_class, bytes_read=_bytes(reads),
+        bytes_written=_bytes(writes), dtype=str(made[0].dtype).removeprefix("torch.") if made else "",
+        shapes=tuple(_numbers(layout.size) for layout in made),
     ), 0
 
 
-def _bytes(traffic: Traffic, symbols: Symbols) -> int:
+def _bytes(traffic: Traffic) -> int:
     """Of what is touched, no more than each buffer has."""
-    return sum(
-        min(number(touched, symbols), math.prod(numbers(layout.size, symbols))) * layout.dtype.itemsize
-        for layout, touched in traffic.values()
-    )
+    return sum(min(int(touched), math.prod(_numbers(layout.size))) * layout.dtype.itemsize
+               for layout, touched in traffic.values())
 
 
 def _traffic(graph: Any, node: BaseSchedulerNode) -> tuple[Traffic, Traffic]:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._pytree import tree_map
 
 from tightfit.backends.pytorch.follow.op_costs import cost
 from tightfit.backends.pytorch.follow.tracker import Scratch
 from tightfit.trace import Op, Phase
-
-Symbols = Mapping[Any, int]
-"""The values of a graph's dynamic sizes, by symbol."""
-
-Scheduler = Callable[[Symbols], "Schedule"]
-"""A compiled graph, for any sizes that it serves."""
 
 
 def no_scratch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
@@ -109,48 +103,10 @@ class Schedule:
         return sum(storage.bytes for storage in self.storages if storage.dies is None)
 
 
-def find_symbols(values: Sequence[Any]) -> dict[Any, tuple[int, int | None]]:
-    """Where each dynamic size is found in a graph's arguments, given their example values: the argument's position,
-    and the dimension where it is a tensor."""
-    found: dict[Any, tuple[int, int | None]] = {}
-    for index, value in enumerate(values):
-        if isinstance(value, torch.SymInt):
-            found.setdefault(value.node.expr, (index, None))
-        elif isinstance(value, Tensor):
-            for dim, size in enumerate(value.shape):
-                if isinstance(size, torch.SymInt):
-                    found.setdefault(size.node.expr, (index, dim))
-    return {symbol: place for symbol, place in found.items() if symbol.is_symbol}
-
-
-def read_symbols(places: Mapping[Any, tuple[int, int | None]], args: Sequence[Any]) -> Symbols:
-    """The values of the dynamic sizes in a call."""
-    return {
-        symbol: int(args[index] if dim is None else args[index].shape[dim])
-        for symbol, (index, dim) in places.items()
-    }
-
-
-def number(size: Any, symbols: Symbols) -> int:
-    """A size, fixed or dynamic, as a number. Raises KeyError for one that the call does not give."""
-    if isinstance(size, int):
-        return size
-    expression = size.node.expr if isinstance(size, torch.SymInt) else size
-    known = expression.subs(dict(symbols))
-    if known.free_symbols:
-        raise KeyError(f"the size {expression} is not known before the graph runs")
-    return int(known)
-
-
-def numbers(sizes: Sequence[Any], symbols: Symbols) -> tuple[int, ...]:
-    return tuple(number(size, symbols) for size in sizes)
-
-
-def called(node: fx.Node, symbols: Symbols, scratch: Scratch) -> tuple[Op, int]:
+def called(node: fx.Node, scratch: Scratch) -> tuple[Op, int]:
     """A library's kernel that a graph's node calls, and the memory that it takes while it runs."""
     args, kwargs, result = tree_map(
-        lambda value: concrete(value.meta.get("val") if isinstance(value, fx.Node) else value, symbols),
-        (node.args, node.kwargs, node),
+        lambda value: value.meta.get("val") if isinstance(value, fx.Node) else value, (node.args, node.kwargs, node)
     )
     func: Any = node.target
     inner = next((at for at, value in enumerate(args) if isinstance(value, OpOverload)), None)
@@ -159,13 +115,3 @@ def called(node: fx.Node, symbols: Symbols, scratch: Scratch) -> tuple[Op, int]:
         kwargs = {name: value for name, value in kwargs.items() if name != "rng_state"}
     op = Op(name=str(func), tick=0, phase=Phase.FORWARD, **cost(func, args, kwargs, result)._asdict())
     return op, scratch(func, args, kwargs, result)
-
-
-def concrete(value: Any, symbols: Symbols) -> Any:
-    """A graph's example value with its dynamic sizes filled in: tensors become shapes on the meta device."""
-    if isinstance(value, torch.SymInt):
-        return number(value, symbols)
-    if isinstance(value, Tensor) and any(isinstance(s, torch.SymInt) for s in (*value.shape, *value.stride())):
-        shape, stride = numbers(value.shape, symbols), numbers(value.stride(), symbols)
-        return torch.empty_strided(shape, stride, dtype=value.dtype, device="meta")
-    return value

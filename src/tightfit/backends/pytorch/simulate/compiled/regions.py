@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -25,15 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tightfit.backends.pytorch.build import CompileBackend
 from tightfit.backends.pytorch.errors import cause
 from tightfit.backends.pytorch.follow.tracker import Scratch, Tracker
-from tightfit.backends.pytorch.simulate.compiled.region_schedule import (
-    Output,
-    Schedule,
-    Scheduler,
-    Symbols,
-    find_symbols,
-    no_scratch,
-    read_symbols,
-)
+from tightfit.backends.pytorch.simulate.compiled.region_schedule import Output, Schedule, no_scratch
 from tightfit.devices import Device
 from tightfit.trace import Op
 
@@ -122,13 +114,13 @@ class _Planned:
             try:
                 from tightfit.backends.pytorch.simulate.compiled.inductor_schedule import inductor_schedule
 
-                schedules = inductor_schedule(
+                schedule = inductor_schedule(
                     module, inputs, inference=bool(facts.get("is_inference")), backward=direction == "backward",
                     gpu=self.gpu, scratch=self.scratch,
                 )
             except Exception as error:  # private interfaces fail in any way
                 return self._one_by_one(fx.GraphModule(module, untouched), direction, cause(error))
-        return _boxed(_Graph(direction, schedules, find_symbols(inputs), self).call)
+        return _boxed(_Graph(direction, schedule, self).call)
 
     def _one_by_one(self, module: fx.GraphModule, direction: Direction, reason: str) -> Callable[..., Any]:
         """Fallback where Inductor's schedule cannot be read: the graph's ops, each followed by itself."""
@@ -180,13 +172,11 @@ class _Graph:
     """A compiled graph that is called."""
 
     direction: Direction
-    schedules: Scheduler
-    places: dict[Any, tuple[int, int | None]]
+    schedule: Schedule
     backend: _Planned
-    made: dict[tuple[int, ...], Schedule] = field(default_factory=dict)
 
     def call(self, args: list[Any]) -> list[Any]:
-        schedule = self._sized(read_symbols(self.places, args))
+        schedule = self.schedule
         sources = {output.index: args[output.index] for output in schedule.outputs if output.kind == "input"}
         mode = next((value.fake_mode for value in args if isinstance(value, torch._subclasses.FakeTensor)), None)
         storages = _last_uses(args, schedule.last_uses)
@@ -196,25 +186,18 @@ class _Graph:
         scratch = schedule.peak([(storage.nbytes(), last) for storage, last in freed])
         begins = sum(storage.nbytes() for storage, _ in freed)
         if begins > schedule.kept:
-            self._report(schedule, scratch - begins)
+            self._report(scratch - begins)
         del storages, freed
         with mode or nullcontext(), torch.no_grad():
             outputs = _make_outputs(schedule, sources)
         if begins <= schedule.kept:
-            self._report(schedule, scratch - schedule.kept)
+            self._report(scratch - schedule.kept)
         return outputs
 
-    def _sized(self, symbols: Symbols) -> Schedule:
-        key = tuple(symbols.values())
-        if key not in self.made:
-            with _disable_current_modes():
-                self.made[key] = self.schedules(symbols)
-        return self.made[key]
-
-    def _report(self, schedule: Schedule, scratch: int) -> None:
+    def _report(self, scratch: int) -> None:
         self.backend.record(CompiledCall(
-            direction=self.direction, kernels=schedule.kernels, scratch_bytes=scratch,
-            sure=schedule.sure + self.backend.caveats,
+            direction=self.direction, kernels=self.schedule.kernels, scratch_bytes=scratch,
+            sure=self.schedule.sure + self.backend.caveats,
         ))
 
 
