@@ -13,13 +13,12 @@ import pickle
 import zlib
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tightfit.errors import DataError
 from tightfit.planning.allocator.blocks import Block
-from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.planning.allocator.simulator import CachingAllocator, OutOfCapacity
 
 ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map",
@@ -51,7 +50,7 @@ class Recording:
     origin: what was recorded, and where: names and versions.
     """
 
-    settings: AllocatorSettings
+    expandable: bool
     events: tuple[Event, ...]
     reserved: int
     limit: int | None = None
@@ -106,7 +105,7 @@ def recording_of(
         events = tuple((e["action"], int(e.get("addr", 0)), int(e["size"]), int(e["stream"]))
                        for e in traced if e["action"] in ACTIONS)
         reserved = sum(int(segment["total_size"]) for segment in segments)
-        settings = _settings(snapshot["allocator_settings"])
+        expandable = _expandable(snapshot["allocator_settings"])
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"snapshot: not what torch.cuda.memory._snapshot() returns: {error!r}; {ADVICE}") from None
     if pools - {(0, 0)}:
@@ -117,12 +116,12 @@ def recording_of(
         raise DataError(f"snapshot: its history adds up to {told} reserved bytes, its segments to {reserved}: it does "
                         f"not tell all from the beginning; {ADVICE}")
     kept = {key: int(statistics[name]) for key, name in STATISTICS.items()} if statistics else {}
-    return Recording(settings=settings, events=events, reserved=reserved, limit=limit, statistics=kept,
+    return Recording(expandable=expandable, events=events, reserved=reserved, limit=limit, statistics=kept,
                      origin=dict(origin or {}))
 
 
-def _settings(values: Mapping[str, Any]) -> AllocatorSettings:
-    """The settings in a snapshot. Raises DataError for one that is not simulated."""
+def _expandable(values: Mapping[str, Any]) -> bool:
+    """Whether a snapshot's segments are expandable. Raises DataError for a setting that is not simulated."""
     split = int(values["max_split_size"])  # the largest 64-bit number, signed or not, is no limit
     others = {"max_split_size": 0 < split < 1 << 62, "roundup_power2_divisions": any(
         int(parts) for parts in values["roundup_power2_divisions"].values()
@@ -130,7 +129,7 @@ def _settings(values: Mapping[str, Any]) -> AllocatorSettings:
     if any(others.values()):
         raise DataError(f"snapshot: {', '.join(name for name, used in others.items() if used)} was set, which is not "
                         "simulated; record a run without it")
-    return AllocatorSettings(expandable_segments=bool(values["expandable_segments"]))
+    return bool(values["expandable_segments"])
 
 
 def compare(recording: Recording) -> Comparison:
@@ -142,7 +141,7 @@ def compare(recording: Recording) -> Comparison:
     """
     places: deque[int] = deque()
     allocator = CachingAllocator(
-        settings=recording.settings, limit=recording.limit,
+        expandable=recording.expandable, limit=recording.limit,
         address=lambda size: places.popleft() if places else ELSEWHERE + allocator.reserved,
     )
     blocks: dict[int, Block] = {}
@@ -226,7 +225,7 @@ def read_recording(path: Path) -> Recording:
         values = json.loads(text)
         columns = values["actions"], values["addresses"], values["sizes"], values["streams"]
         return Recording(
-            settings=AllocatorSettings(**values["settings"]),
+            expandable=values["settings"]["expandable_segments"],
             events=tuple((ACTIONS[action], int(address), int(size), int(stream))
                          for action, address, size, stream in zip(*columns, strict=True)),
             **{key: values[key] for key in ("reserved", "limit", "statistics", "origin")},
@@ -239,8 +238,8 @@ def write_recording(path: Path, recording: Recording) -> None:
     """Write a recording as compressed JSON, the events in columns: action by number, address, bytes, stream."""
     actions, addresses, sizes, streams = zip(*recording.events, strict=True)
     values = {
-        "settings": asdict(recording.settings), "reserved": recording.reserved, "limit": recording.limit,
-        "statistics": dict(recording.statistics), "origin": dict(recording.origin),
+        "settings": {"expandable_segments": recording.expandable}, "reserved": recording.reserved,
+        "limit": recording.limit, "statistics": dict(recording.statistics), "origin": dict(recording.origin),
         "actions": [ACTIONS.index(action) for action in actions],
         "addresses": addresses, "sizes": sizes, "streams": streams,
     }

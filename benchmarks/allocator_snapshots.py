@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -99,19 +98,13 @@ def record_run(name: str, path: Path, limit: int | None) -> None:
     ))
 
 
-def run_apart(name: str, settings: str, path: Path, limit: int | None) -> str | None:
+def run_apart(name: str, settings: str, path: Path, limit: int | None) -> str:
     """Have `record_run` done by a new process, with these settings. What it said, where it failed."""
-    command = [sys.executable, __file__, "--record", name, "--output", str(path)]
-    command += [] if limit is None else ["--limit", str(limit)]
+    limited = [] if limit is None else ["--limit", str(limit)]
     environment = {**os.environ, "PYTORCH_ALLOC_CONF": settings}
     environment.pop("PYTORCH_CUDA_ALLOC_CONF", None)
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=RUN_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"took more than {RUN_SECONDS} seconds"
-    return None if done.returncode == 0 else (done.stderr or done.stdout)[-2000:]
+    return record.apart(__file__, "--record", name, "--output", str(path), *limited, seconds=RUN_SECONDS,
+                        environment=environment)[1]
 
 
 def examine(recording: Recording) -> dict[str, Any]:
@@ -138,7 +131,7 @@ def measure(output: Path) -> dict[str, dict[str, Any]]:
             return None
         path = output / f"{label.replace(', ', '-').replace(' ', '-')}.json.gz"
         failure = run_apart(name, settings, path, limit)
-        if failure is not None:
+        if failure:
             found[label] = {"exact": False, "failure": failure}
             print(f"{label:42} FAILED: {failure}", flush=True)
             return None

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -28,8 +26,10 @@ import torch
 
 import record
 import tightfit
+from gpu_truth import used_bytes
 from tightfit.backends.pytorch.simulate.untraced import RECORDS, workspace_bytes
 from tightfit.devices import MIB, Device
+from tightfit.nvml import driver_version
 
 SECONDS = 150
 """A process that takes longer is given up."""
@@ -77,37 +77,15 @@ def planned_workspaces(device: Device) -> dict[str, int]:
     return {**one, "product with a bias": own, "product and backward": 2 * own}
 
 
-class Nvml:
-    """The driver's own figures of a device, which need no context; `used` is None where they cannot be had.
-
-    uuid: the device's, as the process that asks for the stages knows it: this one must not have asked CUDA yet.
-    """
-
-    def __init__(self, uuid: str) -> None:
-        self._nvml: Any = None
-        self.driver = "unknown"
-        try:
-            nvml: Any = importlib.import_module("pynvml")
-            nvml.nvmlInit()
-            self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-            self._nvml, self.driver = nvml, str(nvml.nvmlSystemGetDriverVersion())
-        except Exception as error:  # without the library, without rights, on another kind of device
-            print(f"context_bytes: NVML says nothing here ({error}), so that other processes count", file=sys.stderr)
-
-    def used(self) -> int | None:
-        return None if self._nvml is None else int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
-
-
 def observe(stage: str, uuid: str) -> dict[str, int]:
     """Run a stage in this process, the first thing that it does on the device. Bytes outside the allocator, in it, and
-    of it in use once the stage's own tensors are gone."""
-    nvml = Nvml(uuid)
-    before = nvml.used()
+    of it in use once the stage's own tensors are gone. Where the driver cannot be asked, other processes count."""
+    before = used_bytes(uuid)
     STAGES[stage]()
     gc.collect()
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
-    after = nvml.used()
+    after = used_bytes(uuid)
     taken = total - free if before is None or after is None else after - before
     reserved = torch.cuda.memory_reserved()
     return {"outside": taken - reserved, "reserved": reserved, "held": torch.cuda.memory_allocated()}
@@ -115,14 +93,8 @@ def observe(stage: str, uuid: str) -> dict[str, int]:
 
 def observe_apart(stage: str, uuid: str) -> dict[str, Any]:
     """The same in a new process; `failure` tells why there are no figures."""
-    command = [sys.executable, __file__, "--stage", stage, "--uuid", uuid]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        return {"failure": f"took more than {SECONDS} seconds"}
-    if done.returncode:
-        return {"failure": (done.stderr or done.stdout)[-2000:]}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    printed, failure = record.apart(__file__, "--stage", stage, "--uuid", uuid, seconds=SECONDS)
+    found: dict[str, Any] = {"failure": failure} if failure else json.loads(printed.splitlines()[-1])
     return found
 
 
@@ -154,7 +126,8 @@ def main() -> int:
     properties = torch.cuda.get_device_properties(0)
     device = Device(kind="cuda", name=properties.name, memory_bytes=properties.total_memory,
                     capability=(properties.major, properties.minor), units=properties.multi_processor_count)
-    uuid, planned, stages = str(properties.uuid), planned_workspaces(device), {}
+    uuid = f"GPU-{str(properties.uuid).removeprefix('GPU-')}"  # which this process may ask CUDA for, and a stage's not
+    planned, stages = planned_workspaces(device), {}
     for stage in STAGES:
         found = stages[stage] = {**observe_apart(stage, uuid), "planned_workspaces": planned.get(stage)}
         if "failure" in found:
@@ -162,7 +135,8 @@ def main() -> int:
             continue
         held = f", workspaces {found['held']:,} held, {planned[stage]:,} planned" if stage in planned else ""
         print(f"{stage:22} {found['outside'] / MIB:7.1f} MiB outside the allocator{held}", flush=True)
-    origin = {"date": datetime.now(UTC).date().isoformat(), "torch": torch.__version__, "driver": Nvml(uuid).driver}
+    origin = {"date": datetime.now(UTC).date().isoformat(), "torch": torch.__version__,
+              "driver": driver_version() or "unknown"}
     print(record.write("context_bytes", {"gpu": device.name, **origin, "stages": stages}))
     if any("failure" in found for found in stages.values()):
         return 1

@@ -79,12 +79,10 @@ def tolerance(changes: dict[str, Any]) -> float:
 
 
 def plot(curves: dict[str, Any], path: Path) -> None:
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(12, 5), sharey=True)
+    figure = Figure(figsize=(12, 5), layout="tight")
+    axes = figure.subplots(1, 2, sharey=True)
     for axis, title, names in (
         (axes[0], "precision", [n for n in curves if "fp" in n or "bf16" in n]),
         (axes[1], "optimizer", [n for n in curves if n == "fp32 adamw" or not ("fp" in n or "bf16" in n)]),
@@ -96,7 +94,6 @@ def plot(curves: dict[str, Any], path: Path) -> None:
         axis.set(title=f"held-out loss by {title}", xlabel="step", ylabel="nats a token")
         axis.legend(fontsize=8)
         axis.grid(alpha=0.3)
-    figure.tight_layout()
     figure.savefig(path, dpi=110)
 
 

@@ -1,27 +1,86 @@
-"""What a real step on the CPU allocates, by torch.profiler's own allocation events."""
+"""What really running something on the CPU allocates, by torch.profiler's own allocation events."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from gpu_truth import held_bytes
 from tightfit.backends.pytorch.assembly import assemble
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.step import Step
 from tightfit.devices import Device
 from tightfit.recipe import Recipe
-from tightfit.trace import Phase
 
 PHASES = ("forward", "backward", "optimizer")
 STEPS = 2
-MARK = "phase of a step: "
+MARK = "tightfit: "
+
+
+class Allocations:
+    """Records what is allocated on the CPU while it is entered, without Python's garbage collection."""
+
+    def __init__(self) -> None:
+        self._profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        self._part: AbstractContextManager[Any] = nullcontext()
+
+    def __enter__(self) -> Allocations:
+        gc.collect()
+        gc.disable()
+        self._profiler.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.begin(None)
+        self._profiler.__exit__(*error)
+        gc.enable()
+
+    def begin(self, part: str | None) -> None:
+        """What comes from here on is of that part, or of none."""
+        self._part.__exit__(None, None, None)
+        self._part = nullcontext() if part is None else record_function(MARK + part)
+        self._part.__enter__()
+
+    def held(self) -> int:
+        """Bytes allocated at the end, beyond those at the beginning."""
+        return sum(size for _, size in self._changes())
+
+    def peaks(self) -> dict[str, int]:
+        """The most bytes allocated at once in each part, however often it came."""
+        changes = self._changes()
+        peaks: dict[str, int] = {}
+        live, at = 0, 0
+        for start, stop, part in self._parts():
+            while at < len(changes) and changes[at][0] < start:
+                live += changes[at][1]
+                at += 1
+            peaks[part] = max(peaks.get(part, 0), live)
+            while at < len(changes) and changes[at][0] <= stop:
+                live += changes[at][1]
+                peaks[part] = max(peaks[part], live)
+                at += 1
+        return peaks
+
+    def _changes(self) -> list[tuple[int, int]]:
+        """Time and bytes of every allocation and release."""
+        found = [(event.start_ns(), event.nbytes()) for event in self._events() if event.name() == "[memory]"]
+        return sorted(found, key=lambda change: change[0])
+
+    def _parts(self) -> list[tuple[int, int, str]]:
+        return sorted((event.start_ns(), event.start_ns() + event.duration_ns(), event.name().removeprefix(MARK))
+                      for event in self._events() if event.name().startswith(MARK))
+
+    def _events(self) -> Iterable[Any]:
+        found: Iterable[Any] = self._profiler.profiler.kineto_results.events()
+        return found
 
 
 def measured_peaks(
@@ -33,61 +92,39 @@ def measured_peaks(
     Counted from the construction of the model on, so that weights are in them. global_batches: two global batches,
     made outside of the count: data shares numpy's memory.
     """
-    gc.collect()
-    gc.disable()
-    try:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-            build = assemble(recipe, device, torch.device("cpu"), None if model is None else model())
-            phases = _Phases()
-            step = Step(build, watch=phases.enter, inspect=False)
-            made = global_batches(build)
-            with build.session():
-                for global_batch in made:
-                    step(global_batch, recipe.learning_rate)
-                    phases.close()
-    finally:
-        gc.enable()
-    return _peaks(profiler.profiler.kineto_results.events())
+    with Allocations() as allocations:
+        build = assemble(recipe, device, torch.device("cpu"), None if model is None else model())
+        step = Step(build, watch=lambda phase: allocations.begin(phase.value), inspect=False)
+        made = global_batches(build)
+        with build.session():
+            for global_batch in made:
+                step(global_batch, recipe.learning_rate)
+                allocations.begin(None)
+    return dict.fromkeys(PHASES, 0) | allocations.peaks()
 
 
-class _Phases:
-    """Marks each phase of a step in the profile."""
+def inference_peaks(
+    model: nn.Module, run: Callable[[], object], context: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> dict[str, int]:
+    """The most bytes alive at once in the model's first forward pass of `run` with what surrounds it (`prefill`), and
+    in all later ones (`decode`).
 
-    def __init__(self) -> None:
-        self._open: Any = nullcontext()
+    context: what surrounds the whole run, such as autocast. The model's weights and buffers are counted.
+    """
+    passes = 0
 
-    def enter(self, phase: Phase) -> None:
-        self.close()
-        self._open = record_function(MARK + phase.value)
-        self._open.__enter__()
+    def begin(*_: Any) -> None:
+        nonlocal passes
+        passes += 1
+        if passes > 1:
+            allocations.begin("decode")
 
-    def close(self) -> None:
-        self._open.__exit__(None, None, None)
-        self._open = nullcontext()
-
-
-def _peaks(events: Iterable[Any]) -> dict[str, int]:
-    """From the profiler's events: the peak of the running sum inside each phase's marks."""
-    changes: list[tuple[int, int, int]] = []
-    marks: list[tuple[int, int, str]] = []
-    for event in events:
-        name = event.name()
-        if name == "[memory]":
-            changes.append((event.start_ns(), len(changes), event.nbytes()))
-        elif name.startswith(MARK):
-            start = event.start_ns()
-            marks.append((start, start + event.duration_ns(), name.removeprefix(MARK)))
-    changes.sort()
-    marks.sort()
-    peaks = dict.fromkeys(PHASES, 0)
-    live, at = 0, 0
-    for start, stop, phase in marks:
-        while at < len(changes) and changes[at][0] < start:
-            live += changes[at][2]
-            at += 1
-        peaks[phase] = max(peaks[phase], live)
-        while at < len(changes) and changes[at][0] <= stop:
-            live += changes[at][2]
-            peaks[phase] = max(peaks[phase], live)
-            at += 1
-    return peaks
+    with ExitStack() as stack:
+        stack.callback(model.register_forward_pre_hook(begin).remove)
+        allocations = stack.enter_context(Allocations())
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(context())
+        allocations.begin("prefill")
+        run()
+    held = held_bytes(chain(model.parameters(), model.buffers()))
+    return {part: held + peak for part, peak in allocations.peaks().items()}

@@ -170,15 +170,13 @@ def _figure(value: float | None) -> str:
 
 def plot(rows: Iterable[Row], path: Path, title: str) -> None:
     """Predicted against measured: reserved bytes, and seconds of a step."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     known = [row for row in rows if ran(row)]
     reserved = [(row["measured"]["peak_reserved"] / 2**30, row["predicted"]["peak_reserved"] / 2**30)
                 for row in known if reserved_error(row) is not None]
-    figure, axes = plt.subplots(1, 2, figsize=(12, 5.6))
+    figure = Figure(figsize=(12, 5.6), layout="tight")
+    axes = figure.subplots(1, 2)
     _panel(axes[0], {"": reserved}, "peak reserved memory, GiB", 0.08)
     times = {
         name: [(row["measured"]["step_seconds"], row["predicted"]["step_seconds"][name])
@@ -187,9 +185,7 @@ def plot(rows: Iterable[Row], path: Path, title: str) -> None:
     }
     _panel(axes[1], times, "seconds a step", 0.15)
     figure.suptitle(title)
-    figure.tight_layout()
     figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def _panel(axis: Any, points: Mapping[str, list[tuple[float, float]]], what: str, band: float) -> None:

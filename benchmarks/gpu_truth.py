@@ -6,7 +6,6 @@ the tensors themselves tell are measured.
 
 from __future__ import annotations
 
-import importlib
 import os
 import statistics
 import time
@@ -14,7 +13,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import cycle, islice, pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +27,7 @@ from tightfit.backends.pytorch.step import Step
 from tightfit.backends.pytorch.techniques.optimizer.state import state_tensors
 from tightfit.devices import Device
 from tightfit.errors import OutOfMemory
+from tightfit.nvml import NoNvml, driver_version, nvml_session
 from tightfit.recipe import Recipe
 from tightfit.trace import Phase
 
@@ -44,7 +43,7 @@ NO_MEMORY = "out of memory"
 def describe_device() -> dict[str, Any]:
     """The CUDA device's facts; call it in a child, since it makes a context. Raises Refused where there is none."""
     device = PytorchBackend().device(Recipe.from_dict({"device": "cuda"}))
-    return {**facts_of(device), "driver": _driver()}
+    return {**facts_of(device), "driver": driver_version() or ""}
 
 
 def cpu() -> Device:
@@ -237,27 +236,13 @@ def _context(others: int | None) -> dict[str, Any]:
     return {"context": taken - torch.cuda.memory_reserved(), "others": others}
 
 
-def used_bytes() -> int | None:
-    """Bytes of the device in use now, which the driver tells without a context; None where nvidia-ml-py is not
-    installed, or does not know the device."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    try:
-        nvml = importlib.import_module("pynvml")
-    except ImportError:
-        return None
-    try:
-        nvml.nvmlInit()
-        try:
-            by_index = named.isdecimal()
-            handle = nvml.nvmlDeviceGetHandleByIndex(int(named)) if by_index else nvml.nvmlDeviceGetHandleByUUID(named)
-            return int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
-        finally:
-            nvml.nvmlShutdown()
-    except nvml.NVMLError:
-        return None
-
-
-def _driver() -> str:
-    with suppress(OSError):
-        return Path("/sys/module/nvidia/version").read_text().strip()
-    return ""
+def used_bytes(card: str | None = None) -> int | None:
+    """Bytes of the device in use now, which the driver tells without a context; None where it cannot be asked. card:
+    its UUID; by default the first that CUDA sees."""
+    card = card or os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    with suppress(NoNvml), nvml_session() as nvml:
+        handle = (nvml.ask("nvmlDeviceGetHandleByIndex", int(card)) if card.isdecimal()
+                  else nvml.ask("nvmlDeviceGetHandleByUUID", card))
+        memory = None if handle is None else nvml.memory(handle)
+        return None if memory is None else memory[1]
+    return None

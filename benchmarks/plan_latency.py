@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -94,16 +93,12 @@ def do(case: Case) -> dict[str, Any]:
 
 def apart(case: Case) -> dict[str, Any]:
     """The same in a new process; `failure` tells what went wrong."""
-    command = [sys.executable, __file__, "--do", str(CASES.index(case))]
+    import record
+
     began = time.perf_counter()
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        return {"failure": f"took more than {SECONDS} seconds"}
-    if done.returncode:
-        return {"failure": (done.stderr or done.stdout)[-2000:]}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return {**found, "process_seconds": time.perf_counter() - began}
+    printed, failure = record.apart(__file__, "--do", str(CASES.index(case)), seconds=SECONDS)
+    seconds = time.perf_counter() - began
+    return {"failure": failure} if failure else {**json.loads(printed.splitlines()[-1]), "process_seconds": seconds}
 
 
 def judge(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:

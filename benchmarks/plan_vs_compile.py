@@ -7,7 +7,6 @@ Run: python benchmarks/plan_vs_compile.py [CASE ...]
 from __future__ import annotations
 
 import dataclasses
-import gc
 import json
 import os
 import subprocess
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 import record
+from cpu_truth import Allocations
 from tightfit.backends.pytorch.assembly import assemble
 from tightfit.backends.pytorch.batch import TensorBatch
 from tightfit.backends.pytorch.build import Build
@@ -133,17 +133,10 @@ def measured(case: Case) -> dict[str, int]:
 
 def allocations(work: Callable[[], object]) -> tuple[int, int]:
     """The most bytes allocated at once during `work`, and those left after it."""
-    gc.collect()
-    gc.disable()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with Allocations() as recorded:
+        recorded.begin("work")
         work()
-    gc.enable()
-    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
-    live = most = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        live += event.nbytes()
-        most = max(most, live)
-    return most, live
+    return recorded.peaks()["work"], recorded.held()
 
 
 def predicted(case: Case) -> dict[str, int]:

@@ -21,12 +21,10 @@ from tightfit.training.listeners import Terminal
 
 
 def plot(lines: list[dict[str, Any]], unigram: float, path: Path) -> None:
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(8, 4.2))
+    figure = Figure(figsize=(8, 4.2), layout="tight")
+    axis = figure.subplots()
     train = [(line["step"], line["loss"]) for line in lines if "loss" in line]
     held_out = [(line["step"], line["eval_loss"]) for line in lines if "eval_loss" in line]
     axis.plot(*zip(*train, strict=True), color="tab:blue", label="training")
@@ -35,7 +33,6 @@ def plot(lines: list[dict[str, Any]], unigram: float, path: Path) -> None:
     axis.set(xlabel="step", ylabel="loss, nats a token", title="tightfit train quickstart")
     axis.grid(alpha=0.3)
     axis.legend()
-    figure.tight_layout()
     figure.savefig(path, dpi=110)
 
 

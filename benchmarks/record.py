@@ -8,6 +8,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,16 @@ def quantiles(values: list[float]) -> dict[str, float]:
     ordered = sorted(values)
     low, middle, high = statistics.quantiles(ordered, n=4) if len(ordered) > 1 else ordered * 3
     return {"min": ordered[0], "p25": low, "median": middle, "p75": high, "max": ordered[-1]}
+
+
+def apart(file: str, *arguments: str, seconds: float, environment: dict[str, str] | None = None) -> tuple[str, str]:
+    """What a Python file prints, run by a new process, and how it failed; empty where it did not."""
+    try:
+        done = subprocess.run([sys.executable, file, *arguments], env=environment, capture_output=True, text=True,
+                              timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return "", f"took more than {seconds} seconds"
+    return done.stdout, (done.stderr or done.stdout)[-2000:] if done.returncode else ""
 
 
 def write(name: str, values: dict[str, Any], folder: Path | None = None) -> Path:

@@ -22,7 +22,7 @@ def made(**changes):
                       "forward 256": {"float32": Curve((64, 256), (4e9, 8e9))}},
         "memory": {"add": {"float32": Curve((100.0, 10000.0), (1e-6, 1e-4)), "bfloat16": Curve((100.0,), (5e-6,))},
                    "tanh": {"float32": Curve((100.0,), (3e-6,))}},
-        "host": {"forward": 1e-5, "backward": 5e-6}, "host_to_device": 0.0,
+        "host": {"forward": 1e-5, "backward": 5e-6},
     }
     return Calibration(**{**values, **changes})
 
@@ -77,7 +77,7 @@ def test_a_record_comes_back_as_it_was(tmp_path):
 
 
 def test_records_of_other_devices_and_threads_lie_beside_it(tmp_path):
-    card = made(device="NVIDIA H100 80GB HBM3", kind="cuda", threads=0, host_to_device=5e10)
+    card = made(device="NVIDIA H100 80GB HBM3", kind="cuda", threads=0)
     for record in (made(), made(threads=1), card):
         save(record, tmp_path)
     assert len(list(tmp_path.iterdir())) == 3
@@ -87,17 +87,12 @@ def test_records_of_other_devices_and_threads_lie_beside_it(tmp_path):
     assert load("NVIDIA A100", tmp_path) is None
 
 
-def test_what_was_measured_of_the_link_comes_back_and_older_records_are_read(tmp_path):
+def test_what_was_measured_of_the_link_comes_back(tmp_path):
     rates = CopyRates(alone=5e10, both_ways=4e10, beside_matmuls=3e10, pageable=1e10)
     card = made(device="NVIDIA H100 80GB HBM3", kind="cuda", threads=0, link=Link(to_device=rates, to_host=rates,
                                                                                    matmuls=0.9))
-    path = save(card, tmp_path)
+    save(card, tmp_path)
     assert load(card.device, tmp_path) == card
-    older = json.loads(path.read_text())
-    del older["calibration"]["link"]
-    older["calibration"]["host_to_device"] = 2.5e10
-    path.write_text(json.dumps(older))
-    assert load(card.device, tmp_path) == replace(card, link=None, host_to_device=2.5e10)
 
 
 @pytest.mark.parametrize("changes", [{"processor": "another, 2 cores"}, {"torch": "0.4.1"}])

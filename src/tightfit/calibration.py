@@ -114,9 +114,8 @@ class Calibration:
         number format.
     host: the host's seconds for an op by phase: `forward`, `recompute`, `backward`, `optimizer`. On a CUDA device the
         whole time to issue an op's kernel; on the CPU what comes on top of the op itself.
-    link: copies between the host's memory and the device's; None where there is nothing to copy, where memory could not
-        be page-locked, and in older records.
-    host_to_device: bytes a second from page-locked memory, as older records have it; 0 elsewhere.
+    link: copies between the host's memory and the device's; None where there is nothing to copy, and where memory could
+        not be page-locked.
     """
 
     device: str
@@ -131,7 +130,6 @@ class Calibration:
     memory: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)
     host: Mapping[str, float] = field(default_factory=dict)
     link: Link | None = None
-    host_to_device: float = 0.0
 
     def attention_rate(self, direction: str, dtype: str, length: float, head: float) -> float | None:
         """Operations a second of fused attention over so many positions with heads of so many features, in float32

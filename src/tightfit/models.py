@@ -162,7 +162,7 @@ def module_facts(module: object, recipe: Recipe) -> ModelFacts:
 
 def facts_of(config: Any, recipe: Recipe) -> ModelFacts:
     """The facts that a configuration object states; the recipe's `vocab_size` and `num_labels` take precedence."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = text_config(config)
 
     def first(*names: str, default: int = 0) -> int:
         values = (getattr(text, name, None) for name in names)
@@ -192,9 +192,14 @@ def facts_of(config: Any, recipe: Recipe) -> ModelFacts:
     )
 
 
+def text_config(config: Any) -> Any:
+    """The part of a model's configuration that is about its text; all of it where it has no such part."""
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
 def experts_per_token(config: Any) -> int:
     """The number of experts that a token is sent to, from a model's configuration; 0 where none says."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = text_config(config)
     names = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
     values = (getattr(text, name, None) for name in names)
     return next((value for value in values if isinstance(value, int) and value > 0), 0)

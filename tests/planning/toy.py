@@ -9,6 +9,7 @@ import itertools
 import math
 import random
 from dataclasses import dataclass, field
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
@@ -123,11 +124,11 @@ class Toy:
         return Tools(predict=self.predict, replay=replay, step_time=self.seconds, mfu=lambda r, d, s: 0.5)
 
 
-def replay(trace: Trace, capacity: int | None, settings):
-    """An allocator that reserves a thirtieth more than it gives out."""
+def replay(trace: Trace, capacity: int | None, expandable: bool, wasted=Fraction(1, 30)):
+    """An allocator that reserves so much more than it gives out."""
     tick, peak = trace.peak()
     peak += sum(u.bytes for u in trace.untraced if u.where == "allocator")
-    reserved = math.ceil(peak * 31 / 30)
+    reserved = math.ceil(peak * (1 + wasted))
     missing = 0 if capacity is None else max(reserved - capacity, 0)
     return SimpleNamespace(peak_allocated=peak, peak_tick=tick, peak_reserved=reserved, missing=missing,
                            fits="no" if missing else "yes")

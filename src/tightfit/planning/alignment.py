@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from tightfit.devices import Device
 from tightfit.errors import TightfitError
-from tightfit.models import read_config
+from tightfit.models import read_config, text_config
 from tightfit.planning.timing.op_times import op_seconds
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
@@ -65,8 +65,7 @@ class Misalignment:
 def dimensions(recipe: Recipe) -> dict[str, int]:
     """The dimensions that matrix products of the recipe's model have, as far as its configuration states them. Raises
     ModelError as `read_config` does."""
-    config = read_config(recipe)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = text_config(read_config(recipe))
 
     def stated(*names: str) -> int:
         return next((n for name in names if isinstance(n := getattr(text, name, None), int) and n > 0), 0)

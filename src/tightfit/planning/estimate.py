@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from tightfit.backends.measured import ModelSize
 from tightfit.devices import Device
 from tightfit.planning.allocator.replay import Fits, Replay
-from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.planning.costs import Estimate, Memory, Time
 from tightfit.planning.timing.step_time import StepTime
 from tightfit.planning.timing.uncertainty import speed_error
@@ -17,15 +16,13 @@ from tightfit.tasks import TASKS
 from tightfit.text import size
 from tightfit.trace import Category, Place, Span, Trace, UntracedMemory
 
-PLAIN = AllocatorSettings()
-
 
 @dataclass(frozen=True, kw_only=True)
 class Tools:
     """The functions that planning is done with.
 
     predict: a resolved recipe's trace on a device. Raises Refused or ModelError for what cannot be built.
-    replay: a trace through the device's allocator, of so many bytes or without end, as its settings have it.
+    replay: a trace through the device's allocator, of so many bytes or without end, with expandable segments or not.
     step_time: the time of the trace's last step.
     mfu: model FLOPs utilization, as a share, of a step that takes so many seconds; 0 where the peak is not known.
     untraced: what a trace that was made from another recipe's or device's does not show; None: the same as that one.
@@ -33,7 +30,7 @@ class Tools:
     """
 
     predict: Callable[[Recipe, Device], Trace]
-    replay: Callable[[Trace, int | None, AllocatorSettings], Replay]
+    replay: Callable[[Trace, int | None, bool], Replay]
     step_time: Callable[[Trace, Recipe, Device], StepTime]
     mfu: Callable[[Recipe, Device, float], float]
     untraced: Callable[[Recipe, Device, Trace], list[UntracedMemory]] | None = None
@@ -83,10 +80,9 @@ def untraced(trace: Trace, where: str) -> int:
     return sum(figure.bytes for figure in trace.untraced if figure.where == where)
 
 
-def fit(
-    trace: Trace, device: Device, tools: Tools, margin: Margin, settings: AllocatorSettings = PLAIN
-) -> Fit:
-    """The trace's memory on the device and in the host, and whether it fits both. settings: the allocator's."""
+def fit(trace: Trace, device: Device, tools: Tools, margin: Margin, *, expandable: bool = False) -> Fit:
+    """The trace's memory on the device and in the host, and whether it fits both. expandable: whether the
+    allocator's segments are."""
     if device.kind == "cpu":
         trace = merge_host_into_device(trace)
     room, spare = capacity(trace, device), margin.of(device)
@@ -96,10 +92,10 @@ def fit(
         reserved = allocated = allocated + untraced(trace, "allocator")
         fits, safe, missing = ("yes" if reserved <= room else "no"), reserved <= room - spare, max(reserved - room, 0)
     else:
-        replayed = tools.replay(trace, max(room - spare, 1), settings)
+        replayed = tools.replay(trace, max(room - spare, 1), expandable)
         safe = replayed.fits != "no"
         if not safe or replayed.fits == "with-retries":
-            replayed = tools.replay(trace, max(room, 1), settings)
+            replayed = tools.replay(trace, max(room, 1), expandable)
         tick, allocated, reserved = replayed.peak_tick, replayed.peak_allocated, replayed.peak_reserved
         # with all that it would take without end, it fits; a tight allocator can be said to miss more
         fits, missing = replayed.fits, min(replayed.missing, max(reserved - room, 0))
@@ -139,11 +135,15 @@ def merge_host_into_device(trace: Trace) -> Trace:
 def steps_alone(trace: Trace) -> Trace:
     """The trace up to the end of its last step: what a few steps take, without evaluation, saving and resuming."""
     last = trace.last_step()
-    if last is None:
-        return trace
-    kept = [replace(a, died=None if a.died is None or a.died >= last.stop else a.died)
-            for a in trace.allocations if a.born < last.stop]
-    return replace(trace, allocations=kept, spans=[span for span in trace.spans if span.start < last.stop])
+    return trace if last is None else until(trace, last.stop)
+
+
+def until(trace: Trace, end: int) -> Trace:
+    """The trace up to a tick."""
+    kept = [replace(a, died=None if a.died is None or a.died >= end else a.died)
+            for a in trace.allocations if a.born < end]
+    return replace(trace, allocations=kept, ops=[op for op in trace.ops if op.tick < end],
+                   spans=[span for span in trace.spans if span.start < end])
 
 
 def by_category(trace: Trace, tick: int, total: int, place: Place = Place.DEVICE) -> dict[str, int]:
@@ -172,8 +172,7 @@ def estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools, margin:
     """Memory and time of a resolved recipe, from its trace."""
     timed = inference_time if recipe.mode == "inference" else training_time
     time, notes = timed(trace, recipe, device, tools)
-    settings = AllocatorSettings(expandable_segments=recipe.expandable_segments is True)
-    found = fit(trace, device, tools, margin or Margin(), settings)
+    found = fit(trace, device, tools, margin or Margin(), expandable=recipe.expandable_segments is True)
     return Estimate(fits=found.fits, safe=found.safe, memory=found.memory, time=time, untraced=tuple(trace.untraced),
                     notes=tuple(dict.fromkeys([*trace.notes, *notes, *found.notes])))
 

@@ -143,7 +143,7 @@ def test_another_limit_gives_other_outcomes(limit: int, said: str):
 
 
 def test_settings_come_with_the_snapshot():
-    assert recording_of(snapshot_of(BY_HAND_EXPANDABLE, expandable_segments=True)).settings.expandable_segments
+    assert recording_of(snapshot_of(BY_HAND_EXPANDABLE, expandable_segments=True)).expandable
     with pytest.raises(DataError, match="max_split_size, garbage_collection_threshold was set"):
         recording_of(snapshot_of(BY_HAND, max_split_size=200 * MIB, garbage_collection_threshold=0.8))
 
@@ -220,7 +220,7 @@ def test_streams_are_kept_apart():
         ("segment_alloc", LARGE, 20 * MIB), ("alloc", LARGE, 20 * MIB), ("free_requested", LARGE, 1),
         ("free_completed", LARGE, 1), ("alloc", LARGE, 20 * MIB)]))
     events = (*other.events[:-1], (*other.events[-1][:3], 1))  # on another stream, which may not have it
-    assert not compare(type(other)(settings=other.settings, events=events, reserved=other.reserved)).exact
+    assert not compare(type(other)(expandable=other.expandable, events=events, reserved=other.reserved)).exact
 
 
 def test_the_written_form_is_compact(tmp_path: Path):

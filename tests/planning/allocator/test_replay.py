@@ -7,10 +7,7 @@ import pytest
 
 from tightfit.devices import MIB
 from tightfit.planning.allocator.replay import replay
-from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.trace import Allocation, Op, OpClass, Phase, Trace, UntracedMemory
-
-EXPANDABLE = AllocatorSettings(expandable_segments=True)
 
 
 def trace_of(*allocations: tuple[int, int | None, int], contraction: int | None = None, untraced: int = 0) -> Trace:
@@ -80,22 +77,22 @@ def test_whether_a_capacity_serves(capacity, fits, retries, failed, missing):
 
 def test_expandable_segments_serve_with_less():
     """40 MiB in two pages, then a third."""
-    result = replay(GROWING, 60 * MIB, EXPANDABLE)
+    result = replay(GROWING, 60 * MIB, expandable=True)
     assert (result.fits, result.peak_reserved) == ("yes", 60 * MIB)
-    assert replay(GROWING, 59 * MIB, EXPANDABLE).missing == MIB
+    assert replay(GROWING, 59 * MIB, expandable=True).missing == MIB
 
 
 def test_missing_is_what_makes_it_serve():
     random = np.random.default_rng(1)
     births = np.sort(random.permutation(600)[:300])
     trace = trace_of(*((int(b), int(b + random.integers(1, 60)), int(random.integers(1, 30 * MIB))) for b in births))
-    for settings in (AllocatorSettings(), EXPANDABLE):
-        free = replay(trace, None, settings)
-        tight = replay(trace, free.peak_allocated // 2, settings)
+    for expandable in (False, True):
+        free = replay(trace, None, expandable)
+        tight = replay(trace, free.peak_allocated // 2, expandable)
         assert tight.fits == "no"
         assert tight.failed_tick is not None
         assert tight.missing > 0
-        assert replay(trace, free.peak_reserved, settings).fits == "yes"
+        assert replay(trace, free.peak_reserved, expandable).fits == "yes"
 
 
 def test_a_limit_is_checked_as_well():
@@ -166,9 +163,9 @@ def global_batch(seed: int, micro_batches: int, layers: int = 4) -> Trace:
     return Trace(origin="predicted", allocations=found)
 
 
-@pytest.mark.parametrize("settings", [AllocatorSettings(), EXPANDABLE], ids=["segments", "expandable"])
+@pytest.mark.parametrize("expandable", [False, True], ids=["segments", "expandable"])
 @pytest.mark.parametrize("seed", range(5))
-def test_one_middle_micro_batch_stands_for_many(seed: int, settings: AllocatorSettings):
-    once, often = (replay(global_batch(seed, micro_batches), None, settings) for micro_batches in (3, 8))
+def test_one_middle_micro_batch_stands_for_many(seed: int, expandable: bool):
+    once, often = (replay(global_batch(seed, micro_batches), None, expandable) for micro_batches in (3, 8))
     assert once.peak_allocated == often.peak_allocated
     assert once.peak_reserved == often.peak_reserved

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from functools import partial
 
+from tests.planning.toy import replay as toy_replay
 from tightfit.planning.estimate import Tools
 from tightfit.planning.timing.step_time import StepTime
 from tightfit.trace import Allocation, Category, Span, Trace
@@ -55,8 +56,4 @@ class Declared:
         return Tools(predict=self.predict, replay=replay, step_time=self.seconds, mfu=lambda r, d, s: 0.5)
 
 
-def replay(trace, capacity, settings):
-    tick, peak = trace.peak()
-    missing = 0 if capacity is None else max(peak - capacity, 0)
-    return SimpleNamespace(peak_allocated=peak, peak_tick=tick, peak_reserved=peak, missing=missing,
-                           fits="no" if missing else "yes")
+replay = partial(toy_replay, wasted=0)

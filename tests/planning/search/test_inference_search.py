@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
+from tests.planning.search.declared import replay
 from tightfit.backends import load_backend
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
@@ -73,13 +73,6 @@ class Toy:
             return StepTime(seconds=seconds(recipe) * sum(times for _, times in trace.step_ops()) + 7.0, data=7.0)
 
         return Tools(predict=self.predict, replay=replay, step_time=timed, mfu=lambda r, d, s: 0.5)
-
-
-def replay(trace, capacity, settings):
-    tick, peak = trace.peak()
-    missing = 0 if capacity is None else max(peak - capacity, 0)
-    return SimpleNamespace(peak_allocated=peak, peak_tick=tick, peak_reserved=peak, missing=missing,
-                           fits="no" if missing else "yes")
 
 
 def found(recipe, device, **kwargs):

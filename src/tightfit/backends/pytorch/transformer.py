@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tightfit.backends.pytorch.techniques.attention.functions import SDPA, attention_function
+from tightfit.backends.pytorch.techniques.attention.functions import FUNCTIONS, SDPA
 from tightfit.errors import ModelError
 from tightfit.models import OUR_TRANSFORMER, TransformerConfig
 
@@ -66,7 +66,7 @@ class AttentionBlock(nn.Module):
         # Each head's query, key and value lie side by side: (heads, 3 * head_dim).
         heads = self.qkv(self.pre_norm(x)).view(rows, length, self.config.num_heads, -1).transpose(1, 2)
         query, key, value = heads.chunk(3, dim=-1)
-        attend = attention_function(self.config._attn_implementation)
+        attend = FUNCTIONS[self.config._attn_implementation]
         mixed, _ = attend(
             self, query, key, value, attention_mask,
             dropout=0.0, scaling=self.scaling, is_causal=self.is_causal, **kwargs,

@@ -8,7 +8,6 @@ from typing import Literal
 import numpy as np
 
 from tightfit.planning.allocator.blocks import Block
-from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.planning.allocator.simulator import CachingAllocator, OutOfCapacity
 from tightfit.trace import OpClass, Place, Trace
 
@@ -45,15 +44,12 @@ class Replay:
 
 
 def replay(
-    trace: Trace,
-    capacity: int | None = None,
-    settings: AllocatorSettings | None = None,
-    *,
-    limit: int | None = None,
+    trace: Trace, capacity: int | None = None, expandable: bool = False, *, limit: int | None = None
 ) -> Replay:
     """Run a trace's allocations in the device's memory through the allocator, on one stream.
 
     capacity: bytes that the device has for the allocator, its memory less the context; None for no end.
+    expandable: whether its segments are.
     limit: what `set_per_process_memory_fraction` allows it; None for no limit.
 
     The untraced memory inside the allocator is asked for at the first tensor contraction and kept, as cuBLAS does
@@ -67,12 +63,12 @@ def replay(
     changes only where one leaves the cached blocks cut in another way than it found them.
     """
     events = _events(trace)
-    free = _run(CachingAllocator(None, settings, device_memory=capacity), events)
+    free = _run(CachingAllocator(None, expandable=expandable, device_memory=capacity), events)
     ticks = np.array([tick for tick, _, _ in events], dtype=np.int64)
     allocated = np.array(free.allocated, dtype=np.int64)
     tight = free
     if limit is not None or (capacity is not None and capacity < free.allocator.peak_reserved):
-        tight = _run(CachingAllocator(capacity, settings, limit=limit), events)
+        tight = _run(CachingAllocator(capacity, expandable=expandable, limit=limit), events)
     return Replay(
         peak_allocated=free.allocator.peak_allocated,
         peak_tick=int(ticks[np.argmax(allocated)]) if events else 0,

@@ -1,8 +1,6 @@
-"""The sizes by which PyTorch's CUDA caching allocator works, and what can be set of it."""
+"""The sizes by which PyTorch's CUDA caching allocator works."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from tightfit.devices import MIB
 
@@ -20,13 +18,6 @@ ROUND_LARGE = 2 * MIB
 """kRoundLarge: such a segment is a multiple of it."""
 UNKNOWN_DEVICE = 1 << 40
 """Stands for the device's memory where it is not known: only the address space of expandable segments depends on it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AllocatorSettings:
-    """Settings of `PYTORCH_ALLOC_CONF` that are simulated; all others have their defaults."""
-
-    expandable_segments: bool = False
 
 
 def rounded_size(size: int) -> int:

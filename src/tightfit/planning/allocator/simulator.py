@@ -20,7 +20,6 @@ from tightfit.planning.allocator.settings import (
     SMALL,
     SMALL_SEGMENT,
     UNKNOWN_DEVICE,
-    AllocatorSettings,
     rounded_size,
     segment_size,
 )
@@ -47,13 +46,15 @@ class CachingAllocator:
     def __init__(
         self,
         capacity: int | None = None,
-        settings: AllocatorSettings | None = None,
         *,
+        expandable: bool = False,
         limit: int | None = None,
         device_memory: int | None = None,
         address: Callable[[int], int] | None = None,
     ) -> None:
-        """device_memory: the device's whole memory; by default the capacity.
+        """expandable: whether segments are, `expandable_segments`; all other settings have their defaults.
+
+        device_memory: the device's whole memory; by default the capacity.
 
         address: tells where the next segment of so many bytes lies; by default behind the one before. Among equal
             cached blocks the one with the lowest address serves.
@@ -67,7 +68,7 @@ class CachingAllocator:
         self._end = 0
         self._pools: dict[tuple[int, bool], Pool] = {}
         self._needed = 0
-        self._expandable = settings is not None and settings.expandable_segments
+        self._expandable = expandable
 
     def malloc(self, size: int, stream: int = 0) -> Block:
         """A block of at least `size` bytes, which are at least 1. Raises OutOfCapacity."""

@@ -24,8 +24,6 @@ def copy_rate(device: Device, calibration: Calibration | None, stream: Stream, *
     if calibration is not None and calibration.link is not None:
         rates = _rates(calibration.link, stream)
         return rates.alone if pinned else rates.pageable
-    if calibration is not None and calibration.host_to_device:
-        return calibration.host_to_device * (1.0 if pinned else PAGEABLE_SHARE / LINK_SHARE)
     return (device.pcie_bandwidth or UNKNOWN_LINK) * (LINK_SHARE if pinned else PAGEABLE_SHARE)
 
 

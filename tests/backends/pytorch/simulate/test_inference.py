@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from generation_truth import measured_peaks
+from cpu_truth import inference_peaks
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.simulate.generating import with_next_token
 from tightfit.backends.pytorch.simulate.inference import inference_build, predict_inference
@@ -64,7 +64,7 @@ def real_peaks(asked):
         assert done.shape[1] == asked.inference.new_tokens + (1 if asked.task == "seq2seq" else asked.seq_len)
 
     with build.session():
-        return measured_peaks(build.model, run, build.forward_context)
+        return inference_peaks(build.model, run, build.forward_context)
 
 
 CASES = [
@@ -178,7 +178,7 @@ def test_a_model_without_a_cache_computes_its_context_again():
             ids = with_next_token(build, ids)
         assert ids.shape == (3, 43)
 
-    for name, peak in measured_peaks(build.model, run).items():
+    for name, peak in inference_peaks(build.model, run).items():
         assert predicted_peaks(trace)[name] == pytest.approx(peak, rel=0.005), name
     with pytest.raises(Refused, match=r"inference\.beams: Transformer .*beams=1"):
         predict_inference(asked.override(inference={"beams": 2}), CPU)
@@ -192,7 +192,7 @@ def test_a_model_that_generates_nothing_makes_one_pass():
     assert "one forward pass" in " ".join(trace.notes)
     build = inference_build(asked, CPU, HOST)
     ids = torch.randint(VOCAB, (3, 40))
-    real = measured_peaks(build.model, lambda: build.model(input_ids=ids, attention_mask=torch.ones(3, 40).bool()))
+    real = inference_peaks(build.model, lambda: build.model(input_ids=ids, attention_mask=torch.ones(3, 40).bool()))
     assert predicted_peaks(trace)["prefill"] == pytest.approx(real["prefill"], rel=0.005)
 
 

@@ -129,13 +129,10 @@ def _dequantize_nf4(
     table, count, block = torch.tensor(nf4_values(), device=codes.device), math.prod(shape), BLOCK["nf4"]
     if _is_compiled(codes):
         return _compiled(_nf4_weights)(codes, inner, outer, mean, table, dtype)[:count].view(shape)
-    result = codes.new_empty(count, dtype=dtype)
-    for piece in _pieces(count, block):  # which begin with a scale's own scale
-        first, last = piece.start // block, _blocks(piece.stop, block)
-        made = _nf4_weights(codes[first * block // 2 : last * block // 2], inner[first:last],
-                            outer[first // SCALES : _blocks(last, SCALES)], mean, table, dtype)
-        result[piece] = made[: piece.stop - piece.start]
-    return result.view(shape)
+    return _in_pieces(lambda first, last: _nf4_weights(  # a piece begins with a scale's own scale
+        codes[first * block // 2 : last * block // 2], inner[first:last],
+        outer[first // SCALES : _blocks(last, SCALES)], mean, table, dtype,
+    ), codes.new_empty(count, dtype=dtype), block).view(shape)  # fmt: skip
 
 
 def _dequantize_int8(codes: Tensor, scales: Tensor, shape: Sequence[int], dtype: torch.dtype, again: bool) -> Tensor:
@@ -143,23 +140,21 @@ def _dequantize_int8(codes: Tensor, scales: Tensor, shape: Sequence[int], dtype:
     count, block = math.prod(shape), BLOCK["int8"]
     if _is_compiled(codes):
         return _compiled(_int8_weights)(codes, scales, dtype)[:count].view(shape)
-    result = codes.new_empty(count, dtype=dtype)
-    for piece in _pieces(count, block):
-        first, last = piece.start // block, _blocks(piece.stop, block)
-        made = _int8_weights(codes[first * block : last * block], scales[first:last], dtype)
+    return _in_pieces(lambda first, last: _int8_weights(
+        codes[first * block : last * block], scales[first:last], dtype,
+    ), codes.new_empty(count, dtype=dtype), block).view(shape)  # fmt: skip
+
+
+def _in_pieces(weights: Callable[[int, int], Tensor], result: Tensor, block: int) -> Tensor:
+    """`result`, filled piece by piece. weights: makes those from one block up to another."""
+    for piece in _pieces(result.numel(), block):
+        made = weights(piece.start // block, _blocks(piece.stop, block))
         result[piece] = made[: piece.stop - piece.start]
-    return result.view(shape)
+    return result
 
 
-def _fake_dequantize_nf4(
-    codes: Tensor, inner: Tensor, outer: Tensor, mean: Tensor, shape: Sequence[int], dtype: torch.dtype, again: bool
-) -> Tensor:
-    return codes.new_empty(shape, dtype=dtype)
-
-
-def _fake_dequantize_int8(
-    codes: Tensor, scales: Tensor, shape: Sequence[int], dtype: torch.dtype, again: bool
-) -> Tensor:
+def _fake_dequantize(codes: Tensor, *rest: Any) -> Tensor:
+    shape, dtype, _ = rest[-3:]
     return codes.new_empty(shape, dtype=dtype)
 
 
@@ -173,7 +168,7 @@ def _op(work: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any
 
 QUANTIZE = {"nf4": _op(_quantize_nf4, _fake_quantize_nf4), "int8": _op(_quantize_int8, _fake_quantize_int8)}
 """Makers of a weight's parts, by kind."""
-DEQUANTIZE = {"nf4": _op(_dequantize_nf4, _fake_dequantize_nf4), "int8": _op(_dequantize_int8, _fake_dequantize_int8)}
+DEQUANTIZE = {"nf4": _op(_dequantize_nf4, _fake_dequantize), "int8": _op(_dequantize_int8, _fake_dequantize)}
 """Makers of the weight again."""
 
 

@@ -26,7 +26,7 @@ Arguments = Callable[[TensorBatch], dict[str, Any]]
 Style = Literal["functions", "patterns", "own"]
 Way = Literal["typed", "blocks", "padding", "own", "flash"]
 
-USES_FUNCTIONS = re.compile(r"ALL_ATTENTION_FUNCTIONS|\battention_function\(")
+USES_FUNCTIONS = re.compile(r"ALL_ATTENTION_FUNCTIONS|\bFUNCTIONS\[")
 HIDDEN_PATTERNS = re.compile(r"\b(?:create_chunked_causal_mask|(?:or|and)_mask_function|block_sequence_ids)\b")
 READS_FOUR_DIMENSIONS = re.compile(r"\bcreate_(?:causal|bidirectional)_mask\(")
 COUNTS_THE_MASK = re.compile(r"cumsum\(attention_mask|attention_mask(?:\.\w+\(\))*\.cumsum")

@@ -55,11 +55,6 @@ def register() -> None:
         AttentionMaskInterface.register(name, flex_attention_mask if name == FLEX else mask_function)
 
 
-def attention_function(name: str) -> AttentionFunction:
-    """Our attention function of that name: for a module of ours that reads `config._attn_implementation`."""
-    return FUNCTIONS[name]
-
-
 def eager_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0,
     scaling: float | None = None, is_causal: bool | None = None, sliding_window: int | None = None,

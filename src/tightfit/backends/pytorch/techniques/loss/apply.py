@@ -25,6 +25,7 @@ from tightfit.backends.pytorch.simulated_device import simulated_device
 from tightfit.backends.pytorch.techniques.loss.chunked_cross_entropy import chunked_cross_entropy, computing_dtype
 from tightfit.backends.pytorch.techniques.loss.of_logits import HeadForward, Tally
 from tightfit.errors import ModelError, Refused, one_line
+from tightfit.models import text_config
 from tightfit.tasks import IGNORE
 from tightfit.techniques.loss import Chunked, Liger
 
@@ -113,8 +114,7 @@ def find_head(build: Build) -> nn.Linear:
 
 def read_change(build: Build, head: nn.Linear) -> LogitChange:
     """How the model's configuration says that logits follow."""
-    config: Any = getattr(build.model, "config", None)
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    config = text_config(getattr(build.model, "config", None))
 
     def number(name: str) -> float | None:
         value = getattr(config, name, None)
