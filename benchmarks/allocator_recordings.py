@@ -111,10 +111,10 @@ def recording_of(
     if pools - {(0, 0)}:
         raise DataError("snapshot: it has private pools (CUDA graphs, memory pools), which are not simulated; record "
                         "a run without them")
-    told = sum(e[2] for e in events if e[0] in RESERVING) - sum(e[2] for e in events if e[0] in RELEASING)
-    if told != reserved or not events:
-        raise DataError(f"snapshot: its history adds up to {told} reserved bytes, its segments to {reserved}: it does "
-                        f"not tell all from the beginning; {ADVICE}")
+    counted = sum(e[2] for e in events if e[0] in RESERVING) - sum(e[2] for e in events if e[0] in RELEASING)
+    if counted != reserved or not events:
+        raise DataError(f"snapshot: its history adds up to {counted} reserved bytes, its segments to {reserved}: it "
+                        f"does not tell all from the beginning; {ADVICE}")
     kept = {key: int(statistics[name]) for key, name in STATISTICS.items()} if statistics else {}
     return Recording(expandable=expandable, events=events, reserved=reserved, limit=limit, statistics=kept,
                      origin=dict(origin or {}))

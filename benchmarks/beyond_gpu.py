@@ -120,10 +120,10 @@ def run_case(case: Case, device: Device, on_cpu: bool) -> Row:
     """Plan a case and run it, in this process."""
     recipe = recipe_of(case, device)
     tools = standard_tools(PytorchBackend(), calibration_of(device))
-    told = estimate(PytorchBackend().predict(recipe, device), recipe, device, tools)
+    predicted = estimate(PytorchBackend().predict(recipe, device), recipe, device, tools)
     row: Row = {"recipe": recipe.to_dict(), "tokens": recipe.batch_size * recipe.seq_len, "predicted": {
-        "step_seconds": told.time.step_seconds, "peak_allocated": told.memory.peak_allocated,
-        "peak_reserved": told.memory.peak_reserved, "host": sum(told.memory.host_by_category.values()),
+        "step_seconds": predicted.time.step_seconds, "peak_allocated": predicted.memory.peak_allocated,
+        "peak_reserved": predicted.memory.peak_reserved, "host": sum(predicted.memory.host_by_category.values()),
     }}  # fmt: skip
     if on_cpu:
         torch.set_num_threads(1)  # a forked process cannot use its parent's threads
@@ -187,8 +187,8 @@ def digest(step: Step) -> str:
 
 def summary(rows: Mapping[str, Row]) -> Row:
     """What the rows come to: whether streamed steps are the resident ones, and each case beside its plan."""
-    told = {name: row["measured"] for name, row in rows.items() if row.get("measured")}
-    ours, again, resident = (told.get(f"exact: {name}") for name in ("streamed", "resident again", "resident"))
+    measured = {name: row["measured"] for name, row in rows.items() if row.get("measured")}
+    ours, again, resident = (measured.get(f"exact: {name}") for name in ("streamed", "resident again", "resident"))
     table = []
     for name, row in rows.items():
         found, planned = row.get("measured"), row.get("predicted")
@@ -246,10 +246,10 @@ def main(arguments: list[str] | None = None) -> int:
         with path.open("a") as file:
             file.write(json.dumps(rows[outcome.name]) + "\n")
         print(outcome.name, json.dumps(row.get("measured") or row), flush=True)
-    told = summary(rows)
-    print(json.dumps({name: told[name] for name in ("streamed_is_resident", "resident_is_itself", "rows")}, indent=1))
-    print(record.write("beyond_gpu", {"gpu": device.name, **told}, folder))
-    return 1 if told["failures"] or told["streamed_is_resident"] is False else 0
+    found = summary(rows)
+    print(json.dumps({name: found[name] for name in ("streamed_is_resident", "resident_is_itself", "rows")}, indent=1))
+    print(record.write("beyond_gpu", {"gpu": device.name, **found}, folder))
+    return 1 if found["failures"] or found["streamed_is_resident"] is False else 0
 
 
 if __name__ == "__main__":

@@ -79,7 +79,8 @@ class Allocations:
                       for event in self._events() if event.name().startswith(MARK))
 
     def _events(self) -> Iterable[Any]:
-        found: Iterable[Any] = self._profiler.profiler.kineto_results.events()
+        profiler: Any = self._profiler.profiler
+        found: Iterable[Any] = profiler.kineto_results.events()
         return found
 
 

@@ -126,8 +126,8 @@ def _measure(
     named = {case.name: case for case in cases}
     for outcome in run_forked(_jobs(named.values(), plans, device, folder), 1, deadline):
         case = named[outcome.name]
-        told = {"measured": outcome.value} if outcome.failure is None else {"failure": outcome.failure}
-        rows.add(case, recipe=case.recipe(folder).to_dict(), predicted=plans[case], seconds=outcome.seconds, **told)
+        values = {"measured": outcome.value} if outcome.failure is None else {"failure": outcome.failure}
+        rows.add(case, recipe=case.recipe(folder).to_dict(), predicted=plans[case], seconds=outcome.seconds, **values)
         print(said(case, plans[case], outcome), flush=True)
 
 

@@ -117,13 +117,13 @@ def goals(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
 def interval(rows: Iterable[Row]) -> dict[str, float | None]:
     """The share of rows whose measured speed lies within the interval that was stated, of those where one was: of a
     calibrated prediction where there is one."""
-    told = []
+    inside = []
     for row in filter(ran, rows):
         errors, seconds = row["predicted"].get("speed_error", {}), row["predicted"]["step_seconds"]
         which = "calibrated" if errors.get("calibrated") else "uncalibrated"
         if errors.get(which):
-            told.append(abs(seconds[which] / row["measured"]["step_seconds"] - 1) <= errors[which])
-    return {"inside_interval": statistics.fmean(told) if told else None}
+            inside.append(abs(seconds[which] / row["measured"]["step_seconds"] - 1) <= errors[which])
+    return {"inside_interval": statistics.fmean(inside) if inside else None}
 
 
 def _by(rows: Iterable[Row], names: Callable[[Row], Iterable[str]]) -> dict[str, Any]:
@@ -147,19 +147,19 @@ def _name(choice: Any) -> str:
 
 def lines(summary: Mapping[str, Any], rows: Iterable[Row]) -> list[str]:
     """The summary as it is printed."""
-    told = [f"{summary['measured']} of {summary['planned']} cases measured, {len(summary['refused'])} cannot run here, "
+    text = [f"{summary['measured']} of {summary['planned']} cases measured, {len(summary['refused'])} cannot run here, "
             f"{len(summary['failed'])} failed"]
     for goal in summary["goals"]:
-        told.append(f"{goal['goal']:40} {_figure(goal['figure']):>9}   goal: at most {_figure(goal['at_most'])}   "
+        text.append(f"{goal['goal']:40} {_figure(goal['figure']):>9}   goal: at most {_figure(goal['at_most'])}   "
                     f"{ {True: 'met', False: 'MISSED', None: 'not measured'}[goal['met']]}")
-    told += [f"{name:40} median {_figure(e['median'])}, 95 % {_figure(e['p95'])}, worst {_figure(e['worst'])}, "
+    text += [f"{name:40} median {_figure(e['median'])}, 95 % {_figure(e['p95'])}, worst {_figure(e['worst'])}, "
              f"bias {e['bias']:+.1%}, {e['count']} cases" for name, e in summary["errors"].items()]
-    told += [f"false fit: {name}" for name in summary["false_fits"]]
-    told += [f"ran though planned not to fit: {name}" for name in summary["fitted_though_planned_not_to"]]
+    text += [f"false fit: {name}" for name in summary["false_fits"]]
+    text += [f"ran though planned not to fit: {name}" for name in summary["fitted_though_planned_not_to"]]
     far = sorted(((abs(e), e, row["name"]) for row in rows if (e := reserved_error(row)) is not None), reverse=True)
-    told += [f"reserved {error:+7.2%}  {name}" for _, error, name in far[:WORST]]
-    told += [f"failed: {name}: {' '.join(reason.split())[-200:]}" for name, reason in summary["failed"].items()]
-    return told
+    text += [f"reserved {error:+7.2%}  {name}" for _, error, name in far[:WORST]]
+    text += [f"failed: {name}: {' '.join(reason.split())[-200:]}" for name, reason in summary["failed"].items()]
+    return text
 
 
 def _figure(value: float | None) -> str:

@@ -99,8 +99,8 @@ def case(model: str, gpu: str) -> dict[str, Any]:
             except Exception as error:  # a case's failure is its result
                 found["worse"][field] = f"failed: {error}"
                 continue
-            if told := worse(found["free"], found["pinned"][field]):
-                found["worse"][field] = told
+            if difference := worse(found["free"], found["pinned"][field]):
+                found["worse"][field] = difference
     return {**found, "processor_seconds": time.process_time() - began}
 
 

@@ -125,10 +125,10 @@ def main() -> int:
     found: dict[str, dict[str, Any]] = json.loads(kept.read_text())["cases"] if len(sys.argv) > 1 else {}
     for case in wanted:
         row = found[case.name] = apart(case)
-        told = row.get("failure") or (
+        text = row.get("failure") or (
             f"{row['cold_seconds']:6.2f} s cold ({row['cold_processor_seconds']:.2f} of computing), "
             f"{row['warm_seconds']:6.2f} warm, {row['import_seconds']:.1f} of importing")
-        print(f"{case.name:60} {told}", flush=True)
+        print(f"{case.name:60} {text}", flush=True)
     goals = judge(found)
     for goal in goals:
         verdict = {True: "met", False: "MISSED", None: "not measured"}[goal["met"]]

@@ -82,10 +82,10 @@ def compare(row: Row, found: Expressed, trace: Trace, held: Trace, tools: Tools)
         "id": row["id"], "grade": row["grade"], "card": found.device.name, "source": row["source"].split()[0],
         "precision": found.recipe.to_dict()["precision"], "timed": found.timed, "kernels": found.kernels,
     }  # fmt: skip
-    told, backward = samples_per_second(row), backward_samples_per_second(row)
-    if told is not None and found.timed != "nothing":
+    speed, backward = samples_per_second(row), backward_samples_per_second(row)
+    if speed is not None and found.timed != "nothing":
         timed = time_of(found, trace, tools)
-        result["speed"] = {**_pair(told, speed_of(found, timed)), "work_error": round(work_error(timed.work), 4)}
+        result["speed"] = {**_pair(speed, speed_of(found, timed)), "work_error": round(work_error(timed.work), 4)}
         if backward is not None:
             result["backward"] = _pair(backward, found.recipe.batch_size / timed.backward)
     memory = fit(steps_alone(held), found.device, tools, Margin())
@@ -111,8 +111,8 @@ def with_reasons(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _pair(told: float, said: float) -> dict[str, float]:
-    return {"published": told, "predicted": round(said, 4), "error": round(said / told - 1, 4)}
+def _pair(published: float, predicted: float) -> dict[str, float]:
+    return {"published": published, "predicted": round(predicted, 4), "error": round(predicted / published - 1, 4)}
 
 
 def run(rows: Iterable[Row]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:

@@ -304,5 +304,5 @@ def samples_per_second(row: Row) -> float | None:
 
 def backward_samples_per_second(row: Row) -> float | None:
     """The speed of the backward pass alone, where a row's notes tell its time."""
-    told = re.search(r"\bbwd ([.\d]+) ms", row["notes"])
-    return 1e3 * row["micro_batch"] / float(told[1]) if told else None
+    found = re.search(r"\bbwd ([.\d]+) ms", row["notes"])
+    return 1e3 * row["micro_batch"] / float(found[1]) if found else None

@@ -197,7 +197,7 @@ class Predictions:
         })  # fmt: skip
 
 
-def told(rule: Rule, predicted: float) -> dict[str, Any]:
+def row(rule: Rule, predicted: float) -> dict[str, Any]:
     """A row of the table, printed as it is made."""
     print(f"{rule.what:<60} {rule.rule:>16} {predicted:8.3f}", flush=True)
     return {"what": rule.what, "rule": rule.rule, "predicted": round(predicted, 3), "recipe": dict(rule.recipe),
@@ -208,8 +208,8 @@ def main() -> None:
     began = time.perf_counter()
     device = find_device(GPU)
     narrow, wide = Predictions(NARROW, device), Predictions(WIDE, device)
-    rows = [told(rule, narrow.per_parameter(rule)) for rule in RULES]
-    states = [told(rule, wide.bytes(rule) / 1e9) for rule in STATES_OF_3B]
+    rows = [row(rule, narrow.per_parameter(rule)) for rule in RULES]
+    states = [row(rule, wide.bytes(rule) / 1e9) for rule in STATES_OF_3B]
     seconds = time.perf_counter() - began
     path = write("rules_of_thumb", {
         "device": device.name, "seconds": round(seconds, 1), "model": MODEL,

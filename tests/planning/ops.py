@@ -11,6 +11,10 @@ GPU = Device(kind="cuda", name="card", memory_bytes=1 << 34, capability=(8, 0), 
 CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 34, units=1)
 
 
+def gpu(memory, name="toy", capability=(8, 0)):
+    return Device(kind="cuda", name=name, memory_bytes=int(memory), capability=capability)
+
+
 def add(size=1000, phase=Phase.FORWARD, **fields):
     """An element-wise op that moves `size` bytes."""
     given = {"name": "aten.add.Tensor", "op_class": OpClass.ELEMENTWISE, "bytes_read": size, "dtype": "float32"}

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.planning.ops import gpu
 from tests.planning.toy import Toy
 from tests.planning.toy import replay as toy_replay
 from tightfit.devices import GIB, MIB, Device
@@ -23,10 +24,6 @@ STATES = HEAVY.blocks * HEAVY.weights
 PINS = {"precision": "bf16", "checkpointing": "none", "micro_batch_size": 8, "optimizer": "adamw", "attention": "sdpa",
         "compile": "off"}
 MARGIN = Margin(share=0.0, fixed=0)
-
-
-def gpu(memory, name="toy", capability=(8, 0)):
-    return Device(kind="cuda", name=name, memory_bytes=int(memory), capability=capability)
 
 
 def of(toy, memory, catalogue=(), **fields):

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from tests.display.plans import fitting, nothing_fits
+from tests.planning.ops import gpu
 from tests.planning.toy import Toy
-from tightfit.devices import Device, find_device
+from tightfit.devices import find_device
 from tightfit.errors import RecipeError
 from tightfit.planning.search.evaluate import InProcess
 from tightfit.planning.search.every_gpu import Compared, compare, parse_prices
@@ -20,10 +21,6 @@ from tightfit.trace import Trace, UntracedMemory
 RECIPE = Recipe(batch_size=8, compile="off")
 
 
-def gpu(name, memory, capability=(8, 0)):
-    return Device(kind="cuda", name=name, memory_bytes=int(memory), capability=capability)
-
-
 @pytest.fixture(scope="module")
 def toy():
     return Toy.drawn(3)
@@ -31,7 +28,7 @@ def toy():
 
 @pytest.fixture(scope="module")
 def devices():
-    return [gpu("roomy", 1 << 40), gpu("ample", 1 << 40), gpu("tiny", 8 << 20), gpu("older", 1 << 40, (7, 5))]
+    return [gpu(1 << 40, "roomy"), gpu(1 << 40, "ample"), gpu(8 << 20, "tiny"), gpu(1 << 40, "older", (7, 5))]
 
 
 def test_every_gpu_gets_its_own_plan(toy, devices):
@@ -63,10 +60,10 @@ def test_a_trace_is_remembered_for_one_capability():
         return Trace(origin="predicted")
 
     remembered = InProcess(replace(Toy.drawn(3).tools(), predict=predict)).trace
-    first = remembered(RECIPE, gpu("a", 1))
-    assert remembered(RECIPE, gpu("b", 2)) is first
-    remembered(RECIPE.override(seq_len=8), gpu("b", 2))
-    remembered(RECIPE, gpu("c", 1, (9, 0)))
+    first = remembered(RECIPE, gpu(1, "a"))
+    assert remembered(RECIPE, gpu(2, "b")) is first
+    remembered(RECIPE.override(seq_len=8), gpu(2, "b"))
+    remembered(RECIPE, gpu(1, "c", (9, 0)))
     assert calls == [(8, 0), (8, 0), (9, 0)]
 
 
@@ -78,7 +75,7 @@ def test_what_a_trace_does_not_show_is_each_gpus_own():
         return Trace(origin="predicted", untraced=untraced(recipe, device, None))
 
     remembered = InProcess(replace(Toy.drawn(3).tools(), predict=predict, untraced=untraced)).trace
-    found = [remembered(RECIPE, gpu(name, size)) for name, size in (("a", 1), ("b", 2), ("a", 1))]
+    found = [remembered(RECIPE, gpu(size, name)) for name, size in (("a", 1), ("b", 2), ("a", 1))]
     assert [trace.untraced[0].source for trace in found] == ["a", "b", "a"]
     assert [trace.untraced[0].bytes for trace in found] == [1, 2, 1]
     assert found[1].ops is found[0].ops

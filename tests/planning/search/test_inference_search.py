@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from tests.planning.ops import gpu
 from tests.planning.search.declared import replay
 from tightfit.backends import load_backend
-from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.planning.estimate import Margin, Tools
 from tightfit.planning.search.search import search
@@ -22,10 +22,6 @@ MIB = 1 << 20
 WEIGHTS, CACHE, SCORES, CONTEXT = 400 * MIB, 10 * MIB, 30 * MIB, 50 * MIB
 RATE = {"fp32": 1.0, "bf16": 0.5, "fp16": 0.5}
 """Seconds of a forward pass by precision, autocast's casts apart."""
-
-
-def gpu(memory, capability=(8, 0), name="toy"):
-    return Device(kind="cuda", name=name, memory_bytes=int(memory), capability=capability)
 
 
 def asked(**fields):
@@ -101,7 +97,7 @@ def test_the_fastest_that_fits_is_chosen_and_its_figures_are_the_traces_own():
 
 
 def test_half_precision_is_the_one_that_the_gpu_computes_in():
-    assert chosen(found(asked(), gpu(4096 * MIB, (7, 5)))[0]) == ("fp16", True, "sdpa")
+    assert chosen(found(asked(), gpu(4096 * MIB, capability=(7, 5)))[0]) == ("fp16", True, "sdpa")
 
 
 def test_what_is_pinned_stays():
@@ -123,7 +119,7 @@ def test_pins_that_only_training_reads_are_named_in_one_note():
 
 def test_where_nothing_fits_a_smaller_batch_and_a_larger_gpu_are_named():
     needed = CONTEXT + WEIGHTS // 2 + 3 * CACHE
-    larger = [gpu(900 * MIB, name="large"), gpu(400 * MIB, (7, 5), name="middle")]
+    larger = [gpu(900 * MIB, "large"), gpu(400 * MIB, "middle", (7, 5))]
     plan, _ = found(asked(), gpu(needed), catalogue=larger)
     assert plan.chosen is None
     assert plan.candidates[0].estimate.missing == 5 * CACHE
@@ -144,7 +140,7 @@ def test_where_not_even_one_prompt_fits_no_batch_is_named():
 
 def test_progress_is_steady_and_says_which_gpu_is_asked_about():
     told = []
-    found(asked(), gpu(CONTEXT + WEIGHTS // 2 + 3 * CACHE), catalogue=[gpu(900 * MIB, name="large")],
+    found(asked(), gpu(CONTEXT + WEIGHTS // 2 + 3 * CACHE), catalogue=[gpu(900 * MIB, "large")],
           progress=lambda *state: told.append(state))
     assert [done for done, _, _ in told] == list(range(len(told)))
     assert len({most for _, most, text in told if text != "done"}) == 1

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.planning.ops import gpu
 from tests.planning.search.declared import GIB, Declared
-from tightfit.devices import Device, find_device
+from tightfit.devices import find_device
 from tightfit.planning.estimate import Margin
 from tightfit.planning.search.every_gpu import compare
 from tightfit.planning.search.search import search
@@ -20,12 +21,9 @@ SPEEDS = {("bf16", "adamw"): 11_000, ("fp32", "adamw"): 4_000, ("fp32", "adamw-8
 """Tokens a second: a harsher change gains 5 % and less where weights are 16 bits already."""
 
 
-def gpu(gib, name="toy", capability=(8, 0)):
-    return Device(kind="cuda", name=name, memory_bytes=int(gib * GIB), capability=capability)
-
-
 def of(model, gib, catalogue=(), **fields):
-    return search(Recipe.from_dict({**COMMON, **fields}), gpu(gib), model.tools(), margin=MARGIN, catalogue=catalogue)
+    return search(Recipe.from_dict({**COMMON, **fields}), gpu(gib * GIB), model.tools(), margin=MARGIN,
+                  catalogue=catalogue)
 
 
 def picked(plan):
@@ -68,7 +66,7 @@ def test_numerics_stay_where_the_recipe_fits_unless_it_allows_a_change_that_gain
 
 
 def test_the_smallest_gpu_belongs_to_a_stated_recipe():
-    cards = [gpu(gib, f"{gib} GB card") for gib in (8, 12, 20, 48)]
+    cards = [gpu(gib * GIB, f"{gib} GB card") for gib in (8, 12, 20, 48)]
     model = Declared(parameters=1.07e9, sample=0.2 * GIB, speeds=SPEEDS)
     roomy = of(model, 80, catalogue=cards).answers
     assert roomy.smallest_gpu.name == "20 GB card"
@@ -99,7 +97,7 @@ def test_gpus_are_compared_like_with_like():
     """A small one with changed numerics is no match for a large one without."""
     model = Declared(parameters=1.07e9, sample=0.2 * GIB, speeds=SPEEDS)
     recipe = Recipe.from_dict({**COMMON, "allow_numerics": True})
-    rows = compare(recipe, [gpu(15, "small"), gpu(40, "large")], model.tools()).rows
+    rows = compare(recipe, [gpu(15 * GIB, "small"), gpu(40 * GIB, "large")], model.tools()).rows
     assert [row.device.name for row in rows] == ["large", "small"]
     assert rows[0].chosen.changes_numerics == ()
     assert rows[1].chosen.changes_numerics == ("optimizer=adamw-8bit",)

@@ -71,7 +71,7 @@ class Made:
     def __init__(self, held):
         self.held, self.asked = held, []
 
-    def each(self, function, jobs, told=None):
+    def each(self, function, jobs, progress=None):
         self.asked += [(recipe.micro_batch_size, recipe.offloaded.uses_host) for recipe, _ in jobs]
         time = estimate_made().time
         return [[CardEstimate(recipe=recipe, memory=memory(self.held),

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.planning.ops import gpu
 from tests.planning.toy import Toy
 from tightfit.devices import MIB, Device
 from tightfit.errors import ModelError, Refused
@@ -26,10 +27,6 @@ from tightfit.recipe import Recipe
 MARGIN = Margin(share=0.03, fixed=0)
 FEWER = {"expandable_segments": False, "attention": "sdpa", "loss": "plain"}
 """Fields that the toy's costs do not depend on, or not in a way of their own."""
-
-
-def gpu(memory, capability=(8, 0), name="toy"):
-    return Device(kind="cuda", name=name, memory_bytes=int(memory), capability=capability)
 
 
 def brute_force(toy, recipe, device):

@@ -88,9 +88,9 @@ def _status(codes: dict[int, int], processes: int) -> int:
     """The exit status of processes that ended badly, said where none of them could. codes: exit statuses by rank."""
     if not codes:
         return 0
-    for told in (SAID, *sorted(code for code in codes.values() if code > STOPPED)):
-        if told in codes.values():
-            return told
+    for named in (SAID, *sorted(code for code in codes.values() if code > STOPPED)):
+        if named in codes.values():
+            return named
     goes_on = "the same command goes on from the newest checkpoint"
     ended = {rank: code for rank, code in codes.items() if code not in (LOST, -signal.SIGTERM)}
     if not ended:

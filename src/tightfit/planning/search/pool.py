@@ -74,10 +74,10 @@ class Pool:
 
     def each(
         self, function: Callable[..., Answer], jobs: Sequence[tuple[Any, ...]],
-        told: Callable[[int], None] | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> list[Answer]:  # fmt: skip
         """`function(evaluator, *job)` of each job, in their order. Each takes long: whoever is free takes the next.
-        told: called with how many are done, before each that this process takes."""
+        progress: called with how many are done, before each that this process takes."""
         if len(jobs) > 1 and not self._workers:
             self._workers = [Worker(self._greeting) for _ in range(min(self.side_by_side, len(jobs)) - 1)]
         answers: dict[int, Answer] = {}
@@ -88,8 +88,8 @@ class Pool:
                     number = waiting.pop()
                     running[number] = worker
                     worker.send((function, jobs[number]))
-            if told is not None:
-                told(len(answers))
+            if progress is not None:
+                progress(len(answers))
             if waiting:
                 number = waiting.pop()
                 answers[number] = function(self._own, *jobs[number])

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import pytest
 from torch._inductor import compile_fx
 
-from tests.architectures import TASK_OF, tiny_model
-from tightfit import Recipe
+from tests.architectures import tiny_model
+from tests.trace.test_extension import CPU
+from tests.trace.test_extension import recipe as of_four
 from tightfit.backends.pytorch.simulate import predict as prediction
-from tightfit.devices import Device, find_device
+from tightfit.devices import find_device
 from tightfit.trace import Trace
 
-CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 40)
 GPU = find_device("rtx-4090")
 DEPTHS = {
     "gpt2": ("n_layer",), "t5": ("num_layers", "num_decoder_layers"), "bart": ("encoder_layers", "decoder_layers"),
@@ -25,12 +25,7 @@ GROUPS = 7
 FOREACH = {"name": "adamw", "implementation": "foreach"}
 
 
-def recipe(name: str, **fields: Any) -> Recipe:
-    return Recipe.from_dict({
-        "task": TASK_OF[name], "attention": "sdpa", "checkpointing": "none", "compile": "off", "optimizer": "adamw",
-        "precision": "fp32", "batch_size": 2, "micro_batch_size": 2, "seq_len": 16, "data": {"source": "dummy"},
-        "vocab_size": 96, **fields,
-    })
+recipe = partial(of_four, batch_size=2)
 
 
 def described(trace: Trace) -> list[object]:

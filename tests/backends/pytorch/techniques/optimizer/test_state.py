@@ -29,6 +29,14 @@ def written(optimizer: Optimizer, model: nn.Module, folder: Path) -> tuple[dict[
     return load_file(folder / "optimizer.safetensors"), json.loads((folder / "meta.json").read_text())
 
 
+def saved(case: Case, steps: int, folder: Path) -> tuple[Tiny, Optimizer, dict[str, Tensor], dict[str, Any]]:
+    """A model after so many steps, its optimizer, and the state that a checkpoint keeps."""
+    model = tiny()
+    optimizer = case.optimizer(model)
+    train(model, optimizer, range(steps))
+    return model, optimizer, *written(optimizer, model, folder)
+
+
 def identical(a: nn.Module, b: nn.Module) -> bool:
     pairs = zip(a.parameters(), b.parameters(), strict=True)
     return all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in pairs)
@@ -68,10 +76,7 @@ def test_continues_bit_for_bit(case: Case, before: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_loading_leaves_no_other_trace(case: Case, tmp_path: Path) -> None:
-    model = tiny()
-    optimizer = case.optimizer(model)
-    train(model, optimizer, range(2))
-    tensors, meta = written(optimizer, model, tmp_path)
+    *_, tensors, meta = saved(case, 2, tmp_path)
     other = tiny()
     other_optimizer = case.optimizer(other)
     before, random_state = copy.deepcopy(other), torch.get_rng_state()
@@ -109,10 +114,7 @@ def test_parameters_never_reached_stay_without_state(tmp_path: Path) -> None:
 
 def test_loads_into_an_optimizer_that_has_stepped(tmp_path: Path) -> None:
     """As after falling back from a broken checkpoint to the one before."""
-    model = tiny()
-    optimizer = ADAMW.optimizer(model)
-    train(model, optimizer, range(2))
-    tensors, meta = written(optimizer, model, tmp_path)
+    model, optimizer, tensors, meta = saved(ADAMW, 2, tmp_path)
     train(model, optimizer, range(2, 5))
     load_state(optimizer, model, tensors, meta)
     now, _ = state_tensors(optimizer, model)
@@ -120,10 +122,7 @@ def test_loads_into_an_optimizer_that_has_stepped(tmp_path: Path) -> None:
 
 
 def test_implementation_may_change(tmp_path: Path) -> None:
-    model = tiny()
-    optimizer = ADAMW.optimizer(model)
-    train(model, optimizer, range(2))
-    tensors, meta = written(optimizer, model, tmp_path)
+    model, _, tensors, meta = saved(ADAMW, 2, tmp_path)
     loop = Case(AdamW(implementation="loop"), Fp32()).optimizer(model)
     load_state(loop, model, tensors, meta)
     assert loop.param_groups[0]["foreach"] is False
@@ -139,19 +138,13 @@ def test_implementation_may_change(tmp_path: Path) -> None:
     ids=["kind", "dtype", "adafactor"],
 )
 def test_another_optimizer_is_refused(case: Case, message: str, tmp_path: Path) -> None:
-    model = tiny()
-    optimizer = ADAMW.optimizer(model)
-    train(model, optimizer, range(1))
-    tensors, meta = written(optimizer, model, tmp_path)
+    *_, tensors, meta = saved(ADAMW, 1, tmp_path)
     with pytest.raises(CheckpointError, match=message):
         load_state(case.optimizer(other := tiny()), other, tensors, meta)
 
 
 def test_missing_unknown_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
-    model = tiny()
-    optimizer = ADAMW.optimizer(model)
-    train(model, optimizer, range(1))
-    tensors, meta = written(optimizer, model, tmp_path)
+    model, optimizer, tensors, meta = saved(ADAMW, 1, tmp_path)
 
     lost = {name: tensor for name, tensor in tensors.items() if name != "out.bias/exp_avg"}
     with pytest.raises(CheckpointError, match=r"differ in out\.bias/exp_avg$"):
@@ -163,27 +156,21 @@ def test_missing_unknown_and_misshapen_tensors_are_named(tmp_path: Path) -> None
 
 
 def test_another_models_parameters_are_named(tmp_path: Path) -> None:
-    optimizer = ADAMW.optimizer(model := tiny())
-    train(model, optimizer, range(1))
-    tensors, meta = written(optimizer, model, tmp_path)
+    *_, tensors, meta = saved(ADAMW, 1, tmp_path)
     other = nn.ModuleDict({"hidden": nn.Linear(2, 2), "new": nn.Linear(2, 2)})
     with pytest.raises(CheckpointError, match=r"differ in embedding\.weight/exp_avg,"):
         load_state(ADAMW.optimizer(other), other, tensors, meta)
 
 
 def test_block_size_is_part_of_the_state(tmp_path: Path) -> None:
-    optimizer = Case(AdamW8bit(block_size=256), Fp32()).optimizer(model := tiny())
-    train(model, optimizer, range(1))
-    tensors, meta = written(optimizer, model, tmp_path)
+    model, _, tensors, meta = saved(Case(AdamW8bit(block_size=256), Fp32()), 1, tmp_path)
     smaller = Case(AdamW8bit(block_size=128), Fp32()).optimizer(model)
     with pytest.raises(CheckpointError, match=r"hidden\.weight/exp_avg/scale is"):
         load_state(smaller, model, tensors, meta)
 
 
 def test_kahan_state_is_refused_without_kahan(tmp_path: Path) -> None:
-    optimizer = Case(Sgd(), Bf16Pure(rounding="kahan")).optimizer(model := tiny())
-    train(model, optimizer, range(1))
-    tensors, meta = written(optimizer, model, tmp_path)
+    *_, tensors, meta = saved(Case(Sgd(), Bf16Pure(rounding="kahan")), 1, tmp_path)
     other = tiny()
     with pytest.raises(CheckpointError, match="optimizer"):
         load_state(Case(Sgd(), Bf16Pure(rounding="nearest")).optimizer(other), other, tensors, meta)

@@ -96,8 +96,8 @@ def flash_attn(technique: FlashAttn, build: Build) -> Build:
         missing = f"the library flash-attn is not installed; run: {install_command('flash-attn')}"
         if active_simulated_cuda() is None:
             raise Refused(f"attention: {missing}, or write attention=sdpa")
-        stand_in, note = sdpa(Sdpa(), build), f"attention: planned with PyTorch's own kernels, for {missing}"
-        return replace(stand_in, notes=(*stand_in.notes, note))
+        made, note = sdpa(Sdpa(), build), f"attention: planned with PyTorch's own kernels, for {missing}"
+        return replace(made, notes=(*made.notes, note))
     _call("flash_attention_2", model)
     return _with_masks(build, "flash")
 
