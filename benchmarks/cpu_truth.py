@@ -30,7 +30,7 @@ class Allocations:
 
     def __init__(self) -> None:
         self._profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-        self._part: AbstractContextManager[Any] = nullcontext()
+        self._part = ExitStack()
 
     def __enter__(self) -> Allocations:
         gc.collect()
@@ -45,9 +45,9 @@ class Allocations:
 
     def begin(self, part: str | None) -> None:
         """What comes from here on is of that part, or of none."""
-        self._part.__exit__(None, None, None)
-        self._part = nullcontext() if part is None else record_function(MARK + part)
-        self._part.__enter__()
+        self._part.close()
+        if part is not None:
+            self._part.enter_context(record_function(MARK + part))
 
     def held(self) -> int:
         """Bytes allocated at the end, beyond those at the beginning."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,7 +56,7 @@ class Marks(Tracker):
         self.failure: str | None = None
         self._optimizer = optimizer
         self._build = build
-        self._open: Any = None
+        self._mark = ExitStack()
 
     @contextmanager
     def following(self, model: nn.Module, held: int | None) -> Iterator[None]:
@@ -81,9 +81,8 @@ class Marks(Tracker):
     def enter(self, phase: Phase) -> None:
         """A phase begins."""
         self.close()
-        self._open = record_function(f"{MARK}phase:{len(self.phases)}")
+        self._mark.enter_context(record_function(f"{MARK}phase:{len(self.phases)}"))
         self.phases.append(phase)
-        self._open.__enter__()
         self.phase = phase
 
     @contextmanager
@@ -98,9 +97,7 @@ class Marks(Tracker):
 
     def close(self) -> None:
         """The phase ends."""
-        opened, self._open = self._open, None
-        if opened is not None:
-            opened.__exit__(None, None, None)
+        self._mark.close()
 
     def _hold(self, tensor: Tensor) -> None:
         for part in plain_parts(tensor):

@@ -223,7 +223,7 @@ class _TracedStep:
         self.build = build
         self.tracker = tracker
         self.step = Step(build, watch=self._enter, inspect=False)
-        self._open: AbstractContextManager[None] | None = None
+        self._phase = ExitStack()
         self._number = 0
         self._times: list[int] = []
 
@@ -237,7 +237,7 @@ class _TracedStep:
         gc.freeze()  # what there is between steps lives on: collecting within one need not go through it
         self._number, self._times = number, [times for _, times in groups]
         self.step(self.global_batch([size for size, _ in groups]), self.build.recipe.learning_rate)
-        self._close()
+        self._phase.close()
         self._mark_states()
 
     def resume(self) -> None:
@@ -270,16 +270,10 @@ class _TracedStep:
             self.tracker.mark(tensor, Category.OTHER, from_birth=True)
 
     def _enter(self, phase: Phase) -> None:
-        self._close()
+        self._phase.close()
         gc.collect()
         times = 1
         if phase is not Phase.OPTIMIZER:
             times = self._times[0] if phase is Phase.FORWARD else self._times.pop(0)
-        self._open = self.tracker.span(phase.value, step=self._number, times=times)
-        self._open.__enter__()
+        self._phase.enter_context(self.tracker.span(phase.value, step=self._number, times=times))
         self.tracker.phase = phase
-
-    def _close(self) -> None:
-        opened, self._open = self._open, None
-        if opened is not None:
-            opened.__exit__(None, None, None)
