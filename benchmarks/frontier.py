@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 import record
-from record_ladders import device_slug, minutes
+from record_ladders import minutes
 from tightfit.devices import MIB, parse_memory
 from tightfit.ladder.catalogue import AUTO
 from tightfit.ladder.rows import OURS, RESULTS, Machine, Measured, read
@@ -158,7 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     study = on_gpu(asked.model, asked.budget or list(BUDGETS)) if asked.dry is None else dry()
     base = study.base
-    name, results = f"frontier-{base['model']}-{device_slug()}", asked.dry or record.RESULTS
+    name, results = f"frontier-{base['model']}-{record.device_slug()}", asked.dry or record.RESULTS
     folder, kept = (asked.dry or record.RESULTS.parent / "ladders") / name, results / f"{name}.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
     if kept.exists():

@@ -105,12 +105,12 @@ def _share(value: float | None) -> str:
 
 
 SECTIONS: tuple[tuple[str, str, Callable[[Record], Parts]], ...] = (
-    ("Plans against measurements", "plan_vs_gpu", plans),
-    ("Beyond the card's memory", "beyond_gpu", beyond),
-    ("Speeds of the card and its link", "calibration_gpu", calibrated),
-    ("Memory of the context", "context_bytes", contexts),
+    ("Plans against measurements", "plan_vs_gpu-*", plans),
+    ("Beyond the card's memory", "beyond_gpu-*", beyond),
+    ("Speeds of the card and its link", "calibration-*", calibrated),
+    ("Memory of the context", "context_bytes-*", contexts),
     ("Throughput against memory", "frontier-*", frontier),
-    ("Learning", "convergence_gpu", learning),
-    ("Quickstart", "quickstart_gpu", quickstart),
+    ("Learning", "convergence-*", learning),
+    ("Quickstart", "quickstart-*", quickstart),
 )
 """Titles, the names of their records, and what is told of each."""
