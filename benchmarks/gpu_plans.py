@@ -25,7 +25,7 @@ class GpuPlans:
     """The plans of one benchmark for one card, by their keys; the newest of each."""
 
     def __init__(self, benchmark: str, device: Device) -> None:
-        self.path = FOLDER / f"{benchmark}-{record.slug(card_name(device))}.jsonl"
+        self.path = FOLDER / f"{benchmark}-{record.slug(card_name(device.name))}.jsonl"
         self._made_with = made_with()
         rows = map(json.loads, self.path.read_text().splitlines() if self.path.exists() else ())
         self.newest: dict[str, Any] = {row["key"]: row["plan"] for row in rows if row["made_with"] == self._made_with}
@@ -46,9 +46,9 @@ def made_with() -> str:
     return " ".join([*versions, digest.hexdigest()])
 
 
-def card_name(device: Device) -> str:
+def card_name(name: str) -> str:
     """The catalogue's name of a card, whatever its driver calls it; its own where the catalogue lacks it."""
     try:
-        return find_device(device.name).name
+        return find_device(name).name
     except RecipeError:
-        return device.name
+        return name
