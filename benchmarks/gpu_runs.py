@@ -31,6 +31,7 @@ PLANNING_SECONDS, CASE_SECONDS, COMPILING_SECONDS = 120.0, 60.0, 180.0
 TRIED = 3
 """A case that failed so often is left alone."""
 COMPILED_AT_ONCE = 4
+"""Cases whose compilers run side by side, before each is measured by itself."""
 
 Row = dict[str, Any]
 
@@ -135,12 +136,13 @@ def measure_all(plans: Mapping[Case, Row], device: Device, folder: Path, rows: R
     plain = [case for case in plans if not case.compiles]
     compiled = [case for case in plans if case.compiles]
     _measure(plain, plans, device, folder, rows, deadline)
-    if device.kind == "cuda" and compiled:  # what compilers make is kept, so that compiling does not come one by one
-        largest = max(plans[case]["limit"] for case in compiled)
-        at_once = max(min(COMPILED_AT_ONCE, (os.cpu_count() or 1) // 4, device.memory_bytes // largest), 1)
-        for _ in run_forked(_jobs(compiled, plans, device, folder), at_once, deadline):
-            pass
-    _measure(compiled, plans, device, folder, rows, deadline)
+    for few in (compiled[start : start + COMPILED_AT_ONCE] for start in range(0, len(compiled), COMPILED_AT_ONCE)):
+        if device.kind == "cuda":  # what compilers make is kept, so that compiling does not come one by one
+            largest = max(plans[case]["limit"] for case in few)
+            at_once = max(min((os.cpu_count() or 1) // 4, device.memory_bytes // largest), 1)
+            for _ in run_forked(_jobs(few, plans, device, folder), at_once, deadline):
+                pass
+        _measure(few, plans, device, folder, rows, deadline)
 
 
 def _measure(
@@ -232,17 +234,18 @@ def run_again(rows_path: Path, workers: int) -> None:
 
 def run(
     rows_path: Path, *, on_cpu: bool = False, smoke: bool = False, part: tuple[int, int] = (1, 1), only: str = "",
-    seconds: float = 450.0, workers: int = 1,
+    compiles: bool = True, seconds: float = 450.0, workers: int = 1,
 ) -> dict[str, Any]:
     """Measure what is left of a part of the cases, and sum up what is known of all. Raises Refused without a device.
 
-    only: what a case's group or name has in it. seconds: nothing is begun or goes on after them. workers: plans made at
-    once.
+    only: what a case's group or name has in it. compiles: whether cases that compile are among them. seconds: nothing
+    is begun or goes on after them. workers: plans made at once.
     """
     deadline = time.monotonic() + seconds
     every = smoke_cases() if on_cpu or smoke else all_cases()
     number, count = part
-    cases = [case for case in every[number - 1 :: count] if only in f"{case.group} {case.name}"]
+    cases = [case for case in every[number - 1 :: count]
+             if only in f"{case.group} {case.name}" and (compiles or not case.compiles)]
     facts = gpu_truth.facts_of(gpu_truth.cpu()) if on_cpu else on_gpu()
     rows, device = Rows(rows_path, facts), device_of(facts)
     with tempfile.TemporaryDirectory() as name:

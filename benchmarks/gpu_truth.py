@@ -79,7 +79,7 @@ def measure(
         if not isinstance(error, OutOfMemory) and not is_out_of_memory(error) and NO_MEMORY not in str(error):
             raise
         values |= {"outcome": "out of memory", "during": str(error)}
-    return {**values, **meter.result(), **(_context(others) if cuda else {})}
+    return {**values, **meter.result(), **(context_bytes(others) if cuda else {})}
 
 
 def _set_up(limit: int | None, expandable: bool) -> None:
@@ -227,7 +227,7 @@ def held_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(storages.values())
 
 
-def _context(others: int | None) -> dict[str, Any]:
+def context_bytes(others: int | None) -> dict[str, Any]:
     """Bytes of the device outside of the allocator: what this process added, its context and kernels; where the driver
     does not tell what was there before it, all that there is."""
     torch.cuda.synchronize()

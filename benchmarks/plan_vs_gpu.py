@@ -56,6 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--part", type=part, default=(1, 1), help="which of how many parts of the cases, such as 1/3")
     parser.add_argument("--minutes", type=float, default=7.5, help="nothing runs for longer")
     parser.add_argument("--only", default="", help="cases whose name or group has this in it")
+    parser.add_argument("--plain", action="store_true", help="leave out what compiles, which takes longest")
     parser.add_argument("--plan", metavar="GPU", help="plan for a card that another machine has; needs no GPU")
     parser.add_argument("--again", action="store_true", help="plan the measured cases again; needs no GPU")
     parser.add_argument("--smoke", action="store_true", help="a few tiny cases instead")
@@ -77,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         summary = run(
             rows, on_cpu=asked.device == "cpu", smoke=asked.smoke, part=asked.part, only=asked.only,
-            seconds=60 * asked.minutes, workers=asked.workers,
+            compiles=not asked.plain, seconds=60 * asked.minutes, workers=asked.workers,
         )
     except (Refused, RecipeError) as reason:
         print(f"plan_vs_gpu: {reason}", file=sys.stderr)
