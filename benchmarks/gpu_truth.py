@@ -35,7 +35,7 @@ from tightfit.trace import Phase
 WARM_UP, SKIPPED, FEWEST, MOST = 3, 12, 3, 20
 """Steps before time is taken, in which memory is watched; how many more where loss scaling skips the first ones; and
 steps that time is taken of."""
-TIMED_SECONDS = 1.0
+TIMED_SECONDS = 0.6
 GLOBAL_BATCHES = 2
 NO_MEMORY = "out of memory"
 """What errors of CUDA itself say, when something outside of the allocator finds no room."""
