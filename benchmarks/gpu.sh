@@ -6,7 +6,8 @@
 #   benchmarks/gpu.sh --prepare h200        plans for that card in build/gpu_plans/, made on a machine without it; with
 #                                           them, and the same source, PyTorch and transformers, time goes into measuring
 #   benchmarks/gpu.sh --dry FOLDER          all that runs without a GPU, tiny and on the processor; records go to FOLDER
-# One that fails stops none behind it; a table at the end says what ran. PYTHON names the interpreter; nothing has to be
+# One that fails stops none behind it; a table at the end says what ran, and results/gpu_parts-GPU.txt what --minutes
+# has behind it: without its line there, a part is run again. PYTHON names the interpreter; nothing has to be
 # installed in it but what tightfit imports. For a machine that cannot fetch what it lacks, --wheels FOLDER, before the
 # rest, unpacks wheels brought along. What an installation of torch, transformers and JAX usually lacks takes 20 MB:
 #   pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_x86_64 \
@@ -21,19 +22,20 @@ python=${PYTHON:-.venv/bin/python}
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
 longest=${LIMIT:-480}  # seconds
 
-# Seconds at most, and what is run: about 25 minutes up to the frontier. {minutes} is what is left of the seconds.
+# Seconds at most, and what is run: half an hour up to the ladders. {minutes} is what is left of the seconds.
 parts() {
   cat << 'END'
 90 context_bytes
 120 calibration
 150 gpu_tests
-330 plan_vs_gpu --plain --minutes {minutes}
+300 plan_vs_gpu --plain --minutes {minutes}
 400 beyond_gpu --minutes {minutes}
-240 plan_vs_gpu --plain --minutes {minutes}
-240 plan_vs_gpu --minutes {minutes}
-300 record_ladders bert-large --minutes {minutes}
-240 record_ladders transformer-156m-jax --minutes {minutes}
-480 frontier --budget 24GB --minutes {minutes}
+200 plan_vs_gpu --plain --minutes {minutes}
+240 beyond_gpu --minutes {minutes}
+200 plan_vs_gpu --minutes {minutes}
+240 record_ladders bert-large --minutes {minutes}
+200 record_ladders transformer-156m-jax --minutes {minutes}
+400 frontier --budget 24GB --minutes {minutes}
 480 plan_vs_gpu --minutes {minutes}
 480 beyond_gpu --minutes {minutes}
 120 cuda_op_tables
@@ -82,11 +84,12 @@ measure() {  # SECONDS NAME [ARGUMENT ...]: run benchmarks/NAME.py, and note how
 }
 
 all() {  # NAME OF A LIST: measure its parts, as far as there is time; what ended of them is not begun again
-  local number=0 seconds left words ended began
+  local number=0 seconds wanted left words ended began
   ended=${TIGHTFIT_RESULTS:-results}/gpu_parts-$card.txt
   while read -r seconds words; do
     number=$((number + 1))
     [ "$seconds" -le "$longest" ] || seconds=$longest
+    wanted=$seconds
     if [ -n "$minutes" ]; then
       grep -qsxF "$number $words" "$ended" && continue
       left=$((60 * minutes - SECONDS))
@@ -96,8 +99,9 @@ all() {  # NAME OF A LIST: measure its parts, as far as there is time; what ende
     began=$SECONDS
     eval "measure $seconds ${words//\{minutes\}/$(awk "BEGIN {print ($seconds - 20) / 60}")}" < /dev/null  # 20 s to end
     [ -n "$minutes" ] || continue
-    if [ "$seconds" -lt "$left" ] || [ $((SECONDS - began)) -lt $((seconds - 25)) ]; then
-      echo "$number $words" >> "$ended"  # what the call's end cut short goes on in the next
+    # What the call's end left less than half of its time goes on in the next.
+    if [ $((2 * seconds)) -ge "$wanted" ] || [ $((SECONDS - began)) -lt $((seconds - 25)) ]; then
+      echo "$number $words" >> "$ended"
     fi
   done < <("$1")
 }
