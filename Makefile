@@ -15,7 +15,7 @@ help:
 	@echo "make demo      train a small GPT on the Python standard library's source"
 	@echo "make docs      write the generated pages of docs/ again, and the site in build/site"
 	@echo "make bench     the benchmarks, recorded in results/"
-	@echo "make gpu       the GPU tests, then the quickstart and the benchmarks recorded, on a CUDA device"
+	@echo "make gpu       the GPU tests, the quickstart and the benchmarks recorded, on a CUDA device"
 	@echo "make clean     remove .venv and the caches"
 
 install: .venv/.installed
@@ -42,14 +42,13 @@ docs: install
 	$(BIN)/python docs/build_site.py
 
 # All but what has no command of its own, and what only a GPU tells: benchmarks/gpu.sh runs that.
-GPU_ONLY := allocator_snapshots beyond_gpu context_bytes cuda_op_tables frontier plan_vs_gpu
+GPU_ONLY := allocator_snapshots beyond_gpu context_bytes cuda_op_tables frontier gpu_tests plan_vs_gpu
 bench: install
 	for file in $$(grep -l __main__ $(filter-out $(GPU_ONLY:%=benchmarks/%.py),$(wildcard benchmarks/*.py))); do \
 	  $(BIN)/python "$$file" || exit 1; done
 
 gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),install)
 	@$(GPU_PYTHON) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("make gpu: torch %s sees no CUDA device here" % torch.__version__)'
-	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu -W default
 	PYTHONPATH=src PYTHON=$(GPU_PYTHON) benchmarks/gpu.sh
 
 clean:

@@ -19,7 +19,7 @@ def main() -> None:
     for name, figure in calibration_rows(calibration):
         print(f"{name:24} {figure}")
     print(f"{seconds:.0f} seconds; kept in {path}")
-    name = "calibration_gpu" if calibration.kind == "cuda" else "calibration"
+    name = f"calibration-{record.device_slug()}" if calibration.kind == "cuda" else "calibration"
     print(record.write(name, {"seconds": seconds, "calibration": asdict(calibration)}))
 
 

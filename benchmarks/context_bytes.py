@@ -4,9 +4,9 @@ Each figure is from a process of its own: after nothing but the context, one ten
 (with a bias, and with a backward pass, too), a training step of a tiny model, and one that is compiled. Beside it, what
 the allocator holds once all tensors are gone: cuBLAS's workspaces, against what is planned for them.
 
-Nothing else may use the device meanwhile. Written to results/context_bytes.json; the figures of a training step also
-to the machine's own record, which plans read from then on (`--no-keep` leaves it alone).
-Run: python benchmarks/context_bytes.py   (needs a CUDA device; about three minutes)
+Nothing else may use the device meanwhile. Written to results/context_bytes-GPU.json; the figures of a training step
+also to the machine's own record, which plans read from then on (`--no-keep` leaves it alone).
+Run: python benchmarks/context_bytes.py   (needs a CUDA device; about a minute)
 """
 
 from __future__ import annotations
@@ -22,14 +22,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
+from plan_vs_gpu import cuda_unopened
 
-import record
-import tightfit
-from gpu_truth import used_bytes
-from tightfit.backends.pytorch.simulate.untraced import RECORDS, workspace_bytes
-from tightfit.devices import MIB, Device
-from tightfit.nvml import driver_version
+with cuda_unopened():
+    import torch
+
+    import gpu_truth
+    import record
+    import tightfit
+    from forking import Job, run_forked
+    from gpu_predictions import device_of
+    from gpu_runs import on_gpu
+    from tightfit.backends.pytorch.simulate.untraced import RECORDS, workspace_bytes
+    from tightfit.devices import MIB, Device
+    from tightfit.errors import Refused
 
 SECONDS = 150
 """A process that takes longer is given up."""
@@ -77,25 +83,15 @@ def planned_workspaces(device: Device) -> dict[str, int]:
     return {**one, "product with a bias": own, "product and backward": 2 * own}
 
 
-def observe(stage: str, uuid: str) -> dict[str, int]:
+def observe(stage: str) -> dict[str, int]:
     """Run a stage in this process, the first thing that it does on the device. Bytes outside the allocator, in it, and
-    of it in use once the stage's own tensors are gone. Where the driver cannot be asked, other processes count."""
-    before = used_bytes(uuid)
+    of it in use once the stage's own tensors are gone."""
+    before = gpu_truth.used_bytes()
     STAGES[stage]()
     gc.collect()
-    torch.cuda.synchronize()
-    free, total = torch.cuda.mem_get_info()
-    after = used_bytes(uuid)
-    taken = total - free if before is None or after is None else after - before
-    reserved = torch.cuda.memory_reserved()
-    return {"outside": taken - reserved, "reserved": reserved, "held": torch.cuda.memory_allocated()}
-
-
-def observe_apart(stage: str, uuid: str) -> dict[str, Any]:
-    """The same in a new process; `failure` tells why there are no figures."""
-    printed, failure = record.apart(__file__, "--stage", stage, "--uuid", uuid, seconds=SECONDS)
-    found: dict[str, Any] = {"failure": failure} if failure else json.loads(printed.splitlines()[-1])
-    return found
+    found = gpu_truth.context_bytes(before)
+    held, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    return {"outside": found["context"], "reserved": reserved, "held": held}
 
 
 def keep(gpu: str, figures: dict[str, Any], path: Path = RECORDS[0]) -> Path:
@@ -112,32 +108,27 @@ def keep(gpu: str, figures: dict[str, Any], path: Path = RECORDS[0]) -> Path:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stage", choices=STAGES, help="do this in this process, and print its figures")
-    parser.add_argument("--uuid", default="", help="of the device, with --stage")
     parser.add_argument("--no-keep", action="store_true", help="leave the machine's own record as it is")
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        print(f"context_bytes: torch {torch.__version__} finds no CUDA device here; run it on a machine with a GPU",
-              file=sys.stderr)
+    try:
+        facts = on_gpu()
+    except Refused as reason:
+        print(f"context_bytes: {reason}", file=sys.stderr)
         return 2
-    if arguments.stage:
-        print(json.dumps(observe(arguments.stage, arguments.uuid)))
-        return 0
-    properties = torch.cuda.get_device_properties(0)
-    device = Device(kind="cuda", name=properties.name, memory_bytes=properties.total_memory,
-                    capability=(properties.major, properties.minor), units=properties.multi_processor_count)
-    uuid = f"GPU-{str(properties.uuid).removeprefix('GPU-')}"  # which this process may ask CUDA for, and a stage's not
-    planned, stages = planned_workspaces(device), {}
-    for stage in STAGES:
-        found = stages[stage] = {**observe_apart(stage, uuid), "planned_workspaces": planned.get(stage)}
-        if "failure" in found:
-            print(f"{stage:22} FAILED: {found['failure']}", flush=True)
+    device = device_of(facts)
+    planned, stages = planned_workspaces(device), dict[str, Any]()
+    for outcome in run_forked(Job(stage, partial(observe, stage), SECONDS) for stage in STAGES):
+        stage = outcome.name
+        if outcome.failure is not None:
+            stages[stage] = {"failure": outcome.failure}
+            print(f"{stage:22} FAILED: {outcome.failure}", flush=True)
             continue
+        found = stages[stage] = {**outcome.value, "planned_workspaces": planned.get(stage)}
         held = f", workspaces {found['held']:,} held, {planned[stage]:,} planned" if stage in planned else ""
         print(f"{stage:22} {found['outside'] / MIB:7.1f} MiB outside the allocator{held}", flush=True)
-    origin = {"date": datetime.now(UTC).date().isoformat(), "torch": torch.__version__,
-              "driver": driver_version() or "unknown"}
-    print(record.write("context_bytes", {"gpu": device.name, **origin, "stages": stages}))
+    origin = {"date": datetime.now(UTC).date().isoformat(), "torch": torch.__version__, "driver": facts["driver"]}
+    name = f"context_bytes-{record.slug(device.name)}"
+    print(record.write(name, {"gpu": device.name, **origin, "stages": stages}))
     if any("failure" in found for found in stages.values()):
         return 1
     if not arguments.no_keep:

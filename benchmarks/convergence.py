@@ -100,10 +100,10 @@ def plot(curves: dict[str, Any], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--name", default="convergence")
     parser.add_argument("--only", nargs="*", default=list(RUNS), help="runs to make again; the others stay recorded")
     arguments = parser.parse_args()
-    steps, record_name = arguments.steps, arguments.name
+    steps = arguments.steps
+    record_name = f"convergence-{record.device_slug()}" if torch.cuda.is_available() else "convergence"
     previous = record.RESULTS / f"{record_name}.json"
     curves: dict[str, Any] = json.loads(previous.read_text())["runs"] if previous.exists() else {}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,10 @@
 """Throughput against memory: tightfit's plan and each peer's best flags, with the card cut down to a budget.
 
 For each budget the plan chooses (numerics kept, and free to change them), and a peer is tried at every combination of
-its own flags below, micro-batches from the largest down until one fits; its fastest counts. Global batch, model, data
-and steps are the same for all. Rows are kept as they come (results/frontier-MODEL-DEVICE.jsonl), so that a call goes
-on where the last one stopped; results/frontier-MODEL-DEVICE.json and .png say what came out.
+its own flags below, each at the largest micro-batch that fits, looked for from that of the flags before; its fastest
+counts. Global batch, model, data and steps are the same for all. Rows are kept as they come
+(results/frontier-MODEL-DEVICE.jsonl), so that a call goes on where the last one stopped;
+results/frontier-MODEL-DEVICE.json and .png say what came out.
 Run: python benchmarks/frontier.py [--budget 24GB ...] [--peer hf-trainer ...] [--model gpt2-medium] [--minutes 7.5]
      python benchmarks/frontier.py --dry FOLDER   the same way on the processor in minutes, with a tiny model and fewer
 flags; nothing cuts it down, so that what took more than a budget counts as out of memory
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 
 import record
-from record_ladders import device_slug, minutes
+from record_ladders import minutes
 from tightfit.devices import MIB, parse_memory
 from tightfit.ladder.catalogue import AUTO
 from tightfit.ladder.rows import OURS, RESULTS, Machine, Measured, read
@@ -105,13 +106,22 @@ def explored(study: Study, budget: str, peers: list[str], folder: Path) -> None:
         run_rungs(made)
         return [made.measured(rung, runner) for rung in rungs]
 
+    def fits(peer: str, words: str, changes: Mapping[str, Any], micro: int) -> bool:
+        rung = Rung(name=f"{words}, micro-batch {micro}", changes={**changes, "micro_batch_size": micro})
+        (row,) = run([rung], peer)
+        return row is None or (row.status != "out-of-memory" and held(row, memory))
+
     run(list(PLANS), OURS)
+    sizes, place = study.micro_batches, 0
     for peer, (words, changes) in product(peers, combinations(study.flags)):
-        for micro in study.micro_batches:
-            rung = Rung(name=f"{words}, micro-batch {micro}", changes={**changes, "micro_batch_size": micro})
-            (row,) = run([rung], peer)
-            if row is None or (row.status != "out-of-memory" and held(row, memory)):
-                break
+        if fits(peer, words, changes, sizes[place]):
+            while place > 0 and fits(peer, words, changes, sizes[place - 1]):
+                place -= 1
+        else:
+            while place < len(sizes) - 1:
+                place += 1
+                if fits(peer, words, changes, sizes[place]):
+                    break
 
 
 def summary(folder: Path, budgets: Iterable[int] = ()) -> list[dict[str, Any]]:
@@ -158,7 +168,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     study = on_gpu(asked.model, asked.budget or list(BUDGETS)) if asked.dry is None else dry()
     base = study.base
-    name, results = f"frontier-{base['model']}-{device_slug()}", asked.dry or record.RESULTS
+    name, results = f"frontier-{base['model']}-{record.device_slug()}", asked.dry or record.RESULTS
     folder, kept = (asked.dry or record.RESULTS.parent / "ladders") / name, results / f"{name}.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
     if kept.exists():

@@ -1,21 +1,76 @@
 #!/usr/bin/env bash
-# The measurements that await a CUDA device, the most telling first; each is recorded in results/ within 8 minutes.
-#   benchmarks/gpu.sh                     all of them, one after the other
-#   benchmarks/gpu.sh plan_vs_gpu 1/3     one of them, here a third of it
-#   benchmarks/gpu.sh --dry FOLDER        all that runs without a GPU, tiny and on the processor; records go to FOLDER
-# One that fails stops none behind it; a table at the end says what ran. PYTHON names the interpreter.
+# The measurements that await a CUDA device, the most telling first; each adds to its record in results/ as it goes.
+#   benchmarks/gpu.sh                       all of them, one after the other, each within 8 minutes
+#   benchmarks/gpu.sh --minutes 9           as many as that takes; called again, it goes on behind the last that ended
+#   benchmarks/gpu.sh NAME [ARGUMENT ...]   benchmarks/NAME.py alone
+#   benchmarks/gpu.sh --prepare h200        plans for that card in build/gpu_plans/, made on a machine without it; with
+#                                           them, and the same source, PyTorch and transformers, time goes into measuring
+#   benchmarks/gpu.sh --dry FOLDER          all that runs without a GPU, tiny and on the processor; records go to FOLDER
+# One that fails stops none behind it; a table at the end says what ran, and results/gpu_parts-GPU.txt what --minutes
+# has behind it: without its line there, a part is run again. PYTHON names the interpreter; nothing has to be
+# installed in it but what tightfit imports. For a machine that cannot fetch what it lacks, --wheels FOLDER, before the
+# rest, unpacks wheels brought along. What an installation of torch, transformers and JAX usually lacks takes 20 MB:
+#   pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_x86_64 \
+#     --platform manylinux_2_24_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 -d FOLDER \
+#     annotated-types datasets dill==0.4.1 greenlet liger-kernel multiprocess==0.70.19 plotly pydantic==2.14.3 \
+#     pydantic-core==2.50.4 torch-optimi torchao typing-inspection
+# After the last call, where there is time: benchmarks/plan_vs_gpu.py --again and benchmarks/beyond_gpu.py --plan h200,
+# which take the measured calibration into what was planned, and make docs.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 python=${PYTHON:-.venv/bin/python}
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
-limit=${LIMIT:-480}  # seconds
+longest=${LIMIT:-480}  # seconds
+
+# Seconds at most, and what is run: half an hour up to the ladders. {minutes} is what is left of the seconds.
+parts() {
+  cat << 'END'
+90 context_bytes
+120 calibration
+150 gpu_tests
+300 plan_vs_gpu --plain --minutes {minutes}
+400 beyond_gpu --minutes {minutes}
+200 plan_vs_gpu --plain --minutes {minutes}
+240 beyond_gpu --minutes {minutes}
+200 plan_vs_gpu --minutes {minutes}
+240 record_ladders bert-large --minutes {minutes}
+200 record_ladders transformer-156m-jax --minutes {minutes}
+400 frontier --budget 24GB --minutes {minutes}
+480 plan_vs_gpu --minutes {minutes}
+480 beyond_gpu --minutes {minutes}
+120 cuda_op_tables
+480 frontier --budget 16GB --minutes {minutes}
+480 frontier --budget 80GB --minutes {minutes}
+480 frontier --budget 8GB --minutes {minutes}
+480 record_ladders bert-large --peer plain --peer hf-trainer --minutes {minutes}
+480 record_ladders transformer-156m --peer plain --peer hf-trainer --minutes {minutes}
+480 record_ladders fp16-batch --peer plain --peer hf-trainer --minutes {minutes}
+480 convergence
+480 quickstart
+480 allocator_snapshots --output results/allocator_snapshots
+END
+}
+
+dry_parts() {  # the same measurements where they can be tried
+  cat << END
+120 gpu_tests --collect-only -q
+300 calibration
+240 plan_vs_gpu --device cpu --minutes 2
+240 beyond_gpu --dry '$dry' --minutes 3
+180 record_ladders bert-large --scale reduced --minutes 2
+180 record_ladders transformer-156m-jax --scale reduced --minutes 2
+240 frontier --dry '$dry' --minutes 3
+180 convergence --steps 6 --only "fp32 adamw"
+180 quickstart max_steps=4
+END
+}
 
 table=()
 failed=0
 
-measure() {  # NAME [ARGUMENT ...]: run benchmarks/NAME.py, and note how that went
-  local name=$1 began=$SECONDS status outcome
-  shift
+measure() {  # SECONDS NAME [ARGUMENT ...]: run benchmarks/NAME.py, and note how that went
+  local limit=$1 name=$2 began=$SECONDS status outcome
+  shift 2
   echo "== $name $*"
   timeout --kill-after=10 "$limit" "$python" "benchmarks/$name.py" "$@"
   status=$?
@@ -25,69 +80,67 @@ measure() {  # NAME [ARGUMENT ...]: run benchmarks/NAME.py, and note how that we
     *) outcome="ended with status $status" ;;
   esac
   [ "$status" = 0 ] || failed=1
-  table+=("$(printf '%-40s %5d s  %s' "$name $*" $((SECONDS - began)) "$outcome")")
+  table+=("$(printf '%-64s %5d s  %s' "$name $*" $((SECONDS - began)) "$outcome")")
 }
 
-part() {  # NAME [PART]
-  if [ -n "$dry" ]; then
-    dry_part "$@"
-    return
-  fi
+all() {  # NAME OF A LIST: measure its parts, as far as there is time; what ended of them is not begun again
+  local number=0 seconds wanted left words ended began
+  ended=${TIGHTFIT_RESULTS:-results}/gpu_parts-$card.txt
+  while read -r seconds words; do
+    number=$((number + 1))
+    [ "$seconds" -le "$longest" ] || seconds=$longest
+    wanted=$seconds
+    if [ -n "$minutes" ]; then
+      grep -qsxF "$number $words" "$ended" && continue
+      left=$((60 * minutes - SECONDS))
+      [ "$left" -ge 40 ] || { table+=("no time was left from here on: $words"); break; }
+      [ "$seconds" -le "$left" ] || seconds=$left
+    fi
+    began=$SECONDS
+    eval "measure $seconds ${words//\{minutes\}/$(awk "BEGIN {print ($seconds - 20) / 60}")}" < /dev/null  # 20 s to end
+    [ -n "$minutes" ] || continue
+    # What the call's end left less than half of its time goes on in the next.
+    if [ $((2 * seconds)) -ge "$wanted" ] || [ $((SECONDS - began)) -lt $((seconds - 25)) ]; then
+      echo "$number $words" >> "$ended"
+    fi
+  done < <("$1")
+}
+
+dry= minutes= card=cpu
+while [ $# -gt 0 ]; do
   case $1 in
-    context_bytes | calibration | cuda_op_tables | quickstart) measure "$1" ;;
-    plan_vs_gpu) measure plan_vs_gpu --part "${2:-1/1}" --minutes 7.5 ;;
-    beyond_gpu) measure beyond_gpu --minutes 7.5 ;;
-    allocator_snapshots) measure allocator_snapshots --output results/allocator_snapshots ;;
-    convergence) measure convergence --steps 300 --name convergence_gpu ;;
-    record_ladders)
-      case ${2:-} in
-        *-jax) measure record_ladders "$2" --minutes 7.5 ;;
-        *) measure record_ladders "${2:-bert-large}" --peer plain --peer hf-trainer --minutes 7.5 ;;
-      esac
+    --wheels)
+      site=$(mktemp -d) || exit
+      "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$site" "${2:?}"/*.whl || exit
+      export PYTHONPATH=$PYTHONPATH:$site
+      shift 2
       ;;
-    frontier) measure frontier --budget "${2:-24GB}" --minutes 7.5 ;;
-    *)
-      echo "gpu.sh: '$1' is not one of context_bytes, calibration, cuda_op_tables, plan_vs_gpu, beyond_gpu, record_ladders," \
-        "frontier, allocator_snapshots, quickstart, convergence" >&2
-      exit 2
+    --minutes) minutes=${2:?} && shift 2 ;;
+    --prepare)
+      "$python" benchmarks/plan_vs_gpu.py --plan "${2:?}" && exec "$python" benchmarks/beyond_gpu.py --plan "$2"
+      exit
       ;;
+    --dry)
+      dry=$(mkdir -p "${2:?--dry: name a folder for the records}" && cd "$2" && pwd) || exit
+      export TIGHTFIT_RESULTS=$dry HOME=$dry  # a calibration is kept there, and not as this machine's
+      shift 2
+      ;;
+    *) break ;;
   esac
-}
+done
 
-dry_part() {  # as part
-  case $1 in
-    plan_vs_gpu) measure plan_vs_gpu --device cpu --part "${2:-1/1}" --minutes 2 ;;
-    beyond_gpu) measure beyond_gpu --dry "$dry" --minutes 2 ;;
-    frontier) [ "${2:-8GB}" != 8GB ] || measure frontier --dry "$dry" --minutes 2 ;;
-    record_ladders) measure record_ladders "$2" --scale reduced --minutes 1 ;;
-    quickstart) measure quickstart max_steps=4 ;;
-    convergence) measure convergence --steps 6 --name convergence_gpu --only "fp32 adamw" ;;
-    calibration) HOME=$dry measure calibration ;;  # kept there, and not as this machine's
-    *) table+=("$(printf '%-40s          needs a GPU' "$1")") ;;
-  esac
-}
-
-dry=
-if [ "${1:-}" = --dry ]; then
-  dry=$(mkdir -p "${2:?--dry: name a folder for the records}" && cd "$2" && pwd) || exit
-  export TIGHTFIT_RESULTS=$dry
-  shift 2
+if [ -z "$dry" ] && command -v nvidia-smi > /dev/null; then
+  card=$(nvidia-smi --query-gpu=name --format=csv,noheader -i 0 | tr ' A-Z' '-a-z')
+  nvidia-smi --query-gpu=name --format=csv -l 30 > /dev/null &  # keeps the driver loaded between processes
+  trap "kill $!" EXIT
 fi
 if [ $# -gt 0 ]; then
-  part "$@"
+  [ -f "benchmarks/$1.py" ] || { echo "gpu.sh: there is no benchmarks/$1.py" >&2 && exit 2; }
+  measure "$longest" "$@"
+elif [ -n "$dry" ]; then
+  all dry_parts
 else
-  part context_bytes
-  part calibration
-  part cuda_op_tables
-  part plan_vs_gpu 1/3
-  part beyond_gpu
-  for number in 2 3; do part plan_vs_gpu "$number/3"; done
-  part beyond_gpu  # what the first part of its time did not come to
-  for name in bert-large transformer-156m transformer-156m-jax fp16-batch; do part record_ladders "$name"; done
-  for budget in 8GB 16GB 24GB 80GB; do part frontier "$budget"; done
-  part allocator_snapshots
-  part quickstart
-  part convergence
+  all parts
 fi
 
 echo

@@ -18,10 +18,11 @@ import gpu_truth
 import record
 from forking import Job, Outcome, run_forked
 from gpu_cases import Case, all_cases, smoke_cases, write_configurations
+from gpu_plans import GpuPlans
 from gpu_predictions import device_of, predict_case
 from gpu_summary import lines, plot, summarize
 from tightfit.calibration import Calibration, load
-from tightfit.devices import Device
+from tightfit.devices import Device, find_device
 from tightfit.errors import Refused
 
 PLANNING_SHARE = 0.5
@@ -30,6 +31,7 @@ PLANNING_SECONDS, CASE_SECONDS, COMPILING_SECONDS = 120.0, 60.0, 180.0
 TRIED = 3
 """A case that failed so often is left alone."""
 COMPILED_AT_ONCE = 4
+"""Cases whose compilers run side by side, before each is measured by itself."""
 
 Row = dict[str, Any]
 
@@ -80,27 +82,49 @@ def left_to_do(cases: Iterable[Case], rows: Rows) -> list[Case]:
 def plan_all(
     cases: Iterable[Case], device: Device, folder: Path, rows: Rows, at_once: int, deadline: float
 ) -> dict[Case, Row]:
-    """Predictions of the cases that can run here, for as many as there is time; the others' reasons become rows."""
-    named = {case.name: case for case in cases}
+    """Predictions of the cases that can run here, those made before and as many more as there is time for; the others'
+    reasons become rows."""
+    cases, ready = list(cases), GpuPlans("plan_vs_gpu", device).newest
+    made = {case: ready[case.key] for case in cases if case.key in ready}
+    named = {case.name: case for case in cases if case not in made}
     calibration = calibration_of(device)
     jobs = (Job(name, partial(predict_case, case, case.recipe(folder), device, calibration), PLANNING_SECONDS)
             for name, case in named.items())
-    found: dict[Case, Row] = {}
     for outcome in run_forked(jobs, at_once, deadline):
         case, value = named[outcome.name], outcome.value or {"failure": outcome.failure}
         if "fits" in value:
-            found[case] = value
+            made[case] = value
         else:
             reason = "refused" if "refused" in value else "failure"
             rows.add(case, **{reason: value[reason] if reason == "refused" else f"planning: {value[reason]}"})
             print(f"{reason}: {case.name}: {' '.join(value[reason].split())[-300:]}", flush=True)
-    return {case: found[case] for case in named.values() if case in found}
+    return {case: made[case] for case in cases if case in made}
+
+
+def plan_ahead(gpu: str, workers: int, only: str = "") -> None:
+    """Plan the cases for a card of the catalogue, and keep the plans for a machine that has it."""
+    device = find_device(gpu)
+    plans = GpuPlans("plan_vs_gpu", device)
+    named = {case.name: case for case in all_cases()
+             if case.key not in plans.newest and only in f"{case.group} {case.name}"}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_configurations(folder)
+        jobs = (Job(name, partial(predict_case, case, case.recipe(folder), device, None), PLANNING_SECONDS)
+                for name, case in named.items())
+        for outcome in run_forked(jobs, workers):
+            value = outcome.value or {"failure": outcome.failure}
+            if "fits" in value:
+                plans.add(named[outcome.name].key, value)
+            else:
+                print(f"{outcome.name}: {' '.join(str(value.get('refused') or value['failure']).split())[-300:]}")
+    print(f"{len(plans.newest)} plans in {plans.path}")
 
 
 def calibration_of(device: Device) -> Calibration | None:
     """This device's, as measured and kept on this machine, or as recorded in results/."""
     kept = load(device.name, threads=device.units if device.kind == "cpu" else 0)
-    path = record.RESULTS / "calibration_gpu.json"
+    path = record.RESULTS / f"calibration-{record.slug(device.name)}.json"
     if kept is None and device.kind == "cuda" and path.exists():
         recorded = TypeAdapter(Calibration).validate_python(json.loads(path.read_text())["calibration"])
         kept = recorded if recorded.device == device.name else None
@@ -112,12 +136,13 @@ def measure_all(plans: Mapping[Case, Row], device: Device, folder: Path, rows: R
     plain = [case for case in plans if not case.compiles]
     compiled = [case for case in plans if case.compiles]
     _measure(plain, plans, device, folder, rows, deadline)
-    if device.kind == "cuda" and compiled:  # what compilers make is kept, so that compiling does not come one by one
-        largest = max(plans[case]["limit"] for case in compiled)
-        at_once = max(min(COMPILED_AT_ONCE, (os.cpu_count() or 1) // 4, device.memory_bytes // largest), 1)
-        for _ in run_forked(_jobs(compiled, plans, device, folder), at_once, deadline):
-            pass
-    _measure(compiled, plans, device, folder, rows, deadline)
+    for few in (compiled[start : start + COMPILED_AT_ONCE] for start in range(0, len(compiled), COMPILED_AT_ONCE)):
+        if device.kind == "cuda":  # what compilers make is kept, so that compiling does not come one by one
+            largest = max(plans[case]["limit"] for case in few)
+            at_once = max(min((os.cpu_count() or 1) // 4, device.memory_bytes // largest), 1)
+            for _ in run_forked(_jobs(few, plans, device, folder), at_once, deadline):
+                pass
+        _measure(few, plans, device, folder, rows, deadline)
 
 
 def _measure(
@@ -177,12 +202,10 @@ def write_summary(rows: Iterable[Row], planned: int, path: Path, device: Mapping
     print("\n".join(lines(summary, rows)))
     short = ("name", "group", "predicted", "measured", "date")
     cases = [{field: row[field] for field in short} for row in rows if row.get("measured")]
-    if path.parent == record.RESULTS:
-        print(record.write(path.stem, {"gpu": device, **summary, "cases": cases}))
-    else:
-        path.with_suffix(".json").write_text(json.dumps({"gpu": device, **summary, "cases": cases}, indent=1))
+    name = f"{path.stem}-{record.slug(device['name'])}"
+    print(record.write(name, {"gpu": device, **summary, "cases": cases}, path.parent))
     if any(row["measured"].get("peak_reserved") for row in cases):
-        plot(rows, path.with_suffix(".png"), f"predicted against measured, {device['name']}")
+        plot(rows, path.with_name(f"{name}.png"), f"predicted against measured, {device['name']}")
     return summary
 
 
@@ -195,42 +218,45 @@ def on_gpu() -> Row:
     return facts
 
 
-def recorded_device(path: Path) -> Row:
-    """The device of the newest row. Raises Refused where there is none."""
-    written = path.read_text().splitlines() if path.exists() else []
-    if not written:
-        raise Refused(f"{path} holds no measurement to plan again")
-    facts: Row = json.loads(written[-1])["device"]
-    return facts
+def run_again(rows_path: Path, workers: int) -> None:
+    """Plan what was measured once more, of each device, and sum it up. Raises Refused where nothing was."""
+    written = map(json.loads, rows_path.read_text().splitlines() if rows_path.exists() else ())
+    devices = {row["device"]["name"]: row["device"] for row in written}
+    if not devices:
+        raise Refused(f"{rows_path} holds no measurement to plan again")
+    every = all_cases()
+    with tempfile.TemporaryDirectory() as name:
+        write_configurations(Path(name))
+        for facts in devices.values():
+            found = plan_again(every, device_of(facts), Path(name), Rows(rows_path, facts), workers)
+            write_summary(found, len(every), rows_path, facts)
 
 
 def run(
     rows_path: Path, *, on_cpu: bool = False, smoke: bool = False, part: tuple[int, int] = (1, 1), only: str = "",
-    seconds: float = 450.0, again: bool = False, workers: int = 1,
+    compiles: bool = True, seconds: float = 450.0, workers: int = 1,
 ) -> dict[str, Any]:
     """Measure what is left of a part of the cases, and sum up what is known of all. Raises Refused without a device.
 
-    only: what a case's group or name has in it. seconds: nothing is begun or goes on after them. again: plan the
-    measured cases again instead. workers: plans made at once.
+    only: what a case's group or name has in it. compiles: whether cases that compile are among them. seconds: nothing
+    is begun or goes on after them. workers: plans made at once.
     """
     deadline = time.monotonic() + seconds
     every = smoke_cases() if on_cpu or smoke else all_cases()
     number, count = part
-    cases = [case for case in every[number - 1 :: count] if only in f"{case.group} {case.name}"]
-    facts = recorded_device(rows_path) if again else gpu_truth.facts_of(gpu_truth.cpu()) if on_cpu else on_gpu()
+    cases = [case for case in every[number - 1 :: count]
+             if only in f"{case.group} {case.name}" and (compiles or not case.compiles)]
+    facts = gpu_truth.facts_of(gpu_truth.cpu()) if on_cpu else on_gpu()
     rows, device = Rows(rows_path, facts), device_of(facts)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_configurations(folder)
-        if again:
-            found = plan_again(every, device, folder, rows, workers)
-        else:
-            half = time.monotonic() + PLANNING_SHARE * (deadline - time.monotonic())
-            plans = plan_all(left_to_do(cases, rows), device, folder, rows, workers, half)
-            measure_all(plans, device, folder, rows, deadline)
-            found = rows.of(every)
-    summary = write_summary(found, len(every), rows_path, facts)
+        half = time.monotonic() + PLANNING_SHARE * (deadline - time.monotonic())
+        plans = plan_all(left_to_do(cases, rows), device, folder, rows, workers, half)
+        print(f"{len(plans)} cases are planned, after {time.monotonic() - deadline + seconds:.0f} s", flush=True)
+        measure_all(plans, device, folder, rows, deadline)
+    summary = write_summary(rows.of(every), len(every), rows_path, facts)
     left = [case for case in left_to_do(cases, rows) if "refused" not in rows.newest.get(case.key, {})]
-    if left and not again:
+    if left:
         print(f"{len(left)} cases of this part are left; run it again to go on")
     return summary

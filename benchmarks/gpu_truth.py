@@ -34,7 +34,7 @@ from tightfit.trace import Phase
 WARM_UP, SKIPPED, FEWEST, MOST = 3, 12, 3, 20
 """Steps before time is taken, in which memory is watched; how many more where loss scaling skips the first ones; and
 steps that time is taken of."""
-TIMED_SECONDS = 1.0
+TIMED_SECONDS = 0.6
 GLOBAL_BATCHES = 2
 NO_MEMORY = "out of memory"
 """What errors of CUDA itself say, when something outside of the allocator finds no room."""
@@ -78,7 +78,7 @@ def measure(
         if not isinstance(error, OutOfMemory) and not is_out_of_memory(error) and NO_MEMORY not in str(error):
             raise
         values |= {"outcome": "out of memory", "during": str(error)}
-    return {**values, **meter.result(), **(_context(others) if cuda else {})}
+    return {**values, **meter.result(), **(context_bytes(others) if cuda else {})}
 
 
 def _set_up(limit: int | None, expandable: bool) -> None:
@@ -226,7 +226,7 @@ def held_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(storages.values())
 
 
-def _context(others: int | None) -> dict[str, Any]:
+def context_bytes(others: int | None) -> dict[str, Any]:
     """Bytes of the device outside of the allocator: what this process added, its context and kernels; where the driver
     does not tell what was there before it, all that there is."""
     torch.cuda.synchronize()

@@ -2,10 +2,12 @@
 
 Each case is planned first, on the CPU; the plan sets how much memory the case is given. Then it trains a few steps in
 a process of its own. Rows are added to results/plan_vs_gpu.jsonl as they come, so that a run goes on where the one
-before it ended, and results/plan_vs_gpu.json sums them up.
+before it ended, and results/plan_vs_gpu-GPU.json sums them up.
 
 Run: python benchmarks/plan_vs_gpu.py [--part 1/3] [--minutes 7.5] [--only WORD]
-     python benchmarks/plan_vs_gpu.py --again        plans what was measured once more, with no GPU
+     python benchmarks/plan_vs_gpu.py --plan h200    plans ahead for a card, with no GPU, in build/gpu_plans/
+     python benchmarks/plan_vs_gpu.py --again        plans what was measured once more, with no GPU, by what has become
+                                                     known since: the card's calibration, and a source that was mended
      python benchmarks/plan_vs_gpu.py --device cpu   a few tiny cases, anywhere; their memory is not measured
 """
 
@@ -54,6 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--part", type=part, default=(1, 1), help="which of how many parts of the cases, such as 1/3")
     parser.add_argument("--minutes", type=float, default=7.5, help="nothing runs for longer")
     parser.add_argument("--only", default="", help="cases whose name or group has this in it")
+    parser.add_argument("--plain", action="store_true", help="leave out what compiles, which takes longest")
+    parser.add_argument("--plan", metavar="GPU", help="plan for a card that another machine has; needs no GPU")
     parser.add_argument("--again", action="store_true", help="plan the measured cases again; needs no GPU")
     parser.add_argument("--smoke", action="store_true", help="a few tiny cases instead")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="the CPU runs the tiny cases alone")
@@ -62,14 +66,21 @@ def main(arguments: list[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     with cuda_unopened():
         import record
-        from gpu_runs import run
-        from tightfit.errors import Refused
+        from gpu_runs import plan_ahead, run, run_again
+        from tightfit.errors import RecipeError, Refused
+    rows = asked.rows or record.RESULTS / "plan_vs_gpu.jsonl"
     try:
+        if asked.plan:
+            plan_ahead(asked.plan, asked.workers, asked.only)
+            return 0
+        if asked.again:
+            run_again(rows, asked.workers)
+            return 0
         summary = run(
-            asked.rows or record.RESULTS / "plan_vs_gpu.jsonl", on_cpu=asked.device == "cpu", smoke=asked.smoke,
-            part=asked.part, only=asked.only, seconds=60 * asked.minutes, again=asked.again, workers=asked.workers,
+            rows, on_cpu=asked.device == "cpu", smoke=asked.smoke, part=asked.part, only=asked.only,
+            compiles=not asked.plain, seconds=60 * asked.minutes, workers=asked.workers,
         )
-    except Refused as reason:
+    except (Refused, RecipeError) as reason:
         print(f"plan_vs_gpu: {reason}", file=sys.stderr)
         return 2
     if asked.smoke or asked.device == "cpu":

@@ -43,7 +43,7 @@ def main() -> None:
         summary = tightfit.Trainer(recipe=recipe, listener=terminal).train()
         lines = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
     assert summary.unigram_loss is not None
-    name = "quickstart_gpu" if cuda else "quickstart"
+    name = f"quickstart-{record.device_slug()}" if cuda else "quickstart"
     values = {**summary.to_dict(), "output_dir": None, "curve": lines}
     print(record.write(name, {"overrides": sys.argv[1:], "summary": values}))
     plot(lines, summary.unigram_loss, record.RESULTS / f"{name}.png")

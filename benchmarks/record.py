@@ -38,6 +38,16 @@ def environment() -> dict[str, Any]:
     }
 
 
+def slug(device: str) -> str:
+    """A device's name as records of it have it: `h200` for `NVIDIA H200`."""
+    return "-".join(word for word in device.lower().replace("/", " ").split() if word != "nvidia")
+
+
+def device_slug() -> str:
+    """That of the CUDA device at hand, `cpu` without one."""
+    return slug(torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu")
+
+
 def quantiles(values: list[float]) -> dict[str, float]:
     """Minimum, quartiles and maximum."""
     ordered = sorted(values)

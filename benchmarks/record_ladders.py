@@ -50,7 +50,7 @@ def minutes(count: float) -> Iterator[None]:
 
 
 def results_path(name: str) -> Path:
-    return record.RESULTS / f"ladder-{name}-{device_slug()}.jsonl"
+    return record.RESULTS / f"ladder-{name}-{record.device_slug()}.jsonl"
 
 
 def record_ladder(name: str, scale: Scale, peers: list[str], gpu: str | None) -> None:
@@ -77,12 +77,6 @@ def record_ladder(name: str, scale: Scale, peers: list[str], gpu: str | None) ->
             save_picture(kept.with_suffix(".png"), run)
         except RecipeError as error:  # without a browser: a picture can be drawn of the rows elsewhere
             print(error, flush=True)
-
-
-def device_slug() -> str:
-    """`h200` for `NVIDIA H200`, `cpu` without a GPU."""
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return "-".join(word for word in name.lower().replace("/", " ").split() if word != "nvidia")
 
 
 def jax_sees_gpu() -> bool:

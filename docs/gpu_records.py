@@ -57,11 +57,19 @@ def beyond(record: Record) -> Parts:
            f"{same[record['streamed_is_resident']]} (the resident step is itself when repeated: "
            f"{same[record['resident_is_itself']]}).")
     kinds = ("seconds", "peak_allocated", "peak_reserved", "host")
-    yield ("step", "tokens", "tokens/s", *(f"{kind.replace('_', ' ')}, of predicted" for kind in kinds)), [
-        (row["case"], f"{row['tokens']:,}", f"{row['tokens_per_second']:,}",
+    yield ("step", "tokens", "tokens/s", "MFU", *(f"{kind.replace('_', ' ')}, of predicted" for kind in kinds)), [
+        (row["case"], f"{row['tokens']:,}", f"{row['tokens_per_second']:,}", _share(row["mfu"]),
          *(_share(row["of_predicted"].get(kind)) for kind in kinds)) for row in record["rows"]]
     yield ("published by", "card", "tokens/s"), [
         (row["who"], row["gpu"], f"{row['tokens_per_second']:,}") for row in record["published"]]
+
+
+def tests(record: Record) -> Parts:
+    """What became of the tests that need a device."""
+    yield f"{record['passed']} passed, {record['failed']} failed, {record['skipped']} skipped."
+    failed = [name for name, test in record["tests"].items() if test["outcome"] == "failed"]
+    if failed:
+        yield "Failed: " + ", ".join(f"`{name}`" for name in failed) + "."
 
 
 def calibrated(record: Record) -> Parts:
@@ -105,12 +113,13 @@ def _share(value: float | None) -> str:
 
 
 SECTIONS: tuple[tuple[str, str, Callable[[Record], Parts]], ...] = (
-    ("Plans against measurements", "plan_vs_gpu", plans),
-    ("Beyond the card's memory", "beyond_gpu", beyond),
-    ("Speeds of the card and its link", "calibration_gpu", calibrated),
-    ("Memory of the context", "context_bytes", contexts),
+    ("Plans against measurements", "plan_vs_gpu-*", plans),
+    ("Beyond the card's memory", "beyond_gpu-*", beyond),
+    ("Tests on the card", "gpu_tests-*", tests),
+    ("Speeds of the card and its link", "calibration-*", calibrated),
+    ("Memory of the context", "context_bytes-*", contexts),
     ("Throughput against memory", "frontier-*", frontier),
-    ("Learning", "convergence_gpu", learning),
-    ("Quickstart", "quickstart_gpu", quickstart),
+    ("Learning", "convergence-*", learning),
+    ("Quickstart", "quickstart-*", quickstart),
 )
 """Titles, the names of their records, and what is told of each."""

@@ -15,7 +15,7 @@ def test_streamed_steps_are_the_resident_ones(tmp_path):
     done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
-    found = json.loads((tmp_path / "beyond_gpu.json").read_text())
+    found = json.loads((tmp_path / "beyond_gpu-h200.json").read_text())
     assert found["streamed_is_resident"] is found["resident_is_itself"] is True
     assert not found["failures"]
     rows = benchmark("beyond_gpu").kept_rows(tmp_path / "beyond_gpu.jsonl", "H200")

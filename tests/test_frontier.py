@@ -25,13 +25,13 @@ def fits(job: Job) -> Outcome:
     return Outcome(status="out-of-memory") if micro >= 8 else done(samples=micro)
 
 
-def test_a_peer_is_tried_from_the_largest_micro_batch_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_is_tried_at_the_largest_micro_batch_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = use(monkeypatch, Processes(fits, CARD))
     study = frontier.on_gpu("gpt2-medium", ["8GB"])
     frontier.explored(study, "8GB", ["plain"], tmp_path)
     assert [job.runner for job in made.jobs[:2]] == [OURS, OURS]
     flags = len(list(frontier.combinations(study.flags)))
-    assert [job.recipe["micro_batch_size"] for job in made.jobs[2:]] == [64, 32, 16, 8, 4] * flags
+    assert [job.recipe["micro_batch_size"] for job in made.jobs[2:]] == [64, 32, 16, 8, 4] + [4, 8] * (flags - 1)
     assert {job.memory for job in made.jobs} == {BUDGET}
     assert made.predicted == 2  # a peer's runs are not
     made.jobs.clear()
@@ -50,7 +50,7 @@ def test_the_dry_run_goes_all_the_way(tmp_path: Path, monkeypatch: pytest.Monkey
 
     made = use(monkeypatch, Processes(took, CPU))
     assert frontier.main(["--dry", str(tmp_path)]) == 0
-    assert [job.recipe["micro_batch_size"] for job in made.jobs] == ["auto", "auto", 16, 4, 16, 4]
+    assert [job.recipe["micro_batch_size"] for job in made.jobs] == ["auto", "auto", 16, 4, 4, 16]
     (written,) = tmp_path.glob("frontier-gpt2-*.json")
     points = json.loads(written.read_text())["points"]
     assert [(point["budget_bytes"] // MIB, point["who"]) for point in points] == [

@@ -24,7 +24,7 @@ from tightfit.recipe import CHOSEN_SLOTS
 from tightfit.tasks import TASKS
 from tightfit.techniques import SLOTS
 
-cases, forking, runs, truth = map(benchmark, ("gpu_cases", "forking", "gpu_runs", "gpu_truth"))
+cases, forking, plans, runs, truth = map(benchmark, ("gpu_cases", "forking", "gpu_plans", "gpu_runs", "gpu_truth"))
 entry = benchmark("plan_vs_gpu")
 
 
@@ -208,11 +208,43 @@ def test_tiny_cases_run_for_real_and_are_not_run_twice(tmp_path, monkeypatch, ca
         assert row["measured"]["step_seconds"] > 0
         for part in ("weights", "gradients", "optimizer"):
             assert row["measured"]["categories"][part] == row["predicted"]["categories"][part] > 0
-    summed = json.loads(path.with_suffix(".json").read_text())
+    summed = json.loads(next(tmp_path.glob("rows-*.json")).read_text())
     assert summed["measured"] == 3
     assert entry.main(arguments) == 0
     assert len(path.read_text().splitlines()) == 3
     assert "3 of 3 cases measured" in capsys.readouterr().out
+
+
+def test_plans_made_before_serve_the_card_however_it_is_called(tmp_path, monkeypatch):
+    monkeypatch.setattr(plans, "FOLDER", tmp_path)
+    first, second = cases.all_cases()[:2]
+    ahead = plans.GpuPlans("plan_vs_gpu", find_device("h100-sxm"))
+    ahead.add(first.key, {"fits": "yes", "limit": 7})
+    named = replace(find_device("h100-sxm"), name="NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(runs, "predict_case", lambda *given: {"fits": "no", "limit": 8})
+    monkeypatch.setattr(cases.Case, "recipe", lambda case, folder: None)
+    rows = runs.Rows(tmp_path / "rows.jsonl", FACTS)
+
+    def planned(device):
+        found = runs.plan_all([first, second], device, tmp_path, rows, 1, time.monotonic() + 60)
+        return [plan["limit"] for plan in found.values()]
+
+    assert planned(named) == [7, 8]
+    assert planned(find_device("h200")) == [8, 8]
+    monkeypatch.setattr(plans, "made_with", lambda: "another source")
+    assert planned(named) == [8, 8]
+
+
+def test_a_card_is_planned_for_ahead(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(plans, "FOLDER", tmp_path)
+    name = "gpt2 8x1024 loss=plain"
+    assert entry.main(["--plan", "h200", "--only", name, "--workers", "1"]) == 0
+    (plan,) = plans.GpuPlans("plan_vs_gpu", find_device("h200")).newest.values()
+    assert plan["fits"] == "yes"
+    assert plan["limit"] > plan["peak_reserved"] > 0
+    assert "1 plans in " in capsys.readouterr().out
+    assert entry.main(["--plan", "h2000"]) == 2
+    assert "h2000" in capsys.readouterr().err
 
 
 def test_planning_again_takes_the_memory_that_was_measured_with(tmp_path, monkeypatch):

@@ -107,7 +107,8 @@ def autocast_as_on_cuda(device_of: TargetOf) -> Iterator[None]:
 
 
 def _registered(key: str) -> set[str]:
-    return set(torch._C._dispatch_get_registrations_for_dispatch_key(key))
+    """Names of torch's own ops; a library such as torchvision registers its ops for both devices in the same way."""
+    return {name for name in torch._C._dispatch_get_registrations_for_dispatch_key(key) if name.startswith("aten::")}
 
 
 def _overload(name: str) -> Any:
