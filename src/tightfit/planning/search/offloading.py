@@ -13,7 +13,7 @@ from tightfit.planning.costs import FitRank
 from tightfit.planning.plan import Candidate, Plan
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.exploration import CLOCK_ERROR, MICRO, Exploration, Pair
-from tightfit.planning.search.space import micro_batch_sizes
+from tightfit.planning.search.space import Space, micro_batch_sizes
 from tightfit.planning.search.wording import changing, choices_text
 from tightfit.recipe import Recipe
 from tightfit.techniques import default_for_slot
@@ -114,10 +114,17 @@ def _first_that_fits(recipe: Recipe, device: Device, plan_of: Callable[[Recipe],
     recipe = with_least_memory(recipe)
     if recipe.mode != "train":
         return None
-    usual = {slot: default_for_slot(recipe, device, slot) for slot in NUMERICS if getattr(recipe, slot) == "auto"}
-    plans = (_largest_that_fits(recipe.model_copy(update=numerics), device, plan_of)
-             for numerics in ((usual, {}) if usual else ({},)))
-    return next((plan for plan in plans if plan is not None), None)
+    open_slots = [slot for slot in NUMERICS if getattr(recipe, slot) == "auto"]
+    usual = {slot: default_for_slot(recipe, device, slot) for slot in open_slots}
+    plan = _largest_that_fits(recipe.model_copy(update=usual), device, plan_of)
+    if plan is not None or not open_slots:
+        return plan
+    space = Space(recipe.override(offload="none"), device)
+    least = space.recipe_for(space.least_memory(space.choices), 1)
+    thriftiest = recipe.model_copy(update={slot: getattr(least, slot) for slot in open_slots})
+    if _largest_that_fits(thriftiest, device, plan_of) is None:  # then none of those between does
+        return None
+    return _largest_that_fits(recipe, device, plan_of)
 
 
 def _largest_that_fits(recipe: Recipe, device: Device, plan_of: Callable[[Recipe], Plan]) -> Plan | None:
