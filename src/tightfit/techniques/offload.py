@@ -103,7 +103,8 @@ class Host(Offload):
     reach: ClassVar[int] = 2  # the next one is fetched into the place of the one before
 
     weights: Share = 1.0
-    """Share of the blocks whose weights wait in host memory; needs accumulation=by-block."""
+    """Share of the blocks, to the nearest whole number of them, whose weights wait in host memory; needs
+    accumulation=by-block."""
     gradients: Share = 1.0
     """Share of the blocks whose gradients do."""
     optimizer: Share = 1.0

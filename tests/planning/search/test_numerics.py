@@ -89,6 +89,9 @@ def test_what_does_not_fit_names_adapters_and_takes_none():
     (told,) = (note for note in plan.notes if note.startswith("adapters: "))
     assert "trainable=lora base=bf16 would take 15.9 GiB, which does not fit either" in told
     assert "trainable=lora base=nf4 would take 4.8 GiB, with micro_batch_size=1" in told
+    traced, far = plan.predictions, of(model, 2)
+    assert any("base=bf16 would take more than 15.0 GiB, which does not fit either" in note for note in far.notes)
+    assert far.predictions < traced
     assert not any("adapters" in note for note in of(model, 200).notes)
     assert not any("adapters" in note for note in of(model, 3, trainable="lora").notes)
 

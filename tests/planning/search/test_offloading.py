@@ -188,3 +188,12 @@ def test_why_weights_of_experts_leave_the_gpu_last():
     resident = candidate(estimate())
     assert experts_stay(replace(offloaded, chosen=resident), size) == []
     assert experts_stay(replace(offloaded, chosen=None), size) == []
+
+
+def test_what_lacks_memory_with_any_numerics_is_told_by_few_traces():
+    told, opened = [], dict.fromkeys(("precision", "optimizer", "compile"), "auto")
+    plan = chosen(200e9, 20, host_gib=8, progress=lambda done, total, text: told.append(text), **opened)
+
+    assert plan.chosen is None
+    assert len([text for text in told if "offload.activations=1" in text]) == 2
+    assert plan.predictions < 20

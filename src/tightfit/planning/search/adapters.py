@@ -20,10 +20,15 @@ def adapters(exploration: Exploration) -> str:
         return ""
     least = space.thriftiest.model_copy(update={"precision": space.values["precision"][0]})  # fp32 keeps no copies
     question, found = Question(exploration, len(WAYS)), []
+    parameters = max(evaluated.parameters for evaluated in exploration.found.values())
     for way in WAYS:
         changed = least.override(**way, offload="none")
         written = " ".join(f"{field}={value}" for field, value in way.items())
         if changed.refusals(exploration.device):
+            continue
+        weights = changed.base.weight_bytes(changed) * parameters
+        if weights > 2 * exploration.device.memory_bytes:  # which no trace need tell
+            found.append(f"{written} would take more than {size(round(weights))}, which does not fit either")
             continue
         try:
             cost = question.cost(changed, f"whether {written} would do")

@@ -25,6 +25,8 @@ FIRST_TRIES = 4
 """Combinations that are tried until one can be built."""
 NO_GAIN = 0.03
 """Share of a step's time for which no larger micro-batch is tried."""
+FAR = 1.5
+"""Multiple of a device's memory that no combination is traced for at length: no forecast errs as much."""
 LONGER = 50_000
 """Ops and allocations by which a trace may outgrow the first ones, as those of packed documents on a processor do."""
 
@@ -217,8 +219,17 @@ def _smallest_memory_first(exploration: Exploration) -> None:
     ends = dict.fromkeys([exploration.sizes[0], *[size for size in exploration.sizes if size == batch]])
     exploration.considered = exploration.space.choices
     for _ in range(3):
-        pairs = [(c, m) for c in exploration.considered if c not in exploration.refused for m in ends]
-        least = min(pairs, key=lambda p: exploration.forecasts.of(p[0]).likely.peak(p[1], batch), default=None)
-        if least is None or least in exploration.found:
+        pairs = [(choice, micro) for choice in exploration.considered for micro in ends
+                 if choice not in exploration.refused and not _dominated(exploration, choice)]
+        if not pairs:
+            return
+        forecasts = {pair: exploration.forecasts.of(pair[0]) for pair in pairs}
+        hopeless = min(forecasts[c, m].best.peak(m, batch) for c, m in pairs) > FAR * exploration.usable_bytes(False)
+        if hopeless:  # one tells that as well as any
+            pairs = [pair for pair in pairs if exploration.space.cost(pair[0]) == 1] or pairs
+        least = min(pairs, key=lambda pair: forecasts[pair].likely.peak(pair[1], batch))
+        if least in exploration.found:
             return
         exploration.evaluate([least])
+        if hopeless:
+            return

@@ -13,7 +13,7 @@ from tightfit.planning.costs import FitRank
 from tightfit.planning.plan import Candidate, Plan
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.exploration import CLOCK_ERROR, MICRO, Exploration, Pair
-from tightfit.planning.search.space import micro_batch_sizes
+from tightfit.planning.search.space import Space, micro_batch_sizes
 from tightfit.planning.search.wording import changing, choices_text
 from tightfit.recipe import Recipe
 from tightfit.techniques import default_for_slot
@@ -30,6 +30,8 @@ REFINED: tuple[dict[str, Any], ...] = (
     {"compile": "per-block"}, {"compile": "per-block", "checkpointing": {"name": "selective", "keep": "attention"}},
 )
 """The values tried then, of the fields that are open."""
+HELD = KINDS[:-1]
+"""Kinds of memory that a smaller micro-batch takes as much of."""
 MOST_TOKENS = 1 << 17
 """Tokens of a micro-batch, at most: larger ones are no faster, and their losses come in many chunks."""
 TRACES = 24
@@ -108,40 +110,54 @@ def plan_streamed(
 
 
 def _first_that_fits(recipe: Recipe, device: Device, plan_of: Callable[[Recipe], Plan]) -> Plan | None:
-    """The first plan with a choice: with numerics as they usually are where something fits so, of the largest
-    micro-batch with which it does; the embeddings in host memory as well at last."""
+    """The first plan with a choice, with numerics as they usually are where something fits so."""
     recipe = with_least_memory(recipe)
-    usual = {slot: default_for_slot(recipe, device, slot) for slot in NUMERICS if getattr(recipe, slot) == "auto"}
+    if recipe.mode != "train":
+        return None
+    open_slots = [slot for slot in NUMERICS if getattr(recipe, slot) == "auto"]
+    usual = {slot: default_for_slot(recipe, device, slot) for slot in open_slots}
+    plan = _largest_that_fits(recipe.model_copy(update=usual), device, plan_of)
+    if plan is not None or not open_slots:
+        return plan
+    space = Space(recipe.override(offload="none"), device)
+    least = space.recipe_for(space.least_memory(space.choices), 1)
+    thriftiest = recipe.model_copy(update={slot: getattr(least, slot) for slot in open_slots})
+    if _largest_that_fits(thriftiest, device, plan_of) is None:  # then none of those between does
+        return None
+    return _largest_that_fits(recipe, device, plan_of)
+
+
+def _largest_that_fits(recipe: Recipe, device: Device, plan_of: Callable[[Recipe], Plan]) -> Plan | None:
+    """The plan of the largest micro-batch with which a choice fits; with the embeddings in host memory as well where
+    none does."""
     sizes = micro_batch_sizes(recipe.batch_size) if recipe.micro_batch_size == "auto" else [recipe.micro_batch_size]
     sizes = [size for size in sizes if size * recipe.seq_len <= MOST_TOKENS] or sizes[:1]
     offloads = [OFFLOADED, {**OFFLOADED, "embeddings": True}] if recipe.offload == "auto" else [recipe.offload]
-    tries = [*((size, offloads[0]) for size in reversed(sizes)), *((sizes[0], other) for other in offloads[1:])]
-    for numerics in (usual, {}) if usual else ({},):
-        first: Plan | None = None
-        most = math.inf
-        for size, offload in tries:
-            pinned = recipe.override(**{OFFLOAD: offload, MICRO: size}).model_copy(update=numerics)
-            if pinned.mode != "train":
-                return None
-            if pinned.refusals(device):
-                break
+    first: Plan | None = None
+    most: float = sizes[-1]
+    for offload in offloads:
+        for size in reversed(sizes):
             if size > most:
                 continue
+            pinned = recipe.override(**{OFFLOAD: offload, MICRO: size})
+            if pinned.refusals(device):
+                return first
             found = plan_of(pinned)
             if first is not None:
                 return better(first, found)
+            memory, tried = found.candidates[0].estimate.memory, size
             if found.chosen is not None:
                 if found.chosen.estimate.fit_rank is FitRank.SAFE:
                     return found
                 first, most = found, size / 2  # a smaller micro-batch may leave room
-                continue
-            memory = found.candidates[0].estimate.memory
-            if memory.host_missing > memory.host_by_category.get("activations", 0):
+            elif memory.host_missing > memory.host_by_category.get("activations", 0):
+                return first  # which neither a smaller micro-batch nor embeddings there mend
+            elif sum(memory.by_category.get(kind, 0) for kind in HELD) > memory.capacity:
                 break  # which no smaller micro-batch mends
-            most = max(size * min(memory.capacity / max(memory.peak_reserved, 1), 1.0), sizes[0])
-        if first is not None:
-            return first
-    return None
+            else:
+                most = max(size * min(memory.capacity / max(memory.peak_reserved, 1), 1.0), sizes[0])
+        most = tried
+    return first
 
 
 def with_least_memory(recipe: Recipe) -> Recipe:

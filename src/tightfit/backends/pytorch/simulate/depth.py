@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from torch import nn
 
@@ -21,28 +22,37 @@ class Repeated:
     """A stack whose blocks repeat every `period`, in a container of the model.
 
     path: the container's name. head: blocks in front of the first group, such as T5's, which holds the positions'
-        biases. rest: blocks behind the last whole group.
+        biases. stop: the number of the first block that is unlike the groups, such as one that stays on the device
+        while they wait in host memory.
     """
 
     path: str
     container: nn.ModuleList
     head: int
     period: int
+    stop: int
 
     @property
     def groups(self) -> int:
-        return (len(self.container) - self.head) // self.period
+        return (self.stop - self.head) // self.period
 
     @property
-    def rest(self) -> int:
-        return (len(self.container) - self.head) % self.period
+    def behind(self) -> int:
+        """Blocks behind the last whole group."""
+        return len(self.container) - self.head - self.groups * self.period
 
-    def keep(self, groups: int) -> None:
-        """Leave the head, the first `groups` groups and the rest, in place."""
+    @property
+    def unlike(self) -> int:
+        """Blocks in front of the groups and behind `stop`, in groups: both of two shallow traces take them as well."""
+        return (self.head + len(self.container) - self.stop) // self.period
+
+    def keep(self, groups: int) -> list[int]:
+        """Leave the head, the first `groups` groups and what is behind the last one, in place. The numbers kept."""
         blocks = list(self.container)
-        kept = blocks[: self.head + groups * self.period] + blocks[len(blocks) - self.rest :]
+        kept = [*range(self.head + groups * self.period), *range(len(blocks) - self.behind, len(blocks))]
         del self.container[:]
-        self.container.extend(kept)
+        self.container.extend(blocks[number] for number in kept)
+        return kept
 
 
 @dataclass
@@ -58,21 +68,41 @@ class Shorten:
     groups: int = 0
 
     def __call__(self, build: Build) -> Build:
-        found = repeated_stacks(build.model, build.stacks, build.recipe)
-        if found and found[0].groups >= self.least:
+        found, recipe = repeated_stacks(build.model, build.stacks, build.recipe), build.recipe
+        if found and found[0].groups >= self.least + found[0].unlike:
             self.stacks, self.groups = found, found[0].groups
-            for stack in found:
-                stack.keep(self.keep)
-        return replace(build, stacks=find_stacks(build.model))
+            blocks = len(found[0].container)
+            kept = [stack.keep(self.keep) for stack in found]
+            recipe = _with_shares_of(recipe, blocks, kept[0])
+        return replace(build, recipe=recipe, stacks=find_stacks(build.model))
+
+
+def _partial_shares(recipe: Recipe) -> dict[str, float]:
+    """The shares of the blocks that wait in host memory, of kinds of memory of which others stay."""
+    shares = {kind: share for kind, share in vars(recipe.offloaded).items() if not isinstance(share, bool)}
+    return {kind: share for kind, share in shares.items() if 0 < share < 1}
+
+
+def _with_shares_of(recipe: Recipe, blocks: int, kept: Sequence[int]) -> Recipe:
+    """The recipe for those kept of so many blocks, each with what it had in host memory."""
+    partial = _partial_shares(recipe)
+    if recipe.offload == "auto" or not partial:
+        return recipe
+    counts = {kind: sum(number < round(share * blocks) for number in kept) for kind, share in partial.items()}
+    # Not all even where the count is: optimizer=1 is more than the states of all blocks.
+    shares = {kind: max(count - 0.25, 0.25) / len(kept) for kind, count in counts.items()}
+    return recipe.model_copy(update={"offload": recipe.offload.with_shares(shares)})
 
 
 def repeated_stacks(model: nn.Module, stacks: Iterable[Sequence[nn.Module]], recipe: Recipe) -> list[Repeated]:
     """The model's stacks, where each repeats and all are equally deep; none where they are not.
 
-    Where a technique treats blocks by their number, a group is as long as its pattern.
+    Where a technique treats blocks by their number, a group is as long as its pattern; where a share of the blocks
+    waits in host memory, groups are of the longer part.
     """
     every = 1 if recipe.checkpointing == "auto" else recipe.checkpointing.period
-    if every is None:
+    partial = _partial_shares(recipe)
+    if every is None or (partial and len([*stacks]) > 1):
         return []
     found = []
     for stack in stacks:
@@ -80,10 +110,12 @@ def repeated_stacks(model: nn.Module, stacks: Iterable[Sequence[nn.Module]], rec
         if place is None:
             return []
         signatures = [_signature(block) for block in stack]
-        # A technique with a pattern over blocks counts from the first one.
-        head, period = min(((head, _period(signatures[head:])) for head in ((0, 1) if every == 1 else (0,))),
+        ends = sorted({0, len(stack), *(round(share * len(stack)) for share in partial.values())})
+        start, stop = max(pairwise(ends), key=lambda part: part[1] - part[0])
+        start = -(-start // every) * every  # a technique with a pattern over blocks counts from the first one
+        head, period = min(((head, _period(signatures[head:stop])) for head in (start, start + (every == 1))),
                            key=lambda pair: (pair[1], pair[0]))
-        found.append(Repeated(*place, head, math.lcm(period, every)))
+        found.append(Repeated(*place, head, math.lcm(period, every), stop))
     alike = {stack.groups for stack in found}
     return found if len(alike) == 1 else []
 

@@ -36,6 +36,7 @@ FIELDS: dict[str, Any] = {
     "optimizer": {"name": "adamw", "implementation": "loop"}, "max_grad_norm": 1.0,
 }
 ALL = {**HOST, "offload": {"name": "host", "activations": 1}}
+SHARES = {**HOST, "offload": {"name": "host", "weights": 0.93, "gradients": 0.93, "optimizer": 0.86}}
 EVERYTHING = {**HOST, "loss": "chunked", "offload": {"name": "host", "activations": 1, "embeddings": True}}
 
 IN_BACKWARD = {"accumulation": {"name": "by-block", "gradient_sums": "fp32"}, "update": "in-backward",
@@ -97,8 +98,8 @@ def test_casts_of_weights_do_not_wait_in_host_memory():
     assert planned.peak()[1] == pytest.approx(real.peak()[1], rel=0.005)
 
 
-@pytest.mark.parametrize("fields", [BY_BLOCK, HOST, SWEEPS, {**SWEEPS, "batch_size": 16}, ALL, EVERYTHING],
-                         ids=["resident", "host", "sweeps", "many sweeps", "all", "everything"])
+@pytest.mark.parametrize("fields", [BY_BLOCK, HOST, SWEEPS, {**SWEEPS, "batch_size": 16}, ALL, EVERYTHING, SHARES],
+                         ids=["resident", "host", "sweeps", "many sweeps", "all", "everything", "shares"])
 def test_few_blocks_tell_of_the_rest(fields, monkeypatch):
     recipe, depths = recipe_of(14, **fields), []
     whole, traced = predict(recipe, A100, whole=True), prediction._traced
