@@ -76,8 +76,8 @@ def launched_process(environment: Mapping[str, str] = os.environ) -> LaunchedPro
     def number(name: str, default: str = "") -> int:
         text = environment.get(name, default)
         if not re.fullmatch(r"\d+", text, re.ASCII):
-            raise Refused(f"parallel: the launcher's variable {name} is {text!r}, which is no number; start the processes "
-                          "by torchrun, accelerate launch or srun, or unset it")
+            raise Refused(f"parallel: the launcher's variable {name} is {text!r}, which is no number; start the "
+                          "processes by torchrun, accelerate launch or srun, or unset it")
         return int(text)
 
     if "RANK" in environment and "WORLD_SIZE" in environment:

@@ -16,6 +16,7 @@ from torch import nn
 from tightfit.backends.pytorch.assembly import assemble
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.determinism import use_deterministic_matmuls
 from tightfit.backends.pytorch.errors import memory_guard
 from tightfit.backends.pytorch.gpu_memory import gpu_memory, use_expandable_segments
 from tightfit.backends.pytorch.step import Step
@@ -77,6 +78,8 @@ class PytorchBackend:
     def build(self, recipe: Recipe, device: Device, model: nn.Module | None = None, config: Any = None) -> Build:
         if device.kind == "cuda" and recipe.expandable_segments is True:
             use_expandable_segments()  # before the first weight
+        if recipe.deterministic:
+            use_deterministic_matmuls()
         with memory_guard(lambda: "building the model"):
             return assemble(recipe, device, torch.device(device.kind), model, config=config)
 

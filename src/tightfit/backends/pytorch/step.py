@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from tightfit.backends.base import GlobalBatchSource
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch, tensor_global_batch
 from tightfit.backends.pytorch.build import Build, Check
+from tightfit.backends.pytorch.determinism import determinism_guard
 from tightfit.backends.pytorch.errors import memory_guard, model_guard
 from tightfit.backends.pytorch.generation import generate
 from tightfit.backends.pytorch.gpu_memory import gpu_memory, held_memory
@@ -284,5 +285,5 @@ class Step:
     @contextmanager
     def _guarded(self, doing: str) -> Iterator[None]:
         self._doing = doing
-        with memory_guard(lambda: self._doing), lost_process_guard():
+        with memory_guard(lambda: self._doing), lost_process_guard(), determinism_guard():
             yield
