@@ -130,7 +130,7 @@ def replay(trace: Trace, capacity: int | None, settings):
     reserved = math.ceil(peak * 31 / 30)
     missing = 0 if capacity is None else max(reserved - capacity, 0)
     return SimpleNamespace(peak_allocated=peak, peak_tick=tick, peak_reserved=reserved, missing=missing,
-                           fits="no" if missing else "yes")
+                           given_back=0, pieces=0, fits="no" if missing else "yes")
 
 
 class _Run:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.deepspeed import each_stage, needs_deepspeed, zero
-from tests.training.processes import train_in
+from tests.deepspeed import each_stage, needs_async_io, needs_deepspeed, zero
+from tests.training.processes import in_processes, train, train_in
 from tests.training.runs import final_weights
 from tests.training.test_processes import assert_same, recorded
 from tightfit.techniques import optimizer as optimizers
@@ -26,6 +26,19 @@ def test_two_processes_learn_what_one_learns(run, tmp_path, knobs):
         train_in(size, {**run, "output_dir": str(tmp_path / str(size))}, zero(knobs))
     assert_same(tmp_path / "1", tmp_path / "2")
     assert max(recorded(tmp_path / "1", "grad_norm")) > run["max_grad_norm"]
+
+
+@needs_async_io
+def test_states_and_weights_may_wait_on_a_drive(run, tmp_path):
+    """The first run compiles DeepSpeed's async_io, in minutes."""
+    (tmp_path / "drive").mkdir()
+    parallel = zero({"stage": 3, "offload": "nvme", "nvme_path": str(tmp_path / "drive")})
+    train_in(1, {**run, "output_dir": str(tmp_path / "1")})
+    for steps in (5, 10):
+        values = {**run, "max_steps": steps, "output_dir": str(tmp_path / "2"), "parallel": parallel}
+        assert in_processes(2, train, values, limit=1800.0) == [0, 0]
+    assert any((tmp_path / "drive").rglob("*.swp"))
+    assert_same(tmp_path / "1", tmp_path / "2")
 
 
 @pytest.mark.parametrize("knobs", [{"stage": 2}, {"stage": 3}], ids=str)

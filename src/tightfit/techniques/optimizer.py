@@ -140,7 +140,8 @@ class AdamW(_Adam):
             reasons.append(f"Apex keeps fp32 states beside bf16 weights; {instead}")
         if recipe.parallel.shards or recipe.parallel.engine_steps:
             reasons.append(f"Apex updates no parts of weights; {instead}")
-        if recipe.offloaded.uses_host or (recipe.update != "auto" and (recipe.update.deferred or recipe.update.in_backward)):
+        update = recipe.update
+        if recipe.offloaded.uses_host or (update != "auto" and (update.deferred or update.in_backward)):
             reasons.append(f"Apex updates all weights at once, on the device; {instead}")
         return reasons
 

@@ -8,7 +8,7 @@ import pytest
 from tightfit.devices import MIB
 from tightfit.planning.allocator.replay import replay
 from tightfit.planning.allocator.settings import AllocatorSettings
-from tightfit.trace import Allocation, Op, OpClass, Phase, Trace, UntracedMemory
+from tightfit.trace import Allocation, Op, OpClass, Phase, Span, Trace, UntracedMemory
 
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
 
@@ -45,6 +45,31 @@ def test_what_dies_in_the_tick_of_its_birth_is_released_before_the_next_birth():
     result = replay(trace_of((5, 5, 30 * MIB), (5, None, 30 * MIB)))
     assert result.peak_reserved == 30 * MIB
     assert result.allocated.tolist() == [30 * MIB, 0, 30 * MIB]
+
+
+def with_steps(trace: Trace) -> Trace:
+    trace.spans = [Span(name=f"step {n}", start=start, stop=stop, step=n) for n, start, stop in ((1, 1, 5), (2, 5, 9))]
+    return trace
+
+
+def test_what_is_cached_is_given_back_at_the_end_of_steps():
+    """A step that takes 30 MiB in one piece and another in two of 24 MiB, beside 2 MiB that stay in a segment of 20."""
+    trace = with_steps(trace_of((0, None, 2 * MIB), (1, 5, 30 * MIB), (5, 8, 24 * MIB), (6, 9, 24 * MIB)))
+    kept = replay(trace)
+    assert (kept.peak_reserved, kept.given_back, kept.pieces) == (74 * MIB, 0, 0)
+    each = replay(trace, None, AllocatorSettings(empty_cache_steps=1))
+    assert (each.peak_reserved, each.given_back, each.pieces) == (68 * MIB, 48 * MIB, 2)
+    seldom = replay(trace, None, AllocatorSettings(empty_cache_steps=10))
+    assert (seldom.peak_reserved, seldom.given_back, seldom.pieces) == (74 * MIB, 54 * MIB, 2)
+
+
+def test_pages_of_expandable_segments_are_given_back_one_by_one():
+    trace = with_steps(trace_of((0, None, 2 * MIB), (5, 9, 30 * MIB)))
+    result = replay(trace, None, AllocatorSettings(expandable_segments=True, empty_cache_steps=1))
+    assert (result.peak_reserved, result.given_back, result.pieces) == (40 * MIB, 20 * MIB, 1)
+    alone = with_steps(trace_of((0, None, 100), (5, 9, 30 * MIB)))
+    result = replay(alone, None, AllocatorSettings(expandable_segments=True, empty_cache_steps=1))
+    assert (result.given_back, result.pieces) == (40 * MIB, 2)
 
 
 def test_births_of_one_tick_follow_the_list():

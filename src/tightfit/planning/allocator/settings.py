@@ -24,9 +24,11 @@ UNKNOWN_DEVICE = 1 << 40
 
 @dataclass(frozen=True, kw_only=True)
 class AllocatorSettings:
-    """Settings of `PYTORCH_ALLOC_CONF` that are simulated; all others have their defaults."""
+    """Settings of `PYTORCH_ALLOC_CONF` that are simulated, all others having their defaults; and the steps after which
+    a run gives back what is cached, None where it does not."""
 
     expandable_segments: bool = False
+    empty_cache_steps: int | None = None
 
 
 def rounded_size(size: int) -> int:

@@ -42,6 +42,7 @@ class CachingAllocator:
     allocated: bytes of the blocks in use, with what rounding adds and with remainders too small to split off.
     requested: bytes asked for. reserved: bytes taken from the device.
     retries: how often it released all cached memory to try again, `num_alloc_retries`.
+    released: segments, and pages of expandable ones, that it gave back to the device.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class CachingAllocator:
         self.capacity, self.limit = capacity, limit
         self.allocated = self.reserved = self.requested = 0
         self.peak_allocated = self.peak_reserved = self.peak_requested = 0
-        self.retries = 0
+        self.retries = self.released = 0
         self._device_memory = device_memory or capacity or UNKNOWN_DEVICE
         self._address = address or self._next_address
         self._end = 0
@@ -167,6 +168,7 @@ class CachingAllocator:
         """Give the device back a cached segment (release_block)."""
         block.pool.discard(block)
         self.reserved -= block.size
+        self.released += 1
 
     def _expand(self, pool: Pool, size: int) -> Block | None:
         """A block of at least `size`, with pages mapped as needed (try_allocate_expandable_block).
@@ -230,5 +232,6 @@ class CachingAllocator:
         block.mapped = False
         block.merge()
         self.reserved -= last - first
+        self.released += (last - first) // space.page
         if not block.alone:  # with nothing else in it, the segment goes too (release_expandable_segment)
             block.pool.add(block)

@@ -17,7 +17,7 @@ from tightfit.planning.allocator.replay import Replay
 from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.planning.costs import Memory, Time
 from tightfit.planning.defaults import resolve
-from tightfit.planning.estimate import Tools, fit, training_time
+from tightfit.planning.estimate import Tools, fit, settings_of, training_time
 from tightfit.planning.search.evaluate import InProcess, Progress
 from tightfit.planning.search.offloading import LEAST_MEMORY, OFFLOADED
 from tightfit.planning.search.pool import Pool
@@ -140,8 +140,7 @@ def estimate_on_cards(
 def _estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools, evaluator: InProcess) -> CardEstimate:
     if tools.untraced is not None:
         trace = replace(trace, untraced=tools.untraced(recipe, device, trace))
-    settings = AllocatorSettings(expandable_segments=recipe.expandable_segments is True)
-    found = fit(trace, device, tools, evaluator.margin, settings)
+    found = fit(trace, device, tools, evaluator.margin, settings_of(recipe))
     time = training_time(trace, recipe, device, tools)[0] if found.safe else None
     return CardEstimate(recipe=recipe, memory=found.memory, time=time)
 

@@ -15,8 +15,8 @@ def load_fused_adam() -> Any:
     try:
         return importlib.import_module("apex.optimizers").FusedAdam
     except (ImportError, AttributeError):
-        raise Refused("optimizer.implementation: apex needs NVIDIA's Apex, which is not installed (pip's package of that "
-                      "name is another one); build it from github.com/NVIDIA/apex, or write "
+        raise Refused("optimizer.implementation: apex needs NVIDIA's Apex, which is not installed (pip's package of "
+                      "that name is another one); build it from github.com/NVIDIA/apex, or write "
                       "optimizer.implementation=fused") from None
 
 
