@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from tests.deepspeed import each_stage, needs_async_io, needs_deepspeed, zero
 from tests.training.processes import in_processes, train, train_in
 from tests.training.runs import final_weights
 from tests.training.test_processes import assert_same, recorded
+from tightfit.backends.pytorch.techniques.zero.engine import folder_on_drive
+from tightfit.backends.pytorch.techniques.zero.update import ZeroUpdate
+from tightfit.backends.pytorch.world import ALONE
+from tightfit.errors import Refused
 from tightfit.techniques import optimizer as optimizers
 
 pytestmark = [pytest.mark.cold, needs_deepspeed, pytest.mark.usefixtures("deepspeed_loaded")]
@@ -30,15 +37,37 @@ def test_two_processes_learn_what_one_learns(run, tmp_path, knobs):
 
 @needs_async_io
 def test_states_and_weights_may_wait_on_a_drive(run, tmp_path):
-    """The first run compiles DeepSpeed's async_io, in minutes."""
-    (tmp_path / "drive").mkdir()
-    parallel = zero({"stage": 3, "offload": "nvme", "nvme_path": str(tmp_path / "drive")})
+    """The first run compiles DeepSpeed's async_io, in minutes. What is smaller than 1 MiB stays in memory."""
+    drive = tmp_path / "drive"
+    drive.mkdir()
+    run = {**run, "model_overrides": {**run["model_overrides"], "n_embd": 512}, "eval_steps": None}
     train_in(1, {**run, "output_dir": str(tmp_path / "1")})
     for steps in (5, 10):
-        values = {**run, "max_steps": steps, "output_dir": str(tmp_path / "2"), "parallel": parallel}
-        assert in_processes(2, train, values, limit=1800.0) == [0, 0]
-    assert any((tmp_path / "drive").rglob("*.swp"))
-    assert_same(tmp_path / "1", tmp_path / "2")
+        values = {**run, "max_steps": steps, "output_dir": str(tmp_path / "2"),
+                  "parallel": zero({"stage": 3, "offload": "nvme", "nvme_path": str(drive)})}
+        assert in_processes(2, train_looking, values, drive, tmp_path / "seen", limit=1800.0) == [0, 0]
+    seen = (tmp_path / "seen").read_text()
+    assert {kind for kind in ("param", "gradient", "exp_avg_sq") if kind in seen} == {"param", "gradient", "exp_avg_sq"}
+    assert not any(drive.iterdir())
+    assert_same(tmp_path / "1", tmp_path / "2", rel=1e-6)
+
+
+def train_looking(values: dict[str, Any], drive: Path, seen: Path) -> None:
+    """Train, and note what lies on the drive when that is over."""
+    close = ZeroUpdate.close
+
+    def looking(update: ZeroUpdate) -> None:
+        with seen.open("a") as file:
+            file.writelines(f"{path.name}\n" for path in drive.rglob("*.swp"))
+        close(update)
+
+    ZeroUpdate.close = looking  # type: ignore[assignment, method-assign]
+    train(values)
+
+
+def test_a_folder_that_is_none_is_named(tmp_path):
+    with pytest.raises(Refused, match=r"parallel\.nvme_path: .*nowhere is no folder"):
+        folder_on_drive(ALONE, tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("knobs", [{"stage": 2}, {"stage": 3}], ids=str)

@@ -1,5 +1,5 @@
-"""What DeepSpeed keeps on a drive and moves there in a step: weights in fp32, the copy of them that it updates, and the
-optimizer's states."""
+"""What DeepSpeed keeps on a drive and moves there in a step: weights in fp32, the copy of them that it updates, the
+optimizer's states, and gradients once they are summed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from tightfit.techniques.parallel import WIDE, Zero
 
 @dataclass(frozen=True, kw_only=True)
 class DriveBytes:
-    """Bytes of a machine's processes. held: on the drive. in_memory: gradients, in the host's memory. read, written: in
-    a step, which gathers weights for each forward and each backward pass, and updates copy and states once."""
+    """Bytes of a machine's processes. held: on the drive. in_memory: gradients while they are summed, in the host's
+    memory. read, written: in a step, which gathers weights for each forward and each backward pass, writes gradients
+    after the last one, and updates copy and states once."""
 
     held: int
     in_memory: int
@@ -25,8 +26,8 @@ def drive_bytes(recipe: Recipe, zero: Zero, parameters: int) -> DriveBytes:
     states = 0.0 if recipe.optimizer == "auto" else recipe.optimizer.bytes_beside(None)
     micro = recipe.batch_size if recipe.micro_batch_size == "auto" else recipe.micro_batch_size
     passes = 2 * max(-(-recipe.batch_size // (micro * zero.process_count)), 1)
-    weights, updated = WIDE * parameters, round((WIDE + states) * parameters)
-    return DriveBytes(held=weights + updated, in_memory=WIDE * parameters, read=passes * weights + updated,
+    weights, updated = WIDE * parameters, round((2 * WIDE + states) * parameters)  # with gradients, as large as weights
+    return DriveBytes(held=weights + updated, in_memory=weights, read=passes * weights + updated,
                       written=weights + updated)
 
 

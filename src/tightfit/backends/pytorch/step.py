@@ -23,7 +23,7 @@ from tightfit.backends.pytorch.inspection import check_outputs, op_names
 from tightfit.backends.pytorch.models import active_parameters, parameter_count
 from tightfit.backends.pytorch.pending_step import NOT_CLIPPED, PendingStep
 from tightfit.backends.pytorch.saved_model import save_model
-from tightfit.backends.pytorch.sharding import local_shard
+from tightfit.backends.pytorch.sharding import full_tensor, is_on_drive, local_shard
 from tightfit.backends.pytorch.techniques.attention.functions import kernel_names
 from tightfit.backends.pytorch.techniques.compile import compile_seconds
 from tightfit.backends.pytorch.techniques.loss.of_logits import Tally
@@ -241,10 +241,12 @@ class Step:
     def is_finite(self) -> bool:
         self._flush("looking for weights that are not finite")
         by_device: dict[torch.device, list[Tensor]] = {}  # some may wait in host memory
-        for parameter in self.build.model.parameters():
-            if parameter.requires_grad:
-                by_device.setdefault(parameter.device, []).append(local_shard(parameter).detach())
         finite = True
+        for parameter in self.build.model.parameters():
+            if parameter.requires_grad and is_on_drive(parameter):
+                finite &= bool(full_tensor(parameter).isfinite().all())
+            elif parameter.requires_grad:
+                by_device.setdefault(parameter.device, []).append(local_shard(parameter).detach())
         for learned in by_device.values():
             norms = torch._foreach_norm(learned, ord=float("inf"))
             finite &= bool(torch.stack([norm.float() for norm in norms]).isfinite().all())

@@ -58,11 +58,13 @@ def with_zero(trace: Trace, technique: Zero, offloads: bool) -> Trace:
 
 
 def _on_a_drive(trace: Trace) -> Trace:
-    """The trace with the weights and states that wait in host memory on a drive; gradients stay in the host's."""
+    """The trace with the weights and states that wait in host memory on a drive; gradients are summed up there, and
+    wait on the drive for the update."""
     moved = [replace(made, place=Place.DRIVE)
              if made.place is Place.HOST and made.category in (Category.WEIGHTS, Category.OPTIMIZER) else made
              for made in trace.allocations]
-    return replace(trace, allocations=moved, notes=[*trace.notes, DRIVE])
+    summed = [replace(made, place=Place.DRIVE) for made in moved if made.place is Place.HOST and made.op == GRADIENTS]
+    return replace(trace, allocations=[*moved, *summed], notes=[*trace.notes, DRIVE])
 
 
 def _divided(trace: Trace, technique: Zero, update: Span, part: int, offloads: bool) -> Trace:

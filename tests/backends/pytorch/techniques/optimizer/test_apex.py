@@ -35,7 +35,7 @@ class FusedAdam(torch.optim.Optimizer):
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             group["step"] = group.get("step", 0) + 1
             first, second = group["betas"]
@@ -54,8 +54,8 @@ class FusedAdam(torch.optim.Optimizer):
 
 @pytest.fixture
 def apex(monkeypatch):
-    module = ModuleType("apex.optimizers")
-    module.FusedAdam = FusedAdam  # type: ignore[attr-defined]
+    module: Any = ModuleType("apex.optimizers")
+    module.FusedAdam = FusedAdam
     monkeypatch.setitem(sys.modules, "apex", ModuleType("apex"))
     monkeypatch.setitem(sys.modules, "apex.optimizers", module)
 
