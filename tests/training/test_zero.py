@@ -49,7 +49,12 @@ def test_states_and_weights_may_wait_on_a_drive(run, tmp_path):
     seen = (tmp_path / "seen").read_text()
     assert {kind for kind in ("param", "gradient", "exp_avg_sq") if kind in seen} == {"param", "gradient", "exp_avg_sq"}
     assert not any(drive.iterdir())
-    assert_same(tmp_path / "1", tmp_path / "2", rel=1e-6)
+    one, two = tmp_path / "1", tmp_path / "2"
+    assert recorded(two, "loss") == pytest.approx(recorded(one, "loss"), rel=1e-6)
+    # torch's norm of a million numbers is off by a hundred-thousandth on a processor, and DeepSpeed's is not.
+    assert recorded(two, "grad_norm") == pytest.approx(recorded(one, "grad_norm"), rel=2e-5)
+    a, b = final_weights(one), final_weights(two)
+    assert max((a[name] - b[name]).abs().max().item() for name in a) < 1e-5
 
 
 def train_looking(values: dict[str, Any], drive: Path, seen: Path) -> None:

@@ -79,7 +79,7 @@ def replay(trace, capacity, settings):
     tick, peak = trace.peak()
     missing = 0 if capacity is None else max(peak - capacity, 0)
     return SimpleNamespace(peak_allocated=peak, peak_tick=tick, peak_reserved=peak, missing=missing,
-                           fits="no" if missing else "yes")
+                           given_back=0, pieces=0, fits="no" if missing else "yes")
 
 
 def found(recipe, device, **kwargs):

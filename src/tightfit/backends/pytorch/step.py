@@ -245,7 +245,7 @@ class Step:
         for parameter in self.build.model.parameters():
             if parameter.requires_grad and is_on_drive(parameter):
                 finite &= bool(full_tensor(parameter).isfinite().all())
-            elif parameter.requires_grad:
+            elif parameter.requires_grad and local_shard(parameter).numel():  # of a narrow one there may be no part
                 by_device.setdefault(parameter.device, []).append(local_shard(parameter).detach())
         for learned in by_device.values():
             norms = torch._foreach_norm(learned, ord=float("inf"))
