@@ -19,6 +19,7 @@ from typing import Any
 
 from tightfit.errors import DataError
 from tightfit.planning.allocator.blocks import Block
+from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.planning.allocator.simulator import CachingAllocator, OutOfCapacity
 
 ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map",
@@ -141,7 +142,7 @@ def compare(recording: Recording) -> Comparison:
     """
     places: deque[int] = deque()
     allocator = CachingAllocator(
-        expandable=recording.expandable, limit=recording.limit,
+        settings=AllocatorSettings(expandable_segments=recording.expandable), limit=recording.limit,
         address=lambda size: places.popleft() if places else ELSEWHERE + allocator.reserved,
     )
     blocks: dict[int, Block] = {}

@@ -17,6 +17,7 @@ from tightfit.calibration import Calibration
 from tightfit.devices import MIB, Device
 from tightfit.errors import TightfitError
 from tightfit.planning.allocator.replay import Replay, replay
+from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.planning.estimate import until
 from tightfit.planning.timing.step_time import step_time
 from tightfit.planning.timing.uncertainty import speed_error
@@ -67,11 +68,12 @@ def predicted(trace: Trace, case: Case, device: Device, limit: int | None = None
         spans = {name: [trace.peak(s.start, s.stop)[1] for s in trace.spans if s.name == name] for name in PHASES}
         peaks = {name: max(found) for name, found in spans.items() if found}
         return {**values, "limit": None, "fits": "yes", "peak_allocated": trace.peak()[1], "phases": peaks}
+    settings = AllocatorSettings(expandable_segments=case.expandable)
     capacity = device.memory_bytes - values["context"]
     if limit is None:
-        limit, found = limit_for(trace, case.aim, capacity, case.expandable)
+        limit, found = limit_for(trace, case.aim, capacity, settings)
     else:
-        found = replay(trace, capacity, case.expandable, limit=limit)
+        found = replay(trace, capacity, settings, limit=limit)
     return {
         **values, "limit": limit, "fits": found.fits, "retries": found.retries, "missing": found.missing,
         "peak_allocated": found.peak_allocated, "peak_reserved": found.peak_reserved,
@@ -79,35 +81,35 @@ def predicted(trace: Trace, case: Case, device: Device, limit: int | None = None
     }
 
 
-def limit_for(trace: Trace, aim: Aim, capacity: int, expandable: bool) -> tuple[int, Replay]:
+def limit_for(trace: Trace, aim: Aim, capacity: int, settings: AllocatorSettings) -> tuple[int, Replay]:
     """The bytes that the allocator may reserve so that the prediction is what is aimed at, and the prediction.
 
     capacity: what the device has for the allocator. Raises NoSuchLimit.
     """
-    free = replay(trace, None, expandable)
+    free = replay(trace, None, settings)
     if free.peak_allocated > capacity:
         raise NoSuchLimit(f"needs {free.peak_allocated / 2**30:.1f} GiB, and the device has {capacity / 2**30:.1f}")
     if aim.kind == "fill":
         limit = min(round(free.peak_reserved * 100 / aim.percent), capacity)
-        return limit, replay(trace, capacity, expandable, limit=limit)
-    low = least_limit(trace, free, expandable)
+        return limit, replay(trace, capacity, settings, limit=limit)
+    low = least_limit(trace, free, settings)
     if aim.kind == "short":
         limit = round(low / (1 + aim.percent / 100))
-        return limit, replay(trace, capacity, expandable, limit=limit)
+        return limit, replay(trace, capacity, settings, limit=limit)
     for share in (0.5, 0.75, 0.25, 0.0):
         limit = round(low + share * (free.peak_reserved - low))
-        found = replay(trace, capacity, expandable, limit=limit)
+        found = replay(trace, capacity, settings, limit=limit)
         if found.fits == "with-retries":
             return limit, found
     raise NoSuchLimit("no limit makes the allocator release cached memory and go on: it fits at once, or not at all")
 
 
-def least_limit(trace: Trace, free: Replay, expandable: bool) -> int:
+def least_limit(trace: Trace, free: Replay, settings: AllocatorSettings) -> int:
     """The smallest limit that serves, cached memory released where needed, to 2 MiB."""
     fails, serves = free.peak_allocated - 2 * MIB, free.peak_reserved
     while serves - fails > 2 * MIB:
         middle = (fails + serves) // 2
-        if replay(trace, None, expandable, limit=middle).fits == "no":
+        if replay(trace, None, settings, limit=middle).fits == "no":
             fails = middle
         else:
             serves = middle

@@ -7,6 +7,7 @@ import pytest
 from tests.benchmark_modules import benchmark
 from tightfit.devices import MIB
 from tightfit.planning.allocator.replay import replay
+from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.trace import Allocation, Category, Span, Trace
 
 cases, predictions = map(benchmark, ("gpu_cases", "gpu_predictions"))
@@ -28,27 +29,27 @@ WASTEFUL = trace_of((1, None, 100), (2, 4, 100), (3, 5, 60), (6, None, 150), (7,
 def test_a_fill_is_the_share_of_the_limit_that_is_reserved():
     reserved = replay(WASTEFUL, None).peak_reserved
     for percent in (30, 65, 98):
-        limit, found = predictions.limit_for(WASTEFUL, cases.Aim("fill", percent), 1 << 40, expandable=False)
+        limit, found = predictions.limit_for(WASTEFUL, cases.Aim("fill", percent), 1 << 40, AllocatorSettings())
         assert found.fits == "yes"
         assert found.peak_reserved / limit == pytest.approx(percent / 100, rel=1e-6)
     capacity = reserved + MIB
-    limit, found = predictions.limit_for(WASTEFUL, cases.Aim("fill", 50), capacity, expandable=False)
+    limit, found = predictions.limit_for(WASTEFUL, cases.Aim("fill", 50), capacity, AllocatorSettings())
     assert limit == capacity  # the device has no more
 
 
 def test_retries_lie_between_what_is_needed_and_what_is_taken():
-    limit, found = predictions.limit_for(WASTEFUL, cases.Aim("retries"), 1 << 40, expandable=False)
+    limit, found = predictions.limit_for(WASTEFUL, cases.Aim("retries"), 1 << 40, AllocatorSettings())
     assert found.fits == "with-retries"
     assert found.retries > 0
     assert 320 * MIB <= limit < found.peak_reserved
 
 
 def test_short_is_too_small_by_that_share():
-    least = predictions.least_limit(WASTEFUL, replay(WASTEFUL, None), expandable=False)
+    least = predictions.least_limit(WASTEFUL, replay(WASTEFUL, None), AllocatorSettings())
     assert replay(WASTEFUL, None, limit=least).fits == "with-retries"
     assert replay(WASTEFUL, None, limit=least - 2 * MIB).fits == "no"
     for percent in (2, 5, 10):
-        limit, found = predictions.limit_for(WASTEFUL, cases.Aim("short", percent), 1 << 40, expandable=False)
+        limit, found = predictions.limit_for(WASTEFUL, cases.Aim("short", percent), 1 << 40, AllocatorSettings())
         assert found.fits == "no"
         assert limit * (1 + percent / 100) == pytest.approx(least, rel=1e-6)
 
@@ -56,9 +57,9 @@ def test_short_is_too_small_by_that_share():
 def test_what_no_limit_gives_is_said():
     simple = trace_of((1, None, 100), (2, None, 60))
     with pytest.raises(predictions.NoSuchLimit, match="not at all"):
-        predictions.limit_for(simple, cases.Aim("retries"), 1 << 40, expandable=False)
+        predictions.limit_for(simple, cases.Aim("retries"), 1 << 40, AllocatorSettings())
     with pytest.raises(predictions.NoSuchLimit, match=r"needs 0\.2 GiB"):
-        predictions.limit_for(simple, cases.Aim("fill", 90), 100 * MIB, expandable=False)
+        predictions.limit_for(simple, cases.Aim("fill", 90), 100 * MIB, AllocatorSettings())
 
 
 def test_phases_count_what_is_alive_as_they_begin():

@@ -17,6 +17,8 @@ from tightfit.display.plan_table import ReadablePlan
 from tightfit.errors import RecipeError
 from tightfit.models import read_config
 from tightfit.planning.cluster import Cluster, among, read_cluster
+from tightfit.planning.drives import moves_of
+from tightfit.planning.plan import Plan
 from tightfit.planning.search.evaluate import InProcess, Progress, after
 from tightfit.planning.search.every_gpu import Comparison
 from tightfit.planning.search.every_gpu import compare as compare_devices
@@ -29,7 +31,8 @@ from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target, cpu_target, gpu_target
 from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import as_recipe
-from tightfit.techniques.parallel import NoParallel
+from tightfit.techniques.parallel import NoParallel, Zero
+from tightfit.text import seconds, size
 
 RecipeForDevice = Callable[[bool], Recipe]
 """The recipe as it is on a CUDA device, or on the CPU: a recipe file may differ between the two."""
@@ -103,7 +106,27 @@ def plan_on(
     progress = after(most.traces, progress) if most is not None else progress
     found = search_with(backend, recipe, target, module=module, progress=progress,
                         catalogue=[cluster.on(card) for card in catalogue()] if cuda else ())
-    return ReadablePlan.of(replace(found, largest=most))
+    return ReadablePlan.of(replace(found, largest=most, notes=(*found.notes, *_drive_notes(found))))
+
+
+def _drive_notes(found: Plan) -> list[str]:
+    """A sentence on what a plan's choice moves to and from a drive, at the speed measured of it where it is here."""
+    parallel = None if found.chosen is None else found.chosen.recipe.parallel
+    if found.chosen is None or not isinstance(parallel, Zero) or parallel.nvme_path is None:
+        return []
+    moves = moves_of(found.chosen.recipe, parallel, found.chosen.estimate.memory.drive * found.device.cards)
+    said = (f"parallel.offload: a step reads {size(moves.read)} of each machine's drive and writes "
+            f"{size(moves.written)}")
+    if not Path(parallel.nvme_path).is_dir():
+        return [f"{said}; {parallel.nvme_path} is not here: tightfit doctor measures the drive where it is run"]
+    from tightfit.doctor.machine import read_disk  # for drives alone
+
+    disk = read_disk(Path(parallel.nvme_path))
+    if disk.write is None or disk.read is None:
+        return [f"{said}; the drive at {parallel.nvme_path} could not be measured ({disk.error or 'no reading speed'})"]
+    wait = moves.read / disk.read + moves.written / disk.write
+    return [f"{said}: {seconds(wait)} at the {disk.read / 1e6:,.0f} and {disk.write / 1e6:,.0f} MB/s measured at "
+            f"{parallel.nvme_path}, of a step that takes {seconds(found.chosen.estimate.time.step_seconds)} besides"]
 
 
 def compare(

@@ -48,7 +48,7 @@ def test_nvlink_suits_every_parallelism():
     found = one(recorded("two-with-nvlink"), "links[0].nvlinks")
     assert (found.severity, found.value) == ("ok", "NV4")
     assert "parallel=ddp" in found.sentence
-    assert "parallel=fsdp" in found.sentence
+    assert "parallel=fsdp and zero" in found.sentence
 
 
 def test_all_alike_is_said_once():
@@ -68,4 +68,4 @@ def test_every_path_says_what_it_means_for_both_kinds(path):
     found = one(readings, "links[0].path")
     assert found.value == path
     assert "parallel=ddp" in found.sentence
-    assert "parallel=fsdp" in found.sentence
+    assert "parallel=fsdp and zero" in found.sentence

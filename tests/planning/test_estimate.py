@@ -8,9 +8,12 @@ import pytest
 
 from tests.planning.toy import Toy
 from tightfit.devices import MIB, Device
+from tightfit.planning.allocator.replay import replay
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Margin, by_category, capacity, estimate, fit, running_at
 from tightfit.planning.standard_tools import standard_tools
+from tightfit.planning.timing.step_time import StepTime
+from tightfit.planning.timing.uncertainty import Work
 from tightfit.recipe import Recipe
 from tightfit.trace import Allocation, Category, Place, Span, Trace, UntracedMemory
 
@@ -194,3 +197,19 @@ def test_a_processors_memory_is_the_hosts():
     found = fit(offloading(), replace(gpu(64 * MIB), kind="cpu"), TOY.tools(), NOTHING)
     assert found.memory.peak_allocated == 3 * MIB + 700_001 + 4 * MIB + 2 * MIB
     assert (found.fits, found.memory.host) == ("yes", 77)
+
+
+def test_cached_memory_that_is_given_back_costs_its_segments():
+    """30 MiB of a step's, in a segment, beside what stays."""
+    device = gpu(1 << 30)
+    trace = Trace(origin="predicted", allocations=[Allocation(born=0, died=None, bytes=2 * MIB),
+                                                   Allocation(born=5, died=9, bytes=30 * MIB)])
+    trace.spans = [Span(name="step 1", start=1, stop=5, step=1), Span(name="step 2", start=5, stop=9, step=2)]
+    tools = replace(TOY.tools(), replay=replay, step_time=lambda *_: StepTime(seconds=0.1))
+    kept, emptied = (estimate(trace, recipe_on(device, empty_cache_steps=every), device, tools) for every in (None, 4))
+    assert not any("empty_cache_steps" in note for note in kept.notes)
+    (said,) = (note for note in emptied.notes if "empty_cache_steps" in note)
+    assert "every 4 steps 30.0 MiB" in said
+    assert "1 segment again" in said
+    assert emptied.time.step_seconds == pytest.approx(kept.time.step_seconds + 1e-3 / 4)
+    assert emptied.time.work[Work.HOST] == pytest.approx(1e-3 / 4)

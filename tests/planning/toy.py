@@ -15,6 +15,7 @@ from typing import Any
 
 from tightfit.backends import load_backend
 from tightfit.devices import MIB, Device
+from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.planning.estimate import Tools
 from tightfit.planning.timing.step_time import StepTime
 from tightfit.recipe import Recipe
@@ -124,14 +125,14 @@ class Toy:
         return Tools(predict=self.predict, replay=replay, step_time=self.seconds, mfu=lambda r, d, s: 0.5)
 
 
-def replay(trace: Trace, capacity: int | None, expandable: bool, wasted=Fraction(1, 30)):
+def replay(trace: Trace, capacity: int | None, settings: AllocatorSettings, wasted=Fraction(1, 30)):
     """An allocator that reserves so much more than it gives out."""
     tick, peak = trace.peak()
     peak += sum(u.bytes for u in trace.untraced if u.where == "allocator")
     reserved = math.ceil(peak * (1 + wasted))
     missing = 0 if capacity is None else max(reserved - capacity, 0)
     return SimpleNamespace(peak_allocated=peak, peak_tick=tick, peak_reserved=reserved, missing=missing,
-                           fits="no" if missing else "yes")
+                           given_back=0, pieces=0, fits="no" if missing else "yes")
 
 
 class _Run:

@@ -61,9 +61,9 @@ def train_in(size: int, values: dict[str, Any], parallel: str | dict[str, Any] =
     """Train a recipe in so many processes; in one it is trained alone."""
     if size > 1:
         values = {**values, "parallel": parallel}
-    codes = in_processes(size, _train, values)
+    codes = in_processes(size, train, values)
     assert codes == [0] * size
 
 
-def _train(values: dict[str, Any]) -> None:
+def train(values: dict[str, Any]) -> None:
     Trainer(recipe=values).train()

@@ -73,6 +73,13 @@ def test_what_cannot_be_is_said_once(tiny, tmp_path):
         assert output.count("\n") == output.count(said) == 1
 
 
+def test_a_wrong_field_is_said_once_by_what_torchrun_started(tiny, tmp_path):
+    process = start(tiny, tmp_path / "run", "nonsense=3", launcher=TORCHRUN, parallel="fsdp")
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert output.count("tightfit: nonsense: not a field") == 1
+
+
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 ACCELERATE = ("accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no",
               "--dynamo_backend", "no")  # fmt: skip

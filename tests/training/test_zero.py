@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from tests.deepspeed import each_stage, needs_deepspeed, zero
-from tests.training.processes import train_in
+from tests.deepspeed import each_stage, needs_async_io, needs_deepspeed, zero
+from tests.training.processes import in_processes, train, train_in
 from tests.training.runs import final_weights
 from tests.training.test_processes import assert_same, recorded
+from tightfit.backends.pytorch.techniques.zero.engine import folder_on_drive
+from tightfit.backends.pytorch.techniques.zero.update import ZeroUpdate
+from tightfit.backends.pytorch.world import ALONE
+from tightfit.errors import Refused
 from tightfit.techniques import optimizer as optimizers
 
 pytestmark = [pytest.mark.cold, needs_deepspeed, pytest.mark.usefixtures("deepspeed_loaded")]
@@ -26,6 +33,46 @@ def test_two_processes_learn_what_one_learns(run, tmp_path, knobs):
         train_in(size, {**run, "output_dir": str(tmp_path / str(size))}, zero(knobs))
     assert_same(tmp_path / "1", tmp_path / "2")
     assert max(recorded(tmp_path / "1", "grad_norm")) > run["max_grad_norm"]
+
+
+@needs_async_io
+def test_states_and_weights_may_wait_on_a_drive(run, tmp_path):
+    """The first run compiles DeepSpeed's async_io, in minutes. What is smaller than 1 MiB stays in memory."""
+    drive = tmp_path / "drive"
+    drive.mkdir()
+    run = {**run, "model_overrides": {**run["model_overrides"], "n_embd": 512}, "eval_steps": None}
+    train_in(1, {**run, "output_dir": str(tmp_path / "1")})
+    for steps in (5, 10):
+        values = {**run, "max_steps": steps, "output_dir": str(tmp_path / "2"),
+                  "parallel": zero({"stage": 3, "offload": "nvme", "nvme_path": str(drive)})}
+        assert in_processes(2, train_looking, values, drive, tmp_path / "seen", limit=1800.0) == [0, 0]
+    seen = (tmp_path / "seen").read_text()
+    assert {kind for kind in ("param", "gradient", "exp_avg_sq") if kind in seen} == {"param", "gradient", "exp_avg_sq"}
+    assert not any(drive.iterdir())
+    one, two = tmp_path / "1", tmp_path / "2"
+    assert recorded(two, "loss") == pytest.approx(recorded(one, "loss"), rel=1e-6)
+    # torch's norm of a million numbers is off by a hundred-thousandth on a processor, and DeepSpeed's is not.
+    assert recorded(two, "grad_norm") == pytest.approx(recorded(one, "grad_norm"), rel=2e-5)
+    a, b = final_weights(one), final_weights(two)
+    assert max((a[name] - b[name]).abs().max().item() for name in a) < 1e-5
+
+
+def train_looking(values: dict[str, Any], drive: Path, seen: Path) -> None:
+    """Train, and note what lies on the drive when that is over."""
+    close = ZeroUpdate.close
+
+    def looking(update: ZeroUpdate) -> None:
+        with seen.open("a") as file:
+            file.writelines(f"{path.name}\n" for path in drive.rglob("*.swp"))
+        close(update)
+
+    ZeroUpdate.close = looking  # type: ignore[assignment, method-assign]
+    train(values)
+
+
+def test_a_folder_that_is_none_is_named(tmp_path):
+    with pytest.raises(Refused, match=r"parallel\.nvme_path: .*nowhere is no folder"):
+        folder_on_drive(ALONE, tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("knobs", [{"stage": 2}, {"stage": 3}], ids=str)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from tightfit.errors import Refused
+
 T = TypeVar("T")
 
 LAUNCHER = "TIGHTFIT_LAUNCHER"
@@ -69,17 +71,26 @@ class LaunchedProcess:
 
 def launched_process(environment: Mapping[str, str] = os.environ) -> LaunchedProcess | None:
     """This process's place, by the variables of torchrun and `accelerate launch`, or of Slurm's srun; None where no
-    launcher started it."""
+    launcher started it. Raises Refused for variables that name no place."""
+
+    def number(name: str, default: str = "") -> int:
+        text = environment.get(name, default)
+        if not re.fullmatch(r"\d+", text, re.ASCII):
+            raise Refused(f"parallel: the launcher's variable {name} is {text!r}, which is no number; start the "
+                          "processes by torchrun, accelerate launch or srun, or unset it")
+        return int(text)
+
     if "RANK" in environment and "WORLD_SIZE" in environment:
-        rank = int(environment["RANK"])
-        return LaunchedProcess(rank=rank, size=int(environment["WORLD_SIZE"]),
-                     local_rank=int(environment.get("LOCAL_RANK", rank)))
-    if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        port = 20_000 + int(environment.get("SLURM_JOB_ID", "0")) % 20_000  # one that all tasks of a job agree on
+        rank, size = number("RANK"), number("WORLD_SIZE")
+        if rank >= size:
+            raise Refused(f"parallel: the launcher's RANK is {rank}, and of WORLD_SIZE={size} processes the last is "
+                          f"{size - 1}; start the processes by torchrun, accelerate launch or srun, or unset both")
+        return LaunchedProcess(rank=rank, size=size, local_rank=number("LOCAL_RANK", str(rank)))
+    if number("SLURM_STEP_NUM_TASKS", "1") > 1:
+        port = 20_000 + number("SLURM_JOB_ID", "0") % 20_000  # one that all tasks of a job agree on
         given = {"MASTER_ADDR": _first_host(environment["SLURM_STEP_NODELIST"]), "MASTER_PORT": str(port)}
         return LaunchedProcess(
-            rank=int(environment["SLURM_PROCID"]), size=int(environment["SLURM_STEP_NUM_TASKS"]),
-            local_rank=int(environment["SLURM_LOCALID"]),
+            rank=number("SLURM_PROCID"), size=number("SLURM_STEP_NUM_TASKS"), local_rank=number("SLURM_LOCALID"),
             rendezvous={name: value for name, value in given.items() if name not in environment},
         )
     return None

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tightfit.backends.world import launched_process
+from tightfit.errors import SaidElsewhere, TightfitError
 from tightfit.recipe.lookup import name_and_overrides
 from tightfit.techniques.parallel import ManyProcesses
 from tightfit.training.listeners import LastingConsole, Terminal
@@ -22,8 +23,14 @@ def run_train(name: str, overrides: Sequence[str] = ()) -> int:
     console = LastingConsole(soft_wrap=True)
     with Terminal(console) as terminal:
         name, overrides = name_and_overrides([name, *overrides])
-        trainer = Trainer(recipe=name, overrides=overrides, listener=terminal)
-        place, parallel = launched_process(), trainer.recipe.parallel
+        place = launched_process()
+        try:
+            trainer = Trainer(recipe=name, overrides=overrides, listener=terminal)
+        except TightfitError as error:
+            if place is None or not place.local_rank:
+                raise
+            raise SaidElsewhere(str(error), 2) from error  # by the first of this machine's
+        parallel = trainer.recipe.parallel
         if place is None and isinstance(parallel, ManyProcesses) and trainer.recipe.backend.runs_torch:
             from tightfit.backends.pytorch.launch import launch, process_count  # for several processes alone
 

@@ -37,18 +37,22 @@ class LinkKind(NamedTuple):
     action: str = ""
 
 
-NEAR = "parallel=ddp suits, which exchanges once a step; parallel=fsdp, which does at every block, waits at large ones"
-FAR = "every exchange passes the processor: parallel=ddp suits, with gradient accumulation; parallel=fsdp is slowed"
-ONE_CARD = "write parallel=ddp where the model fits one card; parallel=fsdp exchanges less with larger micro-batches"
+NEAR = ("parallel=ddp suits, which exchanges once a step; parallel=fsdp and zero, which do at every block or "
+        "micro-batch, wait at large ones")
+FAR = ("every exchange passes the processor: parallel=ddp suits, with gradient accumulation; parallel=fsdp and zero "
+       "are slowed")
+ONE_CARD = ("write parallel=ddp where the model fits one card; parallel=fsdp and zero exchange less with larger "
+            "micro-batches")
 PATHS = {
-    "NV#": LinkKind("that many NVLinks, bonded", "ok", "parallel=ddp hides its exchange; parallel=fsdp runs well too"),
+    "NV#": LinkKind("that many NVLinks, bonded", "ok",
+                    "parallel=ddp hides its exchange; parallel=fsdp and zero run well too"),
     "PIX": LinkKind("at most one PCIe bridge", "ok", NEAR),
     "PXB": LinkKind("several PCIe bridges, without the processor's", "ok", NEAR),
     "PHB": LinkKind("through the processor's PCIe host bridge", "info", FAR, ONE_CARD),
     "NODE": LinkKind("between host bridges of one processor's memory (NUMA node)", "info", FAR, ONE_CARD),
     "SYS": LinkKind("between processors, over their own link", "advice", "the slowest way: parallel=ddp wants much "
-                    "gradient accumulation; parallel=fsdp is slow", "use cards of one processor where that is enough "
-                    "(CUDA_VISIBLE_DEVICES), or raise gradient accumulation"),
+                    "gradient accumulation; parallel=fsdp and zero are slow", "use cards of one processor where that "
+                    "is enough (CUDA_VISIBLE_DEVICES), or raise gradient accumulation"),
 }
 """Nearest first."""
 

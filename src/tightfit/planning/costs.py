@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -31,6 +31,8 @@ class Memory:
     host_missing: the same of the host's memory, for what is offloaded to it; 0 where that is not known.
     host_margin: how much of the host's memory is to stay free; what is left has to serve.
     host_by_category: of `host`, what is offloaded, at its own peak; empty where nothing is. The rest is not traced.
+    drive: bytes that wait on a drive.
+    given_back: cached bytes that `empty_cache_steps` gives back to the device, in so many `pieces`.
     """
 
     peak_allocated: int
@@ -46,6 +48,9 @@ class Memory:
     host_margin: int = 0
     context_uncertainty: int = 0
     host_by_category: Mapping[str, int] = field(default_factory=dict)
+    drive: int = 0
+    given_back: int = 0
+    pieces: int = 0
 
     @property
     def used(self) -> int:
@@ -90,6 +95,7 @@ class Memory:
             "driver_low": self.used - self.context_uncertainty,
             "driver_high": self.used + self.context_uncertainty,
             "host": self.host,
+            **({"drive": self.drive} if self.drive else {}),
             "by_category": dict(self.by_category),
             **offloaded,
         }
@@ -119,6 +125,15 @@ class Time:
     prefill_seconds: float = 0.0
     copies: Copies | None = None
     exchange: Exchange | None = None
+
+    def longer(self, by: float) -> Time:
+        """The time of a step in which the device waits so many seconds more for the host."""
+        share = self.step_seconds / (self.step_seconds + by) if by else 1.0
+        return replace(
+            self, step_seconds=self.step_seconds + by, samples_per_second=self.samples_per_second * share,
+            tokens_per_second=self.tokens_per_second * share, mfu=self.mfu * share,
+            work={**self.work, Work.HOST: self.work.get(Work.HOST, 0.0) + by},
+        )  # fmt: skip
 
     @property
     def throughput(self) -> float:

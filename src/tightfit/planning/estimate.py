@@ -8,13 +8,19 @@ from dataclasses import dataclass, replace
 from tightfit.backends.measured import ModelSize
 from tightfit.devices import Device
 from tightfit.planning.allocator.replay import Fits, Replay
+from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.planning.costs import Estimate, Memory, Time
 from tightfit.planning.timing.step_time import StepTime
 from tightfit.planning.timing.uncertainty import speed_error
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
-from tightfit.text import size
+from tightfit.text import counted, percent, seconds, size
 from tightfit.trace import Category, Place, Span, Trace, UntracedMemory
+
+PLAIN = AllocatorSettings()
+TAKEN = 1e-3
+"""Seconds to give a segment back to the device and to take it again: assumed, as cudaMalloc was seen to take half a
+millisecond to 1.2 for 1 to 64 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +28,7 @@ class Tools:
     """The functions that planning is done with.
 
     predict: a resolved recipe's trace on a device. Raises Refused or ModelError for what cannot be built.
-    replay: a trace through the device's allocator, of so many bytes or without end, with expandable segments or not.
+    replay: a trace through the device's allocator, of so many bytes or without end, as its settings have it.
     step_time: the time of the trace's last step.
     mfu: model FLOPs utilization, as a share, of a step that takes so many seconds; 0 where the peak is not known.
     untraced: what a trace that was made from another recipe's or device's does not show; None: the same as that one.
@@ -30,7 +36,7 @@ class Tools:
     """
 
     predict: Callable[[Recipe, Device], Trace]
-    replay: Callable[[Trace, int | None, bool], Replay]
+    replay: Callable[[Trace, int | None, AllocatorSettings], Replay]
     step_time: Callable[[Trace, Recipe, Device], StepTime]
     mfu: Callable[[Recipe, Device, float], float]
     untraced: Callable[[Recipe, Device, Trace], list[UntracedMemory]] | None = None
@@ -80,9 +86,10 @@ def untraced(trace: Trace, where: str) -> int:
     return sum(figure.bytes for figure in trace.untraced if figure.where == where)
 
 
-def fit(trace: Trace, device: Device, tools: Tools, margin: Margin, *, expandable: bool = False) -> Fit:
-    """The trace's memory on the device and in the host, and whether it fits both. expandable: whether the
-    allocator's segments are."""
+def fit(
+    trace: Trace, device: Device, tools: Tools, margin: Margin, settings: AllocatorSettings = PLAIN
+) -> Fit:
+    """The trace's memory on the device and in the host, and whether it fits both. settings: the allocator's."""
     if device.kind == "cpu":
         trace = merge_host_into_device(trace)
     room, spare = capacity(trace, device), margin.of(device)
@@ -91,12 +98,14 @@ def fit(trace: Trace, device: Device, tools: Tools, margin: Margin, *, expandabl
         tick, allocated = trace.peak()
         reserved = allocated = allocated + untraced(trace, "allocator")
         fits, safe, missing = ("yes" if reserved <= room else "no"), reserved <= room - spare, max(reserved - room, 0)
+        given_back, pieces = 0, 0
     else:
-        replayed = tools.replay(trace, max(room - spare, 1), expandable)
+        replayed = tools.replay(trace, max(room - spare, 1), settings)
         safe = replayed.fits != "no"
         if not safe or replayed.fits == "with-retries":
-            replayed = tools.replay(trace, max(room, 1), expandable)
+            replayed = tools.replay(trace, max(room, 1), settings)
         tick, allocated, reserved = replayed.peak_tick, replayed.peak_allocated, replayed.peak_reserved
+        given_back, pieces = replayed.given_back, replayed.pieces
         # with all that it would take without end, it fits; a tight allocator can be said to miss more
         fits, missing = replayed.fits, min(replayed.missing, max(reserved - room, 0))
     fullest, kept = trace.peak(place=Place.HOST)
@@ -119,6 +128,9 @@ def fit(trace: Trace, device: Device, tools: Tools, margin: Margin, *, expandabl
         margin=spare,
         missing=missing,
         host_by_category=by_category(trace, fullest, kept, Place.HOST) if kept else {},
+        drive=trace.peak(place=Place.DRIVE)[1],
+        given_back=given_back,
+        pieces=pieces,
         context_uncertainty=sum(figure.uncertainty for figure in trace.untraced if figure.where == "context"),
     )
     return Fit(memory=memory, fits=fits, safe=safe)
@@ -172,9 +184,32 @@ def estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools, margin:
     """Memory and time of a resolved recipe, from its trace."""
     timed = inference_time if recipe.mode == "inference" else training_time
     time, notes = timed(trace, recipe, device, tools)
-    found = fit(trace, device, tools, margin or Margin(), expandable=recipe.expandable_segments is True)
+    found = fit(trace, device, tools, margin or Margin(), settings_of(recipe))
+    time, emptied = _emptying(time, found.memory, recipe)
     return Estimate(fits=found.fits, safe=found.safe, memory=found.memory, time=time, untraced=tuple(trace.untraced),
-                    notes=tuple(dict.fromkeys([*trace.notes, *notes, *found.notes])))
+                    notes=tuple(dict.fromkeys([*trace.notes, *notes, *found.notes, *emptied])))
+
+
+def settings_of(recipe: Recipe) -> AllocatorSettings:
+    """The allocator's settings in a run of a recipe."""
+    trains = recipe.mode == "train"
+    return AllocatorSettings(expandable_segments=recipe.expandable_segments is True,
+                             empty_cache_steps=recipe.empty_cache_steps if trains else None)
+
+
+def _emptying(time: Time, memory: Memory, recipe: Recipe) -> tuple[Time, list[str]]:
+    """The time of a step with its share of what `empty_cache_steps` costs, and a sentence on what that gives back."""
+    every = recipe.empty_cache_steps
+    if every is None or not memory.given_back:
+        return time, []
+    longer = memory.pieces * TAKEN
+    slower = time.longer(longer / every)
+    share = percent(1 - time.step_seconds / slower.step_seconds) if time.step_seconds else "0 %"
+    return slower, [
+        f"empty_cache_steps: every {counted(every, 'step')} {size(memory.given_back)} of cached memory go back to the "
+        f"device, where other processes can have them; taking their {counted(memory.pieces, 'segment')} again makes "
+        f"the next step about {seconds(longer)} longer (1 ms each, assumed): {share} of the time"
+    ]
 
 
 def training_time(trace: Trace, recipe: Recipe, device: Device, tools: Tools) -> tuple[Time, Sequence[str]]:

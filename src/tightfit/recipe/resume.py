@@ -8,7 +8,8 @@ from typing import Any
 from tightfit.errors import CheckpointError
 from tightfit.recipe.schema import Recipe
 
-ROUNDING = ("micro_batch_size", "attention", "loss", "checkpointing", "accumulation", "compile", "parallel", "backend")
+ROUNDING = ("micro_batch_size", "attention", "loss", "checkpointing", "accumulation", "compile", "parallel", "backend",
+            "deterministic")
 """Fields of `MAY_CHANGE` that change a step's rounding, or the random numbers that dropout draws."""
 
 MAY_CHANGE = frozenset({

@@ -131,6 +131,9 @@ class Recipe(BaseModel):
     expandable_segments: bool | Auto = "auto"
     """Let PyTorch's CUDA allocator grow its segments page by page, which leaves less memory cached in pieces; a plan
     tries both where this says auto, and without a plan auto is false (no effect on the CPU, nor with backend: jax)."""
+    deterministic: bool = False
+    """Run only ops whose results are the same from run to run, on a GPU as well: slower, and refused for ops without
+    such a form."""
     empty_cache_steps: Positive | None = None
     """Give cached memory back to the device every so many steps: less fragmentation, about 10 % slower."""
     learning_rate: Annotated[float, Field(gt=0.0, allow_inf_nan=False), NUMBER] = 3e-4

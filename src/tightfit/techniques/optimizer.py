@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Beta = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False), NUMBER]
 NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER]
 BlockSize = Annotated[int, Field(ge=32), at_most(2**31 - 1), NUMBER]
-Implementation = Literal["auto", "loop", "foreach", "fused"]
+Implementation = Literal["auto", "loop", "foreach", "fused", "apex"]
 
 ADAFACTOR_USUAL_RATE = 1e-2
 """The relative step of the paper."""
@@ -97,7 +97,7 @@ class _Quantized(_Adam):
 @technique
 class AdamW(_Adam):
     """Adam with decoupled weight decay, from torch.optim: one parameter at a time, in multi-tensor operations
-    (foreach), or in one fused kernel."""
+    (foreach), or in one fused kernel; or in the fused kernel of NVIDIA's Apex."""
 
     name: ClassVar[str] = "adamw"
     exact: ClassVar = "rounding"
@@ -107,12 +107,13 @@ class AdamW(_Adam):
     bf16_roundings: ClassVar = ("kahan", "stochastic", "nearest")
 
     hf_names: ClassVar = {"adamw_torch_fused": {"implementation": ("auto", "fused")},
-                          "adamw_torch": {"implementation": ("foreach",)}}
+                          "adamw_torch": {"implementation": ("foreach",)},
+                          "adamw_apex_fused": {"implementation": ("apex",)}}
     hf_names_on_cpu: ClassVar = {"adamw_torch": {"implementation": ("loop",)}}
     hf_adam: ClassVar[bool] = True
 
     implementation: Implementation = "auto"
-    """loop, foreach (multi-tensor) or fused; auto is fused."""
+    """loop, foreach (multi-tensor), fused, or apex where NVIDIA's Apex is installed; auto is fused."""
     eps: NonNegative = 1e-8
     """Added to the denominator."""
 
@@ -123,10 +124,26 @@ class AdamW(_Adam):
         if recipe.backend.compiles_whole_steps:
             return [f"XLA compiles AdamW's update as one program, not in PyTorch's way {self.implementation!r}; write "
                     "optimizer.implementation=auto"]
+        if self.implementation == "apex":
+            return self._refuse_apex(recipe, device, rounding)
         if rounding in (None, "nearest"):
             return []
         return [f"AdamW that rounds bf16 weights by {rounding!r} has one implementation; "
                 "write optimizer.implementation=auto"]
+
+    def _refuse_apex(self, recipe: Recipe, device: Device, rounding: Rounding | None) -> list[str]:
+        instead = "write optimizer.implementation=fused"
+        reasons = []
+        if device.kind != "cuda":
+            reasons.append(f"Apex's kernels run on CUDA devices alone; {instead}")
+        if rounding is not None:
+            reasons.append(f"Apex keeps fp32 states beside bf16 weights; {instead}")
+        if recipe.parallel.shards or recipe.parallel.engine_steps:
+            reasons.append(f"Apex updates no parts of weights; {instead}")
+        update = recipe.update
+        if recipe.offloaded.uses_host or (update != "auto" and (update.deferred or update.in_backward)):
+            reasons.append(f"Apex updates all weights at once, on the device; {instead}")
+        return reasons
 
     @classmethod
     def representative_settings(cls) -> list[Self]:

@@ -29,6 +29,8 @@ class Parallel(Technique):
     """Whether one process uses all of this machine's devices."""
     copies_model: ClassVar[bool] = False
     """Whether copies of the model run at once in one process."""
+    engine_steps: ClassVar[bool] = False
+    """Whether another library's engine steps the optimizer."""
     reach: ClassVar[int] = 1
     """Groups of blocks on either side that a group's work refers to."""
 
@@ -226,6 +228,7 @@ class Zero(ManyProcesses):
     host's memory, or on a drive (arXiv 2104.07857)."""
 
     name: ClassVar[str] = "zero"
+    engine_steps: ClassVar[bool] = True
     speed: ClassVar[str] = "about as ddp in stages 1 and 2, as fsdp in stage 3; the processor updates what is offloaded"
     memory: ClassVar[str] = "optimizer states, gradients, weights, by stage, divided by the number of devices"
     reach: ClassVar[int] = 2

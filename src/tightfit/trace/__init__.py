@@ -60,6 +60,7 @@ class Place(StrEnum):
 
     DEVICE = "device"
     HOST = "host"
+    DRIVE = "drive"
 
 
 class Stream(StrEnum):

@@ -7,7 +7,10 @@ import pytest
 
 from tightfit.devices import MIB
 from tightfit.planning.allocator.replay import replay
-from tightfit.trace import Allocation, Op, OpClass, Phase, Trace, UntracedMemory
+from tightfit.planning.allocator.settings import AllocatorSettings
+from tightfit.trace import Allocation, Op, OpClass, Phase, Span, Trace, UntracedMemory
+
+EXPANDABLE = AllocatorSettings(expandable_segments=True)
 
 
 def trace_of(*allocations: tuple[int, int | None, int], contraction: int | None = None, untraced: int = 0) -> Trace:
@@ -44,6 +47,31 @@ def test_what_dies_in_the_tick_of_its_birth_is_released_before_the_next_birth():
     assert result.allocated.tolist() == [30 * MIB, 0, 30 * MIB]
 
 
+def with_steps(trace: Trace) -> Trace:
+    trace.spans = [Span(name=f"step {n}", start=start, stop=stop, step=n) for n, start, stop in ((1, 1, 5), (2, 5, 9))]
+    return trace
+
+
+def test_what_is_cached_is_given_back_at_the_end_of_steps():
+    """A step that takes 30 MiB in one piece and another in two of 24 MiB, beside 2 MiB that stay in a segment of 20."""
+    trace = with_steps(trace_of((0, None, 2 * MIB), (1, 5, 30 * MIB), (5, 8, 24 * MIB), (6, 9, 24 * MIB)))
+    kept = replay(trace)
+    assert (kept.peak_reserved, kept.given_back, kept.pieces) == (74 * MIB, 0, 0)
+    each = replay(trace, None, AllocatorSettings(empty_cache_steps=1))
+    assert (each.peak_reserved, each.given_back, each.pieces) == (68 * MIB, 48 * MIB, 2)
+    seldom = replay(trace, None, AllocatorSettings(empty_cache_steps=10))
+    assert (seldom.peak_reserved, seldom.given_back, seldom.pieces) == (74 * MIB, 54 * MIB, 2)
+
+
+def test_pages_of_expandable_segments_are_given_back_one_by_one():
+    trace = with_steps(trace_of((0, None, 2 * MIB), (5, 9, 30 * MIB)))
+    result = replay(trace, None, AllocatorSettings(expandable_segments=True, empty_cache_steps=1))
+    assert (result.peak_reserved, result.given_back, result.pieces) == (40 * MIB, 20 * MIB, 1)
+    alone = with_steps(trace_of((0, None, 100), (5, 9, 30 * MIB)))
+    result = replay(alone, None, AllocatorSettings(expandable_segments=True, empty_cache_steps=1))
+    assert (result.given_back, result.pieces) == (40 * MIB, 2)
+
+
 def test_births_of_one_tick_follow_the_list():
     """The first takes the cached 20 MiB, the second finds none: 12 and 10 MiB more, or 10 and 12 less."""
     first_small = replay(trace_of((0, 1, 20 * MIB), (2, None, 10 * MIB), (2, None, 12 * MIB)))
@@ -77,22 +105,22 @@ def test_whether_a_capacity_serves(capacity, fits, retries, failed, missing):
 
 def test_expandable_segments_serve_with_less():
     """40 MiB in two pages, then a third."""
-    result = replay(GROWING, 60 * MIB, expandable=True)
+    result = replay(GROWING, 60 * MIB, EXPANDABLE)
     assert (result.fits, result.peak_reserved) == ("yes", 60 * MIB)
-    assert replay(GROWING, 59 * MIB, expandable=True).missing == MIB
+    assert replay(GROWING, 59 * MIB, EXPANDABLE).missing == MIB
 
 
 def test_missing_is_what_makes_it_serve():
     random = np.random.default_rng(1)
     births = np.sort(random.permutation(600)[:300])
     trace = trace_of(*((int(b), int(b + random.integers(1, 60)), int(random.integers(1, 30 * MIB))) for b in births))
-    for expandable in (False, True):
-        free = replay(trace, None, expandable)
-        tight = replay(trace, free.peak_allocated // 2, expandable)
+    for settings in (AllocatorSettings(), EXPANDABLE):
+        free = replay(trace, None, settings)
+        tight = replay(trace, free.peak_allocated // 2, settings)
         assert tight.fits == "no"
         assert tight.failed_tick is not None
         assert tight.missing > 0
-        assert replay(trace, free.peak_reserved, expandable).fits == "yes"
+        assert replay(trace, free.peak_reserved, settings).fits == "yes"
 
 
 def test_a_limit_is_checked_as_well():
@@ -163,9 +191,9 @@ def global_batch(seed: int, micro_batches: int, layers: int = 4) -> Trace:
     return Trace(origin="predicted", allocations=found)
 
 
-@pytest.mark.parametrize("expandable", [False, True], ids=["segments", "expandable"])
+@pytest.mark.parametrize("settings", [AllocatorSettings(), EXPANDABLE], ids=["segments", "expandable"])
 @pytest.mark.parametrize("seed", range(5))
-def test_one_middle_micro_batch_stands_for_many(seed: int, expandable: bool):
-    once, often = (replay(global_batch(seed, micro_batches), None, expandable) for micro_batches in (3, 8))
+def test_one_middle_micro_batch_stands_for_many(seed: int, settings: AllocatorSettings):
+    once, often = (replay(global_batch(seed, micro_batches), None, settings) for micro_batches in (3, 8))
     assert once.peak_allocated == often.peak_allocated
     assert once.peak_reserved == often.peak_reserved

@@ -12,9 +12,11 @@ import pytest
 
 from tests.planning.slow_allocator import SlowAllocator
 from tightfit.devices import MIB
+from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.planning.allocator.simulator import CachingAllocator, OutOfCapacity
 
 KIB = 1024
+EXPANDABLE = AllocatorSettings(expandable_segments=True)
 
 
 # --- choosing, splitting, merging ----------------------------------------------------------------------------------
@@ -174,7 +176,8 @@ SIZES = (300, 512 * KIB, 900 * KIB + 13, MIB, MIB + 1, 3 * MIB, 7 * MIB + 5, 10 
 def test_the_simulator_equals_a_slow_reimplementation(seed: int, capacity: int | None, expandable: bool):
     """Every address, all that is reserved and allocated, every retry and every failure, after each of 250 events."""
     random = np.random.default_rng(seed)
-    fast, slow = CachingAllocator(capacity, expandable=expandable), SlowAllocator(capacity, expandable)
+    settings = AllocatorSettings(expandable_segments=expandable)
+    fast, slow = CachingAllocator(capacity, settings), SlowAllocator(capacity, expandable)
     live: list = []
     failures = 0
     for _ in range(250):

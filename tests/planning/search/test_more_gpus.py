@@ -16,6 +16,7 @@ from tightfit.planning.search.search import search
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.timing.uncertainty import Work
 from tightfit.recipe import Recipe
+from tightfit.text import size
 
 PINNED = {
     "model": "gpt2", "model_overrides": {"n_layer": 2, "n_head": 8, "n_embd": 512, "n_positions": 64},
@@ -65,6 +66,20 @@ def test_what_does_not_fit_one_gpu_is_divided(two):
     assert "parallel=fsdp divides them" in found.answers.more_gpus
     assert found.answers.scaling.efficiency is None or found.answers.scaling.efficiency < 1
     assert found.chosen.estimate.memory.used < used
+
+
+def test_where_the_hosts_memory_is_too_small_a_drive_is_named_with_its_bytes(two):
+    """20 bytes a parameter on the drive, and gradients in memory while they are summed; a step with one micro-batch a
+    process gathers weights twice."""
+    recipe = Recipe.from_dict({**PINNED, "parallel": {"name": "fsdp", "cpu_offload": True}})
+    device = replace(Cluster(cards=2).on(CARD), host_bytes=32 * MIB)
+    found = search(recipe.among(2), device, TOOLS, margin=Margin(share=0.0, fixed=0))
+    assert found.chosen is None
+    parameters = two.chosen.estimate.memory.by_category["weights"] // 4
+    said = found.answers.more_gpus
+    assert "parallel=zero parallel.stage=3 parallel.offload=nvme" in said
+    assert f"leaves {size(20 * parameters)} on each machine's drive and {size(4 * parameters)} in its memory" in said
+    assert f"reads {size(24 * parameters)} there and writes {size(20 * parameters)}" in said
 
 
 def test_a_slow_network_binds():

@@ -60,8 +60,9 @@ def _unserved(recipe: Recipe) -> list[str]:
     reasons = {
         "pad_vocab_to": "the vocabulary is not padded in backend: jax; write vocab_size as a multiple yourself",
         "empty_cache_steps": "JAX gives no cached memory back; leave it out",
+        "deterministic": "XLA has a flag for it; write backend.xla_flags=--xla_gpu_deterministic_ops=true in its place",
     }
-    return [f"{field}: {reason}" for field, reason in reasons.items() if getattr(recipe, field) is not None]
+    return [f"{field}: {reason}" for field, reason in reasons.items() if getattr(recipe, field)]
 
 
 def _find_network(recipe: Recipe, config: Any) -> tuple[Network, Path | None, tuple[str, ...]]:

@@ -14,6 +14,7 @@ from tightfit.backends.base import absences
 from tightfit.backends.pytorch.apply import ABSENT, APPLY
 from tightfit.backends.pytorch.blocks import find_stacks
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.determinism import deterministic_ops
 from tightfit.backends.pytorch.experts import has_experts
 from tightfit.backends.pytorch.models import build_model, cast_weights, ready_to_train
 from tightfit.backends.pytorch.padding import pad_vocab
@@ -93,6 +94,7 @@ def bare_build(
     return Build(
         recipe=recipe, device=device, torch_device=torch_device, task=task, facts=facts,
         model=model, stacks=find_stacks(model), own_model=own_model, notes=notes,
+        settings=(deterministic_ops,) if recipe.deterministic else (),
     )
 
 

@@ -5,6 +5,7 @@ What predicts and what measures is loaded when it is called: training needs neit
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -16,13 +17,14 @@ from torch import nn
 from tightfit.backends.pytorch.assembly import assemble
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.determinism import use_deterministic_matmuls
 from tightfit.backends.pytorch.errors import memory_guard
 from tightfit.backends.pytorch.gpu_memory import gpu_memory, use_expandable_segments
 from tightfit.backends.pytorch.step import Step
-from tightfit.backends.pytorch.world import joined, not_started
+from tightfit.backends.pytorch.world import SAID, joined, not_started
 from tightfit.backends.world import ALONE, World, launched_process
 from tightfit.devices import Device
-from tightfit.errors import Refused
+from tightfit.errors import Refused, SaidElsewhere
 from tightfit.recipe import Recipe
 from tightfit.system import host_memory
 from tightfit.techniques.parallel import ManyProcesses
@@ -53,10 +55,13 @@ class PytorchBackend:
         return Device(kind="cpu", name="CPU", memory_bytes=host_memory().total, units=torch.get_num_threads())
 
     def world(self, recipe: Recipe) -> AbstractContextManager[World]:
-        parallel = recipe.parallel
+        parallel, place = recipe.parallel, launched_process()
         if not isinstance(parallel, ManyProcesses):
+            if place is not None and place.size > 1 and "WORLD_SIZE" in os.environ:  # srun starts other things as well
+                text = (f"parallel: {place.size} processes were started, and parallel={parallel.name} trains in one; "
+                        "write parallel=ddp, parallel=fsdp or parallel=zero, or start one")
+                raise SaidElsewhere(text, SAID) if place.local_rank else Refused(text)
             return nullcontext(ALONE)
-        place = launched_process()
         if place is None:
             raise not_started(parallel.name)
         if parallel.processes not in ("auto", place.size):
@@ -77,6 +82,8 @@ class PytorchBackend:
     def build(self, recipe: Recipe, device: Device, model: nn.Module | None = None, config: Any = None) -> Build:
         if device.kind == "cuda" and recipe.expandable_segments is True:
             use_expandable_segments()  # before the first weight
+        if recipe.deterministic:
+            use_deterministic_matmuls()
         with memory_guard(lambda: "building the model"):
             return assemble(recipe, device, torch.device(device.kind), model, config=config)
 

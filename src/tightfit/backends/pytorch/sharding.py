@@ -61,6 +61,11 @@ def local_shard(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def is_on_drive(tensor: Tensor) -> bool:
+    """Whether this process's part of a tensor waits on a drive."""
+    return _by_deepspeed(tensor) and tensor.ds_tensor.status.name == "NOT_AVAILABLE"  # type: ignore[attr-defined]
+
+
 def full_shape(parameter: Tensor) -> torch.Size:
     """The shape of a parameter with all its parts."""
     shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)

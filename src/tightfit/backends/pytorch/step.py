@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from tightfit.backends.base import GlobalBatchSource
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch, tensor_global_batch
 from tightfit.backends.pytorch.build import Build, Check
+from tightfit.backends.pytorch.determinism import determinism_guard
 from tightfit.backends.pytorch.errors import memory_guard, model_guard
 from tightfit.backends.pytorch.generation import generate
 from tightfit.backends.pytorch.gpu_memory import gpu_memory, held_memory
@@ -22,7 +23,7 @@ from tightfit.backends.pytorch.inspection import check_outputs, op_names
 from tightfit.backends.pytorch.models import active_parameters, parameter_count
 from tightfit.backends.pytorch.pending_step import NOT_CLIPPED, PendingStep
 from tightfit.backends.pytorch.saved_model import save_model
-from tightfit.backends.pytorch.sharding import local_shard
+from tightfit.backends.pytorch.sharding import full_tensor, is_on_drive, local_shard
 from tightfit.backends.pytorch.techniques.attention.functions import kernel_names
 from tightfit.backends.pytorch.techniques.compile import compile_seconds
 from tightfit.backends.pytorch.techniques.loss.of_logits import Tally
@@ -240,10 +241,12 @@ class Step:
     def is_finite(self) -> bool:
         self._flush("looking for weights that are not finite")
         by_device: dict[torch.device, list[Tensor]] = {}  # some may wait in host memory
-        for parameter in self.build.model.parameters():
-            if parameter.requires_grad:
-                by_device.setdefault(parameter.device, []).append(local_shard(parameter).detach())
         finite = True
+        for parameter in self.build.model.parameters():
+            if parameter.requires_grad and is_on_drive(parameter):
+                finite &= bool(full_tensor(parameter).isfinite().all())
+            elif parameter.requires_grad and local_shard(parameter).numel():  # of a narrow one there may be no part
+                by_device.setdefault(parameter.device, []).append(local_shard(parameter).detach())
         for learned in by_device.values():
             norms = torch._foreach_norm(learned, ord=float("inf"))
             finite &= bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
@@ -284,5 +287,5 @@ class Step:
     @contextmanager
     def _guarded(self, doing: str) -> Iterator[None]:
         self._doing = doing
-        with memory_guard(lambda: self._doing), lost_process_guard():
+        with memory_guard(lambda: self._doing), lost_process_guard(), determinism_guard():
             yield

@@ -124,6 +124,7 @@ def joined(place: LaunchedProcess, device: str, timeout: float) -> Iterator[Torc
     if LAUNCHER in os.environ:
         end_with(int(os.environ[LAUNCHER]))
     limit = timedelta(seconds=timeout)
+    _require_backends(device)
     if device == "cuda":
         if place.local_rank >= torch.cuda.device_count():
             raise Refused(f"parallel.processes: process {place.local_rank} of this machine has no GPU of its own, for "
@@ -137,9 +138,7 @@ def joined(place: LaunchedProcess, device: str, timeout: float) -> Iterator[Torc
         dist.init_process_group(backend, store=PrefixStore("tightfit", store), rank=rank, world_size=size,
                                 timeout=limit)
     except (RuntimeError, ValueError) as error:
-        raise LostProcess(f"parallel: the {place.size} processes of this run did not find each other at "
-                          f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')} within "
-                          f"{CONNECT.total_seconds():.0f} s: {one_line(error)}") from None
+        raise _not_found(place, error) from None
     try:
         with lost_process_guard():
             yield TorchWorld()
@@ -152,6 +151,30 @@ def joined(place: LaunchedProcess, device: str, timeout: float) -> Iterator[Torc
     finally:
         gc.collect()  # DistributedDataParallel must not be the last to hold the group, which it would end unyieldingly
         dist.destroy_process_group()
+
+
+def _require_backends(device: str) -> None:
+    """Raise Refused where this build of PyTorch lacks what processes exchange tensors with."""
+    needed = {"gloo": dist.is_gloo_available(), **({"NCCL": dist.is_nccl_available()} if device == "cuda" else {})}
+    missing = [name for name, there in needed.items() if not there]
+    if missing:
+        raise Refused(f"parallel: PyTorch {torch.__version__} was built without {' and '.join(missing)}, by which "
+                      f"processes{' on GPUs' * (device == 'cuda')} exchange tensors; install a build that has it, or "
+                      "write parallel=none")
+
+
+def _not_found(place: LaunchedProcess, error: Exception) -> TightfitError:
+    """The error of processes that do not find each other."""
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if "EADDRINUSE" in str(error):
+        return Refused(f"parallel: port {port}, at which the {place.size} processes of this run are to meet, is taken "
+                       "by another program; start them with another one, such as torchrun --master-port 29600, or "
+                       "MASTER_PORT=29600")
+    if isinstance(error, ValueError):  # of a variable
+        return Refused(f"parallel: RANK and WORLD_SIZE are set, as by a launcher, and not all that it sets: "
+                       f"{one_line(error)}; start the processes by torchrun, or unset them")
+    return LostProcess(f"parallel: the {place.size} processes of this run did not find each other at {address}:{port} "
+                       f"within {CONNECT.total_seconds():.0f} s: {one_line(error)}")
 
 
 def _first_to_speak(store: Store) -> bool:

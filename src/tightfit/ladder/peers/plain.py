@@ -202,6 +202,8 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
     assert precision != "auto"
     groups = parameter_groups(model, getattr(technique, "weight_decay", 0.0))
     match technique:
+        case AdamW(implementation="apex"):
+            raise Refused("optimizer.implementation: apex is not torch's; write optimizer.implementation=fused")
         case AdamW():
             return optim.AdamW(groups, lr=rate, betas=technique.betas, eps=technique.eps,
                                **IMPLEMENTATIONS[technique.implementation])

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from tightfit.planning.allocator.blocks import Block
+from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.planning.allocator.simulator import CachingAllocator, OutOfCapacity
 from tightfit.trace import OpClass, Place, Trace
 
@@ -23,6 +24,8 @@ class Replay:
     peak_allocated: the most in use at once, with the allocator's rounding and the remainders that it does not split
         off; reached at `peak_tick`.
     peak_reserved: the most that it takes from the device.
+    given_back: bytes of cached memory that a step's end gives back to the device, where the settings say that it does;
+        `pieces`: the segments, or pages, that they are in.
     ticks, allocated: int64 (N,), the bytes in use after every allocation and every release.
 
     The rest is about the capacity:
@@ -37,6 +40,8 @@ class Replay:
     peak_reserved: int
     ticks: np.ndarray
     allocated: np.ndarray
+    given_back: int = 0
+    pieces: int = 0
     fits: Fits = "yes"
     retries: int = 0
     failed_tick: int | None = None
@@ -44,12 +49,15 @@ class Replay:
 
 
 def replay(
-    trace: Trace, capacity: int | None = None, expandable: bool = False, *, limit: int | None = None
+    trace: Trace,
+    capacity: int | None = None,
+    settings: AllocatorSettings | None = None,
+    *,
+    limit: int | None = None,
 ) -> Replay:
     """Run a trace's allocations in the device's memory through the allocator, on one stream.
 
     capacity: bytes that the device has for the allocator, its memory less the context; None for no end.
-    expandable: whether its segments are.
     limit: what `set_per_process_memory_fraction` allows it; None for no limit.
 
     The untraced memory inside the allocator is asked for at the first tensor contraction and kept, as cuBLAS does
@@ -62,17 +70,19 @@ def replay(
     with the same memory in use and ask for the same in between, so that none asks for more at once. What is reserved
     changes only where one leaves the cached blocks cut in another way than it found them.
     """
-    events = _events(trace)
-    free = _run(CachingAllocator(None, expandable=expandable, device_memory=capacity), events)
+    events, emptied = _events(trace), _emptied(trace, settings)
+    free = _run(CachingAllocator(None, settings, device_memory=capacity), events, emptied)
     ticks = np.array([tick for tick, _, _ in events], dtype=np.int64)
     allocated = np.array(free.allocated, dtype=np.int64)
     tight = free
     if limit is not None or (capacity is not None and capacity < free.allocator.peak_reserved):
-        tight = _run(CachingAllocator(capacity, expandable=expandable, limit=limit), events)
+        tight = _run(CachingAllocator(capacity, settings, limit=limit), events, emptied)
     return Replay(
         peak_allocated=free.allocator.peak_allocated,
         peak_tick=int(ticks[np.argmax(allocated)]) if events else 0,
         peak_reserved=free.allocator.peak_reserved,
+        given_back=free.given_back,
+        pieces=free.pieces,
         ticks=ticks,
         allocated=allocated,
         fits="no" if tight.failed_tick is not None else "with-retries" if tight.retries else "yes",
@@ -95,6 +105,21 @@ class _Run:
     retries: int = 0
     failed_tick: int | None = None
     missing: int = 0
+    given_back: int = 0
+    pieces: int = 0
+
+    def empty_cache(self) -> None:
+        reserved, released = self.allocator.reserved, self.allocator.released
+        self.allocator.empty_cache()
+        self.given_back, self.pieces = reserved - self.allocator.reserved, self.allocator.released - released
+
+
+def _emptied(trace: Trace, settings: AllocatorSettings | None) -> list[int]:
+    """Ticks at which cached memory is given back: the end of every step where each does so; else of the last one, which
+    stands for those that do."""
+    every = None if settings is None else settings.empty_cache_steps
+    ends = sorted(span.stop for span in trace.spans if span.step and span.name.startswith("step "))
+    return [] if every is None else ends if every == 1 else ends[-1:]
 
 
 def _events(trace: Trace) -> list[Event]:
@@ -115,11 +140,15 @@ def _events(trace: Trace) -> list[Event]:
     return [event for _, event in ordered]
 
 
-def _run(allocator: CachingAllocator, events: list[Event]) -> _Run:
-    """Feed the allocator; where its capacity or limit ends, note that, and raise it by what is needed to go on."""
-    run = _Run(allocator)
+def _run(allocator: CachingAllocator, events: list[Event], emptied: list[int]) -> _Run:
+    """Feed the allocator; where its capacity or limit ends, note that, and raise it by what is needed to go on.
+    emptied: ticks at which, once what ends there is released, it gives back what it has cached."""
+    run, waiting = _Run(allocator), list(emptied)
     blocks: dict[int, Block] = {}
     for tick, number, size in events:
+        while waiting and (waiting[0] < tick or (waiting[0] == tick and size)):
+            waiting.pop(0)
+            run.empty_cache()
         if not size:
             allocator.free(blocks.pop(number))
         while size and number not in blocks:
@@ -135,6 +164,8 @@ def _run(allocator: CachingAllocator, events: list[Event]) -> _Run:
                 if allocator.limit is not None:
                     allocator.limit = max(allocator.limit, lack.needed)
         run.allocated.append(allocator.allocated)
+    for _ in waiting:
+        run.empty_cache()
     if run.failed_tick is None:
         run.retries = allocator.retries
     return run

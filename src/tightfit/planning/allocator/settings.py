@@ -1,6 +1,8 @@
-"""The sizes by which PyTorch's CUDA caching allocator works."""
+"""The sizes by which PyTorch's CUDA caching allocator works, and what can be set of it."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from tightfit.devices import MIB
 
@@ -18,6 +20,15 @@ ROUND_LARGE = 2 * MIB
 """kRoundLarge: such a segment is a multiple of it."""
 UNKNOWN_DEVICE = 1 << 40
 """Stands for the device's memory where it is not known: only the address space of expandable segments depends on it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocatorSettings:
+    """Settings of `PYTORCH_ALLOC_CONF` that are simulated, all others having their defaults; and the steps after which
+    a run gives back what is cached, None where it does not."""
+
+    expandable_segments: bool = False
+    empty_cache_steps: int | None = None
 
 
 def rounded_size(size: int) -> int:

@@ -20,6 +20,7 @@ from tightfit.planning.allocator.settings import (
     SMALL,
     SMALL_SEGMENT,
     UNKNOWN_DEVICE,
+    AllocatorSettings,
     rounded_size,
     segment_size,
 )
@@ -41,20 +42,19 @@ class CachingAllocator:
     allocated: bytes of the blocks in use, with what rounding adds and with remainders too small to split off.
     requested: bytes asked for. reserved: bytes taken from the device.
     retries: how often it released all cached memory to try again, `num_alloc_retries`.
+    released: segments, and pages of expandable ones, that it gave back to the device.
     """
 
     def __init__(
         self,
         capacity: int | None = None,
+        settings: AllocatorSettings | None = None,
         *,
-        expandable: bool = False,
         limit: int | None = None,
         device_memory: int | None = None,
         address: Callable[[int], int] | None = None,
     ) -> None:
-        """expandable: whether segments are, `expandable_segments`; all other settings have their defaults.
-
-        device_memory: the device's whole memory; by default the capacity.
+        """device_memory: the device's whole memory; by default the capacity.
 
         address: tells where the next segment of so many bytes lies; by default behind the one before. Among equal
             cached blocks the one with the lowest address serves.
@@ -62,13 +62,13 @@ class CachingAllocator:
         self.capacity, self.limit = capacity, limit
         self.allocated = self.reserved = self.requested = 0
         self.peak_allocated = self.peak_reserved = self.peak_requested = 0
-        self.retries = 0
+        self.retries = self.released = 0
         self._device_memory = device_memory or capacity or UNKNOWN_DEVICE
         self._address = address or self._next_address
         self._end = 0
         self._pools: dict[tuple[int, bool], Pool] = {}
         self._needed = 0
-        self._expandable = expandable
+        self._expandable = settings is not None and settings.expandable_segments
 
     def malloc(self, size: int, stream: int = 0) -> Block:
         """A block of at least `size` bytes, which are at least 1. Raises OutOfCapacity."""
@@ -168,6 +168,7 @@ class CachingAllocator:
         """Give the device back a cached segment (release_block)."""
         block.pool.discard(block)
         self.reserved -= block.size
+        self.released += 1
 
     def _expand(self, pool: Pool, size: int) -> Block | None:
         """A block of at least `size`, with pages mapped as needed (try_allocate_expandable_block).
@@ -231,5 +232,6 @@ class CachingAllocator:
         block.mapped = False
         block.merge()
         self.reserved -= last - first
+        self.released += (last - first) // space.page
         if not block.alone:  # with nothing else in it, the segment goes too (release_expandable_segment)
             block.pool.add(block)

@@ -100,6 +100,8 @@ def why(exploration: Exploration, best: Pair) -> list[str]:
         known = exploration.device.host_bytes
         unchecked = "" if known else ", which was not checked: write --host-memory 64GB for yours"
         sentences.append(f"It needs {size(memory.host)} of the machine's own memory as well{unchecked}.")
+    if memory.drive:
+        sentences.append(f"{size(memory.drive)} of each process wait on a drive.")
     if found.fit_rank is FitRank.AFTER_RETRIES:
         sentences.append(f"It fits once the allocator has given cached memory back, without which it is "
                          f"{size(memory.used)}; that costs a little time.")

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from tightfit.devices import Device
 from tightfit.planning.costs import Time
+from tightfit.planning.drives import drive_bytes
 from tightfit.planning.plan import Scaling
 from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.evaluate import Evaluated
@@ -19,6 +20,7 @@ from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration
 from tightfit.planning.search.question import Question
 from tightfit.planning.timing.uncertainty import Work
 from tightfit.recipe import Recipe
+from tightfit.techniques.parallel import Zero
 from tightfit.text import counted, percent, seconds, size
 
 PARALLEL = "parallel"
@@ -104,11 +106,23 @@ def more_gpus(exploration: Exploration, found: Evaluated) -> str:
         if not recipe.parallel.shards:
             return ""
         return f"{_whole(found, device)}: parallel={recipe.parallel.name} divides them."
-    count = _enough(exploration, found)
+    count, drive = _enough(exploration, found), _drive(found, device)
     if count is None:
-        return ""
+        return drive
     return (f"{_whole(found, device)}: parallel=fsdp divides them, and needs about {counted(count, 'such GPU')} to "
-            f"hold its parts without the host's memory; --gpus {count} tells exactly.")
+            f"hold its parts without the host's memory; --gpus {count} tells exactly.{drive and ' '}{drive}")
+
+
+def _drive(found: Evaluated, device: Device) -> str:
+    """What DeepSpeed leaves on a machine's drive and in its memory, as a sentence; empty where that memory serves."""
+    if not found.estimate.memory.host_missing:
+        return ""
+    zero = replace(Zero(stage=3, offload="nvme"), processes=device.world)
+    moves = drive_bytes(found.recipe, zero, found.parameters // device.machines)
+    return (f"The host's memory is too small by {size(found.estimate.memory.host_missing)}: parallel=zero "
+            f"parallel.stage=3 parallel.offload=nvme leaves {size(moves.held)} on each machine's drive and "
+            f"{size(moves.in_memory)} in its memory; a step reads {size(moves.read)} there and writes "
+            f"{size(moves.written)}, for which parallel.nvme_path=<folder> has a drive measured.")
 
 
 def _held(found: Evaluated) -> float:

@@ -14,9 +14,10 @@ from typing import Any
 from tightfit.devices import Device
 from tightfit.errors import TightfitError
 from tightfit.planning.allocator.replay import Replay
+from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.planning.costs import Memory, Time
 from tightfit.planning.defaults import resolve
-from tightfit.planning.estimate import Tools, fit, training_time
+from tightfit.planning.estimate import Tools, fit, settings_of, training_time
 from tightfit.planning.search.evaluate import InProcess, Progress
 from tightfit.planning.search.offloading import LEAST_MEMORY, OFFLOADED
 from tightfit.planning.search.pool import Pool
@@ -121,10 +122,10 @@ def estimate_on_cards(
     """The memory and time of a resolved recipe on cards of one generation, by a trace for the first of them."""
     tools, replays = evaluator.tools, dict[int, Replay]()
 
-    def replay(trace: Trace, room: int | None, expandable: bool) -> Replay:
+    def replay(trace: Trace, room: int | None, settings: AllocatorSettings) -> Replay:
         kept = sum(untraced.bytes for untraced in trace.untraced if untraced.where == "allocator")
         if kept not in replays:  # beyond what is kept in it the allocator is the same on each
-            replays[kept] = evaluator.tools.replay(trace, None, expandable)
+            replays[kept] = evaluator.tools.replay(trace, None, settings)
         free = replays[kept]
         missing = 0 if room is None else max(free.peak_reserved - room, 0)
         return replace(free, fits="no" if missing else "yes", missing=missing)
@@ -139,7 +140,7 @@ def estimate_on_cards(
 def _estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools, evaluator: InProcess) -> CardEstimate:
     if tools.untraced is not None:
         trace = replace(trace, untraced=tools.untraced(recipe, device, trace))
-    found = fit(trace, device, tools, evaluator.margin, expandable=recipe.expandable_segments is True)
+    found = fit(trace, device, tools, evaluator.margin, settings_of(recipe))
     time = training_time(trace, recipe, device, tools)[0] if found.safe else None
     return CardEstimate(recipe=recipe, memory=found.memory, time=time)
 

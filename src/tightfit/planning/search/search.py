@@ -18,7 +18,13 @@ from tightfit.planning.estimate import Margin, Tools
 from tightfit.planning.plan import Answers, Candidate, Plan
 from tightfit.planning.search.adapters import adapters
 from tightfit.planning.search.budget import TraceBudget
-from tightfit.planning.search.changes import gain_of_opening, misalignments, smallest_change, smallest_gpu
+from tightfit.planning.search.changes import (
+    gain_of_opening,
+    gain_without_dropout,
+    misalignments,
+    smallest_change,
+    smallest_gpu,
+)
 from tightfit.planning.search.choose import explore
 from tightfit.planning.search.comparisons import evaluate_comparisons
 from tightfit.planning.search.evaluate import Evaluated, Evaluator, InProcess, Progress, after
@@ -204,6 +210,7 @@ def _plan(
     if best is not None and not choice_alone:
         answers = replace(answers, scaling=scaling(exploration, head))
     answers = replace(answers, more_gpus=more_gpus(exploration, head))
+    masked = gain_without_dropout(exploration, head) if best is not None and not choice_alone else ""
     unread = _unread(recipe) if recipe.mode == "inference" else ()
     said = [  # one object says all: the first candidate carries the answers too
         *(sentences or missed[:1]), answers.next_best, answers.smallest_change_text, answers.smallest_gpu_text,
@@ -226,6 +233,7 @@ def _plan(
         device=exploration.device, asked=recipe, candidates=candidates,
         chosen=candidates[0] if best is not None else None, answers=answers,
         notes=(*unread, *offloaded, *exploration.notes, *([short] if short else ()),
+               *([masked] if masked else ()),
                *(f"left out: {reason}" for reason in dict.fromkeys(exploration.refused.values()))),
         tried=len(exploration.considered) * len(exploration.sizes), predictions=exploration.budget.made,
     )  # fmt: skip

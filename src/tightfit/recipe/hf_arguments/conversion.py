@@ -122,6 +122,7 @@ def plain_arguments(recipe: Recipe) -> Arguments:
         "metric_for_best_model": best,
         "greater_is_better": best and METRICS[best].larger_is_better,
         "torch_empty_cache_steps": recipe.empty_cache_steps,
+        "full_determinism": recipe.deterministic or None,
         "report_to": list(recipe.report_to) or "none",
         "use_cpu": on_cpu,
     }
@@ -245,6 +246,7 @@ def _recipe_values(a: Arguments, default_steps: int) -> dict[str, Any]:
         "eval_steps": steps("eval_steps") if a["eval_strategy"] == "steps" else None,
         "save_steps": steps("save_steps") if a["save_strategy"] == "steps" else None,
         "empty_cache_steps": a["torch_empty_cache_steps"],
+        "deterministic": a["full_determinism"],
         "device": "cpu" if a["use_cpu"] else "auto",
     }
     if a["save_total_limit"] is not None:

@@ -46,6 +46,7 @@ class Mapped(BaseModel):
     torch_compile_backend: str | None = None
     torch_compile_mode: str | None = None
     torch_empty_cache_steps: int | None = None
+    full_determinism: bool = False
     logging_steps: float = 500
     report_to: list[str] | Literal["none"] = "none"
     eval_strategy: Literal["no", "steps", "epoch"] = "no"
@@ -103,7 +104,6 @@ REFUSED: Mapping[str, tuple[Any, str]] = {
     "auto_find_batch_size": (
         False, "changes the global batch where memory runs out; leave it out: recover=true halves micro-batches alone",
     ),
-    "full_determinism": (False, "runs other kernels than those that a recipe names; leave it out, and keep seed"),
     "accelerator_config": (None, "changes how batches are split, sent or accumulated; leave it out"),
     "train_sampling_strategy": ("random", "orders the data otherwise than at random; write 'random'"),
     "ddp_timeout": (1800, _PROCESSES),
@@ -142,6 +142,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "checkpointing": ("gradient_checkpointing", "gradient_checkpointing_kwargs"),
     "compile": ("torch_compile", "torch_compile_backend", "torch_compile_mode"),
     "empty_cache_steps": ("torch_empty_cache_steps",),
+    "deterministic": ("full_determinism",),
     "eval_steps": ("eval_strategy", "eval_steps"),
     "save_steps": ("save_strategy", "save_steps"),
     "metric_for_best_model": ("metric_for_best_model", "greater_is_better"),

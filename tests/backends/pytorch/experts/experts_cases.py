@@ -20,7 +20,7 @@ from tightfit.backends.pytorch.experts.routing import find_routers
 from tightfit.backends.pytorch.step import Step
 from tightfit.devices import Device
 from tightfit.recipe import Recipe
-from tightfit.tasks import IGNORE, global_batch_of
+from tightfit.tasks import IGNORE, MicroBatch, global_batch_of
 
 CPU = Device(kind="cpu", name="cpu", memory_bytes=1 << 30)
 _SMALL = {
@@ -77,6 +77,17 @@ def ragged(split: tuple[int, ...], seed: int = 0) -> TensorGlobalBatch:
         parts.append(replace(made, mask="padded", padding=padding))
         left = left[size:]
     return tensor_global_batch(global_batch_of(tuple(parts)))
+
+
+def packed(seed: int = 0) -> TensorGlobalBatch:
+    """The same rows as documents of one row, without padding."""
+    found = rows("causal-lm", seed=seed)
+    lengths = [len(row["input_ids"]) for row in found]
+    inputs = {"input_ids": np.concatenate([row["input_ids"] for row in found])[None],
+              "position_ids": np.concatenate([np.arange(length) for length in lengths])[None]}
+    made = MicroBatch(inputs=inputs, labels=np.concatenate([row["labels"] for row in found])[None], mask="packed",
+                      document_ids=np.repeat(np.arange(len(lengths)), lengths)[None].astype(np.int32))
+    return tensor_global_batch(global_batch_of((made,)))
 
 
 def gradients(step: Step, batch: TensorGlobalBatch) -> tuple[dict[str, Tensor], StepResult]:

@@ -18,6 +18,7 @@ from tests.backends.pytorch.experts.experts_cases import (
     losses_by_hand,
     moe_model,
     moe_step,
+    packed,
     ragged,
 )
 from tests.backends.pytorch.techniques.by_block.streaming_cases import ALL, HOST
@@ -112,6 +113,16 @@ def test_padding_is_not_counted():
         assert step.routing.counts().sum(-1).tolist() == [2.0 * ragged(split).tokens] * 4
     (whole,) = ragged(WHOLE).micro_batches
     assert whole.labels.numel() > ragged(WHOLE).tokens
+
+
+@pytest.mark.parametrize("fields", [{}, BY_BLOCK, {"attention": "sdpa"}], ids=str)
+@pytest.mark.parametrize("name", ["olmoe", "shared expert"])
+def test_documents_that_share_a_row_are_routed_as_in_rows_of_their_own(name, fields):
+    wanted, apart = gradients(moe_step(name), ragged(WHOLE))
+    found, together = gradients(moe_step(name, **fields), packed())
+    assert_alike(found, wanted)
+    for metric, total in apart.metrics.items():
+        assert together.metrics[metric].mean == pytest.approx(total.mean, rel=1e-5)
 
 
 def test_the_models_own_balance_loss_is_not_made_beside_ours():

@@ -54,6 +54,15 @@ def test_a_process_holds_its_parts(tiny, knobs):
     assert "declared, from its source" in " ".join(trace.notes)
 
 
+def test_all_parts_wait_on_a_drive_and_gradients_are_summed_in_the_hosts_memory(tiny):
+    in_memory = planned(tiny, {"stage": 3, "offload": "cpu"})
+    on_drive = planned(tiny, {"stage": 3, "offload": "nvme", "nvme_path": "/mnt/nvme"})
+    whole = held(in_memory, Place.HOST)
+    assert held(on_drive, Place.HOST) == pytest.approx(whole / 5, rel=0.01)
+    assert held(on_drive, Place.DRIVE) == pytest.approx(whole, rel=0.01)
+    assert on_drive.peak() == in_memory.peak()
+
+
 def sent(trace: Trace) -> int:
     step = trace.span("step 2")
     times = {(span.start, span.stop): span.times for span in trace.spans if span.name in ("forward", "backward")}

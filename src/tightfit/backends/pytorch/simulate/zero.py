@@ -24,8 +24,7 @@ TO_DEVICE, TO_HOST = "deepspeed.to_device", "deepspeed.to_host"
 UPDATES = ("optimizer", "resume")
 """Spans in which all work is done on parts."""
 NOTE = "parallel: DeepSpeed's work is declared, from its source, and not traced: stage {stage} over a trace of {base}"
-DRIVE = ("parallel.offload: what waits on the drive is counted as if in the host's memory, at the speed of its link, "
-         "and a drive is slower")
+DRIVE = "parallel.offload: times have what waits on the drive come and go at the speed of the host's link"
 
 
 def with_zero(trace: Trace, technique: Zero, offloads: bool) -> Trace:
@@ -54,9 +53,18 @@ def with_zero(trace: Trace, technique: Zero, offloads: bool) -> Trace:
         if technique.stage == 2 and (len(passes) > 1 or passes[0].times > 1):
             made += [piece(span.start, span.stop, GRADIENTS) for span in passes]
     notes = [*trace.notes, NOTE.format(stage=technique.stage, base="FSDP" if technique.shards else "one device")]
-    if technique.offload == "nvme":
-        notes.append(DRIVE)
-    return replace(trace, allocations=[*trace.allocations, *made], notes=notes)
+    trace = replace(trace, allocations=[*trace.allocations, *made], notes=notes)
+    return _on_a_drive(trace) if technique.offload == "nvme" and offloads else trace
+
+
+def _on_a_drive(trace: Trace) -> Trace:
+    """The trace with the weights and states that wait in host memory on a drive; gradients are summed up there, and
+    wait on the drive for the update."""
+    moved = [replace(made, place=Place.DRIVE)
+             if made.place is Place.HOST and made.category in (Category.WEIGHTS, Category.OPTIMIZER) else made
+             for made in trace.allocations]
+    summed = [replace(made, place=Place.DRIVE) for made in moved if made.place is Place.HOST and made.op == GRADIENTS]
+    return replace(trace, allocations=[*moved, *summed], notes=[*trace.notes, DRIVE])
 
 
 def _divided(trace: Trace, technique: Zero, update: Span, part: int, offloads: bool) -> Trace:

@@ -16,7 +16,7 @@ from tightfit.backends.pytorch.techniques.attention import arguments
 from tightfit.backends.pytorch.techniques.attention.functions import EAGER, FLEX, SDPA, register
 from tightfit.backends.pytorch.techniques.attention.kernels import HALF
 from tightfit.errors import Refused, install_command
-from tightfit.techniques.attention import Eager, FlashAttn, Flex, Sdpa
+from tightfit.techniques.attention import NO_DROPOUT, Eager, FlashAttn, Flex, Sdpa
 
 KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -74,7 +74,7 @@ def _dense_note(technique: Sdpa, build: Build) -> tuple[str, ...]:
         if technique.kernel not in ("auto", "flash"):
             reasons.append("the variable-length kernel is the flash one; write attention.kernel=auto")
         if dropout is not None:
-            reasons.append(f"the variable-length kernel has no dropout; write model_overrides.{dropout}=0")
+            reasons.append(f"{NO_DROPOUT}{dropout}=0")
     costly = "attention: packed documents are kept apart by a mask of seq_len x seq_len"
     return (f"{costly}: {'; '.join(reasons)}",) if reasons else ()
 

@@ -21,6 +21,7 @@ from torch._subclasses import FakeTensor
 from torch.optim import Optimizer
 
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.simulated_device import active_simulated_cuda
 from tightfit.backends.pytorch.state import load_state, save_state
 from tightfit.backends.pytorch.techniques.optimizer.anyprecision import AnyPrecisionAdamW
 from tightfit.backends.pytorch.techniques.optimizer.state import set_rate
@@ -141,14 +142,28 @@ class ScaledUpdate:
 
 
 def adamw(technique: declared.AdamW, build: Build) -> Build:
-    """torch.optim.AdamW; over bf16 weights with Kahan or stochastic rounding, our own with bf16 states."""
+    """torch.optim.AdamW, or Apex's; over bf16 weights with Kahan or stochastic rounding, our own with bf16 states."""
     options = {"betas": technique.betas, "eps": technique.eps}
     rounding = _rounding(build)
     if rounding in ("kahan", "stochastic"):
         options |= {"momentum_dtype": torch.bfloat16, "variance_dtype": torch.bfloat16, "rounding": rounding}
         return _with(build, AnyPrecisionAdamW, technique.weight_decay, **options)
+    if technique.implementation == "apex":
+        return _apex(technique, build, options)
     return _with(build, torch.optim.AdamW, technique.weight_decay, **options,
                  **IMPLEMENTATIONS[technique.implementation])
+
+
+def _apex(technique: declared.AdamW, build: Build, options: dict[str, Any]) -> Build:
+    """Apex's fused AdamW; in a plan, on whose tensors its kernels cannot run, torch's of the same states."""
+    from tightfit.backends.pytorch.techniques.optimizer.apex import fused_adam, load_fused_adam  # for these alone
+
+    if active_simulated_cuda() is None:
+        load_fused_adam()  # or it is refused
+        return _with(build, fused_adam, technique.weight_decay, **options)
+    note = "optimizer: Apex's kernel is planned as torch's own fused one, whose states it has"
+    build = replace(build, notes=(*build.notes, note))
+    return _with(build, torch.optim.AdamW, technique.weight_decay, **options, **IMPLEMENTATIONS["fused"])
 
 
 def sgd(technique: declared.Sgd, build: Build) -> Build:

@@ -5,9 +5,11 @@ It divides by the number of processes, and by nothing else: a micro-batch's loss
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -18,6 +20,7 @@ from tightfit.backends.pytorch.build import Build, Check
 from tightfit.backends.pytorch.models import parameter_count
 from tightfit.backends.pytorch.techniques.zero.library import load_deepspeed, quiet, require_async_io
 from tightfit.backends.pytorch.techniques.zero.update import ZeroUpdate
+from tightfit.backends.pytorch.world import TensorWorld
 from tightfit.errors import Refused
 from tightfit.techniques.parallel import Zero
 
@@ -38,10 +41,11 @@ def wrap(technique: Zero, build: Build, loss_module: nn.Module) -> Build:
         raise Refused("parallel: zero cannot replace weights for an evaluation, for DeepSpeed holds them; write "
                       "precision.full_eval=false, or parallel=ddp")
     deepspeed = load_deepspeed(build.torch_device.type)
-    notes = build.notes
-    if technique.offload == "nvme":
+    notes, drive = build.notes, None
+    if technique.nvme_path is not None:
         require_async_io()
-        notes = (*notes, DRIVE_NOTE)
+        notes, drive = (*notes, DRIVE_NOTE), folder_on_drive(build.world, Path(technique.nvme_path))
+    config = configuration(technique, build, drive)
     updates: list[ZeroUpdate] = []  # the step's, which is made once the notes are said: an engine may compile
 
     def loss(batch: TensorBatch, check: Check | None) -> Tensor:
@@ -58,18 +62,35 @@ def wrap(technique: Zero, build: Build, loss_module: nn.Module) -> Build:
 
     def engine_of(client: Optimizer) -> Any:
         with quiet():
-            return deepspeed.initialize(model=loss_module, optimizer=client, config=configuration(technique, build))[0]
+            if drive is not None:  # left to itself it writes fp32 weights in 16 bits on a processor
+                deepspeed.zero.Init(module=loss_module, config_dict_or_path=config, remote_device="nvme",
+                                    pin_memory=build.device.kind == "cuda")
+            return deepspeed.initialize(model=loss_module, optimizer=client, config=config)[0]
 
     def update(build: Build, calls: BlockCalls | None) -> ZeroUpdate:
-        updates.append(ZeroUpdate(build, engine_of))
+        updates.append(ZeroUpdate(build, engine_of, drive))
         return updates[-1]
 
     return replace(build, training_loss=loss, gradient_sync=sync, update_factory=update, notes=notes,
                    settings=(*build.settings, quiet))
 
 
-def configuration(technique: Zero, build: Build) -> dict[str, Any]:
-    """What DeepSpeed is told."""
+def folder_on_drive(world: TensorWorld, parent: Path) -> Path:
+    """A new folder for this run's parts, of one name in all processes: DeepSpeed's files have the same names in every
+    run. Raises Refused where there can be none."""
+
+    def made() -> str:
+        try:
+            return tempfile.mkdtemp(prefix="tightfit-", dir=parent)
+        except OSError as error:
+            raise Refused(f"parallel.nvme_path: {parent} is no folder to write to ({error.strerror}); write one on the "
+                          "drive that is to hold weights and states") from None
+
+    return Path(world.broadcast_from_rank0(made))
+
+
+def configuration(technique: Zero, build: Build, drive: Path | None) -> dict[str, Any]:
+    """What DeepSpeed is told. drive: the folder on a drive for what waits there."""
     pinned = build.device.kind == "cuda"
     zero: dict[str, Any] = {
         "stage": technique.stage, "reduce_bucket_size": BUCKET, "allgather_bucket_size": BUCKET,
@@ -81,8 +102,8 @@ def configuration(technique: Zero, build: Build) -> dict[str, Any]:
                  "stage3_max_reuse_distance": 0}
     if technique.offload != "none":
         where: dict[str, Any] = {"device": technique.offload, "pin_memory": pinned}
-        if technique.nvme_path is not None:
-            where["nvme_path"] = technique.nvme_path
+        if drive is not None:
+            where["nvme_path"] = str(drive)
         zero["offload_optimizer"] = where
         if technique.stage == 3:
             zero["offload_param"] = where

@@ -7,6 +7,8 @@ DeepSpeed by its name. Values that are no tensors of the weights' size, such as 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.sharding import Scattered, full_shape, full_tensor, is_sharded, local_shard
+from tightfit.backends.pytorch.sharding import Scattered, full_shape, full_tensor, is_sharded
 from tightfit.backends.pytorch.state import named_tensors, read_tensors, restore_streams, write_state
 from tightfit.backends.pytorch.techniques.optimizer.state import make_states
 from tightfit.errors import CheckpointError
@@ -56,7 +58,7 @@ def load(build: Build, engine: Any, client: Optimizer, folder: Path, meta: dict[
         _make_states(engine, client)
         _link(engine, client)
         _copy_states(learned, client, states, meta["optimizer"]["scalars"], build.world.rank)
-    _copy_weights(model, weights)
+    _copy_weights(model, weights, build.world.rank)
     restore_streams(streams, meta, build.world)
 
 
@@ -91,15 +93,40 @@ def _make_states(engine: Any, client: Optimizer) -> None:
     buffers, groups = [flat.grad for flat in flats], client.param_groups
     own = [group["params"] for group in groups]
     try:
-        # Stage 3 gives the optimizer one of them after the other, and leaves it none in between.
-        for group, params in zip(groups, [flats] if not any(own) else own, strict=False):
-            group["params"] = params
-        make_states(client, flats)
+        if any(own):
+            make_states(client, flats)
+        else:  # stage 3 gives the optimizer one of them after the other, and leaves it none in between
+            for number, flat in enumerate(flats):
+                groups[0]["params"] = [flat]
+                with _in_memory(engine.optimizer, number):
+                    make_states(client, [flat])
     finally:
         for group, params in zip(groups, own, strict=True):
             group["params"] = params
         for flat, buffer in zip(flats, buffers, strict=True):
             flat.grad = buffer
+
+
+@contextmanager
+def _in_memory(held: Any, number: int) -> Iterator[None]:
+    """Inside, a flat tensor of stage 3 and its states are in memory, which may else wait on a drive."""
+    swaps = held._swappable_optimizer_subgroup(number)
+    if swaps:
+        held._optimizer_states_and_gradient_swap_in(number)
+    yield
+    if swaps:
+        held._optimizer_states_and_gradient_swap_out(number)
+
+
+def _set_part(parameter: nn.Parameter, whole: Tensor, rank: int, key: str | None = None) -> None:
+    """Set this process's part of a parameter's fp32 copy, or of its state of that name: DeepSpeed's own function takes
+    the part's size from what may be on a drive."""
+    held: Any = parameter._z3_optimizer  # type: ignore[attr-defined]
+    number, offset, size = held.grad_position[held.get_param_id(parameter)]
+    with _in_memory(held, number):
+        flat = held.fp32_partitioned_groups_flat[number]
+        held_in = flat if key is None else held.optimizer.state[flat][key]
+        held_in.data.narrow(0, offset, size).copy_(_part(whole, size, rank))
 
 
 def _flats(engine: Any) -> Any:
@@ -124,7 +151,7 @@ def _link(engine: Any, client: Optimizer) -> None:
 def _copy_states(
     learned: dict[str, nn.Parameter], client: Optimizer, states: dict[str, Tensor], scalars: dict[str, Any], rank: int
 ) -> None:
-    from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
+    from deepspeed.utils import safe_set_full_optimizer_state
 
     first = next(iter(learned))
     for name, parameter in learned.items():
@@ -134,7 +161,7 @@ def _copy_states(
                 if whole is None or whole.shape != full_shape(parameter):
                     raise CheckpointError(f"optimizer state: the checkpoint has no {name}/{key} of this form")
                 if is_sharded(parameter):
-                    safe_set_local_optimizer_state(parameter, _part(whole, parameter, rank), key)
+                    _set_part(parameter, whole, rank, key)
                 else:
                     safe_set_full_optimizer_state(parameter, whole.to(value.device), key)
     for state in client.state.values():
@@ -145,17 +172,15 @@ def _copy_states(
                 value.copy_(states[f"{first}/{key}"])
 
 
-def _part(whole: Tensor, parameter: nn.Parameter, rank: int) -> Tensor:
+def _part(whole: Tensor, size: int, rank: int) -> Tensor:
     """A process's part of values like a parameter's, the last one padded: DeepSpeed cuts only what divides evenly."""
-    part = local_shard(parameter)
-    size = part.numel()
     own = whole.flatten()[rank * size : (rank + 1) * size]
     return torch.nn.functional.pad(own, (0, size - own.numel()))
 
 
 @torch.no_grad()
-def _copy_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
+def _copy_weights(model: nn.Module, weights: dict[str, Tensor], rank: int) -> None:
+    from deepspeed.utils import safe_set_full_fp32_param
 
     import deepspeed
 
@@ -173,6 +198,6 @@ def _copy_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
         with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
             parameter.copy_(value)
         if is_sharded(parameter):
-            safe_set_local_fp32_param(parameter, local_shard(parameter))
+            _set_part(parameter, value, rank)
         else:
             safe_set_full_fp32_param(parameter, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from tightfit.backends.pytorch.techniques.zero import state
 class ZeroUpdate(ScaledUpdate):
     """An engine's own update. See `build.Update` for what each method promises."""
 
-    def __init__(self, build: Build, engine_of: Callable[[Optimizer], Any]) -> None:
+    def __init__(self, build: Build, engine_of: Callable[[Optimizer], Any], drive: Path | None = None) -> None:
+        """drive: the folder of what waits on a drive, which goes with this."""
         super().__init__(build)
+        self._drive = drive
         self.engine = engine_of(self.optimizer)
 
     def backward(self, loss: Tensor) -> None:
@@ -41,6 +44,8 @@ class ZeroUpdate(ScaledUpdate):
 
     def close(self) -> None:
         self.engine.destroy()
+        if self._drive is not None:
+            shutil.rmtree(self._drive, ignore_errors=True)
 
     def save(self, folder: Path) -> dict[str, Any]:
         return state.save(self._build, self.engine, self.optimizer, folder)
