@@ -121,7 +121,8 @@ def heading(run: LadderRun) -> list[str]:
     said = [f"{ladder.title}", f"measured on {machine.device}"
             + (f" (driver {machine.driver})" if machine.driver else "")
             + "".join(f", {library} {machine.versions[library]}" for library in libraries)
-            + ("; pred. is for it too" if any(row.device == machine.device for row in run.rows.predicted) else "")]
+            + ("; predicted (pred.) for the same" if any(row.device == machine.device for row in run.rows.predicted)
+               else "")]
     if options.scale != "full":
         shrunk = ladder.shrunk.get(options.scale, {})
         fields = [*shrunk.get("model_overrides", {}).items(), *shrunk.items()]
@@ -154,7 +155,7 @@ def remarks(result: RungResult) -> list[str]:
     if guess is not None and not guess.fits and (ran is None or ran.reason != guess.reason):
         said.append(f"not predicted: {guess.reason}")
     if full is not None and full.fits != "yes":
-        words = {"with-retries": "fits only after cached memory is given back", "no": "does not fit"}
+        words = {"with-retries": "fits only after the caching allocator has freed unused blocks", "no": "does not fit"}
         said.append(f"at full size: {full.reason or words.get(full.fits, '')}")
     return [text for text in said if text]
 

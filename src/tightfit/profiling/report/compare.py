@@ -17,6 +17,9 @@ from tightfit.recipe.resume import differences
 from tightfit.tasks import TASKS
 from tightfit.trace import WALL_PHASES, Op, Phase
 
+PEAK = "peak allocated"
+"""The name of a peak of tensors' bytes, in plans, comparisons, reports and summaries alike."""
+
 
 def title(profile: Profile) -> str:
     return f"{profile.recipe.model} on {profile.device.name}"
@@ -87,7 +90,7 @@ def figures(profile: Profile) -> Iterator[Figure]:
     yield Figure("MFU", mfu, "-" if mfu is None else text.percent(mfu), source)
     peak, room = profile.peak, profile.capacity_bytes
     share = f"{text.percent(peak / room)} of {text.size(room)}" if room else "capacity not known"
-    yield Figure("peak memory", peak or None, text.size(peak) if peak else "-", (
+    yield Figure(PEAK, peak or None, text.size(peak) if peak else "-", (
         share if peak else "not measured") + ("; predicted, not measured" if alone else _predicted_peak(profile)))
 
 
