@@ -153,6 +153,13 @@ def test_the_headline():
     assert headline(empty()) == "gpt2 on RTX 4090"
 
 
+def test_a_followed_step_that_is_far_slower_says_so_beside_the_figure():
+    remarks = [{figure.name: figure.remark for figure in figures(replace(profile(), overhead=times))}["step"]
+               for times in (1.4, 5.2)]
+    assert ["the followed step took" in remark for remark in remarks] == [False, True]
+    assert remarks[1].endswith("; the followed step took 5.2 times as long")
+
+
 def test_predicted_seconds_that_are_not_calibrated_say_so():
     made = profile()
     rough = {figure.name: figure.remark for figure in figures(made)}

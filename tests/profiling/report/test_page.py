@@ -169,7 +169,10 @@ def test_the_command(tmp_path, run):
     assert (tmp_path / "a" / "report.html").read_text().startswith("<!doctype html>")
     status, out, _ = run(tmp_path / "a", tmp_path / "b")
     assert "report-against-b.html" in out
-    assert "Difference to the other run" in (tmp_path / "a" / "report-against-b.html").read_text()
+    drawn = (tmp_path / "a" / "report-against-b.html").read_text()
+    assert "Difference to the other run" in drawn
+    assert f'{tmp_path / "a"}</th>' in drawn
+    assert f'{tmp_path / "b"}</th>' in drawn
     status, _, _ = run(tmp_path / "a", "--output", tmp_path / "mine.html")
     assert (tmp_path / "mine.html").exists()
 

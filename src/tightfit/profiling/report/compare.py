@@ -21,6 +21,11 @@ PEAK = "peak allocated"
 """The name of a peak of tensors' bytes, in plans, comparisons, reports and summaries alike."""
 
 
+FAR_SLOWER = 2.0
+"""From how many times a plain step's seconds on a followed one's are said beside them: its ops' own times, and the
+waits between them, then tell less of a plain step."""
+
+
 def title(profile: Profile) -> str:
     return f"{profile.recipe.model} on {profile.device.name}"
 
@@ -85,7 +90,8 @@ def figures(profile: Profile) -> Iterator[Figure]:
     remarks = [f"predicted{uncalibrated(profile)}, not measured"] * 2 if alone else [
         f"predicted {figure}{uncalibrated(profile)}" if guess else "not predicted" for figure in predicted]
     yield Figure(unit, rate or None, f"{rate:,.0f}" if rate else "-", remarks[0])
-    yield Figure("step", step or None, text.seconds(step or None), remarks[1])
+    slower = f"; the followed step took {profile.overhead:.1f} times as long" if profile.overhead >= FAR_SLOWER else ""
+    yield Figure("step", step or None, text.seconds(step or None), remarks[1] + slower)
     mfu, source = utilization(profile, step)
     yield Figure("MFU", mfu, "-" if mfu is None else text.percent(mfu), source)
     peak, room = profile.peak, profile.capacity_bytes
