@@ -24,7 +24,7 @@ from tightfit.planning.estimate import Margin, fit
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.profiling.measure import predicted_profile
 from tightfit.profiling.profile import Profile
-from tightfit.profiling.report.compare import PEAK, Pair, headlines, pairs, phase_pairs, recipe_changes
+from tightfit.profiling.report.compare import ORIGIN, PEAK, Pair, headlines, pairs, phase_pairs, recipe_changes
 from tightfit.profiling.step import op_class, steps_of
 from tightfit.recipe.lookup import load_recipe
 from tightfit.training.listeners import Terminal
@@ -53,7 +53,8 @@ def run_compare(
     memories = _memory(ours), _memory(theirs)
     found = _sections(ours, theirs, *memories)
     changes = list(recipe_changes(ours, theirs))
-    heads = [row for row in headlines(ours, theirs) if row[0] != PEAK]  # of a step alone; a plan's is of the whole run
+    # a profile's peak is of a step alone, a plan's of the whole run; and both steps are predicted
+    heads = [row for row in headlines(ours, theirs) if row[0] not in (PEAK, ORIGIN)]
     first, second = (_peaks(memory, ours.device) for memory in memories)
     peaks = pairs(first, second)
     if as_json:

@@ -17,6 +17,7 @@ from tightfit.recipe.resume import differences
 from tightfit.tasks import TASKS
 from tightfit.trace import WALL_PHASES, Op, Phase
 
+ORIGIN = "origin"
 PEAK = "peak allocated"
 """The name of a peak of tensors' bytes, in plans, comparisons, reports and summaries alike."""
 
@@ -152,7 +153,7 @@ def headlines(ours: Profile, theirs: Profile) -> Iterator[tuple[str, str, str, s
             yield a.name, a.text, b.text, text.relative(a.value, b.value)
     if ours.only_predicted or theirs.only_predicted:
         first, second = ("predicted" if each.only_predicted else "measured" for each in (ours, theirs))
-        yield "origin", first, second, ""
+        yield ORIGIN, first, second, ""
 
 
 def phase_pairs(ours: Profile, theirs: Profile) -> list[Pair]:
