@@ -393,7 +393,8 @@ def test_a_factory_named_in_a_recipe_or_in_the_place_of_one(tmp_path, run, monke
 
 
 def test_a_model_that_cannot_be_traced_is_named():
-    fields = {**FIELDS, "model_overrides": {}, "attention": "sdpa"}  # packed, which its forward pass knows nothing of
+    # texts are packed, of which its forward pass knows nothing
+    fields = {**FIELDS, "model_overrides": {}, "attention": "sdpa", "data": "notes.txt"}
     with pytest.raises(ModelError, match=r"packing: Own .*data.packing=false"):
         tightfit.plan(Own(16), fields, gpu="l4")
 
@@ -410,7 +411,8 @@ def test_what_a_trace_does_not_show_is_each_candidates_own():
 
 def test_a_plans_recipe_can_be_applied_to_the_model():
     model = Own(16)
-    plan = tightfit.plan(model, {**FIELDS, "model_overrides": {}, "data": {"packing": False}}, gpu="cpu")
+    plan = tightfit.plan(model, {**FIELDS, "model_overrides": {}}, gpu="cpu")
+    assert not plan.recipe.data.packing  # as its rows are trained
     applied = tightfit.apply(model, plan.recipe)
     applied.model(torch.zeros(2, 16, dtype=torch.long)).sum().backward()
     applied.optimizer.step()
