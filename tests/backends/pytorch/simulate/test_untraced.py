@@ -110,5 +110,5 @@ def test_a_predicted_step_carries_what_it_does_not_show():
 def test_global_batches_that_are_not_page_locked_are_not_rounded():
     values = {**TINY, "seq_len": 60, "loading": {"workers": 0, "pin_memory": False}}
     trace = predict(resolve(Recipe.from_dict(values), A100), A100)
-    (global_batches,) = [u for u in trace.untraced if u.name.startswith("global batches")]
+    (global_batches,) = [u for u in trace.untraced if u.name == "prefetched global batches"]
     assert global_batches.bytes == 2 * (2 * 2 * 60 * 8)
