@@ -29,7 +29,7 @@ def plot(lines: list[dict[str, Any]], unigram: float, path: Path) -> None:
     held_out = [(line["step"], line["eval_loss"]) for line in lines if "eval_loss" in line]
     axis.plot(*zip(*train, strict=True), color="tab:blue", label="training")
     axis.plot(*zip(*held_out, strict=True), "o-", color="tab:orange", label="held out")
-    axis.axhline(unigram, color="gray", linestyle="--", label="guessing by frequency alone")
+    axis.axhline(unigram, color="gray", linestyle="--", label="unigram baseline")
     axis.set(xlabel="step", ylabel="loss, nats a token", title="tightfit train quickstart")
     axis.grid(alpha=0.3)
     axis.legend()

@@ -36,9 +36,12 @@ EXPLAINED = 10.0
 READING = """\
 - **A rung** is one recipe that differs from another in one technique. It runs in a process of its own: a warm-up, the
   timed steps, and one more step whose memory is measured. What fails, runs out of memory or is refused is a row too.
-- **s/step** is the median of the timed steps, **samples/s** what that makes. **MiB** is what the driver reports for
-  the process, context and all that the allocator holds; on a processor, and in the notebook's ladder as it was
-  published, the most that a step's tensors take at once.
+- **s/step** is the median of the timed steps, ± half the distance of their quartiles, **samples/s** what that makes.
+  **MiB** is what the driver reports for the process, context and all that the allocator holds; on a processor, and in
+  the notebook's ladder as it was published, the most that a step's tensors take at once.
+- **Noise.** Where half of a rung's steps lie further than 25 % apart, as on a busy machine, or its speed is ten times
+  off its neighbours', it is measured in up to two further rounds. What stays noisy says so, and a speed that lies
+  within the spread of both rungs has a `~` behind it.
 - **speed and memory** are factors of the rung that this one stands against: 0.75x is a quarter slower, or a quarter
   less memory. A technique's effect is that factor, on that model and card.
 - **pred.** is what the plan says of the same recipe on the same device; it knows nothing of the measurement, and is

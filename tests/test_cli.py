@@ -45,7 +45,7 @@ def tightfit(*words: str, cwd: Path, **more) -> subprocess.CompletedProcess[str]
 def test_train_writes_a_whole_run(place, run):
     done = tightfit("train", "mine.yaml", "report_to=[tensorboard]", cwd=place)
     assert done.returncode == 0, done.stderr
-    figures = ("held-out loss", "tokens/s", "samples/s", "peak memory", "waiting for data", "attention kernel")
+    figures = ("held-out loss", "tokens/s", "samples/s", "peak resident", "waiting for data", "attention kernel")
     for word in (*figures, "sample"):
         assert word in done.stdout, done.stdout
     folder = place / "run"

@@ -48,7 +48,7 @@ def test_records_are_picked_up_by_name_those_of_gpus_first(results):
     text = said()
     assert "Not yet measured on a GPU." not in text
     assert text.index("512 tokens, V100 16 GB\n\nMeasured") < text.index("512 tokens, CPU\n\nMeasured")
-    assert "| batch 4, fp32 | 0.1 | 40 | 160 |" in text
+    assert "| batch 4, fp32 | 0.1 ±5% | 40 | 160 |" in text
     assert "| hf-trainer | speed | 9 | 2.00x | 2.00x |" in text
     assert "On V100 16 GB, `bert-large` (full):" in text
     assert "+ checkpointing against micro-batch 1, accumulation 4 (0.67x, 0.67x)" in text

@@ -14,7 +14,7 @@ import pytest
 
 PAGE = (Path(__file__).parents[1] / "docs" / "tutorial.md").read_text("utf-8")
 SHORT = ["max_steps=4", "profile_step=4", "eval_samples=16"]
-KEPT = ("choice", "change", "too large", "peak memory  ", "run folder", "report:")
+KEPT = ("choice", "change", "too large", "peak allocated  ", "run folder", "report:")
 """Beginnings of lines that stand in the output word for word."""
 
 

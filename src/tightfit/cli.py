@@ -85,8 +85,7 @@ def plan(
     )] = None,
     training_args: Annotated[Path | None, typer.Option(
         metavar="FILE.json", help="Hugging Face TrainingArguments, as `to_json_string` writes them.")] = None,
-    html: Annotated[Path | None, typer.Option(
-        metavar="FILE", help="Also draw the plan of one GPU as a page that opens offline.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the plan as an offline page.")] = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the chosen recipe, for `train`.")] = None,
     longest: Annotated[str | None, typer.Option(
         metavar="seq_len", help="The longest sequences that fit, and the plan of these.")] = None,
@@ -94,6 +93,7 @@ def plan(
         metavar="WHAT", help="The largest `micro_batch_size` that fits, or the largest bundled model of a quoted "
         "pattern such as `'model=qwen2.5-*'`, and the plan of it.")] = None,
     top: Annotated[int | None, typer.Option(metavar="N", help="Show only the N best.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all that is known of a plan.")] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Plan anew what was planned before.")] = False,
 ) -> None:  # fmt: skip
     """Predict memory and speed of every set of techniques on GPUs that need not be in this machine, and choose.
@@ -105,7 +105,7 @@ def plan(
     run_plan(recipe, overrides or [], PlanOptions(
         gpus=gpu or [], gpu_memory=gpu_memory, host_memory=host_memory, count=gpus, nodes=nodes, network=network,
         as_json=as_json, prices=price or [], tokens=tokens, training_arguments=training_args, longest=longest,
-        largest=largest, html=html, save=save, top=top, use_cache=not no_cache,
+        largest=largest, html=html, save=save, top=top, verbose=verbose, use_cache=not no_cache,
     ))  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from tightfit.planning.search.pool import Pool
 from tightfit.planning.search.search import search_with
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target, cpu_target, gpu_target
-from tightfit.recipe import Recipe
+from tightfit.recipe import Data, Recipe
 from tightfit.recipe.lookup import as_recipe
 from tightfit.techniques.parallel import NoParallel, Zero
 from tightfit.text import seconds, size
@@ -53,7 +53,8 @@ def plan(
     """Predict what each combination of techniques costs on a GPU, which need not be in this machine, and choose one.
 
     model: a bundled name, Hugging Face id or folder (replacing the recipe's), or a torch module of your own, whose
-        weights are not read; None takes the recipe's.
+        weights are not read; None takes the recipe's. A module is planned for rows of your own, which are not packed,
+        where the recipe names no data.
     recipe: a Recipe, a mapping of its fields, or the name or path of a recipe file. What it pins is kept.
     gpu: a name such as `rtx-4090`, or `cpu` for this machine's processor; by default its own CUDA device.
     gpu_memory: a size such as `24GB`, of a card that has no name here, or instead of the named one's.
@@ -95,7 +96,8 @@ def plan_on(
         read_config(recipe)  # which tells at once what no combination of techniques would mend
     else:  # a recipe names what it builds; there is no configuration to read behind it
         own = type(module)
-        recipe = recipe.model_copy(update={"model": f"{own.__module__}:{own.__name__}"})
+        rows = {"data": Data(packing=False)} if recipe.data == Data() else {}  # its own, which are never packed
+        recipe = recipe.model_copy(update={"model": f"{own.__module__}:{own.__name__}", **rows})
     backend, most = load_backend(recipe.backend.name), None
     if largest:
         if target.device.world > 1 or not recipe.backend.runs_torch:

@@ -41,8 +41,9 @@ def test_two_recipes_are_compared_by_category(recipes, run):
     assert lines[1].startswith("changed")  # first what was changed
     changed = {line.split()[0]: line.split()[1:] for line in lines[3:5]}
     assert changed == {"checkpointing": ["none", "every-block"], "optimizer": ["adamw", "sgd"]}
-    for word in ("predicted", "tokens/s", "peak memory", "room at the peak", "memory at the peak", "activations",
-                 "optimizer states", "seconds of ops", "seconds of a step", "backward"):
+    for word in ("predicted", "tokens/s", "peak allocated", "peak reserved", "with CUDA context",
+                 "memory at the peak", "activations", "optimizer states", "seconds of ops", "seconds of a step",
+                 "backward"):
         assert word in out
 
 
@@ -55,14 +56,15 @@ def test_fields_alone_change_the_first_recipe(recipes, run):
     assert first == second > 0
     first, second = found["memory at the peak"]["all"]
     assert second > first
+    assert found["peak"]["peak allocated"] == [first, second]
     assert {"forward", "backward", "optimizer"} <= found["seconds of a step"].keys()
 
 
 def test_what_does_not_fit_is_said(recipes, run):
     wide = "model_overrides={n_layer: 2, n_head: 2, n_embd: 16384}"
     _, out, _ = run("compare", recipes[0], wide, "--gpu-memory", "8GB")
-    row = next(line for line in out.splitlines() if line.startswith("room at the peak"))
-    assert re.fullmatch(r"room at the peak +[\d.]+ GiB +-[\d.]+ GiB +-[\d.]+ GiB *", row)
+    row = next(line for line in out.splitlines() if line.startswith("free at the peak"))
+    assert re.fullmatch(r"free at the peak +[\d.]+ GiB +-[\d.]+ GiB +-[\d.]+ GiB *", row)
 
 
 @pytest.mark.parametrize(("words", "says"), [

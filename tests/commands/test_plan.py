@@ -53,13 +53,13 @@ def test_a_gpu_that_is_not_there(recipe, run):
     status, out, _ = run("plan", recipe, "--gpu", "rtx-4090")
     assert status == 0
     assert "on RTX 4090 (23.5 GiB): global batch 6, seq_len 16" in out
-    for word in ("2 x 3", "bf16", "adamw", "sdpa", "tokens/s", "MFU", "yes", "A", "....|", "Not calibrated"):
+    for word in ("2 x 3", "bf16", "adamw", "sdpa", "tokens/s", "MFU", "yes", "A", "....|", "with CUDA context"):
         assert word in out
     assert max(map(len, out.splitlines())) <= 80
 
 
 def test_this_machines_processor(recipe, run):
-    status, out, _ = run("plan", recipe, "batch_size=2", "precision=fp32", "--gpu", "cpu")
+    status, out, _ = run("plan", recipe, "batch_size=2", "precision=fp32", "--gpu", "cpu", "-v")
     assert status == 0
     assert "on CPU" in out
     for word in ("global batch 2", "2 x 1", "fp32", "tokens/s", "--calibrate --device cpu"):
@@ -67,7 +67,7 @@ def test_this_machines_processor(recipe, run):
 
 
 def test_inference_is_planned_by_number_format_and_attention(recipe, run):
-    status, out, _ = run("plan", recipe, "mode=inference", "inference=8", "compile=auto", "--gpu", "rtx-4090")
+    status, out, _ = run("plan", recipe, "mode=inference", "inference=8", "compile=auto", "--gpu", "rtx-4090", "-v")
     assert status == 0
     assert "on RTX 4090 (23.5 GiB): inference, 6 prompts, seq_len 16, 8 new tokens" in out
     for word in ("prefill", "bf16 full_eval=true", "eager", "KV cache", "6 combinations considered, 7 traces made"):
@@ -269,7 +269,7 @@ def test_nothing_fits_is_shown_and_exits_2(recipe, run, monkeypatch):
     monkeypatch.setattr(plan_command, "plan_on", lambda *_, **__: ReadablePlan.of(nothing_fits()))
     status, out, err = run("plan", recipe, "--gpu", "l4")
     assert status == 2
-    assert "#1 misses 90.0 GiB" in " ".join(out.split())
+    assert "#1 lacks 90.0 GiB" in " ".join(out.split())
     assert err == "tightfit: nothing fits on Test Card; what would help is said above\n"
     status, out, err = run("plan", recipe, "--gpu", "l4", "--json")
     assert status == 2
@@ -324,7 +324,7 @@ def test_what_calibration_measures_is_used_by_the_next_plan(recipe, run, monkeyp
     assert status == 0
     assert "1.0 GB/s" in out
     assert "plans for this device are calibrated by it" in " ".join(out.split())
-    _, out, _ = run("plan", recipe, "precision=fp32", "--gpu", "cpu")
+    _, out, _ = run("plan", recipe, "precision=fp32", "--gpu", "cpu", "--verbose")
     assert "Calibrated: by measurements of this machine." in out
 
 
@@ -393,7 +393,8 @@ def test_a_factory_named_in_a_recipe_or_in_the_place_of_one(tmp_path, run, monke
 
 
 def test_a_model_that_cannot_be_traced_is_named():
-    fields = {**FIELDS, "model_overrides": {}, "attention": "sdpa"}  # packed, which its forward pass knows nothing of
+    # texts are packed, of which its forward pass knows nothing
+    fields = {**FIELDS, "model_overrides": {}, "attention": "sdpa", "data": "notes.txt"}
     with pytest.raises(ModelError, match=r"packing: Own .*data.packing=false"):
         tightfit.plan(Own(16), fields, gpu="l4")
 
@@ -405,12 +406,13 @@ def test_what_a_trace_does_not_show_is_each_candidates_own():
         figures = backend.predict(candidate.recipe, device).untraced
         assert candidate.estimate.untraced == tuple(figures)
         assert sum(figure.bytes for figure in figures if figure.where == "host") == candidate.estimate.memory.host
-    assert all(f"{figure.name}, " in str(plan) for figure in plan.chosen.estimate.untraced)
+    assert all(f"{figure.name}, " in plan.text(verbose=True) for figure in plan.chosen.estimate.untraced)
 
 
 def test_a_plans_recipe_can_be_applied_to_the_model():
     model = Own(16)
-    plan = tightfit.plan(model, {**FIELDS, "model_overrides": {}, "data": {"packing": False}}, gpu="cpu")
+    plan = tightfit.plan(model, {**FIELDS, "model_overrides": {}}, gpu="cpu")
+    assert not plan.recipe.data.packing  # as its rows are trained
     applied = tightfit.apply(model, plan.recipe)
     applied.model(torch.zeros(2, 16, dtype=torch.long)).sum().backward()
     applied.optimizer.step()

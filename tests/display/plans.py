@@ -80,10 +80,11 @@ def nothing_fits():
     """One candidate, too large, and what would help."""
     large = candidate(estimate(9.0, fits="no", safe=False, missing=90 * GIB), micro_batch_size=1)
     answers = Answers(
-        would_not_fit=("micro_batch_size=1 does not fit: it misses 90.0 GiB.",),
+        would_not_fit=("micro_batch_size=1 does not fit: it misses 90.0 GiB.", "loss=plain does not fit either."),
         smallest_change=Change(text="checkpointing=every-block", why="recompute", estimate=estimate()),
         smallest_change_text="The smallest that makes it fit: checkpointing=every-block (recompute).",
         smallest_gpu_text="The smallest GPU is Big Card.",
+        adapters="base=nf4 would take 5.0 GiB.",
         offload="offload=none keeps all of the model on the GPU; write offload=auto.",
     )
     return Plan(device=CARD, asked=large.recipe, candidates=(large,), chosen=None, answers=answers)

@@ -10,9 +10,9 @@ import yaml
 from tests.display.plans import fitting, nothing_fits, streamed
 from tests.page.pages import Read, chart_data, names_stay_names, readable_without_eyes, stands_alone
 from tests.profiling.profiled import EVIL, EVILS
+from tightfit.display.answers import answers
 from tightfit.display.memory_bar import parts_of
 from tightfit.display.plan_page import plan_page
-from tightfit.display.words import answers
 from tightfit.planning.plan import Plan
 from tightfit.recipe import Recipe
 

@@ -27,7 +27,7 @@ EVIL = "<script>alert(1)</script>"
 EVILS = (EVIL, "</script><img src=x onerror=alert(2)>", '" onmouseover="alert(3)', "%{x} <b>bold</b> &amp; 'q'")
 
 FIGURES: dict[str, Any] = {
-    "recipe": {}, "seconds": (0.2, 0.1, 0.3), "losses": (0.7, 0.6, 0.5, 0.4, 0.3), "samples": 4, "tokens": 512,
+    "recipe": {}, "seconds": (0.2, 0.2, 0.2), "losses": (0.7, 0.6, 0.5, 0.4, 0.3), "samples": 4, "tokens": 512,
     "peak_allocated": 100, "peak_reserved": 200, "context": None,
 }  # fmt: skip
 DONE = Outcome(values=FIGURES)

@@ -17,8 +17,9 @@ from tightfit.ladder.catalogue import find_ladder
 from tightfit.ladder.jobs import Job, Outcome
 from tightfit.ladder.results import heading, other_work, remarks, rung_results
 from tightfit.ladder.rows import RESULTS, Machine, read
-from tightfit.ladder.run import LadderRun, run_rungs, this_machine
+from tightfit.ladder.run import LadderRun, is_far_off, run_rungs, this_machine
 from tightfit.ladder.rungs import Ladder, Rung, card
+from tightfit.ladder.table import cells
 
 LADDER = find_ladder("bert-large")
 RUNGS = [rung.name for rung in LADDER.rungs]
@@ -81,6 +82,42 @@ def test_fresh_runs_and_predicts_anew(go: Go) -> None:
     assert (made.ran(), made.predicted) == (len(RUNGS), len(RUNGS))
     assert len(read(run.path).measured) == 2 * len(RUNGS)
     assert {result.measured.samples for result in rung_results(go()[0])} == {8}
+
+
+def test_rungs_whose_steps_spread_are_measured_in_further_rounds(go: Go) -> None:
+    noisy = iter([(0.1, 0.2, 0.9, 3.0), (0.2, 0.2, 0.2, 0.2), (0.2, 0.2, 0.2, 0.2)])
+
+    def outcome(job: Job) -> Outcome:
+        return done(seconds=next(noisy)) if job.recipe["precision"] == "fp16" else DONE
+
+    few = replace(LADDER, rungs=LADDER.rungs[:4])
+    run, made, said = go(outcome, ladder=few)
+    assert made.ran() == 6
+    assert [text for text in said if text.startswith("round")] == [
+        f"round 2, 1 of 1: {RUNGS[3]}", f"round 3, 1 of 1: {RUNGS[3]}"]
+    row = rung_results(run)[3].measured
+    assert (len(row.seconds), row.median_seconds, row.is_steady, row.round) == (12, 0.2, True, 2)
+    assert go(outcome, ladder=few)[1].ran() == 0  # no round is made twice
+
+
+def test_what_stays_noisy_is_marked_and_its_factor_too(go: Go) -> None:
+    few = replace(LADDER, rungs=LADDER.rungs[:2])
+    run, made, _ = go(lambda job: done(seconds=(0.1, 0.2, 0.9, 3.0)), ladder=few)
+    assert made.ran() == 3 * 2
+    first, second = rung_results(run)
+    assert not first.is_noise
+    assert second.is_noise
+    assert any(text.startswith("noisy: half of its 12 timed steps took") for text in remarks(second))
+    _, rows = cells([first, second], few)
+    assert rows[1][4] == "1.00x~"
+    assert "±" in rows[1][1]
+
+
+def test_a_rung_far_off_both_its_neighbours_is_measured_again() -> None:
+    assert is_far_off(1.0, [12.0, 11.0])
+    assert is_far_off(120.0, [11.0])
+    assert not is_far_off(1.0, [12.0, 9.0])
+    assert not is_far_off(1.0, [])
 
 
 def test_what_did_not_run_is_a_row_with_its_reason(go: Go) -> None:

@@ -20,12 +20,12 @@ def rows_of(run):
 def test_figures_stand_in_their_columns():
     row = rows_of(bert_large())["micro-batch 1, accumulation 4"]
     assert row == {
-        "rung": "micro-batch 1, accumulation 4", "s/step": "0.2", "samples/s": "20", "MiB": "80", "speed": "0.50x",
+        "rung": "micro-batch 1, accumulation 4", "s/step": "0.2 ±5%", "samples/s": "20", "MiB": "80", "speed": "0.50x",
         "memory": "0.50x", "pred. s": "0.1", "pred. MiB": "75", "full s": "0.5", "full MiB": "8,000",
         "publ. s": "0.516", "publ. MiB": "8,681",
     }  # fmt: skip
     peer = rows_of(bert_large())[f"batch 4, fp32 ({PEER})"]
-    assert (peer["s/step"], peer["speed"], peer["publ. s"], peer["pred. s"]) == ("0.2", "0.50x", "", "-")
+    assert (peer["s/step"], peer["speed"], peer["publ. s"], peer["pred. s"]) == ("0.2 ±5%", "0.50x", "", "-")
 
 
 def test_a_narrow_terminal_shows_every_name_and_figure(capsys):

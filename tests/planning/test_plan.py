@@ -166,11 +166,12 @@ def test_what_is_needed_is_what_there_is_and_what_is_missing():
     for candidate, sentence in zip(plan.candidates, plan.answers.would_not_fit, strict=True):
         memory = candidate.estimate.memory
         assert memory.needed == plan.device.memory_bytes + memory.missing == memory.used
-        assert f"it needs {size(memory.needed)} at the peak, in the" in sentence
-        assert f", {size(memory.missing)} more than there are." in sentence
+        assert f"it needs {size(memory.needed)}, " in sentence
+        assert f", {size(memory.missing)} more than there are; the peak is in the " in sentence
     freed = replace(memory, missing=memory.missing - 50 * MIB)
     assert freed.needed == memory.used - 50 * MIB
-    assert f"needs {size(freed.needed)} at the peak ({size(memory.used)} with cached memory" in misses("it", freed)
+    assert f"it needs {size(freed.needed)}, " in misses("it", freed)
+    assert f", {size(memory.used)} before the caching allocator frees unused blocks" in misses("it", freed)
     assert replace(memory, missing=0).needed == memory.used
 
 
@@ -197,7 +198,7 @@ def test_says_why_nothing_in_half_precision_is_chosen():
     margin = Margin(share=0.0, fixed=20 * MIB)
     recipe = Recipe.from_dict({"batch_size": 16, "vocab_size": 50_304, "offload": "none"})
     close = search(recipe, gpu(17.4 * STATES + 20 * MIB), HEAVY.tools(), margin=margin).answers.why
-    assert "Nothing in bf16 leaves the margin free: autocast" in close
+    assert "Nothing in bf16 leaves the safety margin: autocast" in close
 
 
 def test_an_optimizer_is_the_change_where_states_are_too_large():

@@ -41,7 +41,7 @@ def test_a_gpu_recipe_is_planned_and_keeps_its_pins(tiny, told):
     assert all(getattr(settled, field) != "auto" for field in CHOICES)
     assert settled.precision.name == "bf16"
     assert settled.checkpointing.name == "none"
-    assert told == [f"planned: {plan.answers.why}"]
+    assert told == [f"planned: {plan.chosen.reasons[0]} {plan.answers.why}"]
 
 
 def test_a_recipe_with_nothing_open_is_not_planned(tiny, told):

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from tightfit import Recipe, Trainer, models
 from tightfit.errors import CheckpointError, DataError, ModelError, RecipeError
+from tightfit.training import run_folder
 from tightfit.training.listeners import LastingConsole, Listener, Terminal
 from tightfit.training.run_folder import LOCK
 
@@ -75,6 +76,40 @@ def test_a_folder_that_cannot_be_written_is_named(recipe):
     Path(recipe["output_dir"]).with_name("file").touch()
     with pytest.raises(RecipeError, match=r"output_dir: .*/file cannot be written \(File exists"):
         Trainer(Named(), {**recipe, "output_dir": str(Path(recipe["output_dir"]).with_name("file"))}, ROWS).train()
+
+
+def test_no_run_leaves_its_lock_and_a_failed_one_no_empty_folder(recipe, tmp_path):
+    path = tmp_path / "runs" / "deeper" / "mine"
+    with pytest.raises(DataError):
+        Trainer(Named(), {**recipe, "output_dir": str(path)}, []).train()
+    assert not (tmp_path / "runs").exists()
+    Trainer(Named(), {**recipe, "output_dir": str(path)}, ROWS).train()
+    assert (path / "summary.json").exists()
+    assert not (path / LOCK).exists()
+
+
+def test_a_lock_that_its_holder_removed_is_taken_anew(tmp_path, monkeypatch):
+    held = tmp_path / LOCK
+    others = [True, False]
+
+    def lock(file):
+        if others.pop(0):  # who held it ends between the opening and the locking of its file
+            held.unlink()
+
+    monkeypatch.setattr(run_folder, "lock_file", lock)
+    with run_folder.locked(tmp_path):
+        assert held.exists()
+    assert others == []
+    assert not held.exists()
+
+
+def test_progress_is_shown_where_it_is_wanted(recipe, capsys):
+    Trainer(Named(), recipe, ROWS).train()
+    assert capsys.readouterr() == ("", "")
+    Trainer(Named(), {**recipe, "output_dir": recipe["output_dir"] + "-shown"}, ROWS, progress=True).train()
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "step 3/3  loss" in err
 
 
 def test_other_data_is_refused_on_resume(recipe):

@@ -13,12 +13,19 @@ from rich.table import Table
 from rich.text import Text
 
 from tightfit import text
+from tightfit.backends import load_backend
+from tightfit.devices import Device
+from tightfit.display.memory_bar import NAMES
 from tightfit.errors import RecipeError
 from tightfit.planner import target_for
+from tightfit.planning.allocator.settings import AllocatorSettings
+from tightfit.planning.costs import Memory
+from tightfit.planning.estimate import Margin, fit
+from tightfit.planning.standard_tools import standard_tools
 from tightfit.profiling.measure import predicted_profile
 from tightfit.profiling.profile import Profile
-from tightfit.profiling.report.compare import Pair, compared, headlines, phase_pairs, recipe_changes
-from tightfit.profiling.step import steps_of
+from tightfit.profiling.report.compare import ORIGIN, PEAK, Pair, headlines, pairs, phase_pairs, recipe_changes
+from tightfit.profiling.step import op_class, steps_of
 from tightfit.recipe.lookup import load_recipe
 from tightfit.training.listeners import Terminal
 
@@ -43,21 +50,27 @@ def run_compare(
         profiles = [_profile(each, fields, gpu, gpu_memory, terminal.message)
                     for each, fields in ((name, ()), (other, overrides))]
     ours, theirs = profiles
-    found = _sections(ours, theirs)
-    changes, heads = list(recipe_changes(ours, theirs)), list(headlines(ours, theirs))
+    memories = _memory(ours), _memory(theirs)
+    found = _sections(ours, theirs, *memories)
+    changes = list(recipe_changes(ours, theirs))
+    # a profile's peak is of a step alone, a plan's of the whole run; and both steps are predicted
+    heads = [row for row in headlines(ours, theirs) if row[0] not in (PEAK, ORIGIN)]
+    first, second = (_peaks(memory, ours.device) for memory in memories)
+    peaks = pairs(first, second)
     if as_json:
         values = {"changes": {field: [first, second] for field, first, second in changes},
                   "headline": {figure: [first, second] for figure, first, second, _ in heads},
-                  **{title: {pair.name: [pair.first, pair.second] for pair in pairs} for title, _, pairs in found}}
+                  "peak": {pair.name: [pair.first, pair.second] for pair in peaks},
+                  **{title: {pair.name: [pair.first, pair.second] for pair in rows} for title, _, rows in found}}
         sys.stdout.write(json.dumps(values, indent=2, allow_nan=False) + "\n")
         return
     console = Console()
     named = f"{name} and {' '.join([other, *overrides])}"
     console.print(Text(f"{named} on {ours.device.name}", style="bold"), soft_wrap=True)
     console.print(_table("changed", [(field, first, second, "") for field, first, second in changes]))
-    console.print(_table("predicted", [*heads, _room(ours, theirs)]))
-    for title, written, pairs in found:
-        console.print(_table(title, [_row(pair, written) for pair in pairs]))
+    console.print(_table("predicted", [*heads, *(_row(pair, text.size) for pair in peaks)]))
+    for title, written, rows in found:
+        console.print(_table(title, [_row(pair, written) for pair in rows]))
 
 
 def _profile(
@@ -67,18 +80,30 @@ def _profile(
     return predicted_profile(load_recipe(name, fields, cuda=target.device.kind == "cuda"), target, log)[0]
 
 
-def _sections(ours: Profile, theirs: Profile) -> list[tuple[str, Callable[[float], str], list[Pair]]]:
+def _memory(profile: Profile) -> Memory:
+    """The memory that a plan of the recipe has, evaluation and saving included."""
+    assert profile.predicted is not None
+    tools = standard_tools(load_backend(profile.recipe.backend.name))
+    settings = AllocatorSettings(expandable_segments=profile.recipe.expandable_segments is True)
+    return fit(profile.predicted, profile.device, tools, Margin(), settings).memory
+
+
+def _peaks(memory: Memory, device: Device) -> dict[str, float]:
+    """The peak by each account of it, and what it leaves of the device."""
+    reserved = {"peak reserved": memory.peak_reserved, "with CUDA context": memory.used}
+    return {PEAK: memory.peak_allocated, **(reserved if device.kind == "cuda" else {}),
+            "free at the peak": device.memory_bytes - memory.used}
+
+
+def _sections(
+    ours: Profile, theirs: Profile, *memories: Memory
+) -> list[tuple[str, Callable[[float], str], list[Pair]]]:
     """Each table's title, how its figures are written, and its pairs."""
-    first, second = (steps_of(profile)["predicted"] for profile in (ours, theirs))
-    pairs = compared(first, second, ("all", "all"))
-    return [(MEMORY, text.size, pairs["memory"]), (OPS, text.seconds, pairs["classes"]),
+    steps = [steps_of(profile)["predicted"] for profile in (ours, theirs)]
+    held = [{NAMES[key]: count for key, count in memory.by_category.items()} for memory in memories]
+    return [(MEMORY, text.size, pairs(held[0], held[1], "all")),
+            (OPS, text.seconds, pairs(steps[0].by(op_class), steps[1].by(op_class), "all")),
             (PHASES, text.seconds, phase_pairs(ours, theirs))]
-
-
-def _room(ours: Profile, theirs: Profile) -> tuple[str, str, str, str]:
-    """Memory that each leaves at its peak; a plan, which knows the allocator's pieces, says whether that is enough."""
-    first, second = (each.capacity_bytes - each.peak for each in (ours, theirs))
-    return _row(Pair("room at the peak", first, second), text.size)
 
 
 def _row(pair: Pair, written: Callable[[float], str]) -> tuple[str, str, str, str]:

@@ -41,7 +41,8 @@ class PlanOptions:
     count, nodes, network: as `gpus`, `nodes` and `network` of `planner.plan`. tokens: of a whole run, such as `1B`.
     longest, largest: what is to be as large as fits, `seq_len`, and `micro_batch_size` or `model=PATTERN`.
     html: where the plan is drawn as a page. save: where the chosen recipe is written, as YAML. top: candidates, or
-    GPUs, to show. use_cache: whether an earlier answer to the same question serves.
+    GPUs, to show. verbose: whether one GPU's plan is shown with all that is known of it. use_cache: whether an earlier
+    answer to the same question serves.
     """
 
     gpus: Sequence[str] = ()
@@ -59,6 +60,7 @@ class PlanOptions:
     html: Path | None = None
     save: Path | None = None
     top: int | None = None
+    verbose: bool = False
     use_cache: bool = True
 
     @property
@@ -180,7 +182,7 @@ def _plan(planned: Callable[..., ReadablePlan], options: PlanOptions, key: Calla
     if options.as_json:
         _print_json(plan.to_json())
     else:
-        show_plan(plan, Console())
+        show_plan(plan, Console(), verbose=options.verbose)
     if options.html is not None:
         from tightfit.display.plan_page import plan_page
 

@@ -25,13 +25,14 @@ def run_report(run_dir: Path, other: Path | None = None, output: Path | None = N
     second = None if other is None else load(other)
     name = REPORT if other is None else f"{AGAINST}{other.resolve().name}.html"
     path = output or run_dir / name
+    names = (str(run_dir), str(other))
     try:
-        write_report(path, profile, second, finished_rows(run_dir))
+        write_report(path, profile, second, finished_rows(run_dir), names)
     except OSError as error:
         raise ReportError(f"{path}: the report cannot be written ({error.strerror or error}); write --output "
                           "elsewhere") from None
     console = Console(soft_wrap=True)
-    text = headline(profile) if second is None else side_by_side(profile, second, (str(run_dir), str(other)))
+    text = headline(profile) if second is None else side_by_side(profile, second, names)
     console.print(text, markup=False, highlight=False)
     console.print(f"report: {path}", markup=False, highlight=False)
     return path

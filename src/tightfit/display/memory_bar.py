@@ -40,7 +40,7 @@ PARTS = (
     Part(Category.OTHER, "R", "#bcbcbc", "rounding and other"),
     Part(CACHED, "C", "#9a9a9a", "cached by the allocator"),
     Part(CONTEXT, "X", "#c8b6a6", "context"),
-    Part(DATA, "D", "#b3a2c7", "data waiting for the step"),
+    Part(DATA, "D", "#b3a2c7", "prefetched batches and the like"),
 )
 """The colours follow Okabe and Ito's palette for colour-blind readers, bright enough for black letters on them."""
 

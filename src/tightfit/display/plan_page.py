@@ -9,8 +9,9 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 
 from tightfit.devices import GIB
+from tightfit.display.answers import answers
 from tightfit.display.memory_bar import PARTS, host_parts_of, parts_of
-from tightfit.display.words import answers, as_written, columns, copy_columns, fits, heading, marks, throughput
+from tightfit.display.words import as_written, columns, copy_columns, fits, heading, marks, throughput
 from tightfit.page import UNPRINTABLE, label_of, render, styled
 from tightfit.planning.costs import Memory
 from tightfit.planning.plan import Candidate, Plan
@@ -55,11 +56,15 @@ def _figures(plan: Plan) -> list[dict[str, str]]:
         return []
     memory, time = best.estimate.memory, best.estimate.time
     found = [(time.unit, throughput(time), ""), ("step", seconds(time.step_seconds), ""),
-             ("memory in use", size(memory.used), f"of {size(plan.device.memory_bytes)}"),
+             (_with_context(plan), size(memory.used), f"of {size(plan.device.memory_bytes)}"),
              ("fits", fits(best.estimate), "" if plan.chosen else "the nearest")]
     found += [("MFU", percent(time.mfu), "")] if time.mfu else []
     found += [("whole run", str(plan.whole_run), "")] if plan.whole_run else []
     return [{"name": name, "text": text, "remark": remark} for name, text, remark in found]
+
+
+def _with_context(plan: Plan) -> str:
+    return "memory with CUDA context" if plan.device.kind == "cuda" else "memory allocated"
 
 
 def _rank(plan: Plan, candidate: Candidate) -> str:
@@ -90,7 +95,7 @@ def _frontier(plan: Plan) -> Any:
             error_x={"array": [off], "thickness": 1}, marker={"color": colour, "symbol": SYMBOLS[colour], "size": 11},
         )  # fmt: skip
     figure.add_vline(x=plan.device.memory_bytes / GIB, line_dash="dash", line_color=CHOSEN)
-    figure.update_layout(xaxis={"title": "memory in use, GiB", "rangemode": "tozero"},
+    figure.update_layout(xaxis={"title": f"{_with_context(plan)}, GiB", "rangemode": "tozero"},
                          yaxis={"title": unit, "rangemode": "tozero"})
     return styled(figure, 460)
 

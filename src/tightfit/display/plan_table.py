@@ -1,4 +1,4 @@
-"""A plan on a terminal and in a notebook: the candidates with a memory bar each, then the answers.
+"""A plan on a terminal and in a notebook: the choice, the candidates with a memory bar each, what would help.
 
 Plain text where there is no terminal. On 80 columns the table stands in two parts, joined by the rank.
 """
@@ -17,17 +17,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from tightfit.display.answers import Lines, adds, choice, details, suggestions
 from tightfit.display.memory_bar import host_parts_of, legend, memory_bar, parts_of, scale_of
-from tightfit.display.words import (
-    Column,
-    answers,
-    as_written,
-    batches,
-    columns,
-    copy_columns,
-    heading,
-    marks,
-)
+from tightfit.display.words import Column, as_written, batches, columns, copy_columns, heading, marks
 from tightfit.planning.costs import Memory
 from tightfit.planning.plan import Candidate, Plan
 from tightfit.recipe.yaml import to_yaml
@@ -35,6 +27,8 @@ from tightfit.text import size
 
 BAR = (20, 48)
 """Cells of a memory bar, at least and at most."""
+LABEL = 12
+"""Characters of the longest label, such as `smallest GPU`."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -49,6 +43,10 @@ class ReadablePlan(Plan):
     def __str__(self) -> str:
         return plan_text(self)
 
+    def text(self, *, verbose: bool = False) -> str:
+        """What printing it shows. verbose: with what `--verbose` adds."""
+        return plan_text(self, verbose=verbose)
+
     def __repr__(self) -> str:
         if self.chosen is None:
             return f"<Plan: {heading(self)}: nothing fits>"
@@ -60,26 +58,26 @@ class ReadablePlan(Plan):
         return plan_html(self)
 
 
-def show_plan(plan: Plan, console: Console) -> None:
-    """Print the plan."""
+def show_plan(plan: Plan, console: Console, *, verbose: bool = False) -> None:
+    """Print the plan. verbose: with what is not traced, where times come from, notes, and the search's counts."""
     if console.is_terminal:
-        console.print(*_blocks(plan, console.width), highlight=False, sep="\n")
+        console.print(*_blocks(plan, console.width, verbose), highlight=False, sep="\n")
     else:
-        console.file.write(plan_text(plan, console.width) + "\n")
+        console.file.write(plan_text(plan, console.width, verbose=verbose) + "\n")
 
 
-def plan_text(plan: Plan, width: int = 100) -> str:
+def plan_text(plan: Plan, width: int = 100, *, verbose: bool = False) -> str:
     """The plan as plain text, `width` characters wide."""
     file = io.StringIO()
     console = Console(file=file, width=width, no_color=True, force_terminal=False)
-    console.print(*_blocks(plan, width), highlight=False, sep="\n")
+    console.print(*_blocks(plan, width, verbose), highlight=False, sep="\n")
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
 def plan_html(plan: Plan, width: int = 140) -> str:
     """The same in colour, as an HTML fragment for a notebook, with the recipe to copy."""
     console = Console(file=io.StringIO(), width=width, record=True, force_terminal=True, color_system="truecolor")
-    console.print(*_blocks(plan, width), highlight=False, sep="\n")
+    console.print(*_blocks(plan, width, verbose=True), highlight=False, sep="\n")
     shown = console.export_html(inline_styles=True, code_format='<pre style="line-height:1.2">{code}</pre>')
     if plan.chosen is None:
         return shown
@@ -87,11 +85,12 @@ def plan_html(plan: Plan, width: int = 140) -> str:
     return f"{shown}<details><summary>The recipe</summary><pre>{recipe}</pre></details>"
 
 
-def _blocks(plan: Plan, width: int) -> list[RenderableType]:
+def _blocks(plan: Plan, width: int, verbose: bool) -> list[RenderableType]:
     """The parts of the plan, one under the other."""
     blocks: list[RenderableType] = [Text(heading(plan), style="bold")]
     if plan.device.notes:
         blocks.append(Text(f"{plan.device.name}: {plan.device.notes}"))
+    blocks += [Text(), _grid(choice(plan))]
     if plan.candidates:
         memories = [candidate.estimate.memory for candidate in plan.candidates]
         blocks += [block for table in _tables(plan, width) for block in (Text(), table)]
@@ -99,8 +98,8 @@ def _blocks(plan: Plan, width: int) -> list[RenderableType]:
         blocks.append(legend(memories, plan.device.memory_bytes, width))
         remarks = marks(plan.candidates, plan.experts is not None)
         blocks += [Text(remarks)] if remarks else []
-    blocks += [Text(), _answers(plan)]
-    return blocks
+    more = details(plan) if verbose else [("more", adds(plan))]
+    return [*blocks, Text(), _grid(suggestions(plan) + more)]
 
 
 def _tables(plan: Plan, width: int) -> list[Table]:
@@ -189,12 +188,13 @@ def _width(table: Table) -> int:
     return Measurement.get(console, console.options, table).maximum
 
 
-def _answers(plan: Plan) -> Table:
+def _grid(lines: Lines) -> Table:
+    """Answers, their labels in a column of one width."""
     grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True, min_width=LABEL)
     grid.add_column()
     last = ""
-    for label, text in answers(plan):
+    for label, text in lines:
         grid.add_row(Text("" if label == last else label, style="bold"), Text(text))
         last = label
     return grid

@@ -1,27 +1,22 @@
-"""A plan in words: its heading, the columns of its table, and its answers."""
+"""A plan in words: its heading and the columns of its table."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from tightfit.devices import GIB, Device
+from tightfit.devices import GIB
 from tightfit.planning.costs import Estimate, FitRank, Memory, Time
 from tightfit.planning.plan import Candidate, Plan, choices_of
 from tightfit.planning.search.space import ALLOCATOR
-from tightfit.planning.search.wording import changing, field_text, value_text
-from tightfit.planning.timing.copies import FREE, Copies
+from tightfit.planning.search.wording import field_text, value_text
+from tightfit.planning.timing.copies import Copies
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
-from tightfit.text import around, counted, percent, seconds, size
-from tightfit.trace import UntracedMemory
+from tightfit.text import around, percent, seconds, size
 
-CALIBRATE = {"cuda": "run `tightfit doctor --calibrate` on the card",
-             "cpu": "run `tightfit doctor --calibrate --device cpu`"}
-PLACES: Mapping[str, str] = {"allocator": "", "context": " outside the allocator", "host": " of the host's memory"}
-UNCALIBRATED = "not calibrated"
 FROM_CACHE = "From the cache; --no-cache plans anew."
 
 
@@ -74,8 +69,8 @@ def fits(estimate: Estimate) -> str:
     return words[FitRank.AFTER_RETRIES if estimate.fits == "with-retries" else estimate.fit_rank]
 
 
-def _counted_twice(memory: Memory) -> str:
-    """GiB that the allocator holds, and that the driver counts, with the context."""
+def _reserved(memory: Memory) -> str:
+    """GiB that the allocator reserves, and with the CUDA context, as the driver counts them."""
     return f"{memory.peak_reserved / GIB:.1f} / {memory.used / GIB:.1f}"
 
 
@@ -104,8 +99,8 @@ def columns(plan: Plan) -> tuple[list[Column], list[Column]]:
     choices += [Column(field, partial(_choice, field)) for field in fields if field != "micro_batch_size"]
     unit = next((candidate.estimate.time.unit for candidate in plan.candidates), "samples/s")
     costs = [
-        Column("PyTorch /\ndriver, GiB", lambda c: _counted_twice(c.estimate.memory), True)
-        if plan.device.kind == "cuda" else Column("reserved", lambda c: size(c.estimate.memory.peak_reserved), True),
+        Column("reserved / with\ncontext, GiB", lambda c: _reserved(c.estimate.memory), True)
+        if plan.device.kind == "cuda" else Column("allocated", lambda c: size(c.estimate.memory.peak_reserved), True),
         Column("fits", lambda c: fits(c.estimate)),
         Column(unit, lambda c: throughput(c.estimate.time), True),
     ]
@@ -134,26 +129,6 @@ def _of_copies(text: Callable[[Copies], str], candidate: Candidate) -> str:
     return "-" if found is None else text(found)
 
 
-def copies(found: Copies, recipe: Recipe) -> str:
-    """Time that copies between host and device add to a step, and the global batch that hides it."""
-    said = (f"A step copies {size(found.bytes_in)} to the GPU and {size(found.bytes_out)} back, which takes "
-            f"{seconds(found.seconds_in)} and {seconds(found.seconds_out)} side by side{_link_speed(found)}, and is "
-            f"{seconds(found.added)} longer for it: {percent(found.hidden)} of all copying is hidden, and its speed is "
-            f"{percent(found.speed)} of that without copies.")
-    if found.hidden_from is None:
-        return said
-    enough = counted(found.hidden_from, "image")
-    if TASKS[recipe.task].reads == "tokens":
-        tokens = found.hidden_from * recipe.seq_len
-        enough = f"{round(tokens, 2 - len(str(tokens))):,} tokens"
-    return f"{said} From about {enough} in a global batch on, that is {percent(FREE)}."
-
-
-def _link_speed(found: Copies) -> str:
-    """The speed at which copies go to the GPU, in words; empty where there are none."""
-    return f" at {found.bytes_in / found.seconds_in / 1e9:.0f} GB/s" if found.seconds_in else ""
-
-
 def marks(candidates: Sequence[Candidate], experts: bool = False) -> str:
     """The meaning of the marks in the table; empty where there are none. experts: whether tokens meet a part of N."""
     found = []
@@ -166,69 +141,6 @@ def marks(candidates: Sequence[Candidate], experts: bool = False) -> str:
     if any(c.recipe.mode == "inference" and getattr(c.recipe.precision, "full_eval", False) for c in candidates):
         found.append("full_eval: weights of 16 bits, as model.half() makes them")
     return "  ".join(found)
-
-
-def answers(plan: Plan) -> list[tuple[str, str]]:
-    """The answers to what a person asks of a plan: label and text; lines of one label stand together."""
-    given, chosen = plan.answers, plan.chosen
-    best = chosen or next(iter(plan.candidates), None)
-    lines: list[tuple[str, str]] = []
-
-    def say(label: str, *texts: str) -> None:
-        lines.extend((label, text) for text in texts if text)
-
-    say("longest" if plan.largest and plan.largest.field == "seq_len" else "largest",
-        plan.largest.text if plan.largest else "")
-    if chosen is None:
-        nearest = f"; #1 misses {best.estimate.memory.lacking}" if best is not None else ""
-        say("choice", f"Nothing fits on {plan.device.name}{nearest}.")
-    else:
-        say("choice", as_written(chosen.recipe))
-        say("why", given.why)
-        say("whole run", str(plan.whole_run or ""))
-    say("scaling", given.scaling.text if given.scaling is not None else "")
-    say("next best", given.next_best)
-    say("too large", *given.would_not_fit)
-    say("change", given.smallest_change_text)
-    say("smallest GPU", given.smallest_gpu_text, given.smallest_gpu_changed_text)
-    say("open fields", given.open_fields)
-    say("more GPUs", given.more_gpus)
-    say("offload", given.offload)
-    say("alignment", *(misaligned.sentence for misaligned in given.misaligned))
-    say("numerics", *_numerics(plan.candidates))
-    if best is not None:
-        say("not traced", *map(_untraced, best.estimate.untraced))
-        moved = best.estimate.time.copies
-        say("copies", copies(moved, best.recipe) if moved is not None else "")
-        say("times", calibration(best.estimate, plan.device))
-        say("note", *(note for note in best.estimate.notes if not note.startswith(UNCALIBRATED)))
-    say("note", *plan.notes)
-    say("search", f"{counted(plan.tried, 'combination')} considered, {counted(plan.predictions, 'trace')} made."
-                  f"{f' {FROM_CACHE}' * plan.cached}")
-    return lines
-
-
-def _untraced(figure: UntracedMemory) -> str:
-    """Memory that no trace shows, and where its figure comes from."""
-    either_way = f" (± {size(figure.uncertainty)})" if figure.uncertainty else ""
-    return f"{figure.name}, {size(figure.bytes)}{either_way}{PLACES[figure.where]}: {figure.source}"
-
-
-def calibration(estimate: Estimate, device: Device) -> str:
-    """Where the times come from."""
-    if estimate.time.calibrated:
-        return "Calibrated: by measurements of this machine."
-    reason = next((note for note in estimate.notes if note.startswith(UNCALIBRATED)), UNCALIBRATED)
-    return f"{reason[0].upper()}{reason[1:]}; {CALIBRATE[device.kind]}."
-
-
-def _numerics(candidates: Sequence[Candidate]) -> list[str]:
-    """Which candidates change numerics, by what does."""
-    ranks: dict[tuple[str, ...], list[str]] = {}
-    for rank, candidate in enumerate(candidates, start=1):
-        if candidate.changes_numerics:
-            ranks.setdefault(candidate.changes_numerics, []).append(f"#{rank}")
-    return [f"{changing(changes)} numerics: {', '.join(marked)}." for changes, marked in ranks.items()]
 
 
 def _choice(field: str, candidate: Candidate) -> str:

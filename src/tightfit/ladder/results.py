@@ -58,6 +58,16 @@ class RungResult:
         """Peak memory, as a factor of the baseline's; None where either did not run."""
         return self._factor("peak_reserved")
 
+    @property
+    def is_noise(self) -> bool:
+        """Whether half of its timed steps and half of its baseline's lie over one another."""
+        if self.measured is None or self.baseline is None or not self.ran or not self.baseline.seconds:
+            return False
+        samples = self.measured.samples, self.baseline.samples
+        (low, high), (least, most) = ([seconds / max(count, 1) for seconds in row.quartiles] for row, count in zip(
+            (self.measured, self.baseline), samples, strict=True))
+        return low <= most and least <= high and (low < high or least < most)
+
     def _factor(self, figure: str) -> float | None:
         base = getattr(self.baseline, figure, 0)
         return getattr(self.measured, figure) / base if base and self.ran else None
@@ -121,7 +131,8 @@ def heading(run: LadderRun) -> list[str]:
     said = [f"{ladder.title}", f"measured on {machine.device}"
             + (f" (driver {machine.driver})" if machine.driver else "")
             + "".join(f", {library} {machine.versions[library]}" for library in libraries)
-            + ("; pred. is for it too" if any(row.device == machine.device for row in run.rows.predicted) else "")]
+            + ("; predicted (pred.) for the same" if any(row.device == machine.device for row in run.rows.predicted)
+               else "")]
     if options.scale != "full":
         shrunk = ladder.shrunk.get(options.scale, {})
         fields = [*shrunk.get("model_overrides", {}).items(), *shrunk.items()]
@@ -151,10 +162,14 @@ def remarks(result: RungResult) -> list[str]:
         said.append(f"the same recipe as {result.same_as}: the two differ by noise alone")
     if ran is not None:
         said += [f"{ran.status}: {ran.reason}" if ran.status != "done" else "", *ran.notes]
+        if ran.seconds and not ran.is_steady:
+            low, high = ran.quartiles
+            said.append(f"noisy: half of its {len(ran.seconds)} timed steps took {low:.3g} to {high:.3g} s, as where "
+                        "other work shares the machine")
     if guess is not None and not guess.fits and (ran is None or ran.reason != guess.reason):
         said.append(f"not predicted: {guess.reason}")
     if full is not None and full.fits != "yes":
-        words = {"with-retries": "fits only after cached memory is given back", "no": "does not fit"}
+        words = {"with-retries": "fits only after the caching allocator has freed unused blocks", "no": "does not fit"}
         said.append(f"at full size: {full.reason or words.get(full.fits, '')}")
     return [text for text in said if text]
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -84,6 +84,7 @@ class Measured(Row, frozen=True):
     recipe: resolved where it ran, as asked where not. commit: of tightfit's code, where a checkout of it ran.
     memory: bytes that the GPU was cut down to; None where it was whole.
     seconds: wall seconds of each timed step. losses: of every step from the first. tokens: of a step, 0 for images.
+    round: how often it had been measured before, since its steps were not to be trusted.
     """
 
     kind: Literal["measured"] = "measured"
@@ -95,10 +96,40 @@ class Measured(Row, frozen=True):
     seconds: tuple[Seconds, ...] = ()
     losses: tuple[Finite, ...] = ()
     tokens: Count = 0
+    round: Count = 0
 
     @property
     def median_seconds(self) -> float:
         return statistics.median(self.seconds) if self.seconds else 0.0
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """The seconds between which half of the timed steps lie; zeros where there are none."""
+        if len(self.seconds) < 2:
+            return self.median_seconds, self.median_seconds
+        low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return low, high
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether half of its timed steps lie close together."""
+        low, high = self.quartiles
+        return high <= STEADY * low
+
+
+STEADY = 1.25
+"""The ratio of a steady rung's quartiles, at most."""
+
+
+def all_rounds(rows: Sequence[Measured]) -> Measured | None:
+    """The newest measurement of a rung with the timed steps of every round that came to figures; None where it has not
+    run. rows: of one fingerprint, in the order in which they were written."""
+    first = max((number for number, row in enumerate(rows) if not row.round), default=0)
+    done = [row for row in rows[first:] if row.status == "done"]
+    if not done:
+        return rows[-1] if rows else None
+    steps = tuple(seconds for row in done for seconds in row.seconds)
+    return done[-1].model_copy(update={"seconds": steps, "round": rows[-1].round})
 
 
 class Predicted(Row, frozen=True):

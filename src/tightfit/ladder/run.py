@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -24,6 +24,7 @@ from tightfit.ladder.rows import (
     Predicted,
     Row,
     Rows,
+    all_rounds,
     append,
     input_fingerprint,
     read,
@@ -78,7 +79,8 @@ class LadderRun:
 
     def measured(self, rung: Rung, runner: str) -> Measured | None:
         """The rung's newest measurement on this machine by a runner; None where it has not run."""
-        return newest(self.rows.measured, self.key(rung, runner))
+        key = self.key(rung, runner)
+        return all_rounds([row for row in self.rows.measured if row.key == key])
 
     def predicted(self, rung: Rung, device: str, scale: Scale) -> Predicted | None:
         """The rung's newest prediction for a device; None where there is none."""
@@ -145,6 +147,12 @@ class LadderRun:
         return None
 
 
+ROUNDS = 3
+"""How often a rung is measured at most."""
+FAR_OFF = 10.0
+"""How many times as fast, or as slow, as both its neighbours a rung is measured again."""
+
+
 def newest(rows: Sequence[AnyRow], key: str) -> AnyRow | None:
     """The last row of a fingerprint; None where there is none."""
     return next((row for row in reversed(rows) if row.key == key), None)
@@ -177,6 +185,7 @@ def run_rungs(run: LadderRun) -> None:
             if not options.fresh:
                 run.rows = found
             _measure(run)
+            _measure_again(run)
             if options.predicts:
                 _predict(run, None)
             if options.gpu is not None:
@@ -195,14 +204,47 @@ def _measure(run: LadderRun) -> None:
     if 0 < len(waiting) < every:
         run.log(f"resuming: {every - len(waiting)} of {every} rungs have their row, or need none")
     for number, (rung, runner) in enumerate(waiting, start=1):
-        run.log(f"rung {number} of {len(waiting)}: {rung.name}" + ("" if runner == OURS else f", {title_of(runner)}"))
-        job = Job(kind="measure", recipe=run.recipe(rung).to_dict(), runner=runner, launch=rung.launch,
-                  within=run.within(rung), memory=options.memory, warm_up=options.warm_up, steps=options.steps)
-        (outcome,) = run_jobs([job], options.limit)
-        row = Measured(ladder=options.ladder.name, rung=rung.name, runner=runner, scale=options.scale,
-                       key=run.key(rung, runner), status="failed", machine=run.machine, recipe=job.recipe,
-                       commit=run.commit, memory=options.memory)
-        run.log("  " + describe(run.add(row, outcome)))
+        _measure_rung(run, rung, runner, f"rung {number} of {len(waiting)}")
+
+
+def _measure_rung(run: LadderRun, rung: Rung, runner: str, called: str, number: int = 0) -> None:
+    """Run a rung and keep its row. number: of its round."""
+    options = run.options
+    run.log(f"{called}: {rung.name}" + ("" if runner == OURS else f", {title_of(runner)}"))
+    job = Job(kind="measure", recipe=run.recipe(rung).to_dict(), runner=runner, launch=rung.launch,
+              within=run.within(rung), memory=options.memory, warm_up=options.warm_up, steps=options.steps)
+    (outcome,) = run_jobs([job], options.limit)
+    row = Measured(ladder=options.ladder.name, rung=rung.name, runner=runner, scale=options.scale,
+                   key=run.key(rung, runner), status="failed", machine=run.machine, recipe=job.recipe,
+                   commit=run.commit, memory=options.memory, round=number)
+    run.log("  " + describe(run.add(row, outcome)))
+
+
+def _measure_again(run: LadderRun) -> None:
+    """Run rungs in further rounds whose figures are not to be trusted: where timed steps spread, as on a busy machine,
+    and where a rung is far off its neighbours."""
+    for number in range(1, ROUNDS):
+        doubtful = list(_doubtful(run, number))
+        for place, (rung, runner) in enumerate(doubtful, start=1):
+            _measure_rung(run, rung, runner, f"round {number + 1}, {place} of {len(doubtful)}", number)
+
+
+def _doubtful(run: LadderRun, number: int) -> Iterator[tuple[Rung, str]]:
+    """The rungs to run in that round."""
+    for runner in run.options.runners:
+        found = [(rung, row) for rung in run.options.ladder.rungs
+                 if (row := run.measured(rung, runner)) is not None and row.status == "done"]
+        for place, (rung, row) in enumerate(found):
+            beside = [other.samples_per_second for _, other in (*found[max(place - 1, 0) : place],
+                                                                *found[place + 1 : place + 2])]
+            if row.round < number and (not row.is_steady or is_far_off(row.samples_per_second, beside)):
+                yield rung, runner
+
+
+def is_far_off(rate: float, beside: Sequence[float]) -> bool:
+    """Whether a rung's samples a second are far off those of all its neighbours."""
+    return bool(beside) and (all(rate > FAR_OFF * other for other in beside) or
+                             all(FAR_OFF * rate < other for other in beside))
 
 
 def describe(row: Measured) -> str:

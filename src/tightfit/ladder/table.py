@@ -40,6 +40,8 @@ def show(run: LadderRun, console: Console) -> None:
     if any(result.runner != OURS for result in results):
         console.print("speed and memory: a rung's against the one that it changes, a peer's against ours of the same",
                       highlight=False)
+    if any(result.is_noise for result in results):
+        console.print("~: within the spread of the timed steps of both, which is no difference", highlight=False)
     for text in notes(results):
         console.print(f"- {text}", markup=False, highlight=False)
 
@@ -71,7 +73,8 @@ def cells(results: list[RungResult], ladder: Ladder) -> tuple[list[str], list[li
     heads += ["publ. s", "publ. MiB"] if published else []
     rows = []
     for result in results:
-        row = [result.name, *_measured(result.measured, ladder), times(result.speed), times(result.memory)]
+        row = [result.name, *_measured(result.measured, ladder), times(result.speed) + "~" * result.is_noise,
+               times(result.memory)]
         row += _figures(figures_of(result.predicted, ladder), "-") if predicted else []
         row += _figures(figures_of(result.full, ladder), "-") if full else []
         if published:
@@ -85,7 +88,10 @@ def _measured(row: Measured | None, ladder: Ladder) -> list[str]:
         return ["-", "-", "-"]
     if row.status != "done":
         return [row.status, "", ""]
-    return [f"{row.median_seconds:.4g}", f"{row.samples_per_second:.4g}", _figures(figures_of(row, ladder), "-")[1]]
+    low, high = row.quartiles
+    spread = f" ±{50 * (high - low) / row.median_seconds:.0f}%" if low < high else ""
+    memory = _figures(figures_of(row, ladder), "-")[1]
+    return [f"{row.median_seconds:.4g}{spread}", f"{row.samples_per_second:.4g}", memory]
 
 
 def _figures(figures: Figures, missing: str) -> list[str]:

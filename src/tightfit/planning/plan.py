@@ -126,7 +126,8 @@ class Answers:
     open_fields: what leaving fields open would gain a recipe that pins them all; empty where that is nothing.
     scaling: speed on several GPUs; None on one.
     more_gpus: what dividing the model among GPUs takes; empty where one holds it whole.
-    offload: that `offload=none` is pinned where nothing fits; else empty.
+    offload: that `offload=none` is pinned where nothing fits; else empty. adapters: what they would take there.
+    unread: pins that generating has no use for.
     misaligned: dimensions that leave tensor cores idle, with the gain from padding.
     """
 
@@ -142,6 +143,8 @@ class Answers:
     scaling: Scaling | None = None
     more_gpus: str = ""
     offload: str = ""
+    adapters: str = ""
+    unread: str = ""
     misaligned: tuple[Misalignment, ...] = ()
 
 
@@ -216,8 +219,8 @@ class Plan:
         stands among the first candidate's reasons."""
         candidates = [candidate.to_json(rank) for rank, candidate in enumerate(self.candidates, start=1)]
         if candidates:
-            noted = [*self.candidates[0].estimate.notes, *self.notes]
-            candidates[0]["reasons"] = list(dict.fromkeys([*candidates[0]["reasons"], *noted]))
+            noted = [*self.candidates[0].estimate.notes, self.answers.adapters, *self.notes]
+            candidates[0]["reasons"] = list(dict.fromkeys([*candidates[0]["reasons"], *filter(None, noted)]))
         device: dict[str, Any] = {"name": self.device.name, "memory_bytes": self.device.memory_bytes}
         if self.device.world > 1:
             device |= {"gpus": self.device.cards, "nodes": self.device.machines,

@@ -44,6 +44,7 @@ def resolve_auto(
     except ModelError as error:
         log(f"not planned: {error}")
         return resolve(recipe, device), None
-    chosen = plan.recipe
-    log(f"planned: {plan.answers.why}")
+    chosen = plan.recipe  # raises where nothing fits
+    assert plan.chosen is not None
+    log(f"planned: {plan.chosen.reasons[0]} {plan.answers.why}")
     return chosen, plan

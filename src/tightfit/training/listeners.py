@@ -10,7 +10,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 
 class Listener:
-    """A run's audience: called as the run goes on. This one is silent; another overrides what it wants to show."""
+    """A run's audience: called as the run goes on, and entered for its length. This one is silent; another overrides
+    what it wants to show."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """The run has ended."""
 
     def message(self, text: str) -> None:
         """Something a person should read."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -26,14 +27,15 @@ LOCK = ".lock"
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Make a folder if need be, and keep other processes from writing into it; one that was made and stays empty goes
-    again. The lock falls with the process, however it ends. Raises RecipeError where another process holds it, and
-    where the folder cannot be written."""
+    """Make a folder if need be, and keep other processes from writing into it; what was made and stays empty goes
+    again, and so does the lock. It falls with the process, however that ends. Raises RecipeError where another process
+    holds it, and where the folder cannot be written."""
     with ExitStack() as held:
-        made = not folder.exists()
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock_file(held.enter_context((folder / LOCK).open("a")))
+            while not _lock(folder / LOCK, held):
+                pass
         except BlockingIOError:
             raise RecipeError(
                 f"output_dir: another process is using {folder}; wait for it, or write output_dir=..."
@@ -44,10 +46,21 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if made and [path.name for path in folder.iterdir()] == [LOCK]:
-                with suppress(PermissionError):  # of Windows, for a file that is open
-                    (folder / LOCK).unlink()
-                    folder.rmdir()
+            with suppress(OSError):  # of Windows, for a file that is open; of a folder that holds something
+                (folder / LOCK).unlink()
+                for path in made:
+                    path.rmdir()
+
+
+def _lock(path: Path, held: ExitStack) -> bool:
+    """Lock a file; False where who held it before has removed it meanwhile, so that another process may make it anew.
+    Raises OSError as `lock_file`."""
+    file = held.enter_context(path.open("a"))
+    lock_file(file)
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def run_path(recipe: Recipe, name: str) -> Path:

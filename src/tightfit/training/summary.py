@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tightfit.metrics import metrics_text
+from tightfit.text import size
 from tightfit.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -86,16 +87,15 @@ class Summary:
         share = self.data_wait_seconds / self.training_seconds if self.training_seconds else 0.0
         # A sample without tokens, such as a picture, counts as one.
         tokens = f", {self.tokens_per_second:,.0f} tokens/s" if self.tokens_per_second > self.samples_per_second else ""
-        memory = "peak memory" if self.device != "CPU" else "peak memory of the process"
+        memory = "peak allocated" if self.device != "CPU" else "peak resident"
         rows = [
             ("steps", f"{self.training_seconds:.1f} s for {self.steps - self.first_step} steps on {self.device}"),
             ("throughput", f"{self.samples_per_second:,.1f} samples/s{tokens} in those steps"),
             ("whole run", f"{self.seconds:.1f} s, with start-up, evaluation and saving besides those steps"),
-            (memory, f"{self.peak_memory / 2**20:,.0f} MiB"),
+            (memory, size(self.peak_memory) + ", of the whole process" * (self.device == "CPU")),
         ]
         if self.context_memory is not None:
-            outside = f"{self.context_memory / 2**20:,.0f} MiB outside the allocator, besides the peak"
-            rows.append(("CUDA context", outside))
+            rows.append(("CUDA context", f"{size(self.context_memory)}, outside PyTorch's allocator"))
         rows.append(("waiting for data", f"{self.data_wait_seconds:.2f} s ({share:.1%} of training)"))
         if self.skipped_steps:
             rows.append(("skipped by loss scaling", f"{self.skipped_steps} steps"))
@@ -110,7 +110,7 @@ class Summary:
         if self.eval_loss is not None:
             found = metrics_text(asdict(self))
             if self.unigram_loss is not None:
-                found += f"; the tokens' frequencies alone give a loss of {self.unigram_loss:.4f}"
+                found += f"; unigram baseline {self.unigram_loss:.4f}"
             rows.append(("held-out", found))
         if self.best_step is not None:
             rows.append(("best evaluation", f"at step {self.best_step}, whose checkpoint is kept"))

@@ -21,7 +21,7 @@ from tightfit.recipe import Recipe
 from tightfit.text import counted
 from tightfit.training import checkpoints
 from tightfit.training.best import load_best
-from tightfit.training.listeners import Listener
+from tightfit.training.listeners import LastingConsole, Listener, Terminal
 from tightfit.training.loop import TrainingLoop
 from tightfit.training.metrics_log import MetricsLog, NullMetricsLog
 from tightfit.training.model_folder import finish_model, loaded_by
@@ -47,7 +47,8 @@ class Trainer:
         what `recipe.data` names.
     eval_dataset: likewise, to evaluate on; None holds out a share of `dataset`.
     overrides: `field=value` words, as on the command line, on top of a recipe that is given by name.
-    listener: called as the run goes on; by default nothing is shown.
+    progress: show the run on standard error, as the command line does; by default nothing is shown. listener: called
+        as the run goes on, in its place.
 
     >>> summary = Trainer("gpt2", {"data": "notes.txt", "max_steps": 100}).train()  # doctest: +SKIP
     """
@@ -60,6 +61,7 @@ class Trainer:
         eval_dataset: Any = None,
         *,
         overrides: Iterable[str] = (),
+        progress: bool = False,
         listener: Listener | None = None,
     ) -> None:
         self.recipe = recipe_for_machine(recipe, model, overrides)
@@ -68,7 +70,8 @@ class Trainer:
                               "tightfit plan with this recipe")
         self.module = None if model is None or isinstance(model, str) else model
         self.dataset, self.eval_dataset = dataset, eval_dataset
-        self.listener: Listener = listener or Listener()
+        shown = Terminal(LastingConsole(stderr=True, soft_wrap=True)) if progress else Listener()
+        self.listener: Listener = listener or shown
         given = str(recipe) if isinstance(recipe, str | Path) else None
         label = given or (type(model).__name__ if self.module is not None else self.recipe.model)
         self.path = run_path(self.recipe, label)
@@ -85,13 +88,14 @@ class Trainer:
         with self.backend.world(self.recipe) as world, locked(folder.path) if world.rank == 0 else nullcontext():
             if world.rank:
                 self.listener = Listener()
-            session = self._open_together(folder, world)
-            if isinstance(session, Summary):
-                return session
-            try:
-                return self._train_recovering(session, folder, began, world)
-            except (OSError, SafetensorError) as error:
-                raise CheckpointError(f"{folder.path}: {one_line(error)}") from error
+            with self.listener:
+                session = self._open_together(folder, world)
+                if isinstance(session, Summary):
+                    return session
+                try:
+                    return self._train_recovering(session, folder, began, world)
+                except (OSError, SafetensorError) as error:
+                    raise CheckpointError(f"{folder.path}: {one_line(error)}") from error
 
     def _train_recovering(self, session: Session, folder: RunFolder, began: float, world: World) -> Summary:
         """As `_train`, and on with a recipe that takes less memory where the recipe's own is too much for the device.

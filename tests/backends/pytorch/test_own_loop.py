@@ -128,6 +128,8 @@ def test_what_is_left_is_listed():
     text = "\n".join(applied.left_to_you)
     for word in ("torch.float16", "GradScaler", "4 micro-batches of 4", "clip_grad_norm_", "5 warm-up steps"):
         assert word in text
+    assert repr(applied).startswith("<Applied: GPT2LMHeadModel, ")
+    assert len(repr(applied)) < 300
 
 
 @pytest.mark.parametrize("fields", [{"accumulation": "by-block"}, {"update": "with-forward"}])

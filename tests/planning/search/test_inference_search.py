@@ -112,9 +112,9 @@ def test_pins_that_only_training_reads_are_named_in_one_note():
     plan, _ = found(asked(**pins), gpu(4096 * MIB))
     told = ("micro_batch_size=64, checkpointing=every-nth checkpointing.n=3, optimizer=lion: for training alone, and "
             "not read with mode=inference.")
-    assert plan.notes == (told,)
+    assert plan.answers.unread == told
     assert told in plan.to_json()["candidates"][0]["reasons"]
-    assert found(asked(), gpu(4096 * MIB))[0].notes == ()
+    assert found(asked(), gpu(4096 * MIB))[0].answers.unread == ""
 
 
 def test_where_nothing_fits_a_smaller_batch_and_a_larger_gpu_are_named():

@@ -83,6 +83,8 @@ def test_a_compiler_is_weighed_however_short_a_run_is_and_a_note_says_where_it_d
     assert long.recipe.compile.name == short.recipe.compile.name == "per-block"
     assert not any(note.startswith("compile:") for note in long.notes)
     assert any(note.startswith("compile: 10 steps are too few") for note in short.notes)
+    default = of(toy, 1 << 34, **pins)  # whose length nobody asked for
+    assert not any(note.startswith("compile:") for note in default.notes)
     recipe = Recipe.from_dict({"batch_size": 16, "max_steps": 10, "loading": {"workers": 2}, **FEWER, **pins})
     run = search(recipe, gpu(1 << 34), toy.tools(), margin=MARGIN, for_run=True)
     assert run.recipe.compile.name == "off"
@@ -238,7 +240,7 @@ def test_what_leaves_no_margin_is_a_last_resort():
     plan = of(toy, needed, **pins)
     assert plan.chosen.estimate.fits == "yes"
     assert not plan.chosen.estimate.safe
-    assert any("less than the margin" in reason for reason in plan.chosen.reasons)
+    assert any("less than the safety margin" in reason for reason in plan.chosen.reasons)
     plan = of(toy, needed - 1, **pins)
     assert plan.chosen is None
     assert plan.candidates[0].estimate.missing == 1

@@ -148,9 +148,16 @@ def test_the_headline():
     made = profile()
     said = {figure.name: figure.text for figure in figures(made)}
     assert said["tokens/s"] == f"{8 * 64 / made.step_seconds:,.0f}"
-    assert said["peak memory"] == size(made.peak_bytes)
+    assert said["peak allocated"] == size(made.peak_bytes)
     assert headline(made).startswith("gpt2 on RTX 4090: tokens/s ")
     assert headline(empty()) == "gpt2 on RTX 4090"
+
+
+def test_a_followed_step_that_is_far_slower_says_so_beside_the_figure():
+    remarks = [{figure.name: figure.remark for figure in figures(replace(profile(), overhead=times))}["step"]
+               for times in (1.4, 5.2)]
+    assert ["the followed step took" in remark for remark in remarks] == [False, True]
+    assert remarks[1].endswith("; the followed step took 5.2 times as long")
 
 
 def test_predicted_seconds_that_are_not_calibrated_say_so():
@@ -160,7 +167,7 @@ def test_predicted_seconds_that_are_not_calibrated_say_so():
     for name in ("tokens/s", "step"):
         assert rough[name] == f"{sure[name]}, not calibrated"
         assert rough[name].startswith("predicted ")
-    assert rough["peak memory"] == sure["peak memory"]
+    assert rough["peak allocated"] == sure["peak allocated"]
     assert "predicted, not calibrated</th>" in report(made)
     assert "predicted, not calibrated</th>" not in report(replace(made, calibrated=True))
 
@@ -186,8 +193,8 @@ def test_two_runs_side_by_side():
     assert lines[0].split() == ["runs/a", "runs/b", "difference"]
     assert len({len(line) for line in lines}) == 1
     rows = {line.split("  ")[0]: line for line in lines}
-    assert set(rows) == {"", "tokens/s", "step", "MFU", "peak memory", "data", "forward", "backward", "optimizer"}
+    assert set(rows) == {"", "tokens/s", "step", "MFU", "peak allocated", "data", "forward", "backward", "optimizer"}
     assert rows["tokens/s"].endswith("+100.0 %")
     assert rows["step"].endswith("-50.0 %")
-    assert rows["peak memory"].endswith("+100.0 %")
-    assert size(theirs.peak_bytes) in rows["peak memory"]
+    assert rows["peak allocated"].endswith("+100.0 %")
+    assert size(theirs.peak_bytes) in rows["peak allocated"]

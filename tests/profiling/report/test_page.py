@@ -28,7 +28,7 @@ def test_all_of_it_is_there(page):
     read = Read(page)
     for name in ("headline", "difference", "memory", "time", "ops", "predicted", "readings", "about"):
         assert name in read.ids
-    for word in ("tokens/s", "MFU", "peak memory", "18 % of the step waits for data", "loading.workers=4",
+    for word in ("tokens/s", "MFU", "peak allocated", "18 % of the step waits for data", "loading.workers=4",
                  "Launch-bound", "compile=per-block", "of fp32 tensors under bf16", "The 25 largest tensors",
                  "128x257", "transformer.h.*.attn", "of the roofline", "residual", "attention", "power W",
                  "CUDA context", "plain steps differ by 3 %", "checkpointing: none"):
@@ -169,7 +169,10 @@ def test_the_command(tmp_path, run):
     assert (tmp_path / "a" / "report.html").read_text().startswith("<!doctype html>")
     status, out, _ = run(tmp_path / "a", tmp_path / "b")
     assert "report-against-b.html" in out
-    assert "Difference to the other run" in (tmp_path / "a" / "report-against-b.html").read_text()
+    drawn = (tmp_path / "a" / "report-against-b.html").read_text()
+    assert "Difference to the other run" in drawn
+    assert f'{tmp_path / "a"}</th>' in drawn
+    assert f'{tmp_path / "b"}</th>' in drawn
     status, _, _ = run(tmp_path / "a", "--output", tmp_path / "mine.html")
     assert (tmp_path / "mine.html").exists()
 

@@ -21,7 +21,7 @@ ACCELERATE = {"float32": "no", "float16": "fp16", "bfloat16": "bf16"}
 """Accelerate's names of what autocast casts to."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Applied:
     """A model and its optimizer with a recipe's techniques applied, and what the recipe asks of the loop itself.
 
@@ -35,6 +35,10 @@ class Applied:
     accelerator_kwargs: dict[str, Any]
     left_to_you: tuple[str, ...]
     build: Build
+
+    def __repr__(self) -> str:
+        left = ", ".join(sentence.partition(":")[0] for sentence in self.left_to_you)
+        return f"<Applied: {type(self.model).__name__}, {type(self.optimizer).__name__}; left to you: {left or 'none'}>"
 
     def loss_sum(self, inputs: dict[str, Tensor], labels: Tensor) -> Tensor:
         """The recipe's loss of a micro-batch: the summed cross-entropy of the labels that are not -100, a scalar.

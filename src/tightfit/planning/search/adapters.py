@@ -40,5 +40,5 @@ def adapters(exploration: Exploration) -> str:
     if not found:
         return ""
     rest = choices_text(least, None, (MICRO, "checkpointing"))
-    return (f"adapters: {', and '.join(found)}, with {rest}: small factors are trained beside frozen weights, which "
-            "changes what is learnt")
+    return (f"{', and '.join(found)}, with {rest}: small factors are trained beside frozen weights, which "
+            "changes what is learned.")

@@ -157,8 +157,7 @@ def smallest_gpu(
     level, states = space.level(best), space.states(best)
     alike = [choice for choice in space.choices if space.level(choice) == level and space.states(choice) == states]
     _, other = _smallest(exploration, catalogue, margin, alike)
-    return gpu, text, other and (f"With {' and '.join(changed)}, which {changing(changed).split()[-1]} numerics: "
-                                 f"{other[0].lower()}{other[1:]}")
+    return gpu, text, other and f"With {' and '.join(changed)}, which {changing(changed).split()[-1]} numerics: {other}"
 
 
 def _smallest(
@@ -197,13 +196,17 @@ def _smallest(
             shown = (MICRO, "checkpointing") if space.recipe.mode == "train" else ("precision", "attention")
             by = f", by this {device.name}'s trace" if dear else ""
             used = size(min(cost.estimate.memory.used, gpu.memory_bytes))
-            return gpu, (f"The smallest GPU on which the recipe as written fits is {gpu.name} "
-                         f"({size(gpu.memory_bytes)}): {used} in use with "
-                         f"{choices_text(there, None, shown)}{by}.")
+            return gpu, (f"{gpu.name} ({size(gpu.memory_bytes)}) is the smallest that can {_does(space.recipe)}: "
+                         f"{used} with CUDA context, at {choices_text(there, None, shown)}{by}.")
         too_small, beyond = gpu.name, max(gpu.memory_bytes, cost.estimate.memory.needed)
     if fits:
         return device, f"No smaller GPU of the catalogue than {device.name} would do."
-    return None, "No GPU of the catalogue was found on which the recipe as written fits."
+    return None, f"No GPU of the catalogue was found that can {_does(space.recipe)}."
+
+
+def _does(recipe: Recipe) -> str:
+    """What a GPU does by a recipe, its pins kept."""
+    return "train this" if recipe.mode == "train" else "run this"
 
 
 def _as_usual_there(asked: Recipe, recipe: Recipe, gpu: Device) -> Recipe:

@@ -86,31 +86,18 @@ def nearest_in_usual_precision(exploration: Exploration, best: Pair) -> Pair | N
 def why(exploration: Exploration, best: Pair) -> list[str]:
     """Why the choice is."""
     found, space = exploration.found[best], exploration.space
-    memory, time, total = found.estimate.memory, found.estimate.time, exploration.device.memory_bytes
-    in_use = f"{size(min(memory.used, total))} of {size(total)}"
-    quantity = f"{time.throughput:,.0f} {time.unit}"
-    if space.recipe.mode == "inference":
-        inputs = "prompts" if TASKS[space.recipe.task].generates else "samples"
-        quantity = f"{time.step_seconds:.3g} s for {space.recipe.batch_size:,} {inputs}"
-        if time.prefill_seconds < time.step_seconds:
-            quantity += f", {time.prefill_seconds:.3g} s of it until the first token"
-    sentences = [f"{_fastest(exploration, best)}: {quantity}, with {in_use} in use at the peak, in the "
-                 f"{memory.peak_in}; the margin to keep free is {size(memory.margin)}."]
-    if memory.host_by_category:
-        known = exploration.device.host_bytes
-        unchecked = "" if known else ", which was not checked: write --host-memory 64GB for yours"
-        sentences.append(f"It needs {size(memory.host)} of the machine's own memory as well{unchecked}.")
-    if memory.drive:
-        sentences.append(f"{size(memory.drive)} of each process wait on a drive.")
+    sentences = [f"{_fastest(exploration, best)}."]
+    if drive := found.estimate.memory.drive:
+        sentences.append(f"{size(drive)} of each process wait on a drive.")
     if found.fit_rank is FitRank.AFTER_RETRIES:
-        sentences.append(f"It fits once the allocator has given cached memory back, without which it is "
-                         f"{size(memory.used)}; that costs a little time.")
+        sentences.append("It fits after the caching allocator has freed unused blocks, without which it would reserve "
+                         f"{size(found.estimate.memory.peak_reserved)}; that costs a little time.")
     if found.fit_rank is FitRank.TIGHT:
-        sentences.append("It leaves less than the margin free: nothing found leaves more. Expect to be close to the "
+        sentences.append("It leaves less than the safety margin: nothing found leaves more. Expect to be close to the "
                          "device's limit.")
     changed = space.numerics(found.recipe)
     if changed:
-        spare = " with the margin free" if found.fit_rank.is_safe else ""
+        spare = " with the safety margin" if found.fit_rank.is_safe else ""
         reason = "allow_numerics allows it" if space.recipe.allow_numerics else f"nothing fits{spare} otherwise"
         sentences.append(f"{changing(changed)} numerics: picked because {reason}.")
         milder = mildest(exploration, best)
@@ -126,22 +113,39 @@ def why(exploration: Exploration, best: Pair) -> list[str]:
     return sentences
 
 
+def figures(exploration: Exploration, best: Pair) -> str:
+    """Speed and memory of the choice, as a sentence."""
+    estimate, recipe = exploration.found[best].estimate, exploration.space.recipe
+    memory, time, total = estimate.memory, estimate.time, exploration.device.memory_bytes
+    quantity = f"{time.throughput:,.0f} {time.unit}"
+    if recipe.mode == "inference":
+        inputs = "prompts" if TASKS[recipe.task].generates else "samples"
+        quantity = f"{time.step_seconds:.3g} s for {recipe.batch_size:,} {inputs}"
+        if time.prefill_seconds < time.step_seconds:
+            quantity += f", {time.prefill_seconds:.3g} s of it until the first token"
+    context = " with CUDA context" if exploration.device.kind == "cuda" else ""
+    host = f" and {size(memory.host)} of host memory" if memory.host_by_category else ""
+    return (f"{quantity}, {size(min(memory.used, total))}{context} of {size(total)}{host}, at the peak in the "
+            f"{memory.peak_in}.")
+
+
 def _fastest(exploration: Exploration, best: Pair) -> str:
     """The set that the choice is the best of, as the beginning of a sentence."""
     found = exploration.found[best]
     open_fields = [field for field in exploration.space.fields if field != ALLOCATOR]
     if not open_fields and len(exploration.sizes) == 1:
-        return "It fits as asked for"
+        return "Every choice is pinned, and they fit"
     faster = [pair for pair, other in exploration.found.items()
               if other.fit_rank.fits and faster_by(other.speed, found.speed) > 0]
     if not faster:
         return "The fastest that fits"
     if min(exploration.found[pair].fit_rank for pair in faster) > found.fit_rank:
-        return "The fastest that fits with the margin free"
+        return "The fastest that fits with the safety margin"
     level = exploration.space.level
     if all(level(pair[0]) > level(best[0]) for pair in faster):
         return "The fastest that fits with no greater change of numerics"
-    return f"The simplest of the fastest that fit (predicted times within {percent(CLOCK_ERROR)} count as equal)"
+    return (f"The simplest of the fastest that fit: predicted times within {percent(CLOCK_ERROR)} of each other count "
+            "as equal")
 
 
 def _why_not_usual_precision(near: Evaluated, best: Evaluated) -> str:
@@ -153,7 +157,7 @@ def _why_not_usual_precision(near: Evaluated, best: Evaluated) -> str:
     memory, nothing = near.estimate.memory, f"Nothing fits in {precision.name}"
     by = f"misses {memory.lacking}"
     if near.fit_rank.fits:
-        nothing = f"Nothing in {precision.name} leaves the margin free"
+        nothing = f"Nothing in {precision.name} leaves the safety margin"
         by = f"is {size(memory.peak_reserved - memory.capacity + memory.margin)} over it"
     return f"{nothing}: {copies}. The nearest, {choices_text(near.recipe, best.recipe)}, {by}."
 
@@ -163,7 +167,8 @@ def compared(found: Evaluated, best: Evaluated) -> str:
     memory = found.estimate.memory.peak_reserved - best.estimate.memory.peak_reserved
     faster = faster_by(found.speed, best.speed)
     speed = f"{percent(abs(faster))} {'faster' if faster > 0 else 'slower'}" if faster else "as fast"
-    remarks = ("", "; it fits only after releasing cached memory", "; it leaves less than the margin free")
+    remarks = ("", "; it fits only after the caching allocator has freed unused blocks",
+               "; it leaves less than the safety margin")
     return (f"{choices_text(found.recipe, best.recipe)}: {speed}, {more_or_less(memory)} at the peak"
             f"{remarks[found.fit_rank]}.")
 
@@ -179,20 +184,22 @@ def misses(name: str, memory: Memory) -> str:
     if memory.host_missing and not memory.missing:
         return (f"{name} does not fit: it needs {size(memory.host)} of host memory, {size(memory.host_missing)} more "
                 "than there are.")
-    needed, reserved = size(memory.needed), size(memory.used)
-    cached = f" ({reserved} with cached memory, which could be given back)" if reserved != needed else ""
-    return (f"{name} does not fit: it needs {needed} at the peak{cached}, in the {memory.peak_in}, "
-            f"{size(memory.missing)} more than there are.")
+    needed, used = size(memory.needed), size(memory.used)
+    cached = f", {used} before the caching allocator frees unused blocks" if used != needed else ""
+    return (f"{name} does not fit: it needs {needed}, {size(memory.missing)} more than there are{cached}; the peak is "
+            f"in the {memory.peak_in}.")
 
 
 def too_short(exploration: Exploration, best: Pair) -> str:
-    """Whether a run of `max_steps` is too short for what comes before the choice's first step, as a sentence."""
+    """Whether a run of `max_steps`, where they were asked for, is too short for what comes before the choice's first
+    step, as a sentence."""
     found, space = exploration.found[best], exploration.space
     before, steps = startup(found.recipe), space.recipe.max_steps
     others = [other for pair, other in exploration.found.items()
               if startup(other.recipe) < before and other.fit_rank <= max(found.fit_rank, FitRank.AFTER_RETRIES)]
     other = max(others, key=lambda o: o.speed, default=None)
-    if other is None or space.recipe.num_train_epochs is not None or steps * (other.seconds - found.seconds) >= before:
+    asked = space.recipe.num_train_epochs is None and steps != Recipe.model_fields["max_steps"].default
+    if other is None or not asked or steps * (other.seconds - found.seconds) >= before:
         return ""
     return (f"compile: {steps:,} steps are too few to win back the {before:.0f} seconds or so that compiling takes; "
             f"for so short a run write {choices_text(other.recipe, found.recipe)}")

@@ -28,7 +28,17 @@ from tightfit.planning.search.changes import (
 from tightfit.planning.search.choose import explore
 from tightfit.planning.search.comparisons import evaluate_comparisons
 from tightfit.planning.search.evaluate import Evaluated, Evaluator, InProcess, Progress, after
-from tightfit.planning.search.explain import SHOWN, compared, misses, ranked, still_known, too_large, too_short, why
+from tightfit.planning.search.explain import (
+    SHOWN,
+    compared,
+    figures,
+    misses,
+    ranked,
+    still_known,
+    too_large,
+    too_short,
+    why,
+)
 from tightfit.planning.search.exploration import MICRO, Exploration
 from tightfit.planning.search.more_gpus import more_gpus, scaling
 from tightfit.planning.search.offloading import TRACES as STREAMED_TRACES
@@ -139,7 +149,7 @@ def search(
     plan = streamed or plan or resident()
     exploration.progress = after(made, progress)
     if exploration.best() is None and not choice_alone and (way_out := adapters(exploration)):
-        plan = replace(plan, notes=(*plan.notes, way_out))
+        plan = replace(plan, answers=replace(plan.answers, adapters=way_out))
     return replace(_with_counts(plan, tried, exploration), asked=asked)
 
 
@@ -211,12 +221,13 @@ def _plan(
         answers = replace(answers, scaling=scaling(exploration, head))
     answers = replace(answers, more_gpus=more_gpus(exploration, head))
     masked = gain_without_dropout(exploration, head) if best is not None and not choice_alone else ""
-    unread = _unread(recipe) if recipe.mode == "inference" else ()
+    answers = replace(answers, unread=_unread(recipe) if recipe.mode == "inference" else "")
     said = [  # one object says all: the first candidate carries the answers too
-        *(sentences or missed[:1]), answers.next_best, answers.smallest_change_text, answers.smallest_gpu_text,
-        answers.smallest_gpu_changed_text, answers.open_fields, answers.more_gpus, answers.offload,
+        *([figures(exploration, best), *sentences] if best is not None else missed[:1]), answers.next_best,
+        answers.smallest_change_text, answers.smallest_gpu_text, answers.smallest_gpu_changed_text,
+        answers.open_fields, answers.more_gpus, answers.offload,
         answers.scaling.text if answers.scaling is not None else "",
-        *(misaligned.sentence for misaligned in answers.misaligned), *unread,
+        *(misaligned.sentence for misaligned in answers.misaligned), answers.unread,
     ]  # fmt: skip
     reasons = [*([compared(found, head)] for found in shown), *([sentence] for sentence in missed)]
     candidates = tuple(
@@ -232,8 +243,7 @@ def _plan(
     return Plan(
         device=exploration.device, asked=recipe, candidates=candidates,
         chosen=candidates[0] if best is not None else None, answers=answers,
-        notes=(*unread, *offloaded, *exploration.notes, *([short] if short else ()),
-               *([masked] if masked else ()),
+        notes=(*offloaded, *exploration.notes, *([short] if short else ()), *([masked] if masked else ()),
                *(f"left out: {reason}" for reason in dict.fromkeys(exploration.refused.values()))),
         tried=len(exploration.considered) * len(exploration.sizes), predictions=exploration.budget.made,
     )  # fmt: skip
@@ -262,8 +272,8 @@ def _answers(
     )
 
 
-def _unread(recipe: Recipe) -> tuple[str, ...]:
-    """Sentences on pins that only training reads."""
+def _unread(recipe: Recipe) -> str:
+    """The pins that only training reads, as a sentence; empty where there are none."""
     pinned = [field_text(field, value) for field in TRAINING_ALONE
               if (value := getattr(recipe, field)) != Recipe.model_fields[field].default]
-    return (f"{', '.join(pinned)}: for training alone, and not read with mode=inference.",) if pinned else ()
+    return f"{', '.join(pinned)}: for training alone, and not read with mode=inference." if pinned else ""

@@ -205,8 +205,9 @@ def _notes(
 ) -> Iterator[str]:
     seconds, idle = found.seconds, found.for_host
     if calibration is None:
-        figures = "a rough default by the number of cores" if device.kind == "cpu" else "the data sheet's figures"
-        yield f"not calibrated: times come from {figures} and shares of them that were not measured here"
+        figures = "a rough default by the number of cores" if device.kind == "cpu" else (
+            "the data sheet's FLOP/s and bandwidth")
+        yield f"not calibrated: times come from {figures}, and from efficiencies fitted on other machines"
     if device.kind == "cuda" and idle > 0.1 * seconds:
         help_more = "larger micro-batches, or compile, help" if recipe.mode == "train" else "a larger batch helps"
         yield (f"the device waits for the host {100 * idle / seconds:.0f} % of the time: {help_more} more than faster "

@@ -17,6 +17,15 @@ from tightfit.recipe.resume import differences
 from tightfit.tasks import TASKS
 from tightfit.trace import WALL_PHASES, Op, Phase
 
+ORIGIN = "origin"
+PEAK = "peak allocated"
+"""The name of a peak of tensors' bytes, in plans, comparisons, reports and summaries alike."""
+
+
+FAR_SLOWER = 2.0
+"""From how many times a plain step's seconds on a followed one's are said beside them: its ops' own times, and the
+waits between them, then tell less of a plain step."""
+
 
 def title(profile: Profile) -> str:
     return f"{profile.recipe.model} on {profile.device.name}"
@@ -82,12 +91,13 @@ def figures(profile: Profile) -> Iterator[Figure]:
     remarks = [f"predicted{uncalibrated(profile)}, not measured"] * 2 if alone else [
         f"predicted {figure}{uncalibrated(profile)}" if guess else "not predicted" for figure in predicted]
     yield Figure(unit, rate or None, f"{rate:,.0f}" if rate else "-", remarks[0])
-    yield Figure("step", step or None, text.seconds(step or None), remarks[1])
+    slower = f"; the followed step took {profile.overhead:.1f} times as long" if profile.overhead >= FAR_SLOWER else ""
+    yield Figure("step", step or None, text.seconds(step or None), remarks[1] + slower)
     mfu, source = utilization(profile, step)
     yield Figure("MFU", mfu, "-" if mfu is None else text.percent(mfu), source)
     peak, room = profile.peak, profile.capacity_bytes
     share = f"{text.percent(peak / room)} of {text.size(room)}" if room else "capacity not known"
-    yield Figure("peak memory", peak or None, text.size(peak) if peak else "-", (
+    yield Figure(PEAK, peak or None, text.size(peak) if peak else "-", (
         share if peak else "not measured") + ("; predicted, not measured" if alone else _predicted_peak(profile)))
 
 
@@ -143,7 +153,7 @@ def headlines(ours: Profile, theirs: Profile) -> Iterator[tuple[str, str, str, s
             yield a.name, a.text, b.text, text.relative(a.value, b.value)
     if ours.only_predicted or theirs.only_predicted:
         first, second = ("predicted" if each.only_predicted else "measured" for each in (ours, theirs))
-        yield "origin", first, second, ""
+        yield ORIGIN, first, second, ""
 
 
 def phase_pairs(ours: Profile, theirs: Profile) -> list[Pair]:

@@ -148,9 +148,12 @@ class View:
         return list(dict.fromkeys([*self.profile.notes, *traces]))
 
 
-def report(profile: Profile, other: Profile | None = None, run: Sequence[tuple[str, str]] = ()) -> str:
+def report(
+    profile: Profile, other: Profile | None = None, run: Sequence[tuple[str, str]] = (),
+    names: tuple[str, str] = ("this run", "the other"),
+) -> str:
     """The page. other: a second run, which this one is compared with. run: name and value of the figures of the whole
-    run that the profile is of, where there is one."""
+    run that the profile is of, where there is one. names: of the two runs, such as their folders."""
     view = View(profile)
     predicted = {}
     if len(view.steps) == 2:
@@ -163,7 +166,8 @@ def report(profile: Profile, other: Profile | None = None, run: Sequence[tuple[s
     return render(
         __package__ or "", "report.html.jinja", view=view, profile=profile, title=title(profile),
         subtitle=f"{work(profile.recipe)}: {as_written(profile.recipe)}", figures=list(figures(profile)),
-        uncalibrated=uncalibrated(profile), difference=difference, predicted=predicted, charts=charts,
+        uncalibrated=uncalibrated(profile), difference=difference,
+        names=list(names), predicted=predicted, charts=charts,
         without_lanes=without_lanes(profile), run=run,
         yaml=to_yaml(profile.recipe.to_dict()),
         contents=[(name, called) for name, called in SECTIONS.items() if not absent.get(name)],
@@ -188,7 +192,8 @@ def _difference(ours: View, theirs: View) -> dict[str, Any]:
 
 
 def write_report(
-    path: Path, profile: Profile, other: Profile | None = None, run: Sequence[tuple[str, str]] = ()
+    path: Path, profile: Profile, other: Profile | None = None, run: Sequence[tuple[str, str]] = (),
+    names: tuple[str, str] = ("this run", "the other"),
 ) -> None:
     """Write the page of `report`, whole or not at all. Raises OSError."""
-    write_atomically(path, report(profile, other, run))
+    write_atomically(path, report(profile, other, run, names))

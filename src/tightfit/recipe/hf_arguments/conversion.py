@@ -17,6 +17,7 @@ from tightfit.errors import RecipeError, nearest
 from tightfit.metrics import METRICS
 from tightfit.recipe.best import reasons_against
 from tightfit.recipe.hf_arguments import table
+from tightfit.recipe.hf_arguments.former import as_today
 from tightfit.recipe.yaml import explain
 from tightfit.techniques import SLOTS
 
@@ -60,7 +61,7 @@ def from_training_arguments(
     values = {"loss": "plain", **_recipe_values(consulted, _default_steps(recipe_type)), **fields}
     recipe = recipe_type.from_dict(values)
     said = _complete(plain_arguments(recipe))
-    kept = {name: value for name, value in given.items() if name not in replaced and value != said[name]}
+    kept = {name: value for name, value in given.items() if name not in replaced and value != said.get(name)}
     return recipe_type.from_dict({**values, "hugging_face": {**kept, **recipe.hugging_face}})
 
 
@@ -158,12 +159,8 @@ def _read(source: Any) -> Arguments:
         raise RecipeError(
             f"training arguments: {source!r} cannot be read; give a TrainingArguments, a mapping, or a JSON file's path"
         )
-    for old, new in table.RENAMED.items():
-        if old in given and new in given:
-            raise RecipeError(f"{old}: the older name of {new}, which is given too; keep {new}")
-        if old in given:
-            given[new] = given.pop(old)
-    if strange := [name for name in given if name not in table.DEFAULTS]:
+    given = as_today(given)
+    if strange := [name for name in given if name not in table.DEFAULTS and name not in table.ASIDE]:
         raise RecipeError("; ".join(table.unknown(str(name)) for name in strange))
     return {name: value.value if isinstance(value, Enum) else value for name, value in given.items()}
 

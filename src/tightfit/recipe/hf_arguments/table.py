@@ -151,14 +151,17 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """The arguments that make a field of a recipe, where they are not one of the field's own name."""
 
-RENAMED: Mapping[str, str] = {"evaluation_strategy": "eval_strategy", "no_cuda": "use_cpu"}
-"""Names of older transformers that are read as today's."""
-
-FORMER: Mapping[str, str] = {
-    "warmup_ratio": "write warmup_steps, which below 1 is a share of all steps",
-    "group_by_length": "transformers 5 calls it train_sampling_strategy",
-}
-"""Names of older transformers, and what to write."""
+ASIDE: Mapping[str, Any] = {
+    **dict.fromkeys(("overwrite_output_dir", "use_mps_device", "jit_mode_eval", "use_ipex", "tpu_metrics_debug",
+                     "include_inputs_for_metrics", "include_tokens_per_second"), False),
+    **dict.fromkeys(("tpu_num_cores", "push_to_hub_model_id", "push_to_hub_organization", "xpu_backend",
+                     "fsdp_transformer_layer_cls_to_wrap", "torchdynamo", "dispatch_batches", "split_batches",
+                     "logging_dir"), None),
+    "save_safetensors": True, "fp16_opt_level": "O1", "half_precision_backend": "auto", "fp16_backend": "auto",
+    "past_index": -1, "fsdp_min_num_params": 0, "mp_parameters": "", "ray_scope": "last", "sharded_ddp": [],
+}  # fmt: skip
+"""Arguments of transformers 4 that are gone today and change no step here, with their defaults: another value is kept
+in `hugging_face`, which a run says, and is not given back."""
 
 
 def arguments_of(field: str) -> tuple[str, ...]:
@@ -174,7 +177,7 @@ def fields_of(name: str) -> list[str]:
 
 def unknown(name: str) -> str:
     """A sentence for a name that TrainingArguments does not have."""
-    hint = FORMER.get(name) or nearest(name, DEFAULTS)
+    hint = nearest(name, DEFAULTS)
     if hint.startswith("choose from"):
         hint = "leave it out"
     return f"{name}: not an argument of TrainingArguments that tightfit knows; {hint}"
@@ -183,7 +186,7 @@ def unknown(name: str) -> str:
 def check_carried(values: Mapping[str, Any]) -> None:
     """Raises RecipeError for arguments that have no place in `hugging_face`."""
     reasons = []
-    for name in values.keys() - CARRIED.keys() - SPELLED:
+    for name in values.keys() - CARRIED.keys() - ASIDE.keys() - SPELLED:
         if name in REFUSED:
             reasons.append(f"{name}: {REFUSED[name][1]}")
         elif name in MAPPED:

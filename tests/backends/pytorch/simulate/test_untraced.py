@@ -104,11 +104,11 @@ def test_a_predicted_step_carries_what_it_does_not_show():
     assert found["cuBLAS workspace of the main thread"].bytes == SMALL
     assert found["cuBLAS workspace of autograd's thread"].bytes == SMALL
     tensor = 2 * 64 * 8  # ids and labels of a micro-batch, 64-bit integers
-    assert found["global batches waiting for the step"].bytes == (2 * 3 + 1) * 2 * (2 * tensor)
+    assert found["prefetched global batches"].bytes == (2 * 3 + 1) * 2 * (2 * tensor)
 
 
 def test_global_batches_that_are_not_page_locked_are_not_rounded():
     values = {**TINY, "seq_len": 60, "loading": {"workers": 0, "pin_memory": False}}
     trace = predict(resolve(Recipe.from_dict(values), A100), A100)
-    (global_batches,) = [u for u in trace.untraced if u.name.startswith("global batches")]
+    (global_batches,) = [u for u in trace.untraced if u.name == "prefetched global batches"]
     assert global_batches.bytes == 2 * (2 * 2 * 60 * 8)

@@ -124,5 +124,5 @@ def _global_batches(recipe: Recipe, trace: Trace) -> Iterator[UntracedMemory]:
     held = [pinned_size(size) for size in tensors] if loading.pin_memory else tensors
     global_batch = sum(held) * -(-recipe.batch_size // min(micro, recipe.batch_size))
     kind = "page-locked, each tensor rounded up to a power of two" if loading.pin_memory else "not page-locked"
-    yield UntracedMemory(name="global batches waiting for the step", bytes=global_batch * waiting, where="host",
+    yield UntracedMemory(name="prefetched global batches", bytes=global_batch * waiting, where="host",
                  source=f"{waiting} global batches, {kind}; the data itself is not counted")

@@ -1,0 +1,194 @@
+"""A plan's answers in the order in which they are asked: what to take, what would help, and what `--verbose` adds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tightfit.devices import Device
+from tightfit.display.words import FROM_CACHE, as_written, throughput
+from tightfit.planning.costs import Estimate, Memory
+from tightfit.planning.plan import Candidate, Plan
+from tightfit.planning.search.wording import changing, field_text
+from tightfit.planning.timing.copies import FREE, Copies
+from tightfit.recipe import Recipe
+from tightfit.tasks import TASKS
+from tightfit.text import counted, percent, seconds, size
+from tightfit.trace import UntracedMemory
+
+CALIBRATE = {"cuda": "run `tightfit doctor --calibrate` on the card",
+             "cpu": "run `tightfit doctor --calibrate --device cpu`"}
+PLACES: Mapping[str, str] = {"allocator": "", "context": " outside the allocator", "host": " of the host's memory"}
+UNCALIBRATED = "not calibrated"
+
+Lines = list[tuple[str, str]]
+"""Label and text of each answer; those of one label stand together."""
+
+
+def choice(plan: Plan) -> Lines:
+    """The recipe to take, its speed and memory, and what it gives up; where nothing fits, what would make it fit."""
+    chosen, given = plan.chosen, plan.answers
+    largest = "longest" if plan.largest and plan.largest.field == "seq_len" else "largest"
+    asked = (largest, plan.largest.text if plan.largest else "")
+    if chosen is None:
+        nearest = next(iter(plan.candidates), None)
+        lacks = f"; #1 lacks {nearest.estimate.memory.lacking}" if nearest is not None else ""
+        return _said(asked, ("choice", f"Nothing fits on {plan.device.name}{lacks}.")) + _changes(plan)
+    host = chosen.estimate.memory.host_by_category
+    return _said(
+        asked,
+        ("choice", as_written(chosen.recipe)),
+        ("speed", _speed(chosen)),
+        ("memory", _memory(chosen.estimate.memory, plan.device)),
+        ("host memory", _host_memory(chosen.estimate.memory, plan.device) if host else ""),
+        ("gives up", _gives_up(chosen)),
+        ("why", given.why),
+        ("whole run", str(plan.whole_run or "")),
+        ("scaling", given.scaling.text if given.scaling is not None else ""),
+    )
+
+
+def suggestions(plan: Plan) -> Lines:
+    """What lies next to the choice, and what would help."""
+    given = plan.answers
+    large = given.would_not_fit if plan.chosen is not None else given.would_not_fit[:1]
+    return _said(
+        ("next best", given.next_best),
+        *(("too large", text) for text in large),
+        *(_changes(plan) if plan.chosen is not None else ()),
+        ("not read", given.unread),
+        *(("alignment", misaligned.sentence) for misaligned in given.misaligned),
+    )
+
+
+def details(plan: Plan) -> Lines:
+    """What `--verbose` adds: memory that is not traced, where times come from, notes, and the search's counts."""
+    best = plan.chosen or next(iter(plan.candidates), None)
+    large = plan.answers.would_not_fit[1:] if plan.chosen is None else ()
+    found = _said(*(("too large", text) for text in large),
+                  *(("numerics", text) for text in _numerics(plan.candidates)))
+    if best is not None:
+        moved = best.estimate.time.copies
+        found += _said(*(("not traced", _untraced(figure)) for figure in best.estimate.untraced),
+                       ("copies", copies(moved, best.recipe) if moved is not None else ""),
+                       ("times", calibration(best.estimate, plan.device)))
+    return found + _said(*(("note", note) for note in _notes(plan, best)), (
+        "search", f"{counted(plan.tried, 'combination')} considered, {counted(plan.predictions, 'trace')} made."))
+
+
+def adds(plan: Plan) -> str:
+    """What `--verbose` would add, as a line; and whether the plan comes from the cache."""
+    best = plan.chosen or next(iter(plan.candidates), None)
+    notes = f"{counted(count, 'note')}, " if (count := len(_notes(plan, best))) else ""
+    said = f"--verbose adds what is not traced, where times come from, {notes}and the search's counts."
+    return f"{said} {FROM_CACHE}" if plan.cached else said
+
+
+def answers(plan: Plan) -> Lines:
+    """All of it."""
+    return choice(plan) + suggestions(plan) + details(plan)
+
+
+def _said(*lines: tuple[str, str]) -> Lines:
+    return [(label, text) for label, text in lines if text]
+
+
+def _changes(plan: Plan) -> Lines:
+    """Other recipes and other devices that would do, or do better."""
+    given = plan.answers
+    return _said(
+        ("change", given.smallest_change_text),
+        ("smallest GPU", given.smallest_gpu_text),
+        ("smallest GPU", given.smallest_gpu_changed_text),
+        ("open fields", given.open_fields),
+        ("more GPUs", given.more_gpus),
+        ("offload", given.offload),
+        ("adapters", given.adapters),
+    )
+
+
+def _notes(plan: Plan, best: Candidate | None) -> list[str]:
+    own = best.estimate.notes if best is not None else ()
+    return [*(note for note in own if not note.startswith(UNCALIBRATED)), *plan.notes]
+
+
+def _speed(chosen: Candidate) -> str:
+    time, inference = chosen.estimate.time, chosen.recipe.mode == "inference"
+    parts = [f"{throughput(time)} {time.unit}", f"{seconds(time.step_seconds)} a {'batch' if inference else 'step'}"]
+    if time.prefill_seconds and time.prefill_seconds < time.step_seconds:
+        parts.append(f"{seconds(time.prefill_seconds)} until the first token")
+    parts += [f"MFU {percent(time.mfu)}"] if time.mfu else []
+    return ", ".join(parts) + f"; {UNCALIBRATED}" * (time.error is None and not time.calibrated)
+
+
+def _memory(memory: Memory, device: Device) -> str:
+    """The peak by the three accounts of it: of tensors, of PyTorch's allocator, and of the driver."""
+    there, allocated = size(device.memory_bytes), size(memory.peak_allocated)
+    held = f"{allocated} of {there} allocated" if device.kind != "cuda" else (
+        f"{size(memory.used)} of {there} with CUDA context (reserved {size(memory.peak_reserved)}, allocated "
+        f"{allocated})")
+    return f"{held}; peak in the {memory.peak_in}; safety margin {size(memory.margin)}"
+
+
+def _host_memory(memory: Memory, device: Device) -> str:
+    there = device.host_bytes
+    return f"{size(memory.host)} of {size(there)}" if there else (
+        f"{size(memory.host)}, not checked: write --host-memory 64GB for yours")
+
+
+def _gives_up(chosen: Candidate) -> str:
+    """What the choice costs beside memory and time: numerics, work done twice, waits."""
+    recipe, moved = chosen.recipe, chosen.estimate.time.copies
+    found = [f"{changing(chosen.changes_numerics)} numerics"] if chosen.changes_numerics else []
+    if recipe.trainable.freezes:
+        found.append(f"{field_text('trainable', recipe.trainable)} trains few weights beside frozen ones")
+    if recipe.mode == "train":
+        if recipe.checkpointing != "auto" and recipe.checkpointing.recomputes:
+            found.append(f"checkpointing={recipe.checkpointing.name} computes activations again in the backward pass")
+        if recipe.compile != "auto" and recipe.compile.startup_seconds:
+            found.append(f"compiling takes {recipe.compile.startup_seconds:.0f} s or so")
+    if moved is not None:
+        found.append(f"copies between host and GPU make a step {seconds(moved.added)} longer")
+    return "; ".join(found) or "nothing"
+
+
+def copies(found: Copies, recipe: Recipe) -> str:
+    """Time that copies between host and device add to a step, and the global batch that hides it."""
+    said = (f"A step copies {size(found.bytes_in)} to the GPU and {size(found.bytes_out)} back, which takes "
+            f"{seconds(found.seconds_in)} and {seconds(found.seconds_out)} side by side{_link_speed(found)}, and is "
+            f"{seconds(found.added)} longer for it: {percent(found.hidden)} of all copying is hidden, and its speed is "
+            f"{percent(found.speed)} of that without copies.")
+    if found.hidden_from is None:
+        return said
+    enough = counted(found.hidden_from, "image")
+    if TASKS[recipe.task].reads == "tokens":
+        tokens = found.hidden_from * recipe.seq_len
+        enough = f"{round(tokens, 2 - len(str(tokens))):,} tokens"
+    return f"{said} From about {enough} in a global batch on, that is {percent(FREE)}."
+
+
+def _link_speed(found: Copies) -> str:
+    """The speed at which copies go to the GPU, in words; empty where there are none."""
+    return f" at {found.bytes_in / found.seconds_in / 1e9:.0f} GB/s" if found.seconds_in else ""
+
+
+def _untraced(figure: UntracedMemory) -> str:
+    """Memory that no trace shows, and where its figure comes from."""
+    either_way = f" (± {size(figure.uncertainty)})" if figure.uncertainty else ""
+    return f"{figure.name}, {size(figure.bytes)}{either_way}{PLACES[figure.where]}: {figure.source}"
+
+
+def calibration(estimate: Estimate, device: Device) -> str:
+    """Where the times come from."""
+    if estimate.time.calibrated:
+        return "Calibrated: by measurements of this machine."
+    reason = next((note for note in estimate.notes if note.startswith(UNCALIBRATED)), UNCALIBRATED)
+    return f"{reason[0].upper()}{reason[1:]}; {CALIBRATE[device.kind]}."
+
+
+def _numerics(candidates: Sequence[Candidate]) -> list[str]:
+    """Which candidates change numerics, by what does."""
+    ranks: dict[tuple[str, ...], list[str]] = {}
+    for rank, candidate in enumerate(candidates, start=1):
+        if candidate.changes_numerics:
+            ranks.setdefault(candidate.changes_numerics, []).append(f"#{rank}")
+    return [f"{changing(changes)} numerics: {', '.join(marked)}." for changes, marked in ranks.items()]
