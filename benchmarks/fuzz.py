@@ -22,7 +22,7 @@ from pathlib import Path
 from fuzzing.harness import Kind, run_seeds
 
 KINDS = ("recipes", "data", "models", "checkpoints", "kills", "limits")
-KEPT = 100
+KEPT = 20
 """Seeds after which a record is written anew."""
 SAID = 600
 """Characters of a failure that are recorded."""
