@@ -107,7 +107,7 @@ def assert_one_line(said, expected):
 def test_too_few_open_files_are_said(place):
     few = ["sh", "-c", 'ulimit -n 5; exec "$@"', "-", sys.executable, "-m", "tightfit", "train", "mine.yaml"]
     done = subprocess.run(few, cwd=place, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
+    assert done.returncode == 2, done.stderr
     assert_one_line(done.stderr, ["too many files are open", "ulimit -n 1024"])
 
 
