@@ -200,12 +200,13 @@ class Trainer:
                 self.listener.message(f"resuming from step {found.step} of {recipe.max_steps}"
                                       + respaced(recipe, found.step) * longer)
             state = loop.run()
-            if state.stopped_by is None and recipe.load_best_model_at_end:
-                load_best(step, state, folder, world, self.listener.message)
+            if state.stopped_by is not None:
+                return summarize(session, step, data, state, folder.path, began, world)
+            with loop.kept_when_out_of_memory(lambda: None):
+                if recipe.load_best_model_at_end:
+                    load_best(step, state, folder, world, self.listener.message)
+                step.export(folder.path / MODEL, data.classes)
             summary = summarize(session, step, data, state, folder.path, began, world)
-            if summary.stopped_by is not None:
-                return summary
-            step.export(folder.path / MODEL, data.classes)
             if world.rank == 0:
                 finish_model(folder.path / MODEL, recipe, data, session)
                 folder.write_json(SUMMARY, summary.to_dict())

@@ -212,7 +212,8 @@ class Step:
 
     def save(self, folder: Path) -> dict[str, Any]:
         self._flush("saving a checkpoint")
-        return {**self.update.save(folder), "steps": self.steps}
+        with self._guarded("saving a checkpoint"):
+            return {**self.update.save(folder), "steps": self.steps}
 
     def load(self, folder: Path, meta: dict[str, Any]) -> None:
         with self._guarded("restoring a checkpoint"):
@@ -244,9 +245,10 @@ class Step:
             if parameter.requires_grad:
                 by_device.setdefault(parameter.device, []).append(local_shard(parameter).detach())
         finite = True
-        for learned in by_device.values():
-            norms = torch._foreach_norm(learned, ord=float("inf"))
-            finite &= bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
+        with self._guarded("looking for weights that are not finite"):
+            for learned in by_device.values():
+                norms = torch._foreach_norm(learned, ord=float("inf"))
+                finite &= bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
         return self.build.world.all_reduce_max(not finite) == 0
 
     def restart_peak(self) -> None:
