@@ -20,7 +20,6 @@ from tightfit.models import resolve_source
 from tightfit.recipe import Recipe
 from tightfit.text import counted
 from tightfit.training import checkpoints
-from tightfit.training.best import load_best
 from tightfit.training.listeners import Listener
 from tightfit.training.loop import TrainingLoop
 from tightfit.training.metrics_log import MetricsLog, NullMetricsLog
@@ -31,7 +30,6 @@ from tightfit.training.schedule import length_field, respaced
 from tightfit.training.session import Session, open_session, recipe_for_machine
 from tightfit.training.state import TrainerState
 from tightfit.training.summary import Summary, summarize
-from tightfit.training.utilization import utilization
 
 if TYPE_CHECKING:
     from tightfit.profiling.measure import RunProfile
@@ -190,7 +188,7 @@ class Trainer:
             loop = TrainingLoop(
                 recipe, step, source,
                 None if evaluation is None else lambda: evaluation_global_batches(evaluation, recipe, part),
-                folder, log, self.listener, profile, world, utilization(session),
+                folder, log, self.listener, profile, world, session.utilization(),
             )
             if found is not None:
                 loop.resume(found)
@@ -204,6 +202,8 @@ class Trainer:
                 return summarize(session, step, data, state, folder.path, began, world)
             with loop.kept_when_out_of_memory(lambda: None):
                 if recipe.load_best_model_at_end:
+                    from tightfit.training.best import load_best  # for these alone
+
                     load_best(step, state, folder, world, self.listener.message)
                 step.export(folder.path / MODEL, data.classes)
             summary = summarize(session, step, data, state, folder.path, began, world)

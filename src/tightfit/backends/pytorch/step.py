@@ -17,14 +17,12 @@ from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch, tens
 from tightfit.backends.pytorch.build import Build, Check
 from tightfit.backends.pytorch.errors import memory_guard, model_guard
 from tightfit.backends.pytorch.generation import generate
-from tightfit.backends.pytorch.gpu_memory import gpu_memory, held_memory
-from tightfit.backends.pytorch.inspection import check_outputs, op_names
+from tightfit.backends.pytorch.inspection import check_outputs, compile_seconds, op_names
 from tightfit.backends.pytorch.models import active_parameters, parameter_count
 from tightfit.backends.pytorch.pending_step import NOT_CLIPPED, PendingStep
 from tightfit.backends.pytorch.saved_model import save_model
 from tightfit.backends.pytorch.sharding import local_shard
 from tightfit.backends.pytorch.techniques.attention.functions import kernel_names
-from tightfit.backends.pytorch.techniques.compile import compile_seconds
 from tightfit.backends.pytorch.techniques.loss.of_logits import Tally
 from tightfit.backends.pytorch.world import lost_process_guard
 from tightfit.metrics import Evaluation, Total
@@ -88,6 +86,8 @@ class Step:
         return begun == ended and not self._reporting and (deferred or ended == self._stepped)
 
     def held_memory(self) -> dict[str, int]:
+        from tightfit.backends.pytorch.gpu_memory import held_memory
+
         return held_memory(self.build.model, self.optimizer)
 
     def __call__(self, global_batch: TensorGlobalBatch, learning_rate: float) -> PendingStep:
@@ -262,7 +262,11 @@ class Step:
         return peak_process_memory()
 
     def context_memory(self) -> int | None:
-        return gpu_memory().context if self.build.torch_device.type == "cuda" else None
+        if self.build.torch_device.type != "cuda":
+            return None
+        from tightfit.backends.pytorch.gpu_memory import gpu_memory
+
+        return gpu_memory().context
 
     def enter(self, phase: Phase, doing: str) -> None:
         self._doing = doing

@@ -22,7 +22,6 @@ from torch.optim import Optimizer
 
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.state import load_state, save_state
-from tightfit.backends.pytorch.techniques.optimizer.anyprecision import AnyPrecisionAdamW
 from tightfit.backends.pytorch.techniques.optimizer.state import set_rate
 from tightfit.errors import ModelError
 from tightfit.techniques import optimizer as declared
@@ -145,6 +144,8 @@ def adamw(technique: declared.AdamW, build: Build) -> Build:
     options = {"betas": technique.betas, "eps": technique.eps}
     rounding = _rounding(build)
     if rounding in ("kahan", "stochastic"):
+        from tightfit.backends.pytorch.techniques.optimizer.anyprecision import AnyPrecisionAdamW
+
         options |= {"momentum_dtype": torch.bfloat16, "variance_dtype": torch.bfloat16, "rounding": rounding}
         return _with(build, AnyPrecisionAdamW, technique.weight_decay, **options)
     return _with(build, torch.optim.AdamW, technique.weight_decay, **options,
@@ -184,6 +185,8 @@ def lion(technique: declared.Lion, build: Build) -> Build:
 
 def adamw_anyprecision(technique: declared.AdamWAnyPrecision, build: Build) -> Build:
     """Our AdamW with the states' formats as declared."""
+    from tightfit.backends.pytorch.techniques.optimizer.anyprecision import AnyPrecisionAdamW
+
     return _with(
         build, AnyPrecisionAdamW, technique.weight_decay,
         momentum_dtype=DTYPES[technique.momentum], variance_dtype=DTYPES[technique.variance],
