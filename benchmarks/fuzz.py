@@ -15,13 +15,14 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fuzzing.harness import Kind, run_seeds
 
 KINDS = ("recipes", "data", "models", "checkpoints", "kills", "limits")
-KEPT = 100
+KEPT = 20
 """Seeds after which a record is written anew."""
 SAID = 600
 """Characters of a failure that are recorded."""
@@ -63,12 +64,14 @@ def run_recorded(name: str, seeds: range, deadline: float | None, path: Path) ->
     before = {int(seed): why for seed, why in found["failing"].items()}
     _, failing = run(name, sorted(before), None) if before else (0, {})
     found["mended"] += [why for seed, why in before.items() if seed not in failing]
-    first = found["seeds"]
+    first, counted = found["seeds"], Counter[str](found.get("counted", {}))
     from record import environment  # whose torch reads how many threads there are to be
 
     def keep(tried: int, failed: dict[int, str]) -> None:
         found["seeds"] = first + tried
         found["failing"] = {str(seed): ends(why, SAID) for seed, why in (failing | failed).items()}
+        if befell := counted + kind_of(name).counted:
+            found["counted"] = dict(sorted(befell.items()))
         path.write_text(json.dumps({"environment": environment(), "kinds": kinds}, indent=1) + "\n")
 
     keep(*run(name, range(first, seeds.stop), deadline, keep))

@@ -104,6 +104,13 @@ def assert_one_line(said, expected):
         assert word in said
 
 
+def test_too_few_open_files_are_said(place):
+    few = ["sh", "-c", 'ulimit -n 5; exec "$@"', "-", sys.executable, "-m", "tightfit", "train", "mine.yaml"]
+    done = subprocess.run(few, cwd=place, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert_one_line(done.stderr, ["too many files are open", "ulimit -n 1024"])
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_says_so(place, number):
     heard = ("import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # not what is inherited

@@ -18,6 +18,13 @@ def test_a_link_stays_and_what_it_leads_to_is_replaced(tmp_path: Path) -> None:
     assert real.read_text() == "text"
 
 
+def test_links_that_go_round_are_replaced(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("link")
+    write_atomically(link, "text")
+    assert link.read_text() == "text"
+
+
 def test_what_is_no_file_stays(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -242,6 +242,20 @@ def test_a_file_that_is_no_recipe_says_so(tmp_path: Path, text: str):
         load_recipe(str(tmp_path / "bad.yaml"))
 
 
+@pytest.mark.parametrize("value", ["x" * 5000, "a/" * 3000, "~nobody_of_that_name/x", '"a\\0b"'])
+@pytest.mark.parametrize("field", ["model", "data", "output_dir"])
+def test_what_no_file_can_be_named_says_so(field: str, value: str):
+    with pytest.raises(RecipeError, match=rf"{field}.*should be a name or path") as error:
+        load_recipe("gpt2", [f"{field}={value}"])
+    assert len(str(error.value)) < 400
+
+
+def test_fields_for_cuda_are_fields_wherever_the_recipe_is_read(tmp_path: Path):
+    (tmp_path / "mine.yaml").write_text("model: gpt2\nif_cuda: {seq_length: 2048}\n")
+    with pytest.raises(RecipeError, match=r"if_cuda.seq_length: not a field; did you mean 'seq_len'"):
+        load_recipe(str(tmp_path / "mine.yaml"))
+
+
 def test_a_mistaken_option_is_told_with_its_value():
     with pytest.raises(RecipeError, match="write learning_rate=1e-4"):
         apply_overrides({}, ["--learning-rate", "1e-4"])

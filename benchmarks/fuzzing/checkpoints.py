@@ -127,19 +127,21 @@ def mutate(draw: random.Random, run: Path, stranger: Path) -> None:
 
 def rearrange(draw: random.Random, run: Path, stranger: Path) -> None:
     """Move whole checkpoints."""
-    newest, *_ = sorted((run / "checkpoints").iterdir(), reverse=True)
-    kind = draw.randrange(6)
+    kind, kept = draw.randrange(6), run / "checkpoints"
+    newest = max(kept.iterdir() if kept.is_dir() else (), default=None)
+    if newest is None:  # which another way has removed
+        return
     if kind == 0:
-        newest.rename(run / "checkpoints" / "step-00000007")
+        newest.rename(kept / "step-00000007")
     elif kind == 1:
-        shutil.copytree(newest, run / "checkpoints" / "step-99999999")
+        shutil.copytree(newest, kept / "step-99999999")
     elif kind == 2:
-        shutil.rmtree(run / "checkpoints")
+        shutil.rmtree(kept)
     elif kind == 3:
         (run / "recipe.yaml").unlink()
     elif kind == 4:
         for name in ("step-", "step-x", "step-0000000٣", ".writing-step-00000006", SCRIPT.replace("/", "")):
-            (run / "checkpoints" / name).mkdir()
+            (kept / name).mkdir()
     else:
         newest.chmod(0)
 

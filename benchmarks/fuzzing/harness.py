@@ -10,9 +10,10 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice, takewhile
 from pathlib import Path
@@ -28,6 +29,8 @@ HANGS_AFTER = 60.0
 """Seconds after which a seed counts as hanging."""
 LONGEST, LINES = 4000, 6
 """The most characters and lines of an error."""
+COUNTED = "counted"
+"""The file in which attempts count."""
 WARNING = re.compile(r"^\S*:\d+: \w*Warning: ", re.MULTILINE)
 
 PARSER = cache(typer.main.get_command)
@@ -39,7 +42,8 @@ class Kind:
     """A kind of input. attempt: tries a seed in an empty folder; None, or what went wrong. quick: how many seeds a
     minute's run over all kinds takes. chunk: seeds that share a process. base: makes once, in a process of its own,
     the folder that all seeds begin from, which `attempt` finds beside its own as `../base`. seconds: a seed may take.
-    seeds: how many there are; 0 where they do not end. shared: modules that its processes share, imported before."""
+    seeds: how many there are; 0 where they do not end. shared: modules that its processes share, imported before.
+    counted: how often each thing befell that attempts `count`."""
 
     attempt: Callable[[int, Path], str | None]
     quick: int
@@ -48,6 +52,7 @@ class Kind:
     seconds: float = HANGS_AFTER
     seeds: int = 0
     shared: tuple[str, ...] = ()
+    counted: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
@@ -116,6 +121,12 @@ def tried(work: Callable[[], str | None]) -> str | None:
         return traceback.format_exc()
 
 
+def count(folder: Path, what: str) -> None:
+    """Note, for the record, something that befell in the folder of a seed."""
+    with (folder.parent / COUNTED).open("a") as file:
+        file.write(what + "\n")
+
+
 def run_seeds(kind: Kind, seeds: Iterable[int], deadline: float | None = None) -> Iterator[tuple[int, str | None]]:
     """Each seed with what went wrong, None where nothing did. deadline: of time.monotonic, for the last to begin."""
     with quiet_loading():
@@ -142,6 +153,9 @@ def run_seeds(kind: Kind, seeds: Iterable[int], deadline: float | None = None) -
         in_time = takewhile(lambda _: deadline is None or time.monotonic() < deadline, chunks)
         for outcome in run_forked(job(chunk, kind.seconds * min(len(chunk), 5)) for chunk in in_time):
             names = [int(name) for name in outcome.name.split(",")]
+            if (counted := folder / COUNTED).exists():
+                kind.counted.update(counted.read_text().splitlines())
+                counted.unlink()
             found = [outcome.failure] * len(names) if outcome.failure is not None else outcome.value
             failed = [name for name, wrong in zip(names, found, strict=True) if wrong is not None]
             if len(names) > 1 and failed:  # which of them it was, and whether it is so by itself

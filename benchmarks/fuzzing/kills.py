@@ -13,8 +13,19 @@ import time
 from functools import cache
 from pathlib import Path
 
-from fuzzing.harness import HANGS_AFTER, Kind
-from fuzzing.runs import RUN, WAYS, Countdown, difference, in_child, killed_at, trained, write_text
+from fuzzing.harness import HANGS_AFTER, Kind, count
+from fuzzing.runs import (
+    PHASES,
+    RUN,
+    WAYS,
+    Countdown,
+    Moment,
+    difference,
+    in_child,
+    killed_at,
+    trained,
+    write_text,
+)
 
 KILLS, TRIES = 4, 20
 JAX_SHARE = 0.04
@@ -54,6 +65,16 @@ def undisturbed(name: str, place: Path) -> tuple[float, int]:
     return seconds, events
 
 
+def moment(draw: random.Random, seconds: float, events: int) -> Moment:
+    """When a run is killed that takes so long and does so much to files."""
+    share, kind = draw.random() * draw.choice((0.3, 0.6, 1.0)), draw.randrange(3)
+    if kind == 0:
+        return Moment(1 + int(share * events))
+    if kind == 1:
+        return Moment(seconds=share * seconds)
+    return Moment(draw.randint(1, 4), draw.choice((1e-5, 1e-3, 1e-2)) * (1 + draw.random()), draw.choice(PHASES[1:]))
+
+
 def attempt(seed: int, folder: Path) -> str | None:
     """A way of training, killed at moments and places drawn from a seed."""
     warm()
@@ -65,10 +86,10 @@ def attempt(seed: int, folder: Path) -> str | None:
     write_text(folder)
     kills = 0
     for _ in range(TRIES):
-        by_time = draw.random() < 0.4
-        share = draw.random() * draw.choice((0.3, 0.6, 1.0))
-        if killed_at(values, 1 + int(share * events), share * seconds if by_time else None, folder / "said"):
+        at = killed_at(values, moment(draw, seconds, events), folder / "said")
+        if at is not None:
             kills += 1
+            count(folder, f"{at}, {values.get('backend', 'pytorch')}")
         else:  # it is done: from the start again
             if wrong := difference(folder.parent / name / "run", folder / "run"):
                 return f"{wrong}, in {name}"
@@ -82,4 +103,4 @@ def attempt(seed: int, folder: Path) -> str | None:
     return wrong and f"{wrong}, in {name}"
 
 
-KIND = Kind(attempt, quick=3, chunk=4, seconds=3 * HANGS_AFTER)
+KIND = Kind(attempt, quick=3, chunk=8, seconds=3 * HANGS_AFTER)

@@ -19,6 +19,7 @@ import yaml
 
 from fuzzing.harness import HANGS_AFTER, Kind, Said, fault, run_command
 from tightfit.recipe import Recipe
+from tightfit.recipe.yaml import NO_DOT
 from tightfit.techniques import SLOTS, VARIANTS
 
 PLANNED, COLD = 100, 1000
@@ -199,7 +200,8 @@ def same(field: str, value: Any, found: Any) -> bool:
         return bool(found == (value if isinstance(value, list) else [value]))
     if value is None:
         return found is None or (field in VARIANTS and found in ("off", "none"))
-    if isinstance(value, int | float) and isinstance(found, float):
+    number = isinstance(value, int | float) or (isinstance(value, str) and NO_DOT[1].fullmatch(value))
+    if number and isinstance(found, float):
         return bool(float(value) == found)
     return bool(found == value) or (isinstance(value, str) and value.removeprefix("eval_") == found)
 

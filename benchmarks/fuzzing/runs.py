@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.training.runs import logged_losses, same_weights, train
+
+from tightfit.training.loop import TrainingLoop
 
 BY_BLOCK = {"accumulation": "by-block", "update": "with-forward"}
 DROPOUT = dict.fromkeys(("resid_pdrop", "attn_pdrop", "embd_pdrop"), 0.1)
@@ -79,22 +84,71 @@ def difference(whole: Path, run: Path) -> str | None:
     return None if same else "other losses than those of the run that nothing befell"
 
 
-def killed_at(values: dict[str, Any], place: int, seconds: float | None, said: Path) -> bool:
-    """Train until something is done to a file for the `place`-th time, or for so many seconds; whether it was killed.
+PHASES = ("preparation", "step", "evaluation", "saving", "export")
+"""What a run does one after the other: its data and build, the loop's three works, and all that follows the loop."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When a run is killed: `seconds` after it began, or began a `phase` for the `place`-th time; where there are no
+    seconds, as it does something to a file for the `place`-th time."""
+
+    place: int = 1
+    seconds: float | None = None
+    phase: str | None = None
+
+
+class Phases:
+    """Follows the phase of this process's run, as the first byte of `now`, which another process shares."""
+
+    def __init__(self, now: mmap.mmap, entered: Callable[[str], object]) -> None:
+        self.now, self.entered = now, entered
+        self._note("run", "step", "export")
+        self._note("evaluate", "evaluation", None)
+        self._note("save", "saving", None)
+
+    def _note(self, name: str, phase: str, behind: str | None) -> None:
+        method = getattr(TrainingLoop, name)
+
+        def noted(*arguments: Any) -> Any:
+            before = PHASES[self.now[0]]
+            self._enter(phase)
+            try:
+                return method(*arguments)
+            finally:
+                self._enter(behind or before)
+
+        setattr(TrainingLoop, name, noted)
+
+    def _enter(self, phase: str) -> None:
+        self.now[0] = PHASES.index(phase)
+        self.entered(phase)
+
+
+def killed_at(values: dict[str, Any], moment: Moment, said: Path) -> str | None:
+    """Train until a moment; the phase in which that killed it, None where it ended first.
 
     The process is ended by a signal that nothing catches, between two instructions of whatever it does then.
     """
+    now, entries = mmap.mmap(-1, 1), Counter[str]()
+
+    def entered(phase: str) -> None:
+        entries[phase] += 1
+        if phase == moment.phase and entries[phase] == moment.place:
+            signal.setitimer(signal.ITIMER_REAL, moment.seconds or 0.0)
+
     def work() -> None:
-        if seconds is not None:
-            signal.setitimer(signal.ITIMER_REAL, seconds)
-        else:
-            sys.addaudithook(Countdown(place))
+        Phases(now, entered)
+        if moment.seconds is None:
+            sys.addaudithook(Countdown(moment.place))
+        elif moment.phase is None:
+            signal.setitimer(signal.ITIMER_REAL, moment.seconds)
         trained(values)
 
     code = in_child(work, said)
     if code == 1:
         raise AssertionError(said.read_text())
-    return code < 0
+    return PHASES[now[0]] if code < 0 else None
 
 
 class Countdown:

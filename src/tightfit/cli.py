@@ -286,15 +286,12 @@ def schema() -> None:
 def main() -> None:
     """Run the command line. Exit status: 0 done, 1 done with the answer no (doctor found a fault, no rung came to
     figures, one of several processes ended), 2 something to change, said in one line, 128 + n after signal n."""
-    from tightfit.errors import SaidElsewhere, TightfitError
+    from tightfit.errors import TightfitError, ending
 
     try:
         app(standalone_mode=True)
-    except SaidElsewhere as error:
-        sys.exit(error.status)
-    except TightfitError as error:
-        typer.echo(f"tightfit: {error}", err=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        typer.echo("tightfit: interrupted", err=True)
-        sys.exit(130)
+    except (TightfitError, OSError, KeyboardInterrupt) as error:
+        said, status = ending(error)
+        if said:
+            typer.echo(f"tightfit: {said}", err=True)
+        sys.exit(status)

@@ -6,6 +6,7 @@ Broken invariants of our own are plain `assert`s and built-in exceptions: those 
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -108,6 +109,19 @@ class SaidElsewhere(TightfitError):
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text, status)
         self.status = status
+
+
+def ending(error: BaseException) -> tuple[str, int]:
+    """What is said of an error that ends the program, and its exit status. Raises any other."""
+    if isinstance(error, SaidElsewhere):
+        return "", error.status
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", 130
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return "too many files are open for this process's limit; allow more by: ulimit -n 1024", 2
+    if not isinstance(error, TightfitError):
+        raise error
+    return str(error), 2
 
 
 def closest(word: str, choices: Iterable[str]) -> str | None:

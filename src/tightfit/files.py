@@ -10,6 +10,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+WRITING = ".writing"
+"""How the names end of what is not yet whole; where a process was killed, it stays."""
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -18,10 +21,10 @@ def replacing(path: Path) -> Iterator[Path]:
     A link stays, and what it leads to is replaced. Raises OSError that names `path`, as that of a full disk does not by
     itself; so for what is there and is no file, such as a device.
     """
-    path = path.resolve() if path.is_symlink() else path
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path  # which stops where links go round
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no file", str(path))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.writing")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{WRITING}")
     try:
         yield temporary
         with temporary.open("rb+") as file:
@@ -32,6 +35,13 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove what processes that were killed left of a file, where nobody else may write it."""
+    for left in path.parent.glob(f".{path.name}.*{WRITING}"):
+        with suppress(OSError):
+            left.unlink()
 
 
 def write_atomically(path: Path, text: str) -> None:

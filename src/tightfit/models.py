@@ -19,7 +19,6 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from tightfit.bundled import BUNDLED, HUB_NAMES, refusal_of
 from tightfit.errors import ModelError, Refused, nearest, one_line
-from tightfit.hub import explain_hub_error, only_local
 from tightfit.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -233,6 +232,8 @@ def _our_config(values: dict[str, Any], changes: dict[str, Any], recipe: Recipe)
 def _stored_config(name: str, changes: dict[str, Any], recipe: Recipe) -> Any:
     """The configuration in a folder or on the Hugging Face hub."""
     from transformers import AutoConfig
+
+    from tightfit.hub import explain_hub_error, only_local
 
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=recipe.trust_remote_code,

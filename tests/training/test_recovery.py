@@ -10,6 +10,7 @@ import torch
 
 from tests.training.runs import logged_losses
 from tightfit.backends.pytorch.backend import PytorchBackend
+from tightfit.backends.pytorch.saved_model import save_model
 from tightfit.backends.pytorch.step import Step
 from tightfit.devices import find_device
 from tightfit.errors import OutOfMemory
@@ -47,8 +48,10 @@ def trained(values):
 
 
 def no_room(monkeypatch, phase: Phase | str, at: int, times: int = 1) -> None:
-    """Let the allocator fail in a phase of the step after so many others, so often; `evaluation` is a phase too."""
+    """Let the allocator fail in a phase of the step after so many others, so often; so may evaluation, saving
+    and export."""
     failures, enter, loss_sum = iter(range(times)), Step.enter, Step.evaluate
+    save, export = Step.save, Step.export
 
     def fail(step) -> None:
         if step.steps >= at and next(failures, None) is not None:
@@ -64,26 +67,65 @@ def no_room(monkeypatch, phase: Phase | str, at: int, times: int = 1) -> None:
             fail(step)
         return loss_sum(step, global_batches)
 
+    def saving(step, folder):
+        with monkeypatch.context() as patch:
+            kept = step.update.save
+            patch.setattr(step.update, "save", lambda folder: (fail(step), kept(folder))[1])
+            return save(step, folder)
+
+    def exporting(step, *arguments):
+        with monkeypatch.context() as patch:
+            name = "tightfit.backends.pytorch.step.save_model"
+            patch.setattr(name, lambda *given, **named: (fail(step), save_model(*given, **named)))
+            export(step, *arguments)
+
     if phase == "evaluation":
         monkeypatch.setattr(Step, "evaluate", evaluating)
+    elif phase == "saving":
+        monkeypatch.setattr(Step, "save", saving)
+    elif phase == "export":
+        monkeypatch.setattr(Step, "export", exporting)
     else:
         monkeypatch.setattr(Step, "enter", entering)
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("phase", [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, "evaluation"], ids=str)
+@pytest.mark.parametrize("phase", [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, "evaluation", "saving", "export"],
+                         ids=str)
 def test_a_run_goes_on_with_half_the_micro_batch(run, tmp_path, monkeypatch, phase, way):
     plain, _ = trained({**run, **WAYS[way], "output_dir": str(tmp_path / "plain")})
     no_room(monkeypatch, phase, 3)
     summary, (said,) = trained({**run, **WAYS[way]})
     assert "Tried to allocate 9 bytes" in said
     halfway = (phase, way) == (Phase.OPTIMIZER, "in backward")  # whose weights are all updated by then
-    start = "the newest checkpoint, or from the start" if halfway else "step 3"
+    step = {"saving": 4, "export": 6}.get(phase, 3)
+    start = "the newest checkpoint, or from the start" if halfway else f"step {step}"
     assert f"Going on from {start} with micro_batch_size=2 (the same global batch, more accumulation)" in said
     assert summary.steps == len(logged_losses(Path(run["output_dir"]))) == 6
     assert summary.losses == pytest.approx(plain.losses[2 if halfway else 0 :], abs=1e-5)
     assert summary.eval_loss == pytest.approx(plain.eval_loss, abs=1e-5)
     assert "micro_batch_size: 2" in (Path(run["output_dir"]) / "recipe.yaml").read_text()
+    assert same_files(tmp_path / "plain", Path(run["output_dir"]))
+
+
+def same_files(one: Path, other: Path) -> bool:
+    """Whether two runs left the same, but for the bytes in it."""
+    first, second = ({path.relative_to(run) for path in run.rglob("*")} for run in (one, other))
+    return first == second
+
+
+@pytest.mark.parametrize("times", [2, 100])
+def test_what_cannot_be_saved_is_trained_again_from_what_could(run, monkeypatch, times):
+    no_room(monkeypatch, "saving", 3, times)
+    if times == 100:
+        with pytest.raises(OutOfMemory, match=r"in saving a checkpoint: .*Try: "):
+            trained(run)
+        assert [path.name for path in (Path(run["output_dir"]) / "checkpoints").iterdir()] == ["step-00000002"]
+        return
+    summary, (said,) = trained(run)
+    assert "Going on from the newest checkpoint" in said
+    assert (summary.steps, summary.first_step) == (6, 2)
+    assert len(logged_losses(Path(run["output_dir"]))) == 6
 
 
 @pytest.mark.parametrize("save_steps", [2, None])

@@ -214,6 +214,15 @@ def test_a_folder_of_something_else_is_left_alone(run):
         train(run)
 
 
+def test_what_a_killed_process_left_half_written_is_no_content(run):
+    folder = Path(run["output_dir"])
+    folder.mkdir()
+    for name in (".recipe.yaml.123.writing", ".report.html.4.writing"):
+        (folder / name).touch()
+    train({**run, "max_steps": 1})
+    assert [path.name for path in folder.glob("*.writing")] == [".report.html.4.writing"]  # another may write that one
+
+
 def test_two_processes_do_not_share_a_folder(run):
     long = {**run, "max_steps": 100_000, "save_steps": None}
     process = FORK.Process(target=train, args=(long,))

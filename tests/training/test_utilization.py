@@ -10,7 +10,6 @@ from tightfit.backends.measured import ModelSize
 from tightfit.devices import Device, find_device
 from tightfit.recipe import Recipe
 from tightfit.training.session import Session
-from tightfit.training.utilization import utilization
 
 
 class Sized:
@@ -25,9 +24,9 @@ def test_mfu_is_model_flops_over_the_cards_peak(task, a_sample):
     recipe = Recipe.from_dict({"precision": "bf16", "seq_len": 100, "batch_size": 8, "task": task, "model": "gpt2"})
     device = Device(kind="cuda", name="NVIDIA GeForce RTX 4090", memory_bytes=2**34)
     backend: Any = Sized()
-    mfu = utilization(Session(recipe=recipe, device=device, backend=backend))
+    mfu = Session(recipe=recipe, device=device, backend=backend).utilization()
     assert mfu is not None
     assert mfu(1000.0) == pytest.approx(1000.0 * 1e9 / a_sample / find_device("rtx-4090").peak("bfloat16"))
     for other in (Device(kind="cuda", name="a card of tomorrow", memory_bytes=2**34),
                   Device(kind="cpu", name="CPU", memory_bytes=2**34)):
-        assert utilization(Session(recipe=recipe, device=other, backend=backend)) is None
+        assert Session(recipe=recipe, device=other, backend=backend).utilization() is None

@@ -17,7 +17,6 @@ import numpy as np
 from tightfit.data.caching import files_digest
 from tightfit.errors import DataError, one_line
 from tightfit.files import digest, write_atomically
-from tightfit.hub import only_local
 from tightfit.system import cores
 from tightfit.tasks import Array
 
@@ -175,6 +174,8 @@ def name_end(model: Path, end_id: int, turn_end: int | None) -> None:
 def load_tokenizer(name: str, trust_remote_code: bool) -> Tokenizer:
     """The tokenizer in a folder or on the Hugging Face hub. Raises DataError where there is none."""
     from transformers import AutoTokenizer
+
+    from tightfit.hub import only_local
 
     try:
         backend = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code,

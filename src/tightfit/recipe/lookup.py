@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tightfit.bundled import BUNDLED, bundled_recipes, refusal_of
-from tightfit.errors import RecipeError, UnknownRecipe, closest, nearest
+from tightfit.errors import RecipeError, UnknownRecipe, closest, cut, nearest, shown
 from tightfit.models import FACTORY, HUB_ID, model_facts
 from tightfit.recipe.schema import Recipe
 from tightfit.recipe.yaml import apply_overrides, read_yaml
@@ -43,7 +44,10 @@ def load_recipe(
     values = {} if name is None else recipe_values(name)
     on_cuda = values.pop(IF_CUDA, {})
     if not isinstance(on_cuda, dict):
-        raise RecipeError(f"{IF_CUDA}: {on_cuda!r} should be a mapping of fields to values")
+        raise RecipeError(f"{IF_CUDA}: {shown(on_cuda)} should be a mapping of fields to values")
+    for field in on_cuda:
+        if str(field) not in Recipe.model_fields:
+            raise RecipeError(f"{IF_CUDA}.{cut(str(field))}: not a field; {nearest(str(field), Recipe.model_fields)}")
     if cuda:
         values = {**values, **on_cuda}
     if training_arguments is None:
@@ -137,9 +141,9 @@ def recipe_hint(name: str, also: Iterable[str] = ()) -> str:
 def task_of(name: str) -> str | None:
     """The task that the saved model in a folder, or in the Hugging Face cache under that id, was made for; None where
     its configuration does not say."""
-    folder = Path(name).expanduser()
-    path: Any = folder / "config.json"
-    if not folder.is_dir():
+    folder = os.path.expanduser(name)  # noqa: PTH111 - these take any text
+    path: Any = Path(folder) / "config.json"
+    if not os.path.isdir(folder):  # noqa: PTH112
         if not HUB_ID.fullmatch(name):
             return None
         from huggingface_hub import try_to_load_from_cache

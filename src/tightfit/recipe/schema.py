@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from tightfit.errors import RecipeError
-from tightfit.recipe.sections import BestMetric, Coefficient, Data, Inference, Schedule, Size, StepsOrShare
+from tightfit.recipe.sections import BestMetric, Coefficient, Data, Inference, NameOrPath, Schedule, Size, StepsOrShare
 from tightfit.recipe.yaml import explain, slot_field
 from tightfit.tasks import TASKS
 from tightfit.techniques import (
@@ -60,7 +60,7 @@ class Recipe(BaseModel):
         protected_namespaces=(),
     )
 
-    model: str = "gpt2"
+    model: NameOrPath = "gpt2"
     """A bundled shape, a Hugging Face id, a local folder, or `package.module:factory`."""
     model_overrides: dict[str, Any] = Field(default_factory=dict)
     """Fields of the model's configuration to change, such as `n_layer: 4`."""
@@ -78,7 +78,7 @@ class Recipe(BaseModel):
     """With `mode: inference`, what is generated."""
     data: Annotated[Data, BeforeValidator(lambda v: {"source": v} if isinstance(v, str) else v)] = Data()
     """Where the examples come from."""
-    tokenizer: str = "auto"
+    tokenizer: NameOrPath = "auto"
     """A Hugging Face id, a folder or a tokenizer.json; `train` trains a byte-level BPE on the data; auto takes the
     model's own where it has one and trains one otherwise."""
     vocab_size: Size | None = None
@@ -173,7 +173,7 @@ class Recipe(BaseModel):
     """End the run after so many evaluations in a row without a better one."""
     early_stopping_threshold: Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER] = 0.0
     """How much better an evaluation has to be to count as such for early stopping."""
-    output_dir: str | None = None
+    output_dir: NameOrPath | None = None
     """The run's folder; by default `runs/<name>`."""
     resume: Literal["auto", "never"] = "auto"
     """Continue from the newest checkpoint in the run's folder, or insist on an empty folder."""
@@ -187,7 +187,7 @@ class Recipe(BaseModel):
     """Profile this step, or a process's fourth if that is later, for `tightfit report`: not in the run's own speed."""
     sample_prompt: str | None = None
     """Text to continue at the end of a causal-lm run."""
-    cache_dir: str = "~/.cache/tightfit"
+    cache_dir: NameOrPath = "~/.cache/tightfit"
     """Where trained tokenizers and tokenized data are kept."""
     hugging_face: dict[str, Any] = Field(default_factory=dict)
     """Arguments of a Hugging Face Trainer that are no field here, such as `log_level`: kept for

@@ -3,9 +3,11 @@ numbers and names."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from tightfit.metrics import MetricName
 from tightfit.techniques.base import NUMBER, Positive, at_most
@@ -21,6 +23,20 @@ def _without_prefix(value: Any) -> Any:
     return value.removeprefix("eval_") if isinstance(value, str) else value
 
 
+def _file_name(value: str) -> str:
+    """Raises ValueError for what no file can be named, so that each who looks for one need not ask."""
+    try:
+        path = os.fsencode(Path(value).expanduser())
+    except (RuntimeError, UnicodeEncodeError) as error:
+        raise ValueError(f"a name or path, and {error}") from None
+    if b"\0" in path or len(path) > MOST_PATH or max(map(len, path.split(b"/"))) > MOST_NAME:
+        raise ValueError(f"a name or path, of at most {MOST_NAME} bytes between slashes and no null byte")
+    return value
+
+
+MOST_NAME, MOST_PATH = 255, 4000
+"""Bytes that file systems take in a name, and systems in a path."""
+NameOrPath = Annotated[str, AfterValidator(_file_name)]
 Coefficient = Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER]
 Size = Annotated[int, Field(ge=1), at_most(2**31 - 1), NUMBER]
 StepsOrShare = Annotated[int | float, BeforeValidator(_steps_or_share)]
@@ -33,7 +49,7 @@ class Data(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    source: str = "stdlib"
+    source: NameOrPath = "stdlib"
     """`stdlib` (the Python standard library's own source), `dummy` (random), a text, JSONL, CSV or Parquet file, a
     folder of them or of images, a folder saved by `datasets`, or a Hugging Face dataset id."""
     config: str | None = None
@@ -45,7 +61,7 @@ class Data(BaseModel):
     messages: str | None = None
     """Field that holds a conversation, of which a causal-lm learns the assistant's turns: a list of messages with
     `role` and `content`; by default `messages`, where there is no field of texts."""
-    chat_template: str | None = None
+    chat_template: NameOrPath | None = None
     """File with the Jinja template that conversations are written with; by default the tokenizer's own."""
     prompt: str | None = None
     """Field that holds what a causal-lm is given and does not learn; by default `prompt`, where there is no field of
@@ -62,7 +78,7 @@ class Data(BaseModel):
     """Number of random examples that `dummy` makes."""
     eval_fraction: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False), NUMBER] = 0.05
     """Share of the documents held out for evaluation, unless they are named."""
-    eval_source: str | None = None
+    eval_source: NameOrPath | None = None
     """Where the examples of evaluation come from, instead of a share of the others: as `source`."""
     eval_split: str | None = None
     """The Hugging Face dataset's split to evaluate on."""

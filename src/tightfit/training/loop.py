@@ -6,7 +6,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from traceback import clear_frames
 from typing import TYPE_CHECKING, Any
@@ -83,7 +83,7 @@ class TrainingLoop:
         recipe, state, profile = self.recipe, self.state, self.profile
         self.listener.started(state.step, recipe.max_steps)
         dispatched: DispatchedStep | None = None
-        with StopRequest() as stop, self._kept_when_out_of_memory(lambda: dispatched):
+        with StopRequest() as stop, self.kept_when_out_of_memory(lambda: dispatched):
             global_batches = self.step.global_batches(self.source, state.step, recipe.max_steps)
             self._remember(self.world.broadcast_from_rank0(lambda: self.log.evaluations))
             if self._evaluates_at(state.step) and self._evaluated_at != state.step:
@@ -115,8 +115,9 @@ class TrainingLoop:
         return state
 
     @contextmanager
-    def _kept_when_out_of_memory(self, unread: Callable[[], DispatchedStep | None]) -> Iterator[None]:
-        """Around the loop: what OutOfMemory says of the steps taken. unread: the last of them, where it still is."""
+    def kept_when_out_of_memory(self, unread: Callable[[], DispatchedStep | None]) -> Iterator[None]:
+        """Around the loop, and what follows it: what OutOfMemory says of the steps taken, saved where memory allows it
+        once that of the failed one is given back. unread: the last of them, where it still is."""
         try:
             yield
         except OutOfMemory as error:
@@ -127,8 +128,9 @@ class TrainingLoop:
                     clear_frames(failed.__traceback__ if failed else None)
                 if (last := unread()) is not None and last.number > len(self.state.losses) + self.state.first_step:
                     self._record(last)
-                self.save()
-                error.state = self.state
+                with suppress(OutOfMemory):
+                    self.save()
+                    error.state = self.state
             raise
 
     def _remember(self, evaluations: Sequence[dict[str, Any]]) -> None:
@@ -277,12 +279,12 @@ class TrainingLoop:
         seen = self._interval
         loop = {"interval": seen.kept(), "tokens_seen": self.state.tokens_seen,
                 "data": checkpoints.data_signature(self.source)}
-        self._saved_at = step
         if self.world.rank:
             self.step.save(self.folder.checkpoints)
-            return
-        checkpoints.save(self.folder.checkpoints, step, self.step.save, loop)
-        self._prune()
+        else:
+            checkpoints.save(self.folder.checkpoints, step, self.step.save, loop)
+            self._prune()
+        self._saved_at = step
 
     def _prune(self) -> None:
         if self.world.rank == 0:

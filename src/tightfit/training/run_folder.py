@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.errors import RecipeError
-from tightfit.files import write_atomically
+from tightfit.files import WRITING, remove_unfinished, write_atomically
 from tightfit.profiling import is_profile_file
 from tightfit.recipe import Recipe
 from tightfit.recipe.yaml import read_yaml, to_yaml
@@ -43,6 +43,8 @@ def locked(folder: Path) -> Iterator[None]:
         except OSError as error:
             raise RecipeError(f"output_dir: {folder} cannot be written ({error.strerror or error}: {error.filename}); "
                               "write output_dir=... elsewhere") from None
+        for name in (RECIPE, METRICS, SUMMARY, PLAN):
+            remove_unfinished(folder / name)
         try:
             yield
         finally:
@@ -97,7 +99,8 @@ class RunFolder:
 
     def require_fresh(self) -> None:
         """Raises RecipeError where anything is here but a profile, which may come before a run."""
-        if others := sorted(p.name for p in self.path.iterdir() if p.name != LOCK and not is_profile_file(p.name)):
+        names = [path.name for path in self.path.iterdir() if path.suffix != WRITING]
+        if others := sorted(name for name in names if name != LOCK and not is_profile_file(name)):
             raise RecipeError(
                 f"output_dir: {self.path} is not empty (it holds {', '.join(others[:3])}); write output_dir=... "
                 "elsewhere, or remove it"

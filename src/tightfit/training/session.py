@@ -12,14 +12,15 @@ from tightfit.backends import load_backend
 from tightfit.backends.base import Backend
 from tightfit.data import GlobalBatchLoader, Prepared, prepare
 from tightfit.data.splitting import Progress
-from tightfit.devices import Device
-from tightfit.errors import Refused
+from tightfit.devices import Device, find_device
+from tightfit.errors import RecipeError, Refused
 from tightfit.models import ModelFacts, model_facts, module_facts, read_config
 from tightfit.planning.resolve_auto import resolve_auto
 from tightfit.planning.targets import own_target
 from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import as_recipe
 from tightfit.system import cores
+from tightfit.tasks import get_task
 from tightfit.text import counted
 from tightfit.training.memory_check import check_memory
 
@@ -75,6 +76,23 @@ class Session:
     ) -> Prepared:
         """The samples of the recipe's data, or of the caller's own `dataset` and `eval_dataset`. Raises DataError."""
         return prepare(self.recipe, self.facts, progress=progress, dataset=dataset, eval_dataset=eval_dataset)
+
+    def utilization(self) -> Callable[[float], float] | None:
+        """The model FLOPs utilization (MFU) at so many tokens a second (images: samples); None where the device's peak
+        or the model's FLOPs are not known."""
+        if self.device.kind != "cuda" or self.module is not None:
+            return None
+        from tightfit.planning.standard_tools import model_flops, model_flops_utilization  # where a peak is known
+
+        recipe = self.recipe
+        try:
+            device = find_device(self.device.name)
+        except RecipeError:  # not in the catalogue
+            return None
+        flops = model_flops(lambda wanted: self.backend.model_size(wanted, self.config), recipe)
+        a_sample = 1 if get_task(recipe.task).reads == "images" else recipe.seq_len
+        per_token = flops / recipe.batch_size / a_sample
+        return (lambda rate: model_flops_utilization(per_token * rate, recipe, device, 1.0)) if flops else None
 
     def build(self) -> Any:
         """The model with the recipe's techniques applied. Raises Refused."""

@@ -20,7 +20,6 @@ from tightfit.models import resolve_source
 from tightfit.recipe import Recipe
 from tightfit.text import counted
 from tightfit.training import checkpoints
-from tightfit.training.best import load_best
 from tightfit.training.listeners import LastingConsole, Listener, Terminal
 from tightfit.training.loop import TrainingLoop
 from tightfit.training.metrics_log import MetricsLog, NullMetricsLog
@@ -31,7 +30,6 @@ from tightfit.training.schedule import length_field, respaced
 from tightfit.training.session import Session, open_session, recipe_for_machine
 from tightfit.training.state import TrainerState
 from tightfit.training.summary import Summary, summarize
-from tightfit.training.utilization import utilization
 
 if TYPE_CHECKING:
     from tightfit.profiling.measure import RunProfile
@@ -194,7 +192,7 @@ class Trainer:
             loop = TrainingLoop(
                 recipe, step, source,
                 None if evaluation is None else lambda: evaluation_global_batches(evaluation, recipe, part),
-                folder, log, self.listener, profile, world, utilization(session),
+                folder, log, self.listener, profile, world, session.utilization(),
             )
             if found is not None:
                 loop.resume(found)
@@ -204,12 +202,15 @@ class Trainer:
                 self.listener.message(f"resuming from step {found.step} of {recipe.max_steps}"
                                       + respaced(recipe, found.step) * longer)
             state = loop.run()
-            if state.stopped_by is None and recipe.load_best_model_at_end:
-                load_best(step, state, folder, world, self.listener.message)
+            if state.stopped_by is not None:
+                return summarize(session, step, data, state, folder.path, began, world)
+            with loop.kept_when_out_of_memory(lambda: None):
+                if recipe.load_best_model_at_end:
+                    from tightfit.training.best import load_best  # for these alone
+
+                    load_best(step, state, folder, world, self.listener.message)
+                step.export(folder.path / MODEL, data.classes)
             summary = summarize(session, step, data, state, folder.path, began, world)
-            if summary.stopped_by is not None:
-                return summary
-            step.export(folder.path / MODEL, data.classes)
             if world.rank == 0:
                 finish_model(folder.path / MODEL, recipe, data, session)
                 folder.write_json(SUMMARY, summary.to_dict())

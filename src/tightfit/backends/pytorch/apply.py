@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
+from tightfit.backends.pytorch import techniques
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.techniques import accumulation, compile, loading, offload, parallel, precision, update
-from tightfit.backends.pytorch.techniques.adapters import apply as adapters
+from tightfit.backends.pytorch.techniques import accumulation, loading, precision, update
 from tightfit.backends.pytorch.techniques.attention import apply as attention
-from tightfit.backends.pytorch.techniques.checkpointing import apply as checkpointing
-from tightfit.backends.pytorch.techniques.loss import apply as loss
 from tightfit.backends.pytorch.techniques.optimizer import apply as optimizer
 from tightfit.techniques import Technique
 from tightfit.techniques import accumulation as accumulations
@@ -33,15 +32,24 @@ def unchanged(technique: Technique, build: Build) -> Build:
     return build
 
 
+def later(module: str, name: str) -> Callable[[Any, Build], Build]:
+    """A function of one of the modules of `techniques/` that most runs do without, imported as it is called."""
+    def applied(technique: Technique, build: Build) -> Build:
+        apply: Callable[[Any, Build], Build] = getattr(import_module(f"{techniques.__name__}.{module}"), name)
+        return apply(technique, build)
+
+    return applied
+
+
 APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     bases.AsIs: unchanged,
-    bases.Bf16Base: adapters.hold,
-    bases.Int8: adapters.hold,
-    bases.Nf4: adapters.hold,
+    bases.Bf16Base: later("adapters.apply", "hold"),
+    bases.Int8: later("adapters.apply", "hold"),
+    bases.Nf4: later("adapters.apply", "hold"),
     trainables.All: unchanged,
-    trainables.Lora: adapters.low_rank,
-    trainables.Dora: adapters.low_rank,
-    trainables.Layers: adapters.layers,
+    trainables.Lora: later("adapters.apply", "low_rank"),
+    trainables.Dora: later("adapters.apply", "low_rank"),
+    trainables.Layers: later("adapters.apply", "layers"),
     attentions.Eager: attention.eager,
     attentions.Sdpa: attention.sdpa,
     attentions.Flex: attention.flex,
@@ -52,21 +60,21 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     precisions.Bf16Pure: unchanged,  # models are built in bf16; how updates round is the optimizer's part
     precisions.Fp8: precision.fp8,
     losses.Plain: unchanged,
-    losses.Chunked: loss.chunked,
-    losses.Liger: loss.liger,
+    losses.Chunked: later("loss.apply", "chunked"),
+    losses.Liger: later("loss.apply", "liger"),
     checkpointings.NoCheckpointing: unchanged,
-    checkpointings.EveryBlock: checkpointing.blocks,
-    checkpointings.EveryNth: checkpointing.blocks,
-    checkpointings.Segments: checkpointing.segments,
-    checkpointings.MlpOnly: checkpointing.mlp_only,
-    checkpointings.AttentionOnly: checkpointing.attention_only,
-    checkpointings.Selective: checkpointing.blocks,
-    checkpointings.MemoryBudget: checkpointing.memory_budget,
+    checkpointings.EveryBlock: later("checkpointing.apply", "blocks"),
+    checkpointings.EveryNth: later("checkpointing.apply", "blocks"),
+    checkpointings.Segments: later("checkpointing.apply", "segments"),
+    checkpointings.MlpOnly: later("checkpointing.apply", "mlp_only"),
+    checkpointings.AttentionOnly: later("checkpointing.apply", "attention_only"),
+    checkpointings.Selective: later("checkpointing.apply", "blocks"),
+    checkpointings.MemoryBudget: later("checkpointing.apply", "memory_budget"),
     offloads.NoOffload: unchanged,
-    offloads.Host: offload.host,
+    offloads.Host: later("offload", "host"),
     compiles.NoCompile: unchanged,
-    compiles.PerBlock: compile.per_block,
-    compiles.WholeModel: compile.whole_model,
+    compiles.PerBlock: later("compile", "per_block"),
+    compiles.WholeModel: later("compile", "whole_model"),
     optimizers.AdamW: optimizer.adamw,
     optimizers.Sgd: optimizer.sgd,
     optimizers.Adafactor: optimizer.adafactor,
@@ -80,10 +88,10 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     updates.WithForward: update.by_block,
     updates.InBackward: update.by_block,
     parallels.NoParallel: unchanged,
-    parallels.Dp: parallel.dp,
-    parallels.Ddp: parallel.ddp,
-    parallels.Fsdp: parallel.fsdp,
-    parallels.Zero: parallel.zero,
+    parallels.Dp: later("parallel", "dp"),
+    parallels.Ddp: later("parallel", "ddp"),
+    parallels.Fsdp: later("parallel", "fsdp"),
+    parallels.Zero: later("parallel", "zero"),
     loadings.Loading: loading.loading,
 }
 """Every technique of `SLOTS` that this backend has, and the function that applies it."""

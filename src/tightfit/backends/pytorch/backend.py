@@ -19,7 +19,6 @@ from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.determinism import use_deterministic_matmuls
 from tightfit.backends.pytorch.errors import memory_guard
-from tightfit.backends.pytorch.gpu_memory import gpu_memory, use_expandable_segments
 from tightfit.backends.pytorch.step import Step
 from tightfit.backends.pytorch.world import SAID, joined, not_started
 from tightfit.backends.world import ALONE, World, launched_process
@@ -74,6 +73,8 @@ class PytorchBackend:
         if device.kind != "cuda" or device.memory_bytes < memory_bytes:
             raise Refused(f"gpu-memory: {memory_bytes / 2**30:.1f} GiB is a limit for a GPU that has as much, which "
                           f"{device.name} with {device.memory_bytes / 2**30:.1f} GiB is not; leave it out")
+        from tightfit.backends.pytorch.gpu_memory import gpu_memory
+
         torch.ones(1, device="cuda")
         context = gpu_memory().context or 0
         torch.cuda.set_per_process_memory_fraction(max(memory_bytes - context, 0) / device.memory_bytes)
@@ -81,6 +82,8 @@ class PytorchBackend:
 
     def build(self, recipe: Recipe, device: Device, model: nn.Module | None = None, config: Any = None) -> Build:
         if device.kind == "cuda" and recipe.expandable_segments is True:
+            from tightfit.backends.pytorch.gpu_memory import use_expandable_segments
+
             use_expandable_segments()  # before the first weight
         if recipe.deterministic:
             use_deterministic_matmuls()

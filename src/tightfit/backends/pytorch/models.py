@@ -22,9 +22,7 @@ from tightfit.backends.pytorch.errors import at_line, is_out_of_memory
 from tightfit.backends.pytorch.experts import has_experts
 from tightfit.backends.pytorch.sharding import full_shape
 from tightfit.backends.pytorch.techniques.adapters.layers import quantized_count
-from tightfit.backends.pytorch.transformer import Transformer
 from tightfit.errors import ModelError, TightfitError, nearest, one_line
-from tightfit.hub import explain_hub_error, only_local
 from tightfit.models import (
     TransformerConfig,
     facts_of,
@@ -131,6 +129,7 @@ def ready_to_train(model: nn.Module, recipe: Recipe) -> nn.Module:
 
 
 def _from_config(config: Any, recipe: Recipe, task: Task, device: torch.device, dtype: torch.dtype) -> nn.Module:
+
     auto = getattr(transformers, task.auto_class)
     try:
         with torch.device(device):
@@ -151,6 +150,8 @@ def _from_stored(
 
     A classifier of another size is drawn anew; any other weight of another size is an error.
     """
+    from tightfit.hub import explain_hub_error, only_local
+
     auto = getattr(transformers, task.auto_class)
     try:
         with warnings.catch_warnings():
@@ -184,6 +185,8 @@ def _our_transformer(
     if task.name not in LOGITS_OF_EACH_TOKEN:
         raise ModelError(f"task: the bundled transformer gives logits for each token, which {task.name} does not use; "
                          f"write task={LOGITS_OF_EACH_TOKEN[0]}")
+    from tightfit.backends.pytorch.transformer import Transformer
+
     with torch.device(device), local_torch_dtype(dtype):  # it has no buffers that this could round
         model = Transformer(config)
     if folder is not None:

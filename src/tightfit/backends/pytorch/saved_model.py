@@ -18,7 +18,6 @@ from tightfit.backends.pytorch.padding import stored_tensors
 from tightfit.backends.pytorch.sharding import full_tensor, is_sharded
 from tightfit.backends.pytorch.state import named_tensors, write_tensors
 from tightfit.backends.pytorch.techniques.adapters.layers import own_weights
-from tightfit.backends.pytorch.transformer import Transformer
 from tightfit.files import follow_umask
 from tightfit.models import OUR_TRANSFORMER
 
@@ -87,6 +86,8 @@ def save_model(
     names = {*named_tensors(model), *(stored.keys() - model.state_dict().keys())}
     write_tensors({name: tensor for name, tensor in stored.items() if name in names}, folder / WEIGHTS)
     described: dict[str, Any] = {"class": f"{type(model).__module__}.{type(model).__qualname__}"}
+    from tightfit.backends.pytorch.transformer import Transformer
+
     if isinstance(model, Transformer):
         described = {"model_type": OUR_TRANSFORMER, **asdict(model.shape)}
     (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")

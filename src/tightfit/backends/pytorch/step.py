@@ -18,14 +18,12 @@ from tightfit.backends.pytorch.build import Build, Check
 from tightfit.backends.pytorch.determinism import determinism_guard
 from tightfit.backends.pytorch.errors import memory_guard, model_guard
 from tightfit.backends.pytorch.generation import generate
-from tightfit.backends.pytorch.gpu_memory import gpu_memory, held_memory
-from tightfit.backends.pytorch.inspection import check_outputs, op_names
+from tightfit.backends.pytorch.inspection import check_outputs, compile_seconds, op_names
 from tightfit.backends.pytorch.models import active_parameters, parameter_count
 from tightfit.backends.pytorch.pending_step import NOT_CLIPPED, PendingStep
 from tightfit.backends.pytorch.saved_model import save_model
 from tightfit.backends.pytorch.sharding import full_tensor, is_on_drive, local_shard
 from tightfit.backends.pytorch.techniques.attention.functions import kernel_names
-from tightfit.backends.pytorch.techniques.compile import compile_seconds
 from tightfit.backends.pytorch.techniques.loss.of_logits import Tally
 from tightfit.backends.pytorch.world import lost_process_guard
 from tightfit.metrics import Evaluation, Total
@@ -89,6 +87,8 @@ class Step:
         return begun == ended and not self._reporting and (deferred or ended == self._stepped)
 
     def held_memory(self) -> dict[str, int]:
+        from tightfit.backends.pytorch.gpu_memory import held_memory
+
         return held_memory(self.build.model, self.optimizer)
 
     def __call__(self, global_batch: TensorGlobalBatch, learning_rate: float) -> PendingStep:
@@ -213,7 +213,8 @@ class Step:
 
     def save(self, folder: Path) -> dict[str, Any]:
         self._flush("saving a checkpoint")
-        return {**self.update.save(folder), "steps": self.steps}
+        with self._guarded("saving a checkpoint"):
+            return {**self.update.save(folder), "steps": self.steps}
 
     def load(self, folder: Path, meta: dict[str, Any]) -> None:
         with self._guarded("restoring a checkpoint"):
@@ -242,14 +243,15 @@ class Step:
         self._flush("looking for weights that are not finite")
         by_device: dict[torch.device, list[Tensor]] = {}  # some may wait in host memory
         finite = True
-        for parameter in self.build.model.parameters():
-            if parameter.requires_grad and is_on_drive(parameter):
-                finite &= bool(full_tensor(parameter).isfinite().all())
-            elif parameter.requires_grad and local_shard(parameter).numel():  # of a narrow one there may be no part
-                by_device.setdefault(parameter.device, []).append(local_shard(parameter).detach())
-        for learned in by_device.values():
-            norms = torch._foreach_norm(learned, ord=float("inf"))
-            finite &= bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
+        with self._guarded("looking for weights that are not finite"):
+            for parameter in self.build.model.parameters():
+                if parameter.requires_grad and is_on_drive(parameter):
+                    finite &= bool(full_tensor(parameter).isfinite().all())
+                elif parameter.requires_grad and local_shard(parameter).numel():  # of a narrow one there may be no part
+                    by_device.setdefault(parameter.device, []).append(local_shard(parameter).detach())
+            for learned in by_device.values():
+                norms = torch._foreach_norm(learned, ord=float("inf"))
+                finite &= bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
         return self.build.world.all_reduce_max(not finite) == 0
 
     def restart_peak(self) -> None:
@@ -263,7 +265,11 @@ class Step:
         return peak_process_memory()
 
     def context_memory(self) -> int | None:
-        return gpu_memory().context if self.build.torch_device.type == "cuda" else None
+        if self.build.torch_device.type != "cuda":
+            return None
+        from tightfit.backends.pytorch.gpu_memory import gpu_memory
+
+        return gpu_memory().context
 
     def enter(self, phase: Phase, doing: str) -> None:
         self._doing = doing

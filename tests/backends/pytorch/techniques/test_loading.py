@@ -10,6 +10,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques.loading import loading
-from tightfit.errors import DataError, MissingLibrary
+from tightfit.errors import DataError, MissingLibrary, Refused
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 from tightfit.tasks import GlobalBatch, MicroBatch, global_batch_of
@@ -88,6 +89,17 @@ def test_a_global_batch_of_many_micro_batches_needs_few_file_descriptors(build):
             assert batch.labels.tolist() == batch.inputs["input_ids"].tolist() == [[index] * 8]
             assert batch.document_starts is not None
             assert batch.document_starts.tolist() == [0, 8]
+
+
+def test_workers_for_whose_pipes_there_is_no_room_are_refused(build):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 8, hard))
+    try:
+        with pytest.raises(Refused, match=r"2 workers cannot be started.*write loading.workers=0"):
+            list(global_batches(build, Source(), workers=2))
+        assert len(list(global_batches(build, Source(), workers=0))) == 12
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_signals_to_stop_are_the_training_process_own(build):

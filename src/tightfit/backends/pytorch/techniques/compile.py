@@ -1,8 +1,7 @@
-"""torch.compile over blocks or the whole model, and the time it takes."""
+"""torch.compile over blocks or the whole model."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,10 +10,6 @@ from typing import Any
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques.checkpointing.recomputation import compile_module
 from tightfit.techniques.compile import PerBlock, WholeModel
-
-OUTERMOST = ("_compile.compile_inner", "backward._backward_impl")
-"""Dynamo's timed sections that contain all others: of a forward pass's compilation, and of a backward pass's."""
-
 
 VARIANTS = 64
 """Compiled variants of a function that are kept. Torch's own 8 are soon used up where all blocks of a model share one
@@ -48,12 +43,3 @@ def _arguments(technique: PerBlock | WholeModel, build: Build) -> dict[str, Any]
     # `mode` is Inductor's; the other backends refuse it.
     mode = {"mode": technique.mode} if technique.backend == "inductor" and technique.mode != "default" else {}
     return {"backend": technique.backend, **mode}
-
-
-def compile_seconds() -> float:
-    """Seconds that Dynamo and its backends have spent compiling in this process; 0 where this torch does not say."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    if dynamo is None:  # nothing was compiled, and loading Dynamo takes seconds
-        return 0.0
-    times: dict[str, list[float]] = getattr(dynamo, "compilation_time_metrics", {})  # a private record
-    return sum(sum(times.get(name, ())) for name in OUTERMOST)

@@ -18,9 +18,10 @@ from torch.utils.data import DataLoader, Dataset
 from tightfit.backends.base import GlobalBatchSource
 from tightfit.backends.pytorch.batch import TensorGlobalBatch, tensor_global_batch
 from tightfit.backends.pytorch.build import Build
-from tightfit.errors import TightfitError
+from tightfit.errors import Refused, TightfitError
 from tightfit.tasks import GlobalBatch
 from tightfit.techniques.loading import Loading
+from tightfit.text import counted
 
 
 @dataclass(frozen=True)
@@ -51,18 +52,39 @@ class _GlobalBatches(Dataset[_Made]):
             return _Made(error)
 
 
+FILES = 3
+"""Pipes, of two files each, that a worker takes while it is started, and that all of them share."""
+
+
 def _start_worker(number: int) -> None:
     """Leave Ctrl-C, and what is sent to a whole process group, to the training process: it takes its step, saves, and
     then stops its workers."""
-    os.setpgid(0, 0)
+    if hasattr(os, "setpgid"):  # on Windows no signals come so
+        os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _require_pipes(workers: int) -> None:
+    """Raises Refused where this process may not open as many files as workers need: DataLoader would fail half-way, and
+    again as it is taken down."""
+    pipes: list[int] = []
+    try:
+        for _ in range(FILES * (workers + 1) if workers else 0):
+            pipes += os.pipe()
+    except OSError as error:
+        raise Refused(f"loading.workers: {counted(workers, 'worker')} cannot be started: {error.strerror}; "
+                      "write loading.workers=0, or allow more by: ulimit -n 1024") from None
+    finally:
+        for file in pipes:
+            os.close(file)
 
 
 def loading(technique: Loading, build: Build) -> Build:
     def global_batches(source: GlobalBatchSource, start: int, stop: int) -> Iterator[TensorGlobalBatch]:
         workers = technique.workers
         assert workers != "auto", "resolve the recipe first"
+        _require_pipes(workers)
         loader: DataLoader[_Made] = DataLoader(
             _GlobalBatches(source),
             batch_size=None,

@@ -23,7 +23,6 @@ from torch.optim import Optimizer
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.simulated_device import active_simulated_cuda
 from tightfit.backends.pytorch.state import load_state, save_state
-from tightfit.backends.pytorch.techniques.optimizer.anyprecision import AnyPrecisionAdamW
 from tightfit.backends.pytorch.techniques.optimizer.state import set_rate
 from tightfit.errors import ModelError
 from tightfit.techniques import optimizer as declared
@@ -146,6 +145,8 @@ def adamw(technique: declared.AdamW, build: Build) -> Build:
     options = {"betas": technique.betas, "eps": technique.eps}
     rounding = _rounding(build)
     if rounding in ("kahan", "stochastic"):
+        from tightfit.backends.pytorch.techniques.optimizer.anyprecision import AnyPrecisionAdamW
+
         options |= {"momentum_dtype": torch.bfloat16, "variance_dtype": torch.bfloat16, "rounding": rounding}
         return _with(build, AnyPrecisionAdamW, technique.weight_decay, **options)
     if technique.implementation == "apex":
@@ -199,6 +200,8 @@ def lion(technique: declared.Lion, build: Build) -> Build:
 
 def adamw_anyprecision(technique: declared.AdamWAnyPrecision, build: Build) -> Build:
     """Our AdamW with the states' formats as declared."""
+    from tightfit.backends.pytorch.techniques.optimizer.anyprecision import AnyPrecisionAdamW
+
     return _with(
         build, AnyPrecisionAdamW, technique.weight_decay,
         momentum_dtype=DTYPES[technique.momentum], variance_dtype=DTYPES[technique.variance],
