@@ -193,6 +193,14 @@ def _cpu_layer_norm(source: Tensor, shape: Sequence[int], weight: Any, bias: Any
     return _normalized(source, shape, any(t is not None and t.dtype != source.dtype for t in (weight, bias)))
 
 
+def _layer_norm_gradient_rule(
+    gradient: Tensor, source: Tensor, shape: Any, mean: Any, rstd: Any, weight: Any, bias: Any, needed: Sequence[bool],
+) -> Any:  # fmt: skip
+    """Gradients lie in one piece, however the gradient that comes in does."""
+    return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) if need and t is not None else None
+                 for t, need in zip((source, weight, bias), needed, strict=True))
+
+
 def _rms_norm_rule(source: Tensor, shape: list[int], weight: Any = None, eps: Any = None) -> Any:
     return _normalized(source, shape, source.dtype in HALF)[:2]
 
@@ -239,6 +247,7 @@ CUDA_COMPOSITIONS: Compositions = {
 }
 CUDA_SHAPES: Mapping[Any, Callable[..., Any]] = {
     aten.native_layer_norm.default: _cuda_layer_norm,
+    aten.native_layer_norm_backward.default: _layer_norm_gradient_rule,
     aten._fused_rms_norm.default: _rms_norm_rule,
     aten._fused_rms_norm_backward.default: _rms_norm_gradient_rule,
     aten._grouped_mm.default: _grouped_mm_rule,
@@ -247,5 +256,6 @@ CUDA_SHAPES: Mapping[Any, Callable[..., Any]] = {
 CPU_COMPOSITIONS: Compositions = {aten._scaled_dot_product_attention_math.default: _cpu_math}
 CPU_SHAPES: Mapping[Any, Callable[..., Any]] = {
     aten.native_layer_norm.default: _cpu_layer_norm,
+    aten.native_layer_norm_backward.default: _layer_norm_gradient_rule,
     aten._grouped_mm.default: _grouped_mm_rule,
 }
