@@ -27,6 +27,7 @@ MODULES = {
 }  # fmt: skip
 """Modules that are named unlike the library that has them."""
 UNDECLARED = {
+    "apex": "built from its source, against the installed torch and CUDA",
     "bitsandbytes": "one optimizer of a peer", "flash-attn": "built against the installed torch",
     "jax-cuda12-plugin": "of jax's own version", "triton": "torch brings it where it runs",
     "xprof": "a viewer that a person starts",

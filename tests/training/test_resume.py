@@ -17,6 +17,7 @@ from tightfit.errors import CheckpointError, RecipeError
 from tightfit.recipe import Recipe
 from tightfit.recipe.resume import continued
 from tightfit.techniques.offload import Host
+from tightfit.training.listeners import Listener
 from tightfit.training.trainer import Trainer
 
 FORK = multiprocessing.get_context("fork")
@@ -138,12 +139,8 @@ def test_a_broken_newest_checkpoint_falls_back(run, undisturbed):
     (newest / "optimizer.safetensors").write_bytes(b"not what was written")
     said = []
 
-    class Listening:
+    class Listening(Listener):
         def message(self, text): said.append(text)
-        def preparing(self, what, done, total): ...
-        def started(self, step, steps): ...
-        def stepped(self, step, loss, tokens_per_second): ...
-        def finished(self): ...
 
     Trainer(recipe=run, listener=Listening()).train()
     assert any(f"checkpoint {newest.name} is broken" in text for text in said)

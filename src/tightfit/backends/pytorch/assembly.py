@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -14,7 +15,6 @@ from tightfit.backends.base import absences
 from tightfit.backends.pytorch.apply import ABSENT, APPLY
 from tightfit.backends.pytorch.blocks import find_stacks
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.determinism import deterministic_ops
 from tightfit.backends.pytorch.experts import has_experts
 from tightfit.backends.pytorch.models import build_model, cast_weights, ready_to_train
 from tightfit.backends.pytorch.padding import pad_vocab
@@ -91,11 +91,13 @@ def bare_build(
         notes = (*notes, of_one)
     if recipe.pad_vocab_to:
         pad_vocab(model, recipe.pad_vocab_to, facts.vocab_size)
-    return Build(
-        recipe=recipe, device=device, torch_device=torch_device, task=task, facts=facts,
-        model=model, stacks=find_stacks(model), own_model=own_model, notes=notes,
-        settings=(deterministic_ops,) if recipe.deterministic else (),
-    )
+    build = Build(recipe=recipe, device=device, torch_device=torch_device, task=task, facts=facts, model=model,
+                  stacks=find_stacks(model), own_model=own_model, notes=notes)  # fmt: skip
+    if not recipe.deterministic:
+        return build
+    from tightfit.backends.pytorch.determinism import deterministic_ops  # for these alone
+
+    return replace(build, settings=(deterministic_ops,))
 
 
 def apply_techniques(build: Build) -> Build:

@@ -17,7 +17,6 @@ from torch import nn
 from tightfit.backends.pytorch.assembly import assemble
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.determinism import use_deterministic_matmuls
 from tightfit.backends.pytorch.errors import memory_guard
 from tightfit.backends.pytorch.step import Step
 from tightfit.backends.pytorch.world import SAID, joined, not_started
@@ -86,6 +85,8 @@ class PytorchBackend:
 
             use_expandable_segments()  # before the first weight
         if recipe.deterministic:
+            from tightfit.backends.pytorch.determinism import use_deterministic_matmuls  # for these alone
+
             use_deterministic_matmuls()
         with memory_guard(lambda: "building the model"):
             return assemble(recipe, device, torch.device(device.kind), model, config=config)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from tightfit.errors import Refused
-
 WORKSPACES = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 """cuBLAS's variable, which it reads once, and a value with which its sums have one order."""
-NONE = re.compile(r"(\S+) does not have a deterministic implementation")
 
 
 def use_deterministic_matmuls() -> None:
@@ -35,16 +31,3 @@ def deterministic_ops() -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         settings.fill_uninitialized_memory = filled
-
-
-@contextmanager
-def determinism_guard() -> Iterator[None]:
-    """Turn torch's error of an op without a deterministic form into ours. Raises Refused."""
-    try:
-        yield
-    except RuntimeError as error:
-        op = NONE.search(str(error))
-        if op is None:
-            raise
-        raise Refused(f"deterministic: PyTorch has no deterministic form of {op[1]}, which a step of this model runs; "
-                      "write deterministic=false") from None

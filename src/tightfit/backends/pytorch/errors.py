@@ -4,6 +4,7 @@ line. What torch's compiler raises is said of the choice of `compile` that fails
 
 from __future__ import annotations
 
+import re
 import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from traceback import walk_tb
 import torch
 from torch import nn
 
-from tightfit.errors import ModelError, OutOfMemory, TightfitError, one_line
+from tightfit.errors import ModelError, OutOfMemory, Refused, TightfitError, one_line
 
 OURS = Path(__file__).parents[2]
 TORCH = Path(torch.__file__).parent
@@ -26,6 +27,7 @@ CPU_ALLOCATOR = "can't allocate memory"
 """Text of the CPU allocator's error; it raises a plain RuntimeError."""
 ASKED = "ried to allocate"
 """Part of the sentence in which each device's allocator says how much was asked for; it is not the first."""
+NOT_DETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementation")
 
 
 @contextmanager
@@ -127,3 +129,16 @@ def memory_guard(doing: Callable[[], str]) -> Iterator[None]:
         sentences = " ".join(str(error).split()).split(". ")
         said = next((sentence for sentence in sentences if ASKED in sentence), sentences[0])
         raise OutOfMemory(f"out of memory in {doing()}: {said}") from None
+
+
+@contextmanager
+def determinism_guard() -> Iterator[None]:
+    """Turn torch's error of an op without a deterministic form into ours. Raises Refused."""
+    try:
+        yield
+    except RuntimeError as error:
+        op = NOT_DETERMINISTIC.search(str(error))
+        if op is None:
+            raise
+        raise Refused(f"deterministic: PyTorch has no deterministic form of {op[1]}, which a step of this model runs; "
+                      "write deterministic=false") from None

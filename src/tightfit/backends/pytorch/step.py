@@ -15,8 +15,7 @@ from torch.optim import Optimizer
 from tightfit.backends.base import GlobalBatchSource
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch, tensor_global_batch
 from tightfit.backends.pytorch.build import Build, Check
-from tightfit.backends.pytorch.determinism import determinism_guard
-from tightfit.backends.pytorch.errors import memory_guard, model_guard
+from tightfit.backends.pytorch.errors import determinism_guard, memory_guard, model_guard
 from tightfit.backends.pytorch.generation import generate
 from tightfit.backends.pytorch.inspection import check_outputs, compile_seconds, op_names
 from tightfit.backends.pytorch.models import active_parameters, parameter_count
