@@ -65,7 +65,7 @@ def beyond(record: Record) -> Parts:
 
 
 def tests(record: Record) -> Parts:
-    """What became of the tests that need a device."""
+    """Outcomes of the tests that need a device."""
     yield f"{record['passed']} passed, {record['failed']} failed, {record['skipped']} skipped."
     failed = [name for name, test in record["tests"].items() if test["outcome"] == "failed"]
     if failed:

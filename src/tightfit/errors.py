@@ -112,7 +112,7 @@ class SaidElsewhere(TightfitError):
 
 
 def ending(error: BaseException) -> tuple[str, int]:
-    """What is said of an error that ends the program, and its exit status. Raises any other."""
+    """The message for an error that ends the program, and its exit status. Raises any other."""
     if isinstance(error, SaidElsewhere):
         return "", error.status
     if isinstance(error, KeyboardInterrupt):

@@ -18,9 +18,8 @@ from tightfit.devices import Device
 from tightfit.display.memory_bar import NAMES
 from tightfit.errors import RecipeError
 from tightfit.planner import target_for
-from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.planning.costs import Memory
-from tightfit.planning.estimate import Margin, fit
+from tightfit.planning.estimate import Margin, fit, settings_of
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.profiling.measure import predicted_profile
 from tightfit.profiling.profile import Profile
@@ -84,8 +83,7 @@ def _memory(profile: Profile) -> Memory:
     """The memory that a plan of the recipe has, evaluation and saving included."""
     assert profile.predicted is not None
     tools = standard_tools(load_backend(profile.recipe.backend.name))
-    settings = AllocatorSettings(expandable_segments=profile.recipe.expandable_segments is True)
-    return fit(profile.predicted, profile.device, tools, Margin(), settings).memory
+    return fit(profile.predicted, profile.device, tools, Margin(), settings_of(profile.recipe)).memory
 
 
 def _peaks(memory: Memory, device: Device) -> dict[str, float]:

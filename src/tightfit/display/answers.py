@@ -48,7 +48,7 @@ def choice(plan: Plan) -> Lines:
 
 
 def suggestions(plan: Plan) -> Lines:
-    """What lies next to the choice, and what would help."""
+    """The next best and too large candidates, and changes that would help."""
     given = plan.answers
     large = given.would_not_fit if plan.chosen is not None else given.would_not_fit[:1]
     return _said(
@@ -61,7 +61,7 @@ def suggestions(plan: Plan) -> Lines:
 
 
 def details(plan: Plan) -> Lines:
-    """What `--verbose` adds: memory that is not traced, where times come from, notes, and the search's counts."""
+    """Lines of `--verbose`: memory that is not traced, where times come from, notes, and the search's counts."""
     best = plan.chosen or next(iter(plan.candidates), None)
     large = plan.answers.would_not_fit[1:] if plan.chosen is None else ()
     found = _said(*(("too large", text) for text in large),
@@ -76,7 +76,7 @@ def details(plan: Plan) -> Lines:
 
 
 def adds(plan: Plan) -> str:
-    """What `--verbose` would add, as a line; and whether the plan comes from the cache."""
+    """A line on what `--verbose` would add, and whether the plan comes from the cache."""
     best = plan.chosen or next(iter(plan.candidates), None)
     notes = f"{counted(count, 'note')}, " if (count := len(_notes(plan, best))) else ""
     said = f"--verbose adds what is not traced, where times come from, {notes}and the search's counts."
@@ -136,7 +136,7 @@ def _host_memory(memory: Memory, device: Device) -> str:
 
 
 def _gives_up(chosen: Candidate) -> str:
-    """What the choice costs beside memory and time: numerics, work done twice, waits."""
+    """Costs of the choice beside memory and time: numerics, recomputation, compiling, copies."""
     recipe, moved = chosen.recipe, chosen.estimate.time.copies
     found = [f"{changing(chosen.changes_numerics)} numerics"] if chosen.changes_numerics else []
     if recipe.trainable.freezes:

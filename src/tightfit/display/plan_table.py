@@ -44,7 +44,7 @@ class ReadablePlan(Plan):
         return plan_text(self)
 
     def text(self, *, verbose: bool = False) -> str:
-        """What printing it shows. verbose: with what `--verbose` adds."""
+        """The plan as text, as printing it shows. verbose: with what `--verbose` adds."""
         return plan_text(self, verbose=verbose)
 
     def __repr__(self) -> str:

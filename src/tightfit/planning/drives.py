@@ -1,5 +1,5 @@
-"""What DeepSpeed keeps on a drive and moves there in a step: weights in fp32, the copy of them that it updates, the
-optimizer's states, and gradients once they are summed."""
+"""Bytes that DeepSpeed keeps on a drive and moves there in a step: weights in fp32, the copy of them that it updates,
+the optimizer's states, and gradients once they are summed."""
 
 from __future__ import annotations
 

@@ -129,7 +129,6 @@ def ready_to_train(model: nn.Module, recipe: Recipe) -> nn.Module:
 
 
 def _from_config(config: Any, recipe: Recipe, task: Task, device: torch.device, dtype: torch.dtype) -> nn.Module:
-
     auto = getattr(transformers, task.auto_class)
     try:
         with torch.device(device):

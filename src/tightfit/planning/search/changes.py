@@ -205,7 +205,7 @@ def _smallest(
 
 
 def _does(recipe: Recipe) -> str:
-    """What a GPU does by a recipe, its pins kept."""
+    """The use that a GPU is asked for, as the end of a sentence."""
     return "train this" if recipe.mode == "train" else "run this"
 
 

@@ -114,7 +114,7 @@ def more_gpus(exploration: Exploration, found: Evaluated) -> str:
 
 
 def _drive(found: Evaluated, device: Device) -> str:
-    """What DeepSpeed leaves on a machine's drive and in its memory, as a sentence; empty where that memory serves."""
+    """Bytes that DeepSpeed leaves on a machine's drive and in memory, as a sentence; empty where memory serves."""
     if not found.estimate.memory.host_missing:
         return ""
     zero = replace(Zero(stage=3, offload="nvme"), processes=device.world)

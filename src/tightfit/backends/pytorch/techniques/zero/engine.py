@@ -90,7 +90,7 @@ def folder_on_drive(world: TensorWorld, parent: Path) -> Path:
 
 
 def configuration(technique: Zero, build: Build, drive: Path | None) -> dict[str, Any]:
-    """What DeepSpeed is told. drive: the folder on a drive for what waits there."""
+    """DeepSpeed's configuration. drive: the folder on a drive for what waits there."""
     pinned = build.device.kind == "cuda"
     zero: dict[str, Any] = {
         "stage": technique.stage, "reduce_bucket_size": BUCKET, "allgather_bucket_size": BUCKET,
