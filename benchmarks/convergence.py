@@ -72,7 +72,7 @@ def run(changes: dict[str, Any], steps: int, folder: Path) -> dict[str, Any]:
 
 
 def tolerance(changes: dict[str, Any]) -> float:
-    """What the techniques in `changes` declare, added up."""
+    """Tolerances that the techniques in `changes` declare, added up."""
     recipe = tightfit.Recipe.from_dict(changes)
     chosen = [technique for technique in (recipe.precision, recipe.optimizer) if technique != "auto"]
     return sum(technique.tolerance for technique in chosen) or 0.01

@@ -48,12 +48,12 @@ FLAGS: dict[str, tuple[Any, ...]] = {
     "checkpointing": ("none", "every-block"),
     "compile": ("off", "whole"),
 }
-"""What a peer's script sets by hand."""
+"""Settings that a peer's script makes by hand."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What is explored. budgets: bytes, by their words. cuts: whether the card is cut down to them."""
+    """The grid that is explored. budgets: bytes, by their words. cuts: whether the card is cut down to them."""
 
     base: Mapping[str, Any]
     flags: Mapping[str, tuple[Any, ...]]

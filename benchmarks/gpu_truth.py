@@ -1,4 +1,4 @@
-"""What one recipe really takes: memory at each phase, time of a step, whether it runs out of memory.
+"""Measured cost of one recipe: memory at each phase, time of a step, whether it runs out of memory.
 
 Run in a process of its own: its CUDA context, its limit and its failures are its own. On the CPU only time and what
 the tensors themselves tell are measured.
@@ -37,7 +37,7 @@ steps that time is taken of."""
 TIMED_SECONDS = 0.6
 GLOBAL_BATCHES = 2
 NO_MEMORY = "out of memory"
-"""What errors of CUDA itself say, when something outside of the allocator finds no room."""
+"""Texts of CUDA's own errors, when something outside of the allocator finds no room."""
 
 
 def describe_device() -> dict[str, Any]:
@@ -52,7 +52,7 @@ def cpu() -> Device:
 
 
 def facts_of(device: Device) -> dict[str, Any]:
-    """What tells a device from others, as JSON holds it."""
+    """Identity of a device, as JSON holds it."""
     return {"kind": device.kind, "name": device.name, "memory_bytes": device.memory_bytes, "units": device.units,
             "capability": None if device.capability is None else list(device.capability)}
 

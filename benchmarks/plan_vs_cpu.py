@@ -80,7 +80,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def beside() -> list[dict[str, Any]]:
-    """What is recorded beside the cases, told as it comes."""
+    """Figures recorded beside the cases, told as they come."""
     rows = []
     for case in cases_beside():
         rows.append(row := compare(case))

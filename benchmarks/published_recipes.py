@@ -122,7 +122,7 @@ def express(row: Row) -> Expressed:
 
 
 def _all_of(*parts: Callable[[], Any]) -> list[Any]:
-    """What each part gives. Raises CannotExpress with the reasons of all that raise it."""
+    """Settings that each part gives. Raises CannotExpress with the reasons of all that raise it."""
     found, reasons = [], []
     for part in parts:
         try:
@@ -238,7 +238,7 @@ NORMS = ["input_layernorm", "post_attention_layernorm", "norm"]
 
 
 def trained_of(row: Row) -> dict[str, Any]:
-    """What is trained, and how the rest is held, where that is not all."""
+    """Settings of what is trained, and how the rest is held, where that is not all."""
     if not row.get("lora"):
         return {}
     base = {"base": "bf16"} if "adapters fp32" in row["precision"] else {}

@@ -9,7 +9,7 @@ import numpy as np
 
 from tightfit.backends.pytorch.batch import TensorGlobalBatch, tensor_global_batch
 from tightfit.backends.pytorch.simulate.fake_global_batches import DOCUMENTS_A_ROW, micro_batch_sizes, padded_length
-from tightfit.models import ModelFacts
+from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import ArraySpec, MicroBatch, Task, global_batch_of
 

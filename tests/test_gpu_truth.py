@@ -10,7 +10,7 @@ import torch
 
 from tests.benchmark_modules import benchmark
 from tightfit.backends.pytorch.simulate.fake_global_batches import fake_global_batch, micro_batch_sizes
-from tightfit.models import model_facts
+from tightfit.model_facts import model_facts
 from tightfit.tasks import TASKS
 
 cases, truth, global_batches = map(benchmark, ("gpu_cases", "gpu_truth", "random_global_batches"))

@@ -14,14 +14,8 @@ from huggingface_hub import errors as hub_errors
 from tightfit.bundled import BUNDLED, HUB_NAMES, bundled_family, bundled_shape
 from tightfit.errors import ModelError
 from tightfit.hub import explain_hub_error, only_local
-from tightfit.models import (
-    ModelSource,
-    TransformerConfig,
-    model_facts,
-    module_facts,
-    read_config,
-    resolve_source,
-)
+from tightfit.model_facts import model_facts, module_facts
+from tightfit.models import ModelSource, TransformerConfig, read_config, resolve_source
 from tightfit.recipe import Recipe
 
 

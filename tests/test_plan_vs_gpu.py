@@ -19,7 +19,7 @@ import torch
 from tests.backends.pytorch.simulate.target_cases import gpu
 from tests.benchmark_modules import BENCHMARKS, benchmark
 from tightfit.devices import find_device
-from tightfit.models import model_facts
+from tightfit.model_facts import model_facts
 from tightfit.recipe import CHOSEN_SLOTS
 from tightfit.tasks import TASKS
 from tightfit.techniques import SLOTS

@@ -22,7 +22,7 @@ from pyarrow import parquet
 from fuzzing.harness import LONGEST, Kind
 from tightfit.data import Prepared, prepare
 from tightfit.errors import DataError
-from tightfit.models import ModelFacts
+from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, get_task
 
@@ -238,7 +238,7 @@ def attempt(seed: int, folder: Path) -> str | None:
 
 
 def samples_fault(prepared: Prepared, recipe: Recipe) -> str | None:
-    """What is wrong with samples: an id that the model has not, or no label to learn."""
+    """Fault in samples: an id that the model has not, or no label to learn."""
     task = get_task(recipe.task)
     high = FACTS.num_labels if task.predicts == "class" else VOCAB
     for samples in (prepared.train, prepared.evaluation):

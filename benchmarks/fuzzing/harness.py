@@ -57,7 +57,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Said:
-    """What a command came to. error: an exception that reached its caller, as a traceback."""
+    """Outcome of a command. error: an exception that reached its caller, as a traceback."""
 
     status: object
     out: str
@@ -86,7 +86,7 @@ def run_command(*words: str) -> Said:
 
 
 def fault(said: Said, statuses: Sequence[int] = (0, 2)) -> str | None:
-    """What is wrong with how a command ended: it does what it was asked to, or says in one message why not."""
+    """Fault in how a command ended: it does what it was asked to, or says in one message why not."""
     if said.error:
         return said.error
     text = said.out + said.err
@@ -105,14 +105,14 @@ def fault(said: Said, statuses: Sequence[int] = (0, 2)) -> str | None:
 
 
 def message_fault(message: str) -> str | None:
-    """What is wrong with an error's message."""
+    """Fault in an error's message."""
     if len(message) > LONGEST or message.count("\n") >= LINES:
         return f"a message of {len(message)} characters in {message.count(chr(10)) + 1} lines: {message[:300]} ..."
     return None if message.strip() else "an empty message"
 
 
 def tried(work: Callable[[], str | None]) -> str | None:
-    """What is wrong with what a call came to; it may raise an error that has a message for a person."""
+    """Fault in the outcome of a call; it may raise an error that has a message for a person."""
     try:
         return work()
     except TightfitError as error:

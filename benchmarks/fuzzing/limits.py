@@ -20,7 +20,7 @@ from fuzzing.runs import RUN, WAYS, difference, in_child, trained, write_text
 
 NAMES = ("plain", "text", "a worker", "adapter", "best")
 LIMITS = {"a file's size": (resource.RLIMIT_FSIZE, 0, 400_000), "open files": (resource.RLIMIT_NOFILE, 40, 160)}
-"""What is limited, and from how little to how much."""
+"""Limits, and from how little to how much."""
 MOUNTS = {"the disk": ("run", 20, 2000), "shared memory": ("/dev/shm", 4, 64)}
 """Folders that hold so few kilobytes, from and to."""
 
@@ -52,7 +52,7 @@ def attempt(seed: int, folder: Path) -> str | None:
 
 
 def limited(what: int, amount: int) -> Said:
-    """What `tightfit train` says under a limit of this process."""
+    """Output of `tightfit train` under a limit of this process."""
     def work() -> None:
         soft, hard = resource.getrlimit(what)
         resource.setrlimit(what, (amount, hard))
@@ -66,7 +66,7 @@ def limited(what: int, amount: int) -> Said:
 
 
 def mounted(place: str, kilobytes: int) -> Said | None:
-    """What it says from cold where a folder holds so little; None where nobody may mount anything."""
+    """Output from cold where a folder holds so little; None where nobody may mount anything."""
     Path("run").mkdir()
     mount = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs -o size={kilobytes}k tmpfs {place} && exec "$@"', "-"]
     if os.geteuid() or subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:

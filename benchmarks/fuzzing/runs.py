@@ -77,7 +77,7 @@ def trained(values: dict[str, Any]) -> None:
 
 
 def difference(whole: Path, run: Path) -> str | None:
-    """What two finished runs differ in."""
+    """Differences of two finished runs."""
     if not same_weights(whole, run):
         return "other weights than those of the run that nothing befell"
     same = logged_losses(whole) == logged_losses(run)
@@ -85,7 +85,7 @@ def difference(whole: Path, run: Path) -> str | None:
 
 
 PHASES = ("preparation", "step", "evaluation", "saving", "export")
-"""What a run does one after the other: its data and build, the loop's three works, and all that follows the loop."""
+"""Works of a run, one after the other: its data and build, the loop's three works, and all that follows the loop."""
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,13 @@ GIB = 1 << 30
 FORMATS = {"float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}
 """Number formats with peaks of their own, by PyTorch's name."""
 
-RESIDENT_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
+RESIDENT_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
 """Resident threads of a multiprocessor by compute capability, 2,048 on others (CUDA C++ Programming Guide, "Technical
 Specifications per Compute Capability")."""
+GEFORCE = re.compile(r"RTX \d0[5-9]0")
+"""In the names of GeForce cards, whose drivers let no other card read their memory."""
+BRIDGED = re.compile(r"PCIe|NVL|RTX|TITAN")
+"""In the names of cards whose NVLink, where they have one, is a bridge between two of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +84,16 @@ class Device:
     def resident_threads(self) -> int:
         """Threads that are resident at once on one of its multiprocessors."""
         return RESIDENT_THREADS.get(self.capability or (0, 0), 2048)
+
+    @property
+    def links_all(self) -> bool:
+        """Whether NVLink joins all such cards of a machine."""
+        return self.link_bandwidth > 0 and (self.cards == 2 or not BRIDGED.search(self.name))
+
+    @property
+    def peer_to_peer(self) -> bool:
+        """Whether other cards may read its memory over PCIe."""
+        return not GEFORCE.search(self.name)
 
     @property
     def wants_wide_rows(self) -> bool:

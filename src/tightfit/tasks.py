@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 if TYPE_CHECKING:
-    from tightfit.models import ModelFacts
+    from tightfit.model_facts import ModelFacts
 
 IGNORE = -100
 """The label of a position that does not count."""

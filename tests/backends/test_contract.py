@@ -12,7 +12,7 @@ from tightfit.backends.base import absences
 from tightfit.data import prepare
 from tightfit.data.loading import GlobalBatchLoader
 from tightfit.errors import Refused
-from tightfit.models import model_facts
+from tightfit.model_facts import model_facts
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS

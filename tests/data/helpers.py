@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tightfit.models import ModelFacts
+from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import Array, GlobalBatch, MicroBatch
 

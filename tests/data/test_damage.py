@@ -20,7 +20,7 @@ from tightfit.data import Prepared, prepare
 from tightfit.data.corpora import open_corpus
 from tightfit.data.sources import read_image
 from tightfit.errors import DataError
-from tightfit.models import ModelFacts
+from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Data
 
 TEXT = {"data.text": "text"}

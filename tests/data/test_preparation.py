@@ -16,7 +16,7 @@ from tightfit.data.samples import Packed, truncated
 from tightfit.data.sources import image_processor, read_image
 from tightfit.data.tokenized import class_ids
 from tightfit.errors import DataError, Refused
-from tightfit.models import ModelFacts
+from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, TASKS, MicroBatch
 

@@ -12,7 +12,7 @@ from tests.data.helpers import FACTS, recipe
 from tightfit.data import GlobalBatchLoader, prepare
 from tightfit.data.sources import samples_from_rows
 from tightfit.errors import DataError
-from tightfit.models import ModelFacts
+from tightfit.model_facts import ModelFacts
 from tightfit.tasks import IGNORE, MicroBatch
 
 

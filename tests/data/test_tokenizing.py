@@ -17,7 +17,7 @@ from tests.data.helpers import FACTS, recipe, texts
 from tightfit.data.tokenizer_choice import choose_tokenizer, special_tokens
 from tightfit.data.tokenizing import END, Tokenizer, load_tokenizer, read_tokenizer_file
 from tightfit.errors import DataError
-from tightfit.models import ModelFacts
+from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
 

@@ -22,7 +22,7 @@ from tightfit.devices import Device, find_device
 from tightfit.errors import MissingLibrary, OutOfMemory, Refused
 from tightfit.ladder.peers import PEERS
 from tightfit.ladder.peers.plain import make_optimizer
-from tightfit.models import model_facts
+from tightfit.model_facts import model_facts
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 

@@ -81,7 +81,7 @@ def test_says_why_and_what_the_next_best_costs():
     answers = plan.answers
     assert "fastest that fit" in answers.why
     assert answers.next_best
-    assert answers.next_best in plan.chosen.reasons
+    assert answers.next_best in plan.reasons
     assert ("slower" in answers.next_best) or ("faster" in answers.next_best) or ("as fast" in answers.next_best)
     assert answers.would_not_fit
     for sentence, candidate in zip(answers.would_not_fit, [c for c in plan.candidates if c.estimate.missing],
@@ -103,7 +103,7 @@ def test_where_nothing_fits_the_plan_says_what_would():
 def test_what_is_pinned_to_the_gpu_is_named_where_nothing_fits():
     pinned = of(HEAVY, 3 * STATES, offload="none")
     assert pinned.answers.offload == "offload=none keeps all of the model on the GPU; write offload=auto."
-    assert pinned.answers.offload in pinned.candidates[0].reasons
+    assert pinned.answers.offload in pinned.reasons
     assert pinned.answers.offload.rstrip(".") in pinned.nothing_fits()
     assert of(HEAVY, 20 * STATES, offload="none").answers.offload == ""
     assert of(HEAVY, 3 * STATES, **{**PINS, "micro_batch_size": 1}).answers.offload == ""
@@ -131,7 +131,7 @@ def test_says_where_no_single_change_helps():
     assert alone.smallest_change is None
     assert alone.smallest_change_text.startswith("No single change would make it fit: weights, gradients and optimizer")
     told = of(HEAVY, 3 * STATES, offload="none")
-    assert alone.smallest_change_text in told.candidates[0].reasons
+    assert alone.smallest_change_text in told.reasons
     assert "no single change would make it fit" in told.nothing_fits()
     assert of(HEAVY, 40 * STATES).answers.smallest_change_text == ""
 
@@ -270,7 +270,7 @@ def test_warns_of_misaligned_dimensions_with_the_gain_from_padding():
     assert [(m.field, m.value, m.multiple, m.padded) for m in found] == [("vocab_size", 50_257, 64, 50_304)]
     assert found[0].gain == pytest.approx(0.2)
     assert "pad_vocab_to=64" in found[0].sentence
-    assert found[0].sentence in plan.chosen.reasons
+    assert found[0].sentence in plan.reasons
 
 
 def test_on_the_processor_training_arguments_say_so():

@@ -16,7 +16,7 @@ from tightfit.backends.world import ALONE
 from tightfit.errors import RecipeError
 from tightfit.metrics import Evaluation, Total
 from tightfit.recipe import Recipe
-from tightfit.training.best import Best, load_best
+from tightfit.training.best_checkpoint import Best, load_best
 from tightfit.training.listeners import Listener
 from tightfit.training.run_folder import RunFolder
 from tightfit.training.state import TrainerState

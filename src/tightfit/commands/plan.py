@@ -65,7 +65,7 @@ class PlanOptions:
 
     @property
     def extreme(self) -> str:
-        """What is to be as large as fits; empty where nothing is."""
+        """The field that is to be as large as fits; empty where none is."""
         return self.longest or self.largest or ""
 
     @property

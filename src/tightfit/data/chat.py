@@ -120,7 +120,7 @@ def _held(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
 
 
 def _ending(between: list[str]) -> str:
-    """What ends the assistant's turn. between: the template's text around those of messages that end with one."""
+    """The end of the assistant's turn. between: the template's text around those of messages that end with one."""
     return between[-1].rstrip()
 
 

@@ -17,7 +17,7 @@ from tightfit.data.tokenized import Part, TokenStream, tokenize
 from tightfit.data.tokenizer_choice import choose_tokenizer, named_tokenizer
 from tightfit.data.tokenizing import Tokenizer
 from tightfit.errors import DataError
-from tightfit.models import ModelFacts
+from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import Task, get_task
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from tightfit.data.readers import LEARNED, TARGET, TEXT
 from tightfit.data.tokenized import Part, TokenStream
-from tightfit.models import ModelFacts
+from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, Array, MicroBatch, get_task
 

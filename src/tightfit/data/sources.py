@@ -12,7 +12,7 @@ import numpy as np
 from tightfit.data.corpora import missing_path
 from tightfit.data.samples import PADDED_WITH_ZERO, Example, Padded, generator, next_tokens, padded, shifted_right
 from tightfit.errors import DataError, MissingLibrary
-from tightfit.models import ModelFacts
+from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, Array, ArraySpec, Task, get_task
 
@@ -103,7 +103,7 @@ class RowExamples:
 
 ENDINGS = frozenset({".png", ".jpg", ".jpeg"})
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-"""What such files hold in truth; Pillow's readers of rarer formats run programs, or warn and go on."""
+"""Formats that such files hold in truth; Pillow's readers of rarer ones run programs, or warn and go on."""
 MEAN, DEVIATION = 0.5, 0.5
 """Pixels, scaled to 0 to 1, are centred and divided by these."""
 MODES = {1: "L", 3: "RGB"}

@@ -22,7 +22,8 @@ from tightfit.data.tokenizing import (
 )
 from tightfit.errors import DataError
 from tightfit.files import digest
-from tightfit.models import ModelFacts, resolve_source
+from tightfit.model_facts import ModelFacts
+from tightfit.models import resolve_source
 from tightfit.recipe import Data, Recipe
 from tightfit.tasks import Task, get_task
 

@@ -20,19 +20,25 @@ CALIBRATE = {"cuda": "run `tightfit doctor --calibrate` on the card",
 PLACES: Mapping[str, str] = {"allocator": "", "context": " outside the allocator", "host": " of the host's memory"}
 UNCALIBRATED = "not calibrated"
 
+WITH_CHOICE = frozenset({"why", "scaling"})
+"""Labels of a plan's answers that stand with what it takes."""
+WAYS_OUT = frozenset({"change", "smallest GPU", "open fields", "more GPUs", "offload", "adapters"})
+"""Labels of those that stand in the choice's place where nothing fits."""
+
 Lines = list[tuple[str, str]]
 """Label and text of each answer; those of one label stand together."""
 
 
 def choice(plan: Plan) -> Lines:
     """The recipe to take, its speed and memory, and what it gives up; where nothing fits, what would make it fit."""
-    chosen, given = plan.chosen, plan.answers
+    chosen, lines = plan.chosen, plan.answers.lines()
     largest = "longest" if plan.largest and plan.largest.field == "seq_len" else "largest"
     asked = (largest, plan.largest.text if plan.largest else "")
     if chosen is None:
         nearest = next(iter(plan.candidates), None)
         lacks = f"; #1 lacks {nearest.estimate.memory.lacking}" if nearest is not None else ""
-        return _said(asked, ("choice", f"Nothing fits on {plan.device.name}{lacks}.")) + _changes(plan)
+        return _said(asked, ("choice", f"Nothing fits on {plan.device.name}{lacks}."),
+                     *(line for line in lines if line[0] in WAYS_OUT))
     host = chosen.estimate.memory.host_by_category
     return _said(
         asked,
@@ -41,23 +47,16 @@ def choice(plan: Plan) -> Lines:
         ("memory", _memory(chosen.estimate.memory, plan.device)),
         ("host memory", _host_memory(chosen.estimate.memory, plan.device) if host else ""),
         ("gives up", _gives_up(chosen)),
-        ("why", given.why),
         ("whole run", str(plan.whole_run or "")),
-        ("scaling", given.scaling.text if given.scaling is not None else ""),
+        *(line for line in lines if line[0] in WITH_CHOICE),
     )
 
 
 def suggestions(plan: Plan) -> Lines:
     """The next best and too large candidates, and changes that would help."""
-    given = plan.answers
-    large = given.would_not_fit if plan.chosen is not None else given.would_not_fit[:1]
-    return _said(
-        ("next best", given.next_best),
-        *(("too large", text) for text in large),
-        *(_changes(plan) if plan.chosen is not None else ()),
-        ("not read", given.unread),
-        *(("alignment", misaligned.sentence) for misaligned in given.misaligned),
-    )
+    shown = WITH_CHOICE if plan.chosen is not None else WAYS_OUT
+    large = plan.answers.would_not_fit[1:] if plan.chosen is None else ()  # which `details` shows
+    return [(label, text) for label, text in plan.answers.lines() if label not in shown and text not in large]
 
 
 def details(plan: Plan) -> Lines:
@@ -90,20 +89,6 @@ def answers(plan: Plan) -> Lines:
 
 def _said(*lines: tuple[str, str]) -> Lines:
     return [(label, text) for label, text in lines if text]
-
-
-def _changes(plan: Plan) -> Lines:
-    """Other recipes and other devices that would do, or do better."""
-    given = plan.answers
-    return _said(
-        ("change", given.smallest_change_text),
-        ("smallest GPU", given.smallest_gpu_text),
-        ("smallest GPU", given.smallest_gpu_changed_text),
-        ("open fields", given.open_fields),
-        ("more GPUs", given.more_gpus),
-        ("offload", given.offload),
-        ("adapters", given.adapters),
-    )
 
 
 def _notes(plan: Plan, best: Candidate | None) -> list[str]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from tightfit.devices import Device
 from tightfit.errors import TightfitError
-from tightfit.models import read_config, text_config
+from tightfit.model_facts import text_config
+from tightfit.models import read_config
 from tightfit.planning.timing.op_times import op_seconds
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS

@@ -79,7 +79,7 @@ class Memory:
 
     @property
     def lacking(self) -> str:
-        """What is missing, in words: of the device's memory, of the host's, or of both."""
+        """Missing memory in words: of the device, of the host, or of both."""
         parts = [size(self.missing)] if self.missing or not self.host_missing else []
         parts += [f"{size(self.host_missing)} of host memory"] if self.host_missing else []
         return " and ".join(parts)

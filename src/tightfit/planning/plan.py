@@ -38,7 +38,7 @@ class Candidate:
     """A resolved recipe and its cost.
 
     changes_numerics: what was picked for it that changes numerics, as `field=value`; empty where nothing was.
-    reasons: sentences: why it is chosen, or what speaks against it.
+    reasons: sentences: what it takes where it is chosen, or what speaks against it.
     """
 
     recipe: Recipe
@@ -147,6 +147,25 @@ class Answers:
     unread: str = ""
     misaligned: tuple[Misalignment, ...] = ()
 
+    def lines(self) -> list[tuple[str, str]]:
+        """Label and sentence of each, in the order in which they are read."""
+        lines = [
+            ("why", self.why),
+            ("scaling", "" if self.scaling is None else self.scaling.text),
+            ("next best", self.next_best),
+            *(("too large", text) for text in self.would_not_fit),
+            ("change", self.smallest_change_text),
+            ("smallest GPU", self.smallest_gpu_text),
+            ("smallest GPU", self.smallest_gpu_changed_text),
+            ("open fields", self.open_fields),
+            ("more GPUs", self.more_gpus),
+            ("offload", self.offload),
+            ("adapters", self.adapters),
+            ("not read", self.unread),
+            *(("alignment", misaligned.sentence) for misaligned in self.misaligned),
+        ]
+        return [(label, text) for label, text in lines if text]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -184,6 +203,12 @@ class Plan:
         return WholeRun.of(self.chosen.estimate.time, self.tokens, self.price) if self.tokens and self.chosen else None
 
     @property
+    def reasons(self) -> list[str]:
+        """Sentences on the first candidate: its own, the answers, and notes on it and on the search."""
+        first, answers = self.candidates[0], [text for label, text in self.answers.lines() if label != "too large"]
+        return list(dict.fromkeys([*first.reasons, *answers, *first.estimate.notes, *self.notes]))
+
+    @property
     def recipe(self) -> Recipe:
         """The chosen recipe, with no `auto` left. Raises Refused where nothing fits."""
         if self.chosen is None:
@@ -215,12 +240,11 @@ class Plan:
         return training_arguments(self.recipe.model_copy(update=here))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, ready for `json.dumps`: bytes as integers, times in seconds. What is noted of the whole plan
-        stands among the first candidate's reasons."""
+        """Plain values, ready for `json.dumps`: bytes as integers, times in seconds. Answers and what is noted of the
+        whole plan stand among the first candidate's reasons."""
         candidates = [candidate.to_json(rank) for rank, candidate in enumerate(self.candidates, start=1)]
         if candidates:
-            noted = [*self.candidates[0].estimate.notes, self.answers.adapters, *self.notes]
-            candidates[0]["reasons"] = list(dict.fromkeys([*candidates[0]["reasons"], *filter(None, noted)]))
+            candidates[0]["reasons"] = self.reasons
         device: dict[str, Any] = {"name": self.device.name, "memory_bytes": self.device.memory_bytes}
         if self.device.world > 1:
             device |= {"gpus": self.device.cards, "nodes": self.device.machines,

@@ -11,7 +11,8 @@ from typing import Any
 
 from tightfit.bundled import BUNDLED, bundled_recipes, refusal_of
 from tightfit.errors import RecipeError, UnknownRecipe, closest, cut, nearest, shown
-from tightfit.models import FACTORY, HUB_ID, model_facts
+from tightfit.model_facts import model_facts
+from tightfit.models import FACTORY, HUB_ID
 from tightfit.recipe.schema import Recipe
 from tightfit.recipe.yaml import apply_overrides, read_yaml
 

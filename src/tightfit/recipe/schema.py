@@ -200,7 +200,7 @@ class Recipe(BaseModel):
             raise RecipeError(f"micro_batch_size: {micro} is more than batch_size={batch}, which is what one optimizer "
                               f"step learns from; write micro_batch_size={batch} or less, or batch_size={micro}")
         if self.best_metric is not None:
-            from tightfit.recipe.best import check_best
+            from tightfit.recipe.best_metric import check_best
 
             check_best(self)
         if self.hugging_face:

@@ -46,7 +46,7 @@ LARGEST: Mapping[str, str] = {
     "seq_len": "; the longest that fits is told by tightfit plan MODEL --longest seq_len",
     "micro_batch_size": ", or auto; the largest that fits is told by tightfit plan MODEL --largest micro_batch_size",
 }
-"""What to ask for in place of a word such as `max`."""
+"""Advice in place of a word such as `max`."""
 
 
 def known_value(word: str, choices: Iterable[str]) -> str | None:

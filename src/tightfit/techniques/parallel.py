@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Seconds = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False), NUMBER]
 
 FORMATS = ("float32", "bfloat16")
-"""What DeepSpeed's engine computes in here, over fp32 weights."""
+"""Number formats that DeepSpeed's engine computes in here, over fp32 weights."""
 WIDE = 4
 """Bytes of an element in fp32: of a weight, of its gradient, and of the copy of it that DeepSpeed updates."""
 
@@ -234,7 +234,7 @@ class Zero(ManyProcesses):
     reach: ClassVar[int] = 2
 
     stage: Literal[1, 2, 3] = 2
-    """What is divided: 1 optimizer states, 2 gradients as well, 3 weights as well."""
+    """Stage, by what is divided: 1 optimizer states, 2 gradients as well, 3 weights as well."""
     offload: Literal["none", "cpu", "nvme"] = "none"
     """Where optimizer states wait, and in stage 3 weights: cpu is the host's memory, where they are updated; nvme a
     drive, in stage 3 alone."""

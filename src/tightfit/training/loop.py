@@ -27,7 +27,7 @@ from tightfit.training.stopping import StopRequest
 
 if TYPE_CHECKING:
     from tightfit.profiling.measure import RunProfile
-    from tightfit.training.best import Best
+    from tightfit.training.best_checkpoint import Best
 
 SKIPS_IN_A_ROW = 50
 """So many steps skipped by loss scaling, one after the other, mean that it will not recover."""
@@ -138,7 +138,7 @@ class TrainingLoop:
         for line in evaluations[-1:]:
             self._evaluated_at, self.state.evaluation = line["step"], metrics_of(line)
         if self.recipe.best_metric is not None:
-            from tightfit.training.best import Best  # for runs that compare evaluations
+            from tightfit.training.best_checkpoint import Best  # for runs that compare evaluations
 
             self.best = Best(self.recipe)
             for line in evaluations:

@@ -13,7 +13,7 @@ from typing import Any
 from tightfit.backends.base import Backend
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
-from tightfit.models import facts_of
+from tightfit.model_facts import facts_of
 from tightfit.recipe import Recipe
 from tightfit.system import host_memory
 from tightfit.text import size

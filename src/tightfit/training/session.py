@@ -14,7 +14,8 @@ from tightfit.data import GlobalBatchLoader, Prepared, prepare
 from tightfit.data.splitting import Progress
 from tightfit.devices import Device, find_device
 from tightfit.errors import RecipeError, Refused
-from tightfit.models import ModelFacts, model_facts, module_facts, read_config
+from tightfit.model_facts import ModelFacts, model_facts, module_facts
+from tightfit.models import read_config
 from tightfit.planning.resolve_auto import resolve_auto
 from tightfit.planning.targets import own_target
 from tightfit.recipe import Recipe

@@ -206,7 +206,7 @@ class Trainer:
                 return summarize(session, step, data, state, folder.path, began, world)
             with loop.kept_when_out_of_memory(lambda: None):
                 if recipe.load_best_model_at_end:
-                    from tightfit.training.best import load_best  # for these alone
+                    from tightfit.training.best_checkpoint import load_best  # for these alone
 
                     load_best(step, state, folder, world, self.listener.message)
                 step.export(folder.path / MODEL, data.classes)

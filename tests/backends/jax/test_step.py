@@ -17,7 +17,7 @@ from tightfit.backends.jax.update import evaluation
 from tightfit.data import prepare
 from tightfit.data.loading import GlobalBatchLoader
 from tightfit.errors import ModelError
-from tightfit.models import model_facts
+from tightfit.model_facts import model_facts
 from tightfit.tasks import IGNORE, MicroBatch, global_batch_of
 
 RANDOM = np.random.default_rng(0)

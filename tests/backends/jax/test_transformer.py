@@ -17,7 +17,8 @@ from tightfit.backends.pytorch.batch import tensor_global_batch
 from tightfit.backends.pytorch.transformer import Transformer
 from tightfit.data import prepare
 from tightfit.data.loading import GlobalBatchLoader
-from tightfit.models import TransformerConfig, model_facts
+from tightfit.model_facts import model_facts
+from tightfit.models import TransformerConfig
 
 
 def test_parameters_at_the_full_configuration():

@@ -134,7 +134,7 @@ def test_where_not_even_one_prompt_fits_no_batch_is_named():
     plan, _ = found(asked(), gpu(CONTEXT + WEIGHTS // 2))
     assert plan.answers.smallest_change is None
     assert plan.answers.smallest_change_text == "No smaller batch would make it fit, not even batch_size=1."
-    assert plan.answers.smallest_change_text in plan.candidates[0].reasons
+    assert plan.answers.smallest_change_text in plan.reasons
     assert "no smaller batch would make it fit" in plan.nothing_fits()
 
 

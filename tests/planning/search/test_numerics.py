@@ -113,7 +113,7 @@ def test_a_recipe_that_pins_every_field_is_told_what_opening_them_would_gain():
     plan = of(model, 40, **pins)
     told = "Left open, micro_batch_size, precision, checkpointing would give at least 11,0"
     assert plan.answers.open_fields.startswith(told)
-    assert plan.answers.open_fields in plan.chosen.reasons
+    assert plan.answers.open_fields in plan.reasons
     assert len(model.calls) <= 4
     assert of(model, 40, **{**pins, "precision": "bf16", "checkpointing": "none"}).answers.open_fields == ""
 

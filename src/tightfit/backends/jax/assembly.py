@@ -19,7 +19,8 @@ from tightfit.backends.jax.network import Network
 from tightfit.devices import Device
 from tightfit.errors import ModelError, RecipeError, Refused, one_line
 from tightfit.hub import explain_hub_error, only_local
-from tightfit.models import model_facts, read_config, resolve_source
+from tightfit.model_facts import model_facts
+from tightfit.models import read_config, resolve_source
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
 from tightfit.techniques import SLOTS

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from tightfit.backends.jax.network import Attend, Network, Params
 from tightfit.devices import Device
-from tightfit.models import ModelFacts
+from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import Task
 

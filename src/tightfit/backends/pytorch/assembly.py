@@ -21,7 +21,8 @@ from tightfit.backends.pytorch.padding import pad_vocab
 from tightfit.backends.pytorch.techniques.precision import weight_dtype
 from tightfit.devices import Device
 from tightfit.errors import Refused
-from tightfit.models import model_facts, module_facts, read_config
+from tightfit.model_facts import model_facts, module_facts
+from tightfit.models import read_config
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
 from tightfit.techniques import SLOTS, default_for_slot

@@ -20,7 +20,7 @@ from tightfit.backends.pytorch.techniques.loss.of_logits import LOSS_OF_LOGITS, 
 from tightfit.backends.pytorch.world import ALONE, TensorWorld
 from tightfit.devices import Device
 from tightfit.errors import ModelError
-from tightfit.models import ModelFacts
+from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import Task
 from tightfit.techniques.offload import HostShares

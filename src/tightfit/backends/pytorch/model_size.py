@@ -23,7 +23,7 @@ from tightfit.backends.pytorch.blocks import find_stacks
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.models import active_parameters, build_model, logits_of, parameter_count
 from tightfit.devices import Device
-from tightfit.models import ModelFacts, model_facts
+from tightfit.model_facts import ModelFacts, model_facts
 from tightfit.recipe import Recipe
 from tightfit.tasks import Task, get_task
 

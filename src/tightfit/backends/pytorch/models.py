@@ -23,12 +23,8 @@ from tightfit.backends.pytorch.experts import has_experts
 from tightfit.backends.pytorch.sharding import full_shape
 from tightfit.backends.pytorch.techniques.adapters.layers import quantized_count
 from tightfit.errors import ModelError, TightfitError, nearest, one_line
-from tightfit.models import (
-    TransformerConfig,
-    facts_of,
-    read_config,
-    resolve_source,
-)
+from tightfit.model_facts import facts_of
+from tightfit.models import TransformerConfig, read_config, resolve_source
 from tightfit.recipe import Recipe
 from tightfit.tasks import Task
 

@@ -9,7 +9,7 @@ from tightfit.backends.measured import ModelSize
 from tightfit.bundled import BUNDLED
 from tightfit.devices import Device
 from tightfit.errors import RecipeError, Refused, TightfitError, nearest
-from tightfit.models import model_facts
+from tightfit.model_facts import model_facts
 from tightfit.planning.largest import largest_that_fits
 from tightfit.planning.plan import Largest
 from tightfit.planning.search.evaluate import Evaluated, Evaluator, Progress

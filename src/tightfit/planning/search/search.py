@@ -13,21 +13,17 @@ from tightfit.backends.measured import ModelSize
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.garbage import gc_paused
-from tightfit.models import experts_per_token, model_facts, read_config
+from tightfit.model_facts import experts_per_token, model_facts
+from tightfit.models import read_config
 from tightfit.planning.estimate import Margin, Tools
-from tightfit.planning.plan import Answers, Candidate, Plan
+from tightfit.planning.plan import Candidate, Plan
 from tightfit.planning.search.adapters import adapters
+from tightfit.planning.search.answers import TRAINING_ALONE, all_answers, brief_answers
 from tightfit.planning.search.budget import TraceBudget
-from tightfit.planning.search.changes import (
-    gain_of_opening,
-    gain_without_dropout,
-    misalignments,
-    smallest_change,
-    smallest_gpu,
-)
+from tightfit.planning.search.changes import gain_without_dropout
 from tightfit.planning.search.choose import explore
 from tightfit.planning.search.comparisons import evaluate_comparisons
-from tightfit.planning.search.evaluate import Evaluated, Evaluator, InProcess, Progress, after
+from tightfit.planning.search.evaluate import Evaluator, InProcess, Progress, after
 from tightfit.planning.search.explain import (
     SHOWN,
     compared,
@@ -37,14 +33,11 @@ from tightfit.planning.search.explain import (
     still_known,
     too_large,
     too_short,
-    why,
 )
-from tightfit.planning.search.exploration import MICRO, Exploration
-from tightfit.planning.search.more_gpus import more_gpus, scaling
+from tightfit.planning.search.exploration import Exploration
 from tightfit.planning.search.offloading import TRACES as STREAMED_TRACES
 from tightfit.planning.search.offloading import (
     experts_stay,
-    keeps_all,
     plan_streamed,
     streams_as_asked,
     with_least_memory,
@@ -52,20 +45,17 @@ from tightfit.planning.search.offloading import (
 from tightfit.planning.search.offloading import notes as offloading_notes
 from tightfit.planning.search.pool import Pool
 from tightfit.planning.search.space import Space
-from tightfit.planning.search.wording import choices_text, field_text
+from tightfit.planning.search.wording import choices_text
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
-from tightfit.techniques import SLOTS
 
 TRACES, COMPILATIONS = 72, 16
 """Traces that a search makes at most, a compiled one counted as several; and the same where every prediction compiles
 a whole step."""
 KEPT_BACK = 8
 """Of these, how many are kept for the answers."""
-TRAINING_ALONE = (MICRO, *(slot for slot, variants in SLOTS.items() if variants[0].trains_only))
-"""Fields that generating has no use for."""
 
 
 def search_with(
@@ -212,29 +202,19 @@ def _plan(
     large = [] if choice_alone and best is not None else too_large(exploration)
     shown = ranked(exploration)[:SHOWN]
     head = exploration.found[best] if best is not None else large[0]
-    sentences = why(exploration, best) if best is not None else []
     missed = [misses(choices_text(found.recipe, None, exploration.shown) if found is head else
                      choices_text(found.recipe, head.recipe), found.estimate.memory) for found in large]
-    answers = Answers(why=" ".join(sentences)) if choice_alone else _answers(
-        exploration, shown, missed, sentences, catalogue, margin)
-    if best is not None and not choice_alone:
-        answers = replace(answers, scaling=scaling(exploration, head))
-    answers = replace(answers, more_gpus=more_gpus(exploration, head))
+    answers = brief_answers(exploration, recipe, head) if choice_alone else all_answers(
+        exploration, recipe, shown, head, missed, catalogue, margin)
     masked = gain_without_dropout(exploration, head) if best is not None and not choice_alone else ""
-    answers = replace(answers, unread=_unread(recipe) if recipe.mode == "inference" else "")
-    said = [  # one object says all: the first candidate carries the answers too
-        *([figures(exploration, best), *sentences] if best is not None else missed[:1]), answers.next_best,
-        answers.smallest_change_text, answers.smallest_gpu_text, answers.smallest_gpu_changed_text,
-        answers.open_fields, answers.more_gpus, answers.offload,
-        answers.scaling.text if answers.scaling is not None else "",
-        *(misaligned.sentence for misaligned in answers.misaligned), answers.unread,
-    ]  # fmt: skip
-    reasons = [*([compared(found, head)] for found in shown), *([sentence] for sentence in missed)]
+    reasons = [*(compared(found, head) for found in shown), *missed]
+    if best is not None:
+        reasons[0] = figures(exploration, best)
     candidates = tuple(
         Candidate(recipe=found.recipe, estimate=found.estimate,
                   changes_numerics=exploration.space.numerics(found.recipe),
-                  reasons=tuple(text for text in said if text) if found is head else tuple(texts))
-        for found, texts in zip([*shown, *large], reasons, strict=True)
+                  reasons=(reason,))
+        for found, reason in zip([*shown, *large], reasons, strict=True)
     )
     if exploration.progress is not None:
         exploration.progress(exploration.budget.made, exploration.budget.made, "done")
@@ -247,33 +227,3 @@ def _plan(
                *(f"left out: {reason}" for reason in dict.fromkeys(exploration.refused.values()))),
         tried=len(exploration.considered) * len(exploration.sizes), predictions=exploration.budget.made,
     )  # fmt: skip
-
-
-def _answers(
-    exploration: Exploration, shown: Sequence[Evaluated], missed: Sequence[str], sentences: Sequence[str],
-    catalogue: Sequence[Device], margin: Margin,
-) -> Answers:  # fmt: skip
-    fits, trains = bool(shown), exploration.space.recipe.mode == "train"
-    traced = not exploration.space.recipe.backend.compiles_whole_steps  # else every answer takes a compilation
-    change, change_text = smallest_change(exploration) if traced and not fits else (None, "")
-    gpu, gpu_text, gpu_changed_text = smallest_gpu(exploration, catalogue, margin)
-    return Answers(
-        why=" ".join(sentences),
-        next_best=compared(shown[1], shown[0]) if len(shown) > 1 else "",
-        would_not_fit=tuple(missed),
-        smallest_change=change,
-        smallest_change_text=change_text,
-        smallest_gpu=gpu,
-        smallest_gpu_text=gpu_text,
-        smallest_gpu_changed_text=gpu_changed_text,
-        open_fields=gain_of_opening(exploration, shown[0]) if traced and trains and fits else "",
-        offload="" if fits else keeps_all(exploration),
-        misaligned=misalignments(exploration, shown[0]) if traced and trains and fits else (),
-    )
-
-
-def _unread(recipe: Recipe) -> str:
-    """The pins that only training reads, as a sentence; empty where there are none."""
-    pinned = [field_text(field, value) for field in TRAINING_ALONE
-              if (value := getattr(recipe, field)) != Recipe.model_fields[field].default]
-    return f"{', '.join(pinned)}: for training alone, and not read with mode=inference." if pinned else ""

@@ -28,10 +28,6 @@ NVLINK_SHARE, PCIE_SHARE, STAGED_SHARE, NETWORK_SHARE = 0.82, 0.8, 0.4, 0.9
 START = 8.4e-6
 HOPS = {"NVLink": 3.4e-6, "PCIe": 5.7e-6}
 FAR_HOP = 14e-6
-BRIDGED = ("PCIe", "NVL", "RTX", "TITAN")
-"""Words in the names of cards whose NVLink is a bridge between two of them."""
-STAGED = ("RTX 3", "RTX 4", "RTX 5", "RTX 20")
-"""How the names of cards begin, without their makers', whose drivers let no other card read their memory."""
 
 
 class Link(NamedTuple):
@@ -43,10 +39,10 @@ class Link(NamedTuple):
 
 def near_link(device: Device) -> Link:
     """Between the cards of one machine."""
-    if device.link_bandwidth and (device.cards == 2 or not any(word in device.name for word in BRIDGED)):
+    if device.links_all:
         return Link("NVLink", device.link_bandwidth * NVLINK_SHARE)
-    staged = device.name.split("GeForce ")[-1].startswith(STAGED)
-    return Link("PCIe", (device.pcie_bandwidth or UNKNOWN_LINK) * (STAGED_SHARE if staged else PCIE_SHARE))
+    share = PCIE_SHARE if device.peer_to_peer else STAGED_SHARE
+    return Link("PCIe", (device.pcie_bandwidth or UNKNOWN_LINK) * share)
 
 
 def ring_link(device: Device) -> Link:

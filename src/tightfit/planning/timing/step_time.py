@@ -25,7 +25,7 @@ import numpy as np
 
 from tightfit.calibration import Calibration
 from tightfit.devices import Device
-from tightfit.models import ModelFacts
+from tightfit.model_facts import ModelFacts
 from tightfit.planning.timing.copies import Copies, copies_of
 from tightfit.planning.timing.exchange import Exchange, exchange_of
 from tightfit.planning.timing.link import contended, copy_rate

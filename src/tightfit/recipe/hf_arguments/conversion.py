@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from tightfit.errors import RecipeError, nearest
 from tightfit.metrics import METRICS
-from tightfit.recipe.best import reasons_against
+from tightfit.recipe.best_metric import reasons_against
 from tightfit.recipe.hf_arguments import table
 from tightfit.recipe.hf_arguments.former import as_today
 from tightfit.recipe.yaml import explain

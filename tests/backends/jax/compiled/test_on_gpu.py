@@ -12,7 +12,7 @@ from tightfit.backends.jax.step import Step
 from tightfit.backends.measuring import measure
 from tightfit.data import prepare
 from tightfit.data.loading import GlobalBatchLoader
-from tightfit.models import model_facts
+from tightfit.model_facts import model_facts
 from tightfit.trace import OpClass, Phase
 
 pytestmark = pytest.mark.gpu

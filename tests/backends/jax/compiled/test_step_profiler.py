@@ -13,7 +13,7 @@ from tightfit.backends.jax.step import Step
 from tightfit.data import prepare
 from tightfit.data.loading import GlobalBatchLoader
 from tightfit.errors import ReportError
-from tightfit.models import model_facts
+from tightfit.model_facts import model_facts
 from tightfit.trace import WALL_PHASES, Category, OpClass, Phase
 
 FOLLOWED = 6

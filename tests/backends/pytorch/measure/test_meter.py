@@ -13,7 +13,7 @@ from tightfit.backends.measuring import measure
 from tightfit.backends.pytorch.measure.meter import Meter, live_bytes
 from tightfit.data import prepare
 from tightfit.data.loading import GlobalBatchLoader
-from tightfit.models import model_facts
+from tightfit.model_facts import model_facts
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 

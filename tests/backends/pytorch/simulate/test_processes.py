@@ -27,7 +27,7 @@ from tightfit.data import prepare
 from tightfit.data.loading import GlobalBatchLoader
 from tightfit.devices import Device, find_device
 from tightfit.garbage import gc_paused
-from tightfit.models import model_facts
+from tightfit.model_facts import model_facts
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import steps_alone
 from tightfit.recipe import Recipe

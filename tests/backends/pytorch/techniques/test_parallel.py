@@ -10,7 +10,7 @@ from tightfit.backends.pytorch.batch import tensor_global_batch
 from tightfit.backends.pytorch.techniques.parallel import LossModule
 from tightfit.data import prepare
 from tightfit.data.loading import GlobalBatchLoader
-from tightfit.models import model_facts
+from tightfit.model_facts import model_facts
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from tightfit.backends.pytorch.sharding import full_shape
-from tightfit.models import experts_per_token
+from tightfit.model_facts import experts_per_token
 
 
 def experts_of(model: nn.Module) -> Iterator[nn.Module]:

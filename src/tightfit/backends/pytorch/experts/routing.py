@@ -26,7 +26,7 @@ from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
 from tightfit.backends.pytorch.experts.functions import function_names
 from tightfit.backends.pytorch.pending_step import Metrics
 from tightfit.errors import Refused
-from tightfit.models import experts_per_token
+from tightfit.model_facts import experts_per_token
 
 if TYPE_CHECKING:
     from tightfit.backends.pytorch.build import Build

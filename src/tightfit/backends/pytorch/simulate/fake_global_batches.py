@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
-from tightfit.models import ModelFacts
+from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import Task
 

@@ -68,7 +68,7 @@ def _on_a_drive(trace: Trace) -> Trace:
 
 
 def _divided(trace: Trace, technique: Zero, update: Span, part: int, offloads: bool) -> Trace:
-    """What stages 1 and 2 divide, and exchange. part: bytes of a process's part of the weights."""
+    """Division of a step by stages 1 and 2, with their collectives. part: bytes of a process's part of the weights."""
     passes = [span for span in trace.spans if span.name == "backward" and span.step == 2]
     summed = passes if technique.syncs_every else [max(passes, key=lambda span: span.stop)]
     added = [op for span in summed for op in _sums(trace, span, update, technique.process_count, offloads)]

@@ -14,7 +14,7 @@ from tightfit.backends.pytorch.batch import TensorBatch, tensor_batch
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques.attention import apply as attention
 from tightfit.devices import Device
-from tightfit.models import ModelFacts
+from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import MicroBatch, get_task
 from tightfit.techniques.attention import Attention, Eager, Flex, Sdpa

@@ -17,7 +17,7 @@ from tightfit.backends.pytorch.apply import APPLY
 from tightfit.backends.pytorch.blocks import find_stacks
 from tightfit.backends.pytorch.build import Build
 from tightfit.devices import Device
-from tightfit.models import ModelFacts
+from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.techniques import Technique

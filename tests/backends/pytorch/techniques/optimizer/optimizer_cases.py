@@ -14,7 +14,7 @@ from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.models import cast_weights
 from tightfit.backends.pytorch.techniques.precision import weight_dtype
 from tightfit.devices import Device
-from tightfit.models import ModelFacts
+from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
 from tightfit.techniques import SLOTS

@@ -25,9 +25,6 @@ Formula = Callable[[Arguments, Any], int]
 
 FLOAT, INDEX = 4, 8
 """Bytes of a number in fp32, and of an index."""
-THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
-"""Threads that a streaming multiprocessor holds at once, by compute capability; 2048 on the others (CUDA C++
-Programming Guide, technical specifications per compute capability)."""
 FEW_INDICES = 3072
 """Up to so many indices, an embedding's gradient takes no sorting."""
 
@@ -96,7 +93,7 @@ def _column_sums(args: Arguments, result: Any) -> int:
     if device is None or not leading or not source.is_contiguous() or columns < 128:
         return 0
     rows, blocks = int(source.numel()) // columns, -(-columns // 128)
-    wanted = device.units * THREADS.get(device.capability or (0, 0), 2048) // 128
+    wanted = device.units * device.resident_threads // 128
     if rows < 1024 or blocks > wanted:
         return 0
     shared = max(min(-(-wanted // blocks), -(-rows // 64)), -(-rows // 1024))

@@ -172,7 +172,7 @@ class StreamedTensors:
             self._bind(part, None)
 
     def invalidate(self) -> None:
-        """What buffers hold is out of date: what waits in host memory was changed there."""
+        """Mark what buffers hold as out of date: what waits in host memory was changed there."""
         for buffer in self._buffers.values():
             buffer.holds = None
 

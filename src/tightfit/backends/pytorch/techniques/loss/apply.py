@@ -25,7 +25,7 @@ from tightfit.backends.pytorch.simulated_device import simulated_device
 from tightfit.backends.pytorch.techniques.loss.chunked_cross_entropy import chunked_cross_entropy, computing_dtype
 from tightfit.backends.pytorch.techniques.loss.of_logits import HeadForward, Tally
 from tightfit.errors import ModelError, Refused, one_line
-from tightfit.models import text_config
+from tightfit.model_facts import text_config
 from tightfit.tasks import IGNORE
 from tightfit.techniques.loss import Chunked, Liger
 

@@ -1,0 +1,99 @@
+"""Facts of a model that its configuration alone tells: sizes that data and planning need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from tightfit.errors import ModelError, Refused
+from tightfit.models import read_config
+from tightfit.tasks import TASKS
+
+if TYPE_CHECKING:
+    from tightfit.recipe import Recipe
+
+OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "data2vec-text", "longformer"})
+"""Model types whose position embedding begins behind the padding token's index."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """Sizes of a model that data and planning need, read from its configuration alone.
+
+    `max_positions` is None where positions have no limit. Sizes that a model does not have are 0.
+    """
+
+    vocab_size: int = 0
+    num_labels: int = 2
+    max_positions: int | None = None
+    image_size: int = 0
+    num_channels: int = 3
+    pad_token_id: int = 0
+    decoder_start_token_id: int = 0
+
+    def check_length(self, seq_len: int) -> None:
+        """Raise Refused where a sequence is longer than the model has positions."""
+        if self.max_positions is not None and seq_len > self.max_positions:
+            raise Refused(f"seq_len: {seq_len} exceeds the model's {self.max_positions} positions; write "
+                          f"seq_len={self.max_positions}")
+
+
+def model_facts(recipe: Recipe, config: Any = None, name: str = "") -> ModelFacts:
+    """The facts of the recipe's model, from its configuration alone, which is read where it is not given. Raises
+    ModelError as `read_config` does, and for a factory whose vocabulary nothing states."""
+    facts = facts_of(read_config(recipe) if config is None else config, recipe)
+    if TASKS[recipe.task].reads == "tokens" and not facts.vocab_size:
+        raise ModelError(f"vocab_size: {name or recipe.model} has no configuration that states its vocabulary's size; "
+                         "write vocab_size")
+    return facts
+
+
+def module_facts(module: object, recipe: Recipe) -> ModelFacts:
+    """The facts of a model object given in place of a name: its `config`'s, where it has one, and the recipe's."""
+    return model_facts(recipe, getattr(module, "config", SimpleNamespace()), type(module).__name__)
+
+
+def facts_of(config: Any, recipe: Recipe) -> ModelFacts:
+    """The facts that a configuration object states; the recipe's `vocab_size` and `num_labels` take precedence."""
+    text = text_config(config)
+
+    def first(*names: str, default: int = 0) -> int:
+        values = (getattr(text, name, None) for name in names)
+        return next((v for v in values if isinstance(v, int) and v >= 0), default)
+
+    vocab_size = recipe.vocab_size or first("vocab_size")
+    positions = first("max_position_embeddings", "max_target_positions", "max_seq_len", default=-1)
+    if getattr(text, "model_type", None) in OFFSET_POSITIONS:
+        positions -= first("pad_token_id", default=0) + 1
+    image_size = getattr(config, "image_size", None) or (224 if TASKS[recipe.task].reads == "images" else 0)
+    if not isinstance(image_size, int):
+        sides = set(image_size)
+        if len(sides) != 1:
+            raise ModelError(f"model_overrides.image_size: {image_size!r} is not a square; write one number")
+        image_size = sides.pop()
+    pad = first("pad_token_id", "eos_token_id")
+    if vocab_size and pad >= vocab_size:
+        pad = 0
+    return ModelFacts(
+        vocab_size=vocab_size,
+        num_labels=recipe.num_labels or getattr(config, "num_labels", None) or 2,
+        max_positions=positions if positions > 0 else None,
+        image_size=image_size,
+        num_channels=getattr(config, "num_channels", 3),
+        pad_token_id=pad,
+        decoder_start_token_id=first("decoder_start_token_id", default=pad),
+    )
+
+
+def text_config(config: Any) -> Any:
+    """The part of a model's configuration that is about its text; all of it where it has no such part."""
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def experts_per_token(config: Any) -> int:
+    """The number of experts that a token is sent to, from a model's configuration; 0 where none says."""
+    text = text_config(config)
+    names = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+    values = (getattr(text, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int) and value > 0), 0)

@@ -1,0 +1,70 @@
+"""Answers of a plan: each is made by one function, which may trace a few recipes more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tightfit.devices import Device
+from tightfit.planning.estimate import Margin
+from tightfit.planning.plan import Answers
+from tightfit.planning.search.changes import gain_of_opening, misalignments, smallest_change, smallest_gpu
+from tightfit.planning.search.evaluate import Evaluated
+from tightfit.planning.search.explain import compared, why
+from tightfit.planning.search.exploration import MICRO, Exploration
+from tightfit.planning.search.more_gpus import more_gpus, scaling
+from tightfit.planning.search.offloading import keeps_all
+from tightfit.planning.search.wording import field_text
+from tightfit.recipe import Recipe
+from tightfit.techniques import SLOTS
+
+TRAINING_ALONE = (MICRO, *(slot for slot, variants in SLOTS.items() if variants[0].trains_only))
+"""Fields that generating has no use for."""
+
+
+def brief_answers(exploration: Exploration, recipe: Recipe, head: Evaluated) -> Answers:
+    """Answers that take no trace. head: the choice, or what comes nearest to fitting."""
+    best = exploration.best()
+    return Answers(
+        why=" ".join(why(exploration, best)) if best is not None else "",
+        more_gpus=more_gpus(exploration, head),
+        unread=_unread(recipe) if recipe.mode == "inference" else "",
+    )
+
+
+def all_answers(
+    exploration: Exploration, recipe: Recipe, shown: Sequence[Evaluated], head: Evaluated, missed: Sequence[str],
+    catalogue: Sequence[Device], margin: Margin,
+) -> Answers:  # fmt: skip
+    """Every answer, in the order in which their traces are worth most.
+
+    shown: candidates that fit, the best first. missed: a sentence for each that does not. catalogue, margin: as of
+    `search`.
+    """
+    brief, fits = brief_answers(exploration, recipe, head), bool(shown)
+    traced = not recipe.backend.compiles_whole_steps  # else every answer takes a compilation
+    trains = traced and recipe.mode == "train"
+    change, change_text = smallest_change(exploration) if traced and not fits else (None, "")
+    gpu, gpu_text, gpu_changed_text = smallest_gpu(exploration, catalogue, margin)
+    return Answers(
+        why=brief.why,
+        next_best=compared(shown[1], shown[0]) if len(shown) > 1 else "",
+        would_not_fit=tuple(missed),
+        smallest_change=change,
+        smallest_change_text=change_text,
+        smallest_gpu=gpu,
+        smallest_gpu_text=gpu_text,
+        smallest_gpu_changed_text=gpu_changed_text,
+        open_fields=gain_of_opening(exploration, head) if trains and fits else "",
+        offload="" if fits else keeps_all(exploration),
+        misaligned=misalignments(exploration, head) if trains and fits else (),
+        scaling=scaling(exploration, head) if fits else None,
+        more_gpus=brief.more_gpus,
+        unread=brief.unread,
+    )
+
+
+def _unread(recipe: Recipe) -> str:
+    """The pins that only training reads, as a sentence; empty where there are none."""
+    pinned = [field_text(field, value) for field in TRAINING_ALONE
+              if (value := getattr(recipe, field)) != Recipe.model_fields[field].default]
+    return f"{', '.join(pinned)}: for training alone, and not read with mode=inference." if pinned else ""
