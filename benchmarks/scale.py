@@ -80,7 +80,7 @@ def on(gpus: int, network: str) -> Device:
 
 
 def fastest(gpus: int, device: Device, evaluator: InProcess) -> Evaluated:
-    """The first of the steps that fits with the margin to spare: larger micro-batches exchange less."""
+    """The first of the steps that fits with the margin to spare: larger micro-batches communicate less."""
     for changes in steps(gpus):
         recipe = resolve(Recipe.from_dict({**PINNED, **changes}), device)
         outcome = evaluator.one(recipe, device)
@@ -94,7 +94,7 @@ def fastest(gpus: int, device: Device, evaluator: InProcess) -> Evaluated:
 def row(found: Evaluated, device: Device) -> dict[str, Any]:
     """A line of the record."""
     memory, spent, recipe = found.estimate.memory, found.estimate.time, found.recipe
-    moved = spent.exchange
+    moved = spent.communication
     return {
         "gpus": device.world, "nodes": device.machines, "micro_batch_size": recipe.micro_batch_size,
         "parallel": recipe.to_dict()["parallel"], "gpu_bytes": memory.used,
@@ -102,8 +102,8 @@ def row(found: Evaluated, device: Device) -> dict[str, Any]:
         "step_seconds": spent.step_seconds, "tokens_per_second": spent.tokens_per_second,
         "per_gpu": spent.tokens_per_second / device.world, "mfu": spent.mfu,
         "waits": {work.name.lower(): spent.work.get(work, 0.0) / spent.step_seconds
-                  for work in (Work.EXCHANGE, Work.HOST, Work.TRANSFERS)},
-        "exchange": None if moved is None else moved.to_json(),
+                  for work in (Work.COMMUNICATION, Work.HOST, Work.TRANSFERS)},
+        "communication": None if moved is None else moved.to_json(),
     }  # fmt: skip
 
 

@@ -181,11 +181,11 @@ def scale_page(record: Mapping[str, Any]) -> Iterator[str | Table]:
         rows.append((
             f"{row['gpus']:,}", row["network"] or "-", _step_of(row), f"{row['gpu_bytes'] / 2**30:.1f}",
             f"{host / 2**30:,.0f}" if host else "-", f"{row['step_seconds']:,.1f}", f"{row['tokens_per_second']:,.0f}",
-            f"{row['per_gpu']:,.0f}", f"{row['mfu']:.0%}", f"{waits['exchange']:.0%}",
+            f"{row['per_gpu']:,.0f}", f"{row['mfu']:.0%}", f"{waits['communication']:.0%}",
             f"{waits['host'] + waits['transfers']:.0%}",
         ))  # fmt: skip
     yield ("GPUs", "network of a machine", "what fits", "GiB a GPU", "GiB of a machine's memory", "seconds a step",
-           "tokens/s", "each", "MFU", "waits for the exchange", "for host and copies"), rows
+           "tokens/s", "each", "MFU", "waits for communication", "for host and copies"), rows
 
 
 def _step_of(row: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tightfit import calibration, files
-from tightfit.calibration import FAMILIES, Calibration, CopyRates, Curve, Grid, Link, family_of, load, save
+from tightfit.calibration import FAMILIES, Calibration, CopyRates, Curve, Grid, LinkRates, family_of, load, save
 from tightfit.errors import TightfitError
 
 RATES = tuple(tuple(tuple(10.0 ** (i + 2 * j + 3 * h) for h in range(2)) for j in range(2)) for i in range(2))
@@ -89,7 +89,7 @@ def test_records_of_other_devices_and_threads_lie_beside_it(tmp_path):
 
 def test_what_was_measured_of_the_link_comes_back(tmp_path):
     rates = CopyRates(alone=5e10, both_ways=4e10, beside_matmuls=3e10, pageable=1e10)
-    card = made(device="NVIDIA H100 80GB HBM3", kind="cuda", threads=0, link=Link(to_device=rates, to_host=rates,
+    card = made(device="NVIDIA H100 80GB HBM3", kind="cuda", threads=0, link=LinkRates(to_device=rates, to_host=rates,
                                                                                    matmuls=0.9))
     save(card, tmp_path)
     assert load(card.device, tmp_path) == card

@@ -91,7 +91,7 @@ class CopyRates:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
+class LinkRates:
     """Copies between the host's memory and a GPU's. matmuls: share of their speed that matrix products keep while
     copies go both ways."""
 
@@ -129,7 +129,7 @@ class Calibration:
     attention: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)
     memory: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)
     host: Mapping[str, float] = field(default_factory=dict)
-    link: Link | None = None
+    link: LinkRates | None = None
 
     def attention_rate(self, direction: str, dtype: str, length: float, head: float) -> float | None:
         """Operations a second of fused attention over so many positions with heads of so many features, in float32

@@ -63,8 +63,8 @@ def fitting():
                 tried=1234, predictions=7)
 
 
-COPIES = Copies(bytes_in=60 * GIB, bytes_out=50 * GIB, seconds_in=3.0, seconds_out=2.5, added=1.1, step_seconds=11.0,
-                hidden_from=15)
+COPIES = Copies(bytes_in=60 * GIB, bytes_out=50 * GIB, seconds_in=3.0, seconds_out=2.5, seconds=5.5, added=1.1,
+                step_seconds=11.0, hidden_from=15)
 
 
 def streamed(host_bytes=64 * GIB):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tightfit.backends.pytorch.measure.calibration import measure as measuring
-from tightfit.calibration import Calibration, CopyRates, Curve, Grid, Link, load, processor, torch_version
+from tightfit.calibration import Calibration, CopyRates, Curve, Grid, LinkRates, load, processor, torch_version
 from tightfit.doctor.calibrate import calibrate, calibration_rows
 from tightfit.errors import RecipeError, Refused
 
@@ -38,7 +38,7 @@ def test_each_figure_is_the_best_that_was_measured():
 def test_a_card_of_the_catalogue_is_set_beside_its_data_sheet():
     rows = dict(calibration_rows(made(
         device="NVIDIA L4", kind="cuda", threads=0, matmuls={"bfloat16": grid(60.5e12)},
-        memory={"add": {"float32": Curve((3e8,), (2e-3,))}}, link=Link(
+        memory={"add": {"float32": Curve((3e8,), (2e-3,))}}, link=LinkRates(
             to_device=CopyRates(alone=24e9, both_ways=20e9, beside_matmuls=19.5e9, pageable=9e9),
             to_host=CopyRates(alone=25e9, both_ways=21e9, beside_matmuls=20.5e9, pageable=8e9), matmuls=0.97),
     )))

@@ -8,8 +8,8 @@ from enum import IntEnum
 from typing import Any
 
 from tightfit.planning.allocator.replay import Fits
+from tightfit.planning.timing.communication import Communication
 from tightfit.planning.timing.copies import Copies
-from tightfit.planning.timing.exchange import Exchange
 from tightfit.planning.timing.uncertainty import Work, intervals
 from tightfit.text import size
 from tightfit.trace import UntracedMemory
@@ -112,7 +112,7 @@ class Time:
     work: seconds of the step by what they go to.
     calibrated: whether times come from measurements of the machine at hand; else from the device's data sheet.
     prefill_seconds: of `step_seconds`, how long until the first token; 0 for training.
-    copies: of a step between host and device; None where it makes none. exchange: between processes, likewise.
+    copies: of a step between host and device; None where it makes none. communication: between processes, likewise.
     """
 
     step_seconds: float
@@ -124,7 +124,7 @@ class Time:
     calibrated: bool = False
     prefill_seconds: float = 0.0
     copies: Copies | None = None
-    exchange: Exchange | None = None
+    communication: Communication | None = None
 
     def longer(self, by: float) -> Time:
         """The time of a step in which the device waits so many seconds more for the host."""
@@ -149,7 +149,7 @@ class Time:
         """Plain values, in seconds and shares."""
         first = {"prefill_seconds": self.prefill_seconds} if self.prefill_seconds else {}
         copies = {} if self.copies is None else {"copies": self.copies.to_json()}
-        exchange = {} if self.exchange is None else {"exchange": self.exchange.to_json()}
+        communication = {} if self.communication is None else {"communication": self.communication.to_json()}
         return {
             "step_seconds": self.step_seconds,
             "samples_per_second": self.samples_per_second,
@@ -161,7 +161,7 @@ class Time:
             ),
             **first,
             **copies,
-            **exchange,
+            **communication,
         }
 
 

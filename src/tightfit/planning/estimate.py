@@ -220,7 +220,7 @@ def training_time(trace: Trace, recipe: Recipe, device: Device, tools: Tools) ->
     return Time(
         step_seconds=timed.seconds, samples_per_second=samples, tokens_per_second=samples * tokens,
         mfu=tools.mfu(recipe, device, timed.seconds), calibrated=timed.calibrated, copies=timed.copies,
-        error=speed_error(timed.work, device, timed.calibrated), work=timed.work, exchange=timed.exchange,
+        error=speed_error(timed.work, device, timed.calibrated), work=timed.work, communication=timed.communication,
     ), timed.notes  # fmt: skip
 
 

@@ -54,7 +54,7 @@ class Parallel(Technique):
         """How many processes train a resolved recipe."""
         return 1
 
-    def exchanging_less(self, several: bool) -> list[Self]:
+    def communicating_less(self, several: bool) -> list[Self]:
         """Settings with which processes exchange less, and hold more. several: whether a process has several
         micro-batches in a step."""
         return []
@@ -78,6 +78,20 @@ class NoParallel(Parallel):
 
     def left_open(self, device: Device) -> bool:
         return device.world > 1
+
+
+def undivided_bytes(recipe: Recipe) -> float:
+    """Bytes of weights, gradients and optimizer states for each parameter of a model that is not divided."""
+    return sum(technique.bytes_per_parameter(recipe) for technique in (recipe.precision, recipe.optimizer)
+               if technique != "auto")  # fmt: skip
+
+
+def refuse_whole_updates(recipe: Recipe) -> list[str]:
+    """Reasons why weights in parts cannot be updated by the recipe's optimizer."""
+    if recipe.optimizer == "auto" or recipe.optimizer.updates_parts:
+        return []
+    return [f"optimizer={recipe.optimizer.name} needs more of a weight than one process's part; write optimizer=adamw, "
+            "or parallel=ddp"]
 
 
 @technique
@@ -179,7 +193,7 @@ class Fsdp(ManyProcesses):
     def keeps_parts_on_host(self) -> bool:
         return self.cpu_offload
 
-    def exchanging_less(self, several: bool) -> list[Self]:
+    def communicating_less(self, several: bool) -> list[Self]:
         knobs: list[Mapping[str, Any]] = [{"reshard": False}]
         if several:
             knobs += [{"gradient_sync": "last"}, {"reshard": False, "gradient_sync": "last"}]
@@ -198,17 +212,12 @@ class Fsdp(ManyProcesses):
         return [cls(), cls(cpu_offload=True)]
 
     def bytes_per_parameter(self, recipe: Recipe) -> float:
-        held = (technique.bytes_per_parameter(recipe) for technique in (recipe.precision, recipe.optimizer)
-                if technique != "auto")  # fmt: skip
-        return -sum(held) * (1.0 if self.cpu_offload else 1 - 1 / self.process_count)
+        return -undivided_bytes(recipe) * (1.0 if self.cpu_offload else 1 - 1 / self.process_count)
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        reasons = super().refuse(recipe, device)
-        optimizer, precision, compiled = recipe.optimizer, recipe.precision, recipe.compile
+        reasons = [*super().refuse(recipe, device), *refuse_whole_updates(recipe)]
+        precision, compiled = recipe.precision, recipe.compile
         checkpointing = recipe.checkpointing
-        if optimizer != "auto" and not optimizer.updates_parts:
-            reasons.append(f"optimizer={optimizer.name} needs more of a weight than one process's part; write "
-                           "optimizer=adamw, or parallel=ddp")
         if precision != "auto" and precision.computes_in != precision.activations_in:
             reasons.append(f"precision={precision.name} scales weights by what it sees of them, which would be a part; "
                            "write precision=bf16, or parallel=ddp")
@@ -254,11 +263,9 @@ class Zero(ManyProcesses):
         return self.offload != "none"
 
     def bytes_per_parameter(self, recipe: Recipe) -> float:
-        held = [technique.bytes_per_parameter(recipe) for technique in (recipe.precision, recipe.optimizer)
-                if technique != "auto"]  # fmt: skip
-        whole = WIDE * (3 - self.stage)
-        parts = 0.0 if self.keeps_parts_on_host else (sum(held) + WIDE - whole) / self.process_count
-        return whole + parts - sum(held)
+        held, whole = undivided_bytes(recipe), WIDE * (3 - self.stage)
+        parts = 0.0 if self.keeps_parts_on_host else (held + WIDE - whole) / self.process_count
+        return whole + parts - held
 
     @classmethod
     def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
@@ -269,12 +276,9 @@ class Zero(ManyProcesses):
         return [cls(stage=1), cls(stage=2), cls(stage=3), cls(stage=2, offload="cpu"), cls(stage=3, offload="cpu")]
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        reasons = super().refuse(recipe, device)
-        optimizer, precision, compiled = recipe.optimizer, recipe.precision, recipe.compile
+        reasons = [*super().refuse(recipe, device), *refuse_whole_updates(recipe)]
+        precision, compiled = recipe.precision, recipe.compile
         checkpointing = recipe.checkpointing
-        if optimizer != "auto" and not optimizer.updates_parts:
-            reasons.append(f"optimizer={optimizer.name} needs more of a weight than one process's part; write "
-                           "optimizer=adamw, or parallel=ddp")
         if precision != "auto" and (precision.weight_bytes != 4 or precision.computes_in not in FORMATS):
             reasons.append(f"precision={precision.name} is not one of those that it is held to; write precision=bf16, "
                            "precision=fp32, or parallel=fsdp")

@@ -85,13 +85,13 @@ def test_where_the_hosts_memory_is_too_small_a_drive_is_named_with_its_bytes(two
 def test_a_slow_network_binds():
     slow = planned(Cluster(machines=2, network=1e7), parallel={"name": "ddp", "processes": 2})
     time = slow.chosen.estimate.time
-    assert "exchange" in slow.answers.scaling.bound_by
-    assert time.work[Work.EXCHANGE] > 0.5 * time.step_seconds
-    assert time.exchange.link == "the network"
-    assert time.to_json()["exchange"]["bytes"] == time.exchange.bytes
+    assert "communication" in slow.answers.scaling.bound_by
+    assert time.work[Work.COMMUNICATION] > 0.5 * time.step_seconds
+    assert time.communication.link == "the network"
+    assert time.to_json()["communication"]["bytes"] == time.communication.bytes
 
 
-def test_fsdp_that_waits_for_its_exchange_is_weighed_with_less_of_it():
+def test_fsdp_that_waits_for_communication_is_weighed_with_less_of_it():
     """Several micro-batches over a slow network, of a model of which no two copies fit."""
     slow = Cluster(machines=2, network=1e8)
     whole = planned(slow, micro_batch_size=2, parallel={"name": "ddp", "processes": 2}).chosen.estimate.memory.used

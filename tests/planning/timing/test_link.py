@@ -7,13 +7,13 @@ import pytest
 from tests.planning.ops import GPU
 from tests.planning.timing.test_step_time import recipe
 from tests.planning.timing.test_streams import compute, copy, trace
-from tightfit.calibration import Calibration, CopyRates, Link
+from tightfit.calibration import Calibration, CopyRates, LinkRates
 from tightfit.planning.timing.link import LINK_SHARE, PAGEABLE_SHARE, copy_rate
 from tightfit.planning.timing.step_time import step_time
 from tightfit.trace import Stream
 
 IN, OUT = Stream.COPY_IN, Stream.COPY_OUT
-LINK = Link(to_device=CopyRates(alone=10e9, both_ways=8e9, beside_matmuls=6e9, pageable=2e9),
+LINK = LinkRates(to_device=CopyRates(alone=10e9, both_ways=8e9, beside_matmuls=6e9, pageable=2e9),
             to_host=CopyRates(alone=12e9, both_ways=9e9, beside_matmuls=7e9, pageable=3e9), matmuls=0.8)
 
 

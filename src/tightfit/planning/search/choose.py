@@ -17,7 +17,7 @@ from tightfit.planning.defaults import default_micro_batch
 from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair
 from tightfit.planning.search.forecast import Unknown
-from tightfit.planning.search.more_gpus import evaluate_exchange
+from tightfit.planning.search.more_gpus import evaluate_communication
 from tightfit.planning.search.offloading import evaluate_shares
 from tightfit.planning.search.space import LAST_RESORT, Choice, Level
 
@@ -55,7 +55,7 @@ def explore(exploration: Exploration) -> None:
                 break
         _try_simpler(exploration)
         evaluate_shares(exploration)
-        evaluate_exchange(exploration)
+        evaluate_communication(exploration)
         if exploration.space.recipe.mode == "inference":  # which has few, and all are shown
             exploration.evaluate([(choice, micro) for choice in exploration.considered for micro in exploration.sizes])
     except TraceBudgetExceeded:

@@ -20,7 +20,7 @@ from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration
 from tightfit.planning.search.question import Question
 from tightfit.planning.timing.uncertainty import Work
 from tightfit.recipe import Recipe
-from tightfit.techniques.parallel import Zero
+from tightfit.techniques.parallel import Zero, undivided_bytes
 from tightfit.text import counted, percent, seconds, size
 
 PARALLEL = "parallel"
@@ -28,20 +28,22 @@ BINDS = 0.1
 """Share of a step that the device waits, from which on what it waits for is said to bind it."""
 GATHERED = 0.1
 """Share of all weights, gradients and states that is taken to be there whole at a time, beside a GPU's own part."""
+LARGEST_REST = 20 << 30
+"""Bytes of activations that are counted at most: with more, a smaller micro-batch would be taken. Assumed."""
 
 
-def evaluate_exchange(exploration: Exploration) -> None:
-    """Evaluate the choice with what exchanges less and takes more memory, where it waits for its exchange. Raises
+def evaluate_communication(exploration: Exploration) -> None:
+    """Evaluate the choice with what communicates less and takes more memory, where it waits for that. Raises
     TraceBudgetExceeded."""
     best, fields = exploration.best(), exploration.space.fields
     if best is None or PARALLEL not in fields:
         return
     (choice, micro), at = best, fields.index(PARALLEL)
-    moved, parallel = exploration.found[best].estimate.time.exchange, choice[at]
+    moved, parallel = exploration.found[best].estimate.time.communication, choice[at]
     if moved is None or moved.speed >= 1 - CLOCK_ERROR:
         return
     several = micro < exploration.space.share
-    others = [(*choice[:at], other, *choice[at + 1 :]) for other in parallel.exchanging_less(several)]
+    others = [(*choice[:at], other, *choice[at + 1 :]) for other in parallel.communicating_less(several)]
     exploration.evaluate([(other, micro) for other in others])
 
 
@@ -57,8 +59,8 @@ def scaling(exploration: Exploration, found: Evaluated) -> Scaling | None:
     binds = _binds(recipe, time)
     each = time.throughput / device.world
     said = [f"{device.world:,} GPUs do {time.throughput:,.0f} {time.unit}, {each:,.0f} each; bound by {binds}."]
-    if time.exchange is not None:
-        moved = time.exchange
+    if time.communication is not None:
+        moved = time.communication
         said.append(f"Each sends {size(moved.bytes)} a step, which takes {seconds(moved.seconds)} over {moved.link} "
                     f"and makes the step {seconds(moved.added)} longer: {percent(moved.hidden)} of it is hidden "
                     "behind compute.")
@@ -84,7 +86,7 @@ def _binds(recipe: Recipe, time: Time) -> str:
     """The bottleneck of a step, in a few words."""
     offloads = recipe.parallel.keeps_parts_on_host or recipe.offloaded.uses_host
     host = "what the host computes" if offloads else "launches by the host"
-    waits = {"the exchange between GPUs": Work.EXCHANGE, host: Work.HOST,
+    waits = {"communication between GPUs": Work.COMMUNICATION, host: Work.HOST,
              "copies from and to the host": Work.TRANSFERS}
     text, share = max(((text, time.work.get(work, 0.0) / time.step_seconds) for text, work in waits.items()),
                       key=lambda pair: pair[1])
@@ -127,10 +129,7 @@ def _drive(found: Evaluated, device: Device) -> str:
 
 def _held(found: Evaluated) -> float:
     """Bytes of the whole model's weights, gradients and optimizer states."""
-    recipe = found.recipe
-    each = sum(technique.bytes_per_parameter(recipe) for technique in (recipe.precision, recipe.optimizer)
-               if technique != "auto")  # fmt: skip
-    return each * found.parameters
+    return undivided_bytes(found.recipe) * found.parameters
 
 
 def _whole(found: Evaluated, device: Device) -> str:
@@ -142,7 +141,7 @@ def _enough(exploration: Exploration, found: Evaluated) -> int | None:
     """The power of two of GPUs whose parts would fit, about; None where what is not divided does not."""
     held = _held(found)
     rest = max(found.passes_when_accumulating - found.held, 0) + GATHERED * held
-    room = exploration.usable_bytes(with_margin=True) - min(rest, GATHERED * held + (20 << 30))
+    room = exploration.usable_bytes(with_margin=True) - min(rest, GATHERED * held + LARGEST_REST)
     if room <= 0:
         return None
     count = 2 * exploration.device.world if exploration.device.world > 1 else 2

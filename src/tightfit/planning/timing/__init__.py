@@ -10,6 +10,6 @@ In reading order; the share of its peak that a card sustains is `Card.sustains` 
 | `contractions` | matrix products by their tiles |
 | `link` | rates of copies between host and device, over PCIe |
 | `copies` | time that copies add to a step |
-| `network`, `exchange` | collectives among several devices, and what they add to a step |
+| `network`, `communication` | collectives among several devices, and what they add to a step |
 | `uncertainty` | how far predicted times are off |
 """

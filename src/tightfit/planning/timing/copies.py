@@ -1,10 +1,9 @@
 """Copies of a step between host and device: bytes, the links' time, and how much of it compute hides.
 
-What copies add to a step is its time less that of the same step with copies that take none. Weights, gradients and
-optimizer states are copied once for all micro-batches that go through the blocks together, so that a larger global
-batch adds compute and nothing that the step waits for: what copies add stays about the same, and from some number of
-samples on it no longer matters. `tests/planning/timing/test_copies.py` holds that to predictions of other global
-batches.
+Weights, gradients and optimizer states are copied once for all micro-batches that go through the blocks together, so
+that a larger global batch adds compute and nothing that the step waits for: what copies add stays about the same, and
+from some number of samples on it no longer matters. `tests/planning/timing/test_copies.py` holds that to predictions of
+other global batches.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tightfit.planning.timing.streams import Elapsed, Segment, simulate
+from tightfit.planning.timing.overlap import Overlap, busy_seconds, without
+from tightfit.planning.timing.streams import Elapsed, Segment
 from tightfit.recipe import Recipe
 from tightfit.trace import COPIES, Phase, Stream, Trace
 
@@ -25,11 +25,11 @@ GROWING = (Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Copies:
+class Copies(Overlap):
     """Copies of one step.
 
     bytes_in, bytes_out: to the device and back. seconds_in, seconds_out: of the link in each direction, which go side
-    by side. added: seconds that they make the step longer by. step_seconds: of the step, with them.
+    by side.
     hidden_from: about how many samples a global batch needs for FREE of the speed without copies; None where they are
         hidden already, and where that cannot be told.
     """
@@ -38,19 +38,7 @@ class Copies:
     bytes_out: int
     seconds_in: float
     seconds_out: float
-    added: float
-    step_seconds: float
     hidden_from: int | None = None
-
-    @property
-    def hidden(self) -> float:
-        """Share of the copies' seconds, one after the other, that the step is not made longer by."""
-        return 1 - min(self.added / (self.seconds_in + self.seconds_out), 1.0)
-
-    @property
-    def speed(self) -> float:
-        """Share of the speed of the same step with copies that take no time."""
-        return 1 - self.added / self.step_seconds
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -60,18 +48,15 @@ class Copies:
 
 
 def copies_of(
-    trace: Trace, recipe: Recipe, alone: Sequence[Segment], blocks: Sequence[Segment], found: Elapsed
+    trace: Trace, recipe: Recipe, alone: Sequence[Segment], segments: Sequence[Segment], found: Elapsed
 ) -> Copies | None:
-    """The copies of a step on a GPU; None where it has none. alone: its blocks without what copies and computing cost
-    one another. blocks: with it, as they were simulated; found: so."""
+    """The copies of a step on a GPU; None where it has none. alone: its segments without what copies and computing
+    cost one another. segments: with it, as they were simulated; found: so."""
     moved = {stream: sum(op.bytes_read * times for op, times in trace.step_ops() if op.stream is stream)
              for stream in COPIES}
     if not any(moved.values()):
         return None
-    busy = {stream: sum(piece.work * times for pieces, times in blocks for piece in pieces if piece.stream is stream)
-            for stream in COPIES}
-    free = simulate([([p._replace(work=0.0) if p.stream in COPIES else p for p in pieces], times)
-                     for pieces, times in alone], Stream.COMPUTE)
+    busy, free = {stream: busy_seconds(segments, stream) for stream in COPIES}, without(alone, COPIES)
     added = max(found.seconds - free.seconds, 0.0)
     hidden_from = None
     if added > (1 - FREE) * found.seconds and _stays_the_same(trace, recipe):
@@ -80,7 +65,8 @@ def copies_of(
         hidden_from = math.ceil(recipe.batch_size * needed / growing)
     return Copies(
         bytes_in=moved[Stream.COPY_IN], bytes_out=moved[Stream.COPY_OUT], seconds_in=busy[Stream.COPY_IN],
-        seconds_out=busy[Stream.COPY_OUT], added=added, step_seconds=found.seconds, hidden_from=hidden_from,
+        seconds_out=busy[Stream.COPY_OUT], seconds=sum(busy.values()), added=added, step_seconds=found.seconds,
+        hidden_from=hidden_from,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tightfit.calibration import Calibration, CopyRates, Link
+from tightfit.calibration import Calibration, CopyRates, LinkRates
 from tightfit.devices import Device
 from tightfit.planning.timing.streams import Segment
 from tightfit.trace import COPIES, Stream
@@ -27,15 +27,15 @@ def copy_rate(device: Device, calibration: Calibration | None, stream: Stream, *
     return (device.pcie_bandwidth or UNKNOWN_LINK) * (LINK_SHARE if pinned else PAGEABLE_SHARE)
 
 
-def contended(blocks: Sequence[Segment], link: Link, seconds: float) -> list[Segment]:
+def contended(segments: Sequence[Segment], link: LinkRates, seconds: float) -> list[Segment]:
     """A step's ops with what copies and computing cost one another, each stretched by the share of the step's `seconds`
     that the others are busy."""
     busy = dict.fromkeys(Stream, 0.0)
-    for pieces, times in blocks:
+    for pieces, times in segments:
         for piece in pieces:
             busy[piece.stream] += times * piece.work
     if not any(busy[stream] for stream in COPIES):
-        return list(blocks)
+        return list(segments)
     share = {stream: min(work / seconds, 1.0) for stream, work in busy.items()}
     longer = dict.fromkeys(Stream, 1.0)
     for stream, other in ((Stream.COPY_IN, Stream.COPY_OUT), (Stream.COPY_OUT, Stream.COPY_IN)):
@@ -45,10 +45,10 @@ def contended(blocks: Sequence[Segment], link: Link, seconds: float) -> list[Seg
     copying = sum(share[stream] for stream in COPIES) / len(COPIES)
     longer[Stream.COMPUTE] = _stretch(1 / link.matmuls, copying)
     return [([piece._replace(work=piece.work * longer[piece.stream]) for piece in pieces], times)
-            for pieces, times in blocks]
+            for pieces, times in segments]
 
 
-def _rates(link: Link, stream: Stream) -> CopyRates:
+def _rates(link: LinkRates, stream: Stream) -> CopyRates:
     return link.to_host if stream is Stream.COPY_OUT else link.to_device
 
 

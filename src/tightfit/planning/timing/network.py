@@ -1,4 +1,4 @@
-"""Speed of what processes exchange: over NVLink or PCIe inside a machine, over a network between machines.
+"""Speed of communication among processes: over NVLink or PCIe inside a machine, over a network between machines.
 
 NCCL's rings: every process hands on what it sends to the next one, so that each link carries what one process sends,
 and a machine's network the same. An all-gather and a reduce-scatter take as many hops as there are other processes, an
@@ -30,31 +30,31 @@ HOPS = {"NVLink": 3.4e-6, "PCIe": 5.7e-6}
 FAR_HOP = 14e-6
 
 
-class Link(NamedTuple):
+class RingLink(NamedTuple):
     """The slowest part of a ring: what it is, and bytes a second in one direction."""
 
     name: str
     rate: float
 
 
-def near_link(device: Device) -> Link:
+def near_link(device: Device) -> RingLink:
     """Between the cards of one machine."""
     if device.links_all:
-        return Link("NVLink", device.link_bandwidth * NVLINK_SHARE)
+        return RingLink("NVLink", device.link_bandwidth * NVLINK_SHARE)
     share = PCIE_SHARE if device.peer_to_peer else STAGED_SHARE
-    return Link("PCIe", (device.pcie_bandwidth or UNKNOWN_LINK) * share)
+    return RingLink("PCIe", (device.pcie_bandwidth or UNKNOWN_LINK) * share)
 
 
-def ring_link(device: Device) -> Link:
+def ring_link(device: Device) -> RingLink:
     """The slowest link of a ring over all of the cards."""
-    far = Link("the network", device.network_bandwidth * NETWORK_SHARE)
+    far = RingLink("the network", device.network_bandwidth * NETWORK_SHARE)
     near = near_link(device)
     if device.machines == 1:
         return near
     return far if device.cards == 1 else min(near, far, key=lambda link: link.rate)
 
 
-def exchange_seconds(op: Op, device: Device) -> float:
+def collective_seconds(op: Op, device: Device) -> float:
     """Seconds that a collective among all of the device's cards takes."""
     if device.world == 1:
         return 0.0

@@ -34,7 +34,7 @@ from tightfit.errors import TightfitError
 from tightfit.planning.timing import contractions
 from tightfit.planning.timing.contractions import PLAIN_PROLOGUE, Matmul
 from tightfit.planning.timing.link import copy_rate
-from tightfit.planning.timing.network import exchange_seconds
+from tightfit.planning.timing.network import collective_seconds
 from tightfit.trace import COPIES, FUSED_PREFIX, PAGEABLE, Op, OpClass, Stream
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ def op_seconds(op: Op, device: Device, calibration: Calibration | None = None, *
     if device.kind == "cuda" and op.stream in COPIES:
         return op.bytes_written / copy_rate(device, calibration, op.stream, pinned=not op.name.endswith(PAGEABLE))
     if device.kind == "cuda" and op.stream is Stream.NETWORK and op.op_class is OpClass.COMMUNICATION:
-        return exchange_seconds(op, device)
+        return collective_seconds(op, device)
     if device.kind == "cuda" and op.stream is Stream.HOST:
         return _on_cpu(op, CPU_BANDWIDTH_CORES)
     measured = None if calibration is None else _measured(op, device, calibration, tf32)

@@ -26,8 +26,8 @@ import numpy as np
 from tightfit.calibration import Calibration
 from tightfit.devices import Device
 from tightfit.model_facts import ModelFacts
+from tightfit.planning.timing.communication import Communication, communication_of
 from tightfit.planning.timing.copies import Copies, copies_of
-from tightfit.planning.timing.exchange import Exchange, exchange_of
 from tightfit.planning.timing.link import contended, copy_rate
 from tightfit.planning.timing.op_times import op_seconds
 from tightfit.planning.timing.streams import Elapsed, Piece, Segment, lanes, simulate
@@ -61,7 +61,7 @@ class StepTime:
     forward, recompute, backward, optimizer: the device's time in each, waiting for the host and for copies included.
     data: copying the global batch to the device, and preparing it where nothing hides that. They sum to `seconds`.
     work: seconds of `seconds` by what takes them, without the data's.
-    copies: between host and device; None without. exchange: between processes; None without.
+    copies: between host and device; None without. communication: between processes; None without.
     calibrated: whether this machine's own calibration was used.
     notes: sentences about how sure it is, and what binds it.
     """
@@ -74,7 +74,7 @@ class StepTime:
     data: float = 0.0
     work: Mapping[Work, float] = field(default_factory=dict)
     copies: Copies | None = None
-    exchange: Exchange | None = None
+    communication: Communication | None = None
     calibrated: bool = False
     notes: tuple[str, ...] = ()
 
@@ -87,18 +87,18 @@ def step_time(trace: Trace, recipe: Recipe, device: Device, calibration: Calibra
     """
     main, calibration = _main(device), _own(calibration, device)
     device = _for_all(device, recipe)
-    alone, work = _blocks(trace, recipe, device, calibration)
-    blocks = _together(alone, main, calibration)
-    found = simulate(blocks, main)
-    copies = None if main is Stream.HOST else copies_of(trace, recipe, alone, blocks, found)
-    exchange = None if main is Stream.HOST else exchange_of(trace, device, blocks, found)
-    waited = {Work.TRANSFERS: found.for_streams, Work.EXCHANGE: 0.0}
-    if exchange is not None:
-        waited[Work.EXCHANGE] = min(exchange.added, found.for_streams)
-        waited[Work.TRANSFERS] -= waited[Work.EXCHANGE]
+    alone, work = _segments(trace, recipe, device, calibration)
+    segments = _together(alone, main, calibration)
+    found = simulate(segments, main)
+    copies = None if main is Stream.HOST else copies_of(trace, recipe, alone, segments, found)
+    communication = None if main is Stream.HOST else communication_of(trace, device, segments, found)
+    waited = {Work.TRANSFERS: found.for_streams, Work.COMMUNICATION: 0.0}
+    if communication is not None:
+        waited[Work.COMMUNICATION] = min(communication.added, found.for_streams)
+        waited[Work.TRANSFERS] -= waited[Work.COMMUNICATION]
     return StepTime(
         seconds=found.seconds, **{phase.value: found.by_phase[phase] for phase in (*TIMED_PHASES, Phase.DATA)},
-        work={**work, Work.HOST: found.for_host, **waited}, copies=copies, exchange=exchange,
+        work={**work, Work.HOST: found.for_host, **waited}, copies=copies, communication=communication,
         calibrated=calibration is not None,
         notes=tuple(_notes(device, calibration, recipe, found, waited[Work.TRANSFERS])),
     )  # fmt: skip
@@ -109,8 +109,8 @@ def step_lanes(
 ) -> tuple[Stretch, ...]:
     """When the device computes and copies in that step; arguments as of `step_time`."""
     main, calibration = _main(device), _own(calibration, device)
-    blocks = _blocks(trace, recipe, _for_all(device, recipe), calibration)[0]
-    return lanes(_together(blocks, main, calibration), main)
+    segments = _segments(trace, recipe, _for_all(device, recipe), calibration)[0]
+    return lanes(_together(segments, main, calibration), main)
 
 
 def _for_all(device: Device, recipe: Recipe) -> Device:
@@ -128,14 +128,14 @@ def _own(calibration: Calibration | None, device: Device) -> Calibration | None:
     return calibration if calibration is not None and calibration.kind == device.kind else None
 
 
-def _together(blocks: list[Segment], main: Stream, calibration: Calibration | None) -> list[Segment]:
-    """The blocks with what copies and computing cost one another, where that was measured."""
+def _together(segments: list[Segment], main: Stream, calibration: Calibration | None) -> list[Segment]:
+    """The segments with what copies and computing cost one another, where that was measured."""
     if calibration is None or calibration.link is None:
-        return blocks
-    return contended(blocks, calibration.link, simulate(blocks, main).seconds)
+        return segments
+    return contended(segments, calibration.link, simulate(segments, main).seconds)
 
 
-def _blocks(
+def _segments(
     trace: Trace, recipe: Recipe, device: Device, calibration: Calibration | None
 ) -> tuple[list[Segment], dict[Work, float]]:
     """The step's data and its ops as pieces, in stretches that run so many times each, and the ops' seconds by what
@@ -156,7 +156,7 @@ def _blocks(
         return Piece(issues, op_seconds(op, device, calibration, tf32=recipe.tf32), phase, waits, stream)
 
     known: dict[tuple[object, ...], tuple[Piece, Work]] = {}
-    blocks: list[Segment] = [([_data_piece(recipe, device, calibration)], 1)]
+    segments: list[Segment] = [([_data_piece(recipe, device, calibration)], 1)]
     work = dict.fromkeys(Work, 0.0)
     for times, run in groupby(ops, key=lambda pair: pair[1]):
         pieces = []
@@ -171,8 +171,8 @@ def _blocks(
             if op.after or op.tick in awaited:
                 piece = piece._replace(tick=op.tick, after=op.after)
             pieces.append(piece)
-        blocks.append((pieces, times))
-    return blocks, work
+        segments.append((pieces, times))
+    return segments, work
 
 
 def _host_seconds(recipe: Recipe, device: Device, calibration: Calibration | None) -> dict[str, float]:
@@ -216,6 +216,6 @@ def _notes(
         yield (f"the device waits {100 * for_copies / seconds:.0f} % of the time for copies from and to the host: more "
                "tokens in a step, or less in the host's memory, help")
     if device.kind == "cpu" and recipe.parallel.process_count > 1:
-        yield "parallel: what processes exchange is not in a processor's predicted time"
+        yield "parallel: communication is not in a processor's predicted time"
     if TASKS[recipe.task].reads == "images":
         yield "decoding images is not counted: see the share of a run that is spent waiting for data"

@@ -109,28 +109,28 @@ class _Clocks:
         at[Stream.HOST] = host
 
 
-def lanes(blocks: Sequence[Segment], main: Stream) -> tuple[Stretch, ...]:
+def lanes(segments: Sequence[Segment], main: Stream) -> tuple[Stretch, ...]:
     """When each stream has work in the second of two steps, every block as often as it runs."""
     clocks, log = _Clocks(main), list[Stretch]()
     for _ in range(2):
         begun, log = clocks.at[main], []
         clocks.log = log
         clocks.begin()
-        for pieces, times in blocks:
+        for pieces, times in segments:
             for _ in range(times):
                 clocks.run(pieces, 1, Elapsed())
     shown = (main, *BESIDE)
     return joined(Stretch(s.stream, s.phase, s.begin - begun, s.end - begun) for s in log if s.stream in shown)
 
 
-def simulate(blocks: Sequence[Segment], main: Stream) -> Elapsed:
+def simulate(segments: Sequence[Segment], main: Stream) -> Elapsed:
     """The second of two steps."""
     clocks = _Clocks(main)
     for _ in range(2):
         found = Elapsed()
         beyond = dict.fromkeys(BESIDE, 0.0)
         clocks.begin()
-        for pieces, times in blocks:
+        for pieces, times in segments:
             simulated = min(times, 3)
             for number in range(simulated):
                 weight = times - simulated + 1 if number == simulated - 1 else 1
@@ -140,7 +140,7 @@ def simulate(blocks: Sequence[Segment], main: Stream) -> Elapsed:
                     beyond[stream] += weight * (clocks.at[stream] - before[stream]) - (found.seconds - spent)
     stream, excess = max(beyond.items(), key=lambda pair: pair[1])
     if excess > 0:  # its work piles up from step to step: no step is shorter than that takes
-        last = [piece.phase for pieces, _ in blocks for piece in pieces if piece.stream is stream][-1]
+        last = [piece.phase for pieces, _ in segments for piece in pieces if piece.stream is stream][-1]
         found.by_phase[last] += excess
         found.for_streams += excess
     return found

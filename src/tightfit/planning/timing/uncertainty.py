@@ -33,7 +33,7 @@ class Work(StrEnum):
     FUSED = "compiled and optimizer kernels"
     HOST = "waiting for the host"
     TRANSFERS = "waiting for copies from and to the host"
-    EXCHANGE = "waiting for other processes"
+    COMMUNICATION = "waiting for other processes"
 
 
 CARD_ERROR = {"measured": 0.1, "few": 0.24, "assumed": 0.16}
@@ -41,11 +41,11 @@ CARD_ERROR = {"measured": 0.1, "few": 0.24, "assumed": 0.16}
 UNRECORDED = 0.32
 """Of work that no recording tells of: as much as the worst that is recorded."""
 WORK_ERROR = {Work.TENSOR_CORES: 0.17, Work.PLAIN: 0.05, Work.ATTENTION: 0.08, Work.MEMORY: 0.32,
-              Work.FUSED: UNRECORDED, Work.HOST: UNRECORDED, Work.TRANSFERS: UNRECORDED, Work.EXCHANGE: UNRECORDED}
+              Work.FUSED: UNRECORDED, Work.HOST: UNRECORDED, Work.TRANSFERS: UNRECORDED, Work.COMMUNICATION: UNRECORDED}
 CALIBRATED_ERROR = 0.11
 """Of the work that a calibration measures on the card itself: all but compiled kernels. How far waiting for copies is
 off that it measured is recorded nowhere yet."""
-NOT_CALIBRATED = (Work.FUSED, Work.TRANSFERS, Work.EXCHANGE)
+NOT_CALIBRATED = (Work.FUSED, Work.TRANSFERS, Work.COMMUNICATION)
 PROCESSOR_ERROR = 0.32
 
 
@@ -54,7 +54,7 @@ def work_of(op: Op, device: Device, tf32: bool) -> Work:
     if op.stream in COPIES or op.stream is Stream.HOST:
         return Work.TRANSFERS
     if op.stream is Stream.NETWORK:
-        return Work.EXCHANGE
+        return Work.COMMUNICATION
     if op.name.startswith(FUSED):
         return Work.FUSED
     if not op.flops:

@@ -1,4 +1,4 @@
-"""Measures the copies between the host's memory and a GPU's: what `calibration.Link` keeps.
+"""Measures the copies between the host's memory and a GPU's: what `calibration.LinkRates` keeps.
 
 Copies are made as a step with offloading makes them, by `Transfers`, from and to memory of the same kind. What runs
 beside the measured work begins before it and ends after it, so that a figure holds while all of it is under way. It is
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tightfit.backends.pytorch.techniques.by_block.transfers import StreamEvent, Transfers
-from tightfit.calibration import CopyRates, Link
+from tightfit.calibration import CopyRates, LinkRates
 from tightfit.trace import COPIES, Stream
 
 COPIED_BYTES = 1 << 28
@@ -32,7 +32,7 @@ Work = Callable[[], StreamEvent]
 """Begins one piece of work on its stream; its end."""
 
 
-def measure_link(device: torch.device) -> Link | None:
+def measure_link(device: torch.device) -> LinkRates | None:
     """The copies of a CUDA device; None where its driver locks no memory of the host."""
     transfers = Transfers(device)
     locked = {stream: _copies(transfers, stream) for stream in COPIES}
@@ -48,7 +48,7 @@ def measure_link(device: torch.device) -> Link | None:
 def link_of(
     locked: dict[Stream, Work], pageable: dict[Stream, Work], matmuls: Work, copied: int,
     clock: Callable[[], float] = time.perf_counter,
-) -> Link:
+) -> LinkRates:
     """The figures from pieces of work on the three streams, copies of `copied` bytes and matrix products."""
     seconds = partial(seconds_beside, clock=clock)
 
@@ -59,7 +59,7 @@ def link_of(
             beside_matmuls=copied / seconds(mine, [back, matmuls]), pageable=copied / seconds(pageable[stream]),
         )  # fmt: skip
 
-    return Link(
+    return LinkRates(
         to_device=rates(Stream.COPY_IN, Stream.COPY_OUT), to_host=rates(Stream.COPY_OUT, Stream.COPY_IN),
         matmuls=min(seconds(matmuls) / seconds(matmuls, list(locked.values())), 1.0),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What processes exchange: a ring by hand, and a step that waits for it or does not."""
+"""Communication: a ring by hand, and a step that waits for it or does not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tightfit.planning.timing.network import (
     PCIE_SHARE,
     STAGED_SHARE,
     START,
-    exchange_seconds,
+    collective_seconds,
     ring_link,
 )
 from tightfit.planning.timing.op_times import op_seconds
@@ -31,7 +31,7 @@ TWO = replace(GPU, cards=2, link_bandwidth=1e11)
 H100 = find_device("h100-sxm")
 
 
-def exchange(tick, sent, *after, name="c10d._allgather_base_.default", phase=Phase.FORWARD):
+def communication(tick, sent, *after, name="c10d._allgather_base_.default", phase=Phase.FORWARD):
     return Op(name=name, tick=tick, phase=phase, op_class=OpClass.COMMUNICATION, bytes_read=sent, bytes_written=sent,
               stream=NETWORK, after=after)  # fmt: skip
 
@@ -39,16 +39,16 @@ def exchange(tick, sent, *after, name="c10d._allgather_base_.default", phase=Pha
 def test_a_ring_inside_a_machine():
     eight = replace(H100, cards=8)
     sent = 7 * 10**9
-    assert exchange_seconds(exchange(1, sent), eight) == pytest.approx(
+    assert collective_seconds(communication(1, sent), eight) == pytest.approx(
         START + 7 * HOPS["NVLink"] + sent / (450e9 * NVLINK_SHARE))
-    assert exchange_seconds(exchange(1, sent, name="_c10d_functional.all_reduce"), eight) == pytest.approx(
+    assert collective_seconds(communication(1, sent, name="_c10d_functional.all_reduce"), eight) == pytest.approx(
         START + 2 * 7 * HOPS["NVLink"] + sent / (450e9 * NVLINK_SHARE))
-    assert exchange_seconds(exchange(1, sent), H100) == 0.0  # alone
+    assert collective_seconds(communication(1, sent), H100) == 0.0  # alone
 
 
 def test_a_ring_over_machines_goes_at_the_slower_of_links_and_network():
     slow = replace(H100, cards=8, machines=4, network_bandwidth=12.5e9)
-    assert exchange_seconds(exchange(1, 10**9), slow) == pytest.approx(
+    assert collective_seconds(communication(1, 10**9), slow) == pytest.approx(
         START + 28 * HOPS["NVLink"] + 3 * FAR_HOP + 1e9 / (12.5e9 * NETWORK_SHARE))
     assert ring_link(slow).name == "the network"
     assert ring_link(replace(slow, network_bandwidth=1e12)).name == "NVLink"
@@ -56,9 +56,9 @@ def test_a_ring_over_machines_goes_at_the_slower_of_links_and_network():
 
 def test_many_machines_sum_by_trees_which_have_fewer_hops():
     many = replace(H100, cards=8, machines=128, network_bandwidth=400e9)
-    small = exchange_seconds(exchange(1, 0, name="DistributedDataParallel.all_reduce"), many)
+    small = collective_seconds(communication(1, 0, name="DistributedDataParallel.all_reduce"), many)
     assert small == pytest.approx(START + 2 * (7 * FAR_HOP + 7 * HOPS["NVLink"]))
-    assert small < exchange_seconds(exchange(1, 0), many)  # gathers go in rings
+    assert small < collective_seconds(communication(1, 0), many)  # gathers go in rings
 
 
 @pytest.mark.parametrize(("name", "cards", "link", "share"), [
@@ -71,7 +71,7 @@ def test_cards_meet_over_what_they_have(name, cards, link, share):
     assert ring_link(device) == (link, rate * share)
 
 
-def test_an_exchange_begins_with_the_step_whose_weights_it_gathers():
+def test_communication_begins_with_the_step_whose_weights_it_gathers():
     assert run((NETWORK, 1.0), (COMPUTE, 3.0, 0)).seconds == 4.0
     assert run((COMPUTE, 3.0), (NETWORK, 1.0, 0), (COMPUTE, 3.0)).seconds == 6.0  # summed meanwhile
 
@@ -84,31 +84,31 @@ def both(device, *ops):
     return step_time(trace(*ops), recipe().override(parallel={"name": "ddp", "processes": device.world}), device)
 
 
-def test_an_exchange_that_compute_waits_for_adds_what_it_takes():
-    found = both(TWO, exchange(1, 10**9), compute(2, 85 * 10**9, 1))
-    taken = exchange_seconds(exchange(1, 10**9), TWO)
-    assert found.exchange.bytes == 10**9
-    assert (found.exchange.seconds, found.exchange.added) == pytest.approx((taken, taken), rel=1e-4)
-    assert found.work[Work.EXCHANGE] == pytest.approx(taken, rel=1e-4)
-    assert found.exchange.hidden == pytest.approx(0.0, abs=1e-4)
+def test_communication_that_compute_waits_for_adds_what_it_takes():
+    found = both(TWO, communication(1, 10**9), compute(2, 85 * 10**9, 1))
+    taken = collective_seconds(communication(1, 10**9), TWO)
+    assert found.communication.bytes == 10**9
+    assert (found.communication.seconds, found.communication.added) == pytest.approx((taken, taken), rel=1e-4)
+    assert found.work[Work.COMMUNICATION] == pytest.approx(taken, rel=1e-4)
+    assert found.communication.hidden == pytest.approx(0.0, abs=1e-4)
     assert found.copies is None
 
 
-def test_an_exchange_that_compute_hides_adds_nothing():
+def test_communication_that_compute_hides_adds_nothing():
     work = compute(2, 85 * 10**9)
-    found = both(TWO, compute(1, 1000), exchange(2, 10**9, 1), work)
-    assert op_seconds(work, TWO) > exchange_seconds(exchange(1, 10**9), TWO)
-    assert found.exchange.added == pytest.approx(0.0, abs=1e-9)
-    assert found.exchange.hidden == pytest.approx(1.0)
+    found = both(TWO, compute(1, 1000), communication(2, 10**9, 1), work)
+    assert op_seconds(work, TWO) > collective_seconds(communication(1, 10**9), TWO)
+    assert found.communication.added == pytest.approx(0.0, abs=1e-9)
+    assert found.communication.hidden == pytest.approx(1.0)
 
 
 def test_lanes_show_the_network():
-    ops = trace(exchange(1, 10**9), compute(2, 85 * 10**9, 1))
+    ops = trace(communication(1, 10**9), compute(2, 85 * 10**9, 1))
     lanes = step_lanes(ops, recipe().override(parallel={"name": "ddp", "processes": 2}), TWO)
     network = next(lane for lane in lanes if lane.stream is NETWORK)
-    assert network.end - network.begin == pytest.approx(exchange_seconds(exchange(1, 10**9), TWO))
+    assert network.end - network.begin == pytest.approx(collective_seconds(communication(1, 10**9), TWO))
 
 
-def test_a_recipe_alone_exchanges_nothing():
-    assert step_time(trace(compute(1, 1000)), recipe(), GPU).exchange is None
+def test_a_recipe_alone_communicates_nothing():
+    assert step_time(trace(compute(1, 1000)), recipe(), GPU).communication is None
     assert add().stream is COMPUTE
