@@ -61,7 +61,7 @@ def predict_case(
 def predicted(trace: Trace, case: Case, device: Device, limit: int | None = None) -> dict[str, Any]:
     """The prediction's memory. Raises NoSuchLimit."""
     values: dict[str, Any] = {
-        "unseen": [{"name": u.name, "bytes": u.bytes, "where": u.where} for u in trace.untraced],
+        "untraced": [{"name": u.name, "bytes": u.bytes, "where": u.where} for u in trace.untraced],
         "context": _bytes(trace.untraced, "context"), "categories": categories(trace),
     }
     if device.kind == "cpu":

@@ -37,7 +37,7 @@ compile: "off"
 checkpointing: none
 if_cuda: {batch_size: 6}
 """
-COLUMNS = {"rank", "recipe", "fits", "memory", "time", "calibrated", "unseen", "reasons"}
+COLUMNS = {"rank", "recipe", "fits", "memory", "time", "calibrated", "untraced", "reasons"}
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def test_json_has_the_documented_shape():
     assert [c["rank"] for c in told["candidates"]] == list(range(1, len(plan.candidates) + 1))
     assert {c["fits"] for c in told["candidates"]} == {"yes", "no"}
     for candidate in told["candidates"]:
-        assert list(candidate) == ["rank", "recipe", "fits", "memory", "time", "calibrated", "unseen", "reasons"]
+        assert list(candidate) == ["rank", "recipe", "fits", "memory", "time", "calibrated", "untraced", "reasons"]
         memory = candidate["memory"]
         assert list(memory) == ["peak_reserved", "peak_allocated", "context", "driver", "driver_low", "driver_high",
                                 "host", "by_category"]
@@ -57,8 +57,8 @@ def test_json_has_the_documented_shape():
         assert sum(memory["by_category"].values()) == memory["peak_allocated"]
         assert candidate["calibrated"] is False
         figure = ["name", "bytes", "where", "source", "uncertainty"]
-        assert [list(untraced) for untraced in candidate["unseen"]] == 2 * [figure]
-        assert sum(u["bytes"] for u in candidate["unseen"] if u["where"] == "context") == memory["context"] > 0
+        assert [list(untraced) for untraced in candidate["untraced"]] == 2 * [figure]
+        assert sum(u["bytes"] for u in candidate["untraced"] if u["where"] == "context") == memory["context"] > 0
         assert candidate["reasons"]
         assert Recipe.from_dict(candidate["recipe"]).to_dict() == candidate["recipe"]
 

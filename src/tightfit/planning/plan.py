@@ -61,7 +61,7 @@ class Candidate:
             "memory": self.estimate.memory.to_json(),
             "time": time.to_json(),
             "calibrated": time.calibrated,
-            "unseen": [asdict(figure) for figure in self.estimate.untraced],
+            "untraced": [asdict(figure) for figure in self.estimate.untraced],
             "reasons": list(self.reasons),
         }
 

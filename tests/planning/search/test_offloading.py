@@ -15,9 +15,10 @@ from tightfit.planning.defaults import resolve
 from tightfit.planning.plan import Answers, Plan
 from tightfit.planning.search.comparisons import usual_precision
 from tightfit.planning.search.evaluate import Evaluated
-from tightfit.planning.search.offloading import KINDS, better, experts_stay, marked, with_shares
+from tightfit.planning.search.host_shares import KINDS, with_shares
 from tightfit.planning.search.search import search
 from tightfit.planning.search.space import Space
+from tightfit.planning.search.streamed import better, experts_stay, marked
 from tightfit.recipe import Recipe
 from tightfit.trace import Place
 

@@ -12,7 +12,7 @@ from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.explain import compared, why
 from tightfit.planning.search.exploration import MICRO, Exploration
 from tightfit.planning.search.more_gpus import more_gpus, scaling
-from tightfit.planning.search.offloading import keeps_all
+from tightfit.planning.search.streamed import keeps_all
 from tightfit.planning.search.wording import field_text
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS

@@ -17,8 +17,8 @@ from tightfit.planning.defaults import default_micro_batch
 from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair
 from tightfit.planning.search.forecast import Unknown
+from tightfit.planning.search.host_shares import evaluate_shares
 from tightfit.planning.search.more_gpus import evaluate_communication
-from tightfit.planning.search.offloading import evaluate_shares
 from tightfit.planning.search.space import LAST_RESORT, Choice, Level
 
 FIRST_TRIES = 4

@@ -19,8 +19,8 @@ from tightfit.planning.costs import Memory, Time
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Tools, fit, settings_of, training_time
 from tightfit.planning.search.evaluate import InProcess, Progress
-from tightfit.planning.search.offloading import LEAST_MEMORY, OFFLOADED
 from tightfit.planning.search.pool import Pool
+from tightfit.planning.search.streamed import LEAST_MEMORY, OFFLOADED
 from tightfit.recipe import Recipe
 from tightfit.trace import Trace
 

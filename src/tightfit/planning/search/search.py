@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -35,16 +35,16 @@ from tightfit.planning.search.explain import (
     too_short,
 )
 from tightfit.planning.search.exploration import Exploration
-from tightfit.planning.search.offloading import TRACES as STREAMED_TRACES
-from tightfit.planning.search.offloading import (
+from tightfit.planning.search.pool import Pool
+from tightfit.planning.search.space import Space
+from tightfit.planning.search.streamed import TRACES as STREAMED_TRACES
+from tightfit.planning.search.streamed import (
     experts_stay,
     plan_streamed,
     streams_as_asked,
     with_least_memory,
 )
-from tightfit.planning.search.offloading import notes as offloading_notes
-from tightfit.planning.search.pool import Pool
-from tightfit.planning.search.space import Space
+from tightfit.planning.search.streamed import notes as streamed_notes
 from tightfit.planning.search.wording import choices_text
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target
@@ -108,25 +108,23 @@ def search(
     model that cannot be traced, with what can be said all the same.
     """
     check_length(recipe)
-    tried: list[Plan] = []
-    before, asked = 0, recipe
+    counted, asked = _Counted(), recipe
 
     def plan_of(other: Recipe) -> Plan:  # without a catalogue: which GPU would do resident is another question
-        made = before + sum(other.predictions for other in tried)
-        tried.append(search(other, device, tools, margin=margin, progress=after(made, progress), choice_alone=True,
-                            for_run=for_run, evaluator=evaluator, traces=STREAMED_TRACES))
-        return tried[-1]
+        return counted.add(search(
+            other, device, tools, margin=margin, progress=after(counted.traces, progress), choice_alone=True,
+            for_run=for_run, evaluator=evaluator, traces=STREAMED_TRACES))
 
     if not choice_alone and device.world == 1 and streams_as_asked(recipe):
         streamed = plan_streamed(recipe, device, None, plan_of)
         if streamed is not None:
-            return _with_counts(streamed, tried)
+            return counted.into(streamed)
         recipe = with_least_memory(recipe)  # more does not fit either
-    made = sum(other.predictions for other in tried)
-    exploration = _explored(recipe, device, tools, evaluator or InProcess(tools, margin), after(made, progress),
-                            TRACES if traces is None else traces, choice_alone, for_run)
+    exploration = _explored(
+        recipe, device, tools, evaluator or InProcess(tools, margin), after(counted.traces, progress),
+        TRACES if traces is None else traces, choice_alone, for_run)
     resident = partial(_plan, exploration, recipe, catalogue, margin or Margin(), choice_alone)
-    plan, before = None, exploration.budget.made
+    plan, counted.exploration = None, exploration
     if exploration.best() is not None:
         if not choice_alone:
             evaluate_comparisons(exploration)
@@ -135,21 +133,34 @@ def search(
             return plan
     open_to_it = device.world == 1 and recipe.offload == "auto"
     streamed = plan_streamed(recipe, device, plan, plan_of) if open_to_it else None
-    made = sum(other.predictions for other in tried)
+    exploration.progress = after(counted.traces - exploration.budget.made, progress)
     plan = streamed or plan or resident()
-    exploration.progress = after(made, progress)
     if exploration.best() is None and not choice_alone and (way_out := adapters(exploration)):
         plan = replace(plan, answers=replace(plan.answers, adapters=way_out))
-    return replace(_with_counts(plan, tried, exploration), asked=asked)
+    return replace(counted.into(plan), asked=asked)
 
 
-def _with_counts(plan: Plan, tried: Sequence[Plan], exploration: Exploration | None = None) -> Plan:
-    """The plan with all combinations and traces counted: those of other plans, and of its own exploration."""
-    considered, traces = sum(other.tried for other in tried), sum(other.predictions for other in tried)
-    if exploration is not None:
-        considered += len(exploration.considered) * len(exploration.sizes)
-        traces += exploration.budget.made
-    return replace(plan, tried=considered, predictions=traces)
+@dataclass
+class _Counted:
+    """Combinations and traces of a search: of the plans that it tried, and of its own exploration."""
+
+    tried: list[Plan] = field(default_factory=list)
+    exploration: Exploration | None = None
+
+    def add(self, plan: Plan) -> Plan:
+        self.tried.append(plan)
+        return plan
+
+    @property
+    def traces(self) -> int:
+        made = 0 if self.exploration is None else self.exploration.budget.made
+        return made + sum(plan.predictions for plan in self.tried)
+
+    def into(self, plan: Plan) -> Plan:
+        """The plan with all of them counted."""
+        space = self.exploration
+        considered = 0 if space is None else len(space.considered) * len(space.sizes)
+        return replace(plan, tried=considered + sum(other.tried for other in self.tried), predictions=self.traces)
 
 
 def _explored(
@@ -219,7 +230,7 @@ def _plan(
     if exploration.progress is not None:
         exploration.progress(exploration.budget.made, exploration.budget.made, "done")
     short = too_short(exploration, best) if best is not None else ""
-    offloaded = offloading_notes(exploration, best) if best is not None else []
+    offloaded = streamed_notes(exploration, best) if best is not None else []
     return Plan(
         device=exploration.device, asked=recipe, candidates=candidates,
         chosen=candidates[0] if best is not None else None, answers=answers,

@@ -1,9 +1,8 @@
-"""Search over offloading: shares of blocks kept on the GPU, and streamed recipes where nothing fits without."""
+"""Search over streamed recipes, whose blocks wait in the host's memory, where nothing fits without."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,17 +10,14 @@ from tightfit.backends.measured import ModelSize
 from tightfit.devices import Device
 from tightfit.planning.costs import FitRank
 from tightfit.planning.plan import Candidate, Plan
-from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.exploration import CLOCK_ERROR, MICRO, Exploration, Pair
+from tightfit.planning.search.host_shares import KINDS, OFFLOAD
 from tightfit.planning.search.space import Space, micro_batch_sizes
 from tightfit.planning.search.wording import changing, choices_text
 from tightfit.recipe import Recipe
 from tightfit.techniques import default_for_slot
-from tightfit.techniques.offload import STREAMED, Host, NoOffload, Offload
+from tightfit.techniques.offload import STREAMED, Host, NoOffload
 
-OFFLOAD = "offload"
-KINDS = ("weights", "gradients", "optimizer", "activations")
-"""Kinds of memory that may stay on the device, first what saves most copies for its bytes."""
 OFFLOADED: Mapping[str, Any] = {**dict.fromkeys(KINDS, "auto"), "name": "host"}
 """Blocks in host memory, with shares that the search decides."""
 LEAST_MEMORY: Mapping[str, Any] = {"checkpointing": "every-block", "loss": "chunked", "compile": "off"}
@@ -30,7 +26,7 @@ REFINED: tuple[dict[str, Any], ...] = (
     {"compile": "per-block"}, {"compile": "per-block", "checkpointing": {"name": "selective", "keep": "attention"}},
 )
 """The values tried then, of the fields that are open."""
-HELD = KINDS[:-1]
+HELD_KINDS = KINDS[:-1]
 """Kinds of memory that a smaller micro-batch takes as much of."""
 MOST_TOKENS = 1 << 17
 """Tokens of a micro-batch, at most: larger ones are no faster, and their losses come in many chunks."""
@@ -42,39 +38,6 @@ MILD = (
     "optimizer states wait in the host's memory with results as they always are; allow_numerics=true also considers "
     "8-bit states and 16-bit weights, which may fit without and be faster"
 )
-
-
-def evaluate_shares(exploration: Exploration) -> None:
-    """Evaluate the choice with so much of its blocks on the device as that has room for, where its copies are waited
-    for; where nothing fits, so what lacks host memory alone. Raises TraceBudgetExceeded."""
-    best, at = exploration.best(), _field(exploration)
-    if at is None:
-        return
-    asked = exploration.space.recipe.offload
-    kinds = KINDS if asked == "auto" else asked.open_shares
-    for choice, micro in [best] if best is not None else list(exploration.found):
-        offload = with_shares(exploration.found[choice, micro], kinds)
-        if offload is not None:
-            changed = (*choice[:at], offload, *choice[at + 1 :])
-            exploration.evaluate([(each, micro) for each in exploration.space.by_allocator(changed)])
-
-
-def with_shares(found: Evaluated, kinds: Collection[str]) -> Offload | None:
-    """The offloading of what was evaluated with so much of some kinds on the device as that has room for, weights
-    first. None where host memory suffices and copies are not waited for, and where there is no room."""
-    memory, time, offload = found.estimate.memory, found.estimate.time, found.recipe.offload
-    waits = time.copies is not None and time.copies.speed < 1 - CLOCK_ERROR
-    if offload == "auto" or memory.missing or not (memory.host_missing or waits):
-        return None
-    room, shares, lacking = memory.capacity - memory.margin - memory.peak_reserved, {}, memory.host_missing
-    for kind in (kind for kind in KINDS if kind in kinds):
-        held = memory.host_by_category.get(kind, 0)
-        if held and room > 0:
-            shares[kind] = math.ceil(100 * (1 - min(room / held, 1.0))) / 100
-            moved = round((1 - shares[kind]) * held)
-            room, lacking = room - moved, lacking - moved
-    changed = offload.with_shares(shares)
-    return None if lacking > 0 or changed == offload else changed
 
 
 def plan_streamed(
@@ -152,7 +115,7 @@ def _largest_that_fits(recipe: Recipe, device: Device, plan_of: Callable[[Recipe
                 first, most = found, size / 2  # a smaller micro-batch may leave room
             elif memory.host_missing > memory.host_by_category.get("activations", 0):
                 return first  # which neither a smaller micro-batch nor embeddings there mend
-            elif sum(memory.by_category.get(kind, 0) for kind in HELD) > memory.capacity:
+            elif sum(memory.by_category.get(kind, 0) for kind in HELD_KINDS) > memory.capacity:
                 break  # which no smaller micro-batch mends
             else:
                 most = max(size * min(memory.capacity / max(memory.peak_reserved, 1), 1.0), sizes[0])
@@ -225,9 +188,3 @@ def keeps_all(exploration: Exploration) -> str:
     settings = Host.search_settings(recipe, device) if recipe.mode == "train" and recipe.offload == NoOffload() else []
     possible = [one for one in settings if not recipe.model_copy(update={OFFLOAD: one}).refusals(device)]
     return "offload=none keeps all of the model on the GPU; write offload=auto." if possible else ""
-
-
-def _field(exploration: Exploration) -> int | None:
-    """The position of offloading in a combination; None where no search decides it."""
-    fields = exploration.space.fields
-    return fields.index(OFFLOAD) if OFFLOAD in fields else None
